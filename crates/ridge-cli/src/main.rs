@@ -1,0 +1,3 @@
+//! The `ridge` command.
+
+fn main() {}

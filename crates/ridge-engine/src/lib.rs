@@ -1,0 +1,1 @@
+//! The token loop: sequences, cache blocks, sampling and stopping.

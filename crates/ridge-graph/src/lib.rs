@@ -1,0 +1,1 @@
+//! The one definition of a model: types, formats, ops, gradient, sharding, passes, cost and f64 meaning.

@@ -1,0 +1,1 @@
+//! Model families as graphs, and the reading of published checkpoints.

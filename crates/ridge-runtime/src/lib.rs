@@ -1,0 +1,1 @@
+//! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
