@@ -1,3 +1,143 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
+//!
+//! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels.
+//! A new command is a file, a line in [`COMMANDS`] and nothing else.
 
-fn main() {}
+mod error;
+mod kernels;
+mod tidy;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use error::Error;
+
+/// What a command says about the tree: its report, and whether the tree passed.
+struct Outcome {
+    report: String,
+    passed: bool,
+}
+
+/// A command, with all that the help has to say about it.
+struct Command {
+    name: &'static str,
+    /// One line, for the list of commands.
+    summary: &'static str,
+    /// What `cargo xtask <name> --help` prints.
+    help: &'static str,
+    run: fn(root: &Path) -> Result<Outcome, Error>,
+}
+
+const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = dispatch(&args, repository_root());
+    match result.and_then(|outcome| print(&outcome)) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// The folder that holds `xtask/`, so that commands work from any directory.
+fn repository_root() -> &'static Path {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask)
+}
+
+fn dispatch(args: &[&str], root: &Path) -> Result<Outcome, Error> {
+    let shown = |report: String| {
+        Ok(Outcome {
+            report,
+            passed: true,
+        })
+    };
+    match args {
+        [] | ["help" | "--help" | "-h"] => shown(overview()),
+        ["help", name] | [name, "--help" | "-h"] => shown(find(name)?.help.to_owned()),
+        [name] => (find(name)?.run)(root),
+        [name, extra, ..] => {
+            find(name)?;
+            Err(Error::UnexpectedArgument {
+                command: (*name).to_owned(),
+                argument: (*extra).to_owned(),
+            })
+        }
+    }
+}
+
+fn find(name: &str) -> Result<&'static Command, Error> {
+    COMMANDS
+        .iter()
+        .find(|command| command.name == name)
+        .ok_or_else(|| Error::UnknownCommand {
+            name: name.to_owned(),
+            known: COMMANDS.iter().map(|command| command.name).collect(),
+        })
+}
+
+fn overview() -> String {
+    let mut text =
+        "Checks and chores of the repository.\n\nUsage: cargo xtask <command>\n\nCommands:\n"
+            .to_owned();
+    for command in COMMANDS {
+        text += &format!("  {:<10}{}\n", command.name, command.summary);
+    }
+    text += "  help      Print this text, or with a command's name what that command does\n";
+    text += "\nExit code: 0 when the tree passes, 1 when it does not, 2 when the command could not run.\n";
+    text += "The whole gate (tests, fmt, clippy, doc and these checks) is .ci/run.\n";
+    text
+}
+
+/// Prints the report and hands on whether the tree passed.
+fn print(outcome: &Outcome) -> Result<bool, Error> {
+    std::io::stdout()
+        .write_all(outcome.report.as_bytes())
+        .map_err(Error::Print)?;
+    Ok(outcome.passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error_of(args: &[&str]) -> String {
+        match dispatch(args, repository_root()) {
+            Ok(_) => panic!("{args:?} must be refused"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn help_names_every_command_and_each_command_has_help_of_its_own() {
+        let overview = overview();
+        for command in COMMANDS {
+            assert!(overview.contains(command.name), "{overview}");
+            let by_flag = dispatch(&[command.name, "--help"], repository_root());
+            let by_word = dispatch(&["help", command.name], repository_root());
+            assert_eq!(by_flag.unwrap().report, command.help);
+            assert_eq!(by_word.unwrap().report, command.help);
+        }
+    }
+
+    #[test]
+    fn unknown_command_is_refused_with_the_known_ones() {
+        let message = error_of(&["tidyy"]);
+        assert!(
+            message.contains("tidyy") && message.contains("tidy, kernels"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn argument_that_no_command_takes_is_refused() {
+        let message = error_of(&["tidy", "--fix"]);
+        assert!(message.contains("--fix"), "{message}");
+    }
+}

@@ -1,0 +1,74 @@
+//! What can keep a command from running. Findings about the tree are not errors; they are the command's report.
+
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
+
+#[derive(Debug)]
+pub(crate) enum Error {
+    UnknownCommand {
+        name: String,
+        known: Vec<&'static str>,
+    },
+    UnexpectedArgument {
+        command: String,
+        argument: String,
+    },
+    /// Git could not be started.
+    GitStart(io::Error),
+    /// Git ran and refused; holds what it wrote on stderr.
+    GitRefused(String),
+    Read {
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// GPU kernels are there, and no check that compiles them.
+    KernelsUnchecked(PathBuf),
+    Print(io::Error),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownCommand { name, known } => write!(
+                f,
+                "no command `{name}`; the commands are {}, see `cargo xtask help`",
+                known.join(", ")
+            ),
+            Self::UnexpectedArgument { command, argument } => write!(
+                f,
+                "`{command}` takes no argument `{argument}`; see `cargo xtask {command} --help`"
+            ),
+            Self::GitStart(source) => write!(
+                f,
+                "cannot run git: {source}; tidy asks git which files belong to the repository, so install it"
+            ),
+            Self::GitRefused(stderr) => write!(
+                f,
+                "git ls-files failed: {}; tidy needs a git checkout",
+                stderr.trim()
+            ),
+            Self::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
+            Self::KernelsUnchecked(path) => write!(
+                f,
+                "{} exists, but nothing compiles it yet; write that check in xtask/src/kernels.rs",
+                path.display()
+            ),
+            Self::Print(source) => write!(f, "cannot write the report: {source}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::GitStart(source) | Self::Read { source, .. } | Self::Print(source) => {
+                Some(source)
+            }
+            Self::UnknownCommand { .. }
+            | Self::UnexpectedArgument { .. }
+            | Self::GitRefused(_)
+            | Self::KernelsUnchecked(_) => None,
+        }
+    }
+}

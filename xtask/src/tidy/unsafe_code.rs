@@ -1,0 +1,106 @@
+//! Unsafe code lives in three rooms alone: the two backends, and the memory of the runtime.
+
+use super::Finding;
+use super::rust_text::{RustText, Word, words};
+
+/// Beginnings of paths under which unsafe code may stand.
+const ROOMS: &[&str] = &[
+    "crates/ridge-cpu/",
+    "crates/ridge-cuda/",
+    "crates/ridge-runtime/src/mem",
+];
+
+pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
+    if ROOMS.iter().any(|room| path.starts_with(room)) {
+        return Vec::new();
+    }
+    words(&rust.code)
+        .filter(|word| word.text == "unsafe" || permits_unsafe(word))
+        .map(|Word { text, line, .. }| {
+            let message = format!(
+                "`{text}` outside ridge-cpu, ridge-cuda and ridge-runtime/src/mem*; move it there behind a safe door, or do without"
+            );
+            Finding::failure(path, line, message)
+        })
+        .collect()
+}
+
+/// The lint's name in an attribute that lowers it.
+fn permits_unsafe(word: &Word<'_>) -> bool {
+    if word.text != "unsafe_code" {
+        return false;
+    }
+    let attribute = word
+        .before
+        .rsplit_once('(')
+        .map_or("", |(before, _)| before);
+    let level = words(attribute).last().map_or("", |word| word.text);
+    matches!(level, "allow" | "expect" | "warn")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &str, source: &str) -> Vec<usize> {
+        let findings = check(path, &RustText::split(source));
+        findings.iter().map(|finding| finding.line).collect()
+    }
+
+    #[test]
+    fn unsafe_outside_its_rooms_is_found() {
+        for source in [
+            "\nfn f() { unsafe { g() } }",
+            "\nunsafe fn f() {}",
+            "\nunsafe impl Send for A {}",
+            "\n#[unsafe(no_mangle)]",
+            "\n#![allow(unsafe_code)]",
+            "\n#[expect(unsafe_code, reason = \"r\")]",
+            "#![allow(\nunsafe_code)]",
+        ] {
+            assert_eq!(
+                found("crates/ridge-graph/src/lib.rs", source),
+                [2],
+                "{source}"
+            );
+            assert_eq!(
+                found("crates/ridge-runtime/src/lib.rs", source),
+                [2],
+                "{source}"
+            );
+            assert_eq!(
+                found("crates/ridge-runtime/src/memory.rs", source),
+                [],
+                "{source}"
+            );
+            assert_eq!(
+                found("crates/ridge-cpu/tests/gemm.rs", source),
+                [],
+                "{source}"
+            );
+            assert_eq!(
+                found("crates/ridge-cuda/src/driver.rs", source),
+                [],
+                "{source}"
+            );
+        }
+    }
+
+    #[test]
+    fn word_in_comment_string_or_prohibition_passes() {
+        for source in [
+            "// unsafe",
+            "f(\"unsafe\")",
+            "#![forbid(unsafe_code)]",
+            "#![deny(unsafe_code)]",
+            "#![deny(unsafe_op_in_unsafe_fn)]",
+            "mod unsafe_code;",
+        ] {
+            assert_eq!(
+                found("crates/ridge-graph/src/lib.rs", source),
+                [],
+                "{source}"
+            );
+        }
+    }
+}
