@@ -30,24 +30,16 @@ pub(crate) enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownCommand { name, known } => write!(
-                f,
-                "no command `{name}`; the commands are {}, see `cargo xtask help`",
-                known.join(", ")
-            ),
-            Self::UnexpectedArgument { command, argument } => write!(
-                f,
-                "`{command}` takes no argument `{argument}`; see `cargo xtask {command} --help`"
-            ),
-            Self::GitStart(source) => write!(
-                f,
-                "cannot run git: {source}; tidy asks git which files belong to the repository, so install it"
-            ),
-            Self::GitRefused(stderr) => write!(
-                f,
-                "git ls-files failed: {}; tidy needs a git checkout",
-                stderr.trim()
-            ),
+            Self::UnknownCommand { name, known } => {
+                write!(f, "no command `{name}`; the commands are {}, see `cargo xtask help`", known.join(", "))
+            }
+            Self::UnexpectedArgument { command, argument } => {
+                write!(f, "`{command}` takes no argument `{argument}`; see `cargo xtask {command} --help`")
+            }
+            Self::GitStart(source) => {
+                write!(f, "cannot run git: {source}; tidy asks git which files belong to the repository, so install it")
+            }
+            Self::GitRefused(stderr) => write!(f, "git ls-files failed: {}; tidy needs a git checkout", stderr.trim()),
             Self::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
             Self::KernelsUnchecked(path) => write!(
                 f,
@@ -62,9 +54,7 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::GitStart(source) | Self::Read { source, .. } | Self::Print(source) => {
-                Some(source)
-            }
+            Self::GitStart(source) | Self::Read { source, .. } | Self::Print(source) => Some(source),
             Self::UnknownCommand { .. }
             | Self::UnexpectedArgument { .. }
             | Self::GitRefused(_)

@@ -25,10 +25,7 @@ fn run(root: &Path) -> Result<Outcome, Error> {
     if root.join(KERNELS).exists() {
         return Err(Error::KernelsUnchecked(KERNELS.into()));
     }
-    Ok(Outcome {
-        report: format!("kernels: skipped, {KERNELS} does not exist yet\n"),
-        passed: true,
-    })
+    Ok(Outcome { report: format!("kernels: skipped, {KERNELS} does not exist yet\n"), passed: true })
 }
 
 #[cfg(test)]
@@ -39,10 +36,7 @@ mod tests {
     fn missing_kernels_are_skipped_aloud() {
         let outcome = run(Path::new("no/such/root")).unwrap();
         assert!(outcome.passed);
-        assert_eq!(
-            outcome.report,
-            "kernels: skipped, crates/ridge-cuda/kernels does not exist yet\n"
-        );
+        assert_eq!(outcome.report, "kernels: skipped, crates/ridge-cuda/kernels does not exist yet\n");
     }
 
     #[test]

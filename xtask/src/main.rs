@@ -52,40 +52,27 @@ fn repository_root() -> &'static Path {
 }
 
 fn dispatch(args: &[&str], root: &Path) -> Result<Outcome, Error> {
-    let shown = |report: String| {
-        Ok(Outcome {
-            report,
-            passed: true,
-        })
-    };
+    let shown = |report: String| Ok(Outcome { report, passed: true });
     match args {
         [] | ["help" | "--help" | "-h"] => shown(overview()),
         ["help", name] | [name, "--help" | "-h"] => shown(find(name)?.help.to_owned()),
         [name] => (find(name)?.run)(root),
         [name, extra, ..] => {
             find(name)?;
-            Err(Error::UnexpectedArgument {
-                command: (*name).to_owned(),
-                argument: (*extra).to_owned(),
-            })
+            Err(Error::UnexpectedArgument { command: (*name).to_owned(), argument: (*extra).to_owned() })
         }
     }
 }
 
 fn find(name: &str) -> Result<&'static Command, Error> {
-    COMMANDS
-        .iter()
-        .find(|command| command.name == name)
-        .ok_or_else(|| Error::UnknownCommand {
-            name: name.to_owned(),
-            known: COMMANDS.iter().map(|command| command.name).collect(),
-        })
+    COMMANDS.iter().find(|command| command.name == name).ok_or_else(|| Error::UnknownCommand {
+        name: name.to_owned(),
+        known: COMMANDS.iter().map(|command| command.name).collect(),
+    })
 }
 
 fn overview() -> String {
-    let mut text =
-        "Checks and chores of the repository.\n\nUsage: cargo xtask <command>\n\nCommands:\n"
-            .to_owned();
+    let mut text = "Checks and chores of the repository.\n\nUsage: cargo xtask <command>\n\nCommands:\n".to_owned();
     for command in COMMANDS {
         text += &format!("  {:<10}{}\n", command.name, command.summary);
     }
@@ -97,9 +84,7 @@ fn overview() -> String {
 
 /// Prints the report and hands on whether the tree passed.
 fn print(outcome: &Outcome) -> Result<bool, Error> {
-    std::io::stdout()
-        .write_all(outcome.report.as_bytes())
-        .map_err(Error::Print)?;
+    std::io::stdout().write_all(outcome.report.as_bytes()).map_err(Error::Print)?;
     Ok(outcome.passed)
 }
 
@@ -129,10 +114,7 @@ mod tests {
     #[test]
     fn unknown_command_is_refused_with_the_known_ones() {
         let message = error_of(&["tidyy"]);
-        assert!(
-            message.contains("tidyy") && message.contains("tidy, kernels"),
-            "{message}"
-        );
+        assert!(message.contains("tidyy") && message.contains("tidy, kernels"), "{message}");
     }
 
     #[test]

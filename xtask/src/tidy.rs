@@ -70,29 +70,18 @@ struct Finding {
 
 impl Finding {
     fn failure(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            path: path.to_owned(),
-            line,
-            level: Level::Failure,
-            message: message.into(),
-        }
+        Self { path: path.to_owned(), line, level: Level::Failure, message: message.into() }
     }
 
     fn warning(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self {
-            level: Level::Warning,
-            ..Self::failure(path, line, message)
-        }
+        Self { level: Level::Warning, ..Self::failure(path, line, message) }
     }
 }
 
 fn run(root: &Path) -> Result<Outcome, Error> {
     let files = tree::files_of_the_repository(root)?;
     let places = tree::places(files.iter().map(|file| file.path.as_str()));
-    let mut findings: Vec<Finding> = files
-        .iter()
-        .flat_map(|file| check_file(file, &places))
-        .collect();
+    let mut findings: Vec<Finding> = files.iter().flat_map(|file| check_file(file, &places)).collect();
     findings.sort();
     Ok(report(&findings, files.len()))
 }
@@ -124,29 +113,17 @@ fn check_file(file: &File, places: &BTreeSet<String>) -> Vec<Finding> {
 
 fn report(findings: &[Finding], files: usize) -> Outcome {
     let mut report = String::new();
-    for Finding {
-        path,
-        line,
-        level,
-        message,
-    } in findings
-    {
+    for Finding { path, line, level, message } in findings {
         let mark = match level {
             Level::Failure => "",
             Level::Warning => "warning: ",
         };
         report += &format!("{path}:{line}: {mark}{message}\n");
     }
-    let warnings = findings
-        .iter()
-        .filter(|finding| finding.level == Level::Warning)
-        .count();
+    let warnings = findings.iter().filter(|finding| finding.level == Level::Warning).count();
     let failures = findings.len() - warnings;
     report += &format!("tidy: {files} files, {failures} failures, {warnings} warnings\n");
-    Outcome {
-        report,
-        passed: failures == 0,
-    }
+    Outcome { report, passed: failures == 0 }
 }
 
 #[cfg(test)]
@@ -154,19 +131,12 @@ mod tests {
     use super::*;
 
     fn file(path: &str, text: &str) -> File {
-        File {
-            path: path.to_owned(),
-            bytes: text.len() as u64,
-            text: Some(text.to_owned()),
-        }
+        File { path: path.to_owned(), bytes: text.len() as u64, text: Some(text.to_owned()) }
     }
 
     #[test]
     fn every_rule_for_rust_files_is_applied() {
-        let text = format!(
-            "fn f() {{ unsafe {{ todo!() }} }} \n// {}\nlet \u{e9} = 1;\n",
-            machine_paths::example()
-        );
+        let text = format!("fn f() {{ unsafe {{ todo!() }} }} \n// {}\nlet \u{e9} = 1;\n", machine_paths::example());
         let found = check_file(&file("crates/ridge-hw/src/lib.rs", &text), &BTreeSet::new());
         // Trailing whitespace, a machine's path, no header, a non-ASCII identifier, unsafe, unfinished.
         assert_eq!(found.len(), 6, "{found:#?}");
@@ -193,10 +163,7 @@ mod tests {
 
         let outcome = report(std::slice::from_ref(&warning), 2);
         assert!(outcome.passed);
-        assert_eq!(
-            outcome.report,
-            "b.rs:1: warning: long; split it\ntidy: 2 files, 0 failures, 1 warnings\n"
-        );
+        assert_eq!(outcome.report, "b.rs:1: warning: long; split it\ntidy: 2 files, 0 failures, 1 warnings\n");
 
         let outcome = report(&[failure, warning], 2);
         assert!(!outcome.passed);

@@ -35,17 +35,9 @@ fn check_end(path: &str, text: &str) -> Option<Finding> {
     if text.is_empty() {
         None
     } else if !text.ends_with('\n') {
-        Some(Finding::failure(
-            path,
-            last,
-            "no newline at the end of the file; add one",
-        ))
+        Some(Finding::failure(path, last, "no newline at the end of the file; add one"))
     } else if text == "\n" || text.ends_with("\n\n") {
-        Some(Finding::failure(
-            path,
-            last,
-            "empty lines at the end of the file; leave one newline",
-        ))
+        Some(Finding::failure(path, last, "empty lines at the end of the file; leave one newline"))
     } else {
         None
     }
@@ -75,10 +67,7 @@ mod tests {
     #[track_caller]
     fn assert_one(path: &str, text: &str, line: usize, what: &str) {
         let found = found(path, text);
-        assert!(
-            matches!(found.as_slice(), [(at, message)] if *at == line && message.starts_with(what)),
-            "{found:?}"
-        );
+        assert!(matches!(found.as_slice(), [(at, message)] if *at == line && message.starts_with(what)), "{found:?}");
     }
 
     #[test]
@@ -115,10 +104,7 @@ mod tests {
 
     #[test]
     fn published_models_and_test_data_are_left_alone() {
-        for path in [
-            "models/tiny/config.json",
-            "crates/ridge-models/tests/data/config.json",
-        ] {
+        for path in ["models/tiny/config.json", "crates/ridge-models/tests/data/config.json"] {
             assert_eq!(found(path, "a \r\n\n\n"), []);
         }
     }

@@ -67,8 +67,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
 
 /// A package of ours under another name in the workspace's table would hide an edge from the check of the crates.
 fn check_workspace(path: &str, text: &str, manifest: &DeTable<'_>) -> Vec<Finding> {
-    let Some(table) = get(manifest, &["workspace", "dependencies"]).and_then(DeValue::as_table)
-    else {
+    let Some(table) = get(manifest, &["workspace", "dependencies"]).and_then(DeValue::as_table) else {
         return Vec::new();
     };
     edges_of(text, table)
@@ -107,10 +106,8 @@ fn is_ours(package: &str) -> bool {
 /// Every dependency of a crate, those of one target included.
 fn edges<'t>(text: &str, manifest: &'t DeTable<'_>) -> Vec<Edge<'t>> {
     let targets = get(manifest, &["target"]).and_then(DeValue::as_table);
-    let of_targets = targets
-        .into_iter()
-        .flat_map(|targets| targets.values())
-        .filter_map(|target| target.get_ref().as_table());
+    let of_targets =
+        targets.into_iter().flat_map(|targets| targets.values()).filter_map(|target| target.get_ref().as_table());
     std::iter::once(manifest)
         .chain(of_targets)
         .flat_map(|table| SECTIONS.iter().map(move |section| (table, *section)))
@@ -123,11 +120,7 @@ fn edges_of<'t>(text: &str, dependencies: &'t DeTable<'_>) -> impl Iterator<Item
     dependencies.iter().map(|(key, value)| {
         let alias: &str = key.get_ref();
         let package = value.get_ref().get("package").map(Spanned::get_ref);
-        Edge {
-            to: package.and_then(DeValue::as_str).unwrap_or(alias),
-            alias,
-            line: line_at(text, key.span().start),
-        }
+        Edge { to: package.and_then(DeValue::as_str).unwrap_or(alias), alias, line: line_at(text, key.span().start) }
     })
 }
 
@@ -149,12 +142,7 @@ mod tests {
 
     #[test]
     fn upward_edge_of_any_kind_is_found_on_its_line() {
-        for section in [
-            "dependencies",
-            "build-dependencies",
-            "dev-dependencies",
-            "target.'cfg(unix)'.dependencies",
-        ] {
+        for section in ["dependencies", "build-dependencies", "dev-dependencies", "target.'cfg(unix)'.dependencies"] {
             let rest = format!("[{section}]\nserde = \"1\"\nridge-engine.workspace = true\n");
             let found = of_crate("ridge-graph", &rest);
             assert_eq!(found.len(), 1, "{section}");
@@ -168,8 +156,7 @@ mod tests {
         let rest = "[dependencies]\nengine = { package = \"ridge-engine\", path = \"..\" }\n";
         assert_eq!(of_crate("ridge-graph", rest).len(), 1);
 
-        let root =
-            "[workspace.dependencies]\nengine = { package = \"ridge-engine\", path = \"x\" }\n";
+        let root = "[workspace.dependencies]\nengine = { package = \"ridge-engine\", path = \"x\" }\n";
         assert_eq!(check("Cargo.toml", root).len(), 1);
         let root = "[workspace.dependencies]\nridge-engine = { path = \"x\" }\n";
         assert_eq!(check("Cargo.toml", root), []);

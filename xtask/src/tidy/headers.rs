@@ -9,11 +9,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let first = text.lines().next().unwrap_or_default();
     match first.strip_prefix("//!") {
         Some(says) if !says.trim().is_empty() => Vec::new(),
-        _ => vec![Finding::failure(
-            path,
-            1,
-            "no header; open the file with `//!` and a few words on what lives there",
-        )],
+        _ => vec![Finding::failure(path, 1, "no header; open the file with `//!` and a few words on what lives there")],
     }
 }
 
@@ -33,19 +29,11 @@ mod tests {
 
     #[test]
     fn source_without_a_header_is_found() {
-        for path in [
-            "crates/ridge-hw/src/lib.rs",
-            "crates/ridge-hw/src/sheet/gpu.rs",
-            "xtask/src/main.rs",
-        ] {
+        for path in ["crates/ridge-hw/src/lib.rs", "crates/ridge-hw/src/sheet/gpu.rs", "xtask/src/main.rs"] {
             assert_eq!(check(path, "//! Sheets.\n\nuse a;\n"), []);
             assert_eq!(check(path, "use a;\n").len(), 1, "{path}");
             assert_eq!(check(path, "\n//! Too late.\n").len(), 1, "{path}");
-            assert_eq!(
-                check(path, "//!\n//! Empty first line.\n").len(),
-                1,
-                "{path}"
-            );
+            assert_eq!(check(path, "//!\n//! Empty first line.\n").len(), 1, "{path}");
             assert_eq!(check(path, "").len(), 1, "{path}");
         }
     }

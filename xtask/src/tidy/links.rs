@@ -15,12 +15,10 @@ pub(super) fn check(path: &str, text: &str, places: &BTreeSet<String>) -> Vec<Fi
             let Some(relative) = relative_path(target) else {
                 continue;
             };
-            let leads_somewhere =
-                resolve(folder, relative).is_some_and(|place| places.contains(&place));
+            let leads_somewhere = resolve(folder, relative).is_some_and(|place| places.contains(&place));
             if !leads_somewhere {
-                let message = format!(
-                    "link to `{target}`, which is not in the repository; correct the link or add the file"
-                );
+                let message =
+                    format!("link to `{target}`, which is not in the repository; correct the link or add the file");
                 findings.push(Finding::failure(path, line, message));
             }
         }
@@ -153,14 +151,7 @@ mod tests {
 
     /// The lines with a finding, in `docs/guide.md` of a small repository.
     fn found(text: &str) -> Vec<usize> {
-        let places = [
-            "",
-            "README.md",
-            "docs",
-            "docs/guide.md",
-            "docs/my notes.md",
-            "docs/a_(b).md",
-        ];
+        let places = ["", "README.md", "docs", "docs/guide.md", "docs/my notes.md", "docs/a_(b).md"];
         let places = places.map(str::to_owned).into();
         let findings = check("docs/guide.md", text, &places);
         findings.iter().map(|finding| finding.line).collect()

@@ -3,21 +3,15 @@
 use super::Finding;
 
 /// Folders that only one machine has. Each is written in two parts, or this file would be a finding.
-const FOLDERS: &[&str] = &[
-    concat!("/ho", "me/"),
-    concat!("/ro", "ot/"),
-    concat!("/Us", "ers/"),
-    concat!("/wo", "rk/"),
-];
+const FOLDERS: &[&str] = &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/"), concat!("/wo", "rk/")];
 
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     let lines = text.lines().enumerate();
     lines
         .filter_map(|(index, line)| {
             let folder = FOLDERS.iter().find(|folder| has_absolute(line, folder))?;
-            let message = format!(
-                "absolute path under {folder}; write it relative to the repository, or from ~ or a variable"
-            );
+            let message =
+                format!("absolute path under {folder}; write it relative to the repository, or from ~ or a variable");
             Some(Finding::failure(path, index + 1, message))
         })
         .collect()
@@ -46,13 +40,9 @@ mod tests {
     #[test]
     fn absolute_path_of_a_machine_is_found() {
         for folder in FOLDERS {
-            for (before, after) in [
-                ("", "x/y"),
-                ("see `", "x`"),
-                ("\"", ".cache\""),
-                ("file://", "x"),
-                ("-v cache:", "x"),
-            ] {
+            for (before, after) in
+                [("", "x/y"), ("see `", "x`"), ("\"", ".cache\""), ("file://", "x"), ("-v cache:", "x")]
+            {
                 let text = format!("one\n{before}{folder}{after}\n");
                 let found = check("notes.md", &text);
                 assert_eq!(found.len(), 1, "{text}");

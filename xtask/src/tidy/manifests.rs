@@ -7,10 +7,7 @@ use super::toml_text::{get, parse};
 
 /// Is the path the manifest of a crate of the workspace?
 pub(super) fn is_crate(path: &str) -> bool {
-    matches!(
-        path.split('/').collect::<Vec<_>>().as_slice(),
-        ["crates", _, "Cargo.toml"] | ["xtask", "Cargo.toml"]
-    )
+    matches!(path.split('/').collect::<Vec<_>>().as_slice(), ["crates", _, "Cargo.toml"] | ["xtask", "Cargo.toml"])
 }
 
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
@@ -32,11 +29,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     }
     let description = get(&manifest, &["package", "description"]).and_then(DeValue::as_str);
     if description.is_none_or(|text| text.trim().is_empty()) {
-        findings.push(Finding::failure(
-            path,
-            1,
-            "no description; say in `[package]` in one line what the crate is",
-        ));
+        findings.push(Finding::failure(path, 1, "no description; say in `[package]` in one line what the crate is"));
     }
     findings
 }

@@ -29,10 +29,7 @@ enum Part {
 
 impl RustText {
     pub(super) fn split(source: &str) -> Self {
-        let mut text = Self {
-            code: String::with_capacity(source.len()),
-            comments: String::new(),
-        };
+        let mut text = Self { code: String::with_capacity(source.len()), comments: String::new() };
         let mut rest = source;
         while !rest.is_empty() {
             let (part, length) = next_piece(rest, &text.code);
@@ -97,17 +94,13 @@ fn block_comment(rest: &str) -> usize {
 
 /// Length of a raw string (`r"..."`, `r#"..."#`, `br"..."`, `cr"..."`), if the text begins with one.
 fn raw_string(rest: &str) -> Option<usize> {
-    let after_prefix = ["r", "br", "cr"]
-        .iter()
-        .find_map(|prefix| rest.strip_prefix(prefix))?;
+    let after_prefix = ["r", "br", "cr"].iter().find_map(|prefix| rest.strip_prefix(prefix))?;
     let content = after_prefix.trim_start_matches('#');
     let hashes = &after_prefix[..after_prefix.len() - content.len()];
     let content = content.strip_prefix('"')?;
     let start = rest.len() - content.len();
     let end = format!("\"{hashes}");
-    let length = content
-        .find(&end)
-        .map_or(content.len(), |at| at + end.len());
+    let length = content.find(&end).map_or(content.len(), |at| at + end.len());
     Some(start + length)
 }
 
@@ -144,12 +137,7 @@ pub(super) fn words(text: &str) -> impl Iterator<Item = Word<'_>> {
         let word = text[start..].split(|c| !is_word_char(c)).next()?;
         line += text[at..start].matches('\n').count();
         at = start + word.len();
-        Some(Word {
-            text: word,
-            line,
-            before: &text[..start],
-            after: &text[at..],
-        })
+        Some(Word { text: word, line, before: &text[..start], after: &text[at..] })
     })
 }
 
@@ -175,19 +163,11 @@ mod tests {
 
     #[test]
     fn strings_are_neither_code_nor_comment() {
-        for string in [
-            r#""x // \" y""#,
-            r##"r"x \""##,
-            r###"r#"x " y"#"###,
-            r#"b"x""#,
-            r###"br#"x"#"###,
-            "\"two\nlines\"",
-        ] {
+        for string in
+            [r#""x // \" y""#, r##"r"x \""##, r###"r#"x " y"#"###, r#"b"x""#, r###"br#"x"#"###, "\"two\nlines\""]
+        {
             let source = format!("a({string})z");
-            let words: Vec<_> = code(&source)
-                .split(['(', ')', ' '])
-                .map(str::to_owned)
-                .collect();
+            let words: Vec<_> = code(&source).split(['(', ')', ' ']).map(str::to_owned).collect();
             assert_eq!(words.first().unwrap(), "a", "{source}");
             assert_eq!(words.last().unwrap(), "z", "{source}");
             assert!(!code(&source).contains(['x', 'y', 't']), "{source}");
@@ -227,9 +207,7 @@ mod tests {
 
     #[test]
     fn words_are_whole() {
-        let found: Vec<_> = words("a_1 b\nc!d")
-            .map(|word| (word.text, word.line))
-            .collect();
+        let found: Vec<_> = words("a_1 b\nc!d").map(|word| (word.text, word.line)).collect();
         assert_eq!(found, [("a_1", 1), ("b", 1), ("c", 2), ("d", 2)]);
         let c = words("a(c)").nth(1).unwrap();
         assert_eq!((c.before, c.after), ("a(", ")"));

@@ -15,9 +15,7 @@ pub(super) fn check_lines(path: &str, text: &str) -> Vec<Finding> {
         let message = format!("{lines} lines, the limit is {MAX_LINES}; split it by subject");
         vec![Finding::failure(path, 1, message)]
     } else if lines > LONG_LINES {
-        let message = format!(
-            "{lines} lines, past {LONG_LINES} it is probably two files; split it by subject"
-        );
+        let message = format!("{lines} lines, past {LONG_LINES} it is probably two files; split it by subject");
         vec![Finding::warning(path, 1, message)]
     } else {
         Vec::new()

@@ -30,10 +30,7 @@ pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, Error> {
     }
     let listing = String::from_utf8_lossy(&output.stdout);
     // A file in conflict is listed once for each of its versions.
-    let paths: BTreeSet<&str> = listing
-        .split('\0')
-        .filter(|path| !path.is_empty())
-        .collect();
+    let paths: BTreeSet<&str> = listing.split('\0').filter(|path| !path.is_empty()).collect();
     let mut files = Vec::with_capacity(paths.len());
     for path in paths {
         files.extend(read(root, path)?);
@@ -44,10 +41,7 @@ pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, Error> {
 /// None for what is tracked but deleted in the working tree, and for what is no regular file (symbolic links).
 fn read(root: &Path, path: &str) -> Result<Option<File>, Error> {
     let place = root.join(path);
-    let failed = |source| Error::Read {
-        path: path.into(),
-        source,
-    };
+    let failed = |source| Error::Read { path: path.into(), source };
     let metadata = match place.symlink_metadata() {
         Ok(metadata) if metadata.is_file() => metadata,
         Ok(_) => return Ok(None),
@@ -55,23 +49,13 @@ fn read(root: &Path, path: &str) -> Result<Option<File>, Error> {
         Err(error) => return Err(failed(error)),
     };
     let bytes = metadata.len();
-    let text = if bytes > size::MAX_BYTES {
-        None
-    } else {
-        text_of(std::fs::read(&place).map_err(failed)?)
-    };
-    Ok(Some(File {
-        path: path.to_owned(),
-        bytes,
-        text,
-    }))
+    let text = if bytes > size::MAX_BYTES { None } else { text_of(std::fs::read(&place).map_err(failed)?) };
+    Ok(Some(File { path: path.to_owned(), bytes, text }))
 }
 
 /// The text of a file, or None when it is binary: a NUL byte, or no UTF-8.
 fn text_of(content: Vec<u8>) -> Option<String> {
-    String::from_utf8(content)
-        .ok()
-        .filter(|text| !text.contains('\0'))
+    String::from_utf8(content).ok().filter(|text| !text.contains('\0'))
 }
 
 /// The files and the folders above them, without a slash at the end; the root is the empty string.
@@ -92,10 +76,7 @@ mod tests {
     #[test]
     fn listing_holds_this_file_and_nothing_that_git_ignores() {
         let files = files_of_the_repository(crate::repository_root()).unwrap();
-        let this = files
-            .iter()
-            .find(|file| file.path == "xtask/src/tidy/tree.rs")
-            .unwrap();
+        let this = files.iter().find(|file| file.path == "xtask/src/tidy/tree.rs").unwrap();
         assert_eq!(this.text.as_ref().unwrap().len() as u64, this.bytes);
         assert!(!files.iter().any(|file| file.path.starts_with("target/")));
     }

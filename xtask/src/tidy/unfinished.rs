@@ -9,10 +9,7 @@ const NOTES: &[&str] = &["TODO", "FIXME", "XXX"];
 pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
     let in_code = words(&rust.code).filter_map(|word| Some((word.line, wrong_in_code(&word)?)));
     let in_comments = words(&rust.comments).filter_map(|word| Some((word.line, note(&word)?)));
-    in_code
-        .chain(in_comments)
-        .map(|(line, message)| Finding::failure(path, line, message))
-        .collect()
+    in_code.chain(in_comments).map(|(line, message)| Finding::failure(path, line, message)).collect()
 }
 
 fn wrong_in_code(word: &Word<'_>) -> Option<String> {
@@ -23,29 +20,19 @@ fn wrong_in_code(word: &Word<'_>) -> Option<String> {
         ));
     }
     if word.text == "ignore" && is_bare_ignore(word) {
-        return Some(
-            "test ignored without a reason; give it one, `#[ignore = \"...\"]`, or let it run"
-                .to_owned(),
-        );
+        return Some("test ignored without a reason; give it one, `#[ignore = \"...\"]`, or let it run".to_owned());
     }
     note(word)
 }
 
 fn is_placeholder(word: &Word<'_>) -> bool {
     PLACEHOLDERS.contains(&word.text)
-        && word
-            .after
-            .trim_start()
-            .strip_prefix('!')
-            .is_some_and(|rest| rest.trim_start().starts_with(['(', '[', '{']))
+        && word.after.trim_start().strip_prefix('!').is_some_and(|rest| rest.trim_start().starts_with(['(', '[', '{']))
 }
 
 fn note(word: &Word<'_>) -> Option<String> {
     NOTES.contains(&word.text).then(|| {
-        format!(
-            "`{}` is a note to self; do it now, or open an issue and say in the code what is so and why",
-            word.text
-        )
+        format!("`{}` is a note to self; do it now, or open an issue and say in the code what is so and why", word.text)
     })
 }
 
@@ -59,10 +46,7 @@ fn is_bare_ignore(word: &Word<'_>) -> bool {
     let (is_attribute, close) = if attribute.is_empty() {
         (true, ']')
     } else {
-        (
-            attribute.starts_with("cfg_attr(") && attribute.ends_with(','),
-            ')',
-        )
+        (attribute.starts_with("cfg_attr(") && attribute.ends_with(','), ')')
     };
     is_attribute && (after.starts_with(close) || after.starts_with(','))
 }
@@ -78,34 +62,17 @@ mod tests {
 
     #[test]
     fn placeholder_macros_are_found() {
-        for source in [
-            "\ntodo!()",
-            "\nunimplemented!(\"later\")",
-            "\ndbg![x]",
-            "\ndbg ! {x}",
-        ] {
+        for source in ["\ntodo!()", "\nunimplemented!(\"later\")", "\ndbg![x]", "\ndbg ! {x}"] {
             assert_eq!(found(source), [2], "{source}");
         }
-        for source in [
-            "todo != other",
-            "todo(x)",
-            "\"todo!()\"",
-            "// was dbg!(x)",
-            "my_todo!()",
-        ] {
+        for source in ["todo != other", "todo(x)", "\"todo!()\"", "// was dbg!(x)", "my_todo!()"] {
             assert_eq!(found(source), [], "{source}");
         }
     }
 
     #[test]
     fn notes_to_self_are_found() {
-        for source in [
-            "\n// TODO: later",
-            "\n/// FIXME",
-            "\n/* XXX */",
-            "\nx // TODO(name)",
-            "\nconst TODO: u8 = 0;",
-        ] {
+        for source in ["\n// TODO: later", "\n/// FIXME", "\n/* XXX */", "\nx // TODO(name)", "\nconst TODO: u8 = 0;"] {
             assert_eq!(found(source), [2], "{source}");
         }
         for source in ["\"TODO\"", "// U+XXXX", "// CU_XXX_1"] {
@@ -115,11 +82,7 @@ mod tests {
 
     #[test]
     fn ignored_test_without_a_reason_is_found() {
-        for source in [
-            "\n#[ignore]",
-            "\n#[ ignore ]",
-            "\n#[cfg_attr(miri, ignore)]",
-        ] {
+        for source in ["\n#[ignore]", "\n#[ ignore ]", "\n#[cfg_attr(miri, ignore)]"] {
             assert_eq!(found(source), [2], "{source}");
         }
         for source in [

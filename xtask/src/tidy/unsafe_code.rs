@@ -4,11 +4,7 @@ use super::Finding;
 use super::rust_text::{RustText, Word, words};
 
 /// Beginnings of paths under which unsafe code may stand.
-const ROOMS: &[&str] = &[
-    "crates/ridge-cpu/",
-    "crates/ridge-cuda/",
-    "crates/ridge-runtime/src/mem",
-];
+const ROOMS: &[&str] = &["crates/ridge-cpu/", "crates/ridge-cuda/", "crates/ridge-runtime/src/mem"];
 
 pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
     if ROOMS.iter().any(|room| path.starts_with(room)) {
@@ -30,10 +26,7 @@ fn permits_unsafe(word: &Word<'_>) -> bool {
     if word.text != "unsafe_code" {
         return false;
     }
-    let attribute = word
-        .before
-        .rsplit_once('(')
-        .map_or("", |(before, _)| before);
+    let attribute = word.before.rsplit_once('(').map_or("", |(before, _)| before);
     let level = words(attribute).last().map_or("", |word| word.text);
     matches!(level, "allow" | "expect" | "warn")
 }
@@ -58,31 +51,11 @@ mod tests {
             "\n#[expect(unsafe_code, reason = \"r\")]",
             "#![allow(\nunsafe_code)]",
         ] {
-            assert_eq!(
-                found("crates/ridge-graph/src/lib.rs", source),
-                [2],
-                "{source}"
-            );
-            assert_eq!(
-                found("crates/ridge-runtime/src/lib.rs", source),
-                [2],
-                "{source}"
-            );
-            assert_eq!(
-                found("crates/ridge-runtime/src/memory.rs", source),
-                [],
-                "{source}"
-            );
-            assert_eq!(
-                found("crates/ridge-cpu/tests/gemm.rs", source),
-                [],
-                "{source}"
-            );
-            assert_eq!(
-                found("crates/ridge-cuda/src/driver.rs", source),
-                [],
-                "{source}"
-            );
+            assert_eq!(found("crates/ridge-graph/src/lib.rs", source), [2], "{source}");
+            assert_eq!(found("crates/ridge-runtime/src/lib.rs", source), [2], "{source}");
+            assert_eq!(found("crates/ridge-runtime/src/memory.rs", source), [], "{source}");
+            assert_eq!(found("crates/ridge-cpu/tests/gemm.rs", source), [], "{source}");
+            assert_eq!(found("crates/ridge-cuda/src/driver.rs", source), [], "{source}");
         }
     }
 
@@ -96,11 +69,7 @@ mod tests {
             "#![deny(unsafe_op_in_unsafe_fn)]",
             "mod unsafe_code;",
         ] {
-            assert_eq!(
-                found("crates/ridge-graph/src/lib.rs", source),
-                [],
-                "{source}"
-            );
+            assert_eq!(found("crates/ridge-graph/src/lib.rs", source), [], "{source}");
         }
     }
 }
