@@ -78,10 +78,7 @@ impl DType {
 
     /// Is this a floating-point type?
     pub const fn is_float(self) -> bool {
-        matches!(
-            self,
-            Self::F32 | Self::BF16 | Self::F16 | Self::F8E4M3 | Self::F8E5M2
-        )
+        matches!(self, Self::F32 | Self::BF16 | Self::F16 | Self::F8E4M3 | Self::F8E5M2)
     }
 
     /// Is this an integer type? `Bool` is not.
@@ -184,11 +181,8 @@ fn small_float(byte: u8, mantissa_bits: u32, bias: i32) -> f64 {
     let scale = f64::from(1u32 << mantissa_bits);
     let mantissa = f64::from(byte & ((1 << mantissa_bits) - 1)) / scale;
     let exponent = i32::from((byte & 0x7f) >> mantissa_bits);
-    let magnitude = if exponent == 0 {
-        mantissa * 2f64.powi(1 - bias)
-    } else {
-        (1.0 + mantissa) * 2f64.powi(exponent - bias)
-    };
+    let magnitude =
+        if exponent == 0 { mantissa * 2f64.powi(1 - bias) } else { (1.0 + mantissa) * 2f64.powi(exponent - bias) };
     if byte & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
@@ -209,11 +203,8 @@ fn encode_small(value: f64, mantissa_bits: i32, bias: i32, largest: u8, overflow
     }
     let magnitude = value.abs();
     // The exponent of the binade, held at the smallest normal one so that subnormals share its quantum.
-    let exponent = if magnitude == 0.0 {
-        1 - bias
-    } else {
-        (((magnitude.to_bits() >> 52) as i32) - 1023).clamp(1 - bias, 64)
-    };
+    let exponent =
+        if magnitude == 0.0 { 1 - bias } else { (((magnitude.to_bits() >> 52) as i32) - 1023).clamp(1 - bias, 64) };
     let quanta = (magnitude / 2f64.powi(exponent - mantissa_bits)).round_ties_even();
     // `quanta` counts steps of the binade; adding the exponent field's offset carries into it when it rounds up.
     let code = quanta + f64::from((exponent - (1 - bias)) << mantissa_bits);
@@ -240,10 +231,7 @@ mod tests {
 
     #[test]
     fn rounding_to_8_bits_goes_to_the_nearest_and_ties_to_even() {
-        for (dtype, decode) in [
-            (DType::F8E4M3, f8e4m3_to_f64 as fn(u8) -> f64),
-            (DType::F8E5M2, f8e5m2_to_f64),
-        ] {
+        for (dtype, decode) in [(DType::F8E4M3, f8e4m3_to_f64 as fn(u8) -> f64), (DType::F8E5M2, f8e5m2_to_f64)] {
             let mut all: Vec<(f64, u8)> = (0..0x7f).map(|b| (decode(b), b)).collect();
             all.retain(|(v, _)| v.is_finite());
             for pair in all.windows(2) {

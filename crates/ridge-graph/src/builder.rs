@@ -1,0 +1,366 @@
+//! Builds graphs. Every method checks its inputs and names op, types and scope when they do not fit.
+//!
+//! A model is written with `scoped`, `function` and `call`; weights, states and step inputs are asked for by name
+//! where they are used, and the builder carries them through calls: a function that asks for the weight
+//! `q_proj.weight` inside scope `self_attn`, called within scope `model.layers.3`, makes the main function take the
+//! weight `model.layers.3.self_attn.q_proj.weight`. `builder/prims.rs` has a method for each primitive; each file of
+//! `ops/` adds the method of its op.
+
+mod prims;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::error::{GraphError, Result, place};
+use crate::graph::{Arg, FuncId, Function, Graph, Node, Op, Output, Role, Var};
+use crate::op::{Composite, CompositeRef};
+use crate::prim::Prim;
+use crate::types::Type;
+
+/// A function being built.
+#[derive(Debug, Default)]
+struct Open {
+    function: Function,
+    scope: String,
+    /// Versions of states that have been replaced.
+    stale: HashSet<Var>,
+    /// The last version of each state argument, by argument index.
+    states: Vec<(usize, Var)>,
+}
+
+/// Builds a [`Graph`]; see the module's description.
+#[derive(Debug)]
+pub struct Builder {
+    functions: Vec<Function>,
+    open: Vec<Open>,
+    owners: u32,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Builder {
+    /// Starts a graph whose main function is called `main`.
+    pub fn new() -> Self {
+        Self::resume(Vec::new(), "main")
+    }
+
+    /// Goes on with functions built before; the function now open is called `name`.
+    pub(crate) fn resume(functions: Vec<Function>, name: &str) -> Self {
+        let owners = functions.iter().map(|f| f.owner).max().unwrap_or(0);
+        let mut builder = Self { functions, open: Vec::new(), owners };
+        builder.begin(name);
+        builder
+    }
+
+    pub(crate) fn begin(&mut self, name: &str) {
+        self.owners += 1;
+        let function = Function { name: name.into(), owner: self.owners, ..Function::default() };
+        self.open.push(Open { function, ..Open::default() });
+    }
+
+    fn top(&self) -> &Open {
+        self.open.last().expect("the main function is open until finish")
+    }
+
+    fn top_mut(&mut self) -> &mut Open {
+        self.open.last_mut().expect("the main function is open until finish")
+    }
+
+    /// The scope that the next op will have.
+    pub fn scope(&self) -> &str {
+        &self.top().scope
+    }
+
+    /// Runs `build` with `name` added to the scope; weights and states asked for inside get it as a prefix.
+    pub fn scoped<T>(&mut self, name: &str, build: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.top().scope.clone();
+        self.top_mut().scope = join(&outer, name);
+        let result = build(self);
+        self.top_mut().scope = outer;
+        result
+    }
+
+    pub(crate) fn set_scope(&mut self, scope: &str) {
+        scope.clone_into(&mut self.top_mut().scope);
+    }
+
+    /// Adds an ordinary argument.
+    pub fn arg(&mut self, name: &str, ty: Type) -> Var {
+        self.push_arg(Arg { name: name.into(), ty, role: Role::Data })
+    }
+
+    /// The parameter `name` within the scope; asked for twice, it is the same value.
+    ///
+    /// # Errors
+    /// When it was asked for with another type, or its format does not fit its shape.
+    pub fn weight(&mut self, name: &str, ty: Type) -> Result<Var> {
+        let full = join(self.scope(), name);
+        if let Some(format) = &ty.format {
+            format.check(&ty.shape).map_err(|why| GraphError::usage(&full, why))?;
+        }
+        self.named_arg(&full, ty, Role::Weight)
+    }
+
+    /// The latest version of the state `name` within the scope.
+    ///
+    /// # Errors
+    /// When it was asked for with another type.
+    pub fn state(&mut self, name: &str, ty: Type) -> Result<Var> {
+        let full = join(self.scope(), name);
+        let var = self.named_arg(&full, Type { state: true, ..ty }, Role::State)?;
+        let arg = var.index();
+        let index = self.arg_of_node(arg);
+        Ok(self.top().states.iter().find(|(a, _)| *a == index).map_or(var, |(_, latest)| *latest))
+    }
+
+    /// The step input `name`, one for the whole graph whatever the scope.
+    ///
+    /// # Errors
+    /// When it was asked for with another type.
+    pub fn step_input(&mut self, name: &str, ty: Type) -> Result<Var> {
+        self.named_arg(name, ty, Role::StepInput)
+    }
+
+    fn named_arg(&mut self, name: &str, ty: Type, role: Role) -> Result<Var> {
+        let known = self.top().function.args.iter().find(|a| a.role == role && &*a.name == name);
+        if let Some(known) = known {
+            if known.ty != ty {
+                return Err(GraphError::usage(
+                    name,
+                    format!("asked for as {ty}, but it is {} elsewhere in the graph", known.ty),
+                ));
+            }
+            let function = &self.top().function;
+            let index = function.args.iter().position(|a| a.role == role && &*a.name == name);
+            let node = function.nodes.iter().position(|n| matches!(n.op, Op::Arg(i) if Some(i) == index));
+            return Ok(function.var(node.unwrap_or_default(), 0));
+        }
+        Ok(self.push_arg(Arg { name: name.into(), ty, role }))
+    }
+
+    pub(crate) fn push_arg(&mut self, arg: Arg) -> Var {
+        let open = self.top_mut();
+        let index = open.function.args.len();
+        let node = Node {
+            op: Op::Arg(index),
+            inputs: Vec::new(),
+            outputs: vec![arg.ty.clone()],
+            scope: open.scope.as_str().into(),
+        };
+        let is_state = arg.role == Role::State;
+        open.function.args.push(arg);
+        open.function.nodes.push(node);
+        let var = open.function.var(open.function.nodes.len() - 1, 0);
+        if is_state {
+            open.states.push((index, var));
+        }
+        var
+    }
+
+    fn arg_of_node(&self, node: usize) -> usize {
+        match self.top().function.nodes[node].op {
+            Op::Arg(index) => index,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Type of a value of the function being built.
+    ///
+    /// # Errors
+    /// When the value belongs to another function.
+    pub fn ty(&self, var: Var) -> Result<&Type> {
+        let function = &self.top().function;
+        if var.owner != function.owner || var.index() >= function.nodes.len() {
+            return Err(GraphError::usage(
+                self.scope(),
+                format!("{var:?} is a value of another function; pass it as an argument"),
+            ));
+        }
+        Ok(function.ty(var))
+    }
+
+    /// Builds a function that can be called from the function now open.
+    ///
+    /// # Errors
+    /// Those of `build`.
+    pub fn function(&mut self, name: &str, build: impl FnOnce(&mut Self) -> Result<Vec<Var>>) -> Result<FuncId> {
+        self.begin(name);
+        let built = build(self).and_then(|outputs| {
+            for var in &outputs {
+                self.ty(*var)?;
+            }
+            Ok(outputs)
+        });
+        let open = self.open.pop().expect("begun above");
+        let named = built?.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();
+        Ok(self.seal(open, named))
+    }
+
+    fn seal(&mut self, mut open: Open, outputs: Vec<(String, Var)>) -> FuncId {
+        let data = outputs.into_iter().map(|(name, var)| Output { name: name.as_str().into(), var, role: Role::Data });
+        let states = open.states.iter().map(|(arg, var)| Output {
+            name: Arc::clone(&open.function.args[*arg].name),
+            var: *var,
+            role: Role::State,
+        });
+        open.function.outputs = data.chain(states).collect();
+        self.functions.push(open.function);
+        FuncId(self.functions.len() as u32 - 1)
+    }
+
+    /// Closes the function opened by `begin` with outputs as they are, states not added.
+    pub(crate) fn end(&mut self, outputs: Vec<Output>) -> Function {
+        let mut open = self.open.pop().expect("begun before");
+        open.function.outputs = outputs;
+        open.function
+    }
+
+    pub(crate) fn into_functions(self) -> Vec<Function> {
+        self.functions
+    }
+
+    pub(crate) fn functions_mut(&mut self) -> &mut Vec<Function> {
+        &mut self.functions
+    }
+
+    /// Calls `func` with `args` for its ordinary arguments. Its weights and states are found in the caller under the
+    /// scope, its step inputs by name; states go on with the versions that the call returns.
+    ///
+    /// # Errors
+    /// When arguments do not fit, each named with the scope.
+    pub fn call(&mut self, func: FuncId, args: &[Var]) -> Result<Vec<Var>> {
+        let callee = self
+            .functions
+            .get(func.index())
+            .ok_or_else(|| GraphError::usage(self.scope(), "call of a function that is not built yet"))?;
+        let (params, name) = (callee.args.clone(), Arc::clone(&callee.name));
+        let mut given = args.iter();
+        let mut inputs = Vec::with_capacity(params.len());
+        for param in params {
+            inputs.push(match param.role {
+                Role::Data => *given.next().ok_or_else(|| {
+                    GraphError::usage(self.scope(), format!("call of {name}: argument `{}` is missing", param.name))
+                })?,
+                Role::Weight => self.weight(&param.name, param.ty)?,
+                Role::State => self.state(&param.name, param.ty)?,
+                Role::StepInput => self.step_input(&param.name, param.ty)?,
+            });
+        }
+        if given.next().is_some() {
+            return Err(GraphError::usage(self.scope(), format!("call of {name}: too many arguments")));
+        }
+        let outputs = self.emit(Op::Call(func), &inputs)?;
+        let data = self.functions[func.index()].outputs.iter().filter(|o| o.role == Role::Data).count();
+        Ok(outputs[..data].to_vec())
+    }
+
+    /// Applies a composite op.
+    ///
+    /// # Errors
+    /// When the inputs do not fit.
+    pub fn composite(&mut self, op: impl Composite, inputs: &[Var]) -> Result<Vec<Var>> {
+        self.emit(Op::Composite(CompositeRef::new(op)), inputs)
+    }
+
+    /// Applies a primitive.
+    ///
+    /// # Errors
+    /// When the inputs do not fit.
+    pub fn prim(&mut self, prim: Prim, inputs: &[Var]) -> Result<Vec<Var>> {
+        self.emit(Op::Prim(prim), inputs)
+    }
+
+    /// Applies any op: infers its types, checks the use of states, and adds the node.
+    ///
+    /// # Errors
+    /// When the inputs do not fit, or a replaced version of a state is used.
+    pub fn emit(&mut self, op: Op, inputs: &[Var]) -> Result<Vec<Var>> {
+        let types = inputs.iter().map(|v| self.ty(*v).cloned()).collect::<Result<Vec<_>>>()?;
+        let named = Node { op, inputs: inputs.to_vec(), outputs: Vec::new(), scope: self.scope().into() };
+        if let Some(stale) = inputs.iter().find(|v| self.top().stale.contains(v)) {
+            return Err(GraphError::usage(
+                self.scope(),
+                format!(
+                    "{}: {stale:?} is a version of a state that has been replaced; use the latest",
+                    named.op_name()
+                ),
+            ));
+        }
+        let outputs = self.infer(&named.op, &types).map_err(|why| GraphError::Op {
+            at: place(&named.scope),
+            op: named.op_name().into(),
+            inputs: types.clone(),
+            why,
+        })?;
+        let open = self.open.last_mut().expect("the main function is open until finish");
+        let node = open.function.nodes.len();
+        let vars: Vec<Var> = (0..outputs.len()).map(|out| open.function.var(node, out)).collect();
+        // An op with state outputs replaces its state inputs, in order.
+        let old = inputs.iter().zip(&types).filter(|(_, t)| t.state).map(|(v, _)| *v);
+        let new = vars.iter().zip(&outputs).filter(|(_, t)| t.state).map(|(v, _)| *v);
+        for (old, new) in old.zip(new) {
+            open.stale.insert(old);
+            for (_, latest) in &mut open.states {
+                if *latest == old {
+                    *latest = new;
+                }
+            }
+        }
+        open.function.nodes.push(Node { outputs, ..named });
+        Ok(vars)
+    }
+
+    fn infer(&self, op: &Op, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        match op {
+            Op::Arg(_) => Err("arguments are added by name, not emitted".into()),
+            Op::Prim(p) => p.infer(inputs),
+            Op::Composite(c) => c.infer(inputs),
+            Op::Call(func) => {
+                let callee = self.functions.get(func.index()).ok_or("call of a function that is not built yet")?;
+                check_args(callee, inputs)?;
+                Ok(callee.outputs.iter().map(|o| callee.ty(o.var).clone()).collect())
+            }
+            Op::Group(group) => {
+                check_args(&group.body, inputs)?;
+                Ok(group.body.outputs.iter().map(|o| group.body.ty(o.var).clone()).collect())
+            }
+        }
+    }
+
+    /// Ends the main function with these named outputs, and the graph.
+    ///
+    /// # Errors
+    /// When an output belongs to another function.
+    pub fn finish(mut self, outputs: Vec<(String, Var)>) -> Result<Graph> {
+        for (_, var) in &outputs {
+            self.ty(*var)?;
+        }
+        let open = self.open.pop().expect("the main function is open until finish");
+        let main = self.seal(open, outputs);
+        Ok(Graph { functions: self.functions, main })
+    }
+}
+
+fn check_args(callee: &Function, inputs: &[Type]) -> Result<(), String> {
+    if callee.args.len() != inputs.len() {
+        return Err(format!("{} takes {} arguments, got {}", callee.name, callee.args.len(), inputs.len()));
+    }
+    for (param, ty) in callee.args.iter().zip(inputs) {
+        if param.ty != *ty {
+            return Err(format!("{}: argument `{}` must be {}, got {ty}", callee.name, param.name, param.ty));
+        }
+    }
+    Ok(())
+}
+
+fn join(scope: &str, name: &str) -> String {
+    match (scope.is_empty(), name.is_empty()) {
+        (true, _) => name.into(),
+        (_, true) => scope.into(),
+        _ => format!("{scope}.{name}"),
+    }
+}

@@ -1,0 +1,354 @@
+//! The primitives: the closed set of ops whose meaning is a plain loop. Everything else decomposes into these.
+//!
+//! Read this file for what exists, `prim/infer.rs` for types, `eval/prim.rs` for meaning, `grad/prim.rs` for
+//! gradients and `shard/prim.rs` for placements. A new primitive is a rare event that touches each of them; a new
+//! op is usually a composite in `ops/`.
+
+mod infer;
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::cost::Cost;
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::types::{Shape, Type};
+
+/// A constant scalar or vector.
+#[derive(Clone)]
+pub struct Literal {
+    /// Element type.
+    pub dtype: DType,
+    /// The values; exactly one for a scalar.
+    pub values: Arc<[f64]>,
+    /// Rank 1 rather than rank 0.
+    pub vector: bool,
+}
+
+impl PartialEq for Literal {
+    fn eq(&self, other: &Self) -> bool {
+        // By bits, so that NaN equals itself and 0.0 differs from -0.0.
+        self.dtype == other.dtype
+            && self.vector == other.vector
+            && self.values.len() == other.values.len()
+            && self.values.iter().zip(&*other.values).all(|(a, b)| a.to_bits() == b.to_bits())
+    }
+}
+
+impl fmt::Debug for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&*self.values, self.vector) {
+            ([x], false) => write!(f, "{x}"),
+            ([first, .., last], _) if self.values.len() > 4 => {
+                write!(f, "[{first}, .. {} .., {last}]", self.values.len() - 2)
+            }
+            (all, _) => write!(f, "{all:?}"),
+        }
+    }
+}
+
+/// One input, elementwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Unary {
+    Neg,
+    Abs,
+    Exp,
+    Log,
+    Sqrt,
+    Rsqrt,
+    Sin,
+    Cos,
+    Tanh,
+    Erf,
+    Sigmoid,
+    Floor,
+    Not,
+}
+
+/// Two inputs of one type, elementwise. On integers `Div` rounds towards minus infinity and `Rem` has the sign of
+/// the divisor; dividing by zero gives zero. `And` and `Or` take booleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Rem,
+    Pow,
+    Max,
+    Min,
+    And,
+    Or,
+}
+
+impl Binary {
+    /// Does swapping the inputs leave the result as it is?
+    pub fn commutes(self) -> bool {
+        matches!(self, Self::Add | Self::Mul | Self::Max | Self::Min | Self::And | Self::Or)
+    }
+}
+
+/// A comparison of two inputs of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// How a reduction or a scan combines elements. Floats accumulate in f32 at least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Combine {
+    Sum,
+    Max,
+    Min,
+}
+
+/// Communication between the ranks of one mesh axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveKind {
+    /// Every rank gets the sum over ranks.
+    AllReduce,
+    /// Every rank gets the ranks' tensors one after another along an axis.
+    AllGather(usize),
+    /// Each rank gets its slice along an axis of the sum over ranks.
+    ReduceScatter(usize),
+}
+
+/// A primitive with its static attributes.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)] // fields: the variants' descriptions name them
+pub enum Prim {
+    /// A constant.
+    Const(Literal),
+    /// `shape` filled with each element's index along `axis`.
+    Iota { shape: Shape, axis: usize, dtype: DType },
+    /// Elementwise function of one tensor.
+    Unary(Unary),
+    /// Elementwise function of two tensors of one type.
+    Binary(Binary),
+    /// Elementwise comparison; gives `Bool`.
+    Compare(Compare),
+    /// `(cond, a, b)`: `a` where `cond` holds, else `b`.
+    Select,
+    /// Conversion to another element type.
+    Cast(DType),
+    /// Combines along `axis`, which is kept with extent 1.
+    Reduce { op: Combine, axis: usize },
+    /// Index of the largest element along `axis` (the first of equals), as I32; the axis is kept with extent 1.
+    ArgMax { axis: usize },
+    /// Inclusive prefix combination along `axis`.
+    Scan { op: Combine, axis: usize },
+    /// `[batch.., m, k] x [batch.., k, n] -> [batch.., m, n]` of dtype `out`; a transposed operand has its last two
+    /// axes swapped. Products are summed in f32 at least.
+    MatMul { trans_a: bool, trans_b: bool, out: DType },
+    /// `(data, indices[i])`: rows of `data` along `axis`. An index out of range gives zeros.
+    Gather { axis: usize },
+    /// `(data, indices[i], updates)`: `data` with rows along `axis` replaced, or added to. An index out of range is
+    /// dropped; of equal indices the last replaces.
+    Scatter { axis: usize, add: bool },
+    /// `len` elements along `axis` from `start`.
+    Slice { axis: usize, start: Dim, len: Dim },
+    /// Joins along `axis`.
+    Concat { axis: usize },
+    /// `before` and `after` elements of `value` around `axis`.
+    Pad { axis: usize, before: Dim, after: Dim, value: f64 },
+    /// The same elements in row-major order under another shape.
+    Reshape(Shape),
+    /// Axis `i` of the output is axis `perm[i]` of the input.
+    Transpose(Vec<usize>),
+    /// Repeats extents of 1, and missing leading axes, up to `shape`.
+    Broadcast(Shape),
+    /// `(seed, sequence, position, index)`, all I64 of one shape: uniform f32 in `[0, 1)` from Philox4x32-10 with
+    /// key `seed` and counter `(index, position, sequence, stream)`.
+    Random { stream: u32 },
+    /// `-> (values, indices)`: the first `keep` elements along `axis` in sorted order, ties by index, NaN last.
+    Sort { axis: usize, descending: bool, keep: Dim },
+    /// The tensor that a state holds now.
+    StateRead,
+    /// `(state, tensor)`: the next version of the state.
+    StateWrite,
+    /// Component `index` of a stored parameter.
+    Component(usize),
+    /// Communication over mesh axis `mesh` of `ranks` ranks.
+    Collective { kind: CollectiveKind, mesh: Arc<str>, ranks: usize },
+}
+
+impl Prim {
+    /// Name in the text form and in errors.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Const(_) => "const",
+            Self::Iota { .. } => "iota",
+            Self::Unary(op) => match op {
+                Unary::Neg => "neg",
+                Unary::Abs => "abs",
+                Unary::Exp => "exp",
+                Unary::Log => "log",
+                Unary::Sqrt => "sqrt",
+                Unary::Rsqrt => "rsqrt",
+                Unary::Sin => "sin",
+                Unary::Cos => "cos",
+                Unary::Tanh => "tanh",
+                Unary::Erf => "erf",
+                Unary::Sigmoid => "sigmoid",
+                Unary::Floor => "floor",
+                Unary::Not => "not",
+            },
+            Self::Binary(op) => match op {
+                Binary::Add => "add",
+                Binary::Sub => "sub",
+                Binary::Mul => "mul",
+                Binary::Div => "div",
+                Binary::Rem => "rem",
+                Binary::Pow => "pow",
+                Binary::Max => "max",
+                Binary::Min => "min",
+                Binary::And => "and",
+                Binary::Or => "or",
+            },
+            Self::Compare(op) => match op {
+                Compare::Eq => "eq",
+                Compare::Ne => "ne",
+                Compare::Lt => "lt",
+                Compare::Le => "le",
+                Compare::Gt => "gt",
+                Compare::Ge => "ge",
+            },
+            Self::Select => "select",
+            Self::Cast(_) => "cast",
+            Self::Reduce { op, .. } => match op {
+                Combine::Sum => "reduce_sum",
+                Combine::Max => "reduce_max",
+                Combine::Min => "reduce_min",
+            },
+            Self::ArgMax { .. } => "argmax",
+            Self::Scan { op, .. } => match op {
+                Combine::Sum => "scan_sum",
+                Combine::Max => "scan_max",
+                Combine::Min => "scan_min",
+            },
+            Self::MatMul { .. } => "matmul",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { add: false, .. } => "scatter",
+            Self::Scatter { add: true, .. } => "scatter_add",
+            Self::Slice { .. } => "slice",
+            Self::Concat { .. } => "concat",
+            Self::Pad { .. } => "pad",
+            Self::Reshape(_) => "reshape",
+            Self::Transpose(_) => "transpose",
+            Self::Broadcast(_) => "broadcast",
+            Self::Random { .. } => "random",
+            Self::Sort { .. } => "sort",
+            Self::StateRead => "state_read",
+            Self::StateWrite => "state_write",
+            Self::Component(_) => "component",
+            Self::Collective { kind, .. } => match kind {
+                CollectiveKind::AllReduce => "all_reduce",
+                CollectiveKind::AllGather(_) => "all_gather",
+                CollectiveKind::ReduceScatter(_) => "reduce_scatter",
+            },
+        }
+    }
+
+    /// Static attributes as the text form shows them; empty where the output type says it all.
+    pub fn attrs(&self) -> String {
+        match self {
+            Self::Const(literal) => format!("{literal:?}"),
+            Self::Iota { axis, .. }
+            | Self::Reduce { axis, .. }
+            | Self::ArgMax { axis }
+            | Self::Scan { axis, .. }
+            | Self::Gather { axis }
+            | Self::Scatter { axis, .. }
+            | Self::Concat { axis } => format!("axis={axis}"),
+            Self::MatMul { trans_a, trans_b, .. } => match (trans_a, trans_b) {
+                (false, false) => String::new(),
+                (true, false) => "trans_a".into(),
+                (false, true) => "trans_b".into(),
+                (true, true) => "trans_a, trans_b".into(),
+            },
+            Self::Slice { axis, start, len } => format!("axis={axis}, start={start}, len={len}"),
+            Self::Pad { axis, before, after, value } => {
+                format!("axis={axis}, before={before}, after={after}, value={value}")
+            }
+            Self::Transpose(perm) => format!("{perm:?}"),
+            Self::Random { stream } => format!("stream={stream}"),
+            Self::Sort { axis, descending, keep } => {
+                format!("axis={axis}, {}, keep={keep}", if *descending { "descending" } else { "ascending" })
+            }
+            Self::Component(index) => format!("{index}"),
+            Self::Collective { mesh, ranks, .. } => format!("{mesh}={ranks}"),
+            Self::Unary(_)
+            | Self::Binary(_)
+            | Self::Compare(_)
+            | Self::Select
+            | Self::Cast(_)
+            | Self::Reshape(_)
+            | Self::Broadcast(_)
+            | Self::StateRead
+            | Self::StateWrite => String::new(),
+        }
+    }
+
+    /// Does each output element depend only on the inputs' elements at its own index?
+    pub fn is_elementwise(&self) -> bool {
+        matches!(
+            self,
+            Self::Unary(_) | Self::Binary(_) | Self::Compare(_) | Self::Select | Self::Cast(_) | Self::Random { .. }
+        )
+    }
+
+    /// Work of one application; see [`Cost`].
+    pub fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let mut cost = match self {
+            // Nothing moves: another view of the same bytes, or made where it is used.
+            Self::Const(_) | Self::Iota { .. } | Self::Reshape(_) | Self::Broadcast(_) => return Cost::default(),
+            Self::Component(_) => return Cost::default(),
+            _ => Cost::moving(inputs, outputs),
+        };
+        let elements = || outputs[0].shape.elements();
+        match self {
+            Self::Unary(Unary::Neg | Unary::Abs | Unary::Floor | Unary::Not)
+            | Self::Binary(_)
+            | Self::Compare(_)
+            | Self::Select
+            | Self::Cast(_) => cost.vector_flops = elements(),
+            Self::Unary(_) => cost.special_flops = elements(),
+            Self::Reduce { .. } | Self::ArgMax { .. } | Self::Scan { .. } => {
+                cost.vector_flops = inputs[0].shape.elements();
+            }
+            Self::MatMul { trans_a, .. } => {
+                let a = &inputs[0].shape;
+                let k = &a.0[a.rank() - if *trans_a { 2 } else { 1 }];
+                cost.matrix_flops = &elements() * &(crate::Poly::from(k) * 2);
+            }
+            Self::Gather { .. } => {
+                cost.bytes_read = outputs[0].bytes() + &inputs[1].bytes();
+            }
+            Self::Scatter { add, .. } => {
+                let rows = inputs[2].bytes();
+                cost.bytes_read = rows.clone() * if *add { 2 } else { 1 } + &inputs[1].bytes();
+                cost.bytes_written = rows;
+            }
+            Self::Collective { ranks, kind, .. } => {
+                // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce.
+                let (n, whole) = match kind {
+                    CollectiveKind::AllGather(_) => (*ranks as i128, outputs[0].bytes()),
+                    _ => (*ranks as i128, inputs[0].bytes()),
+                };
+                let passes = if matches!(kind, CollectiveKind::AllReduce) { 2 } else { 1 };
+                cost.bytes_sent = whole.div_floor(n) * ((n - 1) * passes);
+            }
+            _ => {}
+        }
+        cost
+    }
+}

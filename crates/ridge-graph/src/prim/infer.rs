@@ -1,0 +1,228 @@
+//! The type of each primitive's outputs, or why its inputs are not accepted.
+
+use super::{Binary, CollectiveKind, Prim, Unary};
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::error::Why;
+use crate::types::{Shape, Type};
+
+impl Prim {
+    /// Types of the outputs for `inputs`.
+    ///
+    /// # Errors
+    /// Says which input is wrong and what would be accepted.
+    pub fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        self.check_inputs(inputs)?;
+        Ok(vec![match self {
+            Self::Const(literal) => Type::tensor(
+                literal.dtype,
+                if literal.vector { Shape::from([literal.values.len()]) } else { Shape::default() },
+            ),
+            Self::Iota { shape, axis, dtype } => {
+                axis_of(shape, *axis)?;
+                Type::tensor(*dtype, shape.clone())
+            }
+            Self::Unary(op) => {
+                let wanted = match op {
+                    Unary::Not => inputs[0].dtype == DType::Bool,
+                    Unary::Neg | Unary::Abs => inputs[0].dtype != DType::Bool,
+                    _ => inputs[0].dtype.is_float(),
+                };
+                require(wanted, || format!("not defined on {}", inputs[0].dtype))?;
+                inputs[0].clone()
+            }
+            Self::Binary(op) => {
+                same(&inputs[0], &inputs[1])?;
+                let boolean = matches!(op, Binary::And | Binary::Or);
+                let wanted = match op {
+                    Binary::Pow => inputs[0].dtype.is_float(),
+                    _ => (inputs[0].dtype == DType::Bool) == boolean,
+                };
+                require(wanted, || format!("not defined on {}", inputs[0].dtype))?;
+                inputs[0].clone()
+            }
+            Self::Compare(_) => {
+                same(&inputs[0], &inputs[1])?;
+                Type::tensor(DType::Bool, inputs[0].shape.clone())
+            }
+            Self::Select => {
+                require(inputs[0].dtype == DType::Bool, || "the first input must be bool".into())?;
+                same(&inputs[1], &inputs[2])?;
+                same_shape(&inputs[0], &inputs[1])?;
+                inputs[1].clone()
+            }
+            Self::Cast(dtype) => Type::tensor(*dtype, inputs[0].shape.clone()),
+            Self::Reduce { axis, .. } => with_axis(&inputs[0], *axis, Dim::from(1))?,
+            Self::ArgMax { axis } => Type { dtype: DType::I32, ..with_axis(&inputs[0], *axis, Dim::from(1))? },
+            Self::Scan { axis, .. } => {
+                axis_of(&inputs[0].shape, *axis)?;
+                inputs[0].clone()
+            }
+            Self::MatMul { trans_a, trans_b, out } => {
+                let (a, b) = (&inputs[0].shape, &inputs[1].shape);
+                require(a.rank() >= 2 && a.rank() == b.rank(), || {
+                    format!("operands need equal rank of 2 or more, got {a} and {b}")
+                })?;
+                let batch = a.rank() - 2;
+                require(a.0[..batch] == b.0[..batch], || format!("batch extents of {a} and {b} differ"))?;
+                let (m, ka) = ends(&a.0[batch..], *trans_a);
+                let (kb, n) = ends(&b.0[batch..], *trans_b);
+                require(ka == kb, || format!("inner extents {ka} and {kb} differ"))?;
+                let mut dims = a.0[..batch].to_vec();
+                dims.extend([m, n]);
+                Type::tensor(*out, Shape(dims))
+            }
+            Self::Gather { axis } => {
+                let len = index_vector(&inputs[1])?;
+                with_axis(&inputs[0], *axis, len)?
+            }
+            Self::Scatter { axis, .. } => {
+                let len = index_vector(&inputs[1])?;
+                let rows = with_axis(&inputs[0], *axis, len)?;
+                require(rows == inputs[2], || format!("updates must be {rows}"))?;
+                inputs[0].clone()
+            }
+            Self::Slice { axis, start, len } => {
+                let extent = axis_of(&inputs[0].shape, *axis)?;
+                if let (Some(s), Some(l), Some(e)) = (start.as_const(), len.as_const(), extent.as_const()) {
+                    require(s + l <= e, || format!("slice {s}..{} of an extent of {e}", s + l))?;
+                }
+                with_axis(&inputs[0], *axis, len.clone())?
+            }
+            Self::Concat { axis } => {
+                require(!inputs.is_empty(), || "needs at least one input".into())?;
+                let mut total = Dim::from(0);
+                for t in inputs {
+                    let aligned = with_axis(t, *axis, Dim::from(1))?;
+                    require(aligned == with_axis(&inputs[0], *axis, Dim::from(1))?, || {
+                        format!("{t} and {} differ away from axis {axis}", inputs[0])
+                    })?;
+                    total = &total + &t.shape.0[*axis];
+                }
+                with_axis(&inputs[0], *axis, total)?
+            }
+            Self::Pad { axis, before, after, .. } => {
+                let extent = axis_of(&inputs[0].shape, *axis)?;
+                with_axis(&inputs[0], *axis, &(&extent + before) + after)?
+            }
+            Self::Reshape(shape) => {
+                require(shape.elements() == inputs[0].shape.elements(), || {
+                    format!("{shape} has another number of elements")
+                })?;
+                Type::tensor(inputs[0].dtype, shape.clone())
+            }
+            Self::Transpose(perm) => {
+                let mut sorted = perm.clone();
+                sorted.sort_unstable();
+                require(sorted.into_iter().eq(0..inputs[0].shape.rank()), || {
+                    format!("{perm:?} is not a permutation of its axes")
+                })?;
+                Type::tensor(inputs[0].dtype, Shape(perm.iter().map(|&a| inputs[0].shape.0[a].clone()).collect()))
+            }
+            Self::Broadcast(shape) => {
+                let from = &inputs[0].shape;
+                let fits = from.rank() <= shape.rank()
+                    && from.0.iter().rev().zip(shape.0.iter().rev()).all(|(f, t)| f == t || f.is_one());
+                require(fits, || format!("{from} does not broadcast to {shape}"))?;
+                Type::tensor(inputs[0].dtype, shape.clone())
+            }
+            Self::Random { .. } => {
+                for t in inputs {
+                    same(t, &inputs[0])?;
+                }
+                require(inputs[0].dtype == DType::I64, || "keys must be i64".into())?;
+                Type::tensor(DType::F32, inputs[0].shape.clone())
+            }
+            Self::Sort { axis, keep, .. } => {
+                let values = with_axis(&inputs[0], *axis, keep.clone())?;
+                return Ok(vec![values.clone(), Type { dtype: DType::I32, ..values }]);
+            }
+            Self::StateRead => inputs[0].plain(),
+            Self::StateWrite => {
+                require(inputs[1] == inputs[0].plain(), || format!("the new value must be {}", inputs[0].plain()))?;
+                inputs[0].clone()
+            }
+            Self::Component(index) => {
+                let format = inputs[0].format.as_ref().ok_or("input has no format")?;
+                let components = format.components(&inputs[0].shape);
+                let component = components
+                    .get(*index)
+                    .ok_or_else(|| format!("{} has {} components", format.name(), components.len()))?;
+                component.ty.clone()
+            }
+            Self::Collective { kind, ranks, .. } => match kind {
+                CollectiveKind::AllReduce => inputs[0].clone(),
+                CollectiveKind::AllGather(axis) => {
+                    let extent = axis_of(&inputs[0].shape, *axis)?;
+                    with_axis(&inputs[0], *axis, extent * *ranks as i64)?
+                }
+                CollectiveKind::ReduceScatter(axis) => {
+                    let extent = axis_of(&inputs[0].shape, *axis)?;
+                    let part = extent
+                        .div_exact(*ranks as i64)
+                        .ok_or_else(|| format!("extent {extent} does not divide over {ranks} ranks"))?;
+                    with_axis(&inputs[0], *axis, part)?
+                }
+            },
+        }])
+    }
+
+    /// Number of inputs, and which of them may be state or stored in a format.
+    fn check_inputs(&self, inputs: &[Type]) -> Result<(), Why> {
+        let wanted = match self {
+            Self::Const(_) | Self::Iota { .. } => 0,
+            Self::Binary(_) | Self::Compare(_) | Self::MatMul { .. } | Self::Gather { .. } | Self::StateWrite => 2,
+            Self::Select | Self::Scatter { .. } => 3,
+            Self::Random { .. } => 4,
+            Self::Concat { .. } => inputs.len(),
+            _ => 1,
+        };
+        require(inputs.len() == wanted, || format!("takes {wanted} inputs, got {}", inputs.len()))?;
+        for (i, ty) in inputs.iter().enumerate() {
+            let wants_state = i == 0 && matches!(self, Self::StateRead | Self::StateWrite);
+            let wants_format = i == 0 && matches!(self, Self::Component(_));
+            require(ty.state == wants_state, || {
+                let (is, wants) = if ty.state { ("state", "a tensor") } else { ("a tensor", "state") };
+                format!("input {i} is {is}, needs {wants}")
+            })?;
+            require(ty.format.is_none() || wants_format, || format!("input {i} is stored as {ty}; decode it first"))?;
+        }
+        Ok(())
+    }
+}
+
+fn require(holds: bool, why: impl FnOnce() -> Why) -> Result<(), Why> {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+fn same(a: &Type, b: &Type) -> Result<(), Why> {
+    require(a == b, || format!("{a} and {b} must be the same"))
+}
+
+fn same_shape(a: &Type, b: &Type) -> Result<(), Why> {
+    require(a.shape == b.shape, || format!("shapes {} and {} must be the same", a.shape, b.shape))
+}
+
+fn axis_of(shape: &Shape, axis: usize) -> Result<Dim, Why> {
+    shape.0.get(axis).cloned().ok_or_else(|| format!("{shape} has no axis {axis}"))
+}
+
+fn with_axis(ty: &Type, axis: usize, extent: Dim) -> Result<Type, Why> {
+    axis_of(&ty.shape, axis)?;
+    let mut dims = ty.shape.0.clone();
+    dims[axis] = extent;
+    Ok(Type::tensor(ty.dtype, Shape(dims)))
+}
+
+fn index_vector(ty: &Type) -> Result<Dim, Why> {
+    require(ty.shape.rank() == 1 && matches!(ty.dtype, DType::I32 | DType::I64), || {
+        format!("indices must be an i32 or i64 vector, got {ty}")
+    })?;
+    Ok(ty.shape.0[0].clone())
+}
+
+/// The two extents of a matrix, outer first, after an optional transposition.
+fn ends(matrix: &[Dim], transposed: bool) -> (Dim, Dim) {
+    let (rows, cols) = (matrix[0].clone(), matrix[1].clone());
+    if transposed { (cols, rows) } else { (rows, cols) }
+}
