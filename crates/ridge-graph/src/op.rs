@@ -55,19 +55,31 @@ pub trait Composite: fmt::Debug + Send + Sync + Any {
 pub enum Gradient {
     /// By the chain rule through the decomposition.
     Derived,
-    /// By two ordinary ops. `forward` takes the op's inputs and gives its outputs, then residuals. `backward` takes
-    /// the residuals, then one cotangent for each of the op's outputs, and gives one cotangent for each input named in
-    /// `wrt`.
+    /// By two ordinary ops. `forward` takes the op's inputs and gives its outputs, then residuals of its own if it
+    /// needs any; it is often the op itself. `backward` takes the `saved` values, then one cotangent for each float
+    /// output of the op (of the output's plain type), and gives one cotangent for each input in `wrt` (of the input's
+    /// plain type).
     Explicit {
         /// Outputs and residuals.
         forward: CompositeRef,
-        /// Residuals and cotangents of outputs to cotangents of inputs.
+        /// What `backward` takes before the cotangents, so that no input is copied into a residual.
+        saved: Vec<Saved>,
+        /// Saved values and cotangents of outputs to cotangents of inputs.
         backward: CompositeRef,
         /// Inputs that `backward` gives cotangents for; the others have none.
         wrt: &'static [usize],
     },
     /// Outputs do not vary smoothly with inputs: no cotangent passes.
     None,
+}
+
+/// A value of the forward op that the backward op of an explicit gradient takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// An input of the op: a tensor, since a version of a state does not outlive its update.
+    Input(usize),
+    /// An output of `forward`: of the op itself, or after those a residual.
+    Output(usize),
 }
 
 /// A shared composite, compared by name and attributes.
