@@ -73,6 +73,15 @@ impl Dim {
         })
     }
 
+    /// The product of two extents, if one of them is a number.
+    pub fn times(&self, other: &Self) -> Option<Self> {
+        match (self.as_const(), other.as_const()) {
+            (Some(n), _) => Some(other.clone() * n as i64),
+            (_, Some(n)) => Some(self.clone() * n as i64),
+            _ => None,
+        }
+    }
+
     /// The number under `bindings`.
     ///
     /// # Errors

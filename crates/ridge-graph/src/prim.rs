@@ -149,10 +149,11 @@ pub enum Prim {
     /// `[batch.., m, k] x [batch.., k, n] -> [batch.., m, n]` of dtype `out`; a transposed operand has its last two
     /// axes swapped. Products are summed in f32 at least.
     MatMul { trans_a: bool, trans_b: bool, out: DType },
-    /// `(data, indices[i])`: rows of `data` along `axis`. An index out of range gives zeros.
+    /// `(data, indices)`: rows of `data` along `axis`, which the axes of `indices` replace: a vector of indices
+    /// keeps the rank, a matrix adds an axis. An index out of range gives zeros.
     Gather { axis: usize },
-    /// `(data, indices[i], updates)`: `data` with rows along `axis` replaced, or added to. An index out of range is
-    /// dropped; of equal indices the last replaces.
+    /// `(data, indices, updates)`: `data` with rows along `axis` replaced, or added to; `updates` has the type of
+    /// what a gather by `indices` gives. An index out of range is dropped; of equal indices the last replaces.
     Scatter { axis: usize, add: bool },
     /// `len` elements along `axis` from `start`.
     Slice { axis: usize, start: Dim, len: Dim },

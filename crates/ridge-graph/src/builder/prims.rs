@@ -164,7 +164,7 @@ impl Builder {
         self.one(Prim::MatMul { trans_a, trans_b, out }, &[a, b])
     }
 
-    /// Rows of `data` along `axis` by an index vector; out of range gives zeros.
+    /// Rows of `data` along `axis`, which the axes of `indices` replace; out of range gives zeros.
     pub fn gather(&mut self, data: Var, indices: Var, axis: usize) -> Result<Var> {
         self.one(Prim::Gather { axis }, &[data, indices])
     }

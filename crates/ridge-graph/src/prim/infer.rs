@@ -72,13 +72,9 @@ impl Prim {
                 dims.extend([m, n]);
                 Type::tensor(*out, Shape(dims))
             }
-            Self::Gather { axis } => {
-                let len = index_vector(&inputs[1])?;
-                with_axis(&inputs[0], *axis, len)?
-            }
+            Self::Gather { axis } => picked(&inputs[0], *axis, &inputs[1])?,
             Self::Scatter { axis, .. } => {
-                let len = index_vector(&inputs[1])?;
-                let rows = with_axis(&inputs[0], *axis, len)?;
+                let rows = picked(&inputs[0], *axis, &inputs[1])?;
                 require(rows == inputs[2], || format!("updates must be {rows}"))?;
                 inputs[0].clone()
             }
@@ -214,11 +210,13 @@ fn with_axis(ty: &Type, axis: usize, extent: Dim) -> Result<Type, Why> {
     Ok(Type::tensor(ty.dtype, Shape(dims)))
 }
 
-fn index_vector(ty: &Type) -> Result<Dim, Why> {
-    require(ty.shape.rank() == 1 && matches!(ty.dtype, DType::I32 | DType::I64), || {
-        format!("indices must be an i32 or i64 vector, got {ty}")
-    })?;
-    Ok(ty.shape.0[0].clone())
+/// `data` with its `axis` replaced by the axes of `indices`.
+fn picked(data: &Type, axis: usize, indices: &Type) -> Result<Type, Why> {
+    require(matches!(indices.dtype, DType::I32 | DType::I64), || format!("indices must be i32 or i64, got {indices}"))?;
+    axis_of(&data.shape, axis)?;
+    let mut dims = data.shape.0.clone();
+    dims.splice(axis..=axis, indices.shape.0.iter().cloned());
+    Ok(Type::tensor(data.dtype, Shape(dims)))
 }
 
 /// The two extents of a matrix, outer first, after an optional transposition.
