@@ -1,0 +1,43 @@
+//! Collectives within one group of ranks.
+
+use super::Precision;
+use super::prim::{as_given, settle};
+use super::reduce::{float_step, int_step};
+use super::rows::{concat, slice};
+use crate::error::Why;
+use crate::prim::{CollectiveKind, Combine};
+use crate::tensor::{Data, Tensor};
+
+/// What each rank of a group gets, given what each has.
+pub(super) fn apply(
+    kind: CollectiveKind,
+    ranks: &[&Tensor],
+    shape: &[usize],
+    precision: Precision,
+) -> Result<Vec<Tensor>, Why> {
+    let dtype = ranks[0].dtype;
+    match kind {
+        CollectiveKind::AllReduce => Ok(vec![sum(ranks, precision)?; ranks.len()]),
+        CollectiveKind::AllGather(axis) => Ok(vec![as_given(dtype, shape, concat(ranks, axis))?; ranks.len()]),
+        CollectiveKind::ReduceScatter(axis) => {
+            let whole = sum(ranks, precision)?;
+            let len = shape[axis];
+            (0..ranks.len()).map(|rank| as_given(dtype, shape, slice(&whole, axis, rank * len, len))).collect()
+        }
+    }
+}
+
+/// The sum in the order of ranks.
+fn sum(ranks: &[&Tensor], precision: Precision) -> Result<Tensor, Why> {
+    fn add<T: Copy>(total: &mut [T], part: &[T], step: impl Fn(T, T) -> T) {
+        total.iter_mut().zip(part).for_each(|(t, p)| *t = step(*t, *p));
+    }
+    let mut total = ranks[0].data.clone();
+    for part in &ranks[1..] {
+        match &mut total {
+            Data::Float(t) => add(t, part.floats(), float_step(Combine::Sum, precision)),
+            Data::Int(t) => add(t, part.ints(), int_step(Combine::Sum)),
+        }
+    }
+    settle(ranks[0].dtype, &ranks[0].shape, total, precision)
+}
