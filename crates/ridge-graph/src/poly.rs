@@ -30,6 +30,11 @@ impl Poly {
         }
     }
 
+    /// Every symbol that takes part, repeated where it stands in several terms.
+    pub fn symbols(&self) -> impl Iterator<Item = &Sym> {
+        self.0.keys().flatten()
+    }
+
     /// The number under `bindings`.
     ///
     /// # Errors

@@ -1,0 +1,23 @@
+//! Rewrites of a graph that keep its meaning. Each works once per distinct function.
+//!
+//! The order in which a run applies them is `ridge-runtime`'s compile pipeline: [`prune`] to the outputs asked for,
+//! [`tidy`], [`group_linears`], then [`claim`] by the backend's kernels and [`decompose`] of what none claimed until no
+//! composite is left, then [`fuse`].
+
+mod claim;
+mod decompose;
+mod fuse;
+mod linears;
+mod order;
+mod pattern;
+pub(crate) mod respecialise;
+mod retype;
+mod tidy;
+
+pub use claim::{Kernel, claim};
+pub use decompose::decompose;
+pub use fuse::fuse;
+pub use linears::group_linears;
+pub use pattern::Pattern;
+pub use retype::retype;
+pub use tidy::{prune, tidy};

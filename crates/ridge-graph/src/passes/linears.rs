@@ -1,0 +1,69 @@
+//! Horizontal fusion: linears that share their input become one op, which a backend runs as one matrix product.
+
+use std::collections::BTreeMap;
+
+use super::order::Draft;
+use crate::graph::{Function, Graph, Node, Op, Var};
+use crate::op::CompositeRef;
+use crate::ops::{Linear, LinearGroup};
+
+/// Joins linears of one input whose weights are arguments, within each function.
+pub fn group_linears(graph: &mut Graph) {
+    for function in &mut graph.functions {
+        let groups = candidates(function);
+        if groups.is_empty() {
+            continue;
+        }
+        let place: BTreeMap<usize, usize> = (function.nodes.len()..).zip(groups.iter().map(|g| g[0])).collect();
+        let mut draft = Draft::new(std::mem::take(function));
+        for members in groups {
+            join(&mut draft, &members);
+        }
+        *function = draft.finish(|i| place.get(&i).copied().unwrap_or(i));
+    }
+}
+
+/// Nodes that can be joined, in groups of two or more.
+fn candidates(function: &Function) -> Vec<Vec<usize>> {
+    let is_arg = |v: &Var| matches!(function.nodes[v.index()].op, Op::Arg(_));
+    let mut by_input: BTreeMap<(Var, bool), Vec<usize>> = BTreeMap::new();
+    for (i, node) in function.nodes.iter().enumerate() {
+        let Op::Composite(op) = &node.op else { continue };
+        if let Some(linear) = op.downcast::<Linear>()
+            && node.inputs[1..].iter().all(is_arg)
+        {
+            by_input.entry((node.inputs[0], linear.bias)).or_default().push(i);
+        }
+    }
+    by_input.into_values().filter(|members| members.len() > 1).collect()
+}
+
+fn join(draft: &mut Draft, members: &[usize]) {
+    let nodes: Vec<Node> = members.iter().filter_map(|m| draft.nodes[*m].take()).collect();
+    let biases = nodes[0].inputs.len() > 2;
+    let mut inputs = vec![nodes[0].inputs[0]];
+    inputs.extend(nodes.iter().map(|n| n.inputs[1]));
+    if biases {
+        inputs.extend(nodes.iter().map(|n| n.inputs[2]));
+    }
+    let outputs = nodes.iter().map(|n| n.outputs[0].clone()).collect();
+    let scopes: Vec<&str> = nodes.iter().map(|n| &*n.scope).collect();
+    let op = Op::Composite(CompositeRef::new(LinearGroup { count: nodes.len(), biases }));
+    let joined = draft.push(Node { op, inputs, outputs, scope: common_scope(&scopes).into() });
+    for (member, new) in members.iter().zip(joined) {
+        let old = Var { node: *member as u32, out: 0, ..new };
+        draft.replace(old, new);
+    }
+}
+
+/// `self_attn.q_proj` and `self_attn.k_proj` as `self_attn.{q_proj,k_proj}`.
+fn common_scope(scopes: &[&str]) -> String {
+    let split = |s: &str| s.rsplit_once('.').map_or((String::new(), s.to_owned()), |(a, b)| (a.into(), b.into()));
+    let parts: Vec<(String, String)> = scopes.iter().map(|s| split(s)).collect();
+    let leaves: Vec<&str> = parts.iter().map(|(_, leaf)| leaf.as_str()).collect();
+    match parts.iter().all(|(parent, _)| *parent == parts[0].0) {
+        true if parts[0].0.is_empty() => format!("{{{}}}", leaves.join(",")),
+        true => format!("{}.{{{}}}", parts[0].0, leaves.join(",")),
+        false => format!("{{{}}}", scopes.join(",")),
+    }
+}

@@ -1,0 +1,223 @@
+//! Patterns: small graphs that a kernel computes as one, written as text.
+//!
+//! `rms_norm(*add(x, r), w)` is an `rms_norm` whose first input is an `add`; names that are not called (`x`, `r`, `w`)
+//! stand for any value, the same value where a name is repeated. `*` says that the kernel also gives the inner op's
+//! result, so that others may use it. `g@linear_group(...)` names a node; `g.1` is its second output; `...` stands for
+//! any further inputs. The operands of commutative primitives match in either order.
+
+use std::collections::HashMap;
+
+use crate::graph::{Function, Node, Op, Var};
+use crate::prim::Prim;
+
+/// A parsed pattern. Inner nodes come before outer ones; the last is the root.
+#[derive(Clone, Debug)]
+pub struct Pattern {
+    nodes: Vec<PatternNode>,
+    externals: usize,
+}
+
+#[derive(Clone, Debug)]
+struct PatternNode {
+    op: String,
+    inputs: Vec<Input>,
+    /// Takes any further inputs.
+    rest: bool,
+    exported: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Input {
+    External(usize),
+    Node(usize, u32),
+}
+
+/// Where a pattern was found.
+#[derive(Clone, Debug)]
+pub(super) struct Match {
+    /// The function's node for each node of the pattern.
+    pub(super) nodes: Vec<usize>,
+    /// The values from outside, in the order of the pattern's text; one for each place where the text names one.
+    pub(super) inputs: Vec<Var>,
+}
+
+impl Pattern {
+    /// Parses the text form.
+    ///
+    /// # Panics
+    /// When `text` is not a pattern: patterns are written by kernel authors, never by users.
+    pub fn parse(text: &str) -> Self {
+        let mut parser = Parser { text, at: 0, nodes: Vec::new(), named: HashMap::new(), externals: HashMap::new() };
+        let root = parser.input();
+        assert!(matches!(root, Input::Node(..)) && parser.rest().is_empty(), "pattern `{text}` ends early or late");
+        Self { nodes: parser.nodes, externals: parser.externals.len() }
+    }
+
+    /// Number of ops that it covers.
+    pub fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Never: a pattern has a root.
+    pub fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// Is the result of pattern node `index` also given to others?
+    pub(super) fn is_exported(&self, index: usize) -> bool {
+        self.nodes[index].exported || index + 1 == self.nodes.len()
+    }
+
+    /// Matches with the root at node `root` of `function`.
+    pub(super) fn find(&self, function: &Function, root: usize) -> Option<Match> {
+        let mut found = Found { nodes: vec![None; self.nodes.len()], externals: vec![None; self.externals] };
+        if !self.node(function, self.nodes.len() - 1, root, &mut found) {
+            return None;
+        }
+        let nodes: Vec<usize> = found.nodes.iter().copied().collect::<Option<_>>()?;
+        let mut inputs = Vec::new();
+        let mut seen = vec![false; self.nodes.len()];
+        self.collect(function, self.nodes.len() - 1, &nodes, &found, &mut seen, &mut inputs);
+        Some(Match { nodes, inputs })
+    }
+
+    fn node(&self, function: &Function, pattern: usize, node: usize, found: &mut Found) -> bool {
+        if let Some(known) = found.nodes[pattern] {
+            return known == node;
+        }
+        if found.nodes.contains(&Some(node)) {
+            return false;
+        }
+        let (want, have) = (&self.nodes[pattern], &function.nodes[node]);
+        let arity = have.inputs.len() == want.inputs.len() || (want.rest && have.inputs.len() > want.inputs.len());
+        if !is_plain_op(have) || have.op_name() != want.op || !arity {
+            return false;
+        }
+        let before = found.clone();
+        found.nodes[pattern] = Some(node);
+        if self.inputs(function, want.inputs.iter().copied().zip(have.inputs.iter().copied()), found) {
+            return true;
+        }
+        *found = before.clone();
+        if matches!(&have.op, Op::Prim(Prim::Binary(op)) if op.commutes()) {
+            found.nodes[pattern] = Some(node);
+            if self.inputs(function, want.inputs.iter().copied().zip(have.inputs.iter().rev().copied()), found) {
+                return true;
+            }
+            *found = before;
+        }
+        false
+    }
+
+    fn inputs(&self, function: &Function, pairs: impl Iterator<Item = (Input, Var)>, found: &mut Found) -> bool {
+        for (want, have) in pairs {
+            let fits = match want {
+                Input::External(e) => *found.externals[e].get_or_insert(have) == have,
+                Input::Node(p, out) => have.out == out && self.node(function, p, have.index(), found),
+            };
+            if !fits {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn collect(
+        &self,
+        function: &Function,
+        pattern: usize,
+        nodes: &[usize],
+        found: &Found,
+        seen: &mut [bool],
+        inputs: &mut Vec<Var>,
+    ) {
+        if std::mem::replace(&mut seen[pattern], true) {
+            return;
+        }
+        for input in &self.nodes[pattern].inputs {
+            match input {
+                Input::External(e) => inputs.extend(found.externals[*e]),
+                Input::Node(p, _) => self.collect(function, *p, nodes, found, seen, inputs),
+            }
+        }
+        inputs.extend(function.nodes[nodes[pattern]].inputs.iter().skip(self.nodes[pattern].inputs.len()));
+    }
+}
+
+fn is_plain_op(node: &Node) -> bool {
+    matches!(node.op, Op::Prim(_) | Op::Composite(_))
+}
+
+#[derive(Clone)]
+struct Found {
+    nodes: Vec<Option<usize>>,
+    externals: Vec<Option<Var>>,
+}
+
+struct Parser<'a> {
+    text: &'a str,
+    at: usize,
+    nodes: Vec<PatternNode>,
+    named: HashMap<&'a str, usize>,
+    externals: HashMap<&'a str, usize>,
+}
+
+impl<'a> Parser<'a> {
+    fn rest(&mut self) -> &'a str {
+        let rest = &self.text[self.at..];
+        let trimmed = rest.trim_start();
+        self.at += rest.len() - trimmed.len();
+        trimmed
+    }
+
+    fn eat(&mut self, token: &str) -> bool {
+        let found = self.rest().starts_with(token);
+        self.at += if found { token.len() } else { 0 };
+        found
+    }
+
+    fn word(&mut self) -> &'a str {
+        let rest = self.rest();
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(rest.len());
+        assert!(end > 0, "pattern `{}`: a name is missing at `{rest}`", self.text);
+        self.at += end;
+        &rest[..end]
+    }
+
+    fn input(&mut self) -> Input {
+        let exported = self.eat("*");
+        let mut word = self.word();
+        let name = self.eat("@").then(|| std::mem::replace(&mut word, self.word()));
+        let node = if self.eat("(") {
+            let (inputs, rest) = self.arguments();
+            self.nodes.push(PatternNode { op: word.into(), inputs, rest, exported });
+            let index = self.nodes.len() - 1;
+            if let Some(name) = name {
+                self.named.insert(name, index);
+            }
+            index
+        } else if let Some(index) = self.named.get(word) {
+            *index
+        } else {
+            let next = self.externals.len();
+            return Input::External(*self.externals.entry(word).or_insert(next));
+        };
+        let out = if self.eat(".") { self.word().parse().expect("an output's number after `.`") } else { 0 };
+        Input::Node(node, out)
+    }
+
+    fn arguments(&mut self) -> (Vec<Input>, bool) {
+        let mut inputs = Vec::new();
+        loop {
+            if self.eat(")") {
+                return (inputs, false);
+            }
+            if self.eat("...") {
+                assert!(self.eat(")"), "pattern `{}`: `...` comes last", self.text);
+                return (inputs, true);
+            }
+            inputs.push(self.input());
+            self.eat(",");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a device is to the rest of Ridge.
+
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use ridge_graph::passes::Kernel;
+use ridge_graph::{Bindings, Graph, Type};
+
+use crate::error::Result;
+
+/// Memory of a device, shared and freed with its last owner. Only the backend that made it looks inside.
+#[derive(Clone)]
+pub struct Buffer {
+    bytes: usize,
+    inner: Arc<dyn Any + Send + Sync>,
+}
+
+impl Buffer {
+    /// Wraps a backend's own memory of `bytes` bytes.
+    pub fn new(bytes: usize, inner: impl Any + Send + Sync) -> Self {
+        Self { bytes, inner: Arc::new(inner) }
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The backend's own memory, if it is a `T`.
+    pub fn inner<T: Any + Send + Sync>(&self) -> Option<&T> {
+        self.inner.downcast_ref()
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.bytes)
+    }
+}
+
+/// Bytes of a weight on the host.
+#[derive(Clone)]
+pub enum WeightData {
+    /// Part of something that stays where it is, such as a mapped file: a CPU uses it in place where it can.
+    Shared(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
+    /// Bytes made for the purpose.
+    Owned(Vec<u8>),
+}
+
+impl WeightData {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Shared(owner, range) => &(**owner).as_ref()[range.clone()],
+            Self::Owned(bytes) => bytes,
+        }
+    }
+}
+
+impl fmt::Debug for WeightData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeightData({} bytes)", self.bytes().len())
+    }
+}
+
+/// A device. Runs submitted to one backend, of whatever program, take effect in the order of submission.
+pub trait Backend: Send + Sync {
+    /// Its name, such as `cpu`.
+    fn name(&self) -> &'static str;
+
+    /// The kernels that may claim patterns of a graph.
+    fn kernels(&self) -> &[Kernel];
+
+    /// Brings a weight to the device. `parts` are its components' bytes in the order of its format; one for plain
+    /// storage.
+    ///
+    /// # Errors
+    /// When sizes do not fit `ty`, or memory runs out.
+    fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer>;
+
+    /// Zeroed memory for a state.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn allocate(&self, bytes: usize) -> Result<Buffer>;
+
+    /// Copies a buffer to the host, after all runs submitted so far.
+    ///
+    /// # Errors
+    /// When the buffer is another backend's, or the device failed.
+    fn read(&self, buffer: &Buffer) -> Result<Vec<u8>>;
+
+    /// Overwrites the front of a buffer, after all runs submitted so far.
+    ///
+    /// # Errors
+    /// When the buffer is another backend's or too small, or the device failed.
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
+
+    /// Prepares a lowered graph.
+    ///
+    /// # Errors
+    /// Names an op that it has no kernel for.
+    fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>>;
+}
+
+/// A graph compiled for a device, for any bindings of its symbols.
+pub trait Program: Send + Sync {
+    /// Prepares one bucket: everything that a step of these bindings needs is allocated here. `weights` and `states`
+    /// are in the order of the main function's arguments of those roles.
+    ///
+    /// # Errors
+    /// When a symbol is unbound, a buffer too small, or memory runs out.
+    fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>>;
+
+    /// Bytes of workspace that a bucket needs, without preparing it.
+    ///
+    /// # Errors
+    /// When a symbol is unbound.
+    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize>;
+}
+
+/// One bucket of a program, ready to run again and again. Nothing is allocated after it is made.
+pub trait Run: Send {
+    /// Staging memory of step input `index` (in the order of the main function's step inputs), to be filled before
+    /// every [`Run::submit`]: what it holds afterwards is not defined.
+    fn input(&mut self, index: usize) -> &mut [u8];
+
+    /// Queues one step and returns at once. Inputs may be filled again once the step is complete.
+    ///
+    /// # Errors
+    /// When the device failed before.
+    fn submit(&mut self) -> Result<()>;
+
+    /// Is the last step submitted complete?
+    ///
+    /// # Errors
+    /// When the device failed.
+    fn poll(&mut self) -> Result<bool>;
+
+    /// Waits until the last step submitted is complete.
+    ///
+    /// # Errors
+    /// When the device failed.
+    fn wait(&mut self) -> Result<()>;
+
+    /// Data output `index` of the last step, which must be complete.
+    fn output(&self, index: usize) -> &[u8];
+}

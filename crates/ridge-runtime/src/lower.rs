@@ -1,0 +1,80 @@
+//! The compile pipeline: from the graph that a model wrote to groups that a backend runs.
+
+use std::sync::Arc;
+
+use ridge_graph::passes::{Kernel, claim, decompose, fuse, group_linears, prune, tidy};
+use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
+
+use crate::error::Result;
+
+/// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
+/// groups are left. Each function is worked on once, however often it is called.
+///
+/// # Errors
+/// Names an output that the graph does not have.
+pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Graph> {
+    let mut graph = graph.clone();
+    prune(&mut graph, outputs)?;
+    group_linears(&mut graph);
+    claim(&mut graph, kernels);
+    // What no kernel claims as it stands opens one level at a time, so that kernels can claim what is inside.
+    while decompose(&mut graph, |_| false)? {
+        tidy(&mut graph);
+        claim(&mut graph, kernels);
+    }
+    fuse(&mut graph);
+    tidy(&mut graph);
+    for function in &mut graph.functions {
+        separate_outputs(function);
+    }
+    Ok(graph)
+}
+
+/// Gives each data output of a function memory of its own: a copy where it is an argument, another output, or a view
+/// of one.
+fn separate_outputs(function: &mut Function) {
+    let mut taken: Vec<Var> = Vec::new();
+    for i in 0..function.outputs.len() {
+        if function.outputs[i].role != Role::Data {
+            continue;
+        }
+        let var = function.outputs[i].var;
+        let root = storage_root(function, var);
+        let is_arg = matches!(function.nodes[root.index()].op, Op::Arg(_) | Op::Prim(Prim::Component(_)));
+        if is_arg || taken.contains(&root) {
+            let ty = function.ty(var).clone();
+            let copy = Node {
+                op: Op::Prim(Prim::Cast(ty.dtype)),
+                inputs: vec![var],
+                outputs: vec![ty],
+                scope: Arc::from(&*function.outputs[i].name),
+            };
+            function.nodes.push(copy);
+            function.outputs[i].var = function.var(function.nodes.len() - 1, 0);
+        }
+        taken.push(storage_root(function, function.outputs[i].var));
+    }
+}
+
+/// The value whose memory `var` is: itself, or through views and in-place updates the value that it came from.
+pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
+    while let Some(source) = alias_of(function, var) {
+        var = source;
+    }
+    var
+}
+
+/// The input that shares memory with `var`: of a reshape its input, of a state's next version the version before.
+fn alias_of(function: &Function, var: Var) -> Option<Var> {
+    let node = &function.nodes[var.index()];
+    if function.ty(var).state && !matches!(node.op, Op::Arg(_)) {
+        let position = node.outputs[..var.out as usize].iter().filter(|t| t.state).count();
+        return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
+    }
+    matches!(node.op, Op::Prim(Prim::Reshape(_))).then(|| node.inputs[0])
+}
+
+/// Does the node only give memory another name?
+pub(crate) fn is_view(node: &Node) -> bool {
+    matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Reshape(_) | Prim::Component(_)))
+}

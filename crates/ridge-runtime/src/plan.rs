@@ -1,0 +1,379 @@
+//! From a lowered graph and a binding of its symbols to a list of launches at fixed places in memory.
+//!
+//! Each function is planned once: its values get offsets in a frame by their lifetimes, and a call's frame is laid
+//! over the memory that is free at the call. The launches of all calls are then written out one after another.
+
+use std::collections::HashMap;
+
+use ridge_graph::{Bindings, FuncId, Function, Graph, Op, Prim, Role, Type, Var};
+
+use crate::error::Result;
+use crate::lower::{is_view, storage_root};
+
+/// Alignment of every value and component, in bytes: a cache line, and a full vector register.
+const ALIGN: usize = 64;
+
+/// A block of memory that places refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Region {
+    /// The workspace, shared by all programs of a device.
+    Arena,
+    /// Weight `i` of the main function.
+    Weight(u32),
+    /// State `i` of the main function.
+    State(u32),
+    /// Step input `i` of the main function.
+    Input(u32),
+    /// Data output `i` of the main function.
+    Output(u32),
+}
+
+/// Where a value is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The block.
+    pub region: Region,
+    /// Bytes from its start.
+    pub offset: usize,
+}
+
+impl Place {
+    fn plus(self, bytes: usize) -> Self {
+        Self { offset: self.offset + bytes, ..self }
+    }
+}
+
+/// A node to be run, with its concrete types; one for each function, not for each call.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// Its function.
+    pub func: FuncId,
+    /// Its index there.
+    pub node: usize,
+    /// Shapes of its inputs.
+    pub inputs: Vec<Vec<usize>>,
+    /// Shapes of its outputs.
+    pub outputs: Vec<Vec<usize>>,
+}
+
+/// One run of a kernel.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Index into [`Plan::kernels`].
+    pub kernel: usize,
+    /// Where its inputs are.
+    pub inputs: Vec<Place>,
+    /// Where its outputs go. A state output has the place of the state.
+    pub outputs: Vec<Place>,
+    /// The calls that lead to it: scopes of the call nodes, such as `model.layers.3`, outermost first.
+    pub path: Vec<std::sync::Arc<str>>,
+}
+
+/// What a step of one bucket does, and the memory it needs.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Distinct kernels.
+    pub kernels: Vec<Kernel>,
+    /// What runs, in order.
+    pub launches: Vec<Launch>,
+    /// Bytes of workspace.
+    pub arena_bytes: usize,
+    /// Bytes of each weight, state, step input and data output of the main function, in order.
+    pub weight_bytes: Vec<usize>,
+    /// See `weight_bytes`.
+    pub state_bytes: Vec<usize>,
+    /// See `weight_bytes`.
+    pub input_bytes: Vec<usize>,
+    /// See `weight_bytes`.
+    pub output_bytes: Vec<usize>,
+}
+
+/// Offsets of a value's components, one after another, and the bytes of all. A plain value has one component.
+///
+/// # Errors
+/// When a symbol is unbound.
+pub fn component_offsets(ty: &Type, bindings: &Bindings) -> Result<(Vec<usize>, usize)> {
+    let sizes: Vec<usize> = match &ty.format {
+        None => vec![plain_bytes(ty, bindings)?],
+        Some(format) => {
+            format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty, bindings)).collect::<Result<_>>()?
+        }
+    };
+    let mut end = 0;
+    let offsets = sizes
+        .iter()
+        .map(|size| {
+            let start = round_up(end);
+            end = start + size;
+            start
+        })
+        .collect();
+    Ok((offsets, end))
+}
+
+fn plain_bytes(ty: &Type, bindings: &Bindings) -> Result<usize> {
+    Ok(ty.shape.eval(bindings)?.iter().product::<usize>() * ty.dtype.size_bytes())
+}
+
+fn round_up(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGN)
+}
+
+/// Plans `graph`, as `lower` made it, for one binding of its symbols.
+///
+/// # Errors
+/// When a symbol is unbound.
+pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
+    let mut planner = Planner { graph, bindings, frames: Vec::new(), plan: Plan::default() };
+    for index in 0..graph.functions.len() {
+        let frame = planner.frame(FuncId(index as u32))?;
+        planner.frames.push(frame);
+    }
+    let main = graph.main();
+    let mut counts: HashMap<Role, u32> = HashMap::new();
+    let mut args = Vec::new();
+    for arg in &main.args {
+        let count = counts.entry(arg.role).or_insert(0);
+        let (region, sizes) = match arg.role {
+            Role::Weight => (Region::Weight(*count), &mut planner.plan.weight_bytes),
+            Role::State => (Region::State(*count), &mut planner.plan.state_bytes),
+            Role::StepInput | Role::Data => (Region::Input(*count), &mut planner.plan.input_bytes),
+        };
+        *count += 1;
+        sizes.push(component_offsets(&arg.ty, bindings)?.1);
+        args.push(Place { region, offset: 0 });
+    }
+    let mut outputs = Vec::new();
+    for output in main.outputs.iter().filter(|o| o.role == Role::Data) {
+        planner.plan.output_bytes.push(component_offsets(main.ty(output.var), bindings)?.1);
+        outputs.push(Place { region: Region::Output(outputs.len() as u32), offset: 0 });
+    }
+    let arena = Place { region: Region::Arena, offset: 0 };
+    planner.plan.arena_bytes = planner.frames[graph.main.index()].bytes;
+    planner.expand(graph.main, &args, &outputs, arena, &mut Vec::new());
+    Ok(planner.plan)
+}
+
+/// Where each value of a function is, relative to what its caller gives.
+#[derive(Clone, Copy, Debug)]
+enum Spot {
+    /// At an argument, this many bytes in.
+    Arg(usize, usize),
+    /// At the place that the caller gives for data output `i`.
+    Output(usize),
+    /// In the frame.
+    Frame(usize),
+}
+
+/// Memory of one function, whoever calls it.
+struct Frame {
+    bytes: usize,
+    /// By node and output.
+    spots: Vec<Vec<Spot>>,
+    /// Of a call node, where its callee's frame is; of others unused.
+    callee_frames: Vec<usize>,
+    /// Of nodes that run, the index into `Plan::kernels`.
+    kernels: Vec<Option<usize>>,
+}
+
+struct Planner<'a> {
+    graph: &'a Graph,
+    bindings: &'a Bindings,
+    frames: Vec<Frame>,
+    plan: Plan,
+}
+
+impl Planner<'_> {
+    fn frame(&mut self, func: FuncId) -> Result<Frame> {
+        let function = self.graph.function(func);
+        let mut frame = Frame {
+            bytes: 0,
+            spots: vec![Vec::new(); function.nodes.len()],
+            callee_frames: vec![0; function.nodes.len()],
+            kernels: vec![None; function.nodes.len()],
+        };
+        let last_use = last_uses(function);
+        let mut free = FreeList::default();
+        let given: HashMap<Var, usize> = function
+            .outputs
+            .iter()
+            .filter(|o| o.role == Role::Data)
+            .enumerate()
+            .map(|(i, o)| (storage_root(function, o.var), i))
+            .collect();
+        // Frame memory to give back after each node.
+        let mut dying: Vec<Vec<(usize, usize)>> = vec![Vec::new(); function.nodes.len()];
+        for (index, node) in function.nodes.iter().enumerate() {
+            for (out, ty) in node.outputs.iter().enumerate() {
+                let var = function.var(index, out);
+                let root = storage_root(function, var);
+                let spot = if let Op::Arg(arg) = node.op {
+                    Spot::Arg(arg, 0)
+                } else if let Op::Prim(Prim::Component(part)) = node.op {
+                    let (offsets, _) = component_offsets(function.ty(node.inputs[0]), self.bindings)?;
+                    match frame.spots[node.inputs[0].index()][node.inputs[0].out as usize] {
+                        Spot::Arg(arg, base) => Spot::Arg(arg, base + offsets[part]),
+                        other => other,
+                    }
+                } else if root != var {
+                    frame.spots[root.index()][root.out as usize]
+                } else if let Some(output) = given.get(&var) {
+                    Spot::Output(*output)
+                } else {
+                    let bytes = round_up(component_offsets(ty, self.bindings)?.1);
+                    let offset = free.take(bytes);
+                    let last = last_use[index][out].max(index);
+                    dying[last].push((offset, bytes));
+                    Spot::Frame(offset)
+                };
+                frame.spots[index].push(spot);
+            }
+            if let Op::Call(callee) = node.op {
+                let bytes = round_up(self.frames[callee.index()].bytes);
+                frame.callee_frames[index] = free.take(bytes);
+                dying[index].push((frame.callee_frames[index], bytes));
+            } else if !is_view(node) {
+                frame.kernels[index] = Some(self.kernel(func, index)?);
+            }
+            for (offset, bytes) in dying[index].drain(..) {
+                free.give(offset, bytes);
+            }
+        }
+        frame.bytes = free.high_water;
+        Ok(frame)
+    }
+
+    fn kernel(&mut self, func: FuncId, node: usize) -> Result<usize> {
+        let function = self.graph.function(func);
+        let n = &function.nodes[node];
+        let shapes = |types: Vec<&Type>| -> Result<Vec<Vec<usize>>> {
+            types.into_iter().map(|t| Ok(t.shape.eval(self.bindings)?)).collect()
+        };
+        self.plan.kernels.push(Kernel {
+            func,
+            node,
+            inputs: shapes(n.inputs.iter().map(|v| function.ty(*v)).collect())?,
+            outputs: shapes(n.outputs.iter().collect())?,
+        });
+        Ok(self.plan.kernels.len() - 1)
+    }
+
+    fn expand(
+        &mut self,
+        func: FuncId,
+        args: &[Place],
+        outputs: &[Place],
+        frame_at: Place,
+        path: &mut Vec<std::sync::Arc<str>>,
+    ) {
+        let graph = self.graph;
+        let function = graph.function(func);
+        for (index, node) in function.nodes.iter().enumerate() {
+            if is_view(node) {
+                continue;
+            }
+            let frame = &self.frames[func.index()];
+            let place = |var: Var| match frame.spots[var.index()][var.out as usize] {
+                Spot::Arg(arg, offset) => args[arg].plus(offset),
+                Spot::Output(output) => outputs[output],
+                Spot::Frame(offset) => frame_at.plus(offset),
+            };
+            let ins: Vec<Place> = node.inputs.iter().map(|v| place(*v)).collect();
+            let outs: Vec<Place> = (0..node.outputs.len()).map(|o| place(function.var(index, o))).collect();
+            if let Op::Call(callee) = node.op {
+                let inner = frame_at.plus(frame.callee_frames[index]);
+                let roles = graph.function(callee).outputs.iter().map(|o| o.role);
+                let data: Vec<Place> =
+                    outs.iter().zip(roles).filter(|(_, r)| *r == Role::Data).map(|(p, _)| *p).collect();
+                path.push(node.scope.clone());
+                self.expand(callee, &ins, &data, inner, path);
+                path.pop();
+            } else if let Some(kernel) = frame.kernels[index] {
+                self.plan.launches.push(Launch { kernel, inputs: ins, outputs: outs, path: path.clone() });
+            }
+        }
+    }
+}
+
+/// The last node that reads the memory of each value, through whatever view.
+fn last_uses(function: &Function) -> Vec<Vec<usize>> {
+    let mut last: Vec<Vec<usize>> = function.nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
+    for (index, node) in function.nodes.iter().enumerate() {
+        for input in &node.inputs {
+            let root = storage_root(function, *input);
+            last[root.index()][root.out as usize] = index;
+        }
+    }
+    last
+}
+
+/// First-fit allocation of offsets, merging neighbours that are free.
+#[derive(Default)]
+struct FreeList {
+    /// `(offset, bytes)`, sorted, never touching one another or the high-water mark's end.
+    free: Vec<(usize, usize)>,
+    high_water: usize,
+}
+
+impl FreeList {
+    fn take(&mut self, bytes: usize) -> usize {
+        if bytes == 0 {
+            return 0;
+        }
+        // The tightest hole that is large enough.
+        let best = (0..self.free.len()).filter(|i| self.free[*i].1 >= bytes).min_by_key(|i| self.free[*i].1);
+        if let Some(i) = best {
+            let (offset, size) = self.free[i];
+            if size == bytes {
+                self.free.remove(i);
+            } else {
+                self.free[i] = (offset + bytes, size - bytes);
+            }
+            return offset;
+        }
+        // A hole at the end grows.
+        if let Some((offset, size)) = self.free.last().copied()
+            && offset + size == self.high_water
+        {
+            self.free.pop();
+            self.high_water = offset + bytes;
+            return offset;
+        }
+        self.high_water += bytes;
+        self.high_water - bytes
+    }
+
+    fn give(&mut self, offset: usize, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        let at = self.free.partition_point(|(o, _)| *o < offset);
+        self.free.insert(at, (offset, bytes));
+        if at + 1 < self.free.len() && offset + bytes == self.free[at + 1].0 {
+            self.free[at].1 += self.free[at + 1].1;
+            self.free.remove(at + 1);
+        }
+        if at > 0 && self.free[at - 1].0 + self.free[at - 1].1 == self.free[at].0 {
+            self.free[at - 1].1 += self.free[at].1;
+            self.free.remove(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_neighbours_merge_and_are_taken_again() {
+        let mut list = FreeList::default();
+        let (a, b, c) = (list.take(64), list.take(128), list.take(64));
+        assert_eq!((a, b, c), (0, 64, 192));
+        list.give(b, 128);
+        list.give(a, 64);
+        assert_eq!(list.take(192), 0);
+        list.give(c, 64);
+        assert_eq!(list.take(128), 192, "a hole at the end grows");
+        assert_eq!(list.high_water, 320);
+    }
+}
