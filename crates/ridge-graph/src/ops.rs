@@ -1,14 +1,43 @@
 //! The composite ops, one file each. To add one: write its file (copy the shape of `rms_norm.rs`), add it to
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
+//!
+//! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
+//! `rms_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu`, `softmax`, then `sampling` when it serves, or
+//! `cross_entropy` and `adamw` when it trains. `paging.rs` is no op: it makes the valid block tables of samples.
 
+mod adamw;
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod kv_write;
+mod linear;
+mod paging;
 mod rms_norm;
+mod rope;
+mod sampling;
+mod softmax;
+mod swiglu;
+mod token_layout;
 
+pub use adamw::AdamW;
+pub use attention::PagedAttention;
+pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
+pub use embedding::Embedding;
+pub use kv_write::KvWrite;
+pub use linear::{Linear, LinearGroup};
 pub use rms_norm::RmsNorm;
+pub use rope::{Rope, linear_scaling, llama3_scaling, rope_frequencies};
+pub use sampling::SampleToken;
+pub use softmax::Softmax;
+pub use swiglu::Swiglu;
+pub use token_layout::TokenLayout;
 
+use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Why;
 use crate::sample::{Rng, Sample};
-use crate::types::Type;
+use crate::shard::Placement;
+use crate::types::{Shape, Type};
 
 /// An op's name and its sample generator.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +51,23 @@ pub struct Entry {
 
 /// Every composite op.
 pub fn registry() -> &'static [Entry] {
-    &[Entry { name: "rms_norm", samples: rms_norm::samples }]
+    &[
+        Entry { name: "adamw", samples: adamw::samples },
+        Entry { name: "attention", samples: attention::samples },
+        Entry { name: "cross_entropy", samples: cross_entropy::samples },
+        Entry { name: "cross_entropy_saving", samples: cross_entropy::samples_saving },
+        Entry { name: "cross_entropy_backward", samples: cross_entropy::samples_backward },
+        Entry { name: "embedding", samples: embedding::samples },
+        Entry { name: "kv_write", samples: kv_write::samples },
+        Entry { name: "linear", samples: linear::samples },
+        Entry { name: "linear_group", samples: linear::samples_group },
+        Entry { name: "rms_norm", samples: rms_norm::samples },
+        Entry { name: "rope", samples: rope::samples },
+        Entry { name: "sample_token", samples: sampling::samples },
+        Entry { name: "softmax", samples: softmax::samples },
+        Entry { name: "swiglu", samples: swiglu::samples },
+        Entry { name: "token_layout", samples: token_layout::samples },
+    ]
 }
 
 /// Requires a plain float tensor.
@@ -32,4 +77,45 @@ fn want_float(name: &str, ty: &Type) -> Result<(), Why> {
     } else {
         Err(format!("{name} must be a plain float tensor, got {ty}"))
     }
+}
+
+/// Requires a float parameter, plain or stored in a format, of the axes that `axes` names, such as `[N, K]`.
+fn want_weight(name: &str, ty: &Type, rank: usize, axes: &str) -> Result<(), Why> {
+    if ty.dtype.is_float() && !ty.state && ty.shape.rank() == rank {
+        Ok(())
+    } else {
+        Err(format!("{name} must be a float parameter {axes}, got {ty}"))
+    }
+}
+
+/// Requires a plain float tensor of the axes that `axes` names, such as `[tokens, heads, dim]`.
+fn want_floats(name: &str, ty: &Type, rank: usize, axes: &str) -> Result<(), Why> {
+    if ty.dtype.is_float() && ty.is_plain() && ty.shape.rank() == rank {
+        Ok(())
+    } else {
+        Err(format!("{name} must be a plain float tensor {axes}, got {ty}"))
+    }
+}
+
+/// Requires exactly this plain tensor.
+fn want(name: &str, ty: &Type, dtype: DType, shape: impl Into<Shape>) -> Result<(), Why> {
+    let wanted = Type::tensor(dtype, shape);
+    if *ty == wanted { Ok(()) } else { Err(format!("{name} must be {wanted}, got {ty}")) }
+}
+
+/// Why a wrong number of inputs is refused.
+fn takes(names: &str, inputs: &[Type]) -> Why {
+    format!("takes {names}, got {} inputs", inputs.len())
+}
+
+/// The product of extents of which at most one is symbolic.
+fn flat(dims: &[Dim]) -> Result<Dim, Why> {
+    dims.iter()
+        .try_fold(Dim::from(1), |product, dim| product.times(dim))
+        .ok_or_else(|| format!("axes {} cannot be taken as one, since more than one is symbolic", Shape(dims.to_vec())))
+}
+
+/// Cut along `dim`.
+fn cut(dim: usize) -> Placement {
+    Placement::Shard { dim, multiple: 1 }
 }

@@ -1,0 +1,262 @@
+//! Matrix product with a parameter, and several that share their input.
+
+use crate::builder::Builder;
+use crate::cost::Cost;
+use crate::dtype::DType;
+use crate::error::{GraphError, Result, Why};
+use crate::format::{FormatRef, Q8_0};
+use crate::graph::Var;
+use crate::op::Composite;
+use crate::sample::{Rng, Sample};
+use crate::shard::{Placement, Rule, rowwise_rules};
+use crate::types::{Shape, Type};
+
+/// `x w^T + bias`, summed in f32 at least and rounded once.
+///
+/// `x`: `[.., K]`, `w`: `[N, K]` of any float dtype or stored in a format, `bias`: `[N]` of any float dtype; gives
+/// `[.., N]` of the dtype of `x`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Linear {
+    /// Is there a third input to add?
+    pub bias: bool,
+}
+
+/// [`Linear`]s of one input, which is read once: what passes make of a layer's q, k and v, or gate and up.
+///
+/// `x`, then `count` weights, then if `biases` as many biases; gives `count` outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearGroup {
+    /// Number of linears.
+    pub count: usize,
+    /// Has each a bias?
+    pub biases: bool,
+}
+
+fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type, Why> {
+    super::want_weight(&format!("w{nth}"), w, 2, "[out, in]")?;
+    let (out, inner) = (&w.shape.0[0], &w.shape.0[1]);
+    if x.shape.rank() == 0 || x.shape.last() != *inner {
+        return Err(format!("w{nth} must be [out, {}] to follow x, got {w}", x.shape.last()));
+    }
+    if let Some(b) = bias {
+        super::want_floats(&format!("bias{nth}"), b, 1, &format!("[{out}]"))?;
+        if b.shape.0[0] != *out {
+            return Err(format!("bias{nth} must be [{out}], got {b}"));
+        }
+    }
+    let mut shape = x.shape.clone();
+    if let Some(last) = shape.0.last_mut() {
+        last.clone_from(out);
+    }
+    Ok(x.with_shape(shape))
+}
+
+fn check_x(x: &Type) -> Result<(), Why> {
+    super::want_float("x", x)?;
+    if x.shape.rank() == 0 {
+        return Err(format!("x must be [.., in], got {x}"));
+    }
+    super::flat(&x.shape.0[..x.shape.rank() - 1]).map_err(|why| format!("x {x}: {why}"))?;
+    Ok(())
+}
+
+fn cost(weights: &[Type], inputs: &[Type], outputs: &[Type], biases: bool) -> Cost {
+    let mut cost = Cost::moving(inputs, outputs);
+    for (w, y) in weights.iter().zip(outputs) {
+        let inner = crate::Poly::from(&w.shape.0[1]);
+        cost.matrix_flops += &(&y.shape.elements() * &(inner * 2));
+        if biases {
+            cost.vector_flops += &y.shape.elements();
+        }
+    }
+    cost
+}
+
+/// Column parallel, row parallel (not with biases, which every rank would add), then rows of `x`.
+fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
+    let last = x.rank().saturating_sub(1);
+    let places = |x, w, b: Option<Placement>| {
+        let mut inputs = vec![x];
+        inputs.extend(vec![w; count]);
+        inputs.extend(b.filter(|_| biases).map(|b| vec![b; count]).unwrap_or_default());
+        inputs
+    };
+    let (whole, rows) = (Placement::Replicate, super::cut(0));
+    let mut rules = vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![super::cut(last); count] }];
+    if !biases {
+        let inputs = places(super::cut(last), super::cut(1), None);
+        rules.push(Rule { inputs, outputs: vec![Placement::Partial; count] });
+    }
+    let inputs = places(whole, whole, Some(whole)).len();
+    rules.extend(rowwise_rules(x, inputs, count));
+    rules
+}
+
+impl Composite for Linear {
+    fn name(&self) -> &'static str {
+        "linear"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let (x, w, bias) = match (inputs, self.bias) {
+            ([x, w], false) => (x, w, None),
+            ([x, w, bias], true) => (x, w, Some(bias)),
+            (_, false) => return Err(super::takes("x and w", inputs)),
+            (_, true) => return Err(super::takes("x, w and bias", inputs)),
+        };
+        check_x(x)?;
+        Ok(vec![infer_one(x, w, bias, "")?])
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        let ty = g.ty(inputs[0])?.clone();
+        let (rows, last) = ty.shape.0.split_at(ty.shape.rank() - 1);
+        let (flat, inner) = (super::flat(rows).map_err(|why| GraphError::usage(g.scope(), why))?, last[0].clone());
+        let mut shape = ty.shape.clone();
+        shape.0[rows.len()] = g.ty(inputs[1])?.shape.0[0].clone();
+        // In f32 throughout, so that the sum is rounded once.
+        let x = g.cast(inputs[0], DType::F32)?;
+        let x = g.reshape(x, Shape(vec![flat, inner]))?;
+        let w = g.decoded(inputs[1], DType::F32)?;
+        let mut y = g.matmul(x, w, false, true, DType::F32)?;
+        if self.bias {
+            let bias = g.cast(inputs[2], DType::F32)?;
+            y = g.add(y, bias)?;
+        }
+        let y = g.cast(y, ty.dtype)?;
+        Ok(vec![g.reshape(y, shape)?])
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        cost(&inputs[1..2], inputs, outputs, self.bias)
+    }
+
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+        rules(&inputs[0].shape, 1, self.bias)
+    }
+}
+
+impl Composite for LinearGroup {
+    fn name(&self) -> &'static str {
+        "linear_group"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let n = self.count;
+        if n == 0 || inputs.len() != 1 + n * if self.biases { 2 } else { 1 } {
+            let wanted = format!("x, {n} weights{}", if self.biases { " and as many biases" } else { "" });
+            return Err(super::takes(&wanted, inputs));
+        }
+        check_x(&inputs[0])?;
+        (0..n)
+            .map(|i| {
+                let bias = self.biases.then(|| &inputs[1 + n + i]);
+                infer_one(&inputs[0], &inputs[1 + i], bias, &(i + 1).to_string())
+            })
+            .collect()
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        (0..self.count)
+            .map(|i| g.linear_bias(inputs[0], inputs[1 + i], self.biases.then(|| inputs[1 + self.count + i])))
+            .collect()
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        cost(&inputs[1..=self.count], inputs, outputs, self.biases)
+    }
+
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+        rules(&inputs[0].shape, self.count, self.biases)
+    }
+}
+
+impl Builder {
+    /// `x w^T`; see [`Linear`].
+    ///
+    /// # Errors
+    /// When `w` is not `[N, K]` for `x` of `[.., K]`.
+    pub fn linear(&mut self, x: Var, w: Var) -> Result<Var> {
+        self.linear_bias(x, w, None)
+    }
+
+    /// `x w^T + bias`; see [`Linear`].
+    ///
+    /// # Errors
+    /// When `w` is not `[N, K]` for `x` of `[.., K]`, or `bias` is not `[N]`.
+    pub fn linear_bias(&mut self, x: Var, w: Var, bias: Option<Var>) -> Result<Var> {
+        let inputs: Vec<Var> = [x, w].into_iter().chain(bias).collect();
+        Ok(self.composite(Linear { bias: bias.is_some() }, &inputs)?[0])
+    }
+
+    /// Several linears of one input; see [`LinearGroup`]. `biases` is empty or has one for each of `weights`.
+    ///
+    /// # Errors
+    /// When a weight or a bias does not fit `x`, or their numbers differ.
+    pub fn linear_group(&mut self, x: Var, weights: &[Var], biases: &[Var]) -> Result<Vec<Var>> {
+        let inputs = [&[x], weights, biases].concat();
+        self.composite(LinearGroup { count: weights.len(), biases: !biases.is_empty() }, &inputs)
+    }
+}
+
+pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let cases: [(&[usize], usize, bool); 7] = [
+        (&[0, 8], 5, false),
+        (&[1, 1], 1, true),
+        (&[3, 0], 2, true),
+        (&[7], 3, false),
+        (&[5, 33], 17, true),
+        (&[2, 3, 64], 40, false),
+        (&[65, 130], 100, false),
+    ];
+    let mut samples: Vec<Sample> = cases
+        .into_iter()
+        .map(|(x, n, bias)| {
+            let k = x[x.len() - 1];
+            let sample = Sample::new(Linear { bias }).input(rng.normal(dtype, x)).input(rng.normal(dtype, &[n, k]));
+            if bias { sample.input(rng.normal(dtype, &[n])) } else { sample }
+        })
+        .collect();
+    let q8 = FormatRef::new(Q8_0);
+    samples.push(
+        Sample::new(Linear { bias: true })
+            .input(rng.normal(DType::F32, &[4, 50]))
+            .input(rng.normal(DType::BF16, &[9, 50]))
+            .input(rng.normal(DType::F16, &[9])),
+    );
+    samples.push(
+        Sample::new(Linear { bias: false })
+            .input(rng.normal(dtype, &[5, 96]))
+            .stored(&rng.normal(DType::F32, &[33, 96]), &q8),
+    );
+    samples
+}
+
+pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let cases: [(&[usize], &[usize], bool); 5] = [
+        (&[0, 8], &[4, 4], false),
+        (&[1, 1], &[1], true),
+        (&[3, 64], &[64, 16, 16], true),
+        (&[17, 33], &[20, 20], false),
+        (&[2, 2, 10], &[3, 0, 1], false),
+    ];
+    let mut samples = Vec::new();
+    for (x, outs, biases) in cases {
+        let mut sample = Sample::new(LinearGroup { count: outs.len(), biases }).input(rng.normal(dtype, x));
+        for n in outs {
+            sample = sample.input(rng.normal(dtype, &[*n, x[x.len() - 1]]));
+        }
+        for n in outs.iter().filter(|_| biases) {
+            sample = sample.input(rng.normal(dtype, &[*n]));
+        }
+        samples.push(sample);
+    }
+    let q8 = FormatRef::new(Q8_0);
+    samples.push(
+        Sample::new(LinearGroup { count: 2, biases: false })
+            .input(rng.normal(dtype, &[3, 32]))
+            .stored(&rng.normal(DType::F32, &[5, 32]), &q8)
+            .input(rng.normal(DType::BF16, &[7, 32])),
+    );
+    samples
+}

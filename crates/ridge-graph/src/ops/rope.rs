@@ -1,0 +1,162 @@
+//! Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in the rotate-half layout of GPT-NeoX and
+//! Hugging Face: element `i` is paired with element `i + R/2`.
+
+use std::f64::consts::TAU;
+use std::fmt;
+use std::sync::Arc;
+
+use crate::builder::Builder;
+use crate::cost::Cost;
+use crate::dtype::DType;
+use crate::error::{Result, Why};
+use crate::graph::Var;
+use crate::op::Composite;
+use crate::sample::{Rng, Sample};
+use crate::shard::{Placement, Rule};
+use crate::types::{Shape, Type};
+
+/// Rotates the pairs of the first `R = 2 * inv_freq.len()` elements of each head by `position * inv_freq`, computed
+/// in f32; the other elements pass through.
+///
+/// `x`: `[tokens, heads, dim]` of any float dtype, `positions`: i32 `[tokens]`; gives the type of `x`.
+#[derive(Clone)]
+pub struct Rope {
+    /// Radians a position, for each pair.
+    pub inv_freq: Arc<[f64]>,
+    /// Factor of sine and cosine: YaRN's attention scaling, otherwise 1.
+    pub scale: f64,
+}
+
+impl fmt::Debug for Rope {
+    /// Ops are equal when their `Debug` texts are, so a hash stands for all the frequencies.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = (self.inv_freq.first().unwrap_or(&0.0), self.inv_freq.last().unwrap_or(&0.0));
+        // FNV-1a, 64 bits (Fowler, Noll and Vo).
+        let bytes = self.inv_freq.iter().flat_map(|x| x.to_bits().to_le_bytes());
+        let hash =
+            bytes.fold(0xcbf2_9ce4_8422_2325_u64, |h, byte| (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let rotary = 2 * self.inv_freq.len();
+        write!(f, "Rope {{ rotary: {rotary}, inv_freq: {first}..{last} #{hash:016x}, scale: {} }}", self.scale)
+    }
+}
+
+/// `theta^(-2i / rotary_dim)` for each pair `i`.
+pub fn rope_frequencies(theta: f64, rotary_dim: usize) -> Vec<f64> {
+    (0..rotary_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / rotary_dim as f64)).collect()
+}
+
+/// Llama 3.1's context extension: frequencies whose wavelength is longer than `original_max_position /
+/// low_freq_factor` are divided by `factor`, those shorter than `original_max_position / high_freq_factor` are kept,
+/// and between them the two are interpolated linearly in the number of turns over the original context.
+pub fn llama3_scaling(
+    freqs: &[f64],
+    factor: f64,
+    low_freq_factor: f64,
+    high_freq_factor: f64,
+    original_max_position: f64,
+) -> Vec<f64> {
+    let scale = |freq: &f64| {
+        let turns = original_max_position * freq / TAU;
+        let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+        freq / factor * (1.0 - keep) + freq * keep
+    };
+    freqs.iter().map(scale).collect()
+}
+
+/// Position interpolation (Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
+/// Interpolation"): every frequency divided by `factor`.
+pub fn linear_scaling(freqs: &[f64], factor: f64) -> Vec<f64> {
+    freqs.iter().map(|freq| freq / factor).collect()
+}
+
+impl Composite for Rope {
+    fn name(&self) -> &'static str {
+        "rope"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let [x, positions] = inputs else { return Err(super::takes("x and positions", inputs)) };
+        super::want_floats("x", x, 3, "[tokens, heads, dim]")?;
+        super::want("positions", positions, DType::I32, [&x.shape.0[0]])?;
+        let rotary = 2 * self.inv_freq.len();
+        if rotary == 0 || x.shape.last().as_const().is_none_or(|dim| dim < rotary) {
+            return Err(format!("x must have {rotary} elements or more a head, as many as are rotated, got {x}"));
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        let ty = g.ty(inputs[0])?.clone();
+        let half = self.inv_freq.len();
+        let positions = g.cast(inputs[1], DType::F32)?;
+        let positions = g.reshape(positions, Shape(vec![ty.shape.0[0].clone(), 1.into(), 1.into()]))?;
+        let freqs = g.table(DType::F32, &self.inv_freq)?;
+        let angle = g.mul(positions, freqs)?;
+        let scale = g.constant(DType::F32, self.scale)?;
+        let cos = g.cos(angle)?;
+        let cos = g.mul(cos, scale)?;
+        let sin = g.sin(angle)?;
+        let sin = g.mul(sin, scale)?;
+        let x = g.cast(inputs[0], DType::F32)?;
+        let a = g.slice(x, 2, 0, half)?;
+        let b = g.slice(x, 2, half, half)?;
+        let (a_cos, b_sin) = (g.mul(a, cos)?, g.mul(b, sin)?);
+        let (b_cos, a_sin) = (g.mul(b, cos)?, g.mul(a, sin)?);
+        let mut parts = vec![g.sub(a_cos, b_sin)?, g.add(b_cos, a_sin)?];
+        let rest = ty.shape.last() + -2 * half as i64;
+        if rest != 0.into() {
+            parts.push(g.slice(x, 2, 2 * half, rest)?);
+        }
+        let y = g.concat(&parts, 2)?;
+        Ok(vec![g.cast(y, ty.dtype)?])
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let rows = crate::Poly::product(&inputs[0].shape.0[..2]);
+        let pairs = self.inv_freq.len() as i128;
+        // Four products and two sums a pair; sine and cosine once a token, whatever the heads.
+        Cost {
+            vector_flops: rows * (6 * pairs),
+            special_flops: crate::Poly::from(&inputs[0].shape.0[0]) * (2 * pairs),
+            ..Cost::moving(inputs, outputs)
+        }
+    }
+
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+        vec![
+            Rule { inputs: vec![super::cut(1), Placement::Replicate], outputs: vec![super::cut(1)] },
+            Rule { inputs: vec![super::cut(0); 2], outputs: vec![super::cut(0)] },
+        ]
+    }
+}
+
+impl Builder {
+    /// Rotary position embedding of `x` at `positions`; see [`Rope`].
+    ///
+    /// # Errors
+    /// When `x` is not `[tokens, heads, dim]` with as many elements a head as are rotated, or `positions` is not
+    /// i32 `[tokens]`.
+    pub fn rope(&mut self, x: Var, positions: Var, op: &Rope) -> Result<Var> {
+        Ok(self.composite(op.clone(), &[x, positions])?[0])
+    }
+}
+
+pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    // (tokens, heads, dim, rotary, scale)
+    let cases = [
+        (0, 2, 8, 8, 1.0),
+        (1, 1, 2, 2, 1.0),
+        (3, 0, 4, 4, 1.0),
+        (5, 3, 64, 64, 1.0),
+        (7, 2, 33, 16, 1.0),
+        (17, 4, 128, 128, 1.25),
+        (65, 1, 80, 20, 1.0),
+    ];
+    let sample = |(tokens, heads, dim, rotary, scale): (usize, usize, usize, usize, f64)| {
+        let freqs = llama3_scaling(&rope_frequencies(10_000.0, rotary), 8.0, 1.0, 4.0, 64.0);
+        Sample::new(Rope { inv_freq: freqs.into(), scale })
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+            .input(rng.integers(DType::I32, &[tokens], 0, 300))
+    };
+    cases.into_iter().map(sample).collect()
+}
