@@ -223,6 +223,16 @@ impl Builder {
         self.functions
     }
 
+    /// The functions built so far.
+    pub(crate) fn functions(&self) -> &[Function] {
+        &self.functions
+    }
+
+    /// The function now open.
+    pub(crate) fn current(&self) -> &Function {
+        &self.top().function
+    }
+
     pub(crate) fn functions_mut(&mut self) -> &mut Vec<Function> {
         &mut self.functions
     }
@@ -357,7 +367,8 @@ fn check_args(callee: &Function, inputs: &[Type]) -> Result<(), String> {
     Ok(())
 }
 
-fn join(scope: &str, name: &str) -> String {
+/// `name` within `scope`.
+pub(crate) fn join(scope: &str, name: &str) -> String {
     match (scope.is_empty(), name.is_empty()) {
         (true, _) => name.into(),
         (_, true) => scope.into(),

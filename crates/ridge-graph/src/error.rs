@@ -35,6 +35,14 @@ impl GraphError {
     pub(crate) fn usage(at: &str, why: impl Into<String>) -> Self {
         Self::Use { at: place(at), why: why.into() }
     }
+
+    /// The same mistake seen from the caller of the function it is in: its place is below `scope`.
+    pub(crate) fn within(mut self, scope: &str) -> Self {
+        if let (false, Self::Op { at, .. } | Self::Use { at, .. }) = (scope.is_empty(), &mut self) {
+            *at = if *at == place("") { scope.into() } else { format!("{scope}.{at}") };
+        }
+        self
+    }
 }
 
 /// The scope as an error shows it: the top of the graph has no name of its own.

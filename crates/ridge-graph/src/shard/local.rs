@@ -1,0 +1,111 @@
+//! Shapes, formats and attributes of one rank's share.
+
+use super::{MeshAxis, Placement, Rule};
+use crate::dim::Dim;
+use crate::error::Why;
+use crate::format::FormatRef;
+use crate::graph::Op;
+use crate::prim::Prim;
+use crate::types::{Shape, Type};
+
+/// The type of one rank's share of a value of type `ty`.
+pub(super) fn local_type(ty: &Type, placement: Placement, axis: &MeshAxis) -> Result<Type, Why> {
+    let Placement::Shard { dim, multiple } = placement else { return Ok(ty.clone()) };
+    let (name, ranks) = (&axis.name, axis.ranks);
+    let Some(extent) = ty.shape.0.get(dim) else {
+        return Err(format!("{ty} has no axis {dim} to cut over the {ranks} ranks of `{name}`"));
+    };
+    // What must stay together: the placement's unit, and the format's.
+    let granule = ty.format.as_ref().map_or(1, |f| f.granularity(ty.shape.rank())[dim]);
+    let unit = multiple / gcd(multiple, granule) * granule;
+    let share =
+        share(extent, unit, ranks).ok_or_else(|| does_not_divide(ty, dim, extent, (multiple, granule), axis))?;
+    let mut dims = ty.shape.0.clone();
+    dims[dim] = share;
+    let local = ty.with_shape(Shape(dims));
+    if let Some(format) = &local.format {
+        format.check(&local.shape).map_err(|why| format!("a share of one of {ranks} ranks of `{name}`: {why}"))?;
+    }
+    Ok(local)
+}
+
+fn does_not_divide(ty: &Type, dim: usize, extent: &Dim, units: (usize, usize), axis: &MeshAxis) -> Why {
+    let (multiple, granule) = units;
+    let unit = multiple / gcd(multiple, granule) * granule;
+    let unit_text = match (multiple, granule) {
+        (1, 1) => String::new(),
+        (_, 1) => format!(" in multiples of {multiple}"),
+        (1, _) => format!(" in multiples of {granule}, which its format keeps together"),
+        _ => format!(" in multiples of {unit}, for its units of {multiple} and its format's of {granule}"),
+    };
+    let fits = match extent.as_const().map(|n| n / unit.max(1)) {
+        Some(0 | 1) => "it cannot be cut; replicate it".into(),
+        Some(n) => format!("take a number of ranks that divides {n}, or replicate it"),
+        None => format!("state the extent as a multiple, such as {}*({extent}), or replicate it", axis.ranks * unit),
+    };
+    format!("{ty} does not cut along axis {dim} over the {} ranks of `{}`{unit_text}: {fits}", axis.ranks, axis.name)
+}
+
+/// One of `ranks` equal parts of `extent`, if there are such parts and each is a multiple of `multiple`.
+pub(super) fn share(extent: &Dim, multiple: usize, ranks: usize) -> Option<Dim> {
+    let share = extent.div_exact(i64::try_from(ranks).ok()?)?;
+    share.div_exact(i64::try_from(multiple).ok()?).map(|_| share)
+}
+
+/// `shape` with axis `dim` cut.
+fn local_shape(shape: &Shape, dim: usize, ranks: usize) -> Option<Shape> {
+    let mut dims = shape.0.clone();
+    dims[dim] = share(dims.get(dim)?, 1, ranks)?;
+    Some(Shape(dims))
+}
+
+/// How component `index` is placed where `shape`, stored in `format`, is cut along `dim`; `None` where the format does
+/// not cut so.
+pub(super) fn component_place(
+    format: &FormatRef,
+    shape: &Shape,
+    dim: usize,
+    ranks: usize,
+    index: usize,
+) -> Option<Placement> {
+    let granule = *format.granularity(shape.rank()).get(dim)?;
+    share(&shape.0[dim], granule, ranks)?;
+    let part = local_shape(shape, dim, ranks)?;
+    let (whole, part) = (format.components(shape), format.components(&part));
+    let (whole, part) = (&whole.get(index)?.ty.shape, &part.get(index)?.ty.shape);
+    let changed: Vec<usize> = (0..whole.rank().min(part.rank())).filter(|i| whole.0[*i] != part.0[*i]).collect();
+    match changed[..] {
+        [] => Some(Placement::Replicate),
+        [axis] => (part.0[axis] == share(&whole.0[axis], 1, ranks)?).then_some(Placement::shard(axis)),
+        _ => None,
+    }
+}
+
+/// `op` for one rank's share under `rule`; `None` where its attributes cannot be cut so.
+pub(super) fn local_op(op: &Op, rule: &Rule, ranks: usize) -> Option<Op> {
+    let cut = match rule.outputs.first() {
+        Some(Placement::Shard { dim, .. }) => Some(*dim),
+        _ => None,
+    };
+    Some(match (op, cut) {
+        (Op::Composite(c), _) => c.localize(rule, ranks).map_or_else(|| op.clone(), Op::Composite),
+        (Op::Prim(prim), Some(dim)) => Op::Prim(match prim {
+            Prim::Reshape(shape) => Prim::Reshape(local_shape(shape, dim, ranks)?),
+            Prim::Broadcast(shape) => Prim::Broadcast(local_shape(shape, dim, ranks)?),
+            Prim::Iota { shape, axis, dtype } => {
+                Prim::Iota { shape: local_shape(shape, dim, ranks)?, axis: *axis, dtype: *dtype }
+            }
+            // Only the whole axis: see the rules.
+            Prim::Slice { axis, start, len } if *axis == dim => {
+                Prim::Slice { axis: *axis, start: start.clone(), len: share(len, 1, ranks)? }
+            }
+            _ => prim.clone(),
+        }),
+        _ => op.clone(),
+    })
+}
+
+/// The greatest common divisor; `a` for `b` of 0.
+pub(super) fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
