@@ -172,7 +172,7 @@ fn drop_unused_args(function: &mut Function) {
 }
 
 /// Removes functions that main does not reach, keeping callees before callers.
-fn drop_uncalled(graph: &mut Graph) {
+pub(crate) fn drop_uncalled(graph: &mut Graph) {
     let mut called = vec![false; graph.functions.len()];
     called[graph.main.index()] = true;
     for i in (0..graph.functions.len()).rev().filter(|i| *i <= graph.main.index()) {

@@ -1,0 +1,184 @@
+//! What the backward half of a function keeps from the forward half, and what it computes again.
+//!
+//! Kept: what was costly. Computed again in the backward half, from what is kept anyway: views (the narrower or smaller
+//! side of a cast or broadcast is kept instead), elementwise values whose inputs are all kept, and whatever is cheap and
+//! depends on parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::graph::{Arg, Function, Op, Output, Role, Var};
+use crate::prim::Prim;
+
+/// A backward half that is complete.
+pub(super) struct Backward {
+    /// Takes residuals, then cotangents.
+    pub(super) function: Function,
+    /// The forward values that are its residuals, in order.
+    pub(super) saved: Vec<Var>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Saved,
+    Rebuilt,
+}
+
+/// Completes `draft`, in which arguments stand for the forward values `requested`.
+pub(super) fn settle(
+    g: &mut Builder,
+    forward: &Function,
+    draft: Function,
+    requested: &[(Var, Var)],
+) -> Result<Backward> {
+    let fates = fates(forward, requested.iter().map(|(value, _)| *value));
+    g.begin(&draft.name);
+    let mut rebuild = Rebuild { forward, fates: &fates, built: HashMap::new() };
+    let mut saved = Vec::new();
+    for (value, _) in fates.iter().filter(|(_, fate)| **fate == Fate::Saved) {
+        let arg = match &forward.nodes[value.index()].op {
+            Op::Arg(i) => forward.args[*i].clone(),
+            _ => {
+                Arg { name: format!("saved.{}", saved.len()).into(), ty: forward.ty(*value).clone(), role: Role::Data }
+            }
+        };
+        rebuild.built.insert(*value, g.push_arg(arg));
+        saved.push(*value);
+    }
+    let stands_for: HashMap<Var, Var> = requested.iter().map(|(value, arg)| (*arg, *value)).collect();
+    let mut map: Vec<Vec<Option<Var>>> = vec![Vec::new(); draft.nodes.len()];
+    // Cotangents come after residuals.
+    for (i, node) in draft.nodes.iter().enumerate() {
+        if let Op::Arg(arg) = node.op
+            && !stands_for.contains_key(&draft.var(i, 0))
+        {
+            map[i] = vec![Some(g.push_arg(draft.args[arg].clone()))];
+        }
+    }
+    let mut found = |g: &mut Builder, map: &[Vec<Option<Var>>], var: Var| match stands_for.get(&var) {
+        Some(value) => rebuild.value(g, *value),
+        None => Ok(map[var.index()][var.out as usize].expect("inputs come before uses")),
+    };
+    for (i, node) in draft.nodes.iter().enumerate() {
+        if matches!(node.op, Op::Arg(_)) {
+            continue;
+        }
+        let inputs = node.inputs.iter().map(|v| found(g, &map, *v)).collect::<Result<Vec<_>>>()?;
+        g.set_scope(&node.scope);
+        map[i] = g.emit(node.op.clone(), &inputs)?.into_iter().map(Some).collect();
+    }
+    let outputs = draft.outputs.iter().map(|o| Ok(Output { var: found(g, &map, o.var)?, ..o.clone() }));
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
+    Ok(Backward { function: g.end(outputs), saved })
+}
+
+/// Forward values in a backward half: residuals, and those computed again where they are first used.
+struct Rebuild<'a> {
+    forward: &'a Function,
+    fates: &'a BTreeMap<Var, Fate>,
+    built: HashMap<Var, Var>,
+}
+
+impl Rebuild<'_> {
+    fn value(&mut self, g: &mut Builder, value: Var) -> Result<Var> {
+        if let Some(built) = self.built.get(&value) {
+            return Ok(*built);
+        }
+        debug_assert_eq!(self.fates.get(&value), Some(&Fate::Rebuilt), "{value:?} is saved or rebuilt");
+        let node = &self.forward.nodes[value.index()];
+        let inputs = node.inputs.iter().map(|v| self.value(g, *v)).collect::<Result<Vec<_>>>()?;
+        g.set_scope(&node.scope);
+        let built = g.emit(node.op.clone(), &inputs)?[value.out as usize];
+        self.built.insert(value, built);
+        Ok(built)
+    }
+}
+
+/// Decides for every value that the backward half refers to, and for those that these are rebuilt from.
+fn fates(forward: &Function, requested: impl Iterator<Item = Var>) -> BTreeMap<Var, Fate> {
+    let free = free(forward);
+    let mut fates = BTreeMap::new();
+    let mut open: BTreeSet<Var> = requested.collect();
+    // Later values first: what they are rebuilt from is then decided with what was asked for.
+    while let Some(value) = open.pop_last() {
+        let node = &forward.nodes[value.index()];
+        let rebuilt = !matches!(node.op, Op::Arg(_)) && (free[value.index()] || is_view(forward, value));
+        fates.insert(value, if rebuilt { Fate::Rebuilt } else { Fate::Saved });
+        if rebuilt {
+            open.extend(&node.inputs);
+        }
+    }
+    // Earlier values first: an elementwise value is rebuilt when all that it needs is there.
+    let saved: Vec<Var> = fates.iter().filter(|(_, fate)| **fate == Fate::Saved).map(|(v, _)| *v).collect();
+    for value in saved {
+        let node = &forward.nodes[value.index()];
+        let at_hand = |fates: &BTreeMap<Var, Fate>| node.inputs.iter().all(|v| available(forward, &free, fates, *v));
+        if is_cheap(&node.op) && at_hand(&fates) {
+            fates.insert(value, Fate::Rebuilt);
+            let mut open = node.inputs.clone();
+            while let Some(input) = open.pop() {
+                if fates.contains_key(&input) {
+                    continue;
+                }
+                let node = &forward.nodes[input.index()];
+                let is_arg = matches!(node.op, Op::Arg(_));
+                fates.insert(input, if is_arg { Fate::Saved } else { Fate::Rebuilt });
+                open.extend(&node.inputs);
+            }
+        }
+    }
+    fates
+}
+
+/// Is `value` there without keeping anything more?
+fn available(forward: &Function, free: &[bool], fates: &BTreeMap<Var, Fate>, value: Var) -> bool {
+    fates.contains_key(&value)
+        || free[value.index()]
+        || (is_view(forward, value) && available(forward, free, fates, forward.nodes[value.index()].inputs[0]))
+}
+
+/// Nodes that cost no memory to have again: arguments that outlive the step's forward half anyway or are small, and
+/// what is cheap to compute from them.
+fn free(forward: &Function) -> Vec<bool> {
+    let mut free = Vec::with_capacity(forward.nodes.len());
+    for node in &forward.nodes {
+        free.push(match &node.op {
+            Op::Arg(i) => {
+                let arg = &forward.args[*i];
+                !arg.ty.state && (matches!(arg.role, Role::Weight | Role::StepInput) || !arg.ty.dtype.is_float())
+            }
+            op => is_cheap(op) && node.inputs.iter().all(|v| free[v.index()]),
+        });
+    }
+    free
+}
+
+/// Is `value` a rearrangement of a value that is no larger?
+fn is_view(forward: &Function, value: Var) -> bool {
+    let node = &forward.nodes[value.index()];
+    match &node.op {
+        Op::Prim(Prim::Reshape(_) | Prim::Transpose(_) | Prim::Broadcast(_)) => true,
+        Op::Prim(Prim::Cast(to)) => to.size_bytes() >= forward.ty(node.inputs[0]).dtype.size_bytes(),
+        _ => false,
+    }
+}
+
+/// Is the op bound by memory, and the same whenever it is done again?
+fn is_cheap(op: &Op) -> bool {
+    let Op::Prim(prim) = op else { return false };
+    prim.is_elementwise()
+        || matches!(
+            prim,
+            Prim::Const(_)
+                | Prim::Iota { .. }
+                | Prim::Gather { .. }
+                | Prim::Slice { .. }
+                | Prim::Concat { .. }
+                | Prim::Pad { .. }
+                | Prim::Reshape(_)
+                | Prim::Transpose(_)
+                | Prim::Broadcast(_)
+                | Prim::Component(_)
+        )
+}

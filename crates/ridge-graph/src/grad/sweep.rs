@@ -1,0 +1,200 @@
+//! The reverse sweep: from the cotangents of a function's outputs to those of its arguments, last node first.
+
+use std::collections::HashMap;
+
+use super::expand::{Derivative, Rule, Source, Tape};
+use super::prim;
+use crate::builder::Builder;
+use crate::error::{GraphError, Result, place};
+use crate::graph::{Arg, Function, Node, Op, Role, Var};
+use crate::op::{CompositeRef, Saved};
+use crate::types::Type;
+
+/// A sweep over `forward`, building into the function that is open in `g`.
+pub(super) struct Sweep<'a> {
+    pub(super) g: &'a mut Builder,
+    forward: &'a Function,
+    tape: &'a Tape,
+    cotangents: HashMap<Var, Var>,
+    /// Arguments that stand for values of `forward`, in the order they were asked for; `None` where `forward` is the
+    /// function that is open, so that its values are at hand.
+    requested: Option<Vec<(Var, Var)>>,
+}
+
+/// One node in the sweep.
+pub(super) struct At<'s, 'a> {
+    pub(super) sweep: &'s mut Sweep<'a>,
+    pub(super) node: &'a Node,
+    index: usize,
+}
+
+impl<'a> Sweep<'a> {
+    /// A sweep within the function that `forward` is a copy of.
+    pub(super) fn within(g: &'a mut Builder, forward: &'a Function, tape: &'a Tape) -> Self {
+        Self { g, forward, tape, cotangents: HashMap::new(), requested: None }
+    }
+
+    /// A sweep into a function of its own, which takes forward values as arguments.
+    pub(super) fn with_residuals(g: &'a mut Builder, forward: &'a Function, tape: &'a Tape) -> Self {
+        Self { requested: Some(Vec::new()), ..Self::within(g, forward, tape) }
+    }
+
+    /// Adds to the cotangent of a forward value.
+    pub(super) fn add(&mut self, value: Var, cotangent: Var) -> Result<()> {
+        let sum = match self.cotangents.get(&value) {
+            Some(earlier) => self.g.add(*earlier, cotangent)?,
+            None => cotangent,
+        };
+        self.cotangents.insert(value, sum);
+        Ok(())
+    }
+
+    /// The cotangent of a forward value, if any came.
+    pub(super) fn cotangent(&self, value: Var) -> Option<Var> {
+        self.cotangents.get(&value).copied()
+    }
+
+    /// The forward values asked for, each with the argument that stands for it.
+    pub(super) fn into_requested(self) -> Vec<(Var, Var)> {
+        self.requested.unwrap_or_default()
+    }
+
+    /// A forward value, as the backward half sees it.
+    fn value(&mut self, value: Var) -> Result<Var> {
+        let Some(requested) = &mut self.requested else { return Ok(value) };
+        if let Some((_, arg)) = requested.iter().find(|(v, _)| *v == value) {
+            return Ok(*arg);
+        }
+        let ty = self.forward.ty(value).clone();
+        let arg = self.g.push_arg(Arg { name: format!("{value:?}").into(), ty, role: Role::Data });
+        requested.push((value, arg));
+        Ok(arg)
+    }
+
+    /// Takes every cotangent back to the arguments.
+    pub(super) fn run(&mut self) -> Result<()> {
+        let forward = self.forward;
+        for (index, node) in forward.nodes.iter().enumerate().rev() {
+            let cotangents: Vec<Option<Var>> =
+                (0..node.outputs.len()).map(|out| self.cotangent(forward.var(index, out))).collect();
+            if cotangents.iter().all(Option::is_none) {
+                continue;
+            }
+            self.g.set_scope(&node.scope);
+            let tape = self.tape;
+            let mut at = At { sweep: self, node, index };
+            match (&node.op, tape.rules.get(&index)) {
+                (Op::Prim(p), _) => prim::backward(&mut at, p, &cotangents)?,
+                (_, Some(Rule::Call(derivative))) => at.call(derivative, &cotangents)?,
+                (_, Some(Rule::Explicit { saved, backward, wrt, outputs })) => {
+                    at.explicit(saved, backward, wrt, &cotangents[..*outputs])?;
+                }
+                // An argument, or an op that no cotangent passes.
+                _ => {}
+            }
+        }
+        self.g.set_scope("");
+        Ok(())
+    }
+
+    /// Zeros of the plain type of `ty`.
+    pub(super) fn zeros(&mut self, ty: &Type) -> Result<Var> {
+        let zero = self.g.constant(ty.dtype, 0.0)?;
+        self.g.broadcast(zero, ty.shape.clone())
+    }
+}
+
+impl At<'_, '_> {
+    /// Is the cotangent of input `i` wanted?
+    pub(super) fn wants(&self, i: usize) -> bool {
+        self.sweep.tape.active.contains(&self.node.inputs[i])
+    }
+
+    /// Type of input `i`.
+    pub(super) fn ty(&self, i: usize) -> &Type {
+        self.sweep.forward.ty(self.node.inputs[i])
+    }
+
+    /// Value of input `i`.
+    pub(super) fn input(&mut self, i: usize) -> Result<Var> {
+        self.sweep.value(self.node.inputs[i])
+    }
+
+    /// Value of output `out`.
+    pub(super) fn output(&mut self, out: usize) -> Result<Var> {
+        self.sweep.value(self.sweep.forward.var(self.index, out))
+    }
+
+    /// The builder of the backward half.
+    pub(super) fn g(&mut self) -> &mut Builder {
+        self.sweep.g
+    }
+
+    /// Adds to the cotangent of input `i`.
+    pub(super) fn give(&mut self, i: usize, cotangent: Var) -> Result<()> {
+        if !self.wants(i) {
+            return Ok(());
+        }
+        let (wanted, got) = (self.ty(i).plain(), self.sweep.g.ty(cotangent)?);
+        if *got != wanted {
+            return Err(self.error(format!("its gradient gives {got} for input {i}, which must be {wanted}")));
+        }
+        self.sweep.add(self.node.inputs[i], cotangent)
+    }
+
+    /// An error of this node.
+    pub(super) fn error(&self, why: impl Into<String>) -> GraphError {
+        GraphError::Op {
+            at: place(&self.node.scope),
+            op: self.node.op_name().into(),
+            inputs: self.sweep.forward.types(&self.node.inputs),
+            why: why.into(),
+        }
+    }
+
+    /// The cotangents, zero where none came.
+    fn filled(&mut self, cotangents: &[Option<Var>], outputs: impl Iterator<Item = usize>) -> Result<Vec<Var>> {
+        outputs.map(|i| cotangents[i].map_or_else(|| self.sweep.zeros(&self.node.outputs[i]), Ok)).collect()
+    }
+
+    fn explicit(
+        &mut self,
+        saved: &[Saved],
+        backward: &CompositeRef,
+        wrt: &[usize],
+        cotangents: &[Option<Var>],
+    ) -> Result<()> {
+        let mut inputs = Vec::with_capacity(saved.len() + cotangents.len());
+        for s in saved {
+            let var = match s {
+                Saved::Input(i) => self.node.inputs[*i],
+                Saved::Output(out) => self.sweep.forward.var(self.index, *out),
+            };
+            if self.sweep.forward.ty(var).state {
+                return Err(self.error(format!("its gradient saves {s:?}, a state; save what the state holds instead")));
+            }
+            inputs.push(self.sweep.value(var)?);
+        }
+        let floats = (0..cotangents.len()).filter(|i| self.node.outputs[*i].dtype.is_float());
+        inputs.extend(self.filled(cotangents, floats)?);
+        let given = self.g().emit(Op::Composite(backward.clone()), &inputs)?;
+        if given.len() != wrt.len() {
+            return Err(self.error(format!("its gradient gives {} cotangents, not {}", given.len(), wrt.len())));
+        }
+        wrt.iter().zip(given).try_for_each(|(i, cotangent)| self.give(*i, cotangent))
+    }
+
+    fn call(&mut self, derivative: &Derivative, cotangents: &[Option<Var>]) -> Result<()> {
+        let mut inputs = Vec::with_capacity(derivative.residuals.len() + derivative.cotangents.len());
+        for source in &derivative.residuals {
+            inputs.push(match source {
+                Source::Arg(i) => self.input(*i)?,
+                Source::Output(out) => self.output(*out)?,
+            });
+        }
+        let taken = derivative.cotangents.iter().map(|i| derivative.outputs[*i]);
+        inputs.extend(self.filled(cotangents, taken)?);
+        let given = self.g().emit(Op::Call(derivative.backward), &inputs)?;
+        derivative.wrt.iter().zip(given).try_for_each(|(i, cotangent)| self.give(*i, cotangent))
+    }
+}
