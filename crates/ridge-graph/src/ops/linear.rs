@@ -144,7 +144,8 @@ impl Composite for LinearGroup {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let n = self.count;
         if n == 0 || inputs.len() != 1 + n * if self.biases { 2 } else { 1 } {
-            let wanted = format!("x, {n} weights{}", if self.biases { " and as many biases" } else { "" });
+            let wanted =
+                if self.biases { format!("x, {n} weights and {n} biases") } else { format!("x and {n} weights") };
             return Err(super::takes(&wanted, inputs));
         }
         check_x(&inputs[0])?;

@@ -125,7 +125,8 @@ impl Builder {
 
 pub(super) fn samples(rng: &mut Rng, _dtype: DType) -> Vec<Sample> {
     // (sequences as (cached, new), padding, block size, spare columns)
-    let cases: [(&[(usize, usize)], usize, usize, usize); 7] = [
+    type Case<'a> = (&'a [(usize, usize)], usize, usize, usize);
+    let cases: [Case<'_>; 7] = [
         (&[], 0, 4, 0),
         (&[], 3, 4, 2),
         (&[(0, 1)], 0, 1, 0),

@@ -1,0 +1,72 @@
+//! What each op says of inputs that do not fit.
+
+use std::fmt::Write as _;
+
+use ridge_graph::format::Q8_0;
+use ridge_graph::ops::{
+    AdamW, CrossEntropy, CrossEntropyBackward, Embedding, KvWrite, Linear, LinearGroup, PagedAttention, Rope,
+    SampleToken, Softmax, Swiglu, TokenLayout, rope_frequencies,
+};
+use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
+
+fn f32s<const N: usize>(shape: [usize; N]) -> Type {
+    Type::tensor(DType::F32, shape)
+}
+
+fn i32s<const N: usize>(shape: [usize; N]) -> Type {
+    Type::tensor(DType::I32, shape)
+}
+
+fn cache(heads: usize) -> Type {
+    Type::state(DType::BF16, [9, 2, heads, 16, 8])
+}
+
+#[test]
+fn errors_say_which_input_is_wrong_and_what_it_must_be() {
+    let rope = Rope { inv_freq: rope_frequencies(1e4, 16).into(), scale: 1.0 };
+    let attention = PagedAttention { scale: 1.0, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+    let adamw = AdamW { beta1: 0.9, beta2: 1.0, eps: 1e-8, weight_decay: 0.0 };
+    let stored = f32s([4, 64]).stored_as(FormatRef::new(Q8_0));
+    let key = |dtype| Type::tensor(dtype, [3usize]);
+    let keys = [DType::F32, DType::I32, DType::F32, DType::I64, DType::I32, DType::I64].map(key);
+    let blocks = Type::state(DType::BF16, [Dim::from(9), 2.into(), 2.into(), Dim::sym("size"), 8.into()]);
+
+    let cases: Vec<(&dyn Composite, Vec<Type>)> = vec![
+        (&Linear { bias: false }, vec![f32s([3, 8])]),
+        (&Linear { bias: false }, vec![f32s([3, 8]), f32s([8, 4])]),
+        (&Linear { bias: true }, vec![f32s([3, 8]), f32s([4, 8]), f32s([8])]),
+        (&Linear { bias: false }, vec![stored.clone(), f32s([4, 64])]),
+        (&LinearGroup { count: 2, biases: false }, vec![f32s([3, 8]), f32s([4, 8])]),
+        (&LinearGroup { count: 2, biases: false }, vec![f32s([3, 8]), f32s([4, 8]), i32s([4, 8])]),
+        (&rope, vec![f32s([3, 2, 8]), i32s([3])]),
+        (&rope, vec![f32s([3, 2, 16]), i32s([4])]),
+        (&rope, vec![f32s([3, 32]), i32s([3])]),
+        (&Softmax, vec![f32s([])]),
+        (&Swiglu, vec![f32s([3, 8]), Type::tensor(DType::BF16, [3usize, 8])]),
+        (&Embedding { dtype: DType::F32 }, vec![stored.clone(), key(DType::I64)]),
+        (&Embedding { dtype: DType::I32 }, vec![stored, i32s([3])]),
+        (&KvWrite, vec![f32s([9, 2, 2, 16, 8]), f32s([3, 2, 8]), f32s([3, 2, 8]), i32s([3])]),
+        (&KvWrite, vec![cache(2), f32s([3, 4, 8]), f32s([3, 4, 8]), i32s([3])]),
+        (&KvWrite, vec![cache(2), f32s([3, 2, 8]), f32s([3, 2, 8]), i32s([2])]),
+        (&KvWrite, vec![blocks, f32s([3, 2, 8]), f32s([3, 2, 8]), i32s([3])]),
+        (&attention, vec![f32s([3, 3, 8]), cache(2), i32s([2, 4]), i32s([3]), i32s([3])]),
+        (&attention, vec![f32s([3, 4, 16]), cache(2), i32s([2, 4]), i32s([3]), i32s([3])]),
+        (&attention, vec![f32s([3, 4, 8]), cache(2), i32s([4]), i32s([3]), i32s([3])]),
+        (&attention, vec![f32s([3, 4, 8]), cache(2), i32s([2, 4]), i32s([2]), i32s([3])]),
+        (&TokenLayout { block_size: 16 }, vec![i32s([3]), i32s([2]), i32s([2]), i32s([2, 4])]),
+        (&CrossEntropy, vec![f32s([3, 8]), f32s([3])]),
+        (&CrossEntropyBackward, vec![f32s([3, 8]), i32s([3]), f32s([3, 1]), f32s([3])]),
+        (&SampleToken, [&[f32s([3, 8])], &keys[..]].concat()),
+        (&SampleToken, [&[f32s([3, 0])], &keys[..]].concat()),
+        (&SampleToken, vec![f32s([3, 8])]),
+        (&adamw, vec![f32s([3]), f32s([4]), f32s([3]), f32s([3]), f32s([]), f32s([])]),
+        (&adamw, vec![f32s([3]), f32s([3]), f32s([3]), f32s([3]), f32s([1]), f32s([])]),
+        (&adamw, vec![f32s([3]), f32s([3]), f32s([3]), f32s([3]), f32s([]), f32s([])]),
+    ];
+    let mut text = String::new();
+    for (op, inputs) in cases {
+        let why = op.infer(&inputs).expect_err("none of these fits");
+        writeln!(text, "{}: {why}", op.name()).expect("a String takes all");
+    }
+    insta::assert_snapshot!(text);
+}

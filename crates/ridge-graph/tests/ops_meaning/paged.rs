@@ -1,0 +1,87 @@
+//! The paged cache: where tokens go, what is written, what attention reads.
+
+use ridge_graph::ops::{PagedAttention, TokenLayout};
+
+use super::{holds, input, op, samples, shape};
+
+#[test]
+fn token_layout_counts_on_from_the_cached_length() {
+    for sample in samples("token_layout") {
+        let TokenLayout { block_size } = *op(&sample);
+        let [ids, starts, lengths, table] = [0, 1, 2, 3].map(|i| input(&sample, i));
+        let width = shape(&sample, 3)[1];
+        let (mut positions, mut slots) = (Vec::new(), Vec::new());
+        for (token, id) in ids.iter().enumerate() {
+            if *id < 0.0 {
+                positions.push(0.0);
+                slots.push(-1.0);
+                continue;
+            }
+            let seq = *id as usize;
+            let position = lengths[seq] as usize + token - starts[seq] as usize;
+            positions.push(position as f64);
+            let nth = position / block_size;
+            let block = if nth < width { table[seq * width + nth] } else { -1.0 };
+            slots.push(if block < 0.0 { -1.0 } else { block * block_size as f64 + (position % block_size) as f64 });
+        }
+        holds(&sample, &[positions, slots]);
+    }
+}
+
+#[test]
+fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
+    for sample in samples("kv_write") {
+        let [mut kv, k, v, slots] = [0, 1, 2, 3].map(|i| input(&sample, i));
+        let [blocks, _, heads, block_size, dim] = shape(&sample, 0)[..] else { panic!("a cache has five axes") };
+        for (token, slot) in slots.iter().enumerate() {
+            if *slot < 0.0 || *slot >= (blocks * block_size) as f64 {
+                continue;
+            }
+            let (block, offset) = (*slot as usize / block_size, *slot as usize % block_size);
+            for (side, new) in [&k, &v].into_iter().enumerate() {
+                for head in 0..heads {
+                    let to = (((block * 2 + side) * heads + head) * block_size + offset) * dim;
+                    let from = (token * heads + head) * dim;
+                    kv[to..to + dim].copy_from_slice(&new[from..from + dim]);
+                }
+            }
+        }
+        holds(&sample, &[kv]);
+    }
+}
+
+#[test]
+fn attention_averages_the_values_of_earlier_positions() {
+    for sample in samples("attention") {
+        let PagedAttention { scale, .. } = op(&sample);
+        let [q, kv, table, ids, positions] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
+        let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
+        let [_, _, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
+        let width = shape(&sample, 2)[1];
+        let mut y = vec![0.0; tokens * heads * dim];
+        for token in (0..tokens).filter(|t| ids[*t] >= 0.0) {
+            for head in 0..heads {
+                let kv_head = head * kv_heads / heads;
+                let query = &q[(token * heads + head) * dim..][..dim];
+                let row = |side: usize, position: usize| {
+                    let block = table[ids[token] as usize * width + position / block_size];
+                    assert!(block >= 0.0, "sample: position {position} of token {token} has no block");
+                    let at = ((block as usize * 2 + side) * kv_heads + kv_head) * block_size + position % block_size;
+                    &kv[at * dim..][..dim]
+                };
+                let seen = 0..=positions[token] as usize;
+                let dot = |key: &[f64]| key.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
+                let weights: Vec<f64> = seen.clone().map(|p| (scale * dot(row(0, p))).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let out = &mut y[(token * heads + head) * dim..][..dim];
+                for (position, weight) in seen.zip(weights) {
+                    for (to, value) in out.iter_mut().zip(row(1, position)) {
+                        *to += weight / total * value;
+                    }
+                }
+            }
+        }
+        // The cache is read, and goes on as it was.
+        holds(&sample, &[y, kv]);
+    }
+}
