@@ -36,7 +36,6 @@ use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Why;
 use crate::sample::{Rng, Sample};
-use crate::shard::Placement;
 use crate::types::{Shape, Type};
 
 /// An op's name and its sample generator.
@@ -113,9 +112,4 @@ fn flat(dims: &[Dim]) -> Result<Dim, Why> {
     dims.iter()
         .try_fold(Dim::from(1), |product, dim| product.times(dim))
         .ok_or_else(|| format!("axes {} cannot be taken as one, since more than one is symbolic", Shape(dims.to_vec())))
-}
-
-/// Cut along `dim`.
-fn cut(dim: usize) -> Placement {
-    Placement::Shard { dim, multiple: 1 }
 }

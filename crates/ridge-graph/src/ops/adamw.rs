@@ -114,9 +114,9 @@ impl Composite for AdamW {
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         (0..inputs[0].shape.rank())
             .map(|dim| {
-                let mut places = vec![super::cut(dim); 4];
+                let mut places = vec![Placement::shard(dim); 4];
                 places.extend([Placement::Replicate; 2]);
-                Rule { inputs: places, outputs: vec![super::cut(dim); 3] }
+                Rule { inputs: places, outputs: vec![Placement::shard(dim); 3] }
             })
             .collect()
     }

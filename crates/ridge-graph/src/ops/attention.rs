@@ -148,7 +148,7 @@ impl Composite for PagedAttention {
     }
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        let (cut, whole) = (super::cut, Placement::Replicate);
+        let (cut, whole) = (Placement::shard, Placement::Replicate);
         vec![
             // By heads, whole groups to a rank.
             Rule { inputs: vec![cut(1), cut(2), whole, whole, whole], outputs: vec![cut(1)] },

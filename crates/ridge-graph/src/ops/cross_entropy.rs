@@ -8,7 +8,7 @@ use crate::error::{Result, Why};
 use crate::graph::Var;
 use crate::op::{Composite, CompositeRef, Gradient, Saved};
 use crate::sample::{Rng, Sample};
-use crate::shard::Rule;
+use crate::shard::{Placement, Rule};
 use crate::tensor::Tensor;
 use crate::types::{Shape, Type};
 
@@ -49,7 +49,7 @@ fn hits(g: &mut Builder, shape: &Shape, targets: Var) -> Result<(Var, Var)> {
 }
 
 fn rows(inputs: usize, outputs: usize) -> Vec<Rule> {
-    vec![Rule { inputs: vec![super::cut(0); inputs], outputs: vec![super::cut(0); outputs] }]
+    vec![Rule { inputs: vec![Placement::shard(0); inputs], outputs: vec![Placement::shard(0); outputs] }]
 }
 
 fn arithmetic(inputs: &[Type], outputs: &[Type]) -> Cost {

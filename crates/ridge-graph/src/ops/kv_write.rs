@@ -82,8 +82,8 @@ impl Composite for KvWrite {
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         // By heads.
-        let places = vec![super::cut(2), super::cut(1), super::cut(1), Placement::Replicate];
-        vec![Rule { inputs: places, outputs: vec![super::cut(2)] }]
+        let places = vec![Placement::shard(2), Placement::shard(1), Placement::shard(1), Placement::Replicate];
+        vec![Rule { inputs: places, outputs: vec![Placement::shard(2)] }]
     }
 }
 

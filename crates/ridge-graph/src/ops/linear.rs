@@ -81,10 +81,11 @@ fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
         inputs.extend(b.filter(|_| biases).map(|b| vec![b; count]).unwrap_or_default());
         inputs
     };
-    let (whole, rows) = (Placement::Replicate, super::cut(0));
-    let mut rules = vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![super::cut(last); count] }];
+    let (whole, rows) = (Placement::Replicate, Placement::shard(0));
+    let mut rules =
+        vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
     if !biases {
-        let inputs = places(super::cut(last), super::cut(1), None);
+        let inputs = places(Placement::shard(last), Placement::shard(1), None);
         rules.push(Rule { inputs, outputs: vec![Placement::Partial; count] });
     }
     let inputs = places(whole, whole, Some(whole)).len();

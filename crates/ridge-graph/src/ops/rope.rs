@@ -124,8 +124,8 @@ impl Composite for Rope {
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         vec![
-            Rule { inputs: vec![super::cut(1), Placement::Replicate], outputs: vec![super::cut(1)] },
-            Rule { inputs: vec![super::cut(0); 2], outputs: vec![super::cut(0)] },
+            Rule { inputs: vec![Placement::shard(1), Placement::Replicate], outputs: vec![Placement::shard(1)] },
+            Rule { inputs: vec![Placement::shard(0); 2], outputs: vec![Placement::shard(0)] },
         ]
     }
 }

@@ -10,7 +10,7 @@ use crate::eval::uniform;
 use crate::graph::Var;
 use crate::op::{Composite, Gradient};
 use crate::sample::{Check, Rng, Sample};
-use crate::shard::Rule;
+use crate::shard::{Placement, Rule};
 use crate::tensor::{Tensor, Value};
 use crate::types::{Shape, Type};
 
@@ -139,7 +139,7 @@ impl Composite for SampleToken {
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        vec![Rule { inputs: vec![super::cut(0); inputs.len()], outputs: vec![super::cut(0)] }]
+        vec![Rule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
     }
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Result, Why};
 use crate::graph::Var;
 use crate::op::Composite;
 use crate::sample::{Rng, Sample};
-use crate::shard::Rule;
+use crate::shard::{Placement, Rule};
 use crate::types::Type;
 
 /// `gate * sigmoid(gate) * up`, computed in f32. `gate` and `up` have one float type, which the result has too.
@@ -46,7 +46,7 @@ impl Composite for Swiglu {
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         // Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
         let axes = (0..inputs[0].shape.rank()).rev();
-        axes.map(|dim| Rule { inputs: vec![super::cut(dim); 2], outputs: vec![super::cut(dim)] }).collect()
+        axes.map(|dim| Rule { inputs: vec![Placement::shard(dim); 2], outputs: vec![Placement::shard(dim)] }).collect()
     }
 }
 
