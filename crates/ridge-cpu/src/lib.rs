@@ -1,1 +1,23 @@
 //! The CPU backend: kernels, thread pool and loopback collectives.
+//!
+//! Read `kernel` first (what a kernel is and what it may touch), then one file of `kernels` (the claimed patterns),
+//! `prims` (what no kernel claims, one primitive at a time) and `fused` (chains of primitives, tile by tile);
+//! `program` makes them into steps, and `pool` runs the steps on threads.
+//!
+//! Results never depend on the number of threads, on who shares a batch or on where a chunk of a prompt ends: every
+//! output element is computed by one thread in an order that its own extents fix.
+#![allow(unsafe_code)] // kernels, and memory that threads share; each block says why it is sound
+
+mod backend;
+mod buffer;
+mod fused;
+mod kernel;
+mod kernels;
+mod loopback;
+mod pool;
+mod prims;
+mod program;
+mod simd;
+
+pub use backend::{Cpu, CpuOptions};
+pub use loopback::Loopback;

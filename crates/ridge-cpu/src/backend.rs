@@ -1,0 +1,162 @@
+//! The CPU as a device.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ridge_graph::passes::{self, Pattern};
+use ridge_graph::{Bindings, Graph, Type};
+use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
+
+use crate::buffer::{Memory, Storage, storage};
+use crate::kernels;
+use crate::pool::{Job, Pool};
+use crate::program::CpuProgram;
+
+/// This rank's groups, by the name of the mesh axis.
+pub(crate) type Mesh = HashMap<String, Arc<dyn Collectives>>;
+
+/// How the CPU is used.
+#[derive(Clone, Default)]
+pub struct CpuOptions {
+    /// Threads that compute, the caller's included; the machine's usable cores if `None`.
+    pub threads: Option<usize>,
+    /// This rank's groups, by the name of the mesh axis, for graphs that communicate.
+    pub mesh: HashMap<String, Arc<dyn Collectives>>,
+}
+
+/// The CPU backend.
+pub struct Cpu {
+    device: Arc<Device>,
+    kernels: Vec<passes::Kernel>,
+}
+
+/// What programs of one backend share.
+pub(crate) struct Device {
+    pub(crate) pool: Pool,
+    pub(crate) mesh: Mesh,
+    arena: Mutex<Arc<Memory>>,
+    /// The last step submitted: when it has finished, all before it have.
+    last: Mutex<Option<Arc<Job>>>,
+}
+
+impl Cpu {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// When the operating system gives no threads.
+    pub fn new(options: CpuOptions) -> Result<Self> {
+        let threads = options.threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores()).max(1);
+        let failed = |e: std::io::Error| RuntimeError::Device {
+            backend: "cpu",
+            why: format!("cannot start {threads} threads: {e}"),
+        };
+        let device = Device {
+            pool: Pool::new(threads).map_err(failed)?,
+            mesh: options.mesh,
+            arena: Mutex::new(Arc::new(Memory::zeroed(0, "workspace")?)),
+            last: Mutex::new(None),
+        };
+        let kernels = kernels::all()
+            .map(|e| passes::Kernel { name: e.name, pattern: Pattern::parse(e.pattern), supports: e.supports })
+            .collect();
+        Ok(Self { device: Arc::new(device), kernels })
+    }
+
+    /// Threads that compute, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.device.pool.threads()
+    }
+}
+
+impl Device {
+    /// The workspace, at least this large. Steps that were bound to a smaller one find it again when submitted.
+    pub(crate) fn arena(&self, bytes: usize) -> Result<Arc<Memory>> {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        if arena.block().bytes < bytes {
+            *arena = Arc::new(Memory::zeroed(bytes, "workspace")?);
+        }
+        Ok(Arc::clone(&arena))
+    }
+
+    pub(crate) fn submit(&self, job: &Arc<Job>) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(job));
+        self.pool.submit(job);
+    }
+
+    fn drain(&self) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(job) = last {
+            self.pool.wait(&job);
+        }
+    }
+}
+
+impl Backend for Cpu {
+    fn name(&self) -> &'static str {
+        "cpu"
+    }
+
+    fn kernels(&self) -> &[passes::Kernel] {
+        &self.kernels
+    }
+
+    fn upload(&self, ty: &Type, mut parts: Vec<WeightData>) -> Result<Buffer> {
+        let (offsets, bytes) = component_offsets(ty, &Bindings::new())?;
+        let wanted: Vec<usize> = match &ty.format {
+            None => vec![bytes],
+            Some(format) => {
+                let sizes =
+                    format.components(&ty.shape).into_iter().map(|c| component_offsets(&c.ty, &Bindings::new()));
+                sizes.map(|s| Ok(s?.1)).collect::<Result<_>>()?
+            }
+        };
+        let given: Vec<usize> = parts.iter().map(|p| p.bytes().len()).collect();
+        if wanted != given {
+            return Err(RuntimeError::Device {
+                backend: "cpu",
+                why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
+            });
+        }
+        let aligned = |p: &WeightData| (p.bytes().as_ptr() as usize).is_multiple_of(ty.dtype.size_bytes());
+        if ty.format.is_none() && aligned(&parts[0]) {
+            let part = parts.swap_remove(0);
+            return Ok(Buffer::new(bytes, Arc::new(Storage::Mapped(part))));
+        }
+        let memory = Memory::zeroed(bytes, "a weight")?;
+        // SAFETY: just allocated; no step knows it.
+        let to = unsafe { memory.bytes_mut() };
+        for (offset, part) in offsets.into_iter().zip(&parts) {
+            to[offset..offset + part.bytes().len()].copy_from_slice(part.bytes());
+        }
+        Ok(Buffer::new(bytes, Arc::new(Storage::Own(memory))))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Memory::zeroed(bytes, "state")?))))
+    }
+
+    fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        let storage = storage(buffer)?;
+        self.device.drain();
+        Ok(match &**storage {
+            // SAFETY: no step is running, and none can start before this copy of the bytes is made unless another
+            // thread submits one to the same session, which `Run: !Sync` and one engine a session rule out.
+            Storage::Own(memory) => unsafe { memory.bytes() }.to_vec(),
+            Storage::Mapped(data) => data.bytes().to_vec(),
+        })
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        let refused = |why: &str| RuntimeError::Device { backend: "cpu", why: why.into() };
+        let Storage::Own(memory) = &**storage(buffer)? else { return Err(refused("a weight cannot be overwritten")) };
+        self.device.drain();
+        // SAFETY: as in `read`.
+        let to = unsafe { memory.bytes_mut() };
+        to.get_mut(..bytes.len()).ok_or_else(|| refused("more bytes than the buffer holds"))?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(CpuProgram::new(Arc::clone(&self.device), graph)))
+    }
+}

@@ -1,0 +1,167 @@
+//! What a kernel is on the CPU, and what it may touch.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use ridge_graph::{Composite, DType, FormatRef, Function, Op};
+
+/// A kernel for fixed shapes, made once for each distinct node of a bucket and run by any thread.
+pub(crate) trait Kernel: Send + Sync {
+    /// Into how many independent pieces its work can be cut, such as rows of the output. Zero where there is nothing
+    /// to do.
+    fn pieces(&self) -> usize;
+
+    /// What one piece takes, in nanoseconds, roughly: decides into how many parts the work is worth cutting.
+    fn nanos_per_piece(&self) -> f64;
+
+    /// Computes `pieces`. Different threads get ranges that do not overlap, and every piece is in exactly one range.
+    /// A kernel writes only the output elements of its pieces.
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch);
+}
+
+/// A tensor's type with numbers for its extents.
+#[derive(Clone, Debug)]
+pub(crate) struct Operand {
+    pub(crate) dtype: DType,
+    pub(crate) format: Option<FormatRef>,
+    pub(crate) shape: Vec<usize>,
+    /// Byte offsets of the components of its format; `[0]` for plain storage.
+    pub(crate) components: Vec<usize>,
+}
+
+impl Operand {
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The innermost extent; 1 for a scalar.
+    pub(crate) fn last(&self) -> usize {
+        self.shape.last().copied().unwrap_or(1)
+    }
+
+    /// Elements over all axes but the innermost.
+    pub(crate) fn rows(&self) -> usize {
+        self.shape.iter().rev().skip(1).product()
+    }
+}
+
+/// What a kernel is made from.
+pub(crate) struct Spec<'a> {
+    /// The claimed or fused nodes, as a function of the group's inputs; the single node for a primitive.
+    pub(crate) body: &'a Function,
+    pub(crate) inputs: Vec<Operand>,
+    pub(crate) outputs: Vec<Operand>,
+}
+
+impl Spec<'_> {
+    /// The attributes of the first composite of type `T` in the body.
+    pub(crate) fn composite<T: Composite>(&self) -> Option<&T> {
+        self.body.nodes.iter().find_map(|n| match &n.op {
+            Op::Composite(op) => op.downcast::<T>(),
+            _ => None,
+        })
+    }
+}
+
+/// Memory of one operand during a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Block {
+    pub(crate) ptr: *mut u8,
+    pub(crate) bytes: usize,
+}
+
+/// A kernel's operands during a run.
+///
+/// The planner has laid them out so that outputs overlap no input, except that a state output is the state input.
+pub(crate) struct Io<'a> {
+    pub(crate) inputs: &'a [Block],
+    pub(crate) outputs: &'a [Block],
+}
+
+/// Plain old data that operands consist of.
+///
+/// # Safety
+/// Every bit pattern is a value, and there is no padding. (Booleans are handled as `u8`.)
+pub(crate) unsafe trait Pod: Copy + 'static {}
+
+macro_rules! pod {
+    ($($t:ty),*) => {$(
+        // SAFETY: a number without padding, for which every bit pattern is a value.
+        unsafe impl Pod for $t {}
+    )*};
+}
+pod!(u8, i8, u16, i16, u32, i32, i64, u64, f32, half::f16, half::bf16);
+
+impl<'a> Io<'a> {
+    /// Input `index` from byte `offset` on, as elements of `T`.
+    pub(crate) fn input_at<T: Pod>(&self, index: usize, offset: usize) -> &'a [T] {
+        let block = self.inputs[index];
+        assert!(offset <= block.bytes && (block.ptr as usize + offset).is_multiple_of(align_of::<T>()));
+        // SAFETY: the block is memory of the run of `bytes` bytes, initialised, aligned as just checked, and written by
+        // nobody while this kernel runs.
+        unsafe {
+            std::slice::from_raw_parts(block.ptr.add(offset).cast::<T>(), (block.bytes - offset) / size_of::<T>())
+        }
+    }
+
+    /// Input `index` as elements of `T`.
+    pub(crate) fn input<T: Pod>(&self, index: usize) -> &'a [T] {
+        self.input_at(index, 0)
+    }
+
+    /// Output `index` as elements of `T`.
+    pub(crate) fn output<T: Pod>(&self, index: usize) -> Output<'a, T> {
+        let block = self.outputs[index];
+        assert!((block.ptr as usize).is_multiple_of(align_of::<T>()));
+        Output { ptr: block.ptr.cast(), len: block.bytes / size_of::<T>(), lives: PhantomData }
+    }
+}
+
+/// An output that several threads write in parts.
+#[derive(Clone, Copy)]
+pub(crate) struct Output<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    lives: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T: Pod> Output<'a, T> {
+    /// Elements `range`, to be written (and, of a state, read).
+    ///
+    /// # Safety
+    /// No other slice of these elements is alive: they belong to the pieces that the caller was given.
+    pub(crate) unsafe fn part(&self, range: Range<usize>) -> &'a mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of an output of {}", self.len);
+        // SAFETY: inside the block, aligned as checked when it was made, and by the caller's promise unaliased.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(range.start), range.len()) }
+    }
+}
+
+/// Memory of a thread that kernels use as they like; it grows to what they ask for and stays.
+#[derive(Default)]
+pub(crate) struct Scratch {
+    /// In units that align for every element type and a full vector register.
+    blocks: Vec<Aligned>,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Aligned([u8; 64]);
+
+impl Scratch {
+    /// `N` slices of `T` of these lengths, aligned to 64 bytes, with whatever was there before.
+    pub(crate) fn slices<T: Pod, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [T]; N] {
+        let blocks = |len: usize| (len * size_of::<T>()).div_ceil(64);
+        let total: usize = lengths.iter().map(|l| blocks(*l)).sum();
+        if self.blocks.len() < total {
+            self.blocks.resize(total, Aligned([0; 64]));
+        }
+        let mut rest = self.blocks.as_mut_slice();
+        lengths.map(|len| {
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(blocks(len));
+            rest = others;
+            // SAFETY: `mine` covers `len` elements, is aligned for any `Pod`, initialised, and not shared.
+            unsafe { std::slice::from_raw_parts_mut(mine.as_mut_ptr().cast::<T>(), len) }
+        })
+    }
+}

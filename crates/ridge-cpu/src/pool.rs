@@ -1,0 +1,297 @@
+//! Threads that run steps.
+//!
+//! A step is a list of launches, each cut into chunks. One word says which chunk of which launch is next, so a thread
+//! takes work with a single compare-and-swap, and whoever finishes a launch's last chunk opens the next launch. No
+//! thread is in charge: `n` threads are the caller that waits for a step and `n - 1` workers, and any of them can join
+//! or leave at any moment. A thread without work spins for a moment, then sleeps; nobody is woken for steps so small
+//! that one thread is quickest.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::kernel::Scratch;
+
+/// Work that the pool runs: launches in order, each of a number of chunks in any order.
+pub(crate) trait Steps: Send + Sync {
+    /// Number of launches.
+    fn launches(&self) -> usize;
+    /// Chunks of launch `launch`, from 1 to [`MAX_CHUNKS`].
+    fn chunks(&self, launch: usize) -> u16;
+    /// Runs one chunk.
+    fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch);
+}
+
+/// The most chunks of a launch.
+pub(crate) const MAX_CHUNKS: u16 = u16::MAX - 1;
+
+/// How long a thread looks for work before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// A step in flight.
+pub(crate) struct Job {
+    steps: Box<dyn Steps>,
+    /// Is any launch cut into several chunks?
+    parallel: bool,
+    finished: AtomicBool,
+    failed: Mutex<Option<String>>,
+}
+
+impl Job {
+    pub(crate) fn new(steps: Box<dyn Steps>) -> Self {
+        let parallel = (0..steps.launches()).any(|l| steps.chunks(l) > 1);
+        Self { steps, parallel, finished: AtomicBool::new(true), failed: Mutex::new(None) }
+    }
+
+    /// Is no step of it queued or running?
+    pub(crate) fn is_finished(&self) -> bool {
+        self.finished.load(Ordering::Acquire)
+    }
+
+    /// What a kernel that panicked said.
+    pub(crate) fn failure(&self) -> Option<String> {
+        lock(&self.failed).clone()
+    }
+}
+
+/// The pool's threads, with the caller's as one of them.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    /// `launch << 32 | chunks << 16 | next chunk` of the launch that is open. Chunks all taken: nothing to do.
+    open: AtomicU64,
+    /// The job that the open launch belongs to. Stable while any of its chunks is taken and unfinished.
+    job: AtomicPtr<Job>,
+    /// Chunks of the open launch that are not finished.
+    left: AtomicU32,
+    /// Jobs submitted and not finished.
+    pending: AtomicUsize,
+    /// Those of them that wait for the first.
+    queue: Mutex<VecDeque<Arc<Job>>>,
+    sleepers: AtomicUsize,
+    sleep: Mutex<()>,
+    wake: Condvar,
+    closing: AtomicBool,
+    threads: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+thread_local! {
+    static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's included.
+    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            open: AtomicU64::new(0),
+            job: AtomicPtr::new(std::ptr::null_mut()),
+            left: AtomicU32::new(0),
+            pending: AtomicUsize::new(0),
+            queue: Mutex::new(VecDeque::with_capacity(16)),
+            sleepers: AtomicUsize::new(0),
+            sleep: Mutex::new(()),
+            wake: Condvar::new(),
+            closing: AtomicBool::new(false),
+            threads,
+        });
+        let workers = (1..threads)
+            .map(|i| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || shared.work(None))
+            })
+            .collect::<std::io::Result<_>>()?;
+        Ok(Self { shared, workers })
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.shared.threads
+    }
+
+    /// Queues a step of `job`, which must be finished.
+    pub(crate) fn submit(&self, job: &Arc<Job>) {
+        debug_assert!(job.is_finished(), "a job is queued once at a time");
+        if job.steps.launches() == 0 {
+            return;
+        }
+        job.finished.store(false, Ordering::Relaxed);
+        let first = {
+            let mut queue = lock(&self.shared.queue);
+            let first = self.shared.pending.fetch_add(1, Ordering::AcqRel) == 0;
+            queue.push_back(Arc::clone(job));
+            first
+        };
+        if first {
+            self.shared.start_next();
+        }
+        if job.parallel {
+            self.shared.wake_all();
+        }
+    }
+
+    /// Has `job` finished? Where no worker would run it, runs it now.
+    pub(crate) fn poll(&self, job: &Job) -> bool {
+        if !job.is_finished() && (self.workers.is_empty() || !job.parallel) {
+            self.wait(job);
+        }
+        job.is_finished()
+    }
+
+    /// Takes part until `job` has finished.
+    pub(crate) fn wait(&self, job: &Job) {
+        if !job.is_finished() {
+            self.shared.work(Some(job));
+            // What is left for others must not wait for the next caller.
+            if self.shared.pending.load(Ordering::Acquire) > 0 {
+                self.shared.wake_all();
+            }
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::SeqCst);
+        {
+            let _guard = lock(&self.shared.sleep);
+            self.shared.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn pack(launch: usize, chunks: u16, next: u16) -> u64 {
+    (launch as u64) << 32 | u64::from(chunks) << 16 | u64::from(next)
+}
+
+impl Shared {
+    /// Runs chunks until `until` has finished, or for a worker until the pool closes.
+    fn work(&self, until: Option<&Job>) {
+        SCRATCH.with_borrow_mut(|scratch| {
+            while !self.done(until) {
+                if !self.take_one(scratch) {
+                    self.idle(until);
+                }
+            }
+        });
+    }
+
+    fn done(&self, until: Option<&Job>) -> bool {
+        match until {
+            Some(job) => job.is_finished(),
+            None => self.closing.load(Ordering::Acquire),
+        }
+    }
+
+    /// Takes and runs one chunk, if there is one.
+    fn take_one(&self, scratch: &mut Scratch) -> bool {
+        let open = self.open.load(Ordering::Acquire);
+        let (launch, chunks, next) = ((open >> 32) as usize, (open >> 16) as u16, open as u16);
+        if next >= chunks || self.open.compare_exchange(open, open + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return next < chunks;
+        }
+        // SAFETY: a chunk of this job's open launch is ours and unfinished, so the job cannot finish and `job` cannot
+        // change before it is; the queue's reference keeps it alive until `finish`.
+        let job = unsafe { &*self.job.load(Ordering::Acquire) };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.steps.run(launch, next, scratch))) {
+            let said = panic.downcast_ref::<String>().map(String::as_str);
+            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked");
+            *lock(&job.failed) = Some(said.into());
+        }
+        // A launch of one chunk has nobody to wait for.
+        if chunks == 1 || self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.advance(job, launch);
+        }
+        true
+    }
+
+    /// Opens what follows a launch whose chunks are all finished.
+    fn advance(&self, job: &Job, launch: usize) {
+        if launch + 1 < job.steps.launches() {
+            self.open(job, launch + 1);
+        } else {
+            self.finish(job);
+        }
+    }
+
+    fn open(&self, job: &Job, launch: usize) {
+        let chunks = job.steps.chunks(launch);
+        self.left.store(u32::from(chunks), Ordering::Relaxed);
+        // Sequentially consistent with the look at `sleepers`: either we see a sleeper or it sees the launch.
+        self.open.store(pack(launch, chunks, 0), Ordering::SeqCst);
+        if chunks > 1 {
+            self.wake_all();
+        }
+    }
+
+    fn finish(&self, job: &Job) {
+        let done = {
+            let mut queue = lock(&self.queue);
+            let done = queue.pop_front();
+            self.open.store(0, Ordering::SeqCst);
+            done
+        };
+        let more = self.pending.fetch_sub(1, Ordering::AcqRel) > 1;
+        job.finished.store(true, Ordering::SeqCst);
+        drop(done);
+        if more {
+            self.start_next();
+        }
+        self.wake_all();
+    }
+
+    /// Opens the first job of the queue. Called by the one thread that made the queue's front change.
+    fn start_next(&self) {
+        let front = lock(&self.queue).front().map(Arc::as_ptr);
+        if let Some(job) = front {
+            self.job.store(job.cast_mut(), Ordering::Release);
+            // SAFETY: the queue holds a reference until the job is finished, which it cannot be before it is opened.
+            let job = unsafe { &*job };
+            self.open(job, 0);
+        }
+    }
+
+    fn wake_all(&self) {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&self.sleep);
+            self.wake.notify_all();
+        }
+    }
+
+    fn has_chunk(&self) -> bool {
+        let open = self.open.load(Ordering::SeqCst);
+        (open as u16) < (open >> 16) as u16
+    }
+
+    /// Spins for a moment, then sleeps until there is something to do or to return for.
+    fn idle(&self, until: Option<&Job>) {
+        let start = Instant::now();
+        loop {
+            for _ in 0..64 {
+                if self.has_chunk() || self.done(until) {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            if start.elapsed() > SPIN {
+                break;
+            }
+        }
+        let guard = lock(&self.sleep);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let nothing = |(): &mut ()| !self.has_chunk() && !self.done(until);
+        drop(self.wake.wait_while(guard, nothing).unwrap_or_else(PoisonError::into_inner));
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+    }
+}

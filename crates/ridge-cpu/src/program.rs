@@ -1,0 +1,315 @@
+//! Programs and their buckets: kernels made for fixed shapes, launches with their operands' addresses.
+
+use std::sync::Arc;
+
+use ridge_graph::{Bindings, Function, Graph, GroupKind, Op, Type, Var};
+use ridge_runtime::{Buffer, Place, Plan, Program, Region, Result, Run, RuntimeError, component_offsets, plan};
+
+use crate::backend::Device;
+use crate::buffer::{Memory, Storage, storage};
+use crate::kernel::{Block, Io, Kernel, Operand, Scratch, Spec};
+use crate::pool::{Job, MAX_CHUNKS, Steps};
+use crate::{fused, kernels, prims};
+
+/// The least work that is worth handing to another thread.
+const NANOS_PER_CHUNK: f64 = 10_000.0;
+
+/// Chunks a thread, so that one that was late or slowed down does not hold up the others.
+const CHUNKS_PER_THREAD: usize = 4;
+
+pub(crate) struct CpuProgram {
+    device: Arc<Device>,
+    graph: Arc<Graph>,
+}
+
+impl CpuProgram {
+    pub(crate) fn new(device: Arc<Device>, graph: Arc<Graph>) -> Self {
+        Self { device, graph }
+    }
+
+    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings) -> Result<Box<dyn Kernel>> {
+        let function = self.graph.function(plan.func);
+        let node = &function.nodes[plan.node];
+        let operands = |types: Vec<&Type>| types.into_iter().map(|t| operand(t, bindings)).collect::<Result<_>>();
+        let single;
+        let body = match &node.op {
+            Op::Group(group) => &group.body,
+            _ => {
+                single = Function::default();
+                &single
+            }
+        };
+        let spec = Spec {
+            body,
+            inputs: operands(node.inputs.iter().map(|v| function.ty(*v)).collect())?,
+            outputs: operands(node.outputs.iter().collect())?,
+        };
+        let made = match &node.op {
+            Op::Prim(prim) => prims::make(prim, &spec, &self.device.mesh),
+            Op::Group(group) => match group.kind {
+                GroupKind::Fused => fused::make(&spec),
+                GroupKind::Kernel(name) => kernels::all()
+                    .find(|e| e.name == name)
+                    .ok_or_else(|| "no such kernel".to_owned())
+                    .and_then(|e| (e.make)(&spec)),
+            },
+            Op::Arg(_) | Op::Composite(_) | Op::Call(_) => Err("the graph is not lowered".into()),
+        };
+        made.map_err(|why| RuntimeError::Unsupported {
+            backend: "cpu",
+            op: node.op_name().into(),
+            at: if node.scope.is_empty() { function.name.to_string() } else { node.scope.to_string() },
+            why,
+        })
+    }
+}
+
+fn operand(ty: &Type, bindings: &Bindings) -> Result<Operand> {
+    Ok(Operand {
+        dtype: ty.dtype,
+        format: ty.format.clone(),
+        shape: ty.shape.eval(bindings)?,
+        components: component_offsets(ty, bindings)?.0,
+    })
+}
+
+impl Program for CpuProgram {
+    fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
+        let plan = plan(&self.graph, bindings)?;
+        let kernels =
+            plan.kernels.iter().map(|k| self.kernel(k, bindings).map(Arc::from)).collect::<Result<Vec<_>>>()?;
+        let hold = |kind: &'static str, buffers: &[Buffer], wanted: &[usize]| -> Result<Vec<Arc<Storage>>> {
+            if buffers.len() != wanted.len() || buffers.iter().zip(wanted).any(|(b, w)| b.bytes() < *w) {
+                let given: Vec<usize> = buffers.iter().map(Buffer::bytes).collect();
+                let why = format!("needs buffers of {wanted:?} bytes, given are {given:?}");
+                return Err(RuntimeError::Argument { kind, name: "all".into(), why });
+            }
+            buffers.iter().map(|b| storage(b).cloned()).collect()
+        };
+        let staging = |sizes: &[usize]| sizes.iter().map(|n| Memory::zeroed(*n, "staging")).collect::<Result<Vec<_>>>();
+        let memory = Regions {
+            weights: hold("weight", weights, &plan.weight_bytes)?,
+            states: hold("state", states, &plan.state_bytes)?,
+            inputs: staging(&plan.input_bytes)?,
+            outputs: staging(&plan.output_bytes)?,
+        };
+        let arena = self.device.arena(plan.arena_bytes)?;
+        let threads = self.device.pool.threads();
+        let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, threads)?);
+        let job = Arc::new(Job::new(Box::new(Shared(Arc::clone(&steps)))));
+        Ok(Box::new(CpuRun { device: Arc::clone(&self.device), steps, job, arena_bytes: plan.arena_bytes }))
+    }
+
+    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+        Ok(plan(&self.graph, bindings)?.arena_bytes)
+    }
+}
+
+/// What places refer to, but for the workspace.
+struct Regions {
+    weights: Vec<Arc<Storage>>,
+    states: Vec<Arc<Storage>>,
+    inputs: Vec<Memory>,
+    outputs: Vec<Memory>,
+}
+
+/// A launch's operand.
+struct Address {
+    place: Place,
+    bytes: usize,
+}
+
+struct Step {
+    kernel: Arc<dyn Kernel>,
+    pieces: usize,
+    chunks: u16,
+    /// Its operands are `blocks[first..][..inputs]`, then as many as there are outputs.
+    first: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// A bucket's launches with all their addresses.
+struct Bound {
+    steps: Vec<Step>,
+    addresses: Vec<Address>,
+    memory: Regions,
+    /// Written only between steps: see [`Bound::resolve`].
+    resolved: std::cell::UnsafeCell<Resolved>,
+}
+
+struct Resolved {
+    blocks: Vec<Block>,
+    arena: Arc<Memory>,
+}
+
+// SAFETY: the addresses in `resolved` point into memory that `memory` and `arena` keep alive; who writes where is the
+// planner's, and the pool runs one launch of a device at a time.
+unsafe impl Send for Bound {}
+// SAFETY: `resolved` is written by `resolve` alone, which the one owner of the run calls while no step of it is queued.
+unsafe impl Sync for Bound {}
+
+impl Bound {
+    fn new(
+        graph: &Graph,
+        plan: &Plan,
+        bindings: &Bindings,
+        kernels: Vec<Arc<dyn Kernel>>,
+        memory: Regions,
+        arena: Arc<Memory>,
+        threads: usize,
+    ) -> Result<Self> {
+        let mut steps = Vec::with_capacity(plan.launches.len());
+        let mut addresses = Vec::new();
+        for launch in &plan.launches {
+            let kernel = Arc::clone(&kernels[launch.kernel]);
+            let pieces = kernel.pieces();
+            if pieces == 0 {
+                continue;
+            }
+            let of = &plan.kernels[launch.kernel];
+            let function = graph.function(of.func);
+            let node = &function.nodes[of.node];
+            let bytes = |ty: &Type| -> Result<usize> { Ok(component_offsets(ty, bindings)?.1) };
+            let first = addresses.len();
+            for (place, var) in launch.inputs.iter().zip(&node.inputs) {
+                let var: &Var = var;
+                addresses.push(Address { place: *place, bytes: bytes(function.ty(*var))? });
+            }
+            for (place, ty) in launch.outputs.iter().zip(&node.outputs) {
+                addresses.push(Address { place: *place, bytes: bytes(ty)? });
+            }
+            steps.push(Step {
+                chunks: chunks(pieces, kernel.nanos_per_piece(), threads),
+                kernel,
+                pieces,
+                first,
+                inputs: launch.inputs.len(),
+                outputs: launch.outputs.len(),
+            });
+        }
+        let resolved = std::cell::UnsafeCell::new(Resolved { blocks: Vec::with_capacity(addresses.len()), arena });
+        let bound = Self { steps, addresses, memory, resolved };
+        // SAFETY: nobody else knows it yet.
+        unsafe { bound.resolve(None) };
+        Ok(bound)
+    }
+
+    /// Finds every operand's address, with `arena` as the workspace if it is another one.
+    ///
+    /// # Safety
+    /// No step of this bucket is queued or running.
+    unsafe fn resolve(&self, arena: Option<Arc<Memory>>) {
+        // SAFETY: the only reference, by the caller's promise.
+        let resolved = unsafe { &mut *self.resolved.get() };
+        if let Some(arena) = arena {
+            resolved.arena = arena;
+        }
+        resolved.blocks.clear();
+        let arena = resolved.arena.block();
+        resolved.blocks.extend(self.addresses.iter().map(|address| {
+            let base = match address.place.region {
+                Region::Arena => arena,
+                Region::Weight(i) => self.memory.weights[i as usize].block(),
+                Region::State(i) => self.memory.states[i as usize].block(),
+                Region::Input(i) => self.memory.inputs[i as usize].block(),
+                Region::Output(i) => self.memory.outputs[i as usize].block(),
+            };
+            let end = address.place.offset + address.bytes;
+            assert!(end <= base.bytes, "{:?} of {} bytes ends past its block", address.place, address.bytes);
+            // SAFETY: within the block, as just checked.
+            Block { ptr: unsafe { base.ptr.add(address.place.offset) }, bytes: address.bytes }
+        }));
+    }
+}
+
+fn chunks(pieces: usize, nanos_per_piece: f64, threads: usize) -> u16 {
+    if threads == 1 {
+        return 1;
+    }
+    let worth = (pieces as f64 * nanos_per_piece / NANOS_PER_CHUNK) as usize;
+    pieces.min(worth).clamp(1, (threads * CHUNKS_PER_THREAD).min(MAX_CHUNKS as usize)) as u16
+}
+
+struct Shared(Arc<Bound>);
+
+impl Steps for Shared {
+    fn launches(&self) -> usize {
+        self.0.steps.len()
+    }
+
+    fn chunks(&self, launch: usize) -> u16 {
+        self.0.steps[launch].chunks
+    }
+
+    fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch) {
+        let step = &self.0.steps[launch];
+        // SAFETY: a step is running, so nobody writes `resolved`.
+        let blocks = unsafe { &(*self.0.resolved.get()).blocks };
+        let operands = &blocks[step.first..][..step.inputs + step.outputs];
+        let (inputs, outputs) = operands.split_at(step.inputs);
+        let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
+        let pieces = step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks;
+        step.kernel.run(&Io { inputs, outputs }, pieces, scratch);
+    }
+}
+
+struct CpuRun {
+    device: Arc<Device>,
+    steps: Arc<Bound>,
+    job: Arc<Job>,
+    arena_bytes: usize,
+}
+
+impl CpuRun {
+    fn outcome(&self) -> Result<()> {
+        match self.job.failure() {
+            None => Ok(()),
+            Some(why) => Err(RuntimeError::Device { backend: "cpu", why }),
+        }
+    }
+}
+
+impl Run for CpuRun {
+    fn input(&mut self, index: usize) -> &mut [u8] {
+        self.device.pool.wait(&self.job);
+        // SAFETY: no step of this bucket is running, and none starts while the slice borrows the run.
+        unsafe { self.steps.memory.inputs[index].bytes_mut() }
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        self.device.pool.wait(&self.job);
+        self.outcome()?;
+        let arena = self.device.arena(self.arena_bytes)?;
+        // SAFETY: no step of this bucket is queued: we just waited, and only we submit it.
+        unsafe {
+            if !Arc::ptr_eq(&arena, &(*self.steps.resolved.get()).arena) {
+                self.steps.resolve(Some(arena));
+            }
+        }
+        self.device.submit(&self.job);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        let finished = self.device.pool.poll(&self.job);
+        self.outcome().map(|()| finished)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        self.device.pool.wait(&self.job);
+        self.outcome()
+    }
+
+    fn output(&self, index: usize) -> &[u8] {
+        self.device.pool.wait(&self.job);
+        // SAFETY: no step of this bucket is running, and none starts while the slice borrows the run.
+        unsafe { self.steps.memory.outputs[index].bytes() }
+    }
+}
+
+impl Drop for CpuRun {
+    fn drop(&mut self) {
+        self.device.pool.wait(&self.job);
+    }
+}
