@@ -1,1 +1,29 @@
 //! Model families as graphs, and the reading of published checkpoints.
+//!
+//! A published model is a folder. [`ModelFiles`] opens one (or the small model that is compiled in) and hands out its
+//! parts, each of which can be read without the others:
+//!
+//! | file | read by | gives |
+//! |---|---|---|
+//! | `config.json`, `generation_config.json` | [`config`] | [`LlamaConfig`]: every size and switch of the model |
+//! | `*.safetensors`, `model.safetensors.index.json` | [`checkpoint`] | [`Checkpoint`]: named tensors, mapped, not copied |
+//! | `tokenizer.json`, `tokenizer_config.json` | [`tokenizer`] | [`Tokenizer`], [`StreamDecoder`] |
+//!
+//! All of these files come from strangers. Whatever they hold, reading them gives a value or a [`ModelError`] that
+//! names the file, the thing in it, what was expected and the way out; it never panics and never guesses.
+
+pub mod checkpoint;
+pub mod config;
+pub mod embedded;
+mod error;
+mod files;
+mod json;
+pub mod source;
+pub mod tokenizer;
+
+pub use checkpoint::{Checkpoint, TensorView};
+pub use config::{GenerationConfig, LlamaConfig, RopeScaling};
+pub use embedded::EmbeddedModel;
+pub use error::{ModelError, Result, TensorMismatch};
+pub use source::ModelFiles;
+pub use tokenizer::{StreamDecoder, Tokenizer};

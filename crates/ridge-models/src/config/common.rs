@@ -1,0 +1,113 @@
+//! Keys that every family's file may carry, because the library that writes it keeps them in a common base class.
+
+use ridge_graph::DType;
+use serde_json::{Map, Value};
+
+use super::fields::{Fields, TokenIds};
+use crate::error::Result;
+
+/// What the base class says of any model.
+pub(crate) struct Common {
+    pub(crate) tie_word_embeddings: Option<bool>,
+    pub(crate) dtype: Option<DType>,
+    pub(crate) bos_token_id: Option<u32>,
+    pub(crate) eos_token_ids: Vec<u32>,
+}
+
+/// Reads the keys of the base class, and marks those of them that cannot change the forward pass.
+pub(crate) fn read(fields: &mut Fields<'_>) -> Result<Common> {
+    fields.harmless(HARMLESS);
+    fields.must_be("is_encoder_decoder", false)?;
+    fields.must_be("add_cross_attention", false)?;
+    fields.must_be("tie_encoder_decoder", false)?;
+    fields.must_be("pruned_heads", Map::<String, Value>::new())?;
+    fields.must_be("quantization_config", Value::Null)?;
+    Ok(Common {
+        tie_word_embeddings: fields.optional("tie_word_embeddings")?,
+        dtype: read_dtype(fields)?,
+        bos_token_id: fields.optional("bos_token_id")?,
+        eos_token_ids: fields.optional("eos_token_id")?.map_or_else(Vec::new, |TokenIds(ids)| ids),
+    })
+}
+
+/// `torch_dtype`, which newer files call `dtype`.
+fn read_dtype(fields: &mut Fields<'_>) -> Result<Option<DType>> {
+    let old: Option<DType> = fields.optional("torch_dtype")?;
+    let new: Option<DType> = fields.optional("dtype")?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => Err(fields.wrong(
+            "dtype",
+            format!("contradicts torch_dtype, which is {old}"),
+            "remove the one that the weights do not have",
+        )),
+        _ => Ok(new.or(old)),
+    }
+}
+
+/// Keys that describe the file, its training, its use for other tasks, or how to sample from it.
+const HARMLESS: &[&str] = &[
+    // The file and the software that wrote it.
+    "_name_or_path",
+    "_commit_hash",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_flash_attn_2_enabled",
+    "attn_implementation",
+    "name_or_path",
+    "tokenizer_class",
+    "torchscript",
+    "transformers_version",
+    "transformers.js_config",
+    "unsloth_fixed",
+    "unsloth_version",
+    // How outputs are handed to the caller.
+    "chunk_size_feed_forward",
+    "cross_attention_hidden_size",
+    "is_decoder",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "use_cache",
+    // Training.
+    "gradient_checkpointing",
+    "initializer_range",
+    "task_specific_params",
+    // Other tokens, for batching and for other kinds of model.
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "prefix",
+    "sep_token_id",
+    "unk_token_id",
+    // Classification heads, which a causal model does not have.
+    "finetuning_task",
+    "id2label",
+    "label2id",
+    "num_labels",
+    "problem_type",
+    // Defaults for sampling. Ridge takes these from the request.
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "diversity_penalty",
+    "do_sample",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_scores",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict_in_generate",
+    "suppress_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+];

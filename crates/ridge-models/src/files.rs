@@ -1,0 +1,22 @@
+//! Reading small text files.
+
+use std::path::Path;
+
+use crate::error::{ModelError, Result};
+
+/// Longest text file read, in bytes. The largest published tokenizers take some 40 MB.
+const MOST_TEXT_BYTES: u64 = 1 << 30;
+
+/// Reads a text file of bounded size. `action` continues "cannot" in errors.
+pub(crate) fn read_text(path: &Path, action: &'static str) -> Result<String> {
+    let fail = |cause| ModelError::Io { path: path.to_owned(), action, cause };
+    let metadata = std::fs::metadata(path).map_err(fail)?;
+    if !metadata.is_file() || metadata.len() > MOST_TEXT_BYTES {
+        return Err(ModelError::Files {
+            path: path.to_owned(),
+            problem: format!("it is not a regular file of at most {MOST_TEXT_BYTES} bytes"),
+            remedy: "download it again".to_owned(),
+        });
+    }
+    std::fs::read_to_string(path).map_err(fail)
+}

@@ -1,0 +1,219 @@
+//! Where a model comes from: a folder, or the one that is compiled in.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::Checkpoint;
+use crate::config::{GenerationConfig, LlamaConfig};
+use crate::embedded::{EmbeddedModel, STORIES_260K};
+use crate::error::{ModelError, Result};
+use crate::files::read_text;
+use crate::tokenizer::Tokenizer;
+
+/// The files of one model. Opening reads `config.json`; weights and tokenizer are read when asked for, so a folder
+/// that holds only `config.json` is enough to plan a model or to run it with random weights.
+#[derive(Debug)]
+pub struct ModelFiles {
+    origin: Origin,
+    config_text: String,
+}
+
+#[derive(Debug)]
+enum Origin {
+    Embedded(&'static EmbeddedModel),
+    Folder(PathBuf),
+}
+
+const CONFIG: &str = "config.json";
+const GENERATION_CONFIG: &str = "generation_config.json";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
+impl ModelFiles {
+    /// Opens the model in `folder`, in the layout of Hugging Face, or the embedded model if there is no folder.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Files`] if the path is not a folder with a `config.json`, with what would mend it;
+    /// [`ModelError::Io`] if that file cannot be read.
+    pub fn open(folder: Option<&Path>) -> Result<Self> {
+        let Some(folder) = folder else {
+            return Ok(Self { origin: Origin::Embedded(&STORIES_260K), config_text: STORIES_260K.config.to_owned() });
+        };
+        check_folder(folder)?;
+        let config_text = read_text(&folder.join(CONFIG), "read the configuration")?;
+        Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
+    }
+
+    /// Is this the model that is compiled in?
+    pub fn is_embedded(&self) -> bool {
+        matches!(self.origin, Origin::Embedded(_))
+    }
+
+    /// The text of `config.json`.
+    pub fn config_text(&self) -> &str {
+        &self.config_text
+    }
+
+    /// The configuration of a Llama model, with the end tokens of `generation_config.json` if that file names some.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LlamaConfig::from_json`] and [`GenerationConfig::from_json`].
+    pub fn llama_config(&self) -> Result<LlamaConfig> {
+        let mut config = LlamaConfig::from_json(&self.file(CONFIG), &self.config_text)?;
+        if let Some(text) = self.optional_text(GENERATION_CONFIG, "read the generation settings")? {
+            let generation = GenerationConfig::from_json(&self.file(GENERATION_CONFIG), &text)?;
+            if let Some(ids) = generation.eos_token_ids {
+                config.eos_token_ids = ids;
+            }
+        }
+        Ok(config)
+    }
+
+    /// Opens the weights.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Checkpoint::open`].
+    pub fn checkpoint(&self) -> Result<Checkpoint> {
+        match &self.origin {
+            Origin::Embedded(model) => Checkpoint::from_bytes(&self.to_string(), model.weights),
+            Origin::Folder(folder) => Checkpoint::open(folder),
+        }
+    }
+
+    /// Reads the tokenizer, and `tokenizer_config.json` if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Files`] if there is no `tokenizer.json`, else as for [`Tokenizer::from_bytes`] and
+    /// [`Tokenizer::with_config`].
+    pub fn tokenizer(&self) -> Result<Tokenizer> {
+        let tokenizer = match &self.origin {
+            Origin::Embedded(model) => Tokenizer::from_bytes(&self.file(TOKENIZER), model.tokenizer.as_bytes())?,
+            Origin::Folder(folder) => {
+                check_tokenizer(folder)?;
+                Tokenizer::from_file(folder.join(TOKENIZER))?
+            }
+        };
+        match self.optional_text(TOKENIZER_CONFIG, "read the tokenizer settings")? {
+            Some(text) => tokenizer.with_config(&self.file(TOKENIZER_CONFIG), &text),
+            None => Ok(tokenizer),
+        }
+    }
+
+    /// A file of the model that need not be there.
+    fn optional_text(&self, name: &str, action: &'static str) -> Result<Option<String>> {
+        match &self.origin {
+            Origin::Embedded(model) => Ok(match name {
+                TOKENIZER_CONFIG => Some(model.tokenizer_config.to_owned()),
+                _ => None,
+            }),
+            Origin::Folder(folder) => {
+                let path = folder.join(name);
+                if path.exists() { read_text(&path, action).map(Some) } else { Ok(None) }
+            }
+        }
+    }
+
+    /// What errors call the file `name` of this model.
+    fn file(&self, name: &str) -> String {
+        match &self.origin {
+            Origin::Embedded(model) => format!("{} (embedded) {name}", model.name),
+            Origin::Folder(folder) => folder.join(name).display().to_string(),
+        }
+    }
+}
+
+/// The folder as it was given, or the name of the embedded model.
+impl fmt::Display for ModelFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.origin {
+            Origin::Embedded(model) => write!(f, "{} (embedded)", model.name),
+            Origin::Folder(folder) => write!(f, "{}", folder.display()),
+        }
+    }
+}
+
+fn check_folder(folder: &Path) -> Result<()> {
+    let fail = |problem: &str, remedy: String| ModelError::Files {
+        path: folder.to_owned(),
+        problem: problem.to_owned(),
+        remedy,
+    };
+    if folder.is_file() {
+        let parent = match folder.parent() {
+            Some(parent) if parent != Path::new("") => parent,
+            _ => Path::new("."),
+        };
+        return Err(fail(
+            "it is a file, and a model is a folder",
+            format!("give the folder that holds config.json: {}", parent.display()),
+        ));
+    }
+    if !folder.exists() {
+        return Err(match repository(folder) {
+            Some(id) => fail(
+                "there is no such folder, and Ridge reads local folders, not repositories",
+                format!(
+                    "if the model {id} on the Hugging Face Hub is meant, run \
+                     `hf download {id} --local-dir {id}` first"
+                ),
+            ),
+            None => fail(
+                "there is no such folder",
+                "check the path, or leave it out to use the small model that is compiled in".to_owned(),
+            ),
+        });
+    }
+    if !folder.join(CONFIG).exists() {
+        let remedy = if folder.join("params.json").exists() {
+            "its params.json is of Meta's own layout: download the Hugging Face layout of the model"
+        } else {
+            "give the folder that a model was downloaded to, or download config.json into it"
+        };
+        return Err(fail("it holds no config.json", remedy.to_owned()));
+    }
+    Ok(())
+}
+
+/// `owner/name`, if the path could be meant as such.
+fn repository(path: &Path) -> Option<&str> {
+    let text = path.to_str()?;
+    let (owner, name) = text.split_once('/')?;
+    let plain = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    (plain(owner) && plain(name)).then_some(text)
+}
+
+fn check_tokenizer(folder: &Path) -> Result<()> {
+    if folder.join(TOKENIZER).exists() {
+        return Ok(());
+    }
+    let remedy = if folder.join("tokenizer.model").exists() {
+        "its tokenizer.model is of SentencePiece: convert it to tokenizer.json, or download that"
+    } else {
+        "download tokenizer.json into it"
+    };
+    Err(ModelError::Files {
+        path: folder.to_owned(),
+        problem: "it holds no tokenizer.json".to_owned(),
+        remedy: remedy.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repository_names_are_told_from_paths() {
+        assert_eq!(repository(Path::new("meta-llama/Llama-3.1-8B")), Some("meta-llama/Llama-3.1-8B"));
+        for path in ["model", "./model", "../a", "/a/b", "a/b/c", "a/", "/a"] {
+            assert_eq!(repository(Path::new(path)), None, "{path}");
+        }
+    }
+}
