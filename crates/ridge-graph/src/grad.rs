@@ -54,7 +54,7 @@ pub fn weights_as_states(graph: &Graph, names: &[impl AsRef<str>]) -> Result<Gra
     for name in names {
         let arg = named(main, name.as_ref())?;
         if arg.role != Role::Weight || !arg.ty.is_plain() {
-            let why = format!("is {:?} {}; only a weight in plain storage can be updated", arg.role, arg.ty);
+            let why = format!("is {}; only a weight in plain storage can become a state", arg.ty);
             return Err(GraphError::usage(&arg.name, why));
         }
     }
@@ -210,11 +210,16 @@ fn data_outputs(main: &Function) -> impl Iterator<Item = (String, Var)> {
 }
 
 fn named<'a>(main: &'a Function, name: &str) -> Result<&'a Arg> {
+    const SHOWN: usize = 8;
     main.args.iter().find(|a| &*a.name == name).ok_or_else(|| {
-        let why = format!("the graph has no argument `{name}` to differentiate for; its weights and states are named ");
-        let known = main.args.iter().filter(|a| matches!(a.role, Role::Weight | Role::State));
-        let known: Vec<String> = known.map(|a| format!("`{}`", a.name)).take(8).collect();
-        GraphError::usage("", why + &known.join(", ") + " ...")
+        let known: Vec<&Arg> = main.args.iter().filter(|a| matches!(a.role, Role::Weight | Role::State)).collect();
+        let shown: Vec<String> = known.iter().take(SHOWN).map(|a| format!("`{}`", a.name)).collect();
+        let rest = if known.len() > SHOWN { format!(" and {} more", known.len() - SHOWN) } else { String::new() };
+        let shown = shown.join(", ");
+        GraphError::usage(
+            "",
+            format!("no argument `{name}` to differentiate for; weights and states are {shown}{rest}"),
+        )
     })
 }
 

@@ -100,7 +100,8 @@ impl Differentiator {
                 }
                 Op::Call(callee) => {
                     let active_inputs = node.inputs.iter().map(|v| active[v.index()][v.out as usize]).collect();
-                    let derivative = self.derivative(*callee, active_inputs, active_outputs.clone())?;
+                    let derivative = self.derivative(*callee, active_inputs, active_outputs.clone());
+                    let derivative = derivative.map_err(|e| e.within(&node.scope))?;
                     self.g.set_scope(&node.scope);
                     let all = self.g.emit(Op::Call(derivative.forward), &inputs)?;
                     let own = derivative.outputs.iter().map(|i| all[*i]).collect();

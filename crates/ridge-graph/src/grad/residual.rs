@@ -1,8 +1,8 @@
 //! What the backward half of a function keeps from the forward half, and what it computes again.
 //!
 //! Kept: what was costly. Computed again in the backward half, from what is kept anyway: views (the narrower or smaller
-//! side of a cast or broadcast is kept instead), elementwise values whose inputs are all kept, and whatever is cheap and
-//! depends on parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights.
+//! side of a cast or broadcast is kept instead), whatever cheap ops make of values that are kept, and what they make of
+//! parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -109,33 +109,34 @@ fn fates(forward: &Function, requested: impl Iterator<Item = Var>) -> BTreeMap<V
             open.extend(&node.inputs);
         }
     }
-    // Earlier values first: an elementwise value is rebuilt when all that it needs is there.
-    let saved: Vec<Var> = fates.iter().filter(|(_, fate)| **fate == Fate::Saved).map(|(v, _)| *v).collect();
-    for value in saved {
-        let node = &forward.nodes[value.index()];
-        let at_hand = |fates: &BTreeMap<Var, Fate>| node.inputs.iter().all(|v| available(forward, &free, fates, *v));
-        if is_cheap(&node.op) && at_hand(&fates) {
-            fates.insert(value, Fate::Rebuilt);
-            let mut open = node.inputs.clone();
-            while let Some(input) = open.pop() {
-                if fates.contains_key(&input) {
-                    continue;
+    // Earlier values first: what can be computed cheaply from values at hand need not be kept.
+    let mut at_hand: Vec<Vec<bool>> = Vec::with_capacity(forward.nodes.len());
+    for (i, node) in forward.nodes.iter().enumerate() {
+        let rebuilt = is_cheap(&node.op) && node.inputs.iter().all(|v| at_hand[v.index()][v.out as usize]);
+        let there = |out| {
+            let fate = fates.get_mut(&forward.var(i, out));
+            let kept = fate.is_some();
+            if let (true, Some(fate)) = (rebuilt, fate) {
+                *fate = Fate::Rebuilt;
+            }
+            kept || rebuilt || free[i]
+        };
+        at_hand.push((0..node.outputs.len()).map(there).collect());
+    }
+    // What those are computed from, in turn.
+    let mut open: Vec<Var> = fates.iter().filter(|(_, fate)| **fate == Fate::Rebuilt).map(|(v, _)| *v).collect();
+    while let Some(value) = open.pop() {
+        for input in &forward.nodes[value.index()].inputs {
+            if !fates.contains_key(input) {
+                let is_arg = matches!(forward.nodes[input.index()].op, Op::Arg(_));
+                fates.insert(*input, if is_arg { Fate::Saved } else { Fate::Rebuilt });
+                if !is_arg {
+                    open.push(*input);
                 }
-                let node = &forward.nodes[input.index()];
-                let is_arg = matches!(node.op, Op::Arg(_));
-                fates.insert(input, if is_arg { Fate::Saved } else { Fate::Rebuilt });
-                open.extend(&node.inputs);
             }
         }
     }
     fates
-}
-
-/// Is `value` there without keeping anything more?
-fn available(forward: &Function, free: &[bool], fates: &BTreeMap<Var, Fate>, value: Var) -> bool {
-    fates.contains_key(&value)
-        || free[value.index()]
-        || (is_view(forward, value) && available(forward, free, fates, forward.nodes[value.index()].inputs[0]))
 }
 
 /// Nodes that cost no memory to have again: arguments that outlive the step's forward half anyway or are small, and

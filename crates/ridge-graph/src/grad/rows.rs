@@ -21,8 +21,10 @@ pub(super) fn reverse_scan_sum(g: &mut Builder, c: Var, axis: usize) -> Result<V
 fn flip(g: &mut Builder, x: Var, axis: usize) -> Result<Var> {
     let extent = g.ty(x)?.shape.0[axis].clone();
     let index = g.iota([extent.clone()], 0, DType::I64)?;
-    let last = g.dim_value(&(extent + -1))?;
-    let backwards = g.sub(last, index)?;
+    let one = g.constant(DType::I64, 1.0)?;
+    let index = g.add(index, one)?;
+    let count = g.dim_value(&extent)?;
+    let backwards = g.sub(count, index)?;
     g.gather(x, backwards, axis)
 }
 

@@ -5,7 +5,8 @@
 use ridge_graph::grad::gradient;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
-    Arg, Bindings, Builder, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type, Value, Var, evaluate,
+    Arg, Bindings, Builder, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type, Value, Var,
+    evaluate,
 };
 
 /// Named inputs of a graph.
