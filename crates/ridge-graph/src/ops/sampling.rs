@@ -2,6 +2,8 @@
 //! Generation", section 5.4), top-p (Holtzman et al. 2020, "The Curious Case of Neural Text Degeneration", section
 //! 3.1), and one counter-based random number.
 
+use std::cmp::Ordering;
+
 use crate::builder::Builder;
 use crate::cost::Cost;
 use crate::dtype::DType;
@@ -21,7 +23,8 @@ use crate::types::{Shape, Type};
 /// `[sequences]`.
 ///
 /// Where the temperature is 0 (or below) it is the largest logit, the first of equals. Elsewhere, in f32:
-/// 1. sort by logit, largest first, equals by id; weigh each token `exp((logit - largest) / temperature)`;
+/// 1. sort by logit, largest first, equals (the two zeros are equal) by id; weigh each token
+///    `exp((logit - largest) / temperature)`;
 /// 2. keep the first `top_k` (0 or below: all);
 /// 3. of these keep each whose predecessors' weights sum to less than `top_p` of all kept so far, and always the first
 ///    (1 or above: all);
@@ -171,7 +174,9 @@ fn check(inputs: &[Value], outputs: &[Tensor]) -> Result<(), String> {
     for (row, logits) in input(0).floats().chunks(vocab).enumerate() {
         let token = outputs[0].ints()[row];
         let mut order: Vec<usize> = (0..vocab).collect();
-        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        // Not `total_cmp`: the two zeros are equal, so the smaller id comes first.
+        let by_logit = |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal);
+        order.sort_by(|a, b| by_logit(a, b).then(a.cmp(b)));
         let temperature = input(1).floats()[row];
         let rank = order.iter().position(|id| *id as i64 == token);
         let rank = rank.ok_or_else(|| format!("row {row}: token {token} is not in a vocabulary of {vocab}"))?;
