@@ -98,6 +98,17 @@ impl DType {
         }
     }
 
+    /// The smallest positive number of full precision of a float type. Subnormal ones below it are as far apart as
+    /// those just above it. 0 for others.
+    pub fn smallest_normal(self) -> f64 {
+        match self {
+            Self::F32 | Self::BF16 => 2f64.powi(-126),
+            Self::F16 | Self::F8E5M2 => 2f64.powi(-14),
+            Self::F8E4M3 => 2f64.powi(-6),
+            Self::I8 | Self::U8 | Self::I32 | Self::I64 | Self::Bool => 0.0,
+        }
+    }
+
     /// `value` rounded to this type, to nearest with ties to even. Values beyond the largest finite number
     /// become infinite where the type has infinities and NaN in `F8E4M3`. Integers saturate and drop fractions.
     pub fn round(self, value: f64) -> f64 {

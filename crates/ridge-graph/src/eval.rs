@@ -19,8 +19,8 @@ mod views;
 use std::rc::Rc;
 
 use crate::dim::Bindings;
-use crate::error::{GraphError, Result};
 use crate::dtype::DType;
+use crate::error::{GraphError, Result};
 use crate::graph::{Arg, FuncId, Function, Graph};
 use crate::prim::{Literal, Prim};
 use crate::tensor::{Data, Tensor, Value};
@@ -38,6 +38,28 @@ pub enum Precision {
     /// Each primitive's output is rounded to its dtype; sums (reductions, scans, matrix products, scattered adds,
     /// collectives) accumulate in f32, one after another: a plain implementation in the same precision.
     Rounded,
+    /// As `Rounded`, but reductions and matrix products take their terms in another order, one for each number: other
+    /// plain implementations, whose errors show how much of the first one's was luck. 0 is the order of `Rounded`.
+    Reordered(u32),
+}
+
+impl Precision {
+    /// The order in which a sum takes `count` terms: for order `n`, in strides of some `n` times the golden section
+    /// of the count, so that neighbours come far apart and no two orders are alike.
+    fn order(self, count: usize) -> impl Iterator<Item = usize> + Clone {
+        let step = match self {
+            Self::Exact | Self::Rounded | Self::Reordered(0) => 1,
+            Self::Reordered(n) => {
+                let near = (f64::from(n) * 0.618_033_988_749_895).fract() * count as f64;
+                (near as usize + 1..).find(|step| gcd(*step, count) == 1).unwrap_or(1)
+            }
+        };
+        (0..count).map(move |i| i * step % count)
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Evaluates the main function. `args` gives the value of each argument; outputs come with their names, in order,

@@ -5,6 +5,7 @@
 //! (what a graph means), then the readings: `cost`, `text`, `grad`, `shard`, `passes`.
 
 mod builder;
+pub mod conformance;
 mod cost;
 mod dim;
 mod dtype;
@@ -33,6 +34,6 @@ pub use format::FormatRef;
 pub use graph::{Arg, FuncId, Function, Graph, Group, GroupKind, Node, Op, Output, Role, Var};
 pub use op::{Composite, CompositeRef, Gradient, Saved};
 pub use poly::Poly;
-pub use prim::{Binary, CollectiveKind, Combine, Compare, Literal, Prim, Unary};
+pub use prim::{Binary, CollectiveKind, Combine, Compare, Literal, Prim, Unary, prim_registry};
 pub use tensor::{Data, Tensor, Value};
 pub use types::{Shape, Type};

@@ -5,6 +5,7 @@
 //! op is usually a composite in `ops/`.
 
 mod infer;
+mod samples;
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,6 +14,8 @@ use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::types::{Shape, Type};
+
+pub use samples::prim_registry;
 
 /// A constant scalar or vector.
 #[derive(Clone)]
@@ -66,8 +69,9 @@ pub enum Unary {
     Not,
 }
 
-/// Two inputs of one type, elementwise. On integers `Div` rounds towards minus infinity and `Rem` has the sign of
-/// the divisor; dividing by zero gives zero. `And` and `Or` take booleans.
+/// Two inputs of one type, elementwise. `Rem` has the sign of the divisor. On integers results wrap, `Div` rounds
+/// towards minus infinity, and dividing by zero gives zero. On floats `Max` and `Min` of a NaN are NaN. `And` and `Or`
+/// take booleans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Binary {
@@ -102,7 +106,8 @@ pub enum Compare {
     Ge,
 }
 
-/// How a reduction or a scan combines elements. Floats accumulate in f32 at least.
+/// How a reduction or a scan combines elements. Floats accumulate in f32 at least; `Max` and `Min` of a NaN are NaN.
+/// Of no elements the sum is 0, `Max` the dtype's lowest value (minus infinity) and `Min` its highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Combine {
@@ -138,11 +143,13 @@ pub enum Prim {
     Compare(Compare),
     /// `(cond, a, b)`: `a` where `cond` holds, else `b`.
     Select,
-    /// Conversion to another element type.
+    /// Conversion to another element type. Floats go to integers towards zero, saturating, NaN to 0; integers to
+    /// integers modulo the size; anything but zero to `true`.
     Cast(DType),
     /// Combines along `axis`, which is kept with extent 1.
     Reduce { op: Combine, axis: usize },
-    /// Index of the largest element along `axis` (the first of equals), as I32; the axis is kept with extent 1.
+    /// Index of the largest element along `axis` (the first of equals, NaN above all numbers, 0 of none), as I32; the
+    /// axis is kept with extent 1.
     ArgMax { axis: usize },
     /// Inclusive prefix combination along `axis`.
     Scan { op: Combine, axis: usize },

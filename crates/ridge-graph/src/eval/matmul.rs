@@ -12,7 +12,8 @@ pub(super) fn matmul(a: &Tensor, b: &Tensor, trans_a: bool, trans_b: bool, preci
     };
     let (m, k) = if trans_a { (a1, a0) } else { (a0, a1) };
     let n = if trans_b { b0 } else { b1 };
-    let size = Size { batch: a.shape[..a.shape.len() - 2].iter().product(), m, k, n };
+    let batch = a.shape[..a.shape.len() - 2].iter().product();
+    let size = Size { batch, m, k, n, order: precision.order(k).collect() };
     Ok(match (&a.data, &b.data, precision) {
         (Data::Int(a), Data::Int(b), _) => {
             let product = |a: i64, b: i64, sum: i64| sum.wrapping_add(a.wrapping_mul(b));
@@ -21,7 +22,7 @@ pub(super) fn matmul(a: &Tensor, b: &Tensor, trans_a: bool, trans_b: bool, preci
         (_, _, Precision::Exact) => {
             Data::Float(size.product(&floats(a), &floats(b), trans_a, trans_b, |a, b, sum| sum + a * b))
         }
-        (_, _, Precision::Rounded) => {
+        (_, _, Precision::Rounded | Precision::Reordered(_)) => {
             let narrow = |t: &Tensor| floats(t).into_iter().map(|x| x as f32).collect::<Vec<f32>>();
             let sums = size.product(&narrow(a), &narrow(b), trans_a, trans_b, |a: f32, b, sum| sum + a * b);
             Data::Float(sums.into_iter().map(f64::from).collect())
@@ -41,10 +42,12 @@ struct Size {
     m: usize,
     k: usize,
     n: usize,
+    /// The order in which each sum takes its terms.
+    order: Vec<usize>,
 }
 
 impl Size {
-    /// Each sum in the order of `k`, from the default.
+    /// Each sum from the default.
     fn product<T: Copy + Default>(
         &self,
         a: &[T],
@@ -53,14 +56,15 @@ impl Size {
         trans_b: bool,
         step: impl Fn(T, T, T) -> T,
     ) -> Vec<T> {
-        let &Self { batch, m, k, n } = self;
+        let &Self { batch, m, k, n, ref order } = self;
         let mut out = vec![T::default(); batch * m * n];
         for p in 0..batch {
             let a = turned(&a[p * m * k..][..m * k], m, k, trans_a);
             let b = turned(&b[p * k * n..][..k * n], k, n, trans_b);
             for i in 0..m {
                 let row = &mut out[(p * m + i) * n..][..n];
-                for (l, &x) in a[i * k..][..k].iter().enumerate() {
+                for &l in order {
+                    let x = a[i * k + l];
                     for (sum, &y) in row.iter_mut().zip(&b[l * n..][..n]) {
                         *sum = step(x, y, *sum);
                     }

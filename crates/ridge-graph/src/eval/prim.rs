@@ -107,7 +107,7 @@ pub(super) fn apply(
 /// A tensor of computed elements: rounded to `dtype` if the precision asks for it, integers wrapped into its range.
 pub(super) fn settle(dtype: DType, shape: &[usize], mut data: Data, precision: Precision) -> Result<Tensor, Why> {
     match &mut data {
-        Data::Float(v) if precision == Precision::Rounded => v.iter_mut().for_each(|x| *x = dtype.round(*x)),
+        Data::Float(v) if precision != Precision::Exact => v.iter_mut().for_each(|x| *x = dtype.round(*x)),
         Data::Float(_) => {}
         Data::Int(v) => v.iter_mut().for_each(|x| *x = wrap(dtype, *x)),
     }

@@ -9,33 +9,28 @@ use crate::tensor::{Data, Tensor};
 
 /// Combines along `axis`. Of no elements: 0 for a sum, the lowest number for a maximum, the highest for a minimum.
 pub(super) fn reduce(op: Combine, x: &Tensor, axis: usize, precision: Precision) -> Data {
-    let (outer, extent, inner) = around(&x.shape, axis);
-    let span = extent * inner;
+    fn run<T: Copy>(
+        v: &[T],
+        (outer, extent, inner): (usize, usize, usize),
+        start: T,
+        order: impl Iterator<Item = usize> + Clone,
+        step: impl Fn(T, T) -> T,
+    ) -> Vec<T> {
+        let mut out = vec![start; outer * inner];
+        for o in 0..outer {
+            let totals = &mut out[o * inner..][..inner];
+            for k in order.clone() {
+                let row = &v[(o * extent + k) * inner..][..inner];
+                totals.iter_mut().zip(row).for_each(|(total, x)| *total = step(*total, *x));
+            }
+        }
+        out
+    }
+    let split = around(&x.shape, axis);
+    let order = precision.order(split.1);
     match &x.data {
-        Data::Float(v) => {
-            let step = float_step(op, precision);
-            let mut out = vec![float_start(op); outer * inner];
-            for o in 0..outer {
-                let totals = &mut out[o * inner..][..inner];
-                for (i, element) in v[o * span..][..span].iter().enumerate() {
-                    let total = &mut totals[i % inner];
-                    *total = step(*total, *element);
-                }
-            }
-            Data::Float(out)
-        }
-        Data::Int(v) => {
-            let step = int_step(op);
-            let mut out = vec![int_start(op, x.dtype); outer * inner];
-            for o in 0..outer {
-                let totals = &mut out[o * inner..][..inner];
-                for (i, element) in v[o * span..][..span].iter().enumerate() {
-                    let total = &mut totals[i % inner];
-                    *total = step(*total, *element);
-                }
-            }
-            Data::Int(out)
-        }
+        Data::Float(v) => Data::Float(run(v, split, float_start(op), order, float_step(op, precision))),
+        Data::Int(v) => Data::Int(run(v, split, int_start(op, x.dtype), order, int_step(op))),
     }
 }
 
@@ -63,7 +58,7 @@ pub(super) fn scan(op: Combine, x: &Tensor, axis: usize, precision: Precision) -
 pub(super) fn float_step(op: Combine, precision: Precision) -> fn(f64, f64) -> f64 {
     match (op, precision) {
         (Combine::Sum, Precision::Exact) => |a, b| a + b,
-        (Combine::Sum, Precision::Rounded) => |a, b| f64::from(a as f32 + b as f32),
+        (Combine::Sum, Precision::Rounded | Precision::Reordered(_)) => |a, b| f64::from(a as f32 + b as f32),
         (Combine::Max, _) => float_max,
         (Combine::Min, _) => float_min,
     }

@@ -1,0 +1,243 @@
+//! The rule of tolerance, the same for every op, kernel, backend and dtype: a result is right when its error against
+//! the f64 meaning is at most twice that of a plain implementation in the same precision, plus one rounding.
+//!
+//! The error is taken row by row (along the innermost axis of an extent that is not 1) in the Euclidean norm, so that a wrong row does not hide
+//! behind the others and an element near zero is not asked for more digits than its row has. For a row of the exact
+//! result `e` and of the one judged `g`:
+//!
+//! ```text
+//! one rounding = unit roundoff * | max(|e|, smallest normal) |
+//! |g - e| <= 2 * max(plain, usual) + one rounding
+//! ```
+//!
+//! A plain implementation can be exact on a row by luck, and luck must not bind a kernel that sums in another order.
+//! So `plain` is the largest error of a few plain implementations that differ in the order of their sums, and `usual`
+//! is the root-mean-square of `plain` over all rows, absolute or relative to the row, whichever allows less. Both kinds
+//! are needed: a row that cancels to zero has a relative error without bound, and a row of large numbers an absolute
+//! one, and neither may loosen the rule for the others.
+//!
+//! Infinities and NaNs must be where the exact result, rounded to the dtype, has them, or where the plain
+//! implementation has them: an intermediate that overflows may overflow, and need not. Integers and booleans must be
+//! equal to the exact or the plain result's.
+
+use std::fmt::Write as _;
+
+use crate::dim::Bindings;
+use crate::dtype::DType;
+use crate::eval::{Precision, evaluate_function};
+use crate::graph::Op;
+use crate::ops;
+use crate::prim::prim_registry;
+use crate::sample::{Check, Rng, Sample};
+use crate::tensor::{Data, Tensor, Value};
+
+/// Plain implementations whose largest error counts.
+const ORDERS: u32 = 4;
+
+/// Judges `got`, a backend's outputs for `sample` in the order of [`Sample::graph`]'s outputs. Gives the largest share
+/// of the allowed error that any row uses, at most 1; 0 where equality or a property was required.
+///
+/// # Errors
+/// Says for which op, input types, output and row the result is wrong, what was got, what is exact and what is
+/// allowed.
+pub fn judge(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
+    judged(sample, got).map_err(|why| format!("{}: {why}", described(sample)))
+}
+
+/// The outputs of `sample` by evaluation, in the order of [`Sample::graph`]'s outputs.
+///
+/// # Errors
+/// When the sample is not valid for its op.
+pub fn expected(sample: &Sample, precision: Precision) -> Result<Vec<Tensor>, String> {
+    let graph = sample.graph().map_err(|e| e.to_string())?;
+    // Arguments are in the order of the inputs.
+    let args = sample.inputs.clone();
+    let outputs = evaluate_function(&graph.functions, graph.main, args, &Bindings::new(), precision);
+    let plain = |value| match value {
+        Value::Plain(tensor) => Ok(tensor),
+        Value::Stored { format, .. } => Err(format!("an output is stored as {}", format.name())),
+    };
+    outputs.map_err(|e| e.to_string())?.into_iter().map(plain).collect()
+}
+
+/// Every sample of every composite op and primitive, with the name of its registry entry. Float tensors have `dtype`;
+/// an entry's samples depend on its name, `dtype` and `seed` only. Collectives are not among them, since they have no
+/// meaning on one rank.
+pub fn all_samples(dtype: DType, seed: u64) -> Vec<(&'static str, Sample)> {
+    let entries = ops::registry().iter().chain(prim_registry());
+    let of_entry = |entry: &ops::Entry| {
+        let name = entry.name;
+        // FNV-1a, so that a new entry leaves the samples of the others as they are.
+        let salt = name
+            .bytes()
+            .chain(dtype.name().bytes())
+            .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        (entry.samples)(&mut Rng::new(seed ^ salt), dtype).into_iter().map(move |sample| (name, sample))
+    };
+    entries.flat_map(of_entry).collect()
+}
+
+fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
+    let plain = expected(sample, Precision::Rounded)?;
+    if got.len() != plain.len() {
+        return Err(format!("{} outputs, must be {}", got.len(), plain.len()));
+    }
+    for (i, (g, p)) in got.iter().zip(&plain).enumerate() {
+        if g.dtype != p.dtype || g.shape != p.shape {
+            return Err(format!("output {i} is {}, must be {}", g.ty(), p.ty()));
+        }
+    }
+    match sample.check {
+        Check::Property(holds) => holds(&sample.inputs, got).map(|()| 0.0),
+        Check::Exact => {
+            for (i, (g, p)) in got.iter().zip(&plain).enumerate() {
+                equal(g, &[p]).map_err(|why| format!("output {i}{why}"))?;
+            }
+            Ok(0.0)
+        }
+        Check::Norm => {
+            let exact = expected(sample, Precision::Exact)?;
+            let mut plains = vec![plain];
+            for order in 1..ORDERS {
+                plains.push(expected(sample, Precision::Reordered(order))?);
+            }
+            let mut worst = 0f64;
+            for (i, (g, e)) in got.iter().zip(&exact).enumerate() {
+                let plains: Vec<&Tensor> = plains.iter().map(|outputs| &outputs[i]).collect();
+                let used = if g.dtype.is_float() {
+                    near(g, &plains, e)
+                } else {
+                    equal(g, &[&[e], &*plains].concat()).map(|()| 0.0)
+                };
+                worst = worst.max(used.map_err(|why| format!("output {i}{why}"))?);
+            }
+            Ok(worst)
+        }
+    }
+}
+
+/// Requires each element to equal that of one of `wanted`, NaN being equal to itself.
+fn equal(got: &Tensor, wanted: &[&Tensor]) -> Result<(), String> {
+    let (row, _) = rows(got);
+    let same = |i: usize, w: &Tensor| match (&got.data, &w.data) {
+        (Data::Float(g), Data::Float(w)) => g[i] == w[i] || (g[i].is_nan() && w[i].is_nan()),
+        (Data::Int(g), Data::Int(w)) => g[i] == w[i],
+        _ => false,
+    };
+    match (0..got.len()).find(|&i| !wanted.iter().any(|w| same(i, w))) {
+        None => Ok(()),
+        Some(i) => Err(format!(
+            ", row {}, element {}: got {}, must be {}",
+            i / row,
+            i % row,
+            element(got, i),
+            element(wanted[0], i)
+        )),
+    }
+}
+
+/// Requires each row to be within the tolerance, and gives the largest share of it that is used.
+fn near(got: &Tensor, plains: &[&Tensor], exact: &Tensor) -> Result<f64, String> {
+    let dtype = got.dtype;
+    let (row, count) = rows(got);
+    let (g, e) = (got.floats(), exact.floats());
+    let of_plains: Vec<&[f64]> = plains.iter().map(|p| p.floats()).collect();
+    let p = of_plains[0];
+    for i in 0..g.len() {
+        let kind = Kind::of(g[i]);
+        if kind != Kind::of(dtype.round(e[i])) && of_plains.iter().all(|p| kind != Kind::of(p[i])) {
+            return Err(format!(
+                ", row {}, element {}: got {}, exact {}, plain {}",
+                i / row,
+                i % row,
+                g[i],
+                e[i],
+                p[i]
+            ));
+        }
+    }
+    let of_row = |r: usize, term: &dyn Fn(usize) -> f64| {
+        let squares = (r * row..(r + 1) * row).map(term).filter(|x| x.is_finite()).map(|x| x * x);
+        squares.sum::<f64>().sqrt()
+    };
+    let scales: Vec<f64> = (0..count).map(|r| of_row(r, &|i| e[i].abs().max(dtype.smallest_normal()))).collect();
+    let plain_error = |r| of_plains.iter().map(|p| of_row(r, &|i| p[i] - e[i])).fold(0.0, f64::max);
+    let plains: Vec<f64> = (0..count).map(plain_error).collect();
+    let mean_square = |of: &dyn Fn(usize) -> f64| {
+        let squares = (0..count).map(of).filter(|x| x.is_finite()).map(|x| x * x);
+        (squares.sum::<f64>() / count.max(1) as f64).sqrt()
+    };
+    let absolute = mean_square(&|r| plains[r]);
+    let relative = mean_square(&|r| plains[r] / scales[r]);
+    let mut worst = 0f64;
+    for r in 0..count {
+        let usual = absolute.min(relative * scales[r]);
+        let allowed = 2.0 * plains[r].max(usual) + dtype.unit_roundoff() * scales[r];
+        let error = of_row(r, &|i| g[i] - e[i]);
+        if error > allowed {
+            let difference = |i: &usize| (g[*i] - e[*i]).abs();
+            let finite = (r * row..(r + 1) * row).filter(|i| difference(i).is_finite());
+            let at = finite.max_by(|a, b| difference(a).total_cmp(&difference(b))).unwrap_or(r * row);
+            return Err(format!(
+                ", row {r} of {count}: error {error:.3e}, allowed {allowed:.3e} (plain implementation {:.3e}); most at \
+                 element {}: got {}, exact {}, plain {}",
+                plains[r],
+                at - r * row,
+                g[at],
+                e[at],
+                p[at]
+            ));
+        }
+        if error > 0.0 {
+            worst = worst.max(error / allowed);
+        }
+    }
+    Ok(worst)
+}
+
+/// Elements of a row, and the number of rows. A reduction keeps its axis with extent 1, which is no row of its own.
+fn rows(tensor: &Tensor) -> (usize, usize) {
+    let row = tensor.shape.iter().rev().copied().find(|extent| *extent != 1).unwrap_or(1);
+    (row, tensor.len().checked_div(row).unwrap_or(0))
+}
+
+#[derive(PartialEq)]
+enum Kind {
+    Finite,
+    Nan,
+    Infinite,
+    MinusInfinite,
+}
+
+impl Kind {
+    fn of(x: f64) -> Self {
+        match x {
+            _ if x.is_nan() => Self::Nan,
+            _ if x.is_finite() => Self::Finite,
+            _ if x > 0.0 => Self::Infinite,
+            _ => Self::MinusInfinite,
+        }
+    }
+}
+
+fn element(tensor: &Tensor, i: usize) -> String {
+    match &tensor.data {
+        Data::Float(v) => v[i].to_string(),
+        Data::Int(v) => v[i].to_string(),
+    }
+}
+
+/// The op with its attributes, and the types of its inputs.
+fn described(sample: &Sample) -> String {
+    let mut text = match &sample.op {
+        Op::Composite(op) => format!("{op:?}"),
+        Op::Prim(prim) => match prim.attrs() {
+            attrs if attrs.is_empty() => prim.name().to_owned(),
+            attrs => format!("{} {{{attrs}}}", prim.name()),
+        },
+        other @ (Op::Arg(_) | Op::Call(_) | Op::Group(_)) => format!("{other:?}"),
+    };
+    let types: Vec<String> = sample.types().iter().map(ToString::to_string).collect();
+    let _ = write!(text, "({})", types.join(", "));
+    text
+}
