@@ -32,18 +32,25 @@ pub(super) fn local_type(ty: &Type, placement: Placement, axis: &MeshAxis) -> Re
 fn does_not_divide(ty: &Type, dim: usize, extent: &Dim, units: (usize, usize), axis: &MeshAxis) -> Why {
     let (multiple, granule) = units;
     let unit = multiple / gcd(multiple, granule) * granule;
-    let unit_text = match (multiple, granule) {
-        (1, 1) => String::new(),
-        (_, 1) => format!(" in multiples of {multiple}"),
-        (1, _) => format!(" in multiples of {granule}, which its format keeps together"),
-        _ => format!(" in multiples of {unit}, for its units of {multiple} and its format's of {granule}"),
+    let (name, ranks) = (&axis.name, axis.ranks);
+    let kept = if granule > 1 { format!(", since its format keeps {granule} together") } else { String::new() };
+    let Some(n) = extent.as_const() else {
+        let such = extent.clone() * (ranks * unit) as i64;
+        return format!(
+            "{ty}: axis {dim} does not cut over {ranks} ranks of `{name}` in multiples of {unit}{kept}, whatever its \
+             symbols are; state its extent as a multiple, such as {such}, or replicate it"
+        );
     };
-    let fits = match extent.as_const().map(|n| n / unit.max(1)) {
-        Some(0 | 1) => "it cannot be cut; replicate it".into(),
-        Some(n) => format!("take a number of ranks that divides {n}, or replicate it"),
-        None => format!("state the extent as a multiple, such as {}*({extent}), or replicate it", axis.ranks * unit),
+    if unit == 0 || n % unit != 0 {
+        return format!("{ty}: axis {dim} is not a multiple of {unit}{kept}, so it cannot be cut; replicate it");
+    }
+    let many = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
+    let fits = match n / unit {
+        1 => "replicate it".into(),
+        pieces => format!("take a number of ranks that divides {pieces}, or replicate it"),
     };
-    format!("{ty} does not cut along axis {dim} over the {} ranks of `{}`{unit_text}: {fits}", axis.ranks, axis.name)
+    let (pieces, size) = (many(n / unit, "piece"), many(unit, "element"));
+    format!("{ty}: axis {dim} is {pieces} of {size}{kept}, too few or uneven for {ranks} ranks of `{name}`; {fits}")
 }
 
 /// One of `ranks` equal parts of `extent`, if there are such parts and each is a multiple of `multiple`.

@@ -127,13 +127,12 @@ impl Sharder<'_> {
 
     /// The rule's placements of outputs, with multiples grown as those of the inputs were larger than it asks.
     fn output_places(&self, node: &Node, rule: &Rule, actual: &[Placement]) -> Vec<Placement> {
-        let growth =
-            |(is, asked): (&Placement, &Placement)| match (is, asked) {
-                (Placement::Shard { multiple: is, .. }, Placement::Shard { multiple: asked, .. }) => {
-                    if is % asked == 0 { is / asked } else { 1 }
-                }
-                _ => 1,
-            };
+        let growth = |(is, asked): (&Placement, &Placement)| match (is, asked) {
+            (Placement::Shard { multiple: is, .. }, Placement::Shard { multiple: asked, .. }) if is % asked == 0 => {
+                is / asked
+            }
+            _ => 1,
+        };
         let factor = actual.iter().zip(&rule.inputs).map(growth).max().unwrap_or(1);
         let grown = |(p, ty): (&Placement, &Type)| match *p {
             Placement::Shard { dim, multiple } => {

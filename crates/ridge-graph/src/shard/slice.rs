@@ -122,6 +122,6 @@ mod tests {
     fn a_cut_through_a_block_says_what_fits() {
         let whole = Value::stored(&Rng::new(3).normal(DType::F32, &[4, 96]), &all()[0]);
         let why = slice_for_rank(&whole, Placement::shard(1), &MeshAxis::new("tp", 2), 0).unwrap_err();
-        assert!(why.contains("multiples of 32") && why.contains("divides 3"), "{why}");
+        assert!(why.contains("3 pieces of 32") && why.contains("divides 3"), "{why}");
     }
 }
