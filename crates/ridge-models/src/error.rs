@@ -10,6 +10,10 @@ pub type Result<T, E = ModelError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
+    /// A graph could not be built, or a device refused something.
+    #[error(transparent)]
+    Runtime(ridge_runtime::RuntimeError),
+
     /// The operating system refused something.
     #[error("{}: cannot {action}: {cause}", path.display())]
     Io {

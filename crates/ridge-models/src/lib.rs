@@ -18,12 +18,18 @@ pub mod embedded;
 mod error;
 mod files;
 mod json;
+mod llama;
+mod model;
 pub mod source;
 pub mod tokenizer;
+mod weights;
 
 pub use checkpoint::{Checkpoint, TensorView};
 pub use config::{GenerationConfig, LlamaConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
+pub use llama::llama;
+pub use model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
 pub use source::ModelFiles;
 pub use tokenizer::{StreamDecoder, Tokenizer};
+pub use weights::{WeightSource, parameters, weight_bytes};

@@ -6,6 +6,7 @@
 mod header;
 mod shards;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
@@ -51,14 +52,14 @@ struct Shard {
 #[derive(Debug)]
 enum Bytes {
     Mapped(MappedFile),
-    Static(&'static [u8]),
+    Held(Cow<'static, [u8]>),
 }
 
 impl Bytes {
     fn get(&self) -> &[u8] {
         match self {
             Self::Mapped(file) => file,
-            Self::Static(bytes) => bytes,
+            Self::Held(bytes) => bytes,
         }
     }
 }
@@ -104,9 +105,9 @@ impl Checkpoint {
     /// # Errors
     ///
     /// [`ModelError::Safetensors`], as for [`Checkpoint::open`].
-    pub fn from_bytes(name: &str, bytes: &'static [u8]) -> Result<Self> {
+    pub fn from_bytes(name: &str, bytes: impl Into<Cow<'static, [u8]>>) -> Result<Self> {
         let mut checkpoint = Self::empty(name.to_owned());
-        checkpoint.add(name.to_owned(), Bytes::Static(bytes))?;
+        checkpoint.add(name.to_owned(), Bytes::Held(bytes.into()))?;
         Ok(checkpoint)
     }
 

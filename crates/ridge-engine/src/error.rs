@@ -1,0 +1,60 @@
+//! The crate's error.
+
+use ridge_models::ModelError;
+use ridge_runtime::RuntimeError;
+
+/// Why a request, or the engine, cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A setting out of range.
+    #[error("{name} = {value}: {why}")]
+    Setting {
+        /// The setting.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What it must be.
+        why: String,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt has no tokens, and the model has no token that begins a text; give a prompt")]
+    EmptyPrompt,
+    /// A token that the model does not have.
+    #[error(
+        "token {token} of the prompt is not below the model's vocabulary of {vocab}; check that the tokenizer belongs to this model"
+    )]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Rows of the model's output.
+        vocab: usize,
+    },
+    /// A prompt that leaves no room.
+    #[error(
+        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; shorten the prompt or raise --context"
+    )]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// No free cache blocks.
+    #[error(
+        "the cache has no block left for another {tokens} tokens of the sequence; raise --context or run fewer sequences"
+    )]
+    CacheFull {
+        /// Tokens that were to be stored.
+        tokens: usize,
+    },
+    /// The device or a graph.
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    /// The tokenizer.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// Results of this crate.
+pub type Result<T, E = EngineError> = std::result::Result<T, E>;

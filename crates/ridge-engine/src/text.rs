@@ -1,0 +1,115 @@
+//! From tokens to text that can be shown, and that ends before a stop string.
+
+use ridge_models::{StreamDecoder, Tokenizer};
+
+use crate::error::Result;
+
+/// Decodes one sequence's tokens. Text is held back while it could still become part of a stop string, or of a
+/// character that is not complete.
+pub struct TextStream {
+    decoder: StreamDecoder,
+    stops: Vec<String>,
+    held: String,
+    stopped: bool,
+}
+
+impl TextStream {
+    /// A stream that ends before the first of `stops`; empty strings stop nothing.
+    pub fn new(tokenizer: &Tokenizer, stops: &[String]) -> Self {
+        Self {
+            decoder: tokenizer.stream_decoder(true),
+            stops: stops.iter().filter(|s| !s.is_empty()).cloned().collect(),
+            held: String::new(),
+            stopped: false,
+        }
+    }
+
+    /// Decodes tokens without giving their text: those of a prompt, whose end decides about spaces.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot decode them.
+    pub fn skip(&mut self, ids: &[u32]) -> Result<()> {
+        for id in ids {
+            self.decoder.push(*id)?;
+        }
+        self.decoder.finish()?;
+        Ok(())
+    }
+
+    /// The text that `id` makes certain.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot decode it.
+    pub fn push(&mut self, id: u32) -> Result<String> {
+        let text = self.decoder.push(id)?;
+        Ok(self.release(&text))
+    }
+
+    /// The rest of the text.
+    ///
+    /// # Errors
+    /// When the tokenizer cannot decode it.
+    pub fn finish(&mut self) -> Result<String> {
+        let text = self.decoder.finish()?;
+        let mut text = self.release(&text);
+        if !self.stopped {
+            text.push_str(&std::mem::take(&mut self.held));
+        }
+        Ok(text)
+    }
+
+    /// Has a stop string been met?
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    fn release(&mut self, text: &str) -> String {
+        if self.stopped {
+            return String::new();
+        }
+        self.held.push_str(text);
+        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min() {
+            self.stopped = true;
+            self.held.truncate(at);
+            return std::mem::take(&mut self.held);
+        }
+        // The longest end of the text that begins a stop string stays.
+        let keep = self.stops.iter().map(|s| overlap(&self.held, s)).max().unwrap_or(0);
+        let rest = self.held.split_off(self.held.len() - keep);
+        std::mem::replace(&mut self.held, rest)
+    }
+}
+
+/// Bytes of the longest proper prefix of `stop` that `text` ends with.
+fn overlap(text: &str, stop: &str) -> usize {
+    stop.char_indices().map(|(i, _)| i).filter(|i| text.ends_with(&stop[..*i])).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(stops: &[&str]) -> TextStream {
+        let tokenizer = ridge_models::ModelFiles::open(None).and_then(|f| f.tokenizer()).unwrap();
+        TextStream::new(&tokenizer, &stops.iter().map(ToString::to_string).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn text_that_may_begin_a_stop_string_waits() {
+        let mut s = stream(&["END", "aab"]);
+        assert_eq!(s.release("one E"), "one ");
+        assert_eq!(s.release("N"), "");
+        assert_eq!(s.release("T a"), "ENT ");
+        assert_eq!(s.release("a"), "");
+        assert_eq!(s.release("ab!"), "a");
+        assert!(s.stopped());
+        assert_eq!(s.release("more"), "");
+    }
+
+    #[test]
+    fn held_text_comes_out_at_the_end() {
+        let mut s = stream(&["stop"]);
+        assert_eq!(s.release("don't sto"), "don't ");
+        assert_eq!(s.finish().unwrap(), "sto");
+    }
+}

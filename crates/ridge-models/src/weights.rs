@@ -1,0 +1,144 @@
+//! From a checkpoint, or from nothing, to the weights of a graph on a device.
+
+use std::sync::Arc;
+
+use ridge_graph::sample::Rng;
+use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
+use ridge_runtime::{Session, WeightData};
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{ModelError, Result};
+
+/// Tensors that checkpoints carry and graphs do not need: tables that are computed, and an output projection that is
+/// tied to the embedding.
+const IGNORABLE: &[&str] = &["*.rotary_emb.inv_freq"];
+
+/// Where weights come from.
+#[derive(Clone, Debug)]
+pub enum WeightSource {
+    /// A published checkpoint.
+    Checkpoint(Arc<Checkpoint>),
+    /// Normal numbers of standard deviation 0.02 and norms of one, in this dtype: for timing shapes.
+    Random(DType),
+}
+
+impl WeightSource {
+    /// `graph` with each weight stored as the source has it, and with matrices in `format` where it is given and their
+    /// shape allows it.
+    ///
+    /// # Errors
+    /// [`ModelError::Tensors`] when the checkpoint's tensors are not the graph's weights.
+    pub fn retype(&self, graph: &Graph, format: Option<&FormatRef>) -> Result<Graph> {
+        if let Self::Checkpoint(checkpoint) = self {
+            let tied = !graph.args(Role::Weight).any(|a| &*a.name == "lm_head.weight");
+            let ignorable: Vec<&str> = IGNORABLE.iter().copied().chain(tied.then_some("lm_head.weight")).collect();
+            checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), &ignorable)?;
+        }
+        let storage = |name: &str, ty: &Type| {
+            let dtype = match self {
+                Self::Checkpoint(checkpoint) => checkpoint.tensor(name).ok()?.dtype,
+                Self::Random(dtype) => *dtype,
+            };
+            let plain = Type { dtype, ..ty.clone() };
+            let quantised = format.filter(|f| ty.shape.rank() == 2 && f.check(&ty.shape).is_ok());
+            Some(match quantised {
+                Some(f) => plain.stored_as(f.clone()),
+                None => plain,
+            })
+        };
+        Ok(passes::retype(graph, &storage)?)
+    }
+
+    /// Brings every weight of `graph`, as [`WeightSource::retype`] made it, to the session's device. `progress` is
+    /// told the bytes brought so far after each weight.
+    ///
+    /// # Errors
+    /// When a tensor is missing or memory runs out.
+    pub fn load(&self, session: &mut Session, graph: &Graph, mut progress: impl FnMut(u64)) -> Result<()> {
+        let mut done = 0;
+        for arg in graph.args(Role::Weight) {
+            let parts = self.parts(arg)?;
+            done += parts.iter().map(|p| p.bytes().len() as u64).sum::<u64>();
+            session.load(&arg.name, &arg.ty, parts)?;
+            progress(done);
+        }
+        Ok(())
+    }
+
+    fn parts(&self, arg: &Arg) -> Result<Vec<WeightData>> {
+        let plain = match self {
+            Self::Checkpoint(checkpoint) => {
+                let len = checkpoint.tensor(&arg.name)?.data.len();
+                let name = arg.name.to_string();
+                WeightData::Shared(Arc::new(TensorBytes { checkpoint: Arc::clone(checkpoint), name }), 0..len)
+            }
+            Self::Random(_) => WeightData::Owned(random(&arg.name, &arg.ty)),
+        };
+        let Some(format) = &arg.ty.format else { return Ok(vec![plain]) };
+        let values: Vec<f32> = arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect();
+        Ok(format.encode(&values, &extents(&arg.ty)).into_iter().map(WeightData::Owned).collect())
+    }
+}
+
+/// A tensor's bytes where its checkpoint has them.
+struct TensorBytes {
+    checkpoint: Arc<Checkpoint>,
+    name: String,
+}
+
+impl AsRef<[u8]> for TensorBytes {
+    fn as_ref(&self) -> &[u8] {
+        self.checkpoint.tensor(&self.name).map(|t| t.data).unwrap_or_default()
+    }
+}
+
+/// Extents of a weight, which are numbers.
+pub(crate) fn extents(ty: &Type) -> Vec<usize> {
+    ty.shape.as_const().unwrap_or_default()
+}
+
+/// Bytes of a random weight that is the same for the same name and shape. Quick rather than fine: sums of uniform
+/// numbers are normal enough for timing.
+fn random(name: &str, ty: &Type) -> Vec<u8> {
+    let elements: usize = extents(ty).iter().product();
+    if ty.shape.rank() < 2 {
+        // Norms of one, biases of nothing.
+        let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
+        return ty.dtype.encode(std::iter::repeat_n(value, elements));
+    }
+    let mut rng = Rng::new(name.bytes().fold(0, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b))));
+    let mut pool = Vec::new();
+    // One number in four of a longer sequence: the bits of a weight need not be independent of the next matrix's.
+    ty.dtype.encode((0..elements).map(|_| {
+        if pool.is_empty() {
+            let bits = rng.bits();
+            pool.extend((0..4).map(|i| (bits >> (16 * i)) as u16));
+        }
+        let bits = pool.pop().unwrap_or_default();
+        // The sum of two bytes is triangular, of standard deviation 104.5.
+        let sum = f64::from(bits & 0xff) + f64::from(bits >> 8) - 255.0;
+        sum * (0.02 / 104.5)
+    }))
+}
+
+/// Bytes of a graph's weights.
+pub fn weight_bytes(graph: &Graph) -> u64 {
+    graph.args(Role::Weight).filter_map(|a| a.ty.bytes().as_const()).map(|b| b as u64).sum()
+}
+
+/// Elements of a graph's weights.
+pub fn parameters(graph: &Graph) -> u64 {
+    graph.args(Role::Weight).filter_map(|a| Shape::elements(&a.ty.shape).as_const()).map(|n| n as u64).sum()
+}
+
+impl From<ridge_runtime::RuntimeError> for ModelError {
+    fn from(error: ridge_runtime::RuntimeError) -> Self {
+        Self::Runtime(error)
+    }
+}
+
+impl From<ridge_graph::GraphError> for ModelError {
+    fn from(error: ridge_graph::GraphError) -> Self {
+        Self::Runtime(error.into())
+    }
+}
