@@ -22,6 +22,7 @@ mod prim;
 pub mod sample;
 pub mod shard;
 mod tensor;
+mod text;
 mod types;
 
 pub use builder::Builder;
