@@ -2,8 +2,8 @@
 
 mod grad_common;
 
-use grad_common::{Inputs, check, floats, run, total};
-use ridge_graph::grad::{Differentiated, float_weights, gradient, weights_as_states};
+use grad_common::{Inputs, adamw_step, check, floats, run, total};
+use ridge_graph::grad::{float_weights, gradient, weights_as_states};
 use ridge_graph::ops::AdamW;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
@@ -198,28 +198,10 @@ fn a_weight_that_the_loss_ignores_has_a_gradient_of_zeros() {
 
 const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
-/// Loss, gradients and AdamW updates of the weights and their moments.
-fn training_step(forward: &Graph) -> Result<Graph> {
-    let mut step = Differentiated::training(forward, "loss", &float_weights(forward))?;
-    let scalar = Type::tensor(DType::F32, [0usize; 0]);
-    let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);
-    for p in step.parameters.clone() {
-        let ty = step.g.ty(p.value)?.clone();
-        let (m_name, v_name) = (format!("adamw.m.{}", p.name), format!("adamw.v.{}", p.name));
-        let (m, v) = (step.g.state(&m_name, ty.clone())?, step.g.state(&v_name, ty)?);
-        let (m, v) = (step.g.state_read(m)?, step.g.state_read(v)?);
-        let next = step.g.composite(ADAMW, &[p.value, p.gradient, m, v, lr, count])?;
-        for (name, value) in [(&p.name, next[0]), (&m_name, next[1]), (&v_name, next[2])] {
-            step.update(name, value)?;
-        }
-    }
-    step.finish(Vec::new())
-}
-
 #[test]
 fn a_training_step_updates_weights_and_moments() {
     let forward = tied(2).unwrap();
-    let step = training_step(&forward).unwrap();
+    let step = adamw_step(&forward, ADAMW).unwrap();
     assert_eq!(step.args(Role::Weight).count(), 0, "every weight is a state now");
     let mut rng = Rng::new(4);
     let mut inputs = inputs_for(&step, &mut rng);

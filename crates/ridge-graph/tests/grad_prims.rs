@@ -223,6 +223,23 @@ fn what_has_no_gradient_is_named_with_its_scope() {
 }
 
 #[test]
+fn inside_a_function_it_is_named_with_the_scope_of_the_call() {
+    let mut g = Builder::new();
+    let ty = Type::tensor(DType::F32, [4]);
+    let function = g.function("f", |g| {
+        let x = g.arg("x", ty.clone());
+        g.scoped("here", |g| g.prim(Prim::Scan { op: Combine::Max, axis: 0 }, &[x]))
+    });
+    let function = function.unwrap();
+    let x = g.step_input("x", ty).unwrap();
+    let y = g.scoped("layers.3", |g| g.call(function, &[x])).unwrap()[0];
+    let loss = total(&mut g, y).unwrap();
+    let graph = g.finish(vec![("loss".into(), loss)]).unwrap();
+    let error = gradient(&graph, "loss", &["x"]).unwrap_err().to_string();
+    assert!(error.starts_with("layers.3.here: scan_max(f32[4]): "), "{error}");
+}
+
+#[test]
 fn extents_may_be_symbols() {
     let mut g = Builder::new();
     let tokens = Dim::sym("tokens");

@@ -2,7 +2,8 @@
 
 #![allow(dead_code, unreachable_pub)] // each test program uses its part
 
-use ridge_graph::grad::gradient;
+use ridge_graph::grad::{Differentiated, float_weights, gradient};
+use ridge_graph::ops::AdamW;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, Data, Graph, GraphError, Precision, Result, Shape, Tensor, Type, Value, Var,
@@ -81,7 +82,7 @@ fn moved(inputs: &Inputs, name: &str, direction: &[f64], by: f64) -> Inputs {
 
 /// Compares the gradient of `loss` with respect to each of `wrt` with differences along random directions. A central
 /// difference at two steps gives a value of fourth order and, by how the two differ, its error; `size` gives the
-/// rounding error. `flat` lists inputs where a jump may lie within a step: none in most tests.
+/// rounding error.
 pub fn check(what: &str, graph: &Graph, inputs: &Inputs, wrt: &[String], bindings: &Bindings, rng: &mut Rng) {
     let with_gradient = gradient(graph, "loss", wrt).unwrap_or_else(|e| panic!("{what}: {e}"));
     let outputs = run(&with_gradient, inputs, bindings).unwrap_or_else(|e| panic!("{what}: {e}"));
@@ -114,4 +115,23 @@ pub fn check(what: &str, graph: &Graph, inputs: &Inputs, wrt: &[String], binding
             );
         }
     }
+}
+
+/// A training step of `forward`: its loss, gradients, and the updates of all weights and their moments, which are
+/// states `adamw.m.<weight>` and `adamw.v.<weight>`. Step inputs `lr` and `step` are scalars.
+pub fn adamw_step(forward: &Graph, adamw: AdamW) -> Result<Graph> {
+    let mut step = Differentiated::training(forward, "loss", &float_weights(forward))?;
+    let scalar = Type::tensor(DType::F32, Shape::default());
+    let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);
+    for p in step.parameters.clone() {
+        let ty = step.g.ty(p.value)?.clone();
+        let (m_name, v_name) = (format!("adamw.m.{}", p.name), format!("adamw.v.{}", p.name));
+        let (m, v) = (step.g.state(&m_name, ty.clone())?, step.g.state(&v_name, ty)?);
+        let (m, v) = (step.g.state_read(m)?, step.g.state_read(v)?);
+        let next = step.g.composite(adamw, &[p.value, p.gradient, m, v, lr, count])?;
+        for (name, value) in [(&p.name, next[0]), (&m_name, next[1]), (&v_name, next[2])] {
+            step.update(name, value)?;
+        }
+    }
+    step.finish(Vec::new())
 }
