@@ -48,6 +48,7 @@ pub(crate) struct Frame<'g, T> {
     pub(crate) is_main: bool,
     /// By node and output: the value itself, then other forms of it that were made since.
     forms: Vec<Vec<Vec<(Var, T)>>>,
+    uses: Vec<Vec<u32>>,
 }
 
 impl<T> Frame<'_, T> {
@@ -64,6 +65,11 @@ impl<T> Frame<'_, T> {
     /// Remembers another form of `var`.
     pub(crate) fn add_form(&mut self, var: Var, form: Var, tag: T) {
         self.forms[var.index()][var.out as usize].push((form, tag));
+    }
+
+    /// How many nodes and outputs of the old function use `var`.
+    pub(crate) fn uses(&self, var: Var) -> u32 {
+        self.uses[var.index()][var.out as usize]
     }
 
     /// The argument that `var` is, if it is one.
@@ -109,7 +115,7 @@ impl<R: Rewrite> Run<'_, R> {
         let name = self.free_name(&old.name);
         self.builder.begin(&name);
         let forms = old.nodes.iter().map(|n| vec![Vec::new(); n.outputs.len()]).collect();
-        let mut frame = Frame { function: old, path, is_main: id == self.graph.main, forms };
+        let mut frame = Frame { function: old, path, is_main: id == self.graph.main, forms, uses: old.uses() };
         self.args(&mut frame, &key.1)?;
         for (index, node) in old.nodes.iter().enumerate() {
             self.builder.set_scope(&node.scope);

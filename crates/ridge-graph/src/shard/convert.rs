@@ -22,11 +22,11 @@ pub(super) enum Step {
     Collect(CollectiveKind),
 }
 
-/// The bytes that stand for an extent of unknown size where conversions are compared.
+/// What stands for an extent of unknown size where conversions are compared.
 const NOMINAL_EXTENT: usize = 1024;
 
 impl Step {
-    /// Bytes sent, in units of the value's own bytes divided by the number of ranks.
+    /// Times that the value goes around the ranks, by its `bytes`: a sum goes around twice.
     pub(super) fn cost(self, bytes: i128) -> i128 {
         match self {
             Self::Keep(_) | Self::Repeat(_) | Self::Zero => 0,
@@ -41,7 +41,7 @@ pub(super) fn nominal_bytes(frame: &Frame<'_, Placement>, var: Var) -> i128 {
     let bytes = frame.function.ty(var).bytes();
     let symbols: Vec<_> = bytes.symbols().collect();
     let bindings = symbols.iter().fold(Bindings::new(), |b, s| b.with(s.name(), NOMINAL_EXTENT));
-    bytes.eval(&bindings).unwrap_or(i128::MAX / 4)
+    bytes.eval(&bindings).unwrap_or(i128::from(i64::MAX))
 }
 
 /// How `var` can come to be placed as `want`. Parameters and state are never moved: they are placed where they are

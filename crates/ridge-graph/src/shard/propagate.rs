@@ -7,7 +7,7 @@ use crate::builder::Builder;
 use crate::error::{GraphError, Result, Why, place};
 use crate::graph::{Arg, Node, Op, Output, Role, Var};
 use crate::passes::respecialise::{Frame, Rewrite};
-use crate::prim::Prim;
+use crate::prim::{Binary, Prim};
 use crate::types::Type;
 
 type Places<'g> = Frame<'g, Placement>;
@@ -93,10 +93,12 @@ impl Sharder<'_> {
         let mut best: Option<(i128, &Rule, Vec<Step>)> = None;
         for rule in &all {
             let Some(steps) = self.steps(frame, node, rule) else { continue };
-            if steps.iter().all(|s| *s == Step::Keep(0)) {
+            let put_off: i128 =
+                put_off(frame, node, rule).zip(&bytes).map(|(d, b)| if d { 2 * b + 1 } else { 0 }).sum();
+            if put_off == 0 && steps.iter().all(|s| *s == Step::Keep(0)) {
                 return Ok((rule.clone(), steps));
             }
-            let cost = steps.iter().zip(&bytes).map(|(s, b)| s.cost(*b)).sum();
+            let cost = put_off + steps.iter().zip(&bytes).map(|(s, b)| s.cost(*b)).sum::<i128>();
             if best.as_ref().is_none_or(|(least, ..)| cost < *least) {
                 best = Some((cost, rule, steps));
             }
@@ -204,4 +206,13 @@ fn check_state(frame: &Places<'_>, output: &Output, now: Placement) -> Result<()
         )),
         _ => Ok(()),
     }
+}
+
+/// Which inputs `rule` passes on as sums although they have other uses: each use would then finish its own sum, at
+/// no less than the one sum that they could share. Sums of sums remain one.
+fn put_off<'a>(frame: &'a Places<'_>, node: &'a Node, rule: &'a Rule) -> impl Iterator<Item = bool> + 'a {
+    let adds = matches!(node.op, Op::Prim(Prim::Binary(Binary::Add | Binary::Sub)));
+    node.inputs.iter().zip(&rule.inputs).map(move |(var, want)| {
+        *want == Placement::Partial && !adds && frame.value(*var).1 == Placement::Partial && frame.uses(*var) > 1
+    })
 }
