@@ -1,6 +1,7 @@
 //! The CPU as a device.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ridge_graph::passes::{self, Pattern};
@@ -9,7 +10,7 @@ use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError,
 
 use crate::buffer::{Memory, Storage, storage};
 use crate::kernels;
-use crate::pool::{Job, Pool};
+use crate::pool::Pool;
 use crate::program::CpuProgram;
 
 /// This rank's groups, by the name of the mesh axis.
@@ -35,8 +36,8 @@ pub(crate) struct Device {
     pub(crate) pool: Pool,
     pub(crate) mesh: Mesh,
     arena: Mutex<Arc<Memory>>,
-    /// The last step submitted: when it has finished, all before it have.
-    last: Mutex<Option<Arc<Job>>>,
+    /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
+    arenas: AtomicUsize,
 }
 
 impl Cpu {
@@ -54,7 +55,7 @@ impl Cpu {
             pool: Pool::new(threads).map_err(failed)?,
             mesh: options.mesh,
             arena: Mutex::new(Arc::new(Memory::zeroed(0, "workspace")?)),
-            last: Mutex::new(None),
+            arenas: AtomicUsize::new(0),
         };
         let kernels = kernels::all()
             .map(|e| passes::Kernel { name: e.name, pattern: Pattern::parse(e.pattern), supports: e.supports })
@@ -69,25 +70,20 @@ impl Cpu {
 }
 
 impl Device {
-    /// The workspace, at least this large. Steps that were bound to a smaller one find it again when submitted.
-    pub(crate) fn arena(&self, bytes: usize) -> Result<Arc<Memory>> {
+    /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
+    /// number, look for it again when they are submitted.
+    pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<Memory>, usize)> {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         if arena.block().bytes < bytes {
             *arena = Arc::new(Memory::zeroed(bytes, "workspace")?);
+            self.arenas.fetch_add(1, Ordering::Release);
         }
-        Ok(Arc::clone(&arena))
+        Ok((Arc::clone(&arena), self.arena_number()))
     }
 
-    pub(crate) fn submit(&self, job: &Arc<Job>) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(job));
-        self.pool.submit(job);
-    }
-
-    fn drain(&self) {
-        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(job) = last {
-            self.pool.wait(&job);
-        }
+    /// The number of the present workspace.
+    pub(crate) fn arena_number(&self) -> usize {
+        self.arenas.load(Ordering::Acquire)
     }
 }
 
@@ -137,7 +133,7 @@ impl Backend for Cpu {
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         let storage = storage(buffer)?;
-        self.device.drain();
+        self.device.pool.drain();
         Ok(match &**storage {
             // SAFETY: no step is running, and none can start before this copy of the bytes is made unless another
             // thread submits one to the same session, which `Run: !Sync` and one engine a session rule out.
@@ -149,7 +145,7 @@ impl Backend for Cpu {
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
         let refused = |why: &str| RuntimeError::Device { backend: "cpu", why: why.into() };
         let Storage::Own(memory) = &**storage(buffer)? else { return Err(refused("a weight cannot be overwritten")) };
-        self.device.drain();
+        self.device.pool.drain();
         // SAFETY: as in `read`.
         let to = unsafe { memory.bytes_mut() };
         to.get_mut(..bytes.len()).ok_or_else(|| refused("more bytes than the buffer holds"))?.copy_from_slice(bytes);

@@ -93,11 +93,12 @@ impl Program for CpuProgram {
             inputs: staging(&plan.input_bytes)?,
             outputs: staging(&plan.output_bytes)?,
         };
-        let arena = self.device.arena(plan.arena_bytes)?;
+        let (arena, arena_number) = self.device.arena(plan.arena_bytes)?;
         let threads = self.device.pool.threads();
         let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, threads)?);
         let job = Arc::new(Job::new(Box::new(Shared(Arc::clone(&steps)))));
-        Ok(Box::new(CpuRun { device: Arc::clone(&self.device), steps, job, arena_bytes: plan.arena_bytes }))
+        let device = Arc::clone(&self.device);
+        Ok(Box::new(CpuRun { device, steps, job, arena_bytes: plan.arena_bytes, arena_number }))
     }
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
@@ -259,6 +260,7 @@ struct CpuRun {
     steps: Arc<Bound>,
     job: Arc<Job>,
     arena_bytes: usize,
+    arena_number: usize,
 }
 
 impl CpuRun {
@@ -280,14 +282,13 @@ impl Run for CpuRun {
     fn submit(&mut self) -> Result<()> {
         self.device.pool.wait(&self.job);
         self.outcome()?;
-        let arena = self.device.arena(self.arena_bytes)?;
-        // SAFETY: no step of this bucket is queued: we just waited, and only we submit it.
-        unsafe {
-            if !Arc::ptr_eq(&arena, &(*self.steps.resolved.get()).arena) {
-                self.steps.resolve(Some(arena));
-            }
+        if self.arena_number != self.device.arena_number() {
+            let (arena, number) = self.device.arena(self.arena_bytes)?;
+            // SAFETY: no step of this bucket is queued: we just waited, and only we submit it.
+            unsafe { self.steps.resolve(Some(arena)) };
+            self.arena_number = number;
         }
-        self.device.submit(&self.job);
+        self.device.pool.submit(&self.job);
         Ok(())
     }
 
