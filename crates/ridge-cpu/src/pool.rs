@@ -85,7 +85,9 @@ struct Shared {
     left: AtomicU32,
     /// The job submitted last, null when all are finished. Each job in the list is kept alive by a reference of its own.
     last: AtomicPtr<Job>,
+    /// Threads asleep, and those of them that are callers, who must hear of a job's end.
     sleepers: AtomicUsize,
+    sleeping_callers: AtomicUsize,
     sleep: Mutex<()>,
     wake: Condvar,
     closing: AtomicBool,
@@ -109,6 +111,7 @@ impl Pool {
             left: AtomicU32::new(0),
             last: AtomicPtr::new(null_mut()),
             sleepers: AtomicUsize::new(0),
+            sleeping_callers: AtomicUsize::new(0),
             sleep: Mutex::new(()),
             wake: Condvar::new(),
             closing: AtomicBool::new(false),
@@ -281,7 +284,9 @@ impl Shared {
         if !next.is_null() {
             self.start(next);
         }
-        self.wake_all();
+        if self.sleeping_callers.load(Ordering::SeqCst) > 0 {
+            self.wake_all();
+        }
         // SAFETY: the reference that `submit` put into the list; nobody finds the job there anymore.
         drop(unsafe { Arc::from_raw(this.cast_const()) });
     }
@@ -319,11 +324,14 @@ impl Shared {
                 break;
             }
         }
+        let caller = usize::from(!matches!(until, Until::Closing));
         let guard = lock(&self.sleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
+        self.sleeping_callers.fetch_add(caller, Ordering::SeqCst);
         let nothing = |_: &mut ()| !self.has_chunk() && !self.done(until);
         drop(self.wake.wait_while(guard, nothing).unwrap_or_else(PoisonError::into_inner));
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        self.sleeping_callers.fetch_sub(caller, Ordering::SeqCst);
     }
 }
 
