@@ -53,7 +53,7 @@ fn elementwise(rng: &mut Rng) -> Vec<Sample> {
         one(Prim::Unary(Unary::Tanh), normal(rng, &[4, 6])),
         one(Prim::Cast(DType::F32), rng.normal(DType::BF16, &[2, 3])),
         one(Prim::Cast(DType::BF16), normal(rng, &[2, 3])),
-        one(Prim::Cast(DType::I32), normal(rng, &[2, 3])),
+        one(Prim::Cast(DType::I64), normal(rng, &[2, 3])),
         Sample::prim(Prim::Compare(Compare::Lt)).input(normal(rng, &[4, 2])).input(normal(rng, &[4, 2])),
         Sample::prim(Prim::Select)
             .input(Tensor::int(DType::Bool, &[2, 2], vec![1, 0, 0, 1]))
