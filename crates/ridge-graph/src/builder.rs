@@ -14,6 +14,7 @@ use std::sync::Arc;
 use crate::error::{GraphError, Result, place};
 use crate::graph::{Arg, FuncId, Function, Graph, Node, Op, Output, Role, Var};
 use crate::op::{Composite, CompositeRef};
+use crate::passes::drop_uncalled;
 use crate::prim::Prim;
 use crate::types::Type;
 
@@ -54,6 +55,26 @@ impl Builder {
         let mut builder = Self { functions, open: Vec::new(), owners };
         builder.begin(name);
         builder
+    }
+
+    /// Goes on with the main function of `graph`, such as to add a loss to a model: gives the builder after its last
+    /// node, and its outputs that are no states. What it asked for can be asked for again.
+    pub fn reopen(mut graph: Graph) -> (Self, Vec<(String, Var)>) {
+        drop_uncalled(&mut graph);
+        // Callees come before their callers, so main is the last that is left.
+        let main = graph.functions.pop().expect("a graph has a main function");
+        let mut builder = Self::resume(graph.functions, &main.name);
+        let latest = |arg: &Arg| main.outputs.iter().find(|o| o.role == Role::State && o.name == arg.name);
+        let states: Vec<_> = main.args.iter().enumerate().filter_map(|(i, arg)| Some((i, latest(arg)?.var))).collect();
+        let values =
+            main.nodes.iter().enumerate().flat_map(|(n, node)| (0..node.outputs.len()).map(move |out| (n, out)));
+        let replaced = |var: &Var| main.ty(*var).state && states.iter().all(|(_, latest)| latest != var);
+        let stale = values.map(|(node, out)| main.var(node, out)).filter(replaced).collect();
+        let data = main.outputs.iter().filter(|o| o.role == Role::Data);
+        let outputs = data.map(|o| (o.name.to_string(), o.var)).collect();
+        builder.owners = builder.owners.max(main.owner);
+        builder.open = vec![Open { function: main, scope: String::new(), stale, states }];
+        (builder, outputs)
     }
 
     pub(crate) fn begin(&mut self, name: &str) {

@@ -136,8 +136,15 @@ fn equal(got: &Tensor, wanted: &[&Tensor]) -> Result<(), String> {
     }
 }
 
-/// Requires each row to be within the tolerance, and gives the largest share of it that is used.
-fn near(got: &Tensor, plains: &[&Tensor], exact: &Tensor) -> Result<f64, String> {
+/// Holds `got` to the rule of tolerance, row by row, given the `exact` result, unrounded, and those of plain
+/// implementations in the same precision. Gives the largest share of the allowed error that any row uses.
+///
+/// # Errors
+/// Says which row is wrong, what was got, what is exact and what is allowed.
+///
+/// # Panics
+/// When `plains` is empty, or a tensor is not float or has another number of elements.
+pub fn near(got: &Tensor, plains: &[&Tensor], exact: &Tensor) -> Result<f64, String> {
     let dtype = got.dtype;
     let (row, count) = rows(got);
     let (g, e) = (got.floats(), exact.floats());

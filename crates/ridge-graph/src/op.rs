@@ -42,12 +42,6 @@ pub trait Composite: fmt::Debug + Send + Sync + Any {
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         Vec::new()
     }
-
-    /// The op for one rank's share under `rule` of `ranks` ranks; differs only where an attribute counts something
-    /// that is split.
-    fn localize(&self, _rule: &Rule, _ranks: usize) -> Option<CompositeRef> {
-        None
-    }
 }
 
 /// How an op is differentiated.

@@ -221,3 +221,73 @@ impl<'a> Parser<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::builder::Builder;
+    use crate::dtype::DType;
+    use crate::types::Type;
+
+    /// `swiglu(linear_group(x; w0, w1))`, then `rms_norm` of its sum with `r`, which is an output too.
+    fn function() -> Function {
+        let mut g = Builder::new();
+        let matrix = Type::tensor(DType::F32, [4usize, 4]);
+        let x = g.arg("x", matrix.clone());
+        let r = g.arg("r", matrix.clone());
+        let w = [g.weight("w0", matrix.clone()).unwrap(), g.weight("w1", matrix).unwrap()];
+        let n = g.weight("n", Type::tensor(DType::F32, [4usize])).unwrap();
+        let both = g.linear_group(x, &w, &[]).unwrap();
+        let h = g.swiglu(both[0], both[1]).unwrap();
+        let sum = g.add(h, r).unwrap();
+        let y = g.rms_norm(sum, n, 1e-5).unwrap();
+        let graph = g.finish(vec![("sum".into(), sum), ("y".into(), y)]).unwrap();
+        graph.functions.into_iter().next().unwrap()
+    }
+
+    fn inputs(pattern: &str) -> Option<Vec<String>> {
+        let function = function();
+        let pattern = Pattern::parse(pattern);
+        let found = (0..function.nodes.len()).rev().find_map(|root| pattern.find(&function, root))?;
+        let name = |v: &Var| match &function.nodes[v.index()].op {
+            Op::Arg(i) => function.args[*i].name.to_string(),
+            _ => format!("{}.{}", function.nodes[v.index()].op_name(), v.out),
+        };
+        Some(found.inputs.iter().map(name).collect())
+    }
+
+    fn found(pattern: &str, expected: &[&str]) {
+        assert_eq!(inputs(pattern).unwrap(), expected, "{pattern}");
+    }
+
+    #[test]
+    fn inputs_come_in_the_order_of_the_text() {
+        found("rms_norm(*add(a, b), w)", &["swiglu.0", "r", "n"]);
+        found("rms_norm(s, w)", &["add.0", "n"]);
+        found("linear_group(x, ...)", &["x", "w0", "w1"]);
+    }
+
+    #[test]
+    fn a_named_node_can_be_used_twice() {
+        found("swiglu(g@linear_group(x, ...).0, g.1)", &["x", "w0", "w1"]);
+        assert_eq!(inputs("swiglu(g@linear_group(x, ...).1, g.0)"), None);
+    }
+
+    #[test]
+    fn operands_of_commutative_ops_match_in_either_order() {
+        found("add(r, swiglu(a, b))", &["r", "linear_group.0", "linear_group.1"]);
+        found("add(swiglu(a, b), r)", &["linear_group.0", "linear_group.1", "r"]);
+    }
+
+    #[test]
+    fn a_repeated_name_is_one_value() {
+        assert_eq!(inputs("add(a, a)"), None);
+        assert_eq!(inputs("swiglu(a, a)"), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "ends early or late")]
+    fn a_pattern_must_be_whole() {
+        Pattern::parse("add(a, b) c");
+    }
+}

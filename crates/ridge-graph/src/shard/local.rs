@@ -95,7 +95,6 @@ pub(super) fn local_op(op: &Op, rule: &Rule, ranks: usize) -> Option<Op> {
         _ => None,
     };
     Some(match (op, cut) {
-        (Op::Composite(c), _) => c.localize(rule, ranks).map_or_else(|| op.clone(), Op::Composite),
         (Op::Prim(prim), Some(dim)) => Op::Prim(match prim {
             Prim::Reshape(shape) => Prim::Reshape(local_shape(shape, dim, ranks)?),
             Prim::Broadcast(shape) => Prim::Broadcast(local_shape(shape, dim, ranks)?),
