@@ -160,6 +160,13 @@ fn finish(function: &Function, users: &[Vec<usize>], nodes: Vec<usize>) -> Found
         users[*n].iter().any(|u| !nodes.contains(u)) || function.outputs.iter().any(|o| o.var.index() == *n)
     };
     let exported = nodes.iter().copied().filter(|n| used_outside(n) && !is_leaf(function, *n)).collect();
-    let removed = nodes.iter().copied().filter(|n| !used_outside(n) || !is_leaf(function, *n)).collect();
+    // A leaf stays for its other users, and with it the leaves that it reads.
+    let mut kept: Vec<usize> = Vec::new();
+    for node in nodes.iter().rev().filter(|n| is_leaf(function, **n)) {
+        if used_outside(node) || users[*node].iter().any(|u| kept.contains(u)) {
+            kept.push(*node);
+        }
+    }
+    let removed = nodes.iter().copied().filter(|n| !kept.contains(n)).collect();
     Found { nodes, removed, inputs, exported }
 }
