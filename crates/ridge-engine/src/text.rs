@@ -4,6 +4,9 @@ use ridge_models::{StreamDecoder, Tokenizer};
 
 use crate::error::Result;
 
+/// How many tokens at the end of a prompt are decoded.
+const PROMPT_END: usize = 64;
+
 /// Decodes one sequence's tokens. Text is held back while it could still become part of a stop string, or of a
 /// character that is not complete.
 pub struct TextStream {
@@ -24,15 +27,16 @@ impl TextStream {
         }
     }
 
-    /// Decodes tokens without giving their text: those of a prompt, whose end decides about spaces.
+    /// Takes the tokens of a prompt, whose text is not given: they decide whether the first token of the answer keeps
+    /// its space.
     ///
     /// # Errors
     /// When the tokenizer cannot decode them.
-    pub fn skip(&mut self, ids: &[u32]) -> Result<()> {
-        for id in ids {
+    pub fn skip(&mut self, prompt: &[u32]) -> Result<()> {
+        // The decoder looks back no further.
+        for id in &prompt[prompt.len().saturating_sub(PROMPT_END)..] {
             self.decoder.push(*id)?;
         }
-        self.decoder.finish()?;
         Ok(())
     }
 
@@ -104,6 +108,19 @@ mod tests {
         assert_eq!(s.release("ab!"), "a");
         assert!(s.stopped());
         assert_eq!(s.release("more"), "");
+    }
+
+    #[test]
+    fn the_answer_goes_on_where_the_prompt_ends() {
+        let tokenizer = ridge_models::ModelFiles::open(None).and_then(|f| f.tokenizer()).unwrap();
+        let (prompt, whole) = ("Lily went to the", "Lily went to the park. It was");
+        let (prompt, whole) = (tokenizer.encode(prompt, true).unwrap(), tokenizer.encode(whole, true).unwrap());
+        let answer = whole.strip_prefix(&*prompt).unwrap();
+        let mut s = TextStream::new(&tokenizer, &[]);
+        s.skip(&prompt).unwrap();
+        let mut text: String = answer.iter().map(|id| s.push(*id).unwrap()).collect();
+        text += &s.finish().unwrap();
+        assert_eq!(text, " park. It was");
     }
 
     #[test]
