@@ -122,31 +122,32 @@ impl Group {
         }
     }
 
-    /// Arithmetic of all nodes; bytes of the group's own inputs and outputs where no node reads less.
+    /// Arithmetic of all nodes, and their traffic less what stays between them in registers or cache.
     pub(crate) fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
         let mut total = Cost::default();
-        let mut nodes = 0;
         for node in &self.body.nodes {
             let types = self.body.types(&node.inputs);
             match &node.op {
                 Op::Prim(p) => total += &p.cost(&types, &node.outputs),
                 Op::Composite(c) => total += &c.cost(&types, &node.outputs),
-                Op::Arg(_) | Op::Call(_) | Op::Group(_) => continue,
+                Op::Arg(_) | Op::Call(_) | Op::Group(_) => {}
             }
-            nodes += 1;
         }
-        if nodes > 1 {
-            // What passes between the nodes stays in registers or cache.
-            let inner = |vars: &[crate::Var]| {
-                vars.iter()
-                    .filter(|v| !matches!(self.body.nodes[v.index()].op, Op::Arg(_)))
-                    .fold(crate::Poly::zero(), |s, v| s + &self.body.ty(*v).bytes())
-            };
-            for node in &self.body.nodes {
-                total.bytes_read += &(inner(&node.inputs) * -1);
+        if self.kind == GroupKind::Fused {
+            let moved = Cost::moving(inputs, outputs);
+            return Cost { bytes_read: moved.bytes_read, bytes_written: moved.bytes_written, ..total };
+        }
+        let is_arg = |v: &Var| matches!(self.body.nodes[v.index()].op, Op::Arg(_));
+        for (index, node) in self.body.nodes.iter().enumerate() {
+            for inner in node.inputs.iter().filter(|v| !is_arg(v)) {
+                total.bytes_read += &(self.body.ty(*inner).bytes() * -1);
             }
-            let _ = inputs;
-            total.bytes_written = outputs.iter().fold(crate::Poly::zero(), |s, t| s + &t.bytes());
+            for out in 0..node.outputs.len() {
+                let var = self.body.var(index, out);
+                if !is_arg(&var) && self.body.outputs.iter().all(|o| o.var != var) {
+                    total.bytes_written += &(node.outputs[out].bytes() * -1);
+                }
+            }
         }
         total
     }
