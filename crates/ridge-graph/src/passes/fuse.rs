@@ -83,7 +83,7 @@ fn next(function: &Function) -> Option<Found> {
             }
         }
         absorb_leaves(function, &mut nodes, &space);
-        return Some(finish(function, &users, nodes));
+        return Some(finish(function, &users, seed, nodes));
     }
     None
 }
@@ -149,7 +149,7 @@ fn absorb_leaves(function: &Function, nodes: &mut Vec<usize>, wanted: &Shape) {
     nodes.sort_unstable();
 }
 
-fn finish(function: &Function, users: &[Vec<usize>], nodes: Vec<usize>) -> Found {
+fn finish(function: &Function, users: &[Vec<usize>], seed: usize, nodes: Vec<usize>) -> Found {
     let mut inputs: Vec<Var> = Vec::new();
     for var in nodes.iter().flat_map(|n| &function.nodes[*n].inputs) {
         if !nodes.contains(&var.index()) && !inputs.contains(var) {
@@ -159,10 +159,12 @@ fn finish(function: &Function, users: &[Vec<usize>], nodes: Vec<usize>) -> Found
     let used_outside = |n: &usize| {
         users[*n].iter().any(|u| !nodes.contains(u)) || function.outputs.iter().any(|o| o.var.index() == *n)
     };
-    let exported = nodes.iter().copied().filter(|n| used_outside(n) && !is_leaf(function, *n)).collect();
+    // A leaf that the group began with is all that it computes.
+    let absorbed = |n: &usize| *n != seed && is_leaf(function, *n);
+    let exported = nodes.iter().copied().filter(|n| used_outside(n) && !absorbed(n)).collect();
     // A leaf stays for its other users, and with it the leaves that it reads.
     let mut kept: Vec<usize> = Vec::new();
-    for node in nodes.iter().rev().filter(|n| is_leaf(function, **n)) {
+    for node in nodes.iter().rev().filter(|n| absorbed(n)) {
         if used_outside(node) || users[*node].iter().any(|u| kept.contains(u)) {
             kept.push(*node);
         }
