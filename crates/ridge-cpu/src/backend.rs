@@ -23,6 +23,9 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// This rank's groups, by the name of the mesh axis, for graphs that communicate.
     pub mesh: HashMap<String, Arc<dyn Collectives>>,
+    /// For tests: fills workspace, outputs and scratch memory with NaN before each step, and inputs after it, so that
+    /// a kernel that reads what nobody wrote, or leaves a part unwritten, is found out.
+    pub poison: bool,
 }
 
 /// The CPU backend.
@@ -35,6 +38,8 @@ pub struct Cpu {
 pub(crate) struct Device {
     pub(crate) pool: Pool,
     pub(crate) mesh: Mesh,
+    /// See [`CpuOptions::poison`].
+    pub(crate) poison: bool,
     arena: Mutex<Arc<Memory>>,
     /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
     arenas: AtomicUsize,
@@ -54,6 +59,7 @@ impl Cpu {
         let device = Device {
             pool: Pool::new(threads).map_err(failed)?,
             mesh: options.mesh,
+            poison: options.poison,
             arena: Mutex::new(Arc::new(Memory::zeroed(0, "workspace")?)),
             arenas: AtomicUsize::new(0),
         };

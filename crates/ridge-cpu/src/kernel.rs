@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use ridge_graph::{Composite, DType, FormatRef, Function, Op};
+use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op};
 
 /// A kernel for fixed shapes, made once for each distinct node of a bucket and run by any thread.
 pub(crate) trait Kernel: Send + Sync {
@@ -51,6 +51,8 @@ pub(crate) struct Spec<'a> {
     pub(crate) body: &'a Function,
     pub(crate) inputs: Vec<Operand>,
     pub(crate) outputs: Vec<Operand>,
+    /// Numbers of the symbols in the body's types and attributes.
+    pub(crate) bindings: &'a Bindings,
 }
 
 impl Spec<'_> {
@@ -137,6 +139,9 @@ impl<'a, T: Pod> Output<'a, T> {
     }
 }
 
+/// What memory holds that nobody has written, where a test asks for it: NaN in every float type.
+pub(crate) const POISON: u8 = 0xff;
+
 /// Memory of a thread that kernels use as they like; it grows to what they ask for and stays.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -149,6 +154,11 @@ pub(crate) struct Scratch {
 struct Aligned([u8; 64]);
 
 impl Scratch {
+    /// Fills all of it with bytes that no kernel may rely on: NaN in every float type.
+    pub(crate) fn poison(&mut self) {
+        self.blocks.fill(Aligned([POISON; 64]));
+    }
+
     /// `N` slices of `T` of these lengths, aligned to 64 bytes, with whatever was there before.
     pub(crate) fn slices<T: Pod, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [T]; N] {
         let blocks = |len: usize| (len * size_of::<T>()).div_ceil(64);

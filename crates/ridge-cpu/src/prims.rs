@@ -1,14 +1,100 @@
 //! Primitives that neither a hand-written kernel nor a fused group runs, one at a time.
+//!
+//! `moves` copies elements whatever they are, `rows` gathers and scatters rows, `along` combines along an axis, `order`
+//! sorts, `matmul` multiplies and `collective` talks to other ranks. What a fused group could run is a group of one.
 
-use ridge_graph::Prim;
+mod along;
+mod collective;
+mod matmul;
+mod moves;
+mod order;
+mod rows;
+
+use ridge_graph::{Dim, Prim};
 
 use crate::backend::Mesh;
-use crate::kernel::{Kernel, Spec};
+use crate::fused::view::{View, around, strides};
+use crate::fused::{self, Node, Source};
+use crate::kernel::{Kernel, Operand, Spec};
 
 /// The kernel of a primitive.
 ///
 /// # Errors
 /// Names what it cannot run.
-pub(crate) fn make(prim: &Prim, _spec: &Spec<'_>, _mesh: &Mesh) -> Result<Box<dyn Kernel>, String> {
-    Err(prim.name().into())
+pub(crate) fn make(prim: &Prim, spec: &Spec<'_>, mesh: &Mesh) -> Result<Box<dyn Kernel>, String> {
+    let number = |dim: &Dim| dim.eval(spec.bindings).map_err(|e| e.to_string());
+    let output = &spec.outputs[0];
+    let copied = |index: usize, view| Ok(moves::copied(output, index, view));
+    match prim {
+        Prim::Const(literal) => Ok(moves::constant(literal)),
+        Prim::Slice { axis, start, .. } => {
+            let (input, start, len) = (&spec.inputs[0], number(start)?, output.shape[*axis]);
+            if start + len > input.shape[*axis] {
+                return Err(format!("takes {start}..{} of an extent of {}", start + len, input.shape[*axis]));
+            }
+            let steps = strides(&input.shape);
+            copied(0, View::new(&output.shape, &steps, start * steps[*axis]))
+        }
+        Prim::Transpose(perm) => {
+            let steps = strides(&spec.inputs[0].shape);
+            copied(0, View::new(&output.shape, &perm.iter().map(|&a| steps[a]).collect::<Vec<_>>(), 0))
+        }
+        Prim::Broadcast(_) => copied(0, View::broadcast(&spec.inputs[0].shape, &output.shape)),
+        Prim::StateRead => copied(0, View::broadcast(&output.shape, &output.shape)),
+        Prim::StateWrite => copied(1, View::broadcast(&output.shape, &output.shape)),
+        Prim::Cast(to) if *to == spec.inputs[0].dtype => copied(0, View::broadcast(&output.shape, &output.shape)),
+        Prim::Concat { axis } => Ok(moves::concat(&spec.inputs, output, *axis)),
+        Prim::Pad { axis, before, value, .. } => {
+            Ok(moves::pad(&spec.inputs[0], output, *axis, number(before)?, *value))
+        }
+        Prim::Gather { axis } => Ok(rows::gather(&spec.inputs, output, *axis)),
+        Prim::Scatter { axis, add } => Ok(rows::scatter(&spec.inputs, *axis, *add)),
+        Prim::Reduce { op, axis } => {
+            let (outer, extent, inner) = around(&spec.inputs[0].shape, *axis);
+            match inner {
+                1 => rowwise(&Prim::Reduce { op: *op, axis: 1 }, &spec.inputs[0], output, (outer, extent)),
+                _ => Ok(along::reduce(*op, output.dtype, (outer, extent, inner))),
+            }
+        }
+        Prim::Scan { op, axis } => Ok(along::scan(*op, output.dtype, around(&output.shape, *axis))),
+        Prim::ArgMax { axis } => {
+            let input = &spec.inputs[0];
+            Ok(order::argmax(input.dtype, around(&input.shape, *axis)))
+        }
+        Prim::Sort { axis, descending, .. } => {
+            let (input, keep) = (&spec.inputs[0], output.shape[*axis]);
+            if keep > input.shape[*axis] {
+                return Err(format!("keeps {keep} of an extent of {}", input.shape[*axis]));
+            }
+            Ok(order::sort(input.dtype, around(&input.shape, *axis), *descending, keep))
+        }
+        Prim::MatMul { trans_a, trans_b, .. } => Ok(matmul::matmul(&spec.inputs, output, *trans_a, *trans_b)),
+        Prim::Collective { kind, mesh: axis, ranks } => {
+            collective::make(*kind, axis, *ranks, &spec.inputs[0], output, mesh)
+        }
+        Prim::Iota { .. }
+        | Prim::Unary(_)
+        | Prim::Binary(_)
+        | Prim::Compare(_)
+        | Prim::Select
+        | Prim::Cast(_)
+        | Prim::Random { .. } => {
+            let inputs = (0..spec.inputs.len()).map(Source::Input).collect();
+            let node = Node { prim, inputs, dtype: output.dtype, shape: output.shape.clone() };
+            fused::chain(&[node], &spec.inputs, &[Source::Node(0)])
+        }
+        Prim::Reshape(_) | Prim::Component(_) => Err("is a view, which takes no kernel".into()),
+    }
+}
+
+/// A reduction along the innermost axis of `[outer, extent]`, as a fused group of one.
+fn rowwise(
+    prim: &Prim,
+    input: &Operand,
+    output: &Operand,
+    (outer, extent): (usize, usize),
+) -> Result<Box<dyn Kernel>, String> {
+    let input = Operand { shape: vec![outer, extent], ..input.clone() };
+    let node = Node { prim, inputs: vec![Source::Input(0)], dtype: output.dtype, shape: vec![outer, 1] };
+    fused::chain(&[node], &[input], &[Source::Node(0)])
 }

@@ -7,7 +7,7 @@ use ridge_runtime::{Buffer, Place, Plan, Program, Region, Result, Run, RuntimeEr
 
 use crate::backend::Device;
 use crate::buffer::{Memory, Storage, storage};
-use crate::kernel::{Block, Io, Kernel, Operand, Scratch, Spec};
+use crate::kernel::{Block, Io, Kernel, Operand, POISON, Scratch, Spec};
 use crate::pool::{Job, MAX_CHUNKS, Steps};
 use crate::{fused, kernels, prims};
 
@@ -43,6 +43,7 @@ impl CpuProgram {
             body,
             inputs: operands(node.inputs.iter().map(|v| function.ty(*v)).collect())?,
             outputs: operands(node.outputs.iter().collect())?,
+            bindings,
         };
         let made = match &node.op {
             Op::Prim(prim) => prims::make(prim, &spec, &self.device.mesh),
@@ -94,8 +95,7 @@ impl Program for CpuProgram {
             outputs: staging(&plan.output_bytes)?,
         };
         let (arena, arena_number) = self.device.arena(plan.arena_bytes)?;
-        let threads = self.device.pool.threads();
-        let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, threads)?);
+        let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, &self.device)?);
         let job = Arc::new(Job::new(Box::new(Shared(Arc::clone(&steps)))));
         let device = Arc::clone(&self.device);
         Ok(Box::new(CpuRun { device, steps, job, arena_bytes: plan.arena_bytes, arena_number }))
@@ -137,6 +137,7 @@ struct Bound {
     memory: Regions,
     /// Written only between steps: see [`Bound::resolve`].
     resolved: std::cell::UnsafeCell<Resolved>,
+    poison: bool,
 }
 
 struct Resolved {
@@ -158,10 +159,15 @@ impl Bound {
         kernels: Vec<Arc<dyn Kernel>>,
         memory: Regions,
         arena: Arc<Memory>,
-        threads: usize,
+        device: &Device,
     ) -> Result<Self> {
         let mut steps = Vec::with_capacity(plan.launches.len());
         let mut addresses = Vec::new();
+        if device.poison {
+            let outputs = plan.output_bytes.iter().enumerate().map(|(i, b)| (Region::Output(i as u32), *b));
+            let regions = std::iter::once((Region::Arena, plan.arena_bytes)).chain(outputs);
+            steps.push(poisoned(regions, &mut addresses));
+        }
         for launch in &plan.launches {
             let kernel = Arc::clone(&kernels[launch.kernel]);
             let pieces = kernel.pieces();
@@ -181,7 +187,7 @@ impl Bound {
                 addresses.push(Address { place: *place, bytes: bytes(ty)? });
             }
             steps.push(Step {
-                chunks: chunks(pieces, kernel.nanos_per_piece(), threads),
+                chunks: chunks(pieces, kernel.nanos_per_piece(), device.pool.threads()),
                 kernel,
                 pieces,
                 first,
@@ -189,8 +195,12 @@ impl Bound {
                 outputs: launch.outputs.len(),
             });
         }
+        if device.poison {
+            let inputs = plan.input_bytes.iter().enumerate().map(|(i, b)| (Region::Input(i as u32), *b));
+            steps.push(poisoned(inputs, &mut addresses));
+        }
         let resolved = std::cell::UnsafeCell::new(Resolved { blocks: Vec::with_capacity(addresses.len()), arena });
-        let bound = Self { steps, addresses, memory, resolved };
+        let bound = Self { steps, addresses, memory, resolved, poison: device.poison };
         // SAFETY: nobody else knows it yet.
         unsafe { bound.resolve(None) };
         Ok(bound)
@@ -224,6 +234,34 @@ impl Bound {
     }
 }
 
+/// A launch that poisons these blocks.
+fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<Address>) -> Step {
+    let first = addresses.len();
+    addresses.extend(regions.map(|(region, bytes)| Address { place: Place { region, offset: 0 }, bytes }));
+    let outputs = addresses.len() - first;
+    Step { kernel: Arc::new(Poison), pieces: 1, chunks: 1, first, inputs: 0, outputs }
+}
+
+/// Fills its outputs with what no kernel may rely on.
+struct Poison;
+
+impl Kernel for Poison {
+    fn pieces(&self) -> usize {
+        1
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        1.0
+    }
+
+    fn run(&self, io: &Io<'_>, _pieces: std::ops::Range<usize>, _scratch: &mut Scratch) {
+        for (i, block) in io.outputs.iter().enumerate() {
+            // SAFETY: the only piece.
+            unsafe { io.output::<u8>(i).part(0..block.bytes) }.fill(POISON);
+        }
+    }
+}
+
 fn chunks(pieces: usize, nanos_per_piece: f64, threads: usize) -> u16 {
     if threads == 1 {
         return 1;
@@ -251,6 +289,9 @@ impl Steps for Shared {
         let (inputs, outputs) = operands.split_at(step.inputs);
         let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
         let pieces = step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks;
+        if self.0.poison {
+            scratch.poison();
+        }
         step.kernel.run(&Io { inputs, outputs }, pieces, scratch);
     }
 }

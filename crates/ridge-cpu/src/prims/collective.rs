@@ -1,0 +1,113 @@
+//! Collectives within this rank's groups of the mesh.
+//!
+//! A single piece: the ranks meet once, and the copies beside it are small next to that.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ridge_graph::{CollectiveKind, DType};
+use ridge_runtime::Collectives;
+
+use crate::backend::Mesh;
+use crate::fused::view::around;
+use crate::kernel::{Io, Kernel, Operand, Scratch};
+
+/// The collective over mesh axis `axis`.
+///
+/// # Errors
+/// When the mesh has no such axis, or one of another number of ranks.
+pub(super) fn make(
+    kind: CollectiveKind,
+    axis: &str,
+    ranks: usize,
+    input: &Operand,
+    output: &Operand,
+    mesh: &Mesh,
+) -> Result<Box<dyn Kernel>, String> {
+    let group = match mesh.get(axis) {
+        Some(group) if group.ranks() == ranks => Some(Arc::clone(group)),
+        Some(group) => {
+            let has = group.ranks();
+            return Err(format!("is over {ranks} ranks of mesh axis `{axis}`, which has {has}"));
+        }
+        // A group of one has nobody to talk to.
+        None if ranks == 1 => None,
+        None => {
+            let mut known: Vec<&str> = mesh.keys().map(String::as_str).collect();
+            known.sort_unstable();
+            return Err(format!(
+                "is over mesh axis `{axis}`, and the backend was given the axes {known:?}; pass a group of {ranks} \
+                 ranks for it in the mesh"
+            ));
+        }
+    };
+    let axis = match kind {
+        CollectiveKind::AllReduce => 0,
+        CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) => axis,
+    };
+    let part = if matches!(kind, CollectiveKind::ReduceScatter(_)) { output } else { input };
+    let (outer, row) = match part.shape.get(axis) {
+        Some(_) => (around(&part.shape, axis).0, part.shape[axis..].iter().product()),
+        None => (1, 1),
+    };
+    Ok(Box::new(Collective { kind, group, dtype: input.dtype, elements: input.len(), outer, row }))
+}
+
+struct Collective {
+    kind: CollectiveKind,
+    group: Option<Arc<dyn Collectives>>,
+    dtype: DType,
+    /// Of the input.
+    elements: usize,
+    /// Rows of one rank's part, and elements of such a row: of the whole, each row has one of every rank.
+    outer: usize,
+    row: usize,
+}
+
+impl Kernel for Collective {
+    fn pieces(&self) -> usize {
+        // Every rank takes part in every collective, even one of no elements.
+        1
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.elements as f64
+    }
+
+    fn run(&self, io: &Io<'_>, _pieces: Range<usize>, scratch: &mut Scratch) {
+        let bytes = self.elements * self.dtype.size_bytes();
+        let row = self.row * self.dtype.size_bytes();
+        let from = &io.input::<u8>(0)[..bytes];
+        let to_bytes = match (&self.group, self.kind) {
+            (Some(group), CollectiveKind::AllGather(_)) => bytes * group.ranks(),
+            (Some(group), CollectiveKind::ReduceScatter(_)) => bytes / group.ranks(),
+            _ => bytes,
+        };
+        // SAFETY: the only piece.
+        let to = unsafe { io.output::<u8>(0).part(0..to_bytes) };
+        let Some(group) = &self.group else { return to.copy_from_slice(from) };
+        match self.kind {
+            CollectiveKind::AllReduce => {
+                to.copy_from_slice(from);
+                group.all_reduce(self.dtype, to);
+            }
+            CollectiveKind::AllGather(_) if self.outer == 1 => group.all_gather(from, to),
+            CollectiveKind::AllGather(_) => {
+                let [whole] = scratch.slices::<u8, 1>([to_bytes]);
+                group.all_gather(from, whole);
+                for (i, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
+                    let (outer, rank) = (i / group.ranks(), i % group.ranks());
+                    to.copy_from_slice(&whole[rank * bytes + outer * row..][..row]);
+                }
+            }
+            CollectiveKind::ReduceScatter(_) => {
+                let [whole] = scratch.slices::<u8, 1>([bytes]);
+                whole.copy_from_slice(from);
+                group.all_reduce(self.dtype, whole);
+                for (outer, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
+                    to.copy_from_slice(&whole[(outer * group.ranks() + group.rank()) * row..][..row]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Copies of elements, whatever they are: views made real, joins, padding, constants.
+//!
+//! Floor: each output byte written once and read once.
+
+use std::ops::Range;
+
+use ridge_graph::Literal;
+
+use crate::fused::view::{View, around};
+use crate::kernel::{Io, Kernel, Operand, Pod, Scratch};
+
+/// Bytes of output in a piece.
+const PIECE_BYTES: usize = 16 << 10;
+
+/// The elements that `view` sees of input `index`, in order.
+pub(super) fn copied(output: &Operand, index: usize, view: View) -> Box<dyn Kernel> {
+    Box::new(Copied { index, view, elements: output.len(), size: output.dtype.size_bytes() })
+}
+
+struct Copied {
+    index: usize,
+    view: View,
+    elements: usize,
+    size: usize,
+}
+
+impl Copied {
+    fn per_piece(&self) -> usize {
+        PIECE_BYTES / self.size
+    }
+
+    fn copy<T: Pod>(&self, io: &Io<'_>, elements: Range<usize>) {
+        let from = io.input::<T>(self.index);
+        // SAFETY: these elements belong to our pieces.
+        let to = unsafe { io.output::<T>(0).part(elements.clone()) };
+        self.view.runs(elements, |run| {
+            let to = &mut to[run.at..run.at + run.len];
+            match run.stride {
+                1 => to.copy_from_slice(&from[run.from..run.from + run.len]),
+                0 => to.fill(from[run.from]),
+                stride => to.iter_mut().zip(from[run.from..].iter().step_by(stride)).for_each(|(to, x)| *to = *x),
+            }
+        });
+    }
+}
+
+impl Kernel for Copied {
+    fn pieces(&self) -> usize {
+        self.elements.div_ceil(self.per_piece())
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        PIECE_BYTES as f64 * 0.1
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+        let elements = pieces.start * self.per_piece()..(pieces.end * self.per_piece()).min(self.elements);
+        match self.size {
+            1 => self.copy::<u8>(io, elements),
+            2 => self.copy::<u16>(io, elements),
+            4 => self.copy::<u32>(io, elements),
+            _ => self.copy::<u64>(io, elements),
+        }
+    }
+}
+
+/// A constant's elements.
+pub(super) fn constant(literal: &Literal) -> Box<dyn Kernel> {
+    Box::new(Constant { bytes: literal.dtype.encode(literal.values.iter().copied()) })
+}
+
+struct Constant {
+    bytes: Vec<u8>,
+}
+
+impl Kernel for Constant {
+    fn pieces(&self) -> usize {
+        usize::from(!self.bytes.is_empty())
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.bytes.len() as f64 * 0.1
+    }
+
+    fn run(&self, io: &Io<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
+        // SAFETY: the only piece.
+        unsafe { io.output::<u8>(0).part(0..self.bytes.len()) }.copy_from_slice(&self.bytes);
+    }
+}
+
+/// Tensors one after another along `axis`.
+pub(super) fn concat(inputs: &[Operand], output: &Operand, axis: usize) -> Box<dyn Kernel> {
+    let size = output.dtype.size_bytes();
+    let spans = inputs.iter().enumerate().map(|(i, operand)| {
+        let (_, extent, inner) = around(&operand.shape, axis);
+        Span { bytes: extent * inner * size, from: Some(i) }
+    });
+    joined(spans.collect(), output, Vec::new())
+}
+
+/// The input with elements of `value` before and after along `axis`.
+pub(super) fn pad(input: &Operand, output: &Operand, axis: usize, before: usize, value: f64) -> Box<dyn Kernel> {
+    let size = output.dtype.size_bytes();
+    let (_, extent, inner) = around(&input.shape, axis);
+    let after = output.shape[axis] - extent - before;
+    let fill = |extent: usize| Span { bytes: extent * inner * size, from: None };
+    let spans = vec![fill(before), Span { from: Some(0), ..fill(extent) }, fill(after)];
+    joined(spans, output, output.dtype.encode([value]))
+}
+
+/// Part of a row of the output: the next bytes of an input, or of the filling.
+#[derive(Clone, Copy)]
+struct Span {
+    bytes: usize,
+    from: Option<usize>,
+}
+
+/// Rows that are put together from spans.
+struct Joined {
+    spans: Vec<Span>,
+    row_bytes: usize,
+    bytes: usize,
+    /// One element.
+    fill: Vec<u8>,
+}
+
+fn joined(spans: Vec<Span>, output: &Operand, fill: Vec<u8>) -> Box<dyn Kernel> {
+    let row_bytes = spans.iter().map(|s| s.bytes).sum();
+    Box::new(Joined { spans, row_bytes, bytes: output.len() * output.dtype.size_bytes(), fill })
+}
+
+impl Kernel for Joined {
+    fn pieces(&self) -> usize {
+        self.bytes.div_ceil(PIECE_BYTES)
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        PIECE_BYTES as f64 * 0.1
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+        let bytes = pieces.start * PIECE_BYTES..(pieces.end * PIECE_BYTES).min(self.bytes);
+        // SAFETY: these elements belong to our pieces.
+        let mut to = unsafe { io.output::<u8>(0).part(bytes.clone()) };
+        let mut at = bytes.start;
+        while !to.is_empty() {
+            let (row, mut skip) = (at / self.row_bytes, at % self.row_bytes);
+            for span in &self.spans {
+                if skip >= span.bytes {
+                    skip -= span.bytes;
+                    continue;
+                }
+                let len = (span.bytes - skip).min(to.len());
+                let (mine, rest) = to.split_at_mut(len);
+                match span.from {
+                    Some(index) => mine.copy_from_slice(&io.input::<u8>(index)[row * span.bytes + skip..][..len]),
+                    // Spans and pieces begin at whole elements.
+                    None => mine.chunks_exact_mut(self.fill.len()).for_each(|to| to.copy_from_slice(&self.fill)),
+                }
+                to = rest;
+                at += len;
+                skip = 0;
+            }
+        }
+    }
+}

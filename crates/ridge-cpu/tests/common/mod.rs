@@ -1,0 +1,112 @@
+//! Running whole graphs on a backend with given values.
+#![allow(dead_code, unreachable_pub)] // each test binary uses its part
+
+use std::sync::Arc;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::passes::Kernel;
+use ridge_graph::{Arg, Bindings, Graph, Role, Tensor, Type, Value};
+use ridge_runtime::{Backend, Buffer, Program, Result, Session, WeightData};
+
+/// A CPU of `threads` threads, its memory poisoned before each step.
+pub fn poisoned(threads: usize) -> Arc<dyn Backend> {
+    let options = CpuOptions { threads: Some(threads), poison: true, ..CpuOptions::default() };
+    Arc::new(Cpu::new(options).expect("threads start"))
+}
+
+/// A backend whose kernels claim nothing, so that everything is decomposed and fused.
+pub struct Unclaimed(pub Arc<dyn Backend>);
+
+impl Backend for Unclaimed {
+    fn name(&self) -> &'static str {
+        "unclaimed"
+    }
+
+    fn kernels(&self) -> &[Kernel] {
+        &[]
+    }
+
+    fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer> {
+        self.0.upload(ty, parts)
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        self.0.allocate(bytes)
+    }
+
+    fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.0.read(buffer)
+    }
+
+    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        self.0.write(buffer, bytes)
+    }
+
+    fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
+        self.0.compile(graph)
+    }
+}
+
+/// The bytes of a weight's parts.
+pub fn parts(value: &Value) -> Vec<WeightData> {
+    match value {
+        Value::Plain(tensor) => vec![WeightData::Owned(tensor.to_bytes())],
+        Value::Stored { components, .. } => components.iter().map(|c| WeightData::Owned(c.to_bytes())).collect(),
+    }
+}
+
+/// A session with the graph's weights and states.
+pub fn session(
+    backend: &Arc<dyn Backend>,
+    graph: &Graph,
+    bindings: &Bindings,
+    value: &dyn Fn(&Arg) -> Value,
+) -> Result<Session> {
+    let mut session = Session::new(Arc::clone(backend));
+    for arg in graph.args(Role::Weight) {
+        session.load(&arg.name, &arg.ty, parts(&value(arg)))?;
+    }
+    session.allocate_states(graph, bindings)?;
+    for arg in graph.args(Role::State) {
+        let buffer = session.state(&arg.name).expect("just allocated");
+        backend.write(buffer, &value(arg).tensor().to_bytes())?;
+    }
+    Ok(session)
+}
+
+/// The outputs of one step, in the order of the main function's, states as they are afterwards.
+pub fn run(
+    backend: &Arc<dyn Backend>,
+    graph: &Graph,
+    bindings: &Bindings,
+    value: &dyn Fn(&Arg) -> Value,
+) -> Result<Vec<Tensor>> {
+    let session = session(backend, graph, bindings, value)?;
+    let main = graph.main();
+    let names: Vec<&str> = main.outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
+    let compiled = session.compile(graph, &names)?;
+    let mut bucket = compiled.bucket(bindings)?;
+    for arg in graph.args(Role::StepInput) {
+        bucket.set(&arg.name, value(arg).tensor())?;
+    }
+    bucket.submit()?;
+    while !bucket.poll()? {
+        std::thread::yield_now();
+    }
+    let mut outputs = Vec::with_capacity(main.outputs.len());
+    for output in &main.outputs {
+        outputs.push(if output.role == Role::State {
+            let ty = main.ty(output.var);
+            let bytes = backend.read(session.state(&output.name).expect("allocated"))?;
+            Tensor::from_bytes(ty.dtype, &ty.shape.eval(bindings)?, &bytes)
+        } else {
+            bucket.tensor(&output.name)?
+        });
+    }
+    Ok(outputs)
+}
+
+/// Are two results the same to the bit?
+pub fn same_bits(a: &[Tensor], b: &[Tensor]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bytes() == b.to_bytes() && a.shape == b.shape)
+}
