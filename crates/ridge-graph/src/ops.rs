@@ -2,18 +2,22 @@
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
-//! `rms_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu`, `softmax`, then `sampling` when it serves, or
-//! `cross_entropy` and `adamw` when it trains. `paging.rs` is no op: it makes the valid block tables of samples.
+//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu` or `gelu`, `softmax`, then `sampling`
+//! when it serves, or `cross_entropy` and `adamw` when it trains. `rope_scaling.rs` and `paging.rs` are no ops: they
+//! make rotary frequencies, and the valid block tables of samples.
 
 mod adamw;
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod gelu;
 mod kv_write;
+mod layer_norm;
 mod linear;
 mod paging;
 mod rms_norm;
 mod rope;
+mod rope_scaling;
 mod sampling;
 mod softmax;
 mod swiglu;
@@ -23,10 +27,13 @@ pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
 pub use embedding::Embedding;
+pub use gelu::Gelu;
 pub use kv_write::KvWrite;
+pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
 pub use rms_norm::RmsNorm;
-pub use rope::{Rope, linear_scaling, llama3_scaling, rope_frequencies};
+pub use rope::Rope;
+pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
 pub use sampling::SampleToken;
 pub use softmax::Softmax;
 pub use swiglu::Swiglu;
@@ -57,7 +64,9 @@ pub fn registry() -> &'static [Entry] {
         Entry { name: "cross_entropy_saving", samples: cross_entropy::samples_saving },
         Entry { name: "cross_entropy_backward", samples: cross_entropy::samples_backward },
         Entry { name: "embedding", samples: embedding::samples },
+        Entry { name: "gelu", samples: gelu::samples },
         Entry { name: "kv_write", samples: kv_write::samples },
+        Entry { name: "layer_norm", samples: layer_norm::samples },
         Entry { name: "linear", samples: linear::samples },
         Entry { name: "linear_group", samples: linear::samples_group },
         Entry { name: "rms_norm", samples: rms_norm::samples },

@@ -1,7 +1,6 @@
 //! Rotary position embedding (Su et al. 2021, "RoFormer", section 3.2.2), in the rotate-half layout of GPT-NeoX and
 //! Hugging Face: element `i` is paired with element `i + R/2`.
 
-use std::f64::consts::TAU;
 use std::fmt;
 use std::sync::Arc;
 
@@ -38,35 +37,6 @@ impl fmt::Debug for Rope {
         let rotary = 2 * self.inv_freq.len();
         write!(f, "Rope {{ rotary: {rotary}, inv_freq: {first}..{last} #{hash:016x}, scale: {} }}", self.scale)
     }
-}
-
-/// `theta^(-2i / rotary_dim)` for each pair `i`.
-pub fn rope_frequencies(theta: f64, rotary_dim: usize) -> Vec<f64> {
-    (0..rotary_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / rotary_dim as f64)).collect()
-}
-
-/// Llama 3.1's context extension: frequencies whose wavelength is longer than `original_max_position /
-/// low_freq_factor` are divided by `factor`, those shorter than `original_max_position / high_freq_factor` are kept,
-/// and between them the two are interpolated linearly in the number of turns over the original context.
-pub fn llama3_scaling(
-    freqs: &[f64],
-    factor: f64,
-    low_freq_factor: f64,
-    high_freq_factor: f64,
-    original_max_position: f64,
-) -> Vec<f64> {
-    let scale = |freq: &f64| {
-        let turns = original_max_position * freq / TAU;
-        let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
-        freq / factor * (1.0 - keep) + freq * keep
-    };
-    freqs.iter().map(scale).collect()
-}
-
-/// Position interpolation (Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
-/// Interpolation"): every frequency divided by `factor`.
-pub fn linear_scaling(freqs: &[f64], factor: f64) -> Vec<f64> {
-    freqs.iter().map(|freq| freq / factor).collect()
 }
 
 impl Composite for Rope {
@@ -142,6 +112,7 @@ impl Builder {
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    use super::{llama3_scaling, rope_frequencies};
     // (tokens, heads, dim, rotary, scale)
     let cases = [
         (0, 2, 8, 8, 1.0),

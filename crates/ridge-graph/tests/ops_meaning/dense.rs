@@ -1,6 +1,9 @@
-//! Ops on whole rows: linear, rope, softmax, swiglu, embedding, `rms_norm`.
+//! Ops on whole rows: linear, rope and its frequencies, softmax, swiglu, gelu, embedding, norms.
 
-use ridge_graph::ops::{LinearGroup, RmsNorm, Rope, linear_scaling, llama3_scaling, rope_frequencies};
+use ridge_graph::ops::{
+    Gelu, LayerNorm, LinearGroup, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies,
+    yarn_scaling,
+};
 use ridge_graph::sample::Sample;
 
 use super::{holds, input, op, samples, shape};
@@ -157,4 +160,78 @@ fn rms_norm_divides_by_the_root_mean_square() {
         }
         holds(&sample, &[y]);
     }
+}
+
+#[test]
+fn layer_norm_centres_and_divides_by_the_deviation() {
+    for sample in samples("layer_norm") {
+        let LayerNorm { eps } = *op(&sample);
+        let [x, weight, bias] = [0, 1, 2].map(|i| input(&sample, i));
+        let n = weight.len();
+        let mut y = Vec::new();
+        for row in x.chunks(n) {
+            let mean = row.iter().sum::<f64>() / n as f64;
+            let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
+            let scale = 1.0 / (variance + eps).sqrt();
+            y.extend(row.iter().zip(&weight).zip(&bias).map(|((v, w), b)| (v - mean) * scale * w + b));
+        }
+        holds(&sample, &[y]);
+    }
+}
+
+/// The error function by its Maclaurin series, which converges well where the samples are.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..120 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+#[test]
+fn gelu_weighs_by_the_normal_distribution() {
+    let tanh = |x: f64| (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+    for sample in samples("gelu") {
+        let share = |x: f64| match op(&sample) {
+            Gelu::Erf => erf(x / 2f64.sqrt()),
+            Gelu::Tanh => 1.0 - 2.0 / ((2.0 * tanh(x)).exp() + 1.0),
+        };
+        let y = input(&sample, 0).into_iter().map(|x| 0.5 * x * (1.0 + share(x))).collect();
+        holds(&sample, &[y]);
+    }
+}
+
+/// YaRN's rule as the paper has it: by the turns of a pair over the original context, rounded to whole pairs.
+#[test]
+fn yarn_keeps_quick_pairs_and_slows_the_others_by_its_factor() {
+    let yarn = Yarn { factor: 4.0, original_max_position: 4096.0, beta_fast: 32.0, beta_slow: 1.0, truncate: true };
+    let plain = rope_frequencies(10_000.0, 128);
+    let scaled = yarn_scaling(10_000.0, 128, &yarn);
+    for (i, (freq, got)) in plain.iter().zip(&scaled).enumerate() {
+        let turns = 4096.0 * freq / std::f64::consts::TAU;
+        // Rounding outwards moves each border by at most one pair, of which one turns 15 % less than the next.
+        if turns > 32.0 * 1.16 {
+            assert_eq!(got, freq, "pair {i}");
+        } else if turns < 1.0 / 1.16 {
+            assert_eq!(*got, freq / 4.0, "pair {i}");
+        } else {
+            assert!((freq / 4.0..=*freq).contains(got), "pair {i}");
+        }
+    }
+    let kept = scaled.iter().zip(&plain).filter(|(a, b)| a == b).count();
+    // floor(128 ln(4096 / 64 pi) / 2 ln 10000) = 20, and ceil(128 ln(4096 / 2 pi) / 2 ln 10000) = 46.
+    assert_eq!(kept, 21);
+    assert_eq!(scaled.iter().zip(&plain).filter(|(a, b)| **a == **b / 4.0).count(), 64 - 46);
+    assert!((scaled[33] / plain[33] - 0.625).abs() < 1e-12, "the middle of 20 and 46 is halfway from 1 to 1/4");
+}
+
+#[test]
+fn ntk_scaling_keeps_the_quickest_pair_and_stretches_the_slowest_by_the_growth() {
+    assert_eq!(ntk_theta(1e4, 64, 4.0, 100.0, 2048.0), 1e4, "within the original context nothing changes");
+    let theta = ntk_theta(1e4, 64, 4.0, 4096.0, 2048.0);
+    let (plain, scaled) = (rope_frequencies(1e4, 64), rope_frequencies(theta, 64));
+    assert_eq!(scaled[0], 1.0);
+    let growth = 4.0 * 4096.0 / 2048.0 - 3.0;
+    assert!((plain[31] / scaled[31] / growth - 1.0).abs() < 1e-12, "{} is not {growth}", plain[31] / scaled[31]);
 }
