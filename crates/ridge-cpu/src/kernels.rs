@@ -1,5 +1,6 @@
 //! The patterns that hand-written kernels claim, one file a subject.
 
+mod linear;
 mod norm;
 
 use ridge_graph::Function;
@@ -20,5 +21,5 @@ pub(crate) struct Entry {
 
 /// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
-    [norm::ENTRIES].into_iter().flatten()
+    [linear::ENTRIES, norm::ENTRIES].into_iter().flatten()
 }

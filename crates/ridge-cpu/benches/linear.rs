@@ -1,0 +1,116 @@
+//! Products with parameters: GFLOP/s and GB/s of weights for shapes of small and large models, each as a chain of
+//! launches in one step, so that the step's own cost is spread.
+//!
+//! `cargo bench -p ridge-cpu --bench linear -- [threads] [part of a shape's name]`
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::format::Q8_0;
+use ridge_graph::sample::Rng;
+use ridge_graph::{Bindings, Builder, DType, FormatRef, Type};
+use ridge_runtime::{Session, WeightData};
+
+struct Case {
+    name: &'static str,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    weight: DType,
+    quantised: bool,
+    /// Distinct weights, so that together they are in memory rather than in cache, or not.
+    weights: usize,
+}
+
+const fn case(name: &'static str, rows: usize, inner: usize, columns: usize, weight: DType, weights: usize) -> Case {
+    Case { name, rows, inner, columns, weight, quantised: false, weights }
+}
+
+fn cases() -> Vec<Case> {
+    let (f32, bf16, f16) = (DType::F32, DType::BF16, DType::F16);
+    vec![
+        case("stories260K qkvo", 1, 64, 64, f32, 20),
+        case("stories260K gate", 1, 64, 172, f32, 10),
+        case("stories260K down", 1, 172, 64, f32, 5),
+        case("stories260K head", 1, 64, 512, f32, 2),
+        case("llama-1b gate f32", 1, 2048, 8192, f32, 4),
+        case("llama-1b gate bf16", 1, 2048, 8192, bf16, 8),
+        case("llama-1b gate f16", 1, 2048, 8192, f16, 8),
+        Case { quantised: true, ..case("llama-1b gate q8_0", 1, 2048, 8192, f32, 16) },
+        case("llama-1b down bf16", 1, 8192, 2048, bf16, 8),
+        case("llama-1b gate bf16 x4", 4, 2048, 8192, bf16, 4),
+        case("llama-1b gate bf16 x16", 16, 2048, 8192, bf16, 2),
+        case("llama-1b gate bf16 x256", 256, 2048, 8192, bf16, 1),
+        case("llama-1b down bf16 x256", 256, 8192, 2048, bf16, 1),
+        case("llama-1b gate f32 x256", 256, 2048, 8192, f32, 1),
+        Case { quantised: true, ..case("llama-1b gate q8_0 x256", 256, 2048, 8192, f32, 1) },
+    ]
+}
+
+/// Median seconds of one product.
+fn seconds(case: &Case, threads: usize) -> f64 {
+    let mut g = Builder::new();
+    let x = g.step_input("x", Type::tensor(DType::F32, [case.rows, case.inner])).expect("a fresh name");
+    let plain = Type::tensor(case.weight, [case.columns, case.inner]);
+    let ty = if case.quantised { plain.stored_as(FormatRef::new(Q8_0)) } else { plain };
+    let names: Vec<String> = (0..case.weights).map(|i| format!("w{i}")).collect();
+    let cpu = Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("threads start");
+    let mut session = Session::new(Arc::new(cpu));
+    let mut rng = Rng::new(1);
+    let line: Vec<f32> = (0..case.inner * 8).map(|_| rng.gauss() as f32).collect();
+    let values: Vec<f32> = line.iter().copied().cycle().take(case.columns * case.inner).collect();
+    let parts = || match &ty.format {
+        Some(format) => format.encode(&values, &[case.columns, case.inner]),
+        None => vec![case.weight.encode(values.iter().map(|v| f64::from(*v)))],
+    };
+    let parts = parts();
+    let mut outputs = Vec::new();
+    for name in &names {
+        session.load(name, &ty, parts.iter().cloned().map(WeightData::Owned).collect()).expect("loads");
+        let w = g.weight(name, ty.clone()).expect("a fresh name");
+        outputs.push((format!("y{name}"), g.linear(x, w).expect("shapes fit")));
+    }
+    let wanted: Vec<String> = outputs.iter().map(|(name, _)| name.clone()).collect();
+    let graph = g.finish(outputs).expect("values are main's");
+    let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+    let compiled = session.compile(&graph, &wanted).expect("compiles");
+    let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");
+    let x = DType::F32.encode(line.iter().cycle().take(case.rows * case.inner).map(|v| f64::from(*v)));
+    bucket.input(0).copy_from_slice(&x);
+    let work = case.rows * case.inner * case.columns * case.weights;
+    let mut times: Vec<f64> = (0..(2_000_000_000 / work.max(1)).clamp(5, 2000))
+        .map(|_| {
+            let start = Instant::now();
+            bucket.submit().expect("runs");
+            bucket.wait().expect("runs");
+            start.elapsed().as_secs_f64()
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2] / case.weights as f64
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let threads = args.first().and_then(|a| a.parse().ok()).unwrap_or(1);
+    let part = args.get(1).map_or("", String::as_str);
+    println!("{threads} threads");
+    println!("{:26}{:>6}{:>6}{:>6}{:>12}{:>10}{:>8}", "", "M", "K", "N", "us", "GFLOP/s", "GB/s");
+    for case in cases().iter().filter(|c| c.name.contains(part)) {
+        let seconds = seconds(case, threads);
+        let products = (case.rows * case.inner * case.columns) as f64;
+        let weights = case.inner * case.columns;
+        let bytes = if case.quantised { weights + weights / 16 } else { weights * case.weight.size_bytes() };
+        println!(
+            "{:26}{:6}{:6}{:6}{:12.2}{:10.1}{:8.1}",
+            case.name,
+            case.rows,
+            case.inner,
+            case.columns,
+            seconds * 1e6,
+            2.0 * products / seconds / 1e9,
+            bytes as f64 / seconds / 1e9
+        );
+    }
+}

@@ -1,0 +1,281 @@
+//! Products with parameters: one, or several of one input, with biases, then a residual added or the gate of an MLP
+//! applied.
+//!
+//! Floor: every weight read once a step (decode), or `2 M N K` operations (prompts). Weights are used where they lie,
+//! in rows of K. An output is a sum over K in [`LANES`] partial sums and a fixed tree, element `k` going to lane
+//! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for one row
+//! (weights widened in registers) and for several (weights widened once into a packed block). What does not fill the
+//! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
+
+mod source;
+mod tile;
+
+use std::ops::Range;
+
+use ridge_graph::format::Q8_0;
+use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
+use ridge_graph::{DType, Function, Op};
+
+use super::Entry;
+use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
+use crate::simd::{self, LANES};
+use source::{Plain, Quantised};
+use tile::{Room, Tile};
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry { name: "linear", pattern: "linear(x, w)", supports, make: |s| make(s, After::Nothing) },
+    Entry { name: "linear_bias", pattern: "linear(x, w, b)", supports, make: |s| make(s, After::Nothing) },
+    Entry { name: "linear_group", pattern: "linear_group(x, ...)", supports, make: |s| make(s, After::Nothing) },
+    Entry { name: "linear_add", pattern: "add(r, linear(x, w))", supports: adds, make: |s| make(s, After::Add) },
+    Entry {
+        name: "linear_bias_add",
+        pattern: "add(r, linear(x, w, b))",
+        supports: adds,
+        make: |s| make(s, After::Add),
+    },
+    Entry {
+        name: "linear_swiglu",
+        pattern: "swiglu(g@linear_group(x, ...).0, g.1)",
+        supports: gates,
+        make: |s| make(s, After::Swiglu),
+    },
+];
+
+/// What is done to the product before it is rounded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum After {
+    Nothing,
+    /// Input 0 is added.
+    Add,
+    /// The first weight's product is the gate of the second's.
+    Swiglu,
+}
+
+/// Plain weights, or Q8_0.
+fn supports(body: &Function) -> bool {
+    body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(|f| f.name() == "q8_0"))
+}
+
+/// Nothing is broadcast.
+fn adds(body: &Function) -> bool {
+    let sum = body.ty(body.outputs[0].var);
+    let product = body.nodes.iter().find(|n| matches!(n.op, Op::Composite(_)));
+    supports(body) && body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
+}
+
+fn gates(body: &Function) -> bool {
+    supports(body) && group(body).is_some_and(|g| g.count == 2)
+}
+
+fn group(body: &Function) -> Option<&LinearGroup> {
+    body.nodes.iter().find_map(|n| match &n.op {
+        Op::Composite(op) => op.downcast(),
+        _ => None,
+    })
+}
+
+/// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2.
+const ROW_BLOCK: usize = 64;
+
+struct Weight {
+    columns: usize,
+    dtype: DType,
+    /// Where the scales begin, if it is stored as Q8_0.
+    scales: Option<usize>,
+    /// Input and dtype of the bias.
+    bias: Option<(usize, DType)>,
+    /// Tiles of the weights before.
+    tiles_before: usize,
+}
+
+struct Linear {
+    rows: usize,
+    inner: usize,
+    /// Dtype of x, of the residual and of the outputs.
+    dtype: DType,
+    /// The input that is x; weights follow.
+    x: usize,
+    weights: Vec<Weight>,
+    after: After,
+    /// Tiles of columns, over all weights that have outputs of their own.
+    tiles: usize,
+    /// Columns of a tile and rows of a block.
+    tile: usize,
+    row_block: usize,
+    nanos_per_piece: f64,
+}
+
+fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
+    let (count, biases) = match (spec.composite::<LinearOp>(), spec.composite::<LinearGroup>()) {
+        (Some(one), _) => (1, one.bias),
+        (_, Some(group)) => (group.count, group.biases),
+        _ => return Err("no linear in the group".into()),
+    };
+    let first = usize::from(after == After::Add);
+    let x = &spec.inputs[first];
+    let rows = x.rows();
+    let packed = rows > 1;
+    let tile = if packed { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+    let mut tiles = 0;
+    let mut weights = Vec::with_capacity(count);
+    for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
+        let bias = first + 1 + count + i;
+        weights.push(Weight {
+            columns: w.shape[0],
+            dtype: w.dtype,
+            scales: scales(w)?,
+            bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
+            tiles_before: tiles,
+        });
+        tiles += w.shape[0].div_ceil(tile);
+    }
+    if after == After::Swiglu {
+        tiles = weights[0].columns.div_ceil(tile);
+    }
+    let row_block = ROW_BLOCK;
+    let columns: usize = weights.iter().map(|w| w.columns).sum();
+    let macs = (rows.min(row_block) * columns * x.last()) as f64;
+    // Small weights are in cache.
+    let bytes = (columns * x.last() * weights[0].dtype.size_bytes()) as f64;
+    let nanos_per_byte = if bytes < 1e6 { 0.02 } else { 0.08 };
+    let nanos = (macs * 0.015).max(bytes * nanos_per_byte) + columns as f64;
+    Ok(Box::new(Linear {
+        rows,
+        inner: x.last(),
+        dtype: x.dtype,
+        x: first,
+        weights,
+        after,
+        tiles,
+        tile,
+        row_block,
+        nanos_per_piece: nanos / tiles.max(1) as f64,
+    }))
+}
+
+fn scales(w: &Operand) -> Result<Option<usize>, String> {
+    match &w.format {
+        None => Ok(None),
+        Some(format) if format.name() == "q8_0" => Ok(Some(w.components[1])),
+        Some(format) => Err(format!("weights stored as {}", format.name())),
+    }
+}
+
+impl Kernel for Linear {
+    fn pieces(&self) -> usize {
+        self.tiles * self.rows.div_ceil(self.row_block)
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.nanos_per_piece
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let n = self.inner.div_ceil(LANES);
+        let block = self.row_block.min(self.rows);
+        // x lies as the sums want it if it is f32 and fills the lanes.
+        let copied = self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES);
+        let packed = self.rows > 1;
+        let [x, sums, weights, products, gated, line] = scratch.slices::<f32, 6>([
+            if copied { block * n * LANES } else { 0 },
+            block * self.tile * LANES,
+            if packed { tile::packed_room(n) * LANES } else { 0 },
+            block * self.tile,
+            if self.after == After::Swiglu { block * self.tile } else { 0 },
+            self.tile,
+        ]);
+        let mut x_block = usize::MAX;
+        for piece in pieces {
+            let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
+            let first = row_block * self.row_block;
+            let rows = first..(first + self.row_block).min(self.rows);
+            if copied && x_block != row_block {
+                self.copy_x(io, rows.clone(), x);
+                x_block = row_block;
+            }
+            let x: &[f32] = if copied { x } else { &io.input::<f32>(self.x)[first * self.inner..] };
+            let which = match self.after {
+                After::Swiglu => 0,
+                After::Nothing | After::Add => {
+                    self.weights.iter().rposition(|w| w.tiles_before <= tile && w.columns > 0).unwrap_or(0)
+                }
+            };
+            let begin = (tile - self.weights[which].tiles_before) * self.tile;
+            let columns = begin..(begin + self.tile).min(self.weights[which].columns);
+            let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), packed };
+            let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
+            self.products(io, which, x, &tile, &mut room, products);
+            if self.after == After::Swiglu {
+                self.products(io, 1, x, &tile, &mut room, gated);
+                self.add_bias(io, 1, &tile, gated, line);
+            }
+            self.add_bias(io, which, &tile, products, line);
+            for (i, row) in rows.enumerate() {
+                let y = &mut products[i * tile.columns.len()..][..tile.columns.len()];
+                let at = row * self.weights[which].columns + columns.start;
+                match self.after {
+                    After::Nothing => {}
+                    After::Add => {
+                        let room = &mut line[..y.len()];
+                        simd::add(y, simd::view(io, 0, self.dtype, at, room));
+                    }
+                    After::Swiglu => simd::swiglu(y, &gated[i * y.len()..][..y.len()]),
+                }
+                // SAFETY: these columns of this row are this piece's alone.
+                unsafe { simd::store(io, which, self.dtype, at, y) };
+            }
+        }
+    }
+}
+
+impl Linear {
+    /// Rows of x as f32, each filled up to whole vectors as [`source`] lays out the end of a row.
+    fn copy_x(&self, io: &Io<'_>, rows: Range<usize>, to: &mut [f32]) {
+        let (inner, stride) = (self.inner, self.inner.next_multiple_of(LANES));
+        let rest = inner % LANES;
+        if inner == 0 {
+            return;
+        }
+        for (row, to) in rows.zip(to.chunks_exact_mut(stride)) {
+            simd::load(io, self.x, self.dtype, row * inner, &mut to[..inner]);
+            if rest > 0 {
+                if inner > LANES {
+                    to.copy_within(inner - rest..inner, stride - rest);
+                    to[stride - LANES..stride - rest].fill(0.0);
+                } else {
+                    to[inner..].fill(0.0);
+                }
+            }
+        }
+    }
+
+    /// A tile of products with weight `which`, one row after another.
+    fn products(&self, io: &Io<'_>, which: usize, x: &[f32], tile: &Tile, room: &mut Room<'_>, out: &mut [f32]) {
+        let weight = &self.weights[which];
+        let input = self.x + 1 + which;
+        let x = x.as_chunks::<LANES>().0;
+        let out = &mut out[..tile.rows * tile.columns.len()];
+        if let Some(scales) = weight.scales {
+            let codes = &io.input::<i8>(input)[..weight.columns * self.inner];
+            let scales = io.input_at::<half::f16>(input, scales);
+            tile::run(tile, Quantised { codes, scales, inner: self.inner }, x, room, out);
+        } else {
+            simd::with_element!(weight.dtype, T => {
+                let data = io.input::<T>(input);
+                tile::run(tile, Plain { data, inner: self.inner }, x, room, out);
+            });
+        }
+    }
+
+    fn add_bias(&self, io: &Io<'_>, which: usize, tile: &Tile, products: &mut [f32], line: &mut [f32]) {
+        let Some((input, dtype)) = self.weights[which].bias else { return };
+        let n = tile.columns.len();
+        let bias = simd::view(io, input, dtype, tile.columns.start, &mut line[..n]);
+        for row in products.chunks_exact_mut(n).take(tile.rows) {
+            simd::add(row, bias);
+        }
+    }
+}
+
+/// The blocks of Q8_0 must be whole vectors.
+const _: () = assert!(Q8_0::BLOCK.is_multiple_of(LANES));

@@ -1,0 +1,101 @@
+//! Rows of a weight as vectors of f32, from whatever they are stored in.
+#![allow(clippy::inline_always)] // must compile with the instruction set of the tile
+
+use ridge_graph::format::Q8_0;
+
+use crate::simd::{Element, LANES, widen_lanes};
+
+pub(super) type Lanes = [f32; LANES];
+
+/// A weight `[N, K]`.
+pub(super) trait Source: Copy {
+    /// One row of it.
+    type Row: Copy;
+
+    /// Row `row`, of which whole vectors `0..vectors` will be asked for.
+    fn row(self, row: usize, vectors: usize) -> Self::Row;
+
+    /// Elements `LANES * at..LANES * (at + 1)`.
+    fn lanes(row: Self::Row, at: usize) -> Lanes;
+
+    /// The last `K % LANES` elements, where that is not 0: in the last lanes if `K > LANES`, otherwise in the first;
+    /// the other lanes are 0.
+    fn rest(self, row: usize) -> Lanes;
+}
+
+/// Stored as it is, row-major.
+#[derive(Clone, Copy)]
+pub(super) struct Plain<'a, T> {
+    pub(super) data: &'a [T],
+    pub(super) inner: usize,
+}
+
+/// Stored as [`Q8_0`]. Code times scale has 19 significant bits at most, so it is exact in f32.
+#[derive(Clone, Copy)]
+pub(super) struct Quantised<'a> {
+    pub(super) codes: &'a [i8],
+    pub(super) scales: &'a [half::f16],
+    pub(super) inner: usize,
+}
+
+impl<'a, T: Element> Source for Plain<'a, T> {
+    type Row = &'a [[T; LANES]];
+
+    #[inline(always)]
+    fn row(self, row: usize, vectors: usize) -> Self::Row {
+        &self.data[row * self.inner..][..self.inner].as_chunks().0[..vectors]
+    }
+
+    #[inline(always)]
+    fn lanes(row: Self::Row, at: usize) -> Lanes {
+        widen_lanes(&row[at])
+    }
+
+    #[inline(always)]
+    fn rest(self, row: usize) -> Lanes {
+        let row = &self.data[row * self.inner..][..self.inner];
+        match row.last_chunk::<LANES>() {
+            Some(last) => {
+                let done = LANES - self.inner % LANES;
+                let mut lanes = widen_lanes(last);
+                for (i, lane) in lanes.iter_mut().enumerate() {
+                    *lane = if i < done { 0.0 } else { *lane };
+                }
+                lanes
+            }
+            None => {
+                let mut lanes = [0.0; LANES];
+                for (lane, x) in lanes.iter_mut().zip(row) {
+                    *lane = x.widen();
+                }
+                lanes
+            }
+        }
+    }
+}
+
+impl<'a> Source for Quantised<'a> {
+    type Row = (&'a [[i8; LANES]], &'a [half::f16]);
+
+    #[inline(always)]
+    fn row(self, row: usize, vectors: usize) -> Self::Row {
+        let codes = &self.codes[row * self.inner..][..self.inner].as_chunks().0[..vectors];
+        let blocks = self.inner / Q8_0::BLOCK;
+        (codes, &self.scales[row * blocks..][..blocks])
+    }
+
+    #[inline(always)]
+    fn lanes((codes, scales): Self::Row, at: usize) -> Lanes {
+        let scale = scales[at / (Q8_0::BLOCK / LANES)].widen();
+        let mut lanes = [0.0; LANES];
+        for i in 0..LANES {
+            lanes[i] = f32::from(codes[at][i]) * scale;
+        }
+        lanes
+    }
+
+    #[inline(always)]
+    fn rest(self, _row: usize) -> Lanes {
+        unreachable!("rows of Q8_0 are whole blocks")
+    }
+}

@@ -1,0 +1,274 @@
+//! Between storage and f32, in bit operations that the compiler vectorises.
+
+use half::{bf16, f16};
+use ridge_graph::DType;
+
+use super::{LANES, vectorised};
+use crate::kernel::{Io, Pod};
+
+/// A float as it lies in memory.
+pub(crate) trait Element: Pod {
+    /// Its value.
+    fn widen(self) -> f32;
+    /// The nearest, ties to even.
+    fn narrow(x: f32) -> Self;
+}
+
+/// An 8-bit float of 4 exponent and 3 mantissa bits; see [`ridge_graph::f8e4m3_to_f64`].
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct E4M3(u8);
+
+/// An 8-bit float of 5 exponent and 2 mantissa bits; see [`ridge_graph::f8e5m2_to_f64`].
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct E5M2(u8);
+
+// SAFETY: a byte, of which every value is a float.
+unsafe impl Pod for E4M3 {}
+// SAFETY: as above.
+unsafe impl Pod for E5M2 {}
+
+/// Exponent field of f32 that stands for 1.
+const BIAS: u32 = 127;
+
+/// Value of a small float of `M` mantissa bits whose exponent has bias `B`; codes of magnitude `special` and above are
+/// infinite or NaN.
+#[inline(always)]
+fn widen_small<const M: u32, const B: u32>(code: u32, sign: u32, special: u32) -> f32 {
+    let magnitude = code << (23 - M);
+    let normal = magnitude + ((BIAS - B) << 23);
+    // A subnormal code as the fraction of the smallest normal number, which is then taken away: exact.
+    let unit = (BIAS - B + 1) << 23;
+    let subnormal = (f32::from_bits(magnitude + unit) - f32::from_bits(unit)).to_bits();
+    let bits = if code < (1 << M) { subnormal } else { normal };
+    let bits = if code >= special { magnitude | 0x7f80_0000 } else { bits };
+    f32::from_bits(bits | (sign << 31))
+}
+
+/// The code, without sign, of the small float nearest to `x`; above `largest` it is `overflow`.
+#[inline(always)]
+fn narrow_small<const M: u32, const B: u32>(x: f32, largest: u32, overflow: u32, nan: u32) -> u32 {
+    let bits = x.to_bits() & 0x7fff_ffff;
+    // Round to M bits of mantissa in integers: half less than a unit, and one more if the unit is odd.
+    let drop = 23 - M;
+    let rounded = bits.wrapping_add((1 << (drop - 1)) - 1 + ((bits >> drop) & 1));
+    let normal = (rounded >> drop).wrapping_sub((BIAS - B) << M);
+    // Where the result is subnormal: adding a number whose last bit is the quantum rounds as the adder does.
+    let unit = (BIAS - B + 1 + drop) << 23;
+    let subnormal = (f32::from_bits(bits) + f32::from_bits(unit)).to_bits().wrapping_sub(unit);
+    let code = if bits < (BIAS - B + 1) << 23 { subnormal } else { normal };
+    let code = if code > largest { overflow } else { code };
+    if bits > 0x7f80_0000 { nan } else { code }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        x
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        let bits = x.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        let quiet = bits | 0x0040_0000;
+        let nan = bits & 0x7fff_ffff > 0x7f80_0000;
+        Self::from_bits((if nan { quiet } else { rounded } >> 16) as u16)
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        widen_small::<10, 15>(bits & 0x7fff, bits >> 15, 0x7c00)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        let code = narrow_small::<10, 15>(x, 0x7bff, 0x7c00, 0x7e00);
+        Self::from_bits((code | ((x.to_bits() >> 16) & 0x8000)) as u16)
+    }
+}
+
+impl Element for E4M3 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let bits = u32::from(self.0);
+        widen_small::<3, 7>(bits & 0x7f, bits >> 7, 0x7f)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self((narrow_small::<3, 7>(x, 0x7e, 0x7f, 0x7f) | ((x.to_bits() >> 24) & 0x80)) as u8)
+    }
+}
+
+impl Element for E5M2 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        let bits = u32::from(self.0);
+        widen_small::<2, 15>(bits & 0x7f, bits >> 7, 0x7c)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        Self((narrow_small::<2, 15>(x, 0x7b, 0x7c, 0x7e) | ((x.to_bits() >> 24) & 0x80)) as u8)
+    }
+}
+
+/// Runs `$body` with `$t` as the element type of float dtype `$dtype`.
+macro_rules! with_element {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            ridge_graph::DType::F32 => {
+                type $t = f32;
+                $body
+            }
+            ridge_graph::DType::BF16 => {
+                type $t = half::bf16;
+                $body
+            }
+            ridge_graph::DType::F16 => {
+                type $t = half::f16;
+                $body
+            }
+            ridge_graph::DType::F8E4M3 => {
+                type $t = $crate::simd::E4M3;
+                $body
+            }
+            ridge_graph::DType::F8E5M2 => {
+                type $t = $crate::simd::E5M2;
+                $body
+            }
+            other => unreachable!("{other} is not float: kernels support float dtypes here"),
+        }
+    };
+}
+pub(crate) use with_element;
+
+/// The values of a vector's worth of elements.
+#[inline(always)]
+pub(crate) fn widen_lanes<T: Element>(from: &[T; LANES]) -> [f32; LANES] {
+    let mut to = [0.0; LANES];
+    for i in 0..LANES {
+        to[i] = from[i].widen();
+    }
+    to
+}
+
+vectorised! {
+    /// The values of `from`.
+    pub(crate) fn widen<T: Element>(from: &[T], to: &mut [f32]) {
+        for (t, x) in to.iter_mut().zip(from) {
+            *t = x.widen();
+        }
+    }
+}
+
+vectorised! {
+    /// `from`, rounded.
+    pub(crate) fn narrow<T: Element>(from: &[f32], to: &mut [T]) {
+        for (t, x) in to.iter_mut().zip(from) {
+            *t = T::narrow(*x);
+        }
+    }
+}
+
+/// Reads elements `at..at + out.len()` of input `index`, of float dtype `dtype`, as f32.
+pub(crate) fn load(io: &Io<'_>, index: usize, dtype: DType, at: usize, out: &mut [f32]) {
+    let end = at + out.len();
+    if dtype == DType::F32 {
+        out.copy_from_slice(&io.input::<f32>(index)[at..end]);
+    } else {
+        with_element!(dtype, T => widen(&io.input::<T>(index)[at..end], out));
+    }
+}
+
+/// Elements `at..at + room.len()` of input `index` as f32: where they lie if they are f32, otherwise read into `room`.
+pub(crate) fn view<'a>(io: &Io<'a>, index: usize, dtype: DType, at: usize, room: &'a mut [f32]) -> &'a [f32] {
+    if dtype == DType::F32 {
+        return &io.input::<f32>(index)[at..at + room.len()];
+    }
+    load(io, index, dtype, at, room);
+    room
+}
+
+/// Writes `values`, rounded to `dtype`, to output `index` from element `at` on.
+///
+/// # Safety
+/// These elements belong to the pieces that the caller was given.
+pub(crate) unsafe fn store(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
+    let range = at..at + values.len();
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if dtype == DType::F32 {
+            io.output::<f32>(index).part(range).copy_from_slice(values);
+        } else {
+            with_element!(dtype, T => narrow(values, io.output::<T>(index).part(range)));
+        }
+    }
+}
+
+/// Rounds to what `dtype` can hold.
+pub(crate) fn round(dtype: DType, values: &mut [f32]) {
+    if dtype != DType::F32 {
+        with_element!(dtype, T => values.iter_mut().for_each(|x| *x = T::narrow(*x).widen()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ridge_graph::{f8e4m3_to_f64, f8e5m2_to_f64};
+
+    fn same(a: f32, b: f64) -> bool {
+        a.is_nan() == b.is_nan() && (b.is_nan() || f64::from(a) == b && a.is_sign_negative() == b.is_sign_negative())
+    }
+
+    #[test]
+    fn every_code_of_16_and_8_bits_widens_to_its_value() {
+        for bits in 0..=u16::MAX {
+            assert!(same(f16::from_bits(bits).widen(), f16::from_bits(bits).to_f64()), "f16 {bits:#x}");
+            assert!(same(bf16::from_bits(bits).widen(), bf16::from_bits(bits).to_f64()), "bf16 {bits:#x}");
+        }
+        for bits in 0..=u8::MAX {
+            assert!(same(E4M3(bits).widen(), f8e4m3_to_f64(bits)), "e4m3 {bits:#x}");
+            assert!(same(E5M2(bits).widen(), f8e5m2_to_f64(bits)), "e5m2 {bits:#x}");
+        }
+    }
+
+    fn check<T: Element>(x: f32, wanted: f64) {
+        let got = T::narrow(x).widen();
+        assert!(same(got, wanted), "{} {x:e} ({:#x}) as {got:e}", std::any::type_name::<T>(), x.to_bits());
+    }
+
+    #[test]
+    fn narrowing_rounds_as_the_dtypes_define() {
+        let mut rng = ridge_graph::sample::Rng::new(1);
+        let random = (0..200_000).map(|_| f32::from_bits(rng.bits() as u32));
+        // Each code's value, halfway to its neighbours, and just beside those.
+        let edges = (0..=u16::MAX).flat_map(|b| {
+            let bits = u32::from(b) << 16;
+            [0, 1, 0x7fff, 0x8000, 0x8001].map(|low| f32::from_bits(bits | low))
+        });
+        let halves = (0..=u16::MAX).flat_map(|b| {
+            let bits = f16::from_bits(b).to_f32().to_bits();
+            [0, 0xfff, 0x1000, 0x1001].map(|low| f32::from_bits(bits | low))
+        });
+        for x in random.chain(edges).chain(halves) {
+            check::<bf16>(x, bf16::from_f32(x).to_f64());
+            check::<f16>(x, f16::from_f32(x).to_f64());
+            check::<E4M3>(x, DType::F8E4M3.round(f64::from(x)));
+            check::<E5M2>(x, DType::F8E5M2.round(f64::from(x)));
+        }
+    }
+}
