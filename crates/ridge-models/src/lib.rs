@@ -21,6 +21,7 @@ mod json;
 mod llama;
 mod model;
 pub mod source;
+pub mod summary;
 pub mod tokenizer;
 mod weights;
 
@@ -31,5 +32,6 @@ pub use error::{ModelError, Result, TensorMismatch};
 pub use llama::llama;
 pub use model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
 pub use source::ModelFiles;
+pub use summary::Summary;
 pub use tokenizer::{StreamDecoder, Tokenizer};
 pub use weights::{WeightSource, parameters, weight_bytes};

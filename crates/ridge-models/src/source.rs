@@ -22,6 +22,8 @@ pub struct ModelFiles {
 enum Origin {
     Embedded(&'static EmbeddedModel),
     Folder(PathBuf),
+    /// A configuration file that stands for its model alone.
+    Config(PathBuf),
 }
 
 const CONFIG: &str = "config.json";
@@ -43,6 +45,39 @@ impl ModelFiles {
         check_folder(folder)?;
         let config_text = read_text(&folder.join(CONFIG), "read the configuration")?;
         Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
+    }
+
+    /// Opens a `config.json` under whatever name, and nothing beside it: enough to plan a model.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Io`] or [`ModelError::Files`] if the file cannot be read.
+    pub fn from_config(file: &Path) -> Result<Self> {
+        let config_text = read_text(file, "read the configuration")?;
+        Ok(Self { origin: Origin::Config(file.to_owned()), config_text })
+    }
+
+    /// Are there files of weights, complete or not?
+    pub fn has_weights(&self) -> bool {
+        let weights = |name: &std::ffi::OsStr| {
+            name.to_str().is_some_and(|n| n.ends_with(".safetensors") || n.ends_with(".safetensors.index.json"))
+        };
+        match &self.origin {
+            Origin::Embedded(_) => true,
+            Origin::Folder(folder) => {
+                folder.read_dir().is_ok_and(|mut files| files.any(|f| f.is_ok_and(|f| weights(&f.file_name()))))
+            }
+            Origin::Config(_) => false,
+        }
+    }
+
+    /// Is there a `tokenizer.json`?
+    pub fn has_tokenizer(&self) -> bool {
+        match &self.origin {
+            Origin::Embedded(_) => true,
+            Origin::Folder(folder) => folder.join(TOKENIZER).exists(),
+            Origin::Config(_) => false,
+        }
     }
 
     /// Is this the model that is compiled in?
@@ -80,6 +115,7 @@ impl ModelFiles {
         match &self.origin {
             Origin::Embedded(model) => Checkpoint::from_bytes(&self.to_string(), model.weights),
             Origin::Folder(folder) => Checkpoint::open(folder),
+            Origin::Config(file) => Err(config_alone(file, "weights")),
         }
     }
 
@@ -96,6 +132,7 @@ impl ModelFiles {
                 check_tokenizer(folder)?;
                 Tokenizer::from_file(folder.join(TOKENIZER))?
             }
+            Origin::Config(file) => return Err(config_alone(file, "a tokenizer")),
         };
         match self.optional_text(TOKENIZER_CONFIG, "read the tokenizer settings")? {
             Some(text) => tokenizer.with_config(&self.file(TOKENIZER_CONFIG), &text),
@@ -114,6 +151,7 @@ impl ModelFiles {
                 let path = folder.join(name);
                 if path.exists() { read_text(&path, action).map(Some) } else { Ok(None) }
             }
+            Origin::Config(_) => Ok(None),
         }
     }
 
@@ -122,17 +160,26 @@ impl ModelFiles {
         match &self.origin {
             Origin::Embedded(model) => format!("{} (embedded) {name}", model.name),
             Origin::Folder(folder) => folder.join(name).display().to_string(),
+            Origin::Config(file) => file.display().to_string(),
         }
     }
 }
 
-/// The folder as it was given, or the name of the embedded model.
+/// The path as it was given, or the name of the embedded model.
 impl fmt::Display for ModelFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
             Origin::Embedded(model) => write!(f, "{} (embedded)", model.name),
-            Origin::Folder(folder) => write!(f, "{}", folder.display()),
+            Origin::Folder(path) | Origin::Config(path) => write!(f, "{}", path.display()),
         }
+    }
+}
+
+fn config_alone(file: &Path, wanted: &str) -> ModelError {
+    ModelError::Files {
+        path: file.to_owned(),
+        problem: format!("it is a configuration, which has no {}", wanted.trim_start_matches("a ")),
+        remedy: format!("give a folder that holds {wanted} too"),
     }
 }
 

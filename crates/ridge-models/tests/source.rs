@@ -72,6 +72,21 @@ fn config_alone_is_enough_to_open() {
 }
 
 #[test]
+fn configuration_file_alone_has_neither_weights_nor_tokenizer() {
+    let dir = folder();
+    let whole = ModelFiles::open(Some(dir.path())).unwrap();
+    assert!(whole.has_weights() && whole.has_tokenizer());
+    let path = dir.path().join("config.json");
+    let files = ModelFiles::from_config(&path).unwrap();
+    assert_eq!(files.llama_config().unwrap(), whole.llama_config().unwrap());
+    assert!(!files.has_weights() && !files.has_tokenizer());
+    let message = files.checkpoint().unwrap_err().to_string();
+    assert!(message.starts_with(&path.display().to_string()) && message.contains("has no weights"), "{message}");
+    let message = files.tokenizer().unwrap_err().to_string();
+    assert!(message.contains("give a folder that holds a tokenizer too"), "{message}");
+}
+
+#[test]
 fn generation_config_overrides_the_end_tokens() {
     let dir = folder();
     std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [2, 5]}"#).unwrap();
