@@ -14,6 +14,7 @@ mod fused;
 mod kernel;
 mod kernels;
 mod loopback;
+pub mod measure;
 mod pool;
 mod prims;
 mod program;

@@ -1,0 +1,230 @@
+//! What this machine reaches, measured: reading of memory, and matrix products through Ridge's own kernels.
+//!
+//! Everything is allocated and filled with random numbers before the clock starts, and kernels have run once. A rate is that of the
+//! fastest repetition, the one that the rest of the machine disturbed least; its source says how many there were and
+//! what the median was.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use ridge_graph::sample::Rng;
+use ridge_graph::{Bindings, Builder, DType, Dim, Type};
+use ridge_hw::figure::Figure;
+use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
+use ridge_runtime::{Bucket, Compiled, Result, Session, WeightData};
+
+use crate::backend::{Cpu, CpuOptions};
+use crate::simd::vectorised;
+
+/// Most repetitions of one measurement.
+const MOST: usize = 64;
+/// Fewest repetitions, however long they take.
+const FEWEST: usize = 3;
+
+/// Memory to read, far larger than any cache.
+pub struct MemoryProbe {
+    words: Vec<u64>,
+}
+
+impl MemoryProbe {
+    /// Allocates `size` and fills it with `threads` threads, each a part, so that on a machine of several NUMA nodes
+    /// the pages are spread over them.
+    pub fn new(size: Bytes, threads: usize) -> Self {
+        let mut words = vec![0u64; (size.0 / 8) as usize];
+        let part = words.len().div_ceil(threads.max(1)).max(1);
+        std::thread::scope(|scope| {
+            for (seed, part) in words.chunks_mut(part).enumerate() {
+                scope.spawn(move || {
+                    let mut rng = Rng::new(seed as u64);
+                    part.fill_with(|| rng.bits());
+                });
+            }
+        });
+        Self { words }
+    }
+
+    /// The rate at which `threads` threads read all of it, each a part, for about `budget`: a pass adds up 64-bit
+    /// words, and counts each byte once.
+    pub fn read(&self, threads: usize, budget: Duration) -> Figure<BytesPerSecond> {
+        let part = self.words.len().div_ceil(threads.max(1)).max(1);
+        let parts: Vec<&[u64]> = self.words.chunks(part).collect();
+        let (barrier, go) = (Barrier::new(parts.len().max(1)), AtomicBool::new(true));
+        let mut times = Times::new(budget);
+        std::thread::scope(|scope| {
+            for part in parts.iter().skip(1) {
+                let (barrier, go) = (&barrier, &go);
+                scope.spawn(move || {
+                    loop {
+                        barrier.wait();
+                        if !go.load(Ordering::Acquire) {
+                            break;
+                        }
+                        black_box(sum(part));
+                        barrier.wait();
+                    }
+                });
+            }
+            loop {
+                go.store(times.wants_more(), Ordering::Release);
+                barrier.wait();
+                if !go.load(Ordering::Acquire) {
+                    break;
+                }
+                let start = Instant::now();
+                black_box(parts.first().map(|part| sum(part)));
+                barrier.wait();
+                times.push(start.elapsed());
+            }
+        });
+        let bytes = Bytes(8 * self.words.len() as u64);
+        let rate = |time: Seconds| bytes / time;
+        let (best, median) = times.best_and_median();
+        let work = format!("passes over {bytes} by {}", count(parts.len().max(1), "thread"));
+        Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median)))
+    }
+}
+
+vectorised! {
+    /// The sum of all words, in as many partial sums as keep the loads going.
+    fn sum(words: &[u64]) -> u64 {
+        let mut lanes = [0u64; 32];
+        let (chunks, rest) = words.as_chunks::<32>();
+        for chunk in chunks {
+            for (lane, word) in lanes.iter_mut().zip(chunk) {
+                *lane = lane.wrapping_add(*word);
+            }
+        }
+        lanes.iter().chain(rest).fold(0, |total, word| total.wrapping_add(*word))
+    }
+}
+
+/// Both extents of the weight.
+const WIDTH: usize = 1024;
+/// Rows of the product, the most that are tried last.
+const ROWS: [usize; 5] = [32, 64, 128, 256, 512];
+
+/// The rate of f32 matrix products `x w^T` that `threads` threads reach through Ridge's kernels, for about `budget`:
+/// `w` is `[1024, 1024]`, and `x` has as many rows, 32 to 512, as leave time for some repetitions.
+///
+/// # Errors
+/// When threads or memory run out, or there is no kernel for the product.
+pub fn f32_matmul(threads: usize, budget: Duration) -> Result<Figure<FlopsPerSecond>> {
+    let mut g = Builder::new();
+    let x = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), WIDTH.into()]))?;
+    let weight = Type::tensor(DType::F32, [WIDTH, WIDTH]);
+    let w = g.weight("w", weight.clone())?;
+    let y = g.linear(x, w)?;
+    let graph = g.finish(vec![("y".into(), y)])?;
+
+    let mut session = Session::new(Arc::new(Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() })?));
+    let mut rng = Rng::new(0);
+    let mut random = |rows: usize| rng.normal(DType::F32, &[rows, WIDTH]).to_bytes();
+    session.load("w", &weight, vec![WeightData::Owned(random(WIDTH))])?;
+    let compiled = session.compile(&graph, &["y"])?;
+    let values = random(ROWS[ROWS.len() - 1]);
+
+    let [mut rows, larger @ ..] = ROWS;
+    let mut product = Product::new(&compiled, rows, &values)?;
+    let a_row = product.run()? / rows as u32;
+    if let Some(most) = larger.into_iter().rfind(|rows| a_row * *rows as u32 * FEWEST as u32 <= budget) {
+        rows = most;
+        product = Product::new(&compiled, rows, &values)?;
+    }
+    let mut times = Times::new(budget);
+    while times.wants_more() {
+        times.push(product.run()?);
+    }
+    let flops = Flops(2.0 * (rows * WIDTH * WIDTH) as f64);
+    let rate = |time: Seconds| flops / time;
+    let (best, median) = times.best_and_median();
+    let work = format!("products [{rows}, {WIDTH}] x [{WIDTH}, {WIDTH}] by {}", count(threads, "thread"));
+    Ok(Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median))))
+}
+
+/// A product that is ready to run and has run once.
+struct Product<'a> {
+    bucket: Bucket,
+    values: &'a [u8],
+}
+
+impl<'a> Product<'a> {
+    fn new(compiled: &Compiled, rows: usize, values: &'a [u8]) -> Result<Self> {
+        let bucket = compiled.bucket(&Bindings::new().with("rows", rows))?;
+        let mut product = Self { bucket, values };
+        product.run()?;
+        Ok(product)
+    }
+
+    fn run(&mut self) -> Result<Duration> {
+        // A step may leave anything in its inputs, so they are filled anew each time, before the clock starts.
+        let x = self.bucket.input(0);
+        x.copy_from_slice(&self.values[..x.len()]);
+        let start = Instant::now();
+        self.bucket.submit()?;
+        self.bucket.wait()?;
+        Ok(start.elapsed())
+    }
+}
+
+fn count(n: usize, noun: &str) -> String {
+    format!("{n} {noun}{}", if n == 1 { "" } else { "s" })
+}
+
+/// Times of repetitions, in memory that is there before the first.
+struct Times {
+    taken: Vec<Duration>,
+    total: Duration,
+    budget: Duration,
+}
+
+impl Times {
+    fn new(budget: Duration) -> Self {
+        Self { taken: Vec::with_capacity(MOST), total: Duration::ZERO, budget }
+    }
+
+    fn wants_more(&self) -> bool {
+        self.taken.len() < FEWEST || self.taken.len() < MOST && self.total < self.budget
+    }
+
+    fn push(&mut self, time: Duration) {
+        self.total += time;
+        self.taken.push(time);
+    }
+
+    fn best_and_median(&mut self) -> (Seconds, Seconds) {
+        self.taken.sort();
+        // A clock too coarse for the work must not make a rate infinite.
+        let seconds = |time: Duration| Seconds::from(time.max(Duration::from_nanos(1)));
+        (seconds(self.taken[0]), seconds(self.taken[self.taken.len() / 2]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_word_is_read_once() {
+        let words: Vec<u64> = (0..1000).collect();
+        for len in [0, 1, 31, 32, 33, 1000] {
+            assert_eq!(sum(&words[..len]), words[..len].iter().sum());
+        }
+    }
+
+    #[test]
+    fn any_number_of_threads_reads() {
+        for threads in [1, 2, 7] {
+            let probe = MemoryProbe::new(Bytes::from_kib(64), threads);
+            let figure = probe.read(threads, Duration::from_millis(1));
+            assert!(figure.value.as_f64() > 0.0 && figure.value.as_f64().is_finite());
+            assert!(figure.source.contains("64 KiB by") && figure.source.contains("median"), "{}", figure.source);
+        }
+    }
+
+    #[test]
+    fn a_probe_without_words_reads_nothing() {
+        assert_eq!(MemoryProbe::new(Bytes(0), 2).read(2, Duration::ZERO).value.as_f64(), 0.0);
+    }
+}
