@@ -1,3 +1,48 @@
-//! The `ridge` command.
+//! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
+//!
+//! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
+//! is one file: `generate`, `inspect`, `doctor`. `model` opens a model for any of them, `output` is how things are
+//! shown, `error` what can go wrong.
 
-fn main() {}
+mod args;
+mod doctor;
+mod error;
+mod generate;
+mod inspect;
+mod model;
+mod output;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use args::{Cli, Command};
+use error::Result;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(refusal) => {
+            // Help and version are such, too, and are no failure. A reader that left is none either.
+            let _ = refusal.print();
+            return ExitCode::from(refusal.exit_code() as u8);
+        }
+    };
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.reader_left() => ExitCode::SUCCESS,
+        Err(error) => {
+            output::report(&error);
+            error.exit_code()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
+        Command::Generate(args) => generate::run(&args.resolve()?),
+        Command::Inspect(args) => inspect::run(&args.resolve()?),
+        Command::Doctor(args) => doctor::run(&args.resolve()),
+    }
+}

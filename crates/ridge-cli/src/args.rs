@@ -1,0 +1,214 @@
+//! What can be typed, with its help. `settings` says what it means.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, Parser, Subcommand};
+use ridge_graph::format;
+
+/// Plans, trains, quantises and serves language models.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ridge",
+    version,
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  ridge generate                              a story by the small model that is compiled in
+  ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
+  ridge inspect DIR                           what it is made of and what a token costs
+  ridge doctor                                what this machine has and reaches"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Generate(GenerateArgs),
+    Inspect(InspectArgs),
+    Doctor(DoctorArgs),
+}
+
+/// How numbers are kept, for every command that builds a model.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Numbers")]
+pub(crate) struct NumberArgs {
+    /// Store matrices in this format, converted while loading
+    #[arg(long, value_parser = formats())]
+    pub(crate) format: Option<String>,
+
+    /// Dtype of activations
+    #[arg(long, value_parser = FLOATS, default_value = "f32", value_name = "DTYPE")]
+    pub(crate) dtype: String,
+
+    /// Dtype of the keys and values in the cache
+    #[arg(long, value_parser = FLOATS, default_value = "f32", value_name = "DTYPE")]
+    pub(crate) cache_dtype: String,
+}
+
+const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
+
+fn formats() -> PossibleValuesParser {
+    format::all().iter().map(|f| f.name()).collect::<Vec<_>>().into()
+}
+
+/// Let a model go on with a text
+///
+/// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, the text starts from
+/// nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge generate --greedy
+  ridge generate --model ~/models/Llama-3.2-1B --dtype bf16 --cache-dtype bf16 \"The ridge point is\"
+  ridge generate --seed 7 --stop $'\\n' - < prompt.txt
+  ridge generate --model DIR --random-weights --prompt-tokens 512 -v    # times a shape
+
+The text goes to standard output as it comes, everything else to standard error.
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct GenerateArgs {
+    /// The text to go on with; `-` reads it from standard input, less one newline at its end
+    pub(crate) prompt: Option<String>,
+
+    /// Folder of a model in the layout of Hugging Face: config.json, *.safetensors, tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Take random numbers for weights; the folder then needs a config.json alone
+    #[arg(long)]
+    pub(crate) random_weights: bool,
+
+    /// Take this many random tokens for a prompt
+    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "prompt")]
+    pub(crate) prompt_tokens: Option<usize>,
+
+    /// Tokens to generate at most
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, default_value_t = 200)]
+    pub(crate) max_tokens: usize,
+
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "STRING")]
+    pub(crate) stop: Vec<String>,
+
+    /// Go on behind the tokens that end a text
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(crate) numbers: NumberArgs,
+
+    /// Tokens of the context, prompt and answer together [default: as many as they need]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Running")]
+    pub(crate) context: Option<usize>,
+
+    /// Tokens of the prompt that one step processes at most
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 512, help_heading = "Running")]
+    pub(crate) chunk: usize,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, help_heading = "Running")]
+    pub(crate) threads: Option<usize>,
+
+    /// Print the prompt before the answer
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    pub(crate) echo: bool,
+
+    /// Print one JSON object at the end and nothing before it: text, tokens, why it ended, times, settings
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+
+    /// Print the times even where standard error is not a terminal
+    #[arg(short, long, help_heading = "Output")]
+    pub(crate) verbose: bool,
+
+    /// Print nothing but the text, and errors
+    #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+}
+
+/// How the next token is chosen. The defaults are those of llama.cpp.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Always take the most likely token
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
+    pub(crate) greedy: bool,
+
+    /// Divide the logits by this; 0 is --greedy
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    pub(crate) temperature: f32,
+
+    /// Choose among this many of the most likely tokens; 0 for all
+    #[arg(long, value_name = "K", allow_negative_numbers = true, default_value_t = 40)]
+    pub(crate) top_k: u32,
+
+    /// Choose among the most likely tokens that together have this probability; 1 for all
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
+    pub(crate) top_p: f32,
+
+    /// Key of the random numbers: the same key gives the same text [default: another each time, printed]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Show what a model is made of and what a token of it costs
+///
+/// Nothing is loaded and nothing runs: the figures are read off the model's graph. A config.json alone is enough, of
+/// any size.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge inspect
+  ridge inspect ~/models/Llama-3.1-8B --context 131072 --cache-dtype bf16
+  ridge inspect config.json --format q8_0 --json
+  ridge inspect --graph --lowered")]
+pub(crate) struct InspectArgs {
+    /// Folder of a model in the layout of Hugging Face, or a config.json [default: the model that is compiled in]
+    #[arg(value_name = "MODEL")]
+    pub(crate) path: Option<PathBuf>,
+
+    /// The same, as other commands call it
+    #[arg(long, value_name = "DIR", conflicts_with = "path")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// Tokens in the cache that costs are told for [default: 4096, or what the model was made for if that is less]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) context: Option<usize>,
+
+    #[command(flatten)]
+    pub(crate) numbers: NumberArgs,
+
+    /// Print the graph as text
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    pub(crate) graph: bool,
+
+    /// Print it as the CPU runs it: claimed by kernels, fused
+    #[arg(long, help_heading = "Output", requires = "graph")]
+    pub(crate) lowered: bool,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    pub(crate) json: bool,
+}
+
+/// Show what this machine has and what it reaches
+///
+/// Looks for the CPU, its memory, NVIDIA GPUs and the libraries that drive them, and measures for about two seconds
+/// what memory and matrix products reach.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge doctor
+  ridge doctor --json | jq .measured")]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}

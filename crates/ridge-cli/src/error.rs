@@ -1,0 +1,73 @@
+//! Why a command failed, and with which exit code.
+
+use std::io;
+use std::process::ExitCode;
+
+use ridge_engine::EngineError;
+use ridge_graph::GraphError;
+use ridge_hw::units::Bytes;
+use ridge_models::ModelError;
+use ridge_runtime::RuntimeError;
+
+/// The result of a command.
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// An argument that is well formed and has no meaning. A mistake of use: exit code 2.
+    #[error("{flag} {value}: {why}")]
+    Setting { flag: String, value: String, why: String },
+
+    #[error("a prompt needs a tokenizer; --prompt-tokens N needs none")]
+    PromptWithoutTokenizer(#[source] ModelError),
+
+    #[error("--stop needs a tokenizer: without one there is no text to look for a string in")]
+    StopWithoutTokenizer,
+
+    #[error("the model has no token that begins a text; give a prompt")]
+    NoBeginToken,
+
+    #[error(
+        "the prompt has {prompt} tokens and the model was made for {most} at most, prompt and answer together; \
+         shorten the prompt"
+    )]
+    PromptBeyondModel { prompt: usize, most: usize },
+
+    #[error("{what} needs {needed}, and this process can take {available}; {remedy}")]
+    Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
+
+    #[error("cannot read the prompt from standard input")]
+    Stdin(#[source] io::Error),
+
+    #[error("cannot write to standard output")]
+    Stdout(#[source] io::Error),
+
+    #[error(transparent)]
+    Model(#[from] ModelError),
+
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+impl Error {
+    /// Did whoever reads the output stop reading? Then there is nothing to say and nothing failed.
+    pub(crate) fn reader_left(&self) -> bool {
+        matches!(self, Self::Stdout(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Setting { .. } => ExitCode::from(2),
+            _ => ExitCode::FAILURE,
+        }
+    }
+}
+
+impl From<GraphError> for Error {
+    fn from(error: GraphError) -> Self {
+        Self::Runtime(error.into())
+    }
+}

@@ -1,0 +1,147 @@
+//! How things are shown: text on standard output, everything else on standard error.
+
+use std::error::Error as _;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::error::{Error, Result};
+
+/// Writes to standard output at once, so that text is seen as it comes.
+pub(crate) fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
+}
+
+/// Writes a JSON value to standard output.
+pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
+    print(&format!("{value:#}\n"))
+}
+
+/// Writes a line to standard error. One that nobody can read is no failure.
+pub(crate) fn note(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{line}");
+}
+
+/// Writes an error and its causes to standard error.
+pub(crate) fn report(error: &Error) {
+    let mut text = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!("\n  caused by: {error}");
+        cause = error.source();
+    }
+    note(&text);
+}
+
+/// 1234567 as `1,234,567`.
+pub(crate) fn grouped(n: u64) -> String {
+    let digits = n.to_string();
+    let head = digits.len() % 3;
+    let groups = digits.as_bytes()[head..].chunks(3).map(|g| String::from_utf8_lossy(g).into_owned());
+    let groups: Vec<String> =
+        Some(digits[..head].to_owned()).filter(|h| !h.is_empty()).into_iter().chain(groups).collect();
+    groups.join(",")
+}
+
+/// `1 token`, `2 tokens`.
+pub(crate) fn count(n: usize, noun: &str) -> String {
+    format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
+}
+
+/// Rows in columns as wide as they need to be: the first aligned to the left, with the last unpadded.
+pub(crate) fn columns(rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = (0..rows.iter().map(Vec::len).max().unwrap_or(0))
+        .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0))
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let line: String = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}  ")).collect();
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A bar over bytes, shown on a terminal once the wait is one.
+pub(crate) struct Progress {
+    what: &'static str,
+    total: u64,
+    started: Instant,
+    bar: Option<ProgressBar>,
+}
+
+/// A wait that one notices.
+const NOTICED: Duration = Duration::from_millis(300);
+
+impl Progress {
+    pub(crate) fn new(what: &'static str, total: u64) -> Self {
+        Self { what, total, started: Instant::now(), bar: None }
+    }
+
+    pub(crate) fn at(&mut self, bytes: u64) {
+        if self.bar.is_none() && self.started.elapsed() > NOTICED && io::stderr().is_terminal() {
+            let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
+            let template = "{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {eta} left";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.set_message(self.what);
+            self.bar = Some(bar);
+        }
+        if let Some(bar) = &self.bar {
+            bar.set_position(bytes);
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// What is going on, on a terminal. It turns only when told: a thread of its own would disturb what is measured.
+pub(crate) struct Spinner(ProgressBar);
+
+impl Spinner {
+    pub(crate) fn new() -> Self {
+        let spinner = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+            spinner.set_style(style);
+        }
+        Self(spinner)
+    }
+
+    pub(crate) fn now(&self, what: &'static str) {
+        self.0.set_message(what);
+        self.0.tick();
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digits_stand_in_threes() {
+        for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (8_030_261_248, "8,030,261,248")] {
+            assert_eq!(grouped(n), text);
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [vec!["a".into(), "µµµ".into(), "x".into()], vec!["bb".into(), "c".into(), "y".into()]];
+        assert_eq!(columns(&rows), "a   µµµ  x\nbb  c    y\n");
+    }
+}

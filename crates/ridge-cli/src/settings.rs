@@ -1,0 +1,234 @@
+//! What was typed, resolved: every default filled in and every value checked before anything runs.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+
+use ridge_engine::{EngineError, Sampling};
+use ridge_graph::{DType, FormatRef};
+use ridge_models::BuildOptions;
+
+use crate::args::{DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingArgs};
+use crate::error::{Error, Result};
+
+/// Most threads that one may ask for.
+const MOST_THREADS: usize = 1024;
+
+/// Which model, and how its numbers are kept.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSettings {
+    /// A folder or a configuration; the embedded model if `None`.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) format: Option<FormatRef>,
+    pub(crate) options: BuildOptions,
+}
+
+#[derive(Debug)]
+pub(crate) struct GenerateSettings {
+    pub(crate) model: ModelSettings,
+    pub(crate) random_weights: bool,
+    pub(crate) prompt: Prompt,
+    pub(crate) sampling: Sampling,
+    /// Is the seed one that the user cannot know, and the text depends on?
+    pub(crate) tell_seed: bool,
+    pub(crate) stops: Vec<String>,
+    pub(crate) ignore_eos: bool,
+    pub(crate) max_tokens: usize,
+    /// As many tokens as prompt and answer need, if `None`.
+    pub(crate) context: Option<usize>,
+    pub(crate) chunk: usize,
+    /// All usable cores, if `None`.
+    pub(crate) threads: Option<usize>,
+    pub(crate) echo: bool,
+    pub(crate) json: bool,
+    /// Print the times.
+    pub(crate) timing: bool,
+    /// Print notes, such as the seed.
+    pub(crate) notes: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Prompt {
+    /// The token that begins a text.
+    Begin,
+    Text(String),
+    Stdin,
+    /// This many random tokens.
+    Random(usize),
+}
+
+#[derive(Debug)]
+pub(crate) struct InspectSettings {
+    pub(crate) model: ModelSettings,
+    pub(crate) context: Option<usize>,
+    pub(crate) shown: Shown,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Shown {
+    Tables,
+    Json,
+    Graph,
+    LoweredGraph,
+}
+
+#[derive(Debug)]
+pub(crate) struct DoctorSettings {
+    pub(crate) json: bool,
+}
+
+impl GenerateArgs {
+    pub(crate) fn resolve(self) -> Result<GenerateSettings> {
+        let (sampling, tell_seed) = self.sampling.resolve(self.prompt_tokens.is_some())?;
+        at_least_one("--chunk", Some(self.chunk))?;
+        at_least_one("--context", self.context)?;
+        at_least_one("--threads", self.threads)?;
+        at_least_one("--prompt-tokens", self.prompt_tokens)?;
+        if let Some(threads) = self.threads.filter(|t| *t > MOST_THREADS) {
+            return Err(refused("--threads", threads, &format!("must be at most {MOST_THREADS}")));
+        }
+        if self.stop.iter().any(String::is_empty) {
+            return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
+        }
+        Ok(GenerateSettings {
+            model: ModelSettings::new(self.model, &self.numbers)?,
+            random_weights: self.random_weights,
+            prompt: match (self.prompt_tokens, self.prompt) {
+                (Some(count), _) => Prompt::Random(count),
+                (None, None) => Prompt::Begin,
+                (None, Some(text)) if text == "-" => Prompt::Stdin,
+                (None, Some(text)) => Prompt::Text(text),
+            },
+            sampling,
+            tell_seed,
+            stops: self.stop,
+            ignore_eos: self.ignore_eos,
+            max_tokens: self.max_tokens,
+            context: self.context,
+            chunk: self.chunk,
+            threads: self.threads,
+            echo: self.echo,
+            json: self.json,
+            timing: self.verbose || !self.quiet && !self.json && std::io::stderr().is_terminal(),
+            notes: !self.quiet,
+        })
+    }
+}
+
+impl SamplingArgs {
+    /// The settings, and whether their seed should be told.
+    fn resolve(self, random_prompt: bool) -> Result<(Sampling, bool)> {
+        let (temperature, top_k, top_p) =
+            if self.greedy { (0.0, 0, 1.0) } else { (self.temperature, self.top_k, self.top_p) };
+        // A short one is easier to type again.
+        let seed = self.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
+        let sampling = Sampling { temperature, top_k, top_p, seed };
+        sampling.check().map_err(|error| match error {
+            EngineError::Setting { name, value, why } => refused(&format!("--{}", name.replace('_', "-")), value, &why),
+            other => other.into(),
+        })?;
+        Ok((sampling, self.seed.is_none() && (random_prompt || temperature > 0.0)))
+    }
+}
+
+impl InspectArgs {
+    pub(crate) fn resolve(self) -> Result<InspectSettings> {
+        at_least_one("--context", self.context)?;
+        Ok(InspectSettings {
+            model: ModelSettings::new(self.path.or(self.model), &self.numbers)?,
+            context: self.context,
+            shown: match (self.graph, self.lowered) {
+                (true, true) => Shown::LoweredGraph,
+                (true, false) => Shown::Graph,
+                (false, _) if self.json => Shown::Json,
+                (false, _) => Shown::Tables,
+            },
+        })
+    }
+}
+
+impl DoctorArgs {
+    pub(crate) fn resolve(self) -> DoctorSettings {
+        DoctorSettings { json: self.json }
+    }
+}
+
+impl ModelSettings {
+    fn new(path: Option<PathBuf>, numbers: &NumberArgs) -> Result<Self> {
+        let dtype = |flag, name: &str| DType::from_name(name).ok_or_else(|| refused(flag, name, "is not a dtype"));
+        let format =
+            |name: &String| FormatRef::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
+        Ok(Self {
+            path,
+            format: numbers.format.as_ref().map(format).transpose()?,
+            options: BuildOptions {
+                activations: dtype("--dtype", &numbers.dtype)?,
+                cache: dtype("--cache-dtype", &numbers.cache_dtype)?,
+                ..BuildOptions::default()
+            },
+        })
+    }
+}
+
+fn at_least_one(flag: &str, value: Option<usize>) -> Result<()> {
+    if value == Some(0) { Err(refused(flag, 0, "must be at least 1")) } else { Ok(()) }
+}
+
+/// A mistake of use.
+pub(crate) fn refused(flag: &str, value: impl ToString, why: &str) -> Error {
+    Error::Setting { flag: flag.to_owned(), value: value.to_string(), why: why.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser as _};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn generate(args: &[&str]) -> Result<GenerateSettings> {
+        match Cli::try_parse_from(["ridge", "generate"].iter().chain(args)).unwrap().command {
+            Command::Generate(args) => args.resolve(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_definition_of_the_arguments_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn greedy_leaves_nothing_to_chance() {
+        let s = generate(&["--greedy"]).unwrap();
+        assert_eq!((s.sampling.temperature, s.sampling.top_k, s.sampling.top_p), (0.0, 0, 1.0));
+        assert!(!s.tell_seed);
+        assert!(generate(&["--greedy", "--prompt-tokens", "3"]).unwrap().tell_seed);
+        assert!(!generate(&["--temperature", "0"]).unwrap().tell_seed);
+    }
+
+    #[test]
+    fn a_seed_is_told_where_the_user_did_not_choose_it() {
+        let (a, b) = (generate(&[]).unwrap(), generate(&[]).unwrap());
+        assert!(a.tell_seed && a.sampling.seed != b.sampling.seed);
+        let chosen = generate(&["--seed", "7"]).unwrap();
+        assert!(!chosen.tell_seed && chosen.sampling.seed == 7);
+    }
+
+    #[test]
+    fn values_out_of_range_are_named_with_their_flag() {
+        for (args, said) in [
+            (&["--temperature", "-1"][..], "--temperature -1: must be 0 (greedy) or a positive number"),
+            (&["--top-p", "0"], "--top-p 0: must be above 0"),
+            (&["--top-p=-0.5"], "--top-p -0.5: must be above 0"),
+            (&["--top-k", "3000000000"], "--top-k 3000000000: must be at most"),
+            (&["--chunk", "0"], "--chunk 0: must be at least 1"),
+            (&["--threads", "5000"], "--threads 5000: must be at most 1024"),
+            (&["--prompt-tokens", "0"], "--prompt-tokens 0: must be at least 1"),
+            (&["--stop", ""], "--stop '': must not be empty"),
+        ] {
+            let error = generate(args).unwrap_err().to_string();
+            assert!(error.starts_with(said), "{error}");
+        }
+    }
+}
