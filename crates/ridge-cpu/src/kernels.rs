@@ -1,7 +1,14 @@
 //! The patterns that hand-written kernels claim, one file a subject.
 
+mod cross_entropy;
+mod embedding;
+mod kv_write;
 mod linear;
 mod norm;
+mod rope;
+mod softmax;
+mod swiglu;
+mod token_layout;
 
 use ridge_graph::Function;
 
@@ -21,5 +28,17 @@ pub(crate) struct Entry {
 
 /// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
-    [linear::ENTRIES, norm::ENTRIES].into_iter().flatten()
+    [
+        cross_entropy::ENTRIES,
+        embedding::ENTRIES,
+        kv_write::ENTRIES,
+        linear::ENTRIES,
+        norm::ENTRIES,
+        rope::ENTRIES,
+        softmax::ENTRIES,
+        swiglu::ENTRIES,
+        token_layout::ENTRIES,
+    ]
+    .into_iter()
+    .flatten()
 }

@@ -8,8 +8,10 @@
 mod convert;
 mod exp;
 
-pub(crate) use convert::{E4M3, E5M2, Element, load, narrow, round, store, view, widen, widen_lanes, with_element};
-pub(crate) use exp::{exp, exp_sum, swiglu};
+pub(crate) use convert::{
+    E4M3, E5M2, Element, load, place, put, round, scaled, store, view, widen_lanes, with_element,
+};
+pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 
 /// Lanes of partial sums: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const LANES: usize = 16;
@@ -143,10 +145,24 @@ vectorised! {
 }
 
 vectorised! {
-    /// `x = x * scale * w`.
-    pub(crate) fn scale_mul(x: &mut [f32], scale: f32, w: &[f32]) {
-        for (x, w) in x.iter_mut().zip(w) {
-            *x = *x * scale * w;
+    /// `x = x * factor`.
+    pub(crate) fn scale(x: &mut [f32], factor: f32) {
+        for x in x {
+            *x *= factor;
         }
+    }
+}
+
+vectorised! {
+    /// The largest element; NaN are passed over, and of none it is minus infinity.
+    pub(crate) fn max(x: &[f32]) -> f32 {
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        let (chunks, rest) = x.as_chunks::<LANES>();
+        for chunk in chunks {
+            for i in 0..LANES {
+                lanes[i] = if chunk[i] > lanes[i] { chunk[i] } else { lanes[i] };
+            }
+        }
+        rest.iter().chain(&lanes).fold(f32::NEG_INFINITY, |m, x| if *x > m { *x } else { m })
     }
 }

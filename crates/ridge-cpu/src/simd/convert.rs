@@ -218,6 +218,49 @@ pub(crate) unsafe fn store(io: &Io<'_>, index: usize, dtype: DType, at: usize, v
     }
 }
 
+/// Where to compute elements `at..at + room.len()` of output `index`, to be handed to [`put`] when they are: the output
+/// itself if it is f32, otherwise `room`.
+///
+/// # Safety
+/// These elements belong to the pieces that the caller was given, and no other slice of them is alive.
+pub(crate) unsafe fn place<'a>(
+    io: &Io<'a>,
+    index: usize,
+    dtype: DType,
+    at: usize,
+    room: &'a mut [f32],
+) -> &'a mut [f32] {
+    if dtype == DType::F32 {
+        // SAFETY: passed on to the caller.
+        return unsafe { io.output::<f32>(index).part(at..at + room.len()) };
+    }
+    room
+}
+
+/// Writes what was computed at a [`place`] to the output, unless it is there already.
+///
+/// # Safety
+/// As for [`place`], which gave `values` for the same elements.
+pub(crate) unsafe fn put(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
+    if dtype != DType::F32 {
+        // SAFETY: passed on to the caller.
+        unsafe { store(io, index, dtype, at, values) };
+    }
+}
+
+vectorised! {
+    /// Values of codes in blocks that share a scale, as Q8_0 stores them.
+    pub(crate) fn scaled(codes: &[i8], scales: &[f16], to: &mut [f32]) {
+        const BLOCK: usize = ridge_graph::format::Q8_0::BLOCK;
+        for ((codes, scale), to) in codes.chunks_exact(BLOCK).zip(scales).zip(to.chunks_exact_mut(BLOCK)) {
+            let scale = scale.widen();
+            for (t, code) in to.iter_mut().zip(codes) {
+                *t = f32::from(*code) * scale;
+            }
+        }
+    }
+}
+
 /// Rounds to what `dtype` can hold.
 pub(crate) fn round(dtype: DType, values: &mut [f32]) {
     if dtype != DType::F32 {

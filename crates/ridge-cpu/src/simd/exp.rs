@@ -52,6 +52,32 @@ vectorised! {
 }
 
 vectorised! {
+    /// The sum of `e^(x - shift)`.
+    pub(crate) fn sum_exp(x: &[f32], shift: f32) -> f32 {
+        let mut sums = [0f32; LANES];
+        let (chunks, rest) = x.as_chunks::<LANES>();
+        for chunk in chunks {
+            for i in 0..LANES {
+                sums[i] += exp::<FMA>(chunk[i] - shift);
+            }
+        }
+        for (i, x) in rest.iter().enumerate() {
+            sums[i] += exp::<FMA>(*x - shift);
+        }
+        sum_lanes(sums)
+    }
+}
+
+vectorised! {
+    /// `out = e^(x - shift) * factor`.
+    pub(crate) fn exp_scaled(x: &[f32], shift: f32, factor: f32, out: &mut [f32]) {
+        for (o, x) in out.iter_mut().zip(x) {
+            *o = exp::<FMA>(*x - shift) * factor;
+        }
+    }
+}
+
+vectorised! {
     /// `gate = gate * sigmoid(gate) * up`.
     pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
         for (g, u) in gate.iter_mut().zip(up) {

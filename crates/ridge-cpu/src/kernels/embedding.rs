@@ -1,0 +1,66 @@
+//! Rows of a table by token id.
+//!
+//! Floor: each row asked for read once, each row of the result written once.
+
+use std::ops::Range;
+
+use ridge_graph::{DType, Function};
+
+use super::Entry;
+use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
+use crate::simd;
+
+pub(super) const ENTRIES: &[Entry] = &[Entry { name: "embedding", pattern: "embedding(table, ids)", supports, make }];
+
+/// A plain table, or Q8_0.
+fn supports(body: &Function) -> bool {
+    body.args[0].ty.format.as_ref().is_none_or(|f| f.name() == "q8_0")
+}
+
+struct Embedding {
+    table: Operand,
+    tokens: usize,
+    dtype: DType,
+}
+
+fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+    let table = spec.inputs[0].clone();
+    Ok(Box::new(Embedding { table, tokens: spec.inputs[1].len(), dtype: spec.outputs[0].dtype }))
+}
+
+impl Kernel for Embedding {
+    fn pieces(&self) -> usize {
+        self.tokens
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        20.0 + self.table.last() as f64 * 0.2
+    }
+
+    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+        let (vocab, hidden) = (self.table.shape[0], self.table.shape[1]);
+        let ids = io.input::<i32>(1);
+        let [room] = scratch.slices::<f32, 1>([hidden]);
+        for token in tokens {
+            // SAFETY: this row is ours alone.
+            let row = unsafe { simd::place(io, 0, self.dtype, token * hidden, &mut *room) };
+            match usize::try_from(ids[token]) {
+                Ok(id) if id < vocab => self.read(io, id * hidden, row),
+                _ => row.fill(0.0),
+            }
+            // SAFETY: as above.
+            unsafe { simd::put(io, 0, self.dtype, token * hidden, row) };
+        }
+    }
+}
+
+impl Embedding {
+    fn read(&self, io: &Io<'_>, at: usize, row: &mut [f32]) {
+        if self.table.format.is_none() {
+            return simd::load(io, 0, self.table.dtype, at, row);
+        }
+        let codes = &io.input::<i8>(0)[at..at + row.len()];
+        let scales = io.input_at::<half::f16>(0, self.table.components[1]);
+        simd::scaled(codes, &scales[at / ridge_graph::format::Q8_0::BLOCK..], row);
+    }
+}

@@ -1,0 +1,90 @@
+//! Writes a step's keys and values into the cache, in place; keys are rotated on the way where the graph does that.
+//!
+//! Floor: keys and values read once and written once.
+
+use std::ops::Range;
+
+use ridge_graph::{DType, ops};
+
+use super::{Entry, rope};
+use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::simd;
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry { name: "kv_write", pattern: "kv_write(kv, k, v, slots)", supports: |_| true, make },
+    Entry { name: "rope_kv_write", pattern: "kv_write(kv, rope(k, positions), v, slots)", supports: |_| true, make },
+];
+
+struct KvWrite {
+    /// Rotates keys by the positions of input 2.
+    rope: Option<ops::Rope>,
+    blocks: usize,
+    heads: usize,
+    block_size: usize,
+    dim: usize,
+    cache: DType,
+    tokens: usize,
+    dtype: DType,
+}
+
+fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+    let [blocks, _, heads, block_size, dim] = spec.inputs[0].shape[..] else {
+        return Err(format!("a cache of shape {:?}", spec.inputs[0].shape));
+    };
+    Ok(Box::new(KvWrite {
+        rope: spec.composite::<ops::Rope>().cloned(),
+        blocks,
+        heads,
+        block_size,
+        dim,
+        cache: spec.inputs[0].dtype,
+        tokens: spec.inputs[1].shape[0],
+        dtype: spec.inputs[1].dtype,
+    }))
+}
+
+impl Kernel for KvWrite {
+    fn pieces(&self) -> usize {
+        self.tokens
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.rope.as_ref().map_or(10.0, rope::nanos) + (self.heads * self.dim) as f64 * 0.4
+    }
+
+    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+        let (n, pairs) = (self.heads * self.dim, self.rope.as_ref().map_or(0, |r| r.inv_freq.len()));
+        let [cos, sin, room] = scratch.slices::<f32, 3>([pairs, pairs, n]);
+        let values = if self.rope.is_some() { 3 } else { 2 };
+        let slots = io.input::<i32>(values + 1);
+        for token in tokens {
+            let slot = match usize::try_from(slots[token]) {
+                Ok(slot) if slot < self.blocks * self.block_size => slot,
+                _ => continue,
+            };
+            // Of equal slots the last token's stays, and no two pieces may write one.
+            if slots[token + 1..].contains(&slots[token]) {
+                continue;
+            }
+            simd::load(io, 1, self.dtype, token * n, room);
+            if let Some(op) = &self.rope {
+                rope::angles(op, io.input::<i32>(2)[token], cos, sin);
+                room.chunks_exact_mut(self.dim.max(1)).for_each(|head| rope::rotate(head, cos, sin));
+            }
+            self.write(io, slot, 0, room);
+            self.write(io, slot, 1, simd::view(io, values, self.dtype, token * n, &mut *room));
+        }
+    }
+}
+
+impl KvWrite {
+    /// Keys (side 0) or values (side 1) of all heads, at `slot`.
+    fn write(&self, io: &Io<'_>, slot: usize, side: usize, from: &[f32]) {
+        let (block, offset) = (slot / self.block_size, slot % self.block_size);
+        for (head, row) in from.chunks_exact(self.dim.max(1)).enumerate() {
+            let at = (((block * 2 + side) * self.heads + head) * self.block_size + offset) * self.dim;
+            // SAFETY: only the last token of this slot writes there, and it is among our pieces.
+            unsafe { simd::store(io, 0, self.cache, at, row) };
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Rotary position embedding.
+//!
+//! Floor: x read and written once. Sine and cosine of an angle are taken once a token for all heads, in f64: at
+//! position 10^6 an angle in f32 would be off by a 30th of a radian.
+
+use std::ops::Range;
+
+use ridge_graph::DType;
+use ridge_graph::ops;
+
+use super::Entry;
+use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::simd::{self, vectorised};
+
+pub(super) const ENTRIES: &[Entry] = &[Entry { name: "rope", pattern: "rope(x, positions)", supports: |_| true, make }];
+
+struct Rope {
+    op: ops::Rope,
+    tokens: usize,
+    heads: usize,
+    dim: usize,
+    dtype: DType,
+}
+
+fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+    let op = spec.composite::<ops::Rope>().ok_or("no rope in the group")?.clone();
+    let x = &spec.inputs[0];
+    Ok(Box::new(Rope { op, tokens: x.shape[0], heads: x.shape[1], dim: x.shape[2], dtype: x.dtype }))
+}
+
+/// What a token's rope takes without its heads, in nanoseconds.
+pub(super) fn nanos(op: &ops::Rope) -> f64 {
+    20.0 + 30.0 * op.inv_freq.len() as f64
+}
+
+/// Cosine and sine of each pair's angle at `position`, scaled.
+pub(super) fn angles(op: &ops::Rope, position: i32, cos: &mut [f32], sin: &mut [f32]) {
+    for ((freq, cos), sin) in op.inv_freq.iter().zip(cos).zip(sin) {
+        let (s, c) = (f64::from(position) * freq).sin_cos();
+        (*cos, *sin) = ((c * op.scale) as f32, (s * op.scale) as f32);
+    }
+}
+
+vectorised! {
+    /// Rotates pairs `(i, i + cos.len())` of `x`.
+    pub(super) fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]) {
+        let (a, b) = x.split_at_mut(cos.len());
+        for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+        }
+    }
+}
+
+impl Kernel for Rope {
+    fn pieces(&self) -> usize {
+        self.tokens
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        nanos(&self.op) + (self.heads * self.dim) as f64 * 0.2
+    }
+
+    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+        let (pairs, n) = (self.op.inv_freq.len(), self.heads * self.dim);
+        let [cos, sin, room] = scratch.slices::<f32, 3>([pairs, pairs, n]);
+        let positions = io.input::<i32>(1);
+        for token in tokens {
+            angles(&self.op, positions[token], cos, sin);
+            let at = token * n;
+            // SAFETY: this token's elements are ours alone.
+            let y = unsafe { simd::place(io, 0, self.dtype, at, &mut *room) };
+            simd::load(io, 0, self.dtype, at, y);
+            y.chunks_exact_mut(self.dim.max(1)).for_each(|head| rotate(head, cos, sin));
+            // SAFETY: as above.
+            unsafe { simd::put(io, 0, self.dtype, at, y) };
+        }
+    }
+}
