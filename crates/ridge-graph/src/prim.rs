@@ -125,6 +125,8 @@ pub enum CollectiveKind {
     AllGather(usize),
     /// Each rank gets its slice along an axis of the sum over ranks.
     ReduceScatter(usize),
+    /// Each rank gets its slice along an axis of its own tensor, which is the same on every rank. Nothing is sent.
+    Split(usize),
 }
 
 /// A primitive with its static attributes.
@@ -262,6 +264,7 @@ impl Prim {
                 CollectiveKind::AllReduce => "all_reduce",
                 CollectiveKind::AllGather(_) => "all_gather",
                 CollectiveKind::ReduceScatter(_) => "reduce_scatter",
+                CollectiveKind::Split(_) => "split",
             },
         }
     }
@@ -353,7 +356,14 @@ impl Prim {
                     CollectiveKind::AllGather(_) => (*ranks as i128, outputs[0].bytes()),
                     _ => (*ranks as i128, inputs[0].bytes()),
                 };
-                let passes = if matches!(kind, CollectiveKind::AllReduce) { 2 } else { 1 };
+                let passes = match kind {
+                    CollectiveKind::AllReduce => 2,
+                    CollectiveKind::AllGather(_) | CollectiveKind::ReduceScatter(_) => 1,
+                    CollectiveKind::Split(_) => {
+                        cost.bytes_read = outputs[0].bytes();
+                        0
+                    }
+                };
                 cost.bytes_sent = whole.div_floor(n) * ((n - 1) * passes);
             }
             _ => {}

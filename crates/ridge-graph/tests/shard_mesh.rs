@@ -132,10 +132,11 @@ fn what_repeats_along_the_cut_is_made_locally() {
     let sharded = shard(&graph, &tp(), &place, &|_| false).expect("shards");
     assert_eq!((collectives(&sharded.graph)[0].1.len(), sharded.outputs[0]), (0, Placement::shard(0)));
     assert_same("y", &graph, &sharded, &tp(), &random_args(&graph));
-    // Along the other axis it varies, and what varies is gathered.
+    // Along the other axis it varies, and each rank takes its part of it.
     let columns = |arg: &Arg| if &*arg.name == "x" { Placement::shard(1) } else { Placement::Replicate };
     let sharded = shard(&graph, &tp(), &columns, &|_| false).expect("shards");
-    assert_eq!(collectives(&sharded.graph)[0].1, ["all_gather"]);
+    assert_eq!((&collectives(&sharded.graph)[0].1, sharded.outputs[0]), (&vec!["split"; 2], Placement::shard(1)));
+    assert_eq!(sharded.graph.cost().bytes_sent.as_const(), Some(0));
     assert_same("y", &graph, &sharded, &tp(), &random_args(&graph));
 }
 

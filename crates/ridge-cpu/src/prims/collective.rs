@@ -43,9 +43,9 @@ pub(super) fn make(
     };
     let axis = match kind {
         CollectiveKind::AllReduce => 0,
-        CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) => axis,
+        CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => axis,
     };
-    let part = if matches!(kind, CollectiveKind::ReduceScatter(_)) { output } else { input };
+    let part = if matches!(kind, CollectiveKind::AllGather(_)) { input } else { output };
     let (outer, row) = match part.shape.get(axis) {
         Some(_) => (around(&part.shape, axis).0, part.shape[axis..].iter().product()),
         None => (1, 1),
@@ -80,7 +80,7 @@ impl Kernel for Collective {
         let from = &io.input::<u8>(0)[..bytes];
         let to_bytes = match (&self.group, self.kind) {
             (Some(group), CollectiveKind::AllGather(_)) => bytes * group.ranks(),
-            (Some(group), CollectiveKind::ReduceScatter(_)) => bytes / group.ranks(),
+            (Some(group), CollectiveKind::ReduceScatter(_) | CollectiveKind::Split(_)) => bytes / group.ranks(),
             _ => bytes,
         };
         // SAFETY: the only piece.
@@ -104,10 +104,16 @@ impl Kernel for Collective {
                 let [whole] = scratch.slices::<u8, 1>([bytes]);
                 whole.copy_from_slice(from);
                 group.all_reduce(self.dtype, whole);
-                for (outer, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
-                    to.copy_from_slice(&whole[(outer * group.ranks() + group.rank()) * row..][..row]);
-                }
+                own_rows(group.as_ref(), whole, row, to);
             }
+            CollectiveKind::Split(_) => own_rows(group.as_ref(), from, row, to),
         }
+    }
+}
+
+/// Copies this rank's rows of `row` bytes out of `whole`, where those of all ranks follow each other.
+fn own_rows(group: &dyn Collectives, whole: &[u8], row: usize, to: &mut [u8]) {
+    for (outer, to) in to.chunks_exact_mut(row.max(1)).enumerate() {
+        to.copy_from_slice(&whole[(outer * group.ranks() + group.rank()) * row..][..row]);
     }
 }

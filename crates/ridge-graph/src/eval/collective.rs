@@ -24,6 +24,11 @@ pub(super) fn apply(
             let len = shape[axis];
             (0..ranks.len()).map(|rank| as_given(dtype, shape, slice(&whole, axis, rank * len, len))).collect()
         }
+        CollectiveKind::Split(axis) => {
+            let len = shape[axis];
+            let own = ranks.iter().enumerate();
+            own.map(|(rank, whole)| as_given(dtype, shape, slice(whole, axis, rank * len, len))).collect()
+        }
     }
 }
 

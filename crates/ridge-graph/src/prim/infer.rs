@@ -152,7 +152,7 @@ impl Prim {
                     let extent = axis_of(&inputs[0].shape, *axis)?;
                     with_axis(&inputs[0], *axis, extent * *ranks as i64)?
                 }
-                CollectiveKind::ReduceScatter(axis) => {
+                CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => {
                     let extent = axis_of(&inputs[0].shape, *axis)?;
                     let part = extent
                         .div_exact(*ranks as i64)

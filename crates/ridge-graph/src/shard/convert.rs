@@ -29,7 +29,7 @@ impl Step {
     /// Times that the value goes around the ranks, by its `bytes`: a sum goes around twice.
     pub(super) fn cost(self, bytes: i128) -> i128 {
         match self {
-            Self::Keep(_) | Self::Repeat(_) | Self::Zero => 0,
+            Self::Keep(_) | Self::Repeat(_) | Self::Zero | Self::Collect(CollectiveKind::Split(_)) => 0,
             Self::Collect(CollectiveKind::AllReduce) => 2 * bytes,
             Self::Collect(_) => bytes,
         }
@@ -45,8 +45,8 @@ pub(super) fn nominal_bytes(frame: &Frame<'_, Placement>, var: Var) -> i128 {
 }
 
 /// How `var` can come to be placed as `want`. Parameters and state are never moved: they are placed where they are
-/// used, or gathered by an explicit rewrite. Summands are scattered only where `anchored`: some other input has that
-/// cut already, so that no cut begins by itself.
+/// used, or gathered by an explicit rewrite. Sums are scattered, and whole values split, only where `anchored`: some
+/// other input is cut already as the rule wants it, so that no cut begins by itself.
 pub(super) fn step(
     frame: &Frame<'_, Placement>,
     var: Var,
@@ -67,9 +67,12 @@ pub(super) fn step(
     }
     let moves = ty.is_plain() && frame.arg_of(var).is_none_or(|a| a.role != Role::Weight);
     match (frame.value(var).1, want) {
-        (Placement::Replicate, Placement::Shard { dim, .. }) => repeats(frame, var, dim).then_some(Step::Repeat(dim)),
+        (Placement::Replicate, Placement::Shard { dim, .. }) if repeats(frame, var, dim) => Some(Step::Repeat(dim)),
         (Placement::Replicate, Placement::Partial) => is_zero(frame, var).then_some(Step::Zero),
         _ if !moves => None,
+        (Placement::Replicate, Placement::Shard { dim, .. }) if anchored => {
+            Some(Step::Collect(CollectiveKind::Split(dim)))
+        }
         (Placement::Shard { dim, .. }, Placement::Replicate) => Some(Step::Collect(CollectiveKind::AllGather(dim))),
         (Placement::Partial, Placement::Replicate) => Some(Step::Collect(CollectiveKind::AllReduce)),
         (Placement::Partial, Placement::Shard { dim, .. }) if anchored => {

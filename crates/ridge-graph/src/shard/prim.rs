@@ -62,7 +62,9 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
         Prim::Collective { kind, .. } => {
             let moved = match kind {
                 CollectiveKind::AllReduce => None,
-                CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) => Some(*axis),
+                CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => {
+                    Some(*axis)
+                }
             };
             along_but(moved).chain([sums()]).collect()
         }
