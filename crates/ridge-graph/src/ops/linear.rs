@@ -72,7 +72,7 @@ fn cost(weights: &[Type], inputs: &[Type], outputs: &[Type], biases: bool) -> Co
     cost
 }
 
-/// Column parallel, row parallel (not with biases, which every rank would add), then rows of `x`.
+/// Column parallel, row parallel (biases as summands, since every rank adds its own), then rows of `x`.
 fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
     let last = x.rank().saturating_sub(1);
     let places = |x, w, b: Option<Placement>| {
@@ -82,12 +82,11 @@ fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
         inputs
     };
     let (whole, rows) = (Placement::Replicate, Placement::shard(0));
-    let mut rules =
-        vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
-    if !biases {
-        let inputs = places(Placement::shard(last), Placement::shard(1), None);
-        rules.push(Rule { inputs, outputs: vec![Placement::Partial; count] });
-    }
+    let terms = places(Placement::shard(last), Placement::shard(1), Some(Placement::Partial));
+    let mut rules = vec![
+        Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] },
+        Rule { inputs: terms, outputs: vec![Placement::Partial; count] },
+    ];
     let inputs = places(whole, whole, Some(whole)).len();
     rules.extend(rowwise_rules(x, inputs, count));
     rules

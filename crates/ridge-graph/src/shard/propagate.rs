@@ -57,10 +57,12 @@ impl Rewrite for Sharder<'_> {
         Ok(vars.into_iter().zip(places).collect())
     }
 
-    /// Sums are finished before a call, so that a layer called on sums and on values is one function.
+    /// Sums are finished before a call, so that a layer called on sums and on values is one function; weights that are
+    /// placed as summands stay so.
     fn passed(&self, g: &mut Builder, frame: &mut Places<'_>, var: Var) -> Result<(Var, Placement)> {
+        let weight = frame.arg_of(var).is_some_and(|a| a.role == Role::Weight);
         match frame.value(var).1 {
-            Placement::Partial if frame.function.ty(var).is_plain() => self.whole(g, frame, var),
+            Placement::Partial if !weight && frame.function.ty(var).is_plain() => self.whole(g, frame, var),
             _ => Ok(*frame.value(var)),
         }
     }
