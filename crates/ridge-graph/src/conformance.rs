@@ -24,8 +24,8 @@ use std::fmt::Write as _;
 
 use crate::dim::Bindings;
 use crate::dtype::DType;
-use crate::eval::{Precision, evaluate_function};
-use crate::graph::Op;
+use crate::eval::{Precision, evaluate, evaluate_function};
+use crate::graph::{Arg, Graph, Op};
 use crate::ops;
 use crate::prim::prim_registry;
 use crate::sample::{Check, Rng, Sample};
@@ -53,10 +53,6 @@ pub fn expected(sample: &Sample, precision: Precision) -> Result<Vec<Tensor>, St
     // Arguments are in the order of the inputs.
     let args = sample.inputs.clone();
     let outputs = evaluate_function(&graph.functions, graph.main, args, &Bindings::new(), precision);
-    let plain = |value| match value {
-        Value::Plain(tensor) => Ok(tensor),
-        Value::Stored { format, .. } => Err(format!("an output is stored as {}", format.name())),
-    };
     outputs.map_err(|e| e.to_string())?.into_iter().map(plain).collect()
 }
 
@@ -79,14 +75,7 @@ pub fn all_samples(dtype: DType, seed: u64) -> Vec<(&'static str, Sample)> {
 
 fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
     let plain = expected(sample, Precision::Rounded)?;
-    if got.len() != plain.len() {
-        return Err(format!("{} outputs, must be {}", got.len(), plain.len()));
-    }
-    for (i, (g, p)) in got.iter().zip(&plain).enumerate() {
-        if g.dtype != p.dtype || g.shape != p.shape {
-            return Err(format!("output {i} is {}, must be {}", g.ty(), p.ty()));
-        }
-    }
+    check_types(got, &plain)?;
     match sample.check {
         Check::Property(holds) => holds(&sample.inputs, got).map(|()| 0.0),
         Check::Exact => {
@@ -101,18 +90,63 @@ fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
             for order in 1..ORDERS {
                 plains.push(expected(sample, Precision::Reordered(order))?);
             }
-            let mut worst = 0f64;
-            for (i, (g, e)) in got.iter().zip(&exact).enumerate() {
-                let plains: Vec<&Tensor> = plains.iter().map(|outputs| &outputs[i]).collect();
-                let used = if g.dtype.is_float() {
-                    near(g, &plains, e)
-                } else {
-                    equal(g, &[&[e], &*plains].concat()).map(|()| 0.0)
-                };
-                worst = worst.max(used.map_err(|why| format!("output {i}{why}"))?);
-            }
-            Ok(worst)
+            within(got, &plains, &exact)
         }
+    }
+}
+
+/// Judges `got`, a backend's outputs for `graph` in the order of its main function's, by the rule of tolerance. Gives
+/// the largest share of the allowed error that any row uses.
+///
+/// # Errors
+/// Says which output and row is wrong, what was got, what is exact and what is allowed; or why the graph has no value.
+pub fn judge_graph(
+    graph: &Graph,
+    args: &dyn Fn(&Arg) -> Option<Value>,
+    bindings: &Bindings,
+    got: &[Tensor],
+) -> Result<f64, String> {
+    let outputs = |precision| -> Result<Vec<Tensor>, String> {
+        let outputs = evaluate(graph, args, bindings, precision).map_err(|e| e.to_string())?;
+        outputs.into_iter().map(|(_, value)| plain(value)).collect()
+    };
+    let mut plains = vec![outputs(Precision::Rounded)?];
+    check_types(got, &plains[0])?;
+    for order in 1..ORDERS {
+        plains.push(outputs(Precision::Reordered(order))?);
+    }
+    within(got, &plains, &outputs(Precision::Exact)?)
+}
+
+/// Holds every output to the rule of tolerance, given those of plain implementations and the exact ones.
+fn within(got: &[Tensor], plains: &[Vec<Tensor>], exact: &[Tensor]) -> Result<f64, String> {
+    let mut worst = 0f64;
+    for (i, (g, e)) in got.iter().zip(exact).enumerate() {
+        let plains: Vec<&Tensor> = plains.iter().map(|outputs| &outputs[i]).collect();
+        let used =
+            if g.dtype.is_float() { near(g, &plains, e) } else { equal(g, &[&[e], &*plains].concat()).map(|()| 0.0) };
+        worst = worst.max(used.map_err(|why| format!("output {i}{why}"))?);
+    }
+    Ok(worst)
+}
+
+/// Requires as many outputs as are wanted, of their types.
+fn check_types(got: &[Tensor], wanted: &[Tensor]) -> Result<(), String> {
+    if got.len() != wanted.len() {
+        return Err(format!("{} outputs, must be {}", got.len(), wanted.len()));
+    }
+    for (i, (g, w)) in got.iter().zip(wanted).enumerate() {
+        if g.dtype != w.dtype || g.shape != w.shape {
+            return Err(format!("output {i} is {}, must be {}", g.ty(), w.ty()));
+        }
+    }
+    Ok(())
+}
+
+fn plain(value: Value) -> Result<Tensor, String> {
+    match value {
+        Value::Plain(tensor) => Ok(tensor),
+        Value::Stored { format, .. } => Err(format!("an output is stored as {}", format.name())),
     }
 }
 
