@@ -51,11 +51,12 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
             moved.chain([sums()]).collect()
         }
         Prim::Broadcast(shape) => {
-            // Not of summands: they are fewer before. What is repeated cannot have been cut.
+            // What is repeated cannot have been cut.
             let lead = shape.rank() - rank;
             (0..rank)
                 .filter(|d| inputs[0].shape.0[*d] == shape.0[d + lead])
                 .map(|d| rule(&[cut(d)], cut(d + lead)))
+                .chain([sums()])
                 .collect()
         }
         Prim::Component(index) => component(*index, &inputs[0], axis),

@@ -210,11 +210,13 @@ fn check_state(frame: &Places<'_>, output: &Output, now: Placement) -> Result<()
     }
 }
 
-/// Which inputs `rule` passes on as sums although they have other uses: each use would then finish its own sum, at
-/// no less than the one sum that they could share. Sums of sums remain one.
+/// Which inputs `rule` passes on as sums although they have other uses, or are fewer than what they are broadcast to:
+/// each use would then finish its own sum, at no less than the one sum that they could share. Sums of sums remain one.
 fn put_off<'a>(frame: &'a Places<'_>, node: &'a Node, rule: &'a Rule) -> impl Iterator<Item = bool> + 'a {
     let adds = matches!(node.op, Op::Prim(Prim::Binary(Binary::Add | Binary::Sub)));
+    let spreads = matches!(node.op, Op::Prim(Prim::Broadcast(_)));
     node.inputs.iter().zip(&rule.inputs).map(move |(var, want)| {
-        *want == Placement::Partial && !adds && frame.value(*var).1 == Placement::Partial && frame.uses(*var) > 1
+        let summed = *want == Placement::Partial && frame.value(*var).1 == Placement::Partial;
+        summed && !adds && (spreads || frame.uses(*var) > 1)
     })
 }
