@@ -1,5 +1,6 @@
 //! The patterns that hand-written kernels claim, one file a subject.
 
+mod attention;
 mod cross_entropy;
 mod embedding;
 mod kv_write;
@@ -29,6 +30,7 @@ pub(crate) struct Entry {
 /// All of them.
 pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
     [
+        attention::ENTRIES,
         cross_entropy::ENTRIES,
         embedding::ENTRIES,
         kv_write::ENTRIES,

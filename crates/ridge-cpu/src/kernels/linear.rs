@@ -7,8 +7,8 @@
 //! (weights widened in registers) and for several (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
 
-mod source;
-mod tile;
+pub(super) mod source;
+pub(super) mod tile;
 
 use std::ops::Range;
 
@@ -202,7 +202,8 @@ impl Kernel for Linear {
             };
             let begin = (tile - self.weights[which].tiles_before) * self.tile;
             let columns = begin..(begin + self.tile).min(self.weights[which].columns);
-            let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), packed };
+            let tile =
+                Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len(), packed };
             let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
             self.products(io, which, x, &tile, &mut room, products);
             if self.after == After::Swiglu {
@@ -229,23 +230,12 @@ impl Kernel for Linear {
 }
 
 impl Linear {
-    /// Rows of x as f32, each filled up to whole vectors as [`source`] lays out the end of a row.
+    /// Rows of x as f32, laid out as sums want them.
     fn copy_x(&self, io: &Io<'_>, rows: Range<usize>, to: &mut [f32]) {
-        let (inner, stride) = (self.inner, self.inner.next_multiple_of(LANES));
-        let rest = inner % LANES;
-        if inner == 0 {
-            return;
-        }
+        let stride = self.inner.next_multiple_of(LANES).max(1);
         for (row, to) in rows.zip(to.chunks_exact_mut(stride)) {
-            simd::load(io, self.x, self.dtype, row * inner, &mut to[..inner]);
-            if rest > 0 {
-                if inner > LANES {
-                    to.copy_within(inner - rest..inner, stride - rest);
-                    to[stride - LANES..stride - rest].fill(0.0);
-                } else {
-                    to[inner..].fill(0.0);
-                }
-            }
+            simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
+            tile::fill(to, self.inner);
         }
     }
 

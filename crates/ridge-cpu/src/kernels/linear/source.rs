@@ -5,10 +5,10 @@ use ridge_graph::format::Q8_0;
 
 use crate::simd::{Element, LANES, widen_lanes};
 
-pub(super) type Lanes = [f32; LANES];
+pub(in crate::kernels) type Lanes = [f32; LANES];
 
 /// A weight `[N, K]`.
-pub(super) trait Source: Copy {
+pub(in crate::kernels) trait Source: Copy {
     /// One row of it.
     type Row: Copy;
 
@@ -25,17 +25,42 @@ pub(super) trait Source: Copy {
 
 /// Stored as it is, row-major.
 #[derive(Clone, Copy)]
-pub(super) struct Plain<'a, T> {
-    pub(super) data: &'a [T],
-    pub(super) inner: usize,
+pub(in crate::kernels) struct Plain<'a, T> {
+    pub(in crate::kernels) data: &'a [T],
+    pub(in crate::kernels) inner: usize,
 }
 
 /// Stored as [`Q8_0`]. Code times scale has 19 significant bits at most, so it is exact in f32.
 #[derive(Clone, Copy)]
-pub(super) struct Quantised<'a> {
-    pub(super) codes: &'a [i8],
-    pub(super) scales: &'a [half::f16],
-    pub(super) inner: usize,
+pub(in crate::kernels) struct Quantised<'a> {
+    pub(in crate::kernels) codes: &'a [i8],
+    pub(in crate::kernels) scales: &'a [half::f16],
+    pub(in crate::kernels) inner: usize,
+}
+
+/// The first elements of `data`, zeros where it has fewer.
+#[inline(always)]
+pub(in crate::kernels) fn start<T: Element>(data: &[T]) -> Lanes {
+    match data.first_chunk::<LANES>() {
+        Some(whole) => widen_lanes(whole),
+        None => {
+            let mut lanes = [0.0; LANES];
+            for (lane, x) in lanes.iter_mut().zip(data) {
+                *lane = x.widen();
+            }
+            lanes
+        }
+    }
+}
+
+/// Zero but for `kept`.
+#[inline(always)]
+fn masked(lanes: &Lanes, kept: std::ops::Range<usize>) -> Lanes {
+    let mut out = [0.0; LANES];
+    for i in 0..LANES {
+        out[i] = if i >= kept.start && i < kept.end { lanes[i] } else { 0.0 };
+    }
+    out
 }
 
 impl<'a, T: Element> Source for Plain<'a, T> {
@@ -53,24 +78,12 @@ impl<'a, T: Element> Source for Plain<'a, T> {
 
     #[inline(always)]
     fn rest(self, row: usize) -> Lanes {
-        let row = &self.data[row * self.inner..][..self.inner];
-        match row.last_chunk::<LANES>() {
-            Some(last) => {
-                let done = LANES - self.inner % LANES;
-                let mut lanes = widen_lanes(last);
-                for (i, lane) in lanes.iter_mut().enumerate() {
-                    *lane = if i < done { 0.0 } else { *lane };
-                }
-                lanes
-            }
-            None => {
-                let mut lanes = [0.0; LANES];
-                for (lane, x) in lanes.iter_mut().zip(row) {
-                    *lane = x.widen();
-                }
-                lanes
-            }
+        let from = row * self.inner;
+        if self.inner > LANES {
+            let end = &self.data[from + self.inner - LANES..];
+            return masked(&start(end), LANES - self.inner % LANES..LANES);
         }
+        masked(&start(&self.data[from..]), 0..self.inner)
     }
 }
 

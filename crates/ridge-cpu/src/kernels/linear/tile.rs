@@ -8,10 +8,10 @@ use super::source::{Lanes, Source};
 use crate::simd::{LANES, fma, sum_each, vectorised};
 
 /// Columns of a tile for one row.
-pub(super) const DIRECT_COLUMNS: usize = 32;
+pub(in crate::kernels) const DIRECT_COLUMNS: usize = 32;
 
 /// Columns of a tile for several rows.
-pub(super) const PACKED_COLUMNS: usize = 16;
+pub(in crate::kernels) const PACKED_COLUMNS: usize = 16;
 
 /// Columns whose vectors lie side by side in a packed block.
 const GROUP: usize = 4;
@@ -20,20 +20,22 @@ const GROUP: usize = 4;
 const DEPTH: usize = 32;
 
 /// Vectors that a packed block takes for rows of `vectors`.
-pub(super) fn packed_room(vectors: usize) -> usize {
+pub(in crate::kernels) fn packed_room(vectors: usize) -> usize {
     PACKED_COLUMNS * vectors.min(DEPTH)
 }
 
 /// What to compute.
-pub(super) struct Tile {
+pub(in crate::kernels) struct Tile {
     /// K.
-    pub(super) inner: usize,
+    pub(in crate::kernels) inner: usize,
     /// Rows of x, from its first on.
-    pub(super) rows: usize,
+    pub(in crate::kernels) rows: usize,
     /// Rows of the weight.
-    pub(super) columns: Range<usize>,
+    pub(in crate::kernels) columns: Range<usize>,
+    /// Elements between the beginnings of rows of the result.
+    pub(in crate::kernels) stride: usize,
     /// By packing weights, or for one row. The result is the same.
-    pub(super) packed: bool,
+    pub(in crate::kernels) packed: bool,
 }
 
 impl Tile {
@@ -44,15 +46,30 @@ impl Tile {
 }
 
 /// Memory to work in.
-pub(super) struct Room<'a> {
+pub(in crate::kernels) struct Room<'a> {
     /// For each row and column of the tile.
-    pub(super) sums: &'a mut [Lanes],
+    pub(in crate::kernels) sums: &'a mut [Lanes],
     /// [`packed_room`], if packed.
-    pub(super) weights: &'a mut [Lanes],
+    pub(in crate::kernels) weights: &'a mut [Lanes],
 }
 
-/// The tile's products, row by row, into `out`. `x` has as many vectors a row as K fills or begins.
-pub(super) fn run<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
+/// Fills a row of `inner` elements up to whole vectors, the end of the row as [`Source::rest`] lays it out.
+pub(in crate::kernels) fn fill(row: &mut [f32], inner: usize) {
+    let rest = inner % LANES;
+    if rest == 0 {
+        return;
+    }
+    let stride = row.len();
+    if inner > LANES {
+        row.copy_within(inner - rest..inner, stride - rest);
+        row[stride - LANES..stride - rest].fill(0.0);
+    } else {
+        row[inner..].fill(0.0);
+    }
+}
+
+/// The tile's products into `out`, `stride` elements a row. `x` has as many vectors a row as K fills or begins.
+pub(in crate::kernels) fn run<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
     if tile.packed {
         packed(tile, w, x, room, out);
     } else {
@@ -90,7 +107,8 @@ vectorised! {
             }
             *sums = acc;
         }
-        sum_each(&sums[..out.len()], out);
+        let n = tile.columns.len();
+        sum_each(&sums[..n], &mut out[..n]);
     }
 }
 
@@ -106,7 +124,7 @@ fn packed<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &
         pack(w, tile.columns.clone(), from..from + depth, tile.inner, blocks);
         multiply(tile, x, from..from + depth, blocks, sums);
     }
-    add_up(sums, width, tile.columns.len(), out);
+    add_up(tile, sums, out);
 }
 
 vectorised! {
@@ -149,10 +167,11 @@ vectorised! {
 }
 
 vectorised! {
-    /// The sums of each row's lanes, of the first `columns` of `width`.
-    fn add_up(sums: &[Lanes], width: usize, columns: usize, out: &mut [f32]) {
-        for (sums, out) in sums.chunks_exact(width).zip(out.chunks_exact_mut(columns)) {
-            sum_each(&sums[..columns], out);
+    /// The sums of each row's lanes.
+    fn add_up(tile: &Tile, sums: &[Lanes], out: &mut [f32]) {
+        let columns = tile.columns.len();
+        for (sums, out) in sums.chunks_exact(tile.width()).zip(out.chunks_mut(tile.stride)) {
+            sum_each(&sums[..columns], &mut out[..columns]);
         }
     }
 }

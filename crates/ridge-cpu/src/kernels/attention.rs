@@ -1,0 +1,354 @@
+//! Causal attention over a paged cache.
+//!
+//! Floor: at decoding, the keys and values of each sequence read once (a group of query heads shares them); at prompts,
+//! `4 dim` operations a (query, key) pair of each head.
+//!
+//! A softmax goes over spans of [`SPAN`] positions, counted from position 0: scores of a span, its largest, its
+//! exponentials and their sum, then values weighed by them, with what came before scaled to the new largest (Milakov and
+//! Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention", algorithm 1). Within
+//! a span keys come in order. So a token's bits depend on its own position, never on the tokens beside it.
+
+use std::ops::Range;
+
+use ridge_graph::DType;
+use ridge_graph::ops::PagedAttention;
+
+use super::Entry;
+use super::linear::source::{Lanes, Plain, start};
+use super::linear::tile::{self, Room, Tile};
+use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::simd::{self, Element, LANES, fma, vectorised};
+
+pub(super) const ENTRIES: &[Entry] = &[Entry {
+    name: "attention",
+    pattern: "attention(q, kv, block_table, seq_ids, positions)",
+    supports: |_| true,
+    make,
+}];
+
+/// Positions of a span.
+const SPAN: usize = 512;
+
+/// Tokens of one sequence that share the reading of keys and values.
+const TOKENS: usize = 8;
+
+struct Attention {
+    scale: f32,
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    dtype: DType,
+    blocks: usize,
+    block_size: usize,
+    cache: DType,
+    sequences: usize,
+    /// Columns of the block table.
+    table: usize,
+    /// Tokens of a piece.
+    together: usize,
+}
+
+fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+    let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
+    let [q, kv, table, ..] = &spec.inputs[..] else { return Err("attention takes five inputs".into()) };
+    Ok(Box::new(Attention {
+        scale: op.scale as f32,
+        tokens: q.shape[0],
+        heads: q.shape[1],
+        kv_heads: kv.shape[2],
+        dim: q.shape[2],
+        dtype: q.dtype,
+        blocks: kv.shape[0],
+        block_size: kv.shape[3],
+        cache: kv.dtype,
+        sequences: table.shape[0],
+        table: table.shape[1],
+        // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
+        together: if q.shape[0] > TOKENS { TOKENS } else { 1 },
+    }))
+}
+
+/// Tokens of one sequence at successive positions.
+struct Rows {
+    tokens: Range<usize>,
+    sequence: usize,
+    /// Keys that the first of them sees; each sees one more than the one before.
+    seen: usize,
+}
+
+/// What is kept for the rows of a piece, one for each token and query head of the group, in this order.
+struct State<'a> {
+    /// Vectors, as sums want them.
+    q: &'a mut [Lanes],
+    /// Vectors of weighed values.
+    out: &'a mut [Lanes],
+    /// Scores, then their exponentials: [`SPAN`] a row.
+    scores: &'a mut [f32],
+    largest: &'a mut [f32],
+    total: &'a mut [f32],
+    sums: &'a mut [Lanes],
+    weights: &'a mut [Lanes],
+}
+
+impl Kernel for Attention {
+    fn pieces(&self) -> usize {
+        if self.heads * self.dim == 0 { 0 } else { self.kv_heads * self.tokens.div_ceil(self.together) }
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        // Half the context, for want of knowing.
+        let pairs = self.together * self.group() * (self.table * self.block_size).div_ceil(2);
+        100.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.05)
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
+        let columns = if rows > 1 { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+        let [q, out, scores, largest, total, sums, weights] = scratch.slices::<f32, 7>([
+            rows * vectors * LANES,
+            rows * vectors * LANES,
+            rows * SPAN,
+            rows,
+            rows,
+            rows * columns * LANES,
+            tile::packed_room(vectors) * LANES,
+        ]);
+        let mut state = State {
+            q: q.as_chunks_mut().0,
+            out: out.as_chunks_mut().0,
+            scores,
+            largest,
+            total,
+            sums: sums.as_chunks_mut().0,
+            weights: weights.as_chunks_mut().0,
+        };
+        let per_head = self.tokens.div_ceil(self.together);
+        for piece in pieces {
+            let (head, block) = (piece / per_head, piece % per_head);
+            let end = ((block + 1) * self.together).min(self.tokens);
+            let mut token = block * self.together;
+            while token < end {
+                let rows = self.rows(io, token..end);
+                token = rows.tokens.end;
+                self.attend(io, head, &rows, &mut state);
+            }
+        }
+    }
+}
+
+impl Attention {
+    fn group(&self) -> usize {
+        self.heads.checked_div(self.kv_heads).unwrap_or(0)
+    }
+
+    /// The first of `tokens`, with those after it that follow it in its sequence.
+    fn rows(&self, io: &Io<'_>, tokens: Range<usize>) -> Rows {
+        let (ids, positions) = (io.input::<i32>(3), io.input::<i32>(4));
+        let first = tokens.start;
+        let follows = |t: usize| {
+            ids[t] == ids[first] && i64::from(positions[t]) == i64::from(positions[first]) + (t - first) as i64
+        };
+        let end = (first + 1..tokens.end).find(|t| !follows(*t)).unwrap_or(tokens.end);
+        let keys = self.table * self.block_size;
+        match (usize::try_from(ids[first]), usize::try_from(positions[first])) {
+            // Beyond the table there are no keys, so what is there sees as much as the next, not one more.
+            (Ok(sequence), Ok(position)) if sequence < self.sequences && position + (end - first) <= keys => {
+                Rows { tokens: first..end, sequence, seen: position + 1 }
+            }
+            (Ok(sequence), Ok(position)) if sequence < self.sequences => {
+                Rows { tokens: first..first + 1, sequence, seen: keys.min(position + 1) }
+            }
+            _ => Rows { tokens: first..first + 1, sequence: 0, seen: 0 },
+        }
+    }
+
+    /// All of attention for `rows` and the query heads of kv head `head`.
+    fn attend(&self, io: &Io<'_>, head: usize, rows: &Rows, state: &mut State<'_>) {
+        let (group, vectors) = (self.group(), self.dim.div_ceil(LANES));
+        let count = rows.tokens.len() * group;
+        for (i, q) in state.q[..count * vectors].chunks_exact_mut(vectors).enumerate() {
+            let q = q.as_flattened_mut();
+            let at = ((rows.tokens.start + i / group) * self.heads + head * group + i % group) * self.dim;
+            simd::load(io, 0, self.dtype, at, &mut q[..self.dim]);
+            simd::scale(&mut q[..self.dim], self.scale);
+            tile::fill(q, self.dim);
+        }
+        state.out[..count * vectors].fill([0.0; LANES]);
+        state.largest[..count].fill(f32::NEG_INFINITY);
+        state.total[..count].fill(0.0);
+        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
+        for from in (0..most).step_by(SPAN) {
+            let span = from..most.min(from + SPAN);
+            simd::with_element!(self.cache, T => {
+                let cache = io.input::<T>(1);
+                self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
+                self.soften(rows, group, from, state, vectors);
+                self.runs(io, rows.sequence, &span, |keys, at| {
+                    self.values(cache, head, rows, from + keys.start, keys, at, state);
+                });
+            });
+        }
+        for i in 0..count {
+            let values = &mut state.out[i * vectors..][..vectors].as_flattened_mut()[..self.dim];
+            if state.total[i] > 0.0 {
+                simd::scale(values, 1.0 / state.total[i]);
+            }
+            let at = ((rows.tokens.start + i / group) * self.heads + head * group + i % group) * self.dim;
+            // SAFETY: this token's query heads of this kv head are our piece's alone.
+            unsafe { simd::store(io, 0, self.dtype, at, values) };
+        }
+    }
+
+    /// Calls `f` for each run of `span`'s positions that lie together: their indices in the span, and the block and
+    /// offset of the first. There is no block where the table has none.
+    fn runs(
+        &self,
+        io: &Io<'_>,
+        sequence: usize,
+        span: &Range<usize>,
+        mut f: impl FnMut(Range<usize>, Option<(usize, usize)>),
+    ) {
+        let table = &io.input::<i32>(2)[sequence * self.table..][..self.table];
+        let mut position = span.start;
+        while position < span.end {
+            let (nth, offset) = (position / self.block_size, position % self.block_size);
+            let end = ((nth + 1) * self.block_size).min(span.end);
+            let block = usize::try_from(table[nth]).ok().filter(|b| *b < self.blocks);
+            f(position - span.start..end - span.start, block.map(|b| (b, offset)));
+            position = end;
+        }
+    }
+
+    /// Elements of the cache from key (side 0) or value (side 1) `offset` of `block` on.
+    fn slab<'a, T>(&self, cache: &'a [T], head: usize, side: usize, (block, offset): (usize, usize)) -> &'a [T] {
+        &cache[(((block * 2 + side) * self.kv_heads + head) * self.block_size + offset) * self.dim..]
+    }
+
+    /// Scores of `count` rows for keys `keys` of the span. A key that is nowhere is zero.
+    fn scores<T: Element>(
+        &self,
+        cache: &[T],
+        head: usize,
+        count: usize,
+        keys: Range<usize>,
+        at: Option<(usize, usize)>,
+        state: &mut State<'_>,
+    ) {
+        let Some(at) = at else {
+            return state.scores.chunks_exact_mut(SPAN).take(count).for_each(|row| row[keys.clone()].fill(0.0));
+        };
+        let source = Plain { data: self.slab(cache, head, 0, at), inner: self.dim };
+        let columns = if count > 1 { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+        for from in (0..keys.len()).step_by(columns) {
+            let columns = from..(from + columns).min(keys.len());
+            let out = &mut state.scores[keys.start + from..count * SPAN];
+            let tile = Tile { inner: self.dim, rows: count, columns, stride: SPAN, packed: count > 1 };
+            tile::run(&tile, source, state.q, &mut Room { sums: state.sums, weights: state.weights }, out);
+        }
+    }
+
+    /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
+    fn soften(&self, rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
+        for i in 0..rows.tokens.len() * group {
+            let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
+            let scores = &mut state.scores[i * SPAN..][..seen];
+            let (before, here) = (state.largest[i], simd::max(scores));
+            let largest = if here > before { here } else { before };
+            if from > 0 && seen > 0 {
+                let kept = (before - largest).exp();
+                state.total[i] *= kept;
+                simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
+            }
+            state.largest[i] = largest;
+            state.total[i] += simd::exp_sum(scores, largest);
+        }
+    }
+
+    /// Adds values of `keys` of the span by their weights; `first` is the position of the first.
+    fn values<T: Element>(
+        &self,
+        cache: &[T],
+        head: usize,
+        rows: &Rows,
+        first: usize,
+        keys: Range<usize>,
+        at: Option<(usize, usize)>,
+        state: &mut State<'_>,
+    ) {
+        let Some(at) = at else { return };
+        let (group, vectors) = (self.group(), self.dim.div_ceil(LANES));
+        let slab = self.slab(cache, head, 1, at);
+        // Keys that all rows see at once, then for each token those that only it and later ones see.
+        let shared = rows.seen.saturating_sub(first).min(keys.len());
+        let all = rows.tokens.len() * group;
+        weigh(slab, self.dim, shared, &state.scores[keys.start..all * SPAN], all, &mut state.out[..all * vectors]);
+        for token in 1..rows.tokens.len() {
+            let seen = (rows.seen + token).saturating_sub(first).min(keys.len());
+            if seen > shared {
+                let scores = &state.scores[token * group * SPAN + keys.start + shared..all * SPAN];
+                let out = &mut state.out[token * group * vectors..][..group * vectors];
+                weigh(&slab[shared * self.dim..], self.dim, seen - shared, scores, group, out);
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// Adds `keys` rows of `values`, weighed by each row of `weights`, to that row of `out`.
+    fn weigh<T: Element>(values: &[T], dim: usize, keys: usize, weights: &[f32], rows: usize, out: &mut [Lanes]) {
+        let vectors = dim.div_ceil(LANES);
+        let mut row = 0;
+        while row < rows {
+            let left = rows - row;
+            let mut vector = 0;
+            while vector < vectors {
+                let wide = vectors - vector >= 4;
+                match (WIDE && left >= 4, wide) {
+                    (true, true) => weigh_block::<T, 4, 4, FMA>(values, dim, keys, weights, row, vector, out),
+                    (true, false) => weigh_block::<T, 4, 1, FMA>(values, dim, keys, weights, row, vector, out),
+                    (false, true) => weigh_block::<T, 1, 4, FMA>(values, dim, keys, weights, row, vector, out),
+                    (false, false) => weigh_block::<T, 1, 1, FMA>(values, dim, keys, weights, row, vector, out),
+                }
+                vector += if wide { 4 } else { 1 };
+            }
+            row += if WIDE && left >= 4 { 4 } else { 1 };
+        }
+    }
+}
+
+/// `R` rows of weights, `V` vectors of each value.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+fn weigh_block<T: Element, const R: usize, const V: usize, const FMA: bool>(
+    values: &[T],
+    dim: usize,
+    keys: usize,
+    weights: &[f32],
+    row: usize,
+    vector: usize,
+    out: &mut [Lanes],
+) {
+    let vectors = dim.div_ceil(LANES);
+    let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[(row + r) * SPAN..][..keys]);
+    let mut acc = [[[0f32; LANES]; V]; R];
+    for r in 0..R {
+        acc[r].copy_from_slice(&out[(row + r) * vectors + vector..][..V]);
+    }
+    for key in 0..keys {
+        let at = &values[key * dim + vector * LANES..];
+        for v in 0..V {
+            // The last vector may hold elements of the next value: those lanes are not used.
+            let lanes = start(&at[v * LANES..]);
+            for r in 0..R {
+                let weight = weights[r][key];
+                for i in 0..LANES {
+                    acc[r][v][i] = fma::<FMA>(weight, lanes[i], acc[r][v][i]);
+                }
+            }
+        }
+    }
+    for r in 0..R {
+        out[(row + r) * vectors + vector..][..V].copy_from_slice(&acc[r]);
+    }
+}
