@@ -7,6 +7,7 @@ mod kv_write;
 mod linear;
 mod norm;
 mod rope;
+mod sampling;
 mod softmax;
 mod swiglu;
 mod token_layout;
@@ -37,6 +38,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
         linear::ENTRIES,
         norm::ENTRIES,
         rope::ENTRIES,
+        sampling::ENTRIES,
         softmax::ENTRIES,
         swiglu::ENTRIES,
         token_layout::ENTRIES,

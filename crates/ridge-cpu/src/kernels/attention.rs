@@ -183,7 +183,7 @@ impl Attention {
             simd::with_element!(self.cache, T => {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
-                self.soften(rows, group, from, state, vectors);
+                soften(rows, group, from, state, vectors);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
                 });
@@ -248,23 +248,6 @@ impl Attention {
         }
     }
 
-    /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
-    fn soften(&self, rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
-        for i in 0..rows.tokens.len() * group {
-            let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
-            let scores = &mut state.scores[i * SPAN..][..seen];
-            let (before, here) = (state.largest[i], simd::max(scores));
-            let largest = if here > before { here } else { before };
-            if from > 0 && seen > 0 {
-                let kept = (before - largest).exp();
-                state.total[i] *= kept;
-                simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
-            }
-            state.largest[i] = largest;
-            state.total[i] += simd::exp_sum(scores, largest);
-        }
-    }
-
     /// Adds values of `keys` of the span by their weights; `first` is the position of the first.
     fn values<T: Element>(
         &self,
@@ -291,6 +274,23 @@ impl Attention {
                 weigh(&slab[shared * self.dim..], self.dim, seen - shared, scores, group, out);
             }
         }
+    }
+}
+
+/// Turns the scores of the span that begins at `from` into weights, and scales what came before.
+fn soften(rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
+    for i in 0..rows.tokens.len() * group {
+        let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
+        let scores = &mut state.scores[i * SPAN..][..seen];
+        let (before, here) = (state.largest[i], simd::max(scores));
+        let largest = if here > before { here } else { before };
+        if from > 0 && seen > 0 {
+            let kept = (before - largest).exp();
+            state.total[i] *= kept;
+            simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
+        }
+        state.largest[i] = largest;
+        state.total[i] += simd::exp_sum(scores, largest);
     }
 }
 
