@@ -1,0 +1,36 @@
+//! The loss that a model is trained with.
+
+use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type};
+
+use crate::model::symbols;
+
+/// `graph`, a decoder's, with two more things: the step input `targets`, i32 `[tokens]`, the token that should follow
+/// each, negative where none is asked for; and the output `loss`, an f32 scalar: the mean over the targets asked for
+/// of the negative log likelihood that `all_logits` gives them. 0 without targets.
+///
+/// # Errors
+/// When the graph has no output `all_logits` of `[tokens, vocab]`.
+pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
+    let (mut g, mut outputs) = Builder::reopen(graph.clone());
+    let logits = outputs.iter().find(|(name, _)| name == "all_logits").map(|(_, var)| *var);
+    let logits = logits.ok_or_else(|| {
+        let known: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        let why = format!("no output `all_logits` to compare with targets; the graph has {}", known.join(", "));
+        GraphError::Use { at: "loss".into(), why }
+    })?;
+    let loss = g.scoped("loss", |g| {
+        let targets = g.step_input("targets", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
+        let losses = g.cross_entropy(logits, targets)?;
+        let sum = g.reduce_sum(losses, 0)?;
+        let zero = g.constant(DType::I32, 0.0)?;
+        let asked = g.ge(targets, zero)?;
+        let asked = g.cast(asked, DType::F32)?;
+        let count = g.reduce_sum(asked, 0)?;
+        let one = g.constant(DType::F32, 1.0)?;
+        let count = g.max(count, one)?;
+        let mean = g.div(sum, count)?;
+        g.reshape(mean, Shape::default())
+    })?;
+    outputs.push(("loss".into(), loss));
+    g.finish(outputs)
+}
