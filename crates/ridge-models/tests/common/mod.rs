@@ -1,0 +1,248 @@
+//! The models of `fixtures/llama`, and steps of a paged cache to run them on: by evaluation or on the CPU.
+
+#![allow(dead_code, unreachable_pub)] // each test program uses its part
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, evaluate, passes};
+use ridge_models::{BuildOptions, Checkpoint, LlamaConfig, Model, ModelFiles, WeightSource, llama, symbols};
+use ridge_runtime::{Backend, Compiled, Session, lower};
+use safetensors::SafeTensors;
+
+/// Every fixture.
+pub const ALL: [&str; 6] = ["mha_untied", "gqa2_tied", "gqa8_llama3_rope", "odd_head_dim", "bf16_sharded", "biased"];
+
+/// Tokens of a block of the cache: not a divisor of anything else here.
+pub const BLOCK_SIZE: usize = 5;
+/// Blocks of the cache, and columns of its table.
+pub const BLOCKS: usize = 13;
+pub const TABLE: usize = 6;
+
+pub fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+/// Tensors of a safetensors file, f64 ones too.
+pub struct Expected(Vec<u8>);
+
+impl Expected {
+    pub fn open(path: &str) -> Self {
+        let path = fixtures().join(path);
+        Self(std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    /// Float tensors as f32, those of f64 unrounded; integers as i64.
+    pub fn tensor(&self, name: &str) -> Tensor {
+        let file = SafeTensors::deserialize(&self.0).expect("a fixture");
+        let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let shape = view.shape();
+        match view.dtype() {
+            safetensors::Dtype::F64 => {
+                let values = view.data().as_chunks::<8>().0.iter().map(|c| f64::from_le_bytes(*c)).collect();
+                Tensor::float(DType::F32, shape, values)
+            }
+            safetensors::Dtype::F32 => Tensor::from_bytes(DType::F32, shape, view.data()),
+            safetensors::Dtype::I64 => Tensor::from_bytes(DType::I64, shape, view.data()),
+            other => panic!("{name} is {other:?}"),
+        }
+    }
+
+    pub fn tokens(&self, name: &str) -> Vec<i64> {
+        self.tensor(name).ints().to_vec()
+    }
+}
+
+/// A fixture's model, its weights stored as the checkpoint has them.
+pub struct Fixture {
+    pub name: &'static str,
+    pub config: LlamaConfig,
+    pub model: Model,
+    pub checkpoint: Arc<Checkpoint>,
+    pub expected: Expected,
+}
+
+impl Fixture {
+    pub fn open(name: &'static str) -> Self {
+        Self::with(name, DType::F32)
+    }
+
+    /// With activations and cache of `activations`.
+    pub fn with(name: &'static str, activations: DType) -> Self {
+        let folder = fixtures().join("llama").join(name);
+        let files = ModelFiles::open(Some(&folder)).expect("a model");
+        let config = files.llama_config().expect("its configuration");
+        let options = BuildOptions { activations, cache: activations, block_size: BLOCK_SIZE };
+        let mut model = llama(&config, &options).expect("builds");
+        let checkpoint = Arc::new(files.checkpoint().expect("its weights"));
+        model.graph = WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&model.graph, None).expect("fits");
+        let expected = Expected::open(&format!("llama/{name}/expected.safetensors"));
+        Self { name, config, model, checkpoint, expected }
+    }
+
+    /// The graph for `outputs` alone.
+    pub fn graph(&self, outputs: &[&str]) -> Graph {
+        let mut graph = self.model.graph.clone();
+        passes::prune(&mut graph, outputs).expect("has them");
+        graph
+    }
+
+    pub fn weight(&self, name: &str) -> Option<Value> {
+        let view = self.checkpoint.tensor(name).ok()?;
+        Some(Tensor::from_bytes(view.dtype, view.shape, view.data).into())
+    }
+
+    pub fn prompt(&self) -> Vec<i64> {
+        self.expected.tokens("input_ids")
+    }
+}
+
+/// A sequence of a test: its tokens, how many of them are in the cache, and the blocks that it owns.
+#[derive(Clone)]
+pub struct Sequence {
+    pub tokens: Vec<i64>,
+    pub cached: usize,
+    pub blocks: Vec<i64>,
+}
+
+impl Sequence {
+    /// Nothing cached yet, in these blocks.
+    pub fn new(tokens: &[i64], blocks: &[i64]) -> Self {
+        Self { tokens: tokens.to_vec(), cached: 0, blocks: blocks.to_vec() }
+    }
+}
+
+/// Blocks in an order that no formula gives, for two sequences of 30 tokens.
+pub const SHUFFLED: [[i64; TABLE]; 2] = [[7, 0, 12, 3, 9, 5], [2, 11, 4, 8, 1, 10]];
+
+/// Inputs of one step that processes the next `counts[i]` tokens of sequence `i`, which are then in its cache.
+pub fn step(sequences: &mut [Sequence], counts: &[usize]) -> (Vec<(String, Tensor)>, Bindings) {
+    let (mut ids, mut rows, mut starts) = (Vec::new(), Vec::new(), vec![0]);
+    let lengths: Vec<i64> = sequences.iter().map(|s| s.cached as i64).collect();
+    let mut table = Vec::new();
+    for (row, (s, count)) in sequences.iter_mut().zip(counts).enumerate() {
+        ids.extend(&s.tokens[s.cached..s.cached + count]);
+        rows.extend(vec![row as i64; *count]);
+        starts.push(ids.len() as i64);
+        s.cached += count;
+        // Only the blocks that are needed by now.
+        let used = s.cached.div_ceil(BLOCK_SIZE);
+        table.extend((0..TABLE).map(|i| if i < used { s.blocks[i] } else { -1 }));
+    }
+    let seqs = sequences.len();
+    let i32s =
+        |name: &str, shape: &[usize], values: Vec<i64>| (name.to_owned(), Tensor::int(DType::I32, shape, values));
+    let bindings = Bindings::new()
+        .with(symbols::TOKENS, ids.len())
+        .with(symbols::SEQS, seqs)
+        .with(symbols::TABLE, TABLE)
+        .with(symbols::BLOCKS, BLOCKS);
+    let inputs = vec![
+        i32s("token_ids", &[ids.len()], ids.clone()),
+        i32s("seq_ids", &[rows.len()], rows),
+        i32s("query_start", &[seqs + 1], starts),
+        i32s("lengths", &[seqs], lengths),
+        i32s("block_table", &[seqs, TABLE], table),
+    ];
+    (inputs, bindings)
+}
+
+/// Looks up a value by name.
+pub fn find<'a, T>(values: &'a [(String, T)], name: &str) -> Option<&'a T> {
+    values.iter().find(|(n, _)| n == name).map(|(_, v)| v)
+}
+
+/// Zeros of a state's type.
+pub fn empty_state(arg: &Arg, bindings: &Bindings) -> Value {
+    Tensor::zeros(arg.ty.dtype, &arg.ty.shape.eval(bindings).expect("bound")).into()
+}
+
+/// A model run by evaluation, with its states from step to step.
+pub struct Evaluated<'a> {
+    fixture: &'a Fixture,
+    graph: Graph,
+    precision: Precision,
+    states: Vec<(String, Value)>,
+}
+
+impl<'a> Evaluated<'a> {
+    pub fn new(fixture: &'a Fixture, precision: Precision) -> Self {
+        Self { fixture, graph: fixture.graph(&["all_logits"]), precision, states: Vec::new() }
+    }
+
+    /// Exactly, after the passes of a backend with these kernels.
+    pub fn lowered(fixture: &'a Fixture, kernels: &[passes::Kernel]) -> Self {
+        let graph = lower(&fixture.model.graph, &["all_logits"], kernels).expect("lowers");
+        Self { fixture, graph, precision: Precision::Exact, states: Vec::new() }
+    }
+
+    /// Logits of the step's tokens.
+    pub fn run(&mut self, sequences: &mut [Sequence], counts: &[usize]) -> Tensor {
+        let (inputs, bindings) = step(sequences, counts);
+        let value = |arg: &Arg| match arg.role {
+            Role::Weight => self.fixture.weight(&arg.name),
+            Role::State => Some(find(&self.states, &arg.name).cloned().unwrap_or_else(|| empty_state(arg, &bindings))),
+            _ => find(&inputs, &arg.name).cloned().map(Value::from),
+        };
+        let mut outputs = evaluate(&self.graph, &value, &bindings, self.precision).expect("evaluates");
+        self.states = outputs.split_off(1);
+        outputs[0].1.tensor().clone()
+    }
+}
+
+/// A model run on the CPU, its states on the device.
+pub struct OnCpu {
+    pub session: Session,
+    compiled: Compiled,
+}
+
+impl OnCpu {
+    pub fn new(fixture: &Fixture, threads: usize) -> Self {
+        let cpu = Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("starts");
+        Self::with(fixture, Arc::new(cpu))
+    }
+
+    pub fn with(fixture: &Fixture, backend: Arc<dyn Backend>) -> Self {
+        let mut session = Session::new(backend);
+        let source = WeightSource::Checkpoint(Arc::clone(&fixture.checkpoint));
+        source.load(&mut session, &fixture.model.graph, |_| ()).expect("loads");
+        let blocks = Bindings::new().with(symbols::BLOCKS, BLOCKS);
+        session.allocate_states(&fixture.model.graph, &blocks).expect("fits");
+        let compiled = session.compile(&fixture.model.graph, &["all_logits"]).expect("compiles");
+        Self { session, compiled }
+    }
+
+    /// Logits of the step's tokens.
+    pub fn run(&mut self, sequences: &mut [Sequence], counts: &[usize]) -> Tensor {
+        let (inputs, bindings) = step(sequences, counts);
+        let mut bucket = self.compiled.bucket(&bindings).unwrap_or_else(|e| panic!("{e}"));
+        for (name, tensor) in &inputs {
+            bucket.set(name, tensor).expect("fits");
+        }
+        bucket.submit().expect("runs");
+        bucket.wait().expect("completes");
+        bucket.tensor("all_logits").expect("asked for")
+    }
+}
+
+/// Rows `range` of a matrix.
+pub fn rows(tensor: &Tensor, range: std::ops::Range<usize>) -> Tensor {
+    let width = tensor.shape[1];
+    let values = tensor.floats()[range.start * width..range.end * width].to_vec();
+    Tensor::float(tensor.dtype, &[range.len(), width], values)
+}
+
+/// Matrices below each other.
+pub fn stack(parts: &[Tensor]) -> Tensor {
+    let values: Vec<f64> = parts.iter().flat_map(|p| p.floats().to_vec()).collect();
+    let rows = parts.iter().map(|p| p.shape[0]).sum();
+    Tensor::float(parts[0].dtype, &[rows, parts[0].shape[1]], values)
+}
+
+/// The Euclidean norm of the difference, as a share of that of `want`.
+pub fn relative(got: &[f64], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    norm(&mut got.iter().zip(want).map(|(g, w)| g - w)) / norm(&mut want.iter().copied())
+}
