@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
 use ridge_graph::format;
 
-/// Plans, trains, quantises and serves language models.
+/// Runs language models and tells what they cost.
 #[derive(Debug, Parser)]
 #[command(
     name = "ridge",

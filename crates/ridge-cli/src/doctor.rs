@@ -150,7 +150,9 @@ fn nvidia_rows(nvidia: &Nvidia) -> Vec<Vec<String>> {
     for search in &nvidia.libraries {
         let value = match search {
             LibrarySearch::Found { file, .. } => format!("{} at {}", file.version, file.path.display()),
-            LibrarySearch::Missing { searched, .. } => format!("missing; looked in {} folders", searched.len()),
+            LibrarySearch::Missing { searched, .. } => {
+                format!("missing; looked in {}", count(searched.len(), "folder"))
+            }
         };
         rows.push(vec![search.library().to_string(), value]);
     }
@@ -171,4 +173,80 @@ fn remedies(nvidia: &Nvidia) -> Vec<&str> {
         }
     }
     remedies
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use ridge_hw::gpu::{Gpu, Library, LibraryFile};
+
+    use super::*;
+
+    fn machine(gpus: usize) -> Nvidia {
+        let gpu = |i| Gpu {
+            address: format!("0000:0{i}:00.0"),
+            model: Some("NVIDIA H200".to_owned()),
+            uuid: None,
+            pci_device: None,
+            numa_node: None,
+        };
+        let file = LibraryFile { path: PathBuf::from("/usr/lib/libcuda.so.1"), version: "580.65.06".to_owned() };
+        let missing = |library| LibrarySearch::Missing {
+            library,
+            searched: vec![PathBuf::from("/usr/lib")],
+            remedy: "pip install them".to_owned(),
+        };
+        Nvidia {
+            gpus: (0..gpus).map(gpu).collect(),
+            kernel_module: None,
+            libraries: vec![
+                LibrarySearch::Found { library: Library::Driver, file, others: Vec::new() },
+                missing(Library::Nvrtc),
+                missing(Library::Nccl),
+            ],
+        }
+    }
+
+    #[test]
+    fn one_command_mends_what_is_missing() {
+        assert_eq!(remedies(&machine(1)), ["pip install them"]);
+    }
+
+    #[test]
+    fn nothing_is_to_be_mended_where_there_is_no_gpu() {
+        assert!(remedies(&machine(0)).is_empty());
+    }
+
+    #[test]
+    fn a_gpu_is_shown_with_what_its_maker_specifies() {
+        let text = block(nvidia_rows(&machine(2)));
+        assert!(text.contains("GPU 0000:01:00.0  NVIDIA H200; 131 GiB (specified) of memory"), "{text}");
+        assert!(text.contains("4.8 TB/s (specified)"), "{text}");
+        assert!(text.contains("libcuda.so.1      580.65.06 at /usr/lib/libcuda.so.1"), "{text}");
+        assert!(text.contains("libnccl.so.2      missing; looked in 1 folder"), "{text}");
+    }
+
+    #[test]
+    fn four_times_the_caches_are_read_within_limits() {
+        let mut cpu = Cpu::detect();
+        cpu.memory = None;
+        cpu.allowance.memory_left = None;
+        let l3 = |mib, instances| ridge_hw::cpu::Cache {
+            level: 3,
+            kind: CacheKind::Unified,
+            size: Bytes::from_mib(mib),
+            line: None,
+            shared_by: 8,
+            instances,
+        };
+        for (cache, bytes) in [(l3(8, 1), 256), (l3(32, 4), 512), (l3(384, 2), 2048)] {
+            cpu.caches = vec![cache];
+            // Where the memory that is left is not known, the least is read.
+            assert_eq!(bytes_to_read(&cpu), Bytes::from_mib(bytes).min(LEAST_READ));
+            cpu.memory = Some(ridge_hw::cpu::Memory { total: Bytes::from_gib(64), available: Bytes::from_gib(64) });
+            assert_eq!(bytes_to_read(&cpu), Bytes::from_mib(bytes));
+            cpu.memory = None;
+        }
+    }
 }

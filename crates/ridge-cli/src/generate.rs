@@ -250,9 +250,9 @@ fn object(
         },
         "settings": {
             "random_weights": settings.random_weights,
-            "temperature": settings.sampling.temperature,
+            "temperature": decimal(settings.sampling.temperature),
             "top_k": settings.sampling.top_k,
-            "top_p": settings.sampling.top_p,
+            "top_p": decimal(settings.sampling.top_p),
             "seed": settings.sampling.seed,
             "max_tokens": settings.max_tokens,
             "stop": settings.stops,
@@ -265,4 +265,9 @@ fn object(
             "cache_dtype": settings.model.options.cache.name(),
         },
     })
+}
+
+/// The number as it was typed: 0.8, and not the nearest f32 to seventeen digits.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }

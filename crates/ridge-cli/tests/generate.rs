@@ -99,6 +99,13 @@ fn json_is_all_that_is_printed_and_says_it_all() {
 }
 
 #[test]
+fn defaults_are_told_as_they_are_typed() {
+    let settings = &json(&["generate", "-n", "1", "--json"])["settings"];
+    let told = ["temperature", "top_k", "top_p", "dtype", "cache_dtype"].map(|key| settings[key].to_string());
+    assert_eq!(told, ["0.8", "40", "0.95", "\"f32\"", "\"f32\""]);
+}
+
+#[test]
 fn times_are_told_when_asked_for() {
     let ran = ridge(&["generate", "--greedy", "-v"]);
     assert!(ran.stderr.contains("answer 200 tokens in ") && ran.stderr.contains(" tok/s"), "{}", ran.stderr);
