@@ -42,7 +42,7 @@ A finding is a line `path:line: what is wrong; what to do`. Warnings are marked 
   unfinished  no placeholder macros, no notes to self, no ignored test without a reason
   size        .rs files: warned past 500 lines, refused past 700; no file over 4 MB outside models/
   characters  no trailing whitespace, CRLF or non-ASCII identifiers, no tabs in .rs, .md and .toml, one newline at the
-              end of a file; models/ and tests/data/ are kept byte for byte as they are
+              end of a file; models/, tests/data/ and .jinja files are kept byte for byte as they are
   paths       no absolute path of one machine in any text
   links       relative links in Markdown lead to a file of the repository
 
