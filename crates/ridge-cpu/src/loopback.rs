@@ -76,12 +76,11 @@ impl Collectives for Loopback {
                 }
             }
         });
-        let bytes = if dtype == DType::I64 {
-            ints.iter().flat_map(|x| x.to_le_bytes()).collect()
-        } else if dtype.is_float() {
-            dtype.encode(floats)
-        } else {
-            dtype.encode(ints.into_iter().map(|x| x as f64))
+        let bytes: Vec<u8> = match dtype {
+            _ if dtype.is_float() => dtype.encode(floats),
+            DType::Bool => ints.iter().map(|x| u8::from(*x != 0)).collect(),
+            // Modulo the size.
+            _ => ints.iter().flat_map(|x| x.to_le_bytes().into_iter().take(dtype.size_bytes())).collect(),
         };
         data.copy_from_slice(&bytes);
     }
