@@ -1,5 +1,4 @@
 //! Lowering keeps the meaning of every graph, whatever kernels claim.
-#![allow(unreachable_pub)]
 
 #[path = "common/decoder.rs"]
 mod decoder;

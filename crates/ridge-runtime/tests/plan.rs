@@ -1,6 +1,5 @@
 //! A plan is followed launch by launch over simulated memory, in which every cache line says which value it holds: a
 //! launch must find each of its operands whole, as the graph means it, and write no place that it reads.
-#![allow(unreachable_pub)]
 
 #[path = "common/decoder.rs"]
 mod decoder;

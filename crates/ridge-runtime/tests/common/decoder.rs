@@ -1,7 +1,7 @@
 //! A small decoder, written by hand: a token's embedding, two calls of one layer with grouped-query attention over a
 //! paged cache and a gated MLP, logits and the next token. It has a function, weights plain and stored in a format,
 //! states, step inputs, symbols and an op of each kind that serving needs.
-#![allow(dead_code)] // each test binary uses its part
+#![allow(dead_code, unreachable_pub)] // each test binary uses its part
 
 use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};

@@ -1,0 +1,115 @@
+//! In the steady state nothing is allocated: a decoder's steps run over memory that binding took once.
+
+#[path = "../../ridge-runtime/tests/common/decoder.rs"]
+mod decoder;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use decoder::{Step, decoder};
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::{DType, Role, Value};
+use ridge_runtime::{Bucket, Session, WeightData};
+
+/// Counts what it passes on to the system.
+struct Counting;
+
+static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+static BYTES: AtomicUsize = AtomicUsize::new(0);
+
+fn count(bytes: usize) {
+    ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
+    BYTES.fetch_add(bytes, Ordering::SeqCst);
+}
+
+// SAFETY: every call is passed on unchanged.
+#[allow(unsafe_code)]
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size());
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        count(size);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.realloc(ptr, layout, size) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One test, since others in this binary would allocate meanwhile.
+#[test]
+fn a_thousand_steps_allocate_nothing_and_buckets_share_their_workspace() {
+    for threads in [1, 2] {
+        let graph = decoder(DType::BF16, true).expect("builds");
+        let options = CpuOptions { threads: Some(threads), ..CpuOptions::default() };
+        let mut session = Session::new(Arc::new(Cpu::new(options).expect("threads start")));
+        let step = Step::new(&[(3, 4), (7, 1)], 1);
+        for arg in graph.args(Role::Weight) {
+            let parts = match step.value(arg) {
+                Value::Plain(tensor) => vec![WeightData::Owned(tensor.to_bytes())],
+                Value::Stored { components, .. } => {
+                    components.iter().map(|c| WeightData::Owned(c.to_bytes())).collect()
+                }
+            };
+            session.load(&arg.name, &arg.ty, parts).expect("loads");
+        }
+        session.allocate_states(&graph, &step.bindings).expect("allocates");
+        let compiled = session.compile(&graph, &["logits", "next"]).expect("compiles");
+        let inputs: Vec<Vec<u8>> =
+            compiled.graph().args(Role::StepInput).map(|arg| step.value(arg).tensor().to_bytes()).collect();
+        let run = |bucket: &mut Bucket| {
+            for (i, bytes) in inputs.iter().enumerate() {
+                bucket.input(i).copy_from_slice(bytes);
+            }
+            bucket.submit().expect("runs");
+            while !bucket.poll().expect("runs") {
+                std::hint::spin_loop();
+            }
+            bucket.output(0)[0]
+        };
+
+        let (mut bucket, taken_first) = taken(&|| compiled.bucket(&step.bindings).expect("binds"));
+        let first = run(&mut bucket);
+        for _ in 0..200 {
+            run(&mut bucket);
+        }
+        let before = ALLOCATIONS.load(Ordering::SeqCst);
+        for _ in 0..1000 {
+            assert_eq!(run(&mut bucket), first);
+        }
+        let allocations = ALLOCATIONS.load(Ordering::SeqCst) - before;
+        // A worker's scratch memory may grow once for each kind of kernel, when it first comes to run it.
+        let allowed = if threads == 1 { 0 } else { 20 };
+        assert!(allocations <= allowed, "{allocations} allocations in 1000 steps on {threads} threads");
+
+        // A second bucket of the size needs no workspace of its own.
+        let (other, second) = taken(&|| compiled.bucket(&step.bindings).expect("binds"));
+        let workspace = compiled.workspace_bytes(&step.bindings).expect("bound");
+        assert!(workspace > 0 && taken_first >= second + workspace, "{taken_first}, then {second}, of {workspace}");
+        drop(other);
+    }
+}
+
+/// What `make` gives, and the bytes that it allocated.
+fn taken<T>(make: &dyn Fn() -> T) -> (T, usize) {
+    let before = BYTES.load(Ordering::SeqCst);
+    let made = make();
+    (made, BYTES.load(Ordering::SeqCst) - before)
+}
