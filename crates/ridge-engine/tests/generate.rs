@@ -1,0 +1,300 @@
+//! The embedded model through the engine on the CPU: the text it must give, and that nothing but the request decides
+//! about it.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream};
+use ridge_models::embedded::STORIES_260K;
+use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource, llama};
+use ridge_runtime::{Backend, Session, late::Late};
+
+/// Tokens of `expected_greedy`.
+const TOKENS: usize = 200;
+const OPTIONS: EngineOptions = EngineOptions { context: 512, sequences: 2, chunk: 512 };
+
+fn cpu(threads: usize) -> Arc<dyn Backend> {
+    Arc::new(Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("starts"))
+}
+
+fn tokenizer() -> Tokenizer {
+    ModelFiles::open(None).and_then(|f| f.tokenizer()).expect("embedded")
+}
+
+fn model() -> (Model, WeightSource) {
+    let files = ModelFiles::open(None).expect("embedded");
+    let config = files.llama_config().expect("is supported");
+    let mut model = llama(&config, &BuildOptions::default()).expect("builds");
+    let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
+    model.graph = source.retype(&model.graph, None).expect("fits");
+    (model, source)
+}
+
+fn try_engine(backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Engine, EngineError> {
+    let (model, source) = model();
+    let mut session = Session::new(backend);
+    source.load(&mut session, &model.graph, |_| ()).expect("loads");
+    Engine::new(session, &model, options)
+}
+
+fn engine_on(backend: Arc<dyn Backend>, options: EngineOptions) -> Engine {
+    try_engine(backend, options).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn engine(options: EngineOptions) -> Engine {
+    engine_on(cpu(1), options)
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> Request {
+    Request { prompt: prompt.to_vec(), sampling: Sampling::GREEDY, max_tokens, stop_tokens: Vec::new() }
+}
+
+fn generate(engine: &mut Engine, request: &Request) -> Generated {
+    engine.generate(request, |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The tokens that greedily follow the begin token.
+fn greedy(count: usize) -> Vec<u32> {
+    generate(&mut engine(OPTIONS), &request(&[1], count)).tokens
+}
+
+fn warm(seed: u64) -> Sampling {
+    Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed }
+}
+
+#[test]
+fn the_greedy_text_is_the_published_one_on_any_number_of_threads() {
+    let tokenizer = tokenizer();
+    let expected = STORIES_260K.expected_greedy.strip_suffix('\n').expect("the file ends a line");
+    for threads in [1, 2] {
+        let mut engine = engine_on(cpu(threads), OPTIONS);
+        let mut text = TextStream::new(&tokenizer, &[]);
+        text.skip(&[1]).expect("decodes");
+        let mut streamed = String::new();
+        let generated = engine.generate(&request(&[1], TOKENS), |token| {
+            streamed.push_str(&text.push(token).expect("decodes"));
+            ControlFlow::Continue(())
+        });
+        let generated = generated.unwrap_or_else(|e| panic!("{e}"));
+        streamed.push_str(&text.finish().expect("decodes"));
+        assert_eq!(streamed, expected, "{threads} threads");
+        assert_eq!(tokenizer.decode(&generated.tokens, true).expect("decodes").trim_start(), expected.trim_start());
+        assert_eq!((generated.tokens.len(), generated.finish), (TOKENS, Finish::Length));
+    }
+}
+
+#[test]
+fn a_prompt_that_begins_the_answer_is_continued_as_it_whatever_its_chunks() {
+    let answer = greedy(TOKENS);
+    let prompt: Vec<u32> = [1].into_iter().chain(answer[..130].iter().copied()).collect();
+    for chunk in [1, 3, 64, 512] {
+        for threads in [1, 2] {
+            let mut engine = engine_on(cpu(threads), EngineOptions { chunk, ..OPTIONS });
+            let rest = generate(&mut engine, &request(&prompt, TOKENS - 130)).tokens;
+            assert_eq!(rest, answer[130..], "chunks of {chunk} on {threads} threads");
+        }
+    }
+}
+
+#[test]
+fn a_device_that_completes_late_gives_the_same_tokens() {
+    let answer = greedy(40);
+    for polls in [0, 3] {
+        let mut engine = engine_on(Arc::new(Late::new(cpu(2), polls)), EngineOptions { chunk: 7, ..OPTIONS });
+        let prompt: Vec<u32> = [1].into_iter().chain(answer[..20].iter().copied()).collect();
+        assert_eq!(generate(&mut engine, &request(&prompt, 20)).tokens, answer[20..]);
+    }
+}
+
+/// A sequence that is driven step by step.
+struct Running {
+    id: SequenceId,
+    next: Vec<u32>,
+    tokens: Vec<u32>,
+}
+
+impl Running {
+    fn start(engine: &mut Engine, request: &Request) -> Self {
+        Self { id: engine.start(request.sampling).expect("a row"), next: request.prompt.clone(), tokens: Vec::new() }
+    }
+
+    fn took(&mut self, token: u32) {
+        self.tokens.push(token);
+        self.next = vec![token];
+    }
+}
+
+fn step(engine: &mut Engine, running: &mut [&mut Running]) {
+    let mut next = Vec::new();
+    let work: Vec<(SequenceId, &[u32])> = running.iter().map(|r| (r.id, &r.next[..])).collect();
+    engine.step(&work, true, &mut next).unwrap_or_else(|e| panic!("{e}"));
+    for (r, token) in running.iter_mut().zip(next) {
+        r.took(token);
+    }
+}
+
+#[test]
+fn interleaved_sequences_give_the_tokens_that_they_give_alone() {
+    let tokenizer = tokenizer();
+    let prompts = ["Once upon a time, there was a dog", "Lily and Tim went to the park. They saw a big"];
+    let prompts = prompts.map(|p| tokenizer.encode(p, true).expect("encodes"));
+    for samplings in [[Sampling::GREEDY; 2], [warm(5), warm(5)], [warm(1), Sampling::GREEDY]] {
+        let requests: Vec<Request> =
+            prompts.iter().zip(samplings).map(|(p, sampling)| Request { sampling, ..request(p, 30) }).collect();
+        let alone: Vec<Vec<u32>> = requests.iter().map(|r| generate(&mut engine(OPTIONS), r).tokens).collect();
+        assert_ne!(alone[0], alone[1]);
+
+        let mut engine = engine_on(cpu(2), OPTIONS);
+        let free = engine.free_blocks();
+        let mut first = Running::start(&mut engine, &requests[0]);
+        for _ in 0..4 {
+            step(&mut engine, &mut [&mut first]);
+        }
+        // The second one's prompt shares a step with a token of the first, and then they change places.
+        let mut second = Running::start(&mut engine, &requests[1]);
+        assert_eq!(engine.start(Sampling::GREEDY), None, "there are two rows");
+        step(&mut engine, &mut [&mut first, &mut second]);
+        step(&mut engine, &mut [&mut second]);
+        for i in 0..20 {
+            if i % 3 == 0 {
+                step(&mut engine, &mut [&mut second, &mut first]);
+            } else {
+                step(&mut engine, &mut [&mut first, &mut second]);
+            }
+        }
+        assert_eq!(first.tokens, alone[0][..25]);
+        assert_eq!(second.tokens, alone[1][..22]);
+
+        // A row and blocks that were used before make no difference.
+        engine.end(first.id);
+        let mut again = Running::start(&mut engine, &requests[0]);
+        for _ in 0..8 {
+            step(&mut engine, &mut [&mut second, &mut again]);
+        }
+        assert_eq!((&again.tokens[..], &second.tokens[..]), (&alone[0][..8], &alone[1][..]));
+        engine.end(second.id);
+        engine.end(again.id);
+        assert_eq!(engine.free_blocks(), free);
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_text_again_and_another_seed_another() {
+    let tokens = |chunk, seed| {
+        let mut engine = engine(EngineOptions { chunk, ..OPTIONS });
+        let request = Request { sampling: warm(seed), ..request(&[1, 403, 407, 261], 60) };
+        generate(&mut engine, &request).tokens
+    };
+    let first = tokens(512, 7);
+    assert_eq!(tokens(1, 7), first);
+    assert_ne!(tokens(512, 8), first);
+    // A seed of more than 63 bits is a key like any other.
+    assert_eq!(tokens(512, u64::MAX), tokens(3, u64::MAX));
+}
+
+#[test]
+fn sampling_from_the_likeliest_token_alone_is_greedy() {
+    let answer = greedy(30);
+    for sampling in [Sampling { top_k: 1, ..warm(3) }, Sampling { top_p: 1e-6, ..warm(3) }] {
+        assert_eq!(generate(&mut engine(OPTIONS), &Request { sampling, ..request(&[1], 30) }).tokens, answer);
+    }
+}
+
+#[test]
+fn an_answer_ends_where_it_is_told_to() {
+    let answer = greedy(40);
+    let mut engine = engine(EngineOptions { context: 30, ..OPTIONS });
+    let free = engine.free_blocks();
+    assert_eq!(generate(&mut engine, &request(&[1], 0)), Generated { tokens: vec![], finish: Finish::Length });
+
+    let full = generate(&mut engine, &request(&[1], 100));
+    assert_eq!((full.tokens, full.finish), (answer[..29].to_vec(), Finish::Context));
+
+    // A token that comes for the first time.
+    let at = (5..29).find(|i| !answer[..*i].contains(&answer[*i])).expect("texts have new tokens");
+    let stopped = generate(&mut engine, &Request { stop_tokens: vec![answer[at]], ..request(&[1], 100) });
+    assert_eq!((stopped.tokens, stopped.finish), (answer[..at].to_vec(), Finish::Stop));
+
+    let mut left = 3;
+    let cancelled = engine.generate(&request(&[1], 100), |_| {
+        left -= 1;
+        if left == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    let cancelled = cancelled.expect("runs");
+    assert_eq!((cancelled.tokens, cancelled.finish), (answer[..3].to_vec(), Finish::Cancelled));
+    assert_eq!(engine.free_blocks(), free, "every block is free again");
+}
+
+#[test]
+fn requests_that_cannot_run_say_why_and_take_nothing() {
+    let mut engine = engine(EngineOptions { context: 20, ..OPTIONS });
+    let free = engine.free_blocks();
+    let refuse = |engine: &mut Engine, request: &Request| {
+        let error = engine.generate(request, |_| panic!("no token may come")).expect_err("refused");
+        error.to_string()
+    };
+    let long = refuse(&mut engine, &request(&[1; 20], 5));
+    assert!(long.contains("20 tokens and the context holds 20") && long.contains("--context"), "{long}");
+    let unknown = refuse(&mut engine, &request(&[1, 512], 5));
+    assert!(unknown.contains("token 512 ") && unknown.contains("vocabulary of 512"), "{unknown}");
+    let empty = refuse(&mut engine, &request(&[], 5));
+    assert!(empty.contains("give a prompt"), "{empty}");
+    let sampling = Sampling { temperature: -1.0, ..Sampling::GREEDY };
+    let cold = refuse(&mut engine, &Request { sampling, ..request(&[1], 5) });
+    assert!(cold.starts_with("temperature = -1"), "{cold}");
+
+    let held = [engine.start(Sampling::GREEDY), engine.start(Sampling::GREEDY)];
+    let busy = refuse(&mut engine, &request(&[1], 5));
+    assert!(busy.starts_with("sequences = 2"), "{busy}");
+    held.into_iter().flatten().for_each(|id| engine.end(id));
+
+    // What fits exactly still runs.
+    assert_eq!(generate(&mut engine, &request(&[1; 19], 5)).finish, Finish::Context);
+    assert_eq!(engine.free_blocks(), free);
+}
+
+#[test]
+fn a_step_that_does_not_fit_the_cache_changes_nothing() {
+    let answer = greedy(40);
+    let mut engine = engine(EngineOptions { context: 32, ..OPTIONS });
+    let mut running = Running::start(&mut engine, &request(&[1], 40));
+    for _ in 0..10 {
+        step(&mut engine, &mut [&mut running]);
+    }
+    let other = engine.start(Sampling::GREEDY).expect("a row");
+    let free = engine.free_blocks();
+    let mut next = vec![9];
+    let too_many = [(running.id, &answer[9..10]), (other, &[1; 33][..])];
+    let error = engine.step(&too_many, true, &mut next).expect_err("32 fit");
+    assert!(matches!(error, EngineError::CacheFull { tokens: 33 }), "{error}");
+    assert_eq!((engine.free_blocks(), next.len()), (free, 0));
+    engine.end(other);
+    for _ in 0..22 {
+        step(&mut engine, &mut [&mut running]);
+    }
+    assert_eq!(running.tokens, answer[..32]);
+    let error = engine.step(&[(running.id, &answer[31..32])], true, &mut next).expect_err("it is full");
+    assert!(matches!(error, EngineError::CacheFull { tokens: 1 }), "{error}");
+
+    let id = running.id;
+    engine.end(id);
+    let error = engine.step(&[(id, &[1])], true, &mut next).expect_err("it has ended").to_string();
+    assert_eq!(error, "sequence = 0: is not running");
+}
+
+#[test]
+fn an_engine_that_cannot_be_names_the_setting() {
+    let refuse = |options| try_engine(cpu(1), options).err().expect("refused").to_string();
+    assert_eq!(
+        refuse(EngineOptions { context: 513, ..OPTIONS }),
+        "context = 513: the model was made for at most 512 tokens"
+    );
+    for (name, options) in [
+        ("context", EngineOptions { context: 0, ..OPTIONS }),
+        ("sequences", EngineOptions { sequences: 0, ..OPTIONS }),
+        ("chunk", EngineOptions { chunk: 0, ..OPTIONS }),
+    ] {
+        assert_eq!(refuse(options), format!("{name} = 0: must be at least 1"));
+    }
+}
