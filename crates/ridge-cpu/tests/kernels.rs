@@ -1,0 +1,147 @@
+//! Results of hand-written kernels depend on a row's own values and position alone: not on the rows beside it, on
+//! threads, or on where a prompt is cut.
+
+mod common;
+
+use common::{poisoned, run};
+use ridge_graph::format::Q8_0;
+use ridge_graph::ops::PagedAttention;
+use ridge_graph::sample::Rng;
+use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Sym, Tensor, Type, Value, uniform};
+
+/// Rows `rows` of a tensor.
+fn rows(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
+    let row = tensor.len() / tensor.shape[0] * tensor.dtype.size_bytes();
+    let shape = [&[rows.len()], &tensor.shape[1..]].concat();
+    Tensor::from_bytes(tensor.dtype, &shape, &tensor.to_bytes()[rows.start * row..rows.end * row])
+}
+
+/// Requires that output 0 for some rows of the inputs named `by_row` is those rows of the output for all of them.
+fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_row: &[&str], cuts: &[usize]) {
+    let total = values(by_row[0]).tensor().shape[0];
+    let part = |range: std::ops::Range<usize>, threads: usize| {
+        let value = |arg: &Arg| match values(&arg.name) {
+            Value::Plain(tensor) if by_row.contains(&&*arg.name) => Value::Plain(rows(&tensor, range.clone())),
+            value => value,
+        };
+        run(&poisoned(threads), graph, &Bindings::new().with(symbol, range.len()), &value).expect("runs").remove(0)
+    };
+    let whole = part(0..total, 1);
+    for threads in [2, 3] {
+        assert_eq!(part(0..total, threads).to_bytes(), whole.to_bytes(), "{threads} threads");
+    }
+    for cut in cuts.windows(2) {
+        let range = cut[0]..cut[1];
+        let got = part(range.clone(), 1 + cut[0] % 3);
+        assert_eq!(got.to_bytes(), rows(&whole, range.clone()).to_bytes(), "rows {range:?} of {total}");
+    }
+}
+
+#[test]
+fn a_product_is_the_same_for_one_row_and_for_many() {
+    let q8 = FormatRef::new(Q8_0);
+    for (inner, columns) in [(8, 5), (33, 40), (64, 37), (172, 64), (1056, 50)] {
+        for (dtype, stored) in [
+            (DType::F32, None),
+            (DType::BF16, None),
+            (DType::F16, None),
+            (DType::F8E4M3, None),
+            (DType::F8E5M2, None),
+            (DType::F32, Some(&q8)),
+        ] {
+            if stored.is_some() && inner % Q8_0::BLOCK != 0 {
+                continue;
+            }
+            let mut rng = Rng::new(inner as u64);
+            let (x, w) = (rng.normal(DType::F32, &[75, inner]), rng.normal(dtype, &[columns, inner]));
+            let w = stored.map_or_else(|| Value::Plain(w.clone()), |format| Value::stored(&w, format));
+            let mut g = Builder::new();
+            let input = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), inner.into()])).unwrap();
+            let weight = g.weight("w", w.ty()).unwrap();
+            let y = g.linear(input, weight).unwrap();
+            let graph = g.finish(vec![("y".into(), y)]).unwrap();
+            let values = |name: &str| if name == "x" { Value::Plain(x.clone()) } else { w.clone() };
+            cuts_agree(&graph, "rows", &values, &["x"], &[0, 1, 2, 4, 7, 11, 16, 25, 74, 75]);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
+    // Beyond a span of 512 positions; heads of whole and of broken vectors; groups of one and of several heads.
+    for (heads, kv_heads, dim, block_size, cache) in [
+        (4, 2, 24, 16, DType::F32),
+        (2, 2, 64, 16, DType::BF16),
+        (4, 1, 8, 7, DType::F32),
+        (3, 1, 80, 32, DType::F8E4M3),
+    ] {
+        let tokens = 533usize;
+        let blocks = tokens.div_ceil(block_size);
+        let mut rng = Rng::new(dim as u64);
+        let q = rng.normal(DType::F32, &[tokens, heads, dim]);
+        let kv = rng.normal(cache, &[blocks + 1, 2, kv_heads, block_size, dim]);
+        let table = Tensor::int(DType::I32, &[1, blocks], (0..blocks as i64).rev().collect());
+        let mut g = Builder::new();
+        let count = Dim::sym("tokens");
+        let ids = Type::tensor(DType::I32, [&count]);
+        let x = g.step_input("q", Type::tensor(DType::F32, [count, heads.into(), dim.into()])).unwrap();
+        let state = g.state("kv", Type { state: true, ..kv.ty() }).unwrap();
+        let table_input = g.step_input("table", table.ty()).unwrap();
+        let seq_ids = g.step_input("seq_ids", ids.clone()).unwrap();
+        let positions = g.step_input("positions", ids).unwrap();
+        let op = PagedAttention { scale: 0.3, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+        let y = g.attention(x, state, table_input, seq_ids, positions, op).unwrap();
+        let graph = g.finish(vec![("y".into(), y)]).unwrap();
+        let values = |name: &str| {
+            Value::Plain(match name {
+                "q" => q.clone(),
+                "kv" => kv.clone(),
+                "table" => table.clone(),
+                "seq_ids" => Tensor::int(DType::I32, &[tokens], vec![0; tokens]),
+                _ => Tensor::int(DType::I32, &[tokens], (0..tokens as i64).collect()),
+            })
+        };
+        let cuts = [0, 1, 3, 20, 37, 500, 509, 511, 512, 513, 514, 520, 532, 533];
+        cuts_agree(&graph, "tokens", &values, &["q", "seq_ids", "positions"], &cuts);
+    }
+}
+
+/// Tokens sampled from equal logits, one a seed, and the random number that each came from.
+fn of_equals(vocab: usize, top_k: i64, top_p: f64) -> Vec<(usize, f64)> {
+    let n = 50;
+    let mut g = Builder::new();
+    let column = |dtype| Type::tensor(dtype, [n]);
+    let names = ["temperature", "top_k", "top_p", "seed", "sequence", "position"];
+    let types = [DType::F32, DType::I32, DType::F32, DType::I64, DType::I64, DType::I64];
+    let logits = g.step_input("logits", Type::tensor(DType::F32, [n, vocab])).unwrap();
+    let keys: Vec<_> =
+        names.iter().zip(types).map(|(name, dtype)| g.step_input(name, column(dtype)).unwrap()).collect();
+    let token = g.sample_token(logits, keys[0], keys[1], keys[2], keys[3], keys[4], keys[5]).unwrap();
+    let graph = g.finish(vec![("token".into(), token)]).unwrap();
+    let value = |arg: &Arg| {
+        Value::Plain(match &*arg.name {
+            "logits" => Tensor::float(DType::F32, &[n, vocab], vec![-3.5; n * vocab]),
+            "temperature" => Tensor::float(DType::F32, &[n], vec![0.7; n]),
+            "top_p" => Tensor::float(DType::F32, &[n], vec![top_p; n]).rounded(),
+            "top_k" => Tensor::int(DType::I32, &[n], vec![top_k; n]),
+            "seed" => Tensor::int(DType::I64, &[n], (0..n as i64).collect()),
+            _ => Tensor::int(DType::I64, &[n], vec![3; n]),
+        })
+    };
+    let tokens = run(&poisoned(2), &graph, &Bindings::new(), &value).expect("runs").remove(0);
+    let u = (0..n as i64).map(|seed| f64::from(uniform(seed, 0, 3, 3, 0)));
+    tokens.ints().iter().map(|t| *t as usize).zip(u).collect()
+}
+
+#[test]
+fn of_equal_logits_each_token_is_as_likely_and_smaller_ids_come_first() {
+    for (token, u) in of_equals(40_000, 0, 1.0) {
+        assert_eq!(token, (u * 40_000.0) as usize);
+    }
+    for (token, u) in of_equals(40_000, 1000, 1.0) {
+        assert_eq!(token, (u * 1000.0) as usize);
+    }
+    for (token, u) in of_equals(40_000, 0, 0.25) {
+        assert_eq!(token, (u * 10_000.0) as usize);
+    }
+}
