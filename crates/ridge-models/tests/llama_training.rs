@@ -5,19 +5,17 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{BLOCKS, Expected, Fixture, SHUFFLED, Sequence, empty_state, find, relative, step};
-use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::grad::{Differentiated, float_weights, gradient};
-use ridge_graph::ops::AdamW;
-use ridge_graph::sample::Rng;
-use ridge_graph::{
-    Arg, Bindings, DType, Graph, GraphError, Op, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate,
+use common::{
+    BLOCKS, Expected, Fixture, SHUFFLED, Sequence, empty_state, find, loss_graph, relative, step, training_step,
 };
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::grad::{float_weights, gradient};
+use ridge_graph::sample::Rng;
+use ridge_graph::{Arg, Bindings, DType, Graph, Op, Precision, Role, Tensor, Value, conformance, evaluate};
 use ridge_models::{symbols, with_loss};
 use ridge_runtime::{Backend, Session, lower};
 
 const STEPS: usize = 20;
-const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 const LR: f64 = 1e-2;
 
 type Named<T> = Vec<(String, T)>;
@@ -54,31 +52,6 @@ fn scalar(value: f64) -> Tensor {
 
 fn expected() -> Expected {
     Expected::open("training/adamw20.safetensors")
-}
-
-/// The mean loss over the batch's targets, as an output of the model's own graph.
-fn loss_graph(fixture: &Fixture) -> Graph {
-    let mut graph = with_loss(&fixture.model.graph).expect("has logits");
-    ridge_graph::passes::prune(&mut graph, &["loss"]).expect("has it");
-    graph
-}
-
-/// A training step: the loss, and updates of all weights and their moments, which are states.
-fn training_step(loss: &Graph) -> Result<Graph, GraphError> {
-    let mut step = Differentiated::training(loss, "loss", &float_weights(loss))?;
-    let scalar = Type::tensor(DType::F32, Shape::default());
-    let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);
-    for p in step.parameters.clone() {
-        let ty = step.g.ty(p.value)?.clone();
-        let names = [p.name.clone(), format!("adamw.m.{}", p.name), format!("adamw.v.{}", p.name)];
-        let (m, v) = (step.g.state(&names[1], ty.clone())?, step.g.state(&names[2], ty)?);
-        let (m, v) = (step.g.state_read(m)?, step.g.state_read(v)?);
-        let next = step.g.composite(ADAMW, &[p.value, p.gradient, m, v, lr, count])?;
-        for (name, value) in names.iter().zip(next) {
-            step.update(name, value)?;
-        }
-    }
-    step.finish(Vec::new())
 }
 
 fn value(fixture: &Fixture, batch: &Batch, inputs: &Named<Tensor>, arg: &Arg) -> Option<Value> {

@@ -6,8 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, evaluate, passes};
-use ridge_models::{BuildOptions, Checkpoint, LlamaConfig, Model, ModelFiles, WeightSource, llama, symbols};
+use ridge_graph::grad::{Differentiated, float_weights};
+use ridge_graph::ops::AdamW;
+use ridge_graph::{
+    Arg, Bindings, DType, Graph, GraphError, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
+};
+use ridge_models::{BuildOptions, Checkpoint, LlamaConfig, Model, ModelFiles, WeightSource, llama, symbols, with_loss};
 use ridge_runtime::{Backend, Compiled, Session, lower};
 use safetensors::SafeTensors;
 
@@ -226,6 +230,28 @@ impl OnCpu {
     }
 }
 
+/// Logits of the prompt by plain implementations in the graph's own precision, which sum in different orders.
+pub fn plain_logits(fixture: &Fixture) -> Vec<Tensor> {
+    let tokens = fixture.prompt();
+    let by = |precision| {
+        let mut sequence = [Sequence::new(&tokens, &SHUFFLED[0])];
+        Evaluated::new(fixture, precision).run(&mut sequence, &[tokens.len()])
+    };
+    let orders = (1..4).map(Precision::Reordered);
+    [Precision::Rounded].into_iter().chain(orders).map(by).collect()
+}
+
+/// Holds `got` to the rule of tolerance: each row beside the largest error that torch and other plain implementations
+/// make in it, and all rows together beside torch alone, whose luck with one row does not show there. Gives the share
+/// of what torch alone allows.
+pub fn judge(what: &str, got: &Tensor, torch: &Tensor, others: &[Tensor], exact: &Tensor) -> f64 {
+    let plains: Vec<&Tensor> = [torch].into_iter().chain(others).collect();
+    conformance::near(got, &plains, exact).unwrap_or_else(|why| panic!("{what}{why}"));
+    let one_row = |t: &Tensor| Tensor { shape: vec![t.len()], ..t.clone() };
+    let (got, torch, exact) = (one_row(got), one_row(torch), one_row(exact));
+    conformance::near(&got, &[&torch], &exact).unwrap_or_else(|why| panic!("{what}, all rows{why}"))
+}
+
 /// Rows `range` of a matrix.
 pub fn rows(tensor: &Tensor, range: std::ops::Range<usize>) -> Tensor {
     let width = tensor.shape[1];
@@ -245,4 +271,31 @@ pub fn relative(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
     norm(&mut got.iter().zip(want).map(|(g, w)| g - w)) / norm(&mut want.iter().copied())
+}
+
+/// The mean loss over a batch's targets, as the one output of the model's own graph.
+pub fn loss_graph(fixture: &Fixture) -> Graph {
+    let mut graph = with_loss(&fixture.model.graph).expect("has logits");
+    passes::prune(&mut graph, &["loss"]).expect("has it");
+    graph
+}
+
+const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+
+/// A training step: the loss, and updates of all weights and their moments, which are states.
+pub fn training_step(loss: &Graph) -> Result<Graph, GraphError> {
+    let mut step = Differentiated::training(loss, "loss", &float_weights(loss))?;
+    let scalar = Type::tensor(DType::F32, Shape::default());
+    let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);
+    for p in step.parameters.clone() {
+        let ty = step.g.ty(p.value)?.clone();
+        let names = [p.name.clone(), format!("adamw.m.{}", p.name), format!("adamw.v.{}", p.name)];
+        let (m, v) = (step.g.state(&names[1], ty.clone())?, step.g.state(&names[2], ty)?);
+        let (m, v) = (step.g.state_read(m)?, step.g.state_read(v)?);
+        let next = step.g.composite(ADAMW, &[p.value, p.gradient, m, v, lr, count])?;
+        for (name, value) in names.iter().zip(next) {
+            step.update(name, value)?;
+        }
+    }
+    step.finish(Vec::new())
 }
