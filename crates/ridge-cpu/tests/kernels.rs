@@ -89,7 +89,7 @@ fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
         let table_input = g.step_input("table", table.ty()).unwrap();
         let seq_ids = g.step_input("seq_ids", ids.clone()).unwrap();
         let positions = g.step_input("positions", ids).unwrap();
-        let op = PagedAttention { scale: 0.3, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+        let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
         let y = g.attention(x, state, table_input, seq_ids, positions, op).unwrap();
         let graph = g.finish(vec![("y".into(), y)]).unwrap();
         let values = |name: &str| {

@@ -51,7 +51,7 @@ fn attention(g: &mut Builder, h: Var) -> Result<Var> {
     let kv = g.state("kv", Type::state(DType::F32, cache))?;
     let kv = g.kv_write(kv, k, v, slots)?;
     let scale = 1.0 / (HEAD as f64).sqrt();
-    let op = PagedAttention { scale, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+    let op = PagedAttention::new(scale, Sym::new("pairs"), Sym::new("cached"));
     let a = g.attention(q, kv, table, ids, positions, op)?;
     let a = g.reshape(a, [TOKENS, HEADS * HEAD])?;
     linear(g, "o_proj", a, HIDDEN, HEADS * HEAD)

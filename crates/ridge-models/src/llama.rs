@@ -7,7 +7,7 @@ use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
 use crate::config::{LlamaConfig, RopeScaling};
 use crate::model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv};
 
-/// Builds the graph of `config`, with every weight as plain f32; [`crate::weights`] gives them the storage that a
+/// Builds the graph of `config`, with every weight as plain f32; `weights.rs` gives them the storage that a
 /// checkpoint has.
 ///
 /// # Errors
@@ -89,7 +89,7 @@ fn attention(
     let kv = g.state("kv", paged_kv(kv_heads, dim, options))?;
     let kv = g.kv_write(kv, k, v, slots)?;
     let (pairs, cached) = attention_symbols();
-    let op = PagedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs, cached };
+    let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), pairs, cached);
     let a = g.attention(q, kv, step.block_table, step.seq_ids, positions, op)?;
     let a = g.reshape(a, [tokens, (heads * dim).into()])?;
     linear(g, "o_proj", a, heads * dim, hidden, bias)

@@ -6,7 +6,8 @@
 //! A softmax goes over spans of [`SPAN`] positions, counted from position 0: scores of a span, its largest, its
 //! exponentials and their sum, then values weighed by them, with what came before scaled to the new largest (Milakov and
 //! Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention", algorithm 1). Within
-//! a span keys come in order. So a token's bits depend on its own position, never on the tokens beside it.
+//! a span keys come in order. So a token's bits depend on its own position, never on the tokens beside it. With a window
+//! the spans before it are passed over, and keys before it in its first span weigh nothing.
 
 use std::ops::Range;
 
@@ -34,6 +35,8 @@ const TOKENS: usize = 8;
 
 struct Attention {
     scale: f32,
+    window: Option<usize>,
+    softcap: Option<f32>,
     tokens: usize,
     heads: usize,
     kv_heads: usize,
@@ -54,6 +57,8 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     let [q, kv, table, ..] = &spec.inputs[..] else { return Err("attention takes five inputs".into()) };
     Ok(Box::new(Attention {
         scale: op.scale as f32,
+        window: op.window,
+        softcap: op.softcap.map(|cap| cap as f32),
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: kv.shape[2],
@@ -73,8 +78,10 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
 struct Rows {
     tokens: Range<usize>,
     sequence: usize,
-    /// Keys that the first of them sees; each sees one more than the one before.
+    /// Where the keys end that the first of them sees; those of each end one later than those of the one before.
     seen: usize,
+    /// Position of the first of them.
+    position: usize,
 }
 
 /// What is kept for the rows of a piece, one for each token and query head of the group, in this order.
@@ -98,7 +105,8 @@ impl Kernel for Attention {
 
     fn nanos_per_piece(&self) -> f64 {
         // Half the context, for want of knowing.
-        let pairs = self.together * self.group() * (self.table * self.block_size).div_ceil(2);
+        let keys = (self.table * self.block_size).div_ceil(2);
+        let pairs = self.together * self.group() * self.window.map_or(keys, |window| keys.min(window));
         100.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.05)
     }
 
@@ -154,12 +162,12 @@ impl Attention {
         match (usize::try_from(ids[first]), usize::try_from(positions[first])) {
             // Beyond the table there are no keys, so what is there sees as much as the next, not one more.
             (Ok(sequence), Ok(position)) if sequence < self.sequences && position + (end - first) <= keys => {
-                Rows { tokens: first..end, sequence, seen: position + 1 }
+                Rows { tokens: first..end, sequence, seen: position + 1, position }
             }
             (Ok(sequence), Ok(position)) if sequence < self.sequences => {
-                Rows { tokens: first..first + 1, sequence, seen: keys.min(position + 1) }
+                Rows { tokens: first..first + 1, sequence, seen: keys.min(position + 1), position }
             }
-            _ => Rows { tokens: first..first + 1, sequence: 0, seen: 0 },
+            _ => Rows { tokens: first..first + 1, sequence: 0, seen: 0, position: 0 },
         }
     }
 
@@ -178,12 +186,13 @@ impl Attention {
         state.largest[..count].fill(f32::NEG_INFINITY);
         state.total[..count].fill(0.0);
         let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
-        for from in (0..most).step_by(SPAN) {
+        let start = self.start(rows, 0) / SPAN * SPAN;
+        for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);
             simd::with_element!(self.cache, T => {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
-                soften(rows, group, from, state, vectors);
+                self.soften(rows, group, from, state, vectors);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
                 });
@@ -248,6 +257,36 @@ impl Attention {
         }
     }
 
+    /// The first position that token `nth` of `rows` sees.
+    fn start(&self, rows: &Rows, nth: usize) -> usize {
+        self.window.map_or(0, |window| (rows.position + nth + 1).saturating_sub(window))
+    }
+
+    /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
+    fn soften(&self, rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
+        for i in 0..rows.tokens.len() * group {
+            let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
+            let unseen = self.start(rows, i / group).saturating_sub(from).min(seen);
+            let (before_window, scores) = state.scores[i * SPAN..][..seen].split_at_mut(unseen);
+            before_window.fill(0.0);
+            if scores.is_empty() {
+                continue;
+            }
+            if let Some(cap) = self.softcap {
+                scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+            }
+            let (before, here) = (state.largest[i], simd::max(scores));
+            let largest = if here > before { here } else { before };
+            if from > 0 {
+                let kept = (before - largest).exp();
+                state.total[i] *= kept;
+                simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
+            }
+            state.largest[i] = largest;
+            state.total[i] += simd::exp_sum(scores, largest);
+        }
+    }
+
     /// Adds values of `keys` of the span by their weights; `first` is the position of the first.
     fn values<T: Element>(
         &self,
@@ -274,23 +313,6 @@ impl Attention {
                 weigh(&slab[shared * self.dim..], self.dim, seen - shared, scores, group, out);
             }
         }
-    }
-}
-
-/// Turns the scores of the span that begins at `from` into weights, and scales what came before.
-fn soften(rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
-    for i in 0..rows.tokens.len() * group {
-        let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
-        let scores = &mut state.scores[i * SPAN..][..seen];
-        let (before, here) = (state.largest[i], simd::max(scores));
-        let largest = if here > before { here } else { before };
-        if from > 0 && seen > 0 {
-            let kept = (before - largest).exp();
-            state.total[i] *= kept;
-            simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
-        }
-        state.largest[i] = largest;
-        state.total[i] += simd::exp_sum(scores, largest);
     }
 }
 

@@ -24,10 +24,18 @@ use crate::types::{Shape, Type};
 /// Query head `h` uses key and value head `h / (heads / kv_heads)`. Position `p` of a sequence is at offset
 /// `p % block_size` of block `block_table[seq, p / block_size]`; entries that no token reaches may be -1. The output of
 /// padding is zero.
+///
+/// With a window the token at position `p` attends to positions above `p - window` alone, its own included (Beltagy et
+/// al. 2020, "Longformer", section 3.1). With a soft cap each score `s` is `softcap * tanh(s / softcap)` (Gemma Team
+/// 2024, "Gemma 2", section 2).
 #[derive(Clone, Debug, PartialEq)]
 pub struct PagedAttention {
     /// Factor of the scores, usually `1 / sqrt(dim)`.
     pub scale: f64,
+    /// How many positions a token sees, its own included; 1 or more. All before it if `None`.
+    pub window: Option<usize>,
+    /// Scores stay within this; above 0.
+    pub softcap: Option<f64>,
     /// The step's number of (query, key) pairs, for the cost alone.
     pub pairs: Sym,
     /// Tokens of the cache that the step reads, summed over sequences, for the cost alone.
@@ -38,6 +46,11 @@ pub struct PagedAttention {
 const MASKED: f64 = -3.0e38;
 
 impl PagedAttention {
+    /// Attention to all positions before, without a cap.
+    pub fn new(scale: f64, pairs: Sym, cached: Sym) -> Self {
+        Self { scale, window: None, softcap: None, pairs, cached }
+    }
+
     /// `(query heads of each kv head, kv heads)`.
     fn groups(q: &Type, kv: &Type) -> Result<(usize, usize), Why> {
         let (heads, kv_heads) = (&q.shape.0[1], &kv.shape.0[2]);
@@ -70,6 +83,12 @@ impl Composite for PagedAttention {
         }
         super::want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
         super::want("positions", positions, DType::I32, [&q.shape.0[0]])?;
+        if self.window == Some(0) {
+            return Err("a window must have 1 position or more".into());
+        }
+        if self.softcap.is_some_and(|cap| !(cap.is_finite() && cap > 0.0)) {
+            return Err(format!("softcap must be above 0, got {}", self.softcap.unwrap_or_default()));
+        }
         Ok(vec![q.clone()])
     }
 
@@ -102,7 +121,14 @@ impl Composite for PagedAttention {
         let x = g.reshape(x, grouped)?;
         let scores = g.matmul(x, k, false, true, DType::F32)?;
         let scale = g.constant(DType::F32, self.scale)?;
-        let scores = g.mul(scores, scale)?;
+        let mut scores = g.mul(scores, scale)?;
+        if let Some(cap) = self.softcap {
+            let inverse = g.constant(DType::F32, 1.0 / cap)?;
+            let bent = g.mul(scores, inverse)?;
+            let bent = g.tanh(bent)?;
+            let cap = g.constant(DType::F32, cap)?;
+            scores = g.mul(bent, cap)?;
+        }
 
         let per_token = Shape::new([tokens, &one, &one, &one]);
         let position = g.reshape(*positions, per_token.clone())?;
@@ -111,7 +137,13 @@ impl Composite for PagedAttention {
         let causal = g.le(key, position)?;
         let zero = g.constant(DType::I32, 0.0)?;
         let real = g.ge(id, zero)?;
-        let seen = g.and(causal, real)?;
+        let mut seen = g.and(causal, real)?;
+        if let Some(window) = self.window {
+            let window = g.constant(DType::I32, window as f64)?;
+            let end = g.add(key, window)?;
+            let near = g.gt(end, position)?;
+            seen = g.and(seen, near)?;
+        }
 
         let masked = g.constant(DType::F32, MASKED)?;
         let scores = g.select(seen, scores, masked)?;
@@ -139,9 +171,9 @@ impl Composite for PagedAttention {
         let tables = Cost::moving(&inputs[2..], &[]).bytes_read;
         Cost {
             matrix_flops: &scores * &(Poly::from(&q.shape.0[2]) * 4),
-            // Scaling, maximum, difference and sum.
-            vector_flops: scores.clone() * 4,
-            special_flops: scores,
+            // Scaling, maximum, difference and sum; two products more and a tangent with a cap.
+            vector_flops: scores.clone() * if self.softcap.is_some() { 6 } else { 4 },
+            special_flops: scores * if self.softcap.is_some() { 2 } else { 1 },
             bytes_read: q.bytes() + &(&token * &symbol(&self.cached)) + &tables,
             ..Cost::moving(&[], outputs)
         }
@@ -176,27 +208,33 @@ impl Builder {
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    // (sequences as (cached, new), padding, block size, spare columns, heads, kv heads, dim, dtype of the cache)
-    type Case<'a> = (&'a [(usize, usize)], usize, usize, usize, usize, usize, usize, DType);
-    let cases: [Case<'_>; 9] = [
-        (&[], 0, 4, 0, 2, 1, 8, dtype),
-        (&[], 3, 4, 1, 2, 1, 8, dtype),
-        (&[(0, 1)], 0, 1, 0, 1, 1, 1, dtype),
-        (&[(7, 1), (16, 1), (0, 1)], 2, 8, 1, 8, 1, 16, dtype),
-        (&[(0, 17), (5, 0), (3, 6)], 0, 16, 2, 4, 2, 33, dtype),
-        (&[(33, 1), (63, 1), (64, 1)], 1, 16, 0, 16, 2, 64, dtype),
-        (&[(0, 20)], 4, 3, 0, 3, 3, 10, dtype),
-        (&[(4, 2), (9, 1)], 0, 4, 1, 4, 2, 16, DType::BF16),
-        (&[(4, 2), (9, 1)], 0, 4, 1, 4, 4, 16, DType::F8E4M3),
+    // (sequences as (cached, new), padding, block size, spare columns, heads, kv heads, dim, dtype of the cache, window,
+    // softcap)
+    type Case<'a> = (&'a [(usize, usize)], usize, usize, usize, usize, usize, usize, DType, Option<usize>, Option<f64>);
+    let cases: [Case<'_>; 15] = [
+        (&[], 0, 4, 0, 2, 1, 8, dtype, None, None),
+        (&[], 3, 4, 1, 2, 1, 8, dtype, None, None),
+        (&[(0, 1)], 0, 1, 0, 1, 1, 1, dtype, None, None),
+        (&[(7, 1), (16, 1), (0, 1)], 2, 8, 1, 8, 1, 16, dtype, None, None),
+        (&[(0, 17), (5, 0), (3, 6)], 0, 16, 2, 4, 2, 33, dtype, None, None),
+        (&[(33, 1), (63, 1), (64, 1)], 1, 16, 0, 16, 2, 64, dtype, None, None),
+        (&[(0, 20)], 4, 3, 0, 3, 3, 10, dtype, None, None),
+        (&[(4, 2), (9, 1)], 0, 4, 1, 4, 2, 16, DType::BF16, None, None),
+        (&[(4, 2), (9, 1)], 0, 4, 1, 4, 4, 16, DType::F8E4M3, None, None),
+        (&[(0, 20), (7, 1)], 3, 4, 1, 4, 2, 16, dtype, Some(1), None),
+        (&[(30, 12), (3, 1), (4, 1), (5, 1)], 2, 4, 0, 4, 2, 16, dtype, Some(5), None),
+        (&[(0, 9), (40, 1)], 0, 16, 1, 2, 1, 33, dtype, Some(100), Some(1.5)),
+        (&[(0, 17), (5, 0), (3, 6)], 1, 16, 0, 4, 2, 8, dtype, None, Some(0.5)),
+        (&[(33, 2), (64, 1)], 0, 16, 0, 4, 4, 16, DType::BF16, Some(16), Some(50.0)),
+        (&[(1030, 3)], 0, 64, 0, 2, 1, 8, dtype, Some(520), None),
     ];
     let mut samples = Vec::new();
-    for (sequences, padding, block_size, spare, heads, kv_heads, dim, stored) in cases {
+    for (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) in cases {
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
-        let op =
-            PagedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+        let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
         let tokens = step.seq_ids.len();
         samples.push(
-            Sample::new(op)
+            Sample::new(PagedAttention { window, softcap, ..op })
                 .input(rng.normal(dtype, &[tokens, heads, dim]))
                 .state(rng.normal(stored, &[step.blocks, 2, kv_heads, block_size, dim]))
                 .input(step.block_table)

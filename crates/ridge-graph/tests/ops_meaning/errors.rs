@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{
-    AdamW, CrossEntropy, CrossEntropyBackward, Embedding, KvWrite, Linear, LinearGroup, PagedAttention, Rope,
-    SampleToken, Softmax, Swiglu, TokenLayout, rope_frequencies,
+    AdamW, CrossEntropy, CrossEntropyBackward, Embedding, Gelu, KvWrite, LayerNorm, Linear, LinearGroup,
+    PagedAttention, Rope, SampleToken, Softmax, Swiglu, TokenLayout, rope_frequencies,
 };
 use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
 
@@ -24,7 +24,11 @@ fn cache(heads: usize) -> Type {
 #[test]
 fn errors_say_which_input_is_wrong_and_what_it_must_be() {
     let rope = Rope { inv_freq: rope_frequencies(1e4, 16).into(), scale: 1.0 };
-    let attention = PagedAttention { scale: 1.0, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+    let attention = PagedAttention::new(1.0, Sym::new("pairs"), Sym::new("cached"));
+    let (shut, capped) = (
+        PagedAttention { window: Some(0), ..attention.clone() },
+        PagedAttention { softcap: Some(0.0), ..attention.clone() },
+    );
     let adamw = AdamW { beta1: 0.9, beta2: 1.0, eps: 1e-8, weight_decay: 0.0 };
     let stored = f32s([4, 64]).stored_as(FormatRef::new(Q8_0));
     let key = |dtype| Type::tensor(dtype, [3usize]);
@@ -53,6 +57,11 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
         (&attention, vec![f32s([3, 4, 16]), cache(2), i32s([2, 4]), i32s([3]), i32s([3])]),
         (&attention, vec![f32s([3, 4, 8]), cache(2), i32s([4]), i32s([3]), i32s([3])]),
         (&attention, vec![f32s([3, 4, 8]), cache(2), i32s([2, 4]), i32s([2]), i32s([3])]),
+        (&shut, vec![f32s([3, 4, 8]), cache(2), i32s([2, 4]), i32s([3]), i32s([3])]),
+        (&capped, vec![f32s([3, 4, 8]), cache(2), i32s([2, 4]), i32s([3]), i32s([3])]),
+        (&Gelu::Tanh, vec![i32s([3])]),
+        (&LayerNorm { eps: 1e-5 }, vec![f32s([3, 8]), f32s([8])]),
+        (&LayerNorm { eps: 1e-5 }, vec![f32s([3, 8]), f32s([8]), f32s([4])]),
         (&TokenLayout { block_size: 16 }, vec![i32s([3]), i32s([2]), i32s([2]), i32s([2, 4])]),
         (&CrossEntropy, vec![f32s([3, 8]), f32s([3])]),
         (&CrossEntropyBackward, vec![f32s([3, 8]), i32s([3]), f32s([3, 1]), f32s([3])]),

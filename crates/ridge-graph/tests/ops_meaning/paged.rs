@@ -51,9 +51,9 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
 }
 
 #[test]
-fn attention_averages_the_values_of_earlier_positions() {
+fn attention_averages_the_values_of_the_positions_it_sees() {
     for sample in samples("attention") {
-        let PagedAttention { scale, .. } = op(&sample);
+        let PagedAttention { scale, window, softcap, .. } = op(&sample);
         let [q, kv, table, ids, positions] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
         let [_, _, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
@@ -69,9 +69,11 @@ fn attention_averages_the_values_of_earlier_positions() {
                     let at = ((block as usize * 2 + side) * kv_heads + kv_head) * block_size + position % block_size;
                     &kv[at * dim..][..dim]
                 };
-                let seen = 0..=positions[token] as usize;
+                let position = positions[token] as usize;
+                let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..=position;
+                let capped = |score: f64| softcap.map_or(score, |cap| cap * (score / cap).tanh());
                 let dot = |key: &[f64]| key.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
-                let weights: Vec<f64> = seen.clone().map(|p| (scale * dot(row(0, p))).exp()).collect();
+                let weights: Vec<f64> = seen.clone().map(|p| capped(scale * dot(row(0, p))).exp()).collect();
                 let total: f64 = weights.iter().sum();
                 let out = &mut y[(token * heads + head) * dim..][..dim];
                 for (position, weight) in seen.zip(weights) {

@@ -36,7 +36,7 @@ fn step(g: &mut Builder) -> ridge_graph::Result<Vec<Var>> {
     let q = g.rope(q, positions, &rope)?;
     let k = g.rope(k, positions, &rope)?;
     let kv = g.kv_write(kv, k, v, slots)?;
-    let op = PagedAttention { scale: 0.35, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+    let op = PagedAttention::new(0.35, Sym::new("pairs"), Sym::new("cached"));
     let a = g.attention(q, kv, table, seq_ids, positions, op)?;
     let a = g.reshape(a, [t.clone(), 32.into()])?;
     let m = g.swiglu(a, h)?;

@@ -67,7 +67,7 @@ fn attention(g: &mut Builder, h: Var, kv_heads: usize, tokens: &Dim) -> Result<V
     let (q, k) = (g.rope(q, positions, &rope)?, g.rope(k, positions, &rope)?);
     let kv = g.state("kv", Type::state(DType::F32, [BLOCKS, 2, kv_heads, BLOCK_SIZE, HEAD]))?;
     let kv = g.kv_write(kv, k, v, slots)?;
-    let op = PagedAttention { scale: 0.5, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+    let op = PagedAttention::new(0.5, Sym::new("pairs"), Sym::new("cached"));
     let a = g.attention(q, kv, table, ids, positions, op)?;
     let a = g.reshape(a, Shape::new([tokens, &(HEADS * HEAD).into()]))?;
     linear(g, "o_proj", a, HIDDEN, HEADS * HEAD)

@@ -100,7 +100,7 @@ impl Model {
         let kv = g.state("kv", Type::state(self.dtype, [BLOCKS, 2, KV_HEADS, BLOCK_SIZE, HEAD]))?;
         let kv = g.kv_write(kv, k, v, slots)?;
         let scale = 1.0 / (HEAD as f64).sqrt();
-        let op = PagedAttention { scale, pairs: Sym::new("pairs"), cached: Sym::new("cached") };
+        let op = PagedAttention::new(scale, Sym::new("pairs"), Sym::new("cached"));
         let a = g.attention(q, kv, table, ids, positions, op)?;
         g.reshape(a, Shape::new([&self.tokens, &(HEADS * HEAD).into()]))
     }
