@@ -48,6 +48,24 @@ impl View {
         self.axes.iter().all(|(_, stride)| *stride == 0)
     }
 
+    /// As a stack of transposed matrices, if it is one and they are of some size: `(rows, columns, stride)`, where
+    /// neighbours in a column are neighbours in the operand and those in a row are `stride` apart.
+    pub(crate) fn transposed(&self) -> Option<(usize, usize, usize)> {
+        match self.axes[..] {
+            [.., (rows, 1), (columns, stride)] if rows >= 8 && columns >= 8 && stride > 1 => {
+                Some((rows, columns, stride))
+            }
+            _ => None,
+        }
+    }
+
+    /// The place of the element with this index.
+    pub(crate) fn place(&self, index: usize) -> usize {
+        let (columns, stride) = self.axes.last().copied().unwrap_or((1, 0));
+        let outer = &self.axes[..self.axes.len().saturating_sub(1)];
+        self.offset + row_start(outer, index / columns) + index % columns * stride
+    }
+
     /// Calls `each` for the runs that make up indices `range` of the space, in order.
     pub(crate) fn runs(&self, range: Range<usize>, mut each: impl FnMut(Run)) {
         if range.is_empty() {
@@ -123,6 +141,16 @@ mod tests {
         }
         let whole = View::broadcast(&shape, &shape);
         assert_eq!(places(&whole, 5..17), (5..17).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn stacks_of_transposed_matrices_are_known() {
+        let view = View::new(&[3, 10, 9], &[90, 1, 10], 5);
+        assert_eq!(view.transposed(), Some((10, 9, 10)));
+        let all = places(&view, 0..270);
+        assert!((0..270).all(|i| view.place(i) == all[i]));
+        assert_eq!(View::new(&[10, 3], &[1, 10], 0).transposed(), None);
+        assert_eq!(View::broadcast(&[10, 10], &[10, 10]).transposed(), None);
     }
 
     #[test]

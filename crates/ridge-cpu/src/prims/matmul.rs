@@ -16,6 +16,9 @@ use crate::simd::{self, LANES, fma, vectorised};
 const BLOCK_M: usize = 32;
 const BLOCK_N: usize = 32;
 
+/// Columns that are transposed together: a cache line of each row.
+const TURN: usize = 16;
+
 /// The product of the last two axes, each operand's rows along the inner extent after its transposition.
 pub(super) fn matmul(inputs: &[Operand], output: &Operand, trans_a: bool, trans_b: bool) -> Box<dyn Kernel> {
     let rank = output.shape.len();
@@ -46,18 +49,21 @@ struct Side {
 
 impl Side {
     /// Rows from `first` on of matrix `matrix`, as f32 in `out`, one after another.
-    fn pack(&self, io: &Io<'_>, matrix: usize, first: usize, k: usize, out: &mut [f32], column: &mut [f32]) {
+    fn pack(&self, io: &Io<'_>, matrix: usize, first: usize, k: usize, out: &mut [f32], columns: &mut [f32]) {
         let base = matrix * self.rows * k;
         if self.steps.1 == 1 {
             return load::contiguous(io, self.input, self.dtype, base + first * k, out);
         }
-        // Columns are contiguous: read each, and spread it over the rows.
+        // Columns are contiguous: read a few, and turn them into pieces of rows.
         let rows = out.len() / k.max(1);
-        let column = &mut column[..rows];
-        for l in 0..k {
-            load::contiguous(io, self.input, self.dtype, base + l * self.rows + first, column);
-            for (row, x) in out.chunks_exact_mut(k).zip(&*column) {
-                row[l] = *x;
+        for l in (0..k).step_by(TURN) {
+            let count = TURN.min(k - l);
+            let columns = &mut columns[..count * rows];
+            for (i, column) in columns.chunks_exact_mut(rows).enumerate() {
+                load::contiguous(io, self.input, self.dtype, base + (l + i) * self.rows + first, column);
+            }
+            for (r, row) in out.chunks_exact_mut(k).enumerate() {
+                row[l..l + count].iter_mut().zip(columns[r..].iter().step_by(rows)).for_each(|(to, x)| *to = *x);
             }
         }
     }
@@ -109,8 +115,8 @@ impl MatMul {
 
     fn floats(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let k = self.k;
-        let [packed_a, packed_b, column, sums] =
-            scratch.slices::<f32, 4>([BLOCK_M * k, BLOCK_N * k, BLOCK_M.max(BLOCK_N), BLOCK_N]);
+        let [packed_a, packed_b, columns, sums] =
+            scratch.slices::<f32, 4>([BLOCK_M * k, BLOCK_N * k, BLOCK_M.max(BLOCK_N) * TURN, BLOCK_N]);
         let mut held = None;
         for piece in pieces {
             let (matrix, first_b, first_a) = self.place(piece);
@@ -120,7 +126,7 @@ impl MatMul {
             } else {
                 let b = &mut packed_b[..count_b * k];
                 if held.replace((matrix, first_b)) != Some((matrix, first_b)) {
-                    self.b.pack(io, matrix, first_b, k, b, column);
+                    self.b.pack(io, matrix, first_b, k, b, columns);
                 }
                 b
             };
@@ -128,7 +134,7 @@ impl MatMul {
                 a
             } else {
                 let a = &mut packed_a[..count_a * k];
-                self.a.pack(io, matrix, first_a, k, a, column);
+                self.a.pack(io, matrix, first_a, k, a, columns);
                 a
             };
             for i in 0..count_a {

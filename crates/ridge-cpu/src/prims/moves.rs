@@ -14,7 +14,66 @@ const PIECE_BYTES: usize = 16 << 10;
 
 /// The elements that `view` sees of input `index`, in order.
 pub(super) fn copied(output: &Operand, index: usize, view: View) -> Box<dyn Kernel> {
-    Box::new(Copied { index, view, elements: output.len(), size: output.dtype.size_bytes() })
+    let (elements, size) = (output.len(), output.dtype.size_bytes());
+    if let Some((rows, columns, stride)) = view.transposed() {
+        return Box::new(Turned { index, view, matrices: elements / (rows * columns), rows, columns, stride, size });
+    }
+    Box::new(Copied { index, view, elements, size })
+}
+
+/// Rows and columns that are transposed together, within a page and the cache lines of its rows.
+const TURN: usize = 32;
+
+/// Transposed matrices.
+struct Turned {
+    index: usize,
+    view: View,
+    matrices: usize,
+    rows: usize,
+    columns: usize,
+    stride: usize,
+    size: usize,
+}
+
+impl Turned {
+    /// Up to `TURN` rows of the output.
+    fn copy<T: Pod>(&self, io: &Io<'_>, piece: usize) {
+        let blocks = self.rows.div_ceil(TURN);
+        let (matrix, first) = (piece / blocks, piece % blocks * TURN);
+        let count = TURN.min(self.rows - first);
+        let at = (matrix * self.rows + first) * self.columns;
+        let from = &io.input::<T>(self.index)[self.view.place(at)..];
+        // SAFETY: these rows are our piece.
+        let to = unsafe { io.output::<T>(0).part(at..at + count * self.columns) };
+        for column in (0..self.columns).step_by(TURN) {
+            let width = TURN.min(self.columns - column);
+            for (row, to) in to.chunks_exact_mut(self.columns).enumerate() {
+                let from = from[column * self.stride + row..].iter().step_by(self.stride);
+                to[column..column + width].iter_mut().zip(from).for_each(|(to, x)| *to = *x);
+            }
+        }
+    }
+}
+
+impl Kernel for Turned {
+    fn pieces(&self) -> usize {
+        self.matrices * self.rows.div_ceil(TURN)
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        (TURN * self.columns) as f64
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+        for piece in pieces {
+            match self.size {
+                1 => self.copy::<u8>(io, piece),
+                2 => self.copy::<u16>(io, piece),
+                4 => self.copy::<u32>(io, piece),
+                _ => self.copy::<u64>(io, piece),
+            }
+        }
+    }
 }
 
 struct Copied {
