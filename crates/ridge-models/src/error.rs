@@ -109,6 +109,35 @@ pub enum ModelError {
         /// What would mend it.
         remedy: String,
     },
+
+    /// A chat template cannot be compiled or rendered.
+    #[error("{file}{}: {problem}; {remedy}", at_line(*line))]
+    Template {
+        /// The file.
+        file: String,
+        /// The line of the template, counted from 1, where it is known.
+        line: Option<u32>,
+        /// What is wrong.
+        problem: String,
+        /// What would mend it.
+        remedy: String,
+    },
+
+    /// A chat template refuses a conversation by `raise_exception`: roles in the wrong order, a system message that the
+    /// model does not know.
+    #[error("{file}{}: the chat template refuses this conversation: {message}", at_line(*line))]
+    TemplateRefusal {
+        /// The file.
+        file: String,
+        /// The line of the template, counted from 1, where it is known.
+        line: Option<u32>,
+        /// The template's own words.
+        message: String,
+    },
+}
+
+fn at_line(line: Option<u32>) -> String {
+    line.map_or_else(String::new, |line| format!(" line {line}"))
 }
 
 fn key_list(keys: &[(String, String)]) -> String {

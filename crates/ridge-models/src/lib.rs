@@ -8,6 +8,7 @@
 //! | `config.json`, `generation_config.json` | [`config`] | [`LlamaConfig`]: every size and switch of the model |
 //! | `*.safetensors`, `model.safetensors.index.json` | [`checkpoint`] | [`Checkpoint`]: named tensors, mapped, not copied |
 //! | `tokenizer.json`, `tokenizer_config.json` | [`tokenizer`] | [`Tokenizer`], [`StreamDecoder`] |
+//! | `tokenizer_config.json`, `chat_template.jinja` and others | [`template`] | [`ChatTemplates`]: messages to text |
 //!
 //! All of these files come from strangers. Whatever they hold, reading them gives a value or a [`ModelError`] that
 //! names the file, the thing in it, what was expected and the way out; it never panics and never guesses.
@@ -24,6 +25,7 @@ mod model;
 pub mod parallel;
 pub mod source;
 pub mod summary;
+pub mod template;
 pub mod tokenizer;
 mod weights;
 
@@ -36,5 +38,6 @@ pub use loss::with_loss;
 pub use model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
 pub use source::ModelFiles;
 pub use summary::Summary;
+pub use template::{ChatInput, ChatTemplate, ChatTemplates};
 pub use tokenizer::{StreamDecoder, Tokenizer};
 pub use weights::{WeightSource, parameters, weight_bytes};

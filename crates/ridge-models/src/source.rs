@@ -8,6 +8,7 @@ use crate::config::{GenerationConfig, LlamaConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
 use crate::files::read_text;
+use crate::template::ChatTemplates;
 use crate::tokenizer::Tokenizer;
 
 /// The files of one model. Opening reads `config.json`; weights and tokenizer are read when asked for, so a folder
@@ -30,6 +31,10 @@ const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const CHAT_TEMPLATE: &str = "chat_template.jinja";
+const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
+const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
 
 impl ModelFiles {
     /// Opens the model in `folder`, in the layout of Hugging Face, or the embedded model if there is no folder.
@@ -138,6 +143,43 @@ impl ModelFiles {
             Some(text) => tokenizer.with_config(&self.file(TOKENIZER_CONFIG), &text),
             None => Ok(tokenizer),
         }
+    }
+
+    /// Reads the chat templates: those of `chat_template.jinja` and `additional_chat_templates/*.jinja` if there are
+    /// such files, else `chat_template` of `tokenizer_config.json`, else that of `chat_template.json`. A model without
+    /// any gives an empty set.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Io`] or [`ModelError::Files`] if a file cannot be read, else as for [`ChatTemplates::from_json`].
+    pub fn chat_templates(&self) -> Result<ChatTemplates> {
+        const ACTION: &str = "read the chat templates";
+        let read = |name: &str| -> Result<Option<(String, String)>> {
+            Ok(self.optional_text(name, ACTION)?.map(|text| (self.file(name), text)))
+        };
+        fn borrowed(file: &Option<(String, String)>) -> Option<(&str, &str)> {
+            file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()))
+        }
+        let config = read(TOKENIZER_CONFIG)?;
+        let (tokens, legacy) = (read(SPECIAL_TOKENS_MAP)?, read(LEGACY_CHAT_TEMPLATE)?);
+        let set = ChatTemplates::from_json(borrowed(&config), borrowed(&tokens), borrowed(&legacy))?;
+        let mut files = Vec::new();
+        if let Some((file, text)) = read(CHAT_TEMPLATE)? {
+            files.push(("default".to_owned(), file, text));
+        }
+        if let Origin::Folder(folder) = &self.origin
+            && let Ok(entries) = folder.join(CHAT_TEMPLATE_FOLDER).read_dir()
+        {
+            let mut paths: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+            paths.sort();
+            for path in paths {
+                let name = path.file_name().and_then(|name| name.to_str()?.strip_suffix(".jinja"));
+                if let Some(name) = name {
+                    files.push((name.to_owned(), path.display().to_string(), read_text(&path, ACTION)?));
+                }
+            }
+        }
+        Ok(set.with_files(files))
     }
 
     /// A file of the model that need not be there.

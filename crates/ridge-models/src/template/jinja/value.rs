@@ -1,0 +1,233 @@
+//! The values of a template: Python's, as far as templates see them.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::ast::{For, MacroDef};
+use super::dict::Dict;
+use super::fault::{Res, limit};
+use super::frame::Frame;
+use super::functions::Function;
+
+/// Containers nest no deeper than this, so that walking one cannot overflow the stack.
+pub(crate) const MOST_NESTED: u16 = 200;
+
+/// A value. Cloning is cheap: whatever has a size is shared.
+#[derive(Clone)]
+pub(crate) enum Value {
+    /// jinja2's `Undefined`, with what it says when it is used.
+    Undefined(Arc<str>),
+    None,
+    Bool(bool),
+    Int(i128),
+    Float(f64),
+    Str(Arc<str>),
+    /// A string that `escape` or `safe` made: it prints as a string, and what would escape other strings is refused.
+    Markup(Arc<str>),
+    List(Rc<Seq>),
+    Tuple(Rc<Seq>),
+    Dict(Rc<Dict>),
+    /// What `keys()`, `values()` or `items()` gives.
+    View(View, Rc<Dict>),
+    /// Start, stop, step.
+    Range(i128, i128, i128),
+    /// A generator or iterator: what is taken from it is gone. An error waits at its place.
+    Iter(Rc<RefCell<VecDeque<Res<Value>>>>),
+    Namespace(Rc<RefCell<Dict>>),
+    Function(Function),
+    /// A method with its object.
+    Method(Rc<(Value, Arc<str>)>),
+    Macro(Rc<Macro>),
+    Loop(Rc<Loop>),
+    Cycler(Rc<(Vec<Value>, Cell<usize>)>),
+    Joiner(Rc<(Value, Cell<bool>)>),
+}
+
+/// Which view of a dict.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum View {
+    Keys,
+    Values,
+    Items,
+}
+
+/// The items of a list or tuple.
+pub(crate) struct Seq {
+    pub(crate) items: Vec<Value>,
+    depth: u16,
+}
+
+impl std::ops::Deref for Seq {
+    type Target = [Value];
+    fn deref(&self) -> &[Value] {
+        &self.items
+    }
+}
+
+/// A macro, or the body of a call block, with the scope it was defined in.
+pub(crate) struct Macro {
+    pub(crate) def: Arc<MacroDef>,
+    pub(crate) scope: Rc<Frame>,
+}
+
+/// The state behind `loop`.
+pub(crate) struct Loop {
+    /// What is left; shared with the generator that the loop runs over, if it is one.
+    pub(crate) rest: Rc<RefCell<VecDeque<Res<Value>>>>,
+    /// The length: of what has one from the start, of a generator once it was asked for.
+    pub(crate) known_length: Cell<Option<usize>>,
+    pub(crate) index0: Cell<usize>,
+    pub(crate) before: RefCell<Option<Value>>,
+    pub(crate) current: RefCell<Option<Value>>,
+    pub(crate) last_changed: RefCell<Option<Value>>,
+    pub(crate) depth0: usize,
+    /// What to call `loop(...)` with, if the loop is recursive.
+    pub(crate) recursive: Option<(Arc<For>, Rc<Frame>)>,
+}
+
+impl Value {
+    pub(crate) fn str(text: impl Into<Arc<str>>) -> Self {
+        Self::Str(text.into())
+    }
+
+    pub(crate) fn list(items: Vec<Value>) -> Res<Self> {
+        Ok(Self::List(Rc::new(Seq::new(items)?)))
+    }
+
+    pub(crate) fn tuple(items: Vec<Value>) -> Res<Self> {
+        Ok(Self::Tuple(Rc::new(Seq::new(items)?)))
+    }
+
+    pub(crate) fn dict(dict: Dict) -> Self {
+        Self::Dict(Rc::new(dict))
+    }
+
+    pub(crate) fn iter(items: impl IntoIterator<Item = Res<Value>>) -> Self {
+        Self::Iter(Rc::new(RefCell::new(items.into_iter().collect())))
+    }
+
+    /// `'name' is undefined`
+    pub(crate) fn undefined_name(name: &str) -> Self {
+        Self::Undefined(format!("'{name}' is undefined").into())
+    }
+
+    pub(crate) fn undefined(message: impl Into<Arc<str>>) -> Self {
+        Self::Undefined(message.into())
+    }
+
+    /// Python's name for the type.
+    pub(crate) fn type_name(&self) -> &'static str {
+        match self {
+            Self::Undefined(_) => "Undefined",
+            Self::None => "NoneType",
+            Self::Bool(_) => "bool",
+            Self::Int(_) => "int",
+            Self::Float(_) => "float",
+            Self::Str(_) => "str",
+            Self::Markup(_) => "Markup",
+            Self::List(_) => "list",
+            Self::Tuple(_) => "tuple",
+            Self::Dict(_) => "dict",
+            Self::View(View::Keys, _) => "dict_keys",
+            Self::View(View::Values, _) => "dict_values",
+            Self::View(View::Items, _) => "dict_items",
+            Self::Range(..) => "range",
+            Self::Iter(_) => "generator",
+            Self::Namespace(_) => "Namespace",
+            Self::Function(_) => "function",
+            Self::Method(_) => "builtin_function_or_method",
+            Self::Macro(_) => "Macro",
+            Self::Loop(_) => "LoopContext",
+            Self::Cycler(_) => "Cycler",
+            Self::Joiner(_) => "Joiner",
+        }
+    }
+
+    pub(crate) fn is_undefined(&self) -> bool {
+        matches!(self, Self::Undefined(_))
+    }
+
+    /// The text of a string of either kind.
+    pub(crate) fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::Str(text) | Self::Markup(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn truthy(&self) -> bool {
+        match self {
+            Self::Undefined(_) | Self::None => false,
+            Self::Bool(b) => *b,
+            Self::Int(i) => *i != 0,
+            Self::Float(x) => *x != 0.0,
+            Self::Str(s) | Self::Markup(s) => !s.is_empty(),
+            Self::List(s) | Self::Tuple(s) => !s.is_empty(),
+            Self::Dict(d) | Self::View(_, d) => d.len() != 0,
+            Self::Range(..) => range_len(self) != 0,
+            // An object with a length is true if that is not 0, and the loop variable has one.
+            Self::Loop(l) => l.length() != 0,
+            _ => true,
+        }
+    }
+
+    /// Python's `len()`, where the type has one; of a string in characters.
+    pub(crate) fn len(&self) -> Option<usize> {
+        match self {
+            Self::Undefined(_) => Some(0),
+            Self::Str(s) | Self::Markup(s) => Some(s.chars().count()),
+            Self::List(s) | Self::Tuple(s) => Some(s.len()),
+            Self::Dict(d) | Self::View(_, d) => Some(d.len()),
+            Self::Range(..) => Some(range_len(self)),
+            Self::Loop(l) => Some(l.length()),
+            _ => None,
+        }
+    }
+
+    /// How deep containers nest in this value.
+    pub(crate) fn depth(&self) -> u16 {
+        match self {
+            Self::List(s) | Self::Tuple(s) => s.depth,
+            Self::Dict(d) | Self::View(_, d) => d.depth(),
+            Self::Iter(items) => items.borrow().iter().flatten().map(Self::depth).max().unwrap_or(0).saturating_add(1),
+            Self::Method(m) => m.0.depth() + 1,
+            Self::Cycler(c) => nested(c.0.iter()).unwrap_or(MOST_NESTED),
+            Self::Joiner(j) => j.0.depth() + 1,
+            _ => 0,
+        }
+    }
+}
+
+impl Seq {
+    fn new(items: Vec<Value>) -> Res<Self> {
+        let depth = nested(items.iter())?;
+        Ok(Self { items, depth })
+    }
+}
+
+/// The depth of a container of `items`.
+pub(crate) fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Res<u16> {
+    let depth = 1 + items.map(Value::depth).max().unwrap_or(0);
+    if depth > MOST_NESTED {
+        return limit(format!("values nest more than {MOST_NESTED} deep"));
+    }
+    Ok(depth)
+}
+
+impl Loop {
+    /// The number of iterations.
+    pub(crate) fn length(&self) -> usize {
+        let length = self.known_length.get().unwrap_or_else(|| self.index0.get() + 1 + self.rest.borrow().len());
+        self.known_length.set(Some(length));
+        length
+    }
+}
+
+/// The length of a range, whose bounds are small enough not to overflow.
+pub(crate) fn range_len(range: &Value) -> usize {
+    let &Value::Range(start, stop, step) = range else { return 0 };
+    let span = if step > 0 { stop - start } else { start - stop };
+    if span <= 0 { 0 } else { ((span - 1) / step.abs() + 1) as usize }
+}
