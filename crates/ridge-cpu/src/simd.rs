@@ -9,7 +9,7 @@ mod convert;
 mod exp;
 
 pub(crate) use convert::{
-    E4M3, E5M2, Element, load, place, put, round, scaled, store, view, widen_lanes, with_element,
+    E4M3, E5M2, Element, load, place, put, round, scaled, store, view, widen, widen_lanes, with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 

@@ -112,7 +112,7 @@ impl Kernel for Attention {
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
-        let columns = if rows > 1 { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+        let columns = self.columns();
         let [q, out, scores, largest, total, sums, weights] = scratch.slices::<f32, 7>([
             rows * vectors * LANES,
             rows * vectors * LANES,
@@ -120,7 +120,7 @@ impl Kernel for Attention {
             rows,
             rows,
             rows * columns * LANES,
-            tile::packed_room(vectors) * LANES,
+            tile::packed_room(rows, vectors) * LANES,
         ]);
         let mut state = State {
             q: q.as_chunks_mut().0,
@@ -148,6 +148,11 @@ impl Kernel for Attention {
 impl Attention {
     fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(0)
+    }
+
+    /// Keys whose scores are computed together.
+    fn columns(&self) -> usize {
+        tile::columns(self.together * self.group())
     }
 
     /// The first of `tokens`, with those after it that follow it in its sequence.
@@ -248,11 +253,11 @@ impl Attention {
             return state.scores.chunks_exact_mut(SPAN).take(count).for_each(|row| row[keys.clone()].fill(0.0));
         };
         let source = Plain { data: self.slab(cache, head, 0, at), inner: self.dim };
-        let columns = if count > 1 { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+        let columns = self.columns();
         for from in (0..keys.len()).step_by(columns) {
             let columns = from..(from + columns).min(keys.len());
             let out = &mut state.scores[keys.start + from..count * SPAN];
-            let tile = Tile { inner: self.dim, rows: count, columns, stride: SPAN, packed: count > 1 };
+            let tile = Tile { inner: self.dim, rows: count, columns, stride: SPAN };
             tile::run(&tile, source, state.q, &mut Room { sums: state.sums, weights: state.weights }, out);
         }
     }

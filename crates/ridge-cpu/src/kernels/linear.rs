@@ -3,8 +3,8 @@
 //!
 //! Floor: every weight read once a step (decode), or `2 M N K` operations (prompts). Weights are used where they lie,
 //! in rows of K. An output is a sum over K in [`LANES`] partial sums and a fixed tree, element `k` going to lane
-//! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for one row
-//! (weights widened in registers) and for several (weights widened once into a packed block). What does not fill the
+//! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
+//! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
 
 pub(super) mod source;
@@ -114,8 +114,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let first = usize::from(after == After::Add);
     let x = &spec.inputs[first];
     let rows = x.rows();
-    let packed = rows > 1;
-    let tile = if packed { tile::PACKED_COLUMNS } else { tile::DIRECT_COLUMNS };
+    let tile = tile::columns(rows.min(ROW_BLOCK));
     let mut tiles = 0;
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
@@ -175,11 +174,12 @@ impl Kernel for Linear {
         let block = self.row_block.min(self.rows);
         // x lies as the sums want it if it is f32 and fills the lanes.
         let copied = self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES);
-        let packed = self.rows > 1;
-        let [x, sums, weights, products, gated, line] = scratch.slices::<f32, 6>([
+        let quantised = self.weights.iter().any(|w| w.scales.is_some());
+        let [x, sums, weights, scales, products, gated, line] = scratch.slices::<f32, 7>([
             if copied { block * n * LANES } else { 0 },
             block * self.tile * LANES,
-            if packed { tile::packed_room(n) * LANES } else { 0 },
+            tile::packed_room(block, n) * LANES,
+            if quantised { self.tile * self.inner / Q8_0::BLOCK } else { 0 },
             block * self.tile,
             if self.after == After::Swiglu { block * self.tile } else { 0 },
             self.tile,
@@ -202,12 +202,11 @@ impl Kernel for Linear {
             };
             let begin = (tile - self.weights[which].tiles_before) * self.tile;
             let columns = begin..(begin + self.tile).min(self.weights[which].columns);
-            let tile =
-                Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len(), packed };
+            let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
-            self.products(io, which, x, &tile, &mut room, products);
+            self.products(io, which, x, &tile, &mut room, scales, products);
             if self.after == After::Swiglu {
-                self.products(io, 1, x, &tile, &mut room, gated);
+                self.products(io, 1, x, &tile, &mut room, scales, gated);
                 self.add_bias(io, 1, &tile, gated, line);
             }
             self.add_bias(io, which, &tile, products, line);
@@ -240,15 +239,27 @@ impl Linear {
     }
 
     /// A tile of products with weight `which`, one row after another.
-    fn products(&self, io: &Io<'_>, which: usize, x: &[f32], tile: &Tile, room: &mut Room<'_>, out: &mut [f32]) {
+    fn products(
+        &self,
+        io: &Io<'_>,
+        which: usize,
+        x: &[f32],
+        tile: &Tile,
+        room: &mut Room<'_>,
+        widened: &mut [f32],
+        out: &mut [f32],
+    ) {
         let weight = &self.weights[which];
         let input = self.x + 1 + which;
         let x = x.as_chunks::<LANES>().0;
         let out = &mut out[..tile.rows * tile.columns.len()];
         if let Some(scales) = weight.scales {
             let codes = &io.input::<i8>(input)[..weight.columns * self.inner];
-            let scales = io.input_at::<half::f16>(input, scales);
-            tile::run(tile, Quantised { codes, scales, inner: self.inner }, x, room, out);
+            let (blocks, first) = (self.inner / Q8_0::BLOCK, tile.columns.start);
+            let of_tile = &io.input_at::<half::f16>(input, scales)[first * blocks..tile.columns.end * blocks];
+            let scales = &mut widened[..of_tile.len()];
+            simd::widen(of_tile, scales);
+            tile::run(tile, Quantised { codes, scales, first, inner: self.inner }, x, room, out);
         } else {
             simd::with_element!(weight.dtype, T => {
                 let data = io.input::<T>(input);

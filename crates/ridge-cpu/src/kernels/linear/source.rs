@@ -34,7 +34,9 @@ pub(in crate::kernels) struct Plain<'a, T> {
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Quantised<'a> {
     pub(in crate::kernels) codes: &'a [i8],
-    pub(in crate::kernels) scales: &'a [half::f16],
+    /// Scales of row `first` and those after it, widened.
+    pub(in crate::kernels) scales: &'a [f32],
+    pub(in crate::kernels) first: usize,
     pub(in crate::kernels) inner: usize,
 }
 
@@ -88,18 +90,18 @@ impl<'a, T: Element> Source for Plain<'a, T> {
 }
 
 impl<'a> Source for Quantised<'a> {
-    type Row = (&'a [[i8; LANES]], &'a [half::f16]);
+    type Row = (&'a [[i8; LANES]], &'a [f32]);
 
     #[inline(always)]
     fn row(self, row: usize, vectors: usize) -> Self::Row {
         let codes = &self.codes[row * self.inner..][..self.inner].as_chunks().0[..vectors];
         let blocks = self.inner / Q8_0::BLOCK;
-        (codes, &self.scales[row * blocks..][..blocks])
+        (codes, &self.scales[(row - self.first) * blocks..][..blocks])
     }
 
     #[inline(always)]
     fn lanes((codes, scales): Self::Row, at: usize) -> Lanes {
-        let scale = scales[at / (Q8_0::BLOCK / LANES)].widen();
+        let scale = scales[at / (Q8_0::BLOCK / LANES)];
         let mut lanes = [0.0; LANES];
         for i in 0..LANES {
             lanes[i] = f32::from(codes[at][i]) * scale;

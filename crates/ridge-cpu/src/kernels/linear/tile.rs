@@ -1,27 +1,41 @@
-//! Sums over K for a tile of rows of x and columns of the output. One row multiplies weights that are widened in
-//! registers; several share weights that are widened once.
+//! Sums over K for a tile of rows of x and columns of the output. A few rows multiply weights that are widened in
+//! registers; many share weights that are widened once. The result is the same.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the tile
+#![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::ops::Range;
 
 use super::source::{Lanes, Source};
 use crate::simd::{LANES, fma, sum_each, vectorised};
 
-/// Columns of a tile for one row.
-pub(in crate::kernels) const DIRECT_COLUMNS: usize = 32;
+/// Columns of a tile for a few rows.
+const DIRECT_COLUMNS: usize = 32;
 
-/// Columns of a tile for several rows.
-pub(in crate::kernels) const PACKED_COLUMNS: usize = 16;
+/// Columns of a tile for many rows.
+const PACKED_COLUMNS: usize = 16;
 
 /// Columns whose vectors lie side by side in a packed block.
 const GROUP: usize = 4;
 
-/// Vectors of K that a packed block covers: 16 columns of it stay in L1.
+/// Vectors of K that a packed block covers: it stays in L1.
 const DEPTH: usize = 32;
 
+/// Rows of x from which on weights are packed. Fewer leave time while weights come from memory to widen them again.
+const PACKED_ROWS: usize = 9;
+
+/// Is the product of `rows` rows of x computed by packing?
+pub(in crate::kernels) fn packs(rows: usize) -> bool {
+    rows >= PACKED_ROWS
+}
+
 /// Vectors that a packed block takes for rows of `vectors`.
-pub(in crate::kernels) fn packed_room(vectors: usize) -> usize {
-    PACKED_COLUMNS * vectors.min(DEPTH)
+pub(in crate::kernels) fn packed_room(rows: usize, vectors: usize) -> usize {
+    if packs(rows) { PACKED_COLUMNS * vectors.min(DEPTH) } else { 0 }
+}
+
+/// Columns of a tile for `rows` rows of x.
+pub(in crate::kernels) fn columns(rows: usize) -> usize {
+    if packs(rows) { PACKED_COLUMNS } else { DIRECT_COLUMNS }
 }
 
 /// What to compute.
@@ -34,8 +48,6 @@ pub(in crate::kernels) struct Tile {
     pub(in crate::kernels) columns: Range<usize>,
     /// Elements between the beginnings of rows of the result.
     pub(in crate::kernels) stride: usize,
-    /// By packing weights, or for one row. The result is the same.
-    pub(in crate::kernels) packed: bool,
 }
 
 impl Tile {
@@ -70,7 +82,7 @@ pub(in crate::kernels) fn fill(row: &mut [f32], inner: usize) {
 
 /// The tile's products into `out`, `stride` elements a row. `x` has as many vectors a row as K fills or begins.
 pub(in crate::kernels) fn run<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
-    if tile.packed {
+    if packs(tile.rows) {
         packed(tile, w, x, room, out);
     } else {
         direct(tile, w, x, room, out);
@@ -85,31 +97,59 @@ fn multiply_add<const FMA: bool>(sum: &mut Lanes, x: &Lanes, w: &Lanes) {
 }
 
 vectorised! {
-    /// One row of x, weights widened in registers.
+    /// Weights widened in registers, anew for every few rows of x.
     fn direct<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
-        let (stride, whole) = (tile.inner.div_ceil(LANES), tile.inner / LANES);
-        let x = &x[..stride];
-        let sums = &mut room.sums[..tile.width()];
-        for (group, sums) in sums.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-            // Columns that are missing are the last one again.
-            let column = |c: usize| (tile.columns.start + group * GROUP + c).min(tile.columns.end - 1);
-            let rows = [w.row(column(0), whole), w.row(column(1), whole), w.row(column(2), whole), w.row(column(3), whole)];
-            let mut acc = [[0f32; LANES]; GROUP];
-            for (at, x) in x[..whole].iter().enumerate() {
-                for (sum, row) in acc.iter_mut().zip(rows) {
-                    multiply_add::<FMA>(sum, x, &W::lanes(row, at));
-                }
+        let sums = &mut room.sums[..tile.rows * tile.width()];
+        for group in 0..tile.width() / GROUP {
+            let mut row = 0;
+            while row < tile.rows {
+                // Registers hold the sums of four rows, or of one.
+                row += if WIDE && tile.rows - row > 1 {
+                    direct_block::<W, 4, FMA>(tile, w, x, row, group, sums)
+                } else {
+                    direct_block::<W, 1, FMA>(tile, w, x, row, group, sums)
+                };
             }
-            if whole < stride {
-                for (c, sum) in acc.iter_mut().enumerate() {
-                    multiply_add::<FMA>(sum, &x[whole], &w.rest(column(c)));
-                }
-            }
-            *sums = acc;
         }
-        let n = tile.columns.len();
-        sum_each(&sums[..n], &mut out[..n]);
+        sum_tile(tile, sums, out);
     }
+}
+
+/// `R` rows of x, or as many as there are, and the columns of a group. What is missing is the last one again.
+#[inline(always)]
+fn direct_block<W: Source, const R: usize, const FMA: bool>(
+    tile: &Tile,
+    w: W,
+    x: &[Lanes],
+    row: usize,
+    group: usize,
+    sums: &mut [Lanes],
+) -> usize {
+    let (stride, whole, width) = (tile.inner.div_ceil(LANES), tile.inner / LANES, tile.width());
+    let column = |c: usize| (tile.columns.start + group * GROUP + c).min(tile.columns.end - 1);
+    let weights = [w.row(column(0), whole), w.row(column(1), whole), w.row(column(2), whole), w.row(column(3), whole)];
+    let x: [&[Lanes]; R] = std::array::from_fn(|r| &x[(row + r).min(tile.rows - 1) * stride..][..stride]);
+    let mut acc = [[[0f32; LANES]; GROUP]; R];
+    for at in 0..whole {
+        for (c, weights) in weights.iter().enumerate() {
+            let lanes = W::lanes(*weights, at);
+            for r in 0..R {
+                multiply_add::<FMA>(&mut acc[r][c], &x[r][at], &lanes);
+            }
+        }
+    }
+    if whole < stride {
+        for c in 0..GROUP {
+            let lanes = w.rest(column(c));
+            for r in 0..R {
+                multiply_add::<FMA>(&mut acc[r][c], &x[r][whole], &lanes);
+            }
+        }
+    }
+    for (r, acc) in acc.iter().enumerate().take(tile.rows - row) {
+        sums[(row + r) * width + group * GROUP..][..GROUP].copy_from_slice(acc);
+    }
+    R
 }
 
 /// Widens a block of weights once, then multiplies all rows of x by it. Columns that are missing from the last group
@@ -167,12 +207,17 @@ vectorised! {
 }
 
 vectorised! {
-    /// The sums of each row's lanes.
     fn add_up(tile: &Tile, sums: &[Lanes], out: &mut [f32]) {
-        let columns = tile.columns.len();
-        for (sums, out) in sums.chunks_exact(tile.width()).zip(out.chunks_mut(tile.stride)) {
-            sum_each(&sums[..columns], &mut out[..columns]);
-        }
+        sum_tile(tile, sums, out);
+    }
+}
+
+/// The sums of each row's lanes.
+#[inline(always)]
+fn sum_tile(tile: &Tile, sums: &[Lanes], out: &mut [f32]) {
+    let columns = tile.columns.len();
+    for (sums, out) in sums.chunks_exact(tile.width()).zip(out.chunks_mut(tile.stride)) {
+        sum_each(&sums[..columns], &mut out[..columns]);
     }
 }
 
