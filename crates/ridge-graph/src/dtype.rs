@@ -114,8 +114,8 @@ impl DType {
     pub fn round(self, value: f64) -> f64 {
         match self {
             Self::F32 => f64::from(value as f32),
-            Self::BF16 => bf16::from_f64(value).to_f64(),
-            Self::F16 => f16::from_f64(value).to_f64(),
+            Self::BF16 => bf16::from_f32(to_odd(value)).to_f64(),
+            Self::F16 => f16::from_f32(to_odd(value)).to_f64(),
             Self::F8E4M3 => f8e4m3_to_f64(f64_to_f8e4m3(value)),
             Self::F8E5M2 => f8e5m2_to_f64(f64_to_f8e5m2(value)),
             Self::I8 => f64::from(value as i8),
@@ -150,8 +150,8 @@ impl DType {
         for v in values {
             match self {
                 Self::F32 => out.extend((v as f32).to_le_bytes()),
-                Self::BF16 => out.extend(bf16::from_f64(v).to_le_bytes()),
-                Self::F16 => out.extend(f16::from_f64(v).to_le_bytes()),
+                Self::BF16 => out.extend(bf16::from_f32(to_odd(v)).to_le_bytes()),
+                Self::F16 => out.extend(f16::from_f32(to_odd(v)).to_le_bytes()),
                 Self::F8E4M3 => out.push(f64_to_f8e4m3(v)),
                 Self::F8E5M2 => out.push(f64_to_f8e5m2(v)),
                 Self::I8 => out.extend((v as i8).to_le_bytes()),
@@ -169,6 +169,18 @@ impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// `value` as an f32 that a narrower type rounds as it would round `value` itself: truncated, with the last bit set
+/// where something was cut off (rounding to odd; Boldo and Melquiond 2008, "Emulation of a FMA and correctly rounded
+/// sums: proved algorithms using rounding to odd"). `half` looks at the upper half of an f64 alone.
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if f64::from(near) == value || !near.is_finite() {
+        return near;
+    }
+    let beyond = f64::from(near).abs() > value.abs();
+    f32::from_bits((near.to_bits() - u32::from(beyond)) | 1)
 }
 
 /// Decodes an OCP E4M3 byte (OCP 8-bit Floating Point Specification, revision 1.0, section 5).
@@ -257,6 +269,27 @@ mod tests {
         assert_eq!(DType::F8E4M3.round(448.0), 448.0);
         assert!(DType::F8E4M3.round(480.1).is_nan());
         assert_eq!(DType::F8E5M2.round(1e9), f64::INFINITY);
+    }
+
+    #[test]
+    fn rounding_to_16_bits_goes_to_the_nearest_however_little_beyond_the_middle() {
+        for (dtype, decode) in [
+            (DType::BF16, (|b| bf16::from_bits(b).to_f64()) as fn(u16) -> f64),
+            (DType::F16, |b| f16::from_bits(b).to_f64()),
+        ] {
+            for code in 0..0x7fff {
+                let (low, high) = (decode(code), decode(code + 1));
+                if !high.is_finite() {
+                    break;
+                }
+                let middle = f64::midpoint(low, high);
+                assert_eq!(dtype.round(middle), if code % 2 == 0 { low } else { high });
+                for tiny in [1e-15, 1e-9, 1e-7, 1e-4] {
+                    assert_eq!(dtype.round(middle * (1.0 - tiny)), low, "{dtype} {middle}");
+                    assert_eq!(dtype.round(-middle * (1.0 + tiny)), -high, "{dtype} {middle}");
+                }
+            }
+        }
     }
 
     #[test]
