@@ -61,7 +61,7 @@ fn difference(name: &str, expected: &Data, got: Result<RenderedChat, ModelError>
             let spans = |text: &str| {
                 let chars = |byte: usize| Data::Int(text[..byte].chars().count() as i128);
                 let pair = |range: &std::ops::Range<usize>| Data::List(vec![chars(range.start), chars(range.end)]);
-                got.generations.iter().map(pair).collect()
+                got.generations.iter().flatten().map(pair).collect()
             };
             let want = expected.get("generation_spans")?;
             let got = Data::List(spans(&got.text));
@@ -341,4 +341,14 @@ fn clock_counts_days_as_the_calendar_does() {
         let template = ChatTemplate::new("t", "{{ strftime_now('%a %d %b %Y %H:%M:%S %j') }}").unwrap();
         assert_eq!(template.render(&input).unwrap().text, text);
     }
+}
+
+#[test]
+fn generation_block_inside_of_a_captured_block_has_no_place() {
+    let places = |source: &str| ChatTemplate::new("t", source).unwrap().render(&user("é")).unwrap().generations;
+    let block = "{% generation %}{{ messages[0].content }}!{% endgeneration %}";
+    assert_eq!(places(&format!("é{block}a{block}")), Some(vec![2..5, 6..9]));
+    assert_eq!(places(&format!("{{% set b %}}{block}{{% endset %}}{{{{ b }}}}")), None);
+    assert_eq!(places(&format!("{{% macro m() %}}{block}{{% endmacro %}}{{{{ m() }}}}")), None);
+    assert_eq!(places("none"), Some(vec![]));
 }

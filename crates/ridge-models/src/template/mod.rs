@@ -36,8 +36,9 @@ pub struct RenderedChat {
     /// The prompt.
     pub text: String,
     /// Where the text of `{% generation %}` blocks is, in bytes of `text`: what the assistant says, to be trained on.
-    /// In order, and empty if the template has no such blocks.
-    pub generations: Vec<Range<usize>>,
+    /// In order, and empty if the template has no such blocks. Nothing if one is inside of a macro or of another block
+    /// whose text is collected first: its place in the whole is not known, and that which transformers gives is wrong.
+    pub generations: Option<Vec<Range<usize>>>,
 }
 
 /// What one rendering may use. The defaults render conversations of megabytes in well under a second, and stop a

@@ -90,7 +90,7 @@ impl Run<'_> {
                 self.keep(frame);
                 let caller = Value::Macro(Rc::new(Macro { def: caller.clone(), scope: frame.clone() }));
                 let value = self.eval_call(call, frame, Some(caller))?;
-                self.write(out, &self.text(&value)?)?;
+                self.write_string(out, &value)?;
             }
             Stmt::Filter { filter, body } => {
                 let (text, flow, inner) = self.buffered(body, frame)?;
@@ -98,7 +98,7 @@ impl Run<'_> {
                     return Ok(flow);
                 }
                 let value = self.filter_block(filter, Value::str(text), &inner)?;
-                self.write(out, &self.text(&value)?)?;
+                self.write_string(out, &value)?;
             }
             Stmt::With { targets, values, body } => {
                 let inner = Rc::new(Frame::new(Some(frame.clone())));
@@ -111,9 +111,11 @@ impl Run<'_> {
             }
             Stmt::Generation(body) => {
                 let (text, _, _) = self.buffered(body, frame)?;
-                // Inside a macro or a block, too, the place is counted from what is out already.
-                let start = self.written.get();
-                self.generations.borrow_mut().push(start..start + text.len());
+                let start = out.text.len();
+                match &mut *self.generations.borrow_mut() {
+                    Some(places) if out.root => places.push(start..start + text.len()),
+                    places => *places = None,
+                }
                 self.write(out, &text)?;
             }
             Stmt::Block(body) => {
@@ -126,6 +128,14 @@ impl Run<'_> {
             Stmt::Refuse(why) => return fail(*why),
         }
         Ok(Flow::Next)
+    }
+
+    /// Writes what a call block or a filter block gave, which must be a string.
+    fn write_string(&self, out: &mut Out, value: &Value) -> Res<()> {
+        match value.as_str() {
+            Some(text) => self.write(out, text),
+            None => fail(format!("a block must give a string, and gave a {}", value.type_name())),
+        }
     }
 
     /// Attributes are set of namespaces only, and that is found out before anything is set.

@@ -35,10 +35,8 @@ pub(crate) struct Run<'a> {
     pub(crate) clock: &'a Clock,
     /// What was given to the template, and what it set at its top level.
     context: RefCell<HashMap<Arc<str>, Value>>,
-    /// The bytes of output that are out, that is, in no buffer of a macro or a block.
-    pub(crate) written: Cell<usize>,
-    /// Where generation blocks are in the output, in bytes.
-    pub(crate) generations: RefCell<Vec<Range<usize>>>,
+    /// Where generation blocks are in the output, in bytes; nothing once one was written to a buffer.
+    pub(crate) generations: RefCell<Option<Vec<Range<usize>>>>,
     /// What may hold itself and is emptied in the end.
     namespaces: RefCell<Vec<Rc<RefCell<Dict>>>>,
     frames: RefCell<Vec<Rc<Frame>>>,
@@ -54,7 +52,7 @@ pub(crate) struct Out {
 /// A rendered template.
 pub(crate) struct Rendered {
     pub(crate) text: String,
-    pub(crate) generations: Vec<Range<usize>>,
+    pub(crate) generations: Option<Vec<Range<usize>>>,
 }
 
 /// Renders `template` with these variables.
@@ -70,8 +68,7 @@ pub(crate) fn render(
         depth: Cell::new(bounds.depth),
         clock,
         context: RefCell::new(variables),
-        written: Cell::new(0),
-        generations: RefCell::default(),
+        generations: RefCell::new(Some(Vec::new())),
         namespaces: RefCell::default(),
         frames: RefCell::default(),
     };
@@ -200,9 +197,6 @@ impl Run<'_> {
     pub(crate) fn write(&self, out: &mut Out, text: &str) -> Res<()> {
         self.charge(text.len())?;
         out.text.push_str(text);
-        if out.root {
-            self.written.set(out.text.len());
-        }
         Ok(())
     }
 

@@ -107,6 +107,9 @@ impl Run<'_> {
             "odd" => self.rest_is(value, &Value::Int(2), 1),
             "even" => self.rest_is(value, &Value::Int(2), 0),
             "divisibleby" => self.rest_is(value, &other, 0),
+            "filter" | "test" if matches!(value, Value::List(_) | Value::Dict(_)) => {
+                fail(format!("unhashable type: '{}'", value.type_name()))
+            }
             "filter" => Ok(value.as_str().is_some_and(super::filters::exists)),
             "test" => Ok(value.as_str().is_some_and(exists)),
             "sameas" => same(value, &other),
