@@ -352,3 +352,19 @@ fn generation_block_inside_of_a_captured_block_has_no_place() {
     assert_eq!(places(&format!("{{% macro m() %}}{block}{{% endmacro %}}{{{{ m() }}}}")), None);
     assert_eq!(places("none"), Some(vec![]));
 }
+
+#[test]
+fn loop_that_never_came_to_an_end_takes_its_other_branch() {
+    // Surprising and jinja2's: it notes an iteration at its end, where break and continue do not come by.
+    for (body, text) in [("{{ x }}", "12"), ("{% break %}", "no"), ("{% continue %}", "no"), ("", "")] {
+        assert_eq!(render(&format!("{{% for x in [1, 2] %}}{body}{{% else %}}no{{% endfor %}}")).unwrap(), text);
+    }
+}
+
+#[test]
+fn variable_set_behind_a_loop_hides_the_one_that_was_given() {
+    let source = "{% for x in [1] %}[{{ messages }}]{% endfor %}{% set messages = 1 %}{{ messages }}";
+    assert_eq!(render(source).unwrap(), "[]1");
+    let source = "{% for x in [1] %}[{{ messages|length }}]{% endfor %}{% if 0 %}{% set messages = 1 %}{% endif %}";
+    assert_eq!(render(source).unwrap(), "[1]");
+}

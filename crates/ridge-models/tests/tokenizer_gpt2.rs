@@ -22,14 +22,11 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The texts of the published file with their ids.
+/// The published texts with their ids.
 fn published() -> Vec<(String, Vec<u32>)> {
-    let texts = fixture("gpt2.inp");
-    let texts: Vec<&str> = texts.split("\n__ggml_vocab_test__\n").collect();
-    let lines = fixture("gpt2.out");
-    let lines = lines.lines().map(|line| line.split_whitespace().map(|id| id.parse().unwrap()).collect());
-    assert_eq!(texts.last(), Some(&""), "the last separator ends the file");
-    let pairs: Vec<_> = texts.into_iter().map(str::to_owned).zip(lines).collect();
+    let pairs = json("gpt2_texts.json");
+    let pairs: Vec<_> =
+        pairs.as_array().unwrap().iter().map(|pair| (pair[0].as_str().unwrap().to_owned(), ids(&pair[1]))).collect();
     assert_eq!(pairs.len(), 46);
     pairs
 }

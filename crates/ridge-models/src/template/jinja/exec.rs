@@ -238,7 +238,7 @@ impl Run<'_> {
             recursive: each.recursive.then(|| (each.clone(), frame.clone())),
         });
         let name: Arc<str> = "loop".into();
-        let mut ran = false;
+        let (mut ran, mut completed) = (false, false);
         loop {
             let next = state.rest.borrow_mut().pop_front();
             let Some(item) = next else { break };
@@ -254,11 +254,14 @@ impl Run<'_> {
             self.set(&each.target, item, &inner, false)?;
             inner.declare(&name, Some(Value::Loop(state.clone())));
             self.declare(&inner, &each.body.symbols);
-            if self.nodes(&each.body.nodes, &inner, false, out)? == Flow::Break {
-                return Ok(Flow::Next);
+            match self.nodes(&each.body.nodes, &inner, false, out)? {
+                Flow::Next => completed = true,
+                Flow::Continue => {}
+                Flow::Break => break,
             }
         }
-        if !ran && let Some(otherwise) = &each.otherwise {
+        // jinja2 takes the other branch unless an iteration came to its end, which one with a break or continue did not.
+        if !completed && let Some(otherwise) = &each.otherwise {
             let inner = Rc::new(Frame::new(Some(frame.clone())));
             self.declare(&inner, &otherwise.symbols);
             return self.nodes(&otherwise.nodes, &inner, false, out);

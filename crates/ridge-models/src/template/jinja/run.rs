@@ -213,14 +213,7 @@ impl Run<'_> {
         }
         let items: VecDeque<Res<Value>> = match value {
             Value::Undefined(_) => VecDeque::new(),
-            Value::Str(text) | Value::Markup(text) => {
-                let markup = matches!(value, Value::Markup(_));
-                let one = |c: char| {
-                    let text: Arc<str> = c.to_string().into();
-                    Ok(if markup { Value::Markup(text) } else { Value::Str(text) })
-                };
-                text.chars().map(one).collect()
-            }
+            Value::Str(text) | Value::Markup(text) => text.chars().map(|c| Ok(Value::str(c.to_string()))).collect(),
             Value::List(items) | Value::Tuple(items) => items.iter().cloned().map(Ok).collect(),
             Value::Dict(dict) => dict.keys().cloned().map(Ok).collect(),
             Value::View(view, dict) => dict.entries().iter().map(|entry| view_item(*view, entry)).collect(),

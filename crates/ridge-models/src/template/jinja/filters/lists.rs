@@ -29,7 +29,7 @@ impl Run<'_> {
                 match &value {
                     Value::Str(text) => self.string(text.chars().rev().collect()),
                     Value::Markup(_) => unsupported("reverse of a string made by escape or safe is not supported"),
-                    Value::Iter(_) | Value::Undefined(_) => {
+                    Value::Iter(_) => {
                         let mut items = self.items(&value)?;
                         items.reverse();
                         Value::list(items)
@@ -63,14 +63,14 @@ impl Run<'_> {
                 let mut bound = args.bind(name, &["case_sensitive", "attribute"], 0)?;
                 let (case, path) = (bound.flag(0, false), bound.value(1));
                 let mut seen = Dict::default();
-                self.generate(&value, |item| {
+                Ok(self.generate_all(&value, |item| {
                     let key = self.key(&item, &path, case, None)?;
                     let is_new = seen.get(&key)?.is_none();
                     if is_new {
                         seen.insert(key, Value::None)?;
                     }
                     Ok(is_new.then_some(item))
-                })
+                }))
             }
             "min" | "max" => {
                 let mut bound = args.bind(name, &["case_sensitive", "attribute"], 0)?;
@@ -98,27 +98,26 @@ impl Run<'_> {
                     return fail("sum() can't sum strings [use ''.join(seq) instead]");
                 }
                 for item in self.items(&value)? {
-                    if matches!((&sum, &item), (Value::Float(_), _) | (_, Value::Float(_))) {
+                    let part = self.path(&item, &path, None)?;
+                    if matches!((&sum, &part), (Value::Float(_), _) | (_, Value::Float(_))) {
                         // Newer Pythons keep the rounding errors of a sum and add them in the end.
                         return unsupported("a sum of floats is not supported");
                     }
-                    sum = self.binary(Op::Add, &sum, &self.path(&item, &path, None)?)?;
+                    sum = self.binary(Op::Add, &sum, &part)?;
                 }
                 Ok(sum)
             }
             "batch" | "slice" => self.chunks(name, &value, args),
             "groupby" => self.group_by(&value, args),
             "map" => self.map(&value, args),
-            _ => self.select(name, &value, &args),
+            _ => Ok(self.select(name, &value, &args)),
         }
     }
 
     /// What `reversed()` gives, of what has an order and a length.
     fn reversed(&self, value: &Value) -> Res<Vec<Value>> {
         match value {
-            Value::Iter(_) | Value::Undefined(_) | Value::Loop(_) => {
-                fail(format!("'{}' object is not reversible", value.type_name()))
-            }
+            Value::Iter(_) | Value::Loop(_) => fail(format!("'{}' object is not reversible", value.type_name())),
             _ => {
                 let mut items = self.items(value)?;
                 items.reverse();
@@ -133,22 +132,23 @@ impl Run<'_> {
         if case { Ok(key) } else { self.ignoring_case(key) }
     }
 
+    /// [`generate_all`](Self::generate_all) of a value that is true; of others there are no items, whatever they are.
+    fn generate(&self, value: &Value, each: impl FnMut(Value) -> Res<Option<Value>>) -> Value {
+        if value.truthy() { self.generate_all(value, each) } else { Value::iter([]) }
+    }
+
     /// A generator of what `each` makes of the items. It is run here and now, and an error is kept for whoever takes
     /// that item.
-    fn generate(&self, value: &Value, mut each: impl FnMut(Value) -> Res<Option<Value>>) -> Res<Value> {
-        if !value.truthy() && !matches!(value, Value::Iter(_)) {
-            return Ok(Value::iter([]));
-        }
+    fn generate_all(&self, value: &Value, mut each: impl FnMut(Value) -> Res<Option<Value>>) -> Value {
         let items = match self.iterate(value) {
             Ok(items) => items,
-            Err(fault) => return Ok(Value::iter([Err(fault)])),
+            Err(fault) => return Value::iter([Err(fault)]),
         };
         let mut made = Vec::new();
         loop {
             let next = items.borrow_mut().pop_front();
             let Some(item) = next else { break };
-            self.step()?;
-            match item.and_then(&mut each) {
+            match self.step().and(item).and_then(&mut each) {
                 Ok(item) => made.extend(item.map(Ok)),
                 Err(fault) => {
                     made.push(Err(fault));
@@ -156,7 +156,7 @@ impl Run<'_> {
                 }
             }
         }
-        Ok(Value::iter(made))
+        Value::iter(made)
     }
 
     fn join(&self, value: &Value, args: Args) -> Res<Value> {
@@ -254,19 +254,19 @@ impl Run<'_> {
             let mut bound = args.bind("map", &["attribute", "default"], 1)?;
             let (path, default) = (bound.value(0), bound.value(1));
             let default = Some(default).filter(|default| !matches!(default, Value::None));
-            return self.generate(value, |item| self.path(&item, &path, default.as_ref()).map(Some));
+            return Ok(self.generate(value, |item| self.path(&item, &path, default.as_ref()).map(Some)));
         }
         let Some(filter) = args.positional.first().cloned() else {
             return Ok(Value::iter([fail("map requires a filter argument")]));
         };
         let rest = Self::rest_of(&args, 1);
-        self.generate(value, |item| {
+        Ok(self.generate(value, |item| {
             let name = filter_name(&filter)?;
             self.deeper(|| self.filter(&name, item, rest.clone())).map(Some)
-        })
+        }))
     }
 
-    fn select(&self, name: &str, value: &Value, args: &Args) -> Res<Value> {
+    fn select(&self, name: &str, value: &Value, args: &Args) -> Value {
         let by_attribute = name.ends_with("attr");
         let keep = name.starts_with("select");
         let mut positional = args.positional.iter();
