@@ -1,4 +1,6 @@
 //! The loop of each op over a tile in registers. Booleans are 0 and 1 in f32.
+//!
+//! Functions with several steps inside take them in f64, so that a result is rounded once, as its op says.
 
 use ridge_graph::{Binary, Combine, Compare, DType, Unary};
 
@@ -41,10 +43,11 @@ map! {
     neg: |x| -x;
     abs: |x| x.abs();
     sqrt: |x| x.sqrt();
-    rsqrt: |x| 1.0 / x.sqrt();
+    rsqrt: |x| (1.0 / f64::from(x).sqrt()) as f32;
     floor: |x| x.floor();
-    exp: |x| simd::exp::<FMA>(x);
-    sigmoid: |x| 1.0 / (1.0 + simd::exp::<FMA>(-x));
+    exp: |x| exp64::<FMA>(f64::from(x)) as f32;
+    sigmoid: |x| (1.0 / (1.0 + exp64::<FMA>(-f64::from(x)))) as f32;
+    tanh: |x| tanh64::<FMA>(f64::from(x)) as f32;
     not: |x| if x == 0.0 { 1.0 } else { 0.0 };
 }
 
@@ -60,6 +63,51 @@ zip! {
 }
 
 compares! { eq: ==; ne: !=; lt: <; le: <=; gt: >; ge: >=; }
+
+/// 1 / k! from k = 11 down to 0.
+const TAYLOR: [f64; 12] = [
+    1.0 / 39_916_800.0,
+    1.0 / 3_628_800.0,
+    1.0 / 362_880.0,
+    1.0 / 40_320.0,
+    1.0 / 5040.0,
+    1.0 / 720.0,
+    1.0 / 120.0,
+    1.0 / 24.0,
+    1.0 / 6.0,
+    0.5,
+    1.0,
+    1.0,
+];
+
+/// `e^x` of an f32 to some 13 digits, so that rounding it to f32 is the only error that counts; a loop of it becomes
+/// vector code. By `2^n e^r` with `|r| <= ln(2) / 2`, of which the last term of the series is below 1e-13.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+fn exp64<const FMA: bool>(x: f64) -> f64 {
+    /// Adding it leaves the nearest integer in the low bits.
+    const ROUND: f64 = 6_755_399_441_055_744.0;
+    // Beyond these an f32 is 0 or infinite. As comparisons, which leave NaN as it is.
+    let x = if x < -200.0 { -200.0 } else { x };
+    let x = if x > 200.0 { 200.0 } else { x };
+    let shifted = x * std::f64::consts::LOG2_E + ROUND;
+    let r = x - (shifted - ROUND) * std::f64::consts::LN_2;
+    let mut sum = 0.0;
+    for term in TAYLOR {
+        sum = if FMA { f64::mul_add(sum, r, term) } else { sum * r + term };
+    }
+    let scale = f64::from_bits((shifted.to_bits() << 52).wrapping_add(1023 << 52));
+    sum * scale
+}
+
+/// The hyperbolic tangent, as precise: near zero by its series, where the difference would cancel.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+fn tanh64<const FMA: bool>(x: f64) -> f64 {
+    let far = 1.0 - 2.0 / (exp64::<FMA>(2.0 * x) + 1.0);
+    let near = x - x * x * x * (1.0 / 3.0);
+    if x.abs() < 1e-3 { near } else { far }
+}
 
 /// The larger; NaN if either is.
 #[inline(always)]
@@ -94,8 +142,9 @@ pub(crate) fn unary(op: Unary, x: &[f32], out: &mut [f32]) {
         Unary::Rsqrt => rsqrt(x, out),
         Unary::Sin => each(x, out, f32::sin),
         Unary::Cos => each(x, out, f32::cos),
-        Unary::Tanh => each(x, out, f32::tanh),
-        Unary::Erf => each(x, out, libm::erff),
+        Unary::Tanh => tanh(x, out),
+        // In f64: in f32 it would be wrong by more than one rounding.
+        Unary::Erf => each(x, out, |x| libm::erf(f64::from(x)) as f32),
         Unary::Sigmoid => sigmoid(x, out),
         Unary::Floor => floor(x, out),
         Unary::Not => not(x, out),
