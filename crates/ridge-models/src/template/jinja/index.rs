@@ -262,42 +262,60 @@ impl Run<'_> {
             Value::Str(text) => {
                 self.charge(text.len())?;
                 let chars: Vec<char> = text.chars().collect();
-                Ok(Value::str(positions(chars.len(), bounds).map(|i| chars[i]).collect::<String>()))
+                Ok(Value::str(Positions::new(chars.len(), bounds).iter().map(|i| chars[i]).collect::<String>()))
             }
             Value::List(items) => {
                 self.charge(16 * items.len())?;
-                Value::list(positions(items.len(), bounds).map(|i| items[i].clone()).collect())
+                Value::list(Positions::new(items.len(), bounds).iter().map(|i| items[i].clone()).collect())
             }
             Value::Tuple(items) => {
                 self.charge(16 * items.len())?;
-                Value::tuple(positions(items.len(), bounds).map(|i| items[i].clone()).collect())
+                Value::tuple(Positions::new(items.len(), bounds).iter().map(|i| items[i].clone()).collect())
             }
             Value::Undefined(message) => fail(&**message),
-            Value::Range(..) | Value::Markup(_) => {
-                unsupported(format!("a slice of a {} is not supported", value.type_name()))
+            Value::Range(start, _, step) => {
+                let part = Positions::new(range_len(value), bounds);
+                let at = |position: i128| start + position * step;
+                match part.step.checked_mul(*step) {
+                    Some(product) => Ok(Value::Range(at(part.start), at(part.stop), product)),
+                    None => unsupported("a range with such steps is not supported"),
+                }
             }
+            Value::Markup(_) => unsupported("a slice of a string made by escape or safe is not supported"),
             Value::Dict(_) => fail("unhashable type: 'slice'"),
             other => fail(format!("'{}' object is not subscriptable", other.type_name())),
         }
     }
 }
 
-/// The positions that a slice takes of `length` items.
-fn positions(length: usize, [start, stop, step]: [Option<i128>; 3]) -> impl Iterator<Item = usize> {
-    let length = length as i128;
-    let step = step.unwrap_or(1);
-    // Where a bound may lie: going down, one before the first item is the end.
-    let (low, high) = if step < 0 { (-1, length - 1) } else { (0, length) };
-    let clamp = |bound: i128| {
-        let from_start = if bound < 0 { bound.saturating_add(length) } else { bound };
-        from_start.clamp(low, high.max(low))
-    };
-    let (first, last) = if step < 0 { (high, low) } else { (low, high) };
-    let start = start.map_or(first, clamp);
-    let stop = stop.map_or(last, clamp);
-    let span = if step < 0 { start - stop } else { stop - start };
-    let count = if span <= 0 { 0 } else { (span - 1) / step.saturating_abs() + 1 };
-    (0..count).map(move |i| (start + i * step) as usize)
+/// The positions that a slice takes.
+struct Positions {
+    start: i128,
+    stop: i128,
+    step: i128,
+}
+
+impl Positions {
+    /// Those of `length` items.
+    fn new(length: usize, [start, stop, step]: [Option<i128>; 3]) -> Self {
+        let length = length as i128;
+        let step = step.unwrap_or(1);
+        // Where a bound may lie: going down, one before the first item is the end.
+        let (low, high) = if step < 0 { (-1, length - 1) } else { (0, length) };
+        let clamp = |bound: i128| {
+            let from_start = if bound < 0 { bound.saturating_add(length) } else { bound };
+            from_start.clamp(low, high.max(low))
+        };
+        let (first, last) = if step < 0 { (high, low) } else { (low, high) };
+        Self { start: start.map_or(first, clamp), stop: stop.map_or(last, clamp), step }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = usize> + use<> {
+        let &Self { start, stop, step } = self;
+        let span = if step < 0 { start - stop } else { stop - start };
+        let count = if span <= 0 { 0 } else { (span - 1) / step.saturating_abs() + 1 };
+        (0..count).map(move |i| (start + i * step) as usize)
+    }
 }
 
 fn loop_attribute(value: &Value, state: &Rc<Loop>, name: &Arc<str>) -> Res<Attribute> {

@@ -34,7 +34,7 @@ pub(crate) fn split_space(text: &str, count: Option<usize>) -> Vec<&str> {
     let mut rest = text.trim_start_matches(is_space);
     while !rest.is_empty() {
         if count.is_some_and(|count| found.len() == count) {
-            found.push(rest.trim_end_matches(is_space));
+            found.push(rest);
             break;
         }
         let end = rest.find(is_space).unwrap_or(rest.len());
@@ -50,7 +50,7 @@ pub(crate) fn rsplit_space(text: &str, count: Option<usize>) -> Vec<&str> {
     let mut rest = text.trim_end_matches(is_space);
     while !rest.is_empty() {
         if count.is_some_and(|count| found.len() == count) {
-            found.push(rest.trim_start_matches(is_space));
+            found.push(rest);
             break;
         }
         let start = rest.char_indices().rev().find(|(_, c)| is_space(*c)).map_or(0, |(at, c)| at + c.len_utf8());
