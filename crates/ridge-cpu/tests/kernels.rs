@@ -73,6 +73,7 @@ fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
         (4, 2, 24, 16, DType::F32),
         (2, 2, 64, 16, DType::BF16),
         (4, 1, 8, 7, DType::F32),
+        (3, 3, 4, 16, DType::F16),
         (3, 1, 80, 32, DType::F8E4M3),
     ] {
         let tokens = 533usize;

@@ -9,16 +9,20 @@
 //! a span keys come in order. So a token's bits depend on its own position, never on the tokens beside it. With a window
 //! the spans before it are passed over, and keys before it in its first span weigh nothing.
 
+mod narrow;
+mod values;
+
 use std::ops::Range;
 
 use ridge_graph::DType;
 use ridge_graph::ops::PagedAttention;
 
 use super::Entry;
-use super::linear::source::{Lanes, Plain, start};
+use super::linear::source::{Lanes, Plain};
 use super::linear::tile::{self, Room, Tile};
 use crate::kernel::{Io, Kernel, Scratch, Spec};
-use crate::simd::{self, Element, LANES, fma, vectorised};
+use crate::simd::{self, Element, LANES};
+use values::{Run, weigh};
 
 pub(super) const ENTRIES: &[Entry] = &[Entry {
     name: "attention",
@@ -88,7 +92,7 @@ struct Rows {
 struct State<'a> {
     /// Vectors, as sums want them.
     q: &'a mut [Lanes],
-    /// Vectors of weighed values.
+    /// Vectors of weighed values, in chains: see [`values`].
     out: &'a mut [Lanes],
     /// Scores, then their exponentials: [`SPAN`] a row.
     scores: &'a mut [f32],
@@ -115,7 +119,7 @@ impl Kernel for Attention {
         let columns = self.columns();
         let [q, out, scores, largest, total, sums, weights] = scratch.slices::<f32, 7>([
             rows * vectors * LANES,
-            rows * vectors * LANES,
+            rows * values::chains(vectors) * vectors * LANES,
             rows * SPAN,
             rows,
             rows,
@@ -150,6 +154,12 @@ impl Attention {
         self.heads.checked_div(self.kv_heads).unwrap_or(0)
     }
 
+    /// Vectors of all chains of a row.
+    fn chained(&self) -> usize {
+        let vectors = self.dim.div_ceil(LANES);
+        vectors * values::chains(vectors)
+    }
+
     /// Keys whose scores are computed together.
     fn columns(&self) -> usize {
         tile::columns(self.together * self.group())
@@ -178,7 +188,7 @@ impl Attention {
 
     /// All of attention for `rows` and the query heads of kv head `head`.
     fn attend(&self, io: &Io<'_>, head: usize, rows: &Rows, state: &mut State<'_>) {
-        let (group, vectors) = (self.group(), self.dim.div_ceil(LANES));
+        let (group, vectors, chained) = (self.group(), self.dim.div_ceil(LANES), self.chained());
         let count = rows.tokens.len() * group;
         for (i, q) in state.q[..count * vectors].chunks_exact_mut(vectors).enumerate() {
             let q = q.as_flattened_mut();
@@ -187,7 +197,7 @@ impl Attention {
             simd::scale(&mut q[..self.dim], self.scale);
             tile::fill(q, self.dim);
         }
-        state.out[..count * vectors].fill([0.0; LANES]);
+        state.out[..count * chained].fill([0.0; LANES]);
         state.largest[..count].fill(f32::NEG_INFINITY);
         state.total[..count].fill(0.0);
         let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
@@ -197,14 +207,16 @@ impl Attention {
             simd::with_element!(self.cache, T => {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
-                self.soften(rows, group, from, state, vectors);
+                self.soften(rows, from, state);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
                 });
             });
         }
         for i in 0..count {
-            let values = &mut state.out[i * vectors..][..vectors].as_flattened_mut()[..self.dim];
+            let out = &mut state.out[i * chained..][..chained];
+            values::add_chains(out, vectors);
+            let values = &mut out.as_flattened_mut()[..self.dim];
             if state.total[i] > 0.0 {
                 simd::scale(values, 1.0 / state.total[i]);
             }
@@ -252,7 +264,18 @@ impl Attention {
         let Some(at) = at else {
             return state.scores.chunks_exact_mut(SPAN).take(count).for_each(|row| row[keys.clone()].fill(0.0));
         };
-        let source = Plain { data: self.slab(cache, head, 0, at), inner: self.dim };
+        let slab = self.slab(cache, head, 0, at);
+        if narrow::is_narrow(self.dim) {
+            return narrow::scores(
+                slab,
+                self.dim,
+                keys.len(),
+                state.q,
+                count,
+                &mut state.scores[keys.start..count * SPAN],
+            );
+        }
+        let source = Plain { data: slab, inner: self.dim };
         let columns = self.columns();
         for from in (0..keys.len()).step_by(columns) {
             let columns = from..(from + columns).min(keys.len());
@@ -268,7 +291,8 @@ impl Attention {
     }
 
     /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
-    fn soften(&self, rows: &Rows, group: usize, from: usize, state: &mut State<'_>, vectors: usize) {
+    fn soften(&self, rows: &Rows, from: usize, state: &mut State<'_>) {
+        let (group, chained) = (self.group(), self.chained());
         for i in 0..rows.tokens.len() * group {
             let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
             let unseen = self.start(rows, i / group).saturating_sub(from).min(seen);
@@ -285,7 +309,7 @@ impl Attention {
             if from > 0 {
                 let kept = (before - largest).exp();
                 state.total[i] *= kept;
-                simd::scale(state.out[i * vectors..][..vectors].as_flattened_mut(), kept);
+                simd::scale(state.out[i * chained..][..chained].as_flattened_mut(), kept);
             }
             state.largest[i] = largest;
             state.total[i] += simd::exp_sum(scores, largest);
@@ -304,78 +328,25 @@ impl Attention {
         state: &mut State<'_>,
     ) {
         let Some(at) = at else { return };
-        let (group, vectors) = (self.group(), self.dim.div_ceil(LANES));
+        let (group, chained) = (self.group(), self.chained());
         let slab = self.slab(cache, head, 1, at);
+        let run = |from: usize, end: usize| Run {
+            values: &slab[from * self.dim..],
+            dim: self.dim,
+            first: keys.start + from,
+            keys: end - from,
+        };
         // Keys that all rows see at once, then for each token those that only it and later ones see.
         let shared = rows.seen.saturating_sub(first).min(keys.len());
         let all = rows.tokens.len() * group;
-        weigh(slab, self.dim, shared, &state.scores[keys.start..all * SPAN], all, &mut state.out[..all * vectors]);
+        weigh(&run(0, shared), &state.scores[keys.start..all * SPAN], all, &mut state.out[..all * chained]);
         for token in 1..rows.tokens.len() {
             let seen = (rows.seen + token).saturating_sub(first).min(keys.len());
             if seen > shared {
                 let scores = &state.scores[token * group * SPAN + keys.start + shared..all * SPAN];
-                let out = &mut state.out[token * group * vectors..][..group * vectors];
-                weigh(&slab[shared * self.dim..], self.dim, seen - shared, scores, group, out);
+                let out = &mut state.out[token * group * chained..][..group * chained];
+                weigh(&run(shared, seen), scores, group, out);
             }
         }
-    }
-}
-
-vectorised! {
-    /// Adds `keys` rows of `values`, weighed by each row of `weights`, to that row of `out`.
-    fn weigh<T: Element>(values: &[T], dim: usize, keys: usize, weights: &[f32], rows: usize, out: &mut [Lanes]) {
-        let vectors = dim.div_ceil(LANES);
-        let mut row = 0;
-        while row < rows {
-            let left = rows - row;
-            let mut vector = 0;
-            while vector < vectors {
-                let wide = vectors - vector >= 4;
-                match (WIDE && left >= 4, wide) {
-                    (true, true) => weigh_block::<T, 4, 4, FMA>(values, dim, keys, weights, row, vector, out),
-                    (true, false) => weigh_block::<T, 4, 1, FMA>(values, dim, keys, weights, row, vector, out),
-                    (false, true) => weigh_block::<T, 1, 4, FMA>(values, dim, keys, weights, row, vector, out),
-                    (false, false) => weigh_block::<T, 1, 1, FMA>(values, dim, keys, weights, row, vector, out),
-                }
-                vector += if wide { 4 } else { 1 };
-            }
-            row += if WIDE && left >= 4 { 4 } else { 1 };
-        }
-    }
-}
-
-/// `R` rows of weights, `V` vectors of each value.
-#[inline(always)]
-#[allow(clippy::inline_always)] // must compile with its caller's instruction set
-fn weigh_block<T: Element, const R: usize, const V: usize, const FMA: bool>(
-    values: &[T],
-    dim: usize,
-    keys: usize,
-    weights: &[f32],
-    row: usize,
-    vector: usize,
-    out: &mut [Lanes],
-) {
-    let vectors = dim.div_ceil(LANES);
-    let weights: [&[f32]; R] = std::array::from_fn(|r| &weights[(row + r) * SPAN..][..keys]);
-    let mut acc = [[[0f32; LANES]; V]; R];
-    for r in 0..R {
-        acc[r].copy_from_slice(&out[(row + r) * vectors + vector..][..V]);
-    }
-    for key in 0..keys {
-        let at = &values[key * dim + vector * LANES..];
-        for v in 0..V {
-            // The last vector may hold elements of the next value: those lanes are not used.
-            let lanes = start(&at[v * LANES..]);
-            for r in 0..R {
-                let weight = weights[r][key];
-                for i in 0..LANES {
-                    acc[r][v][i] = fma::<FMA>(weight, lanes[i], acc[r][v][i]);
-                }
-            }
-        }
-    }
-    for r in 0..R {
-        out[(row + r) * vectors + vector..][..V].copy_from_slice(&acc[r]);
     }
 }
