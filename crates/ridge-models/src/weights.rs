@@ -9,9 +9,17 @@ use ridge_runtime::{Session, WeightData};
 use crate::checkpoint::Checkpoint;
 use crate::error::{ModelError, Result};
 
-/// Tensors that checkpoints carry and graphs do not need: tables that are computed, and an output projection that is
-/// tied to the embedding.
-const IGNORABLE: &[&str] = &["*.rotary_emb.inv_freq"];
+/// Tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
+/// projection that is tied to the embedding.
+const IGNORABLE: &[&str] = &[
+    "*.rotary_emb.inv_freq",
+    "*.attn.bias",
+    "*.attn.masked_bias",
+    "*.attention.bias",
+    "*.attention.masked_bias",
+    "lm_head.weight",
+    "embed_out.weight",
+];
 
 /// Where weights come from.
 #[derive(Clone, Debug)]
@@ -30,13 +38,11 @@ impl WeightSource {
     /// [`ModelError::Tensors`] when the checkpoint's tensors are not the graph's weights.
     pub fn retype(&self, graph: &Graph, format: Option<&FormatRef>) -> Result<Graph> {
         if let Self::Checkpoint(checkpoint) = self {
-            let tied = !graph.args(Role::Weight).any(|a| &*a.name == "lm_head.weight");
-            let ignorable: Vec<&str> = IGNORABLE.iter().copied().chain(tied.then_some("lm_head.weight")).collect();
-            checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), &ignorable)?;
+            checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), IGNORABLE)?;
         }
         let storage = |name: &str, ty: &Type| {
             let dtype = match self {
-                Self::Checkpoint(checkpoint) => checkpoint.tensor(name).ok()?.dtype,
+                Self::Checkpoint(checkpoint) => checkpoint.dtype(name)?,
                 Self::Random(dtype) => *dtype,
             };
             let plain = Type { dtype, ..ty.clone() };

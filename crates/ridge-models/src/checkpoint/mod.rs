@@ -1,9 +1,10 @@
 //! Published weights: safetensors files, mapped into memory, with their headers checked before a byte is used.
 //!
 //! `header.rs` reads one file's header; `shards.rs` finds which files make up a checkpoint; this file puts them
-//! together and holds them against what a model expects.
+//! together and holds them against what a model expects; `parts.rs` takes published tensors apart.
 
 mod header;
+mod parts;
 mod shards;
 
 use std::borrow::Cow;
@@ -15,6 +16,8 @@ use ridge_graph::DType;
 use ridge_runtime::mem::MappedFile;
 
 use crate::error::{ModelError, Result, TensorMismatch};
+
+pub use parts::{Part, Rows};
 
 /// The named tensors of a model, in one safetensors file or several.
 ///
@@ -71,6 +74,8 @@ struct Entry {
     shape: Vec<usize>,
     /// Where the data lies in the shard's bytes.
     range: Range<usize>,
+    /// How its elements follow from that data, if they are not the data itself.
+    moved: Option<parts::Moved>,
 }
 
 impl Checkpoint {
@@ -125,7 +130,7 @@ impl Checkpoint {
                     remedy: "remove the file that does not belong to the checkpoint".to_owned(),
                 });
             }
-            let entry = Entry { shard, dtype: tensor.dtype, shape: tensor.shape, range: tensor.range };
+            let entry = Entry { shard, dtype: tensor.dtype, shape: tensor.shape, range: tensor.range, moved: None };
             self.tensors.insert(tensor.name, entry);
         }
         self.shards.push(Shard { file, bytes });
@@ -189,18 +194,20 @@ impl Checkpoint {
         }
     }
 
+    /// The dtype of the tensor called `name`, if there is one; looks at no element.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        self.tensors.get(name).map(|entry| entry.dtype)
+    }
+
     /// Every tensor, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         self.tensors.iter().map(|(name, entry)| self.view(name, entry))
     }
 
     fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> TensorView<'a> {
-        TensorView {
-            name,
-            dtype: entry.dtype,
-            shape: &entry.shape,
-            data: &self.shards[entry.shard].bytes.get()[entry.range.clone()],
-        }
+        let data = &self.shards[entry.shard].bytes.get()[entry.range.clone()];
+        let data = entry.moved.as_ref().map_or(data, |moved| moved.bytes(data));
+        TensorView { name, dtype: entry.dtype, shape: &entry.shape, data }
     }
 
     /// Holds the checkpoint against the tensors that a model expects, given as names and shapes.
