@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::Seconds;
-use ridge_models::{LlamaConfig, ModelFiles, Tokenizer};
+use ridge_models::{ModelConfig, ModelFiles, Tokenizer};
 use serde_json::json;
 
 use crate::error::{Error, Result};
@@ -18,12 +18,12 @@ use crate::settings::{GenerateSettings, Prompt, refused};
 pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let started = Instant::now();
     let files = ModelFiles::open(settings.model.path.as_deref())?;
-    let config = files.llama_config()?;
+    let config = files.config()?;
     let prompt = Tokens::read(settings, &files, &config)?;
-    let context = context(settings, prompt.ids.len(), config.max_position_embeddings)?;
+    let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let source = model::weights(&files, &config, settings.random_weights)?;
-    let built = model::build(&config, &settings.model, &source)?;
+    let built = model::build(&config, &settings.model, &source, Some(context))?;
     model::check_memory(&built, context, settings.random_weights || settings.model.format.is_some())?;
     let (session, threads) = model::load(&built, &source, settings.threads)?;
     let options = EngineOptions { context, sequences: 1, chunk: settings.chunk.min(context) };
@@ -63,7 +63,7 @@ struct Tokens {
 }
 
 impl Tokens {
-    fn read(settings: &GenerateSettings, files: &ModelFiles, config: &LlamaConfig) -> Result<Self> {
+    fn read(settings: &GenerateSettings, files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
         let tokenizer = if files.has_tokenizer() { Some(files.tokenizer()?) } else { None };
         if tokenizer.is_none() && !settings.stops.is_empty() {
             return Err(Error::StopWithoutTokenizer);

@@ -21,9 +21,9 @@ pub(crate) fn run(settings: &InspectSettings) -> Result<()> {
         Some(file) if file.is_file() => ModelFiles::from_config(file)?,
         _ => ModelFiles::open(path)?,
     };
-    let config = files.llama_config()?;
+    let config = files.config()?;
     let source = model::weights(&files, &config, !files.has_weights())?;
-    let model = model::build(&config, &settings.model, &source)?;
+    let model = model::build(&config, &settings.model, &source, settings.context)?;
     match settings.shown {
         Shown::Graph => return print(&model.graph.to_string()),
         Shown::LoweredGraph => return print(&lowered(&model)?),

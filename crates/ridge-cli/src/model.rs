@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_hw::units::Bytes;
-use ridge_models::{LlamaConfig, Model, ModelFiles, WeightSource, llama, weight_bytes};
+use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, weight_bytes};
 use ridge_runtime::Session;
 
 use crate::error::{Error, Result};
@@ -13,16 +13,21 @@ use crate::settings::ModelSettings;
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
 /// names.
-pub(crate) fn weights(files: &ModelFiles, config: &LlamaConfig, random: bool) -> Result<WeightSource> {
+pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
     if random {
         return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
     }
-    Ok(WeightSource::Checkpoint(Arc::new(files.checkpoint()?)))
+    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
 }
 
-/// The graph of `config` with its weights stored as they will be.
-pub(crate) fn build(config: &LlamaConfig, settings: &ModelSettings, source: &WeightSource) -> Result<Model> {
-    let mut model = llama(config, &settings.options)?;
+/// The graph of `config` with its weights stored as they will be, for `context` tokens if they are known.
+pub(crate) fn build(
+    config: &ModelConfig,
+    settings: &ModelSettings,
+    source: &WeightSource,
+    context: Option<usize>,
+) -> Result<Model> {
+    let mut model = config.build(&BuildOptions { context, ..settings.options })?;
     model.graph = source.retype(&model.graph, settings.format.as_ref())?;
     Ok(model)
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream};
 use ridge_models::embedded::STORIES_260K;
-use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource, llama};
+use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};
 
 /// Tokens of `expected_greedy`.
@@ -24,8 +24,8 @@ fn tokenizer() -> Tokenizer {
 
 fn model() -> (Model, WeightSource) {
     let files = ModelFiles::open(None).expect("embedded");
-    let config = files.llama_config().expect("is supported");
-    let mut model = llama(&config, &BuildOptions::default()).expect("builds");
+    let config = files.config().expect("is supported");
+    let mut model = config.build(&BuildOptions::default()).expect("builds");
     let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
     model.graph = source.retype(&model.graph, None).expect("fits");
     (model, source)

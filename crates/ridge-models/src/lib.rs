@@ -5,7 +5,7 @@
 //!
 //! | file | read by | gives |
 //! |---|---|---|
-//! | `config.json`, `generation_config.json` | [`config`] | [`LlamaConfig`]: every size and switch of the model |
+//! | `config.json`, `generation_config.json` | [`config`] | [`ModelConfig`]: every size and switch of the model |
 //! | `*.safetensors`, `model.safetensors.index.json` | [`checkpoint`] | [`Checkpoint`]: named tensors, mapped, not copied |
 //! | `tokenizer.json`, `tokenizer_config.json` | [`tokenizer`] | [`Tokenizer`], [`StreamDecoder`] |
 //! | `tokenizer_config.json`, `chat_template.jinja` and others | [`template`] | [`ChatTemplates`]: messages to text |
@@ -17,9 +17,9 @@ pub mod checkpoint;
 pub mod config;
 pub mod embedded;
 mod error;
+mod families;
 mod files;
 mod json;
-mod llama;
 mod loss;
 mod model;
 pub mod parallel;
@@ -30,10 +30,10 @@ pub mod tokenizer;
 mod weights;
 
 pub use checkpoint::{Checkpoint, TensorView};
-pub use config::{GenerationConfig, LlamaConfig, RopeScaling};
+pub use config::{DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
-pub use llama::llama;
+pub use families::llama;
 pub use loss::with_loss;
 pub use model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
 pub use source::ModelFiles;

@@ -3,7 +3,7 @@
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
-/// [`crate::weights`].
+/// `weights.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BuildOptions {
     /// Dtype of activations.
@@ -12,11 +12,14 @@ pub struct BuildOptions {
     pub cache: DType,
     /// Tokens of one cache block.
     pub block_size: usize,
+    /// The longest context that the model will run, in tokens; the longest that it was made for if `None`. Scalings of
+    /// rotary frequencies that depend on the context take it from here.
+    pub context: Option<usize>,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { activations: DType::F32, cache: DType::F32, block_size: 16 }
+        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None }
     }
 }
 
@@ -107,9 +110,16 @@ pub fn paged_kv(kv_heads: usize, head_dim: usize, options: &BuildOptions) -> Typ
     Type::state(options.cache, Shape(vec![Dim::sym(symbols::BLOCKS), 2.into(), heads, block, dim]))
 }
 
-/// Symbols that attention's cost is told in.
-pub fn attention_symbols() -> (Sym, Sym) {
-    (Sym::new(symbols::PAIRS), Sym::new(symbols::CACHED))
+/// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a
+/// window are fewer, and have symbols of their own.
+pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
+    match window {
+        None => (Sym::new(symbols::PAIRS), Sym::new(symbols::CACHED)),
+        Some(window) => {
+            let within = |name: &str| Sym::new(&format!("{name}_within_{window}"));
+            (within(symbols::PAIRS), within(symbols::CACHED))
+        }
+    }
 }
 
 /// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses

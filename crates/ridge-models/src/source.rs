@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{GenerationConfig, LlamaConfig};
+use crate::config::{DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
 use crate::files::read_text;
@@ -95,20 +95,36 @@ impl ModelFiles {
         &self.config_text
     }
 
-    /// The configuration of a Llama model, with the end tokens of `generation_config.json` if that file names some.
+    /// The configuration, with the end tokens of `generation_config.json` if that file names some.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ModelConfig::from_json`] and [`GenerationConfig::from_json`].
+    pub fn config(&self) -> Result<ModelConfig> {
+        let mut config = ModelConfig::from_json(&self.file(CONFIG), &self.config_text)?;
+        self.read_generation(&mut config)?;
+        Ok(config)
+    }
+
+    /// The configuration of a Llama model, as [`ModelFiles::config`].
     ///
     /// # Errors
     ///
     /// As for [`LlamaConfig::from_json`] and [`GenerationConfig::from_json`].
     pub fn llama_config(&self) -> Result<LlamaConfig> {
         let mut config = LlamaConfig::from_json(&self.file(CONFIG), &self.config_text)?;
+        self.read_generation(&mut config)?;
+        Ok(config)
+    }
+
+    fn read_generation(&self, config: &mut DecoderConfig) -> Result<()> {
         if let Some(text) = self.optional_text(GENERATION_CONFIG, "read the generation settings")? {
             let generation = GenerationConfig::from_json(&self.file(GENERATION_CONFIG), &text)?;
             if let Some(ids) = generation.eos_token_ids {
                 config.eos_token_ids = ids;
             }
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Opens the weights.

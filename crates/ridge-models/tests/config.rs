@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ridge_graph::DType;
-use ridge_models::{GenerationConfig, LlamaConfig, ModelError, RopeScaling};
+use ridge_models::{GenerationConfig, LlamaConfig, ModelError, RopeConfig, RopeScaling};
 use serde_json::{Value, json};
 
 /// A small valid configuration in the older spelling.
@@ -45,10 +45,11 @@ fn published_llama_configs_are_read() {
         assert_eq!(config.head_dim, 128);
         assert_eq!(config.vocab_size, 128_256);
         assert_eq!(config.max_position_embeddings, 131_072);
-        assert_eq!(config.rms_norm_eps, 1e-5);
-        assert_eq!(config.rope_theta, 500_000.0);
+        assert_eq!(config.norm_eps, 1e-5);
+        let rope = config.rope.as_ref().unwrap();
+        assert_eq!((rope.theta, rope.rotary_dim), (500_000.0, 128));
         assert_eq!(
-            config.rope_scaling,
+            rope.scaling,
             Some(RopeScaling::Llama3 {
                 factor: 8.0,
                 low_freq_factor: 1.0,
@@ -71,8 +72,7 @@ fn absent_keys_take_the_family_defaults() {
     .unwrap();
     assert_eq!(config.num_key_value_heads, 8);
     assert_eq!(config.head_dim, 8);
-    assert_eq!(config.rope_theta, 10_000.0);
-    assert_eq!(config.rope_scaling, None);
+    assert_eq!(config.rope, Some(RopeConfig { theta: 10_000.0, rotary_dim: 8, scaling: None }));
     assert_eq!(config.torch_dtype, None);
     assert_eq!(config.bos_token_id, None);
     assert!(config.eos_token_ids.is_empty());
@@ -117,14 +117,42 @@ fn contradictory_spellings_are_refused() {
 }
 
 #[test]
-fn linear_scaling_is_read() {
-    let config = with(json!({"rope_scaling": {"type": "linear", "factor": 2}})).unwrap();
-    assert_eq!(config.rope_scaling, Some(RopeScaling::Linear { factor: 2.0 }));
+fn every_scaling_is_read() {
+    let scaling = |block: Value| with(json!({"rope_scaling": block})).unwrap().decoder.rope.unwrap().scaling.unwrap();
+    assert_eq!(scaling(json!({"type": "linear", "factor": 2})), RopeScaling::Linear { factor: 2.0 });
+    let dynamic = RopeScaling::Dynamic { factor: 3.0, original_max_position_embeddings: 512 };
+    assert_eq!(scaling(json!({"rope_type": "dynamic", "factor": 3})), dynamic);
+    let yarn = |original_max_position_embeddings, attention_factor| RopeScaling::Yarn {
+        factor: 4.0,
+        original_max_position_embeddings,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        truncate: true,
+        attention_factor,
+    };
+    assert_eq!(scaling(json!({"type": "yarn", "factor": 4})), yarn(512, 0.1 * 4f64.ln() + 1.0));
+    let given = json!({"type": "yarn", "factor": 4, "original_max_position_embeddings": 128, "attention_factor": 1.5});
+    assert_eq!(scaling(given), yarn(128, 1.5));
+    let equal = json!({"type": "yarn", "factor": 4, "mscale": 0.7, "mscale_all_dim": 0.7});
+    assert_eq!(scaling(equal), yarn(512, 1.0));
+    let long = json!({
+        "type": "su", "short_factor": [1, 1, 1, 1], "long_factor": [1, 2, 3, 4.5],
+        "original_max_position_embeddings": 128
+    });
+    assert_eq!(
+        scaling(long),
+        RopeScaling::LongRope {
+            short_factor: vec![1.0; 4],
+            long_factor: vec![1.0, 2.0, 3.0, 4.5],
+            original_max_position_embeddings: 128,
+            attention_factor: (1.0 + 4f64.ln() / 128f64.ln()).sqrt(),
+        }
+    );
 }
 
 #[test]
 fn unsupported_scaling_is_refused_by_name() {
-    for name in ["dynamic", "yarn", "longrope", "su", "Linear"] {
+    for name in ["mrope", "Linear", ""] {
         for key in ["type", "rope_type"] {
             let message = refusal(json!({"rope_scaling": {key: name, "factor": 2}}));
             let start = format!("config.json: rope_scaling.{key} = \"{name}\" is not supported");
@@ -147,6 +175,20 @@ fn impossible_scaling_is_refused() {
         let message = refusal(json!({"rope_scaling": {"type": "linear", "factor": factor}}));
         assert!(message.contains("is not above 0"), "{message}");
     }
+    assert!(refusal(json!({"rope_scaling": {"type": "dynamic", "factor": 0.5}})).contains("is below 1"));
+    let flat = json!({"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 1});
+    assert!(refusal(json!({"rope_scaling": flat})).contains("beta_fast = 1 is not above beta_slow = 1"));
+    let long = |short: Value, original: Value| {
+        refusal(json!({"rope_scaling": {
+            "type": "longrope", "short_factor": short, "long_factor": [1, 1, 1, 1],
+            "original_max_position_embeddings": original
+        }}))
+    };
+    assert!(long(json!([1, 1, 1]), json!(64)).contains("lists of other lengths than the 4 pairs"));
+    assert!(long(json!([1, 1, 1, 0]), json!(64)).contains("short_factor = [1,1,1,0] is not above 0 throughout"));
+    assert!(long(json!([1, 1, 1, "1"]), json!(64)).contains("is not a list of numbers"));
+    assert!(long(json!([1, 1, 1, 1]), Value::Null).contains("original_max_position_embeddings is missing"));
+    assert!(long(json!([1, 1, 1, 1]), json!(1)).contains("too small"));
     let message = refusal(json!({"rope_scaling": {"type": "linear"}}));
     assert!(message.contains("rope_scaling.factor is missing"), "{message}");
     let message = refusal(json!({"rope_scaling": {"factor": 2.0}}));

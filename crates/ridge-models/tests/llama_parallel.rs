@@ -26,7 +26,7 @@ fn tp() -> MeshAxis {
 }
 
 fn sharded(fixture: &Fixture, graph: &Graph) -> Sharded {
-    let place = llama_tensor_parallel(&fixture.config, &tp()).expect("divides");
+    let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
     shard(graph, &tp(), &place, &|output| &*output.name != "next").unwrap_or_else(|e| panic!("{e}"))
 }
 
@@ -134,7 +134,7 @@ fn each_rank_has_half_of_the_layers_and_of_the_cache() {
 fn heads_that_do_not_divide_are_refused_by_the_key_of_the_configuration() {
     let error = |name, ranks| {
         let fixture = Fixture::open(name);
-        llama_tensor_parallel(&fixture.config, &MeshAxis::new("tp", ranks)).err().expect("refused").to_string()
+        llama_tensor_parallel(fixture.llama(), &MeshAxis::new("tp", ranks)).err().expect("refused").to_string()
     };
     assert_eq!(
         error("gqa8_llama3_rope", 2),
@@ -152,7 +152,7 @@ fn heads_that_do_not_divide_are_refused_by_the_key_of_the_configuration() {
 fn a_vocabulary_that_does_not_divide_leaves_the_head_whole() {
     let mut fixture = Fixture::open("mha_untied");
     let head = |fixture: &Fixture| {
-        let place = llama_tensor_parallel(&fixture.config, &tp()).expect("divides");
+        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
         let args = fixture.model.graph.main().args.iter();
         args.filter(|a| &*a.name == "lm_head.weight").map(place).collect::<Vec<_>>()
     };
@@ -263,7 +263,7 @@ fn gradients_over_two_ranks_are_those_of_one_and_cut_as_their_weights_are() {
         let loss = loss_graph(&fixture);
         let weights = float_weights(&loss);
         let graph = gradient(&loss, "loss", &weights).expect("differentiates");
-        let place = llama_tensor_parallel(&fixture.config, &tp()).expect("divides");
+        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
         let local = shard(&graph, &tp(), &place, &|_| false).unwrap_or_else(|e| panic!("{name}: {e}"));
 
         let (inputs, bindings) = batch(&fixture);
@@ -303,7 +303,7 @@ fn training_steps_over_two_ranks_are_those_of_one_with_every_moment_beside_its_w
     for name in ["mha_untied", "gqa2_tied", "odd_head_dim"] {
         let fixture = Fixture::open(name);
         let graph = training_step(&loss_graph(&fixture)).expect("differentiates");
-        let place = llama_tensor_parallel(&fixture.config, &tp()).expect("divides");
+        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
         let local = shard(&graph, &tp(), &place, &|_| false).unwrap_or_else(|e| panic!("{name}: {e}"));
         for (i, arg) in graph.main().args.iter().enumerate().filter(|(_, a)| a.name.starts_with("adamw.")) {
             let weight = arg.name.splitn(3, '.').nth(2).expect("adamw.m.<weight>");

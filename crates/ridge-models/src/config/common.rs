@@ -53,6 +53,8 @@ const HARMLESS: &[&str] = &[
     "_attn_implementation_autoset",
     "_flash_attn_2_enabled",
     "attn_implementation",
+    "auto_map",
+    "cache_implementation",
     "name_or_path",
     "tokenizer_class",
     "torchscript",

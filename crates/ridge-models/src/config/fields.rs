@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use ridge_graph::DType;
+use ridge_graph::ops::Gelu;
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
@@ -52,7 +53,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn required<T: Field<'a>>(&mut self, key: &'static str) -> Result<T> {
         match self.optional(key)? {
             Some(value) => Ok(value),
-            None => Err(ModelError::Missing { file: self.file.to_owned(), key: self.path(key), expected: T::EXPECTED }),
+            None => Err(self.missing(key, T::EXPECTED)),
         }
     }
 
@@ -75,9 +76,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn size(&mut self, key: &'static str, most: usize) -> Result<usize> {
         match self.optional_size(key, most)? {
             Some(size) => Ok(size),
-            None => {
-                Err(ModelError::Missing { file: self.file.to_owned(), key: self.path(key), expected: Count::EXPECTED })
-            }
+            None => Err(self.missing(key, Count::EXPECTED)),
         }
     }
 
@@ -109,6 +108,46 @@ impl<'a> Fields<'a> {
         }))
     }
 
+    /// The object under `key`.
+    pub(crate) fn required_object(&mut self, key: &'static str) -> Result<Self> {
+        match self.object(key)? {
+            Some(object) => Ok(object),
+            None => Err(self.missing(key, <&Map<String, Value>>::EXPECTED)),
+        }
+    }
+
+    /// A count without limits, or `None` if it is absent.
+    pub(crate) fn count(&mut self, key: &'static str) -> Result<Option<u64>> {
+        Ok(self.optional(key)?.map(|Count(count)| count))
+    }
+
+    /// The GELU that `key` names, or `default` if it is absent.
+    pub(crate) fn gelu(&mut self, key: &'static str, default: Gelu) -> Result<Gelu> {
+        match self.optional(key)? {
+            None => Ok(default),
+            Some("gelu") => Ok(Gelu::Erf),
+            Some("gelu_new" | "gelu_fast" | "gelu_pytorch_tanh") => Ok(Gelu::Tanh),
+            Some(_) => Err(self.wrong(
+                key,
+                "is not supported",
+                "Ridge runs models of this family with \"gelu\", \"gelu_new\", \"gelu_fast\" or \"gelu_pytorch_tanh\"",
+            )),
+        }
+    }
+
+    /// Refuses a model that is not a `class`, if the file says what it is.
+    pub(crate) fn architecture(&mut self, class: &str) -> Result<()> {
+        let names: Option<Vec<&str>> = self.optional("architectures")?;
+        if names.is_none_or(|names| names == [class]) {
+            return Ok(());
+        }
+        Err(self.wrong(
+            "architectures",
+            "is not what Ridge reads",
+            format!("choose a causal language model: architectures = [{class:?}]"),
+        ))
+    }
+
     /// Refuses any value of `key` but `only`, which is also what its absence means. Numbers compare by value: 0 is 0.0.
     pub(crate) fn must_be(&mut self, key: &'static str, only: impl Into<Value>) -> Result<()> {
         let only = only.into();
@@ -118,6 +157,19 @@ impl<'a> Fields<'a> {
             Some(value) if value.as_f64().is_some() && value.as_f64() == only.as_f64() => Ok(()),
             Some(_) => Err(self.wrong(key, "is not supported", format!("Ridge runs models with {key} = {only} only"))),
         }
+    }
+
+    /// Refuses a file without one of `keys`, for which its family has a default that Ridge does not guess.
+    pub(crate) fn needs(&self, keys: &[&'static str]) -> Result<()> {
+        match keys.iter().find(|key| self.map.get(**key).is_none_or(Value::is_null)) {
+            None => Ok(()),
+            Some(key) => Err(self.missing(key, Count::EXPECTED)),
+        }
+    }
+
+    /// Is there such a key, if only with null?
+    pub(crate) fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
     }
 
     /// Marks keys that cannot change what the model computes, whatever they say.
@@ -134,6 +186,10 @@ impl<'a> Fields<'a> {
             problem: problem.into(),
             remedy: remedy.into(),
         }
+    }
+
+    fn missing(&self, key: &str, expected: &'static str) -> ModelError {
+        ModelError::Missing { file: self.file.to_owned(), key: self.path(key), expected }
     }
 
     /// Ends the reading: an error that lists every key which was neither read nor marked harmless.
@@ -227,6 +283,14 @@ impl Field<'_> for DType {
             "float8_e5m2" => Self::F8E5M2,
             _ => return None,
         })
+    }
+}
+
+/// A list of numbers.
+impl Field<'_> for Vec<f64> {
+    const EXPECTED: &'static str = "a list of numbers, without quotes";
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_array()?.iter().map(Value::as_f64).collect()
     }
 }
 

@@ -5,16 +5,35 @@
 //! whatever is then left over is reported with its value. So a checkpoint either means here what it meant to its
 //! authors, or is refused.
 //!
-//! Read `fields.rs` for the helper, `rope.rs` for what families share, `llama.rs` for a family.
+//! Read `fields.rs` for the helper, `decoder.rs` and `rope.rs` for what families share, `llama.rs` for a family,
+//! `model.rs` for how one is chosen.
 
 mod common;
+mod decoder;
+mod falcon;
 mod fields;
+mod gemma;
 mod generation;
+mod gpt;
 mod llama;
+mod mistral;
+mod model;
+mod olmo2;
+mod phi3;
+mod qwen;
 mod rope;
 
 pub(crate) use fields::{Field, Fields};
 
+pub use decoder::DecoderConfig;
+pub use falcon::FalconConfig;
+pub use gemma::GemmaConfig;
 pub use generation::GenerationConfig;
+pub use gpt::{Gpt2Config, GptNeoxConfig};
 pub use llama::LlamaConfig;
-pub use rope::RopeScaling;
+pub use mistral::MistralConfig;
+pub use model::ModelConfig;
+pub use olmo2::Olmo2Config;
+pub use phi3::Phi3Config;
+pub use qwen::QwenConfig;
+pub use rope::{RopeConfig, RopeScaling};

@@ -1,16 +1,61 @@
 //! Rotary position embedding as configurations describe it, in the older and the newer spelling.
 
+use super::decoder::{DecoderConfig, MOST_POSITIONS, REMEDY};
 use super::fields::Fields;
 use crate::error::Result;
 
+/// How queries and keys are rotated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeConfig {
+    /// Base of the frequencies; above 0.
+    pub theta: f64,
+    /// How many elements of each head are rotated, the first ones; even.
+    pub rotary_dim: usize,
+    /// How the frequencies are stretched, if they are.
+    pub scaling: Option<RopeScaling>,
+}
+
 /// How the rotary frequencies are stretched for contexts longer than those of pretraining.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Every frequency is divided by `factor` (Chen et al. 2023, "Extending Context Window of Large Language Models
     /// via Position Interpolation").
     Linear {
         /// Above 0; 2 doubles the context.
         factor: f64,
+    },
+    /// The base grows with the context, beyond the one of pretraining (NTK-aware scaling).
+    Dynamic {
+        /// At least 1.
+        factor: f64,
+        /// Positions of the context in pretraining.
+        original_max_position_embeddings: usize,
+    },
+    /// Quick frequencies are kept, slow ones divided by `factor` (Peng et al. 2023, "YaRN", section 3.2).
+    Yarn {
+        /// Above 0.
+        factor: f64,
+        /// Positions of the context in pretraining.
+        original_max_position_embeddings: usize,
+        /// Turns over the original context from which on a frequency is kept.
+        beta_fast: f64,
+        /// Turns up to which a frequency is divided.
+        beta_slow: f64,
+        /// Are the borders between the two rounded to whole pairs?
+        truncate: bool,
+        /// By which queries and keys are multiplied (section 3.3).
+        attention_factor: f64,
+    },
+    /// Each frequency is divided by a factor of its own (Ding et al. 2024, "LongRoPE").
+    LongRope {
+        /// For contexts within the original one; one for each pair, above 0.
+        short_factor: Vec<f64>,
+        /// For longer contexts.
+        long_factor: Vec<f64>,
+        /// Positions of the context in pretraining.
+        original_max_position_embeddings: usize,
+        /// By which queries and keys are multiplied.
+        attention_factor: f64,
     },
     /// Llama 3.1's: wavelengths below `original_max_position_embeddings / high_freq_factor` keep their frequency,
     /// those above `original_max_position_embeddings / low_freq_factor` are divided by `factor`, those between are
@@ -27,49 +72,124 @@ pub enum RopeScaling {
     },
 }
 
-/// What a configuration says about rotary embedding.
-pub(crate) struct Rope {
-    pub(crate) theta: Option<f64>,
-    pub(crate) scaling: Option<RopeScaling>,
+/// What a family calls the keys, and what it means to leave one out.
+pub(super) struct RopeKeys {
+    pub(super) theta: &'static str,
+    pub(super) default_theta: f64,
+    /// The share of each head that is rotated; families without the key rotate all of it.
+    pub(super) partial: Option<&'static str>,
+    pub(super) default_partial: f64,
+    /// The context of pretraining, if the file tells it outside the rotation's own object.
+    pub(super) original: Option<usize>,
 }
+
+/// The names that most families have.
+pub(super) const USUAL: RopeKeys =
+    RopeKeys { theta: "rope_theta", default_theta: 10_000.0, partial: None, default_partial: 1.0, original: None };
 
 /// Reads `rope_theta` with `rope_scaling`, or `rope_parameters` that holds both, or all of them if they agree.
-pub(crate) fn read(fields: &mut Fields<'_>, most_positions: usize) -> Result<Rope> {
-    fields.must_be("partial_rotary_factor", 1)?;
-    fields.must_be("rope_interleaved", false)?;
-    let mut theta = fields.optional_positive("rope_theta")?;
-    let mut scaling: Option<Option<RopeScaling>> = None;
+pub(super) fn read(f: &mut Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
+    f.must_be("rope_interleaved", false)?;
+    let mut found =
+        Found { theta: f.optional_positive(keys.theta)?, partial: partial(f, keys.partial)?, scaling: None };
     for key in ["rope_scaling", "rope_parameters"] {
-        let Some(mut block) = fields.object(key)? else {
+        let Some(mut block) = f.object(key)? else {
             continue;
         };
-        let here = block.optional_positive("rope_theta")?;
-        if let (Some(before), Some(here)) = (theta, here)
-            && before != here
-        {
-            return Err(block.wrong(
-                "rope_theta",
-                format!("contradicts another rope_theta of the file, which is {before}"),
-                "remove the one that the model was not trained with",
-            ));
-        }
-        theta = theta.or(here);
-        let here = read_scaling(&mut block, most_positions)?;
+        let before = found.scaling.take();
+        found.read(&mut block, decoder, keys)?;
         block.finish()?;
-        if scaling.is_some_and(|before| before != here) {
-            return Err(fields.wrong(
-                key,
-                "contradicts rope_scaling",
-                "remove the one that the model was not trained with",
-            ));
+        if before.is_some_and(|before| Some(before) != found.scaling) {
+            let remedy = "remove the one that the model was not trained with";
+            return Err(f.wrong(key, "contradicts rope_scaling", remedy));
         }
-        scaling = Some(here);
     }
-    Ok(Rope { theta, scaling: scaling.flatten() })
+    found.finish(f, decoder, keys)
 }
 
-fn read_scaling(block: &mut Fields<'_>, most_positions: usize) -> Result<Option<RopeScaling>> {
-    block.must_be("partial_rotary_factor", 1)?;
+/// Reads an object that holds all of a rotation, in the newer spelling.
+pub(super) fn read_block(mut block: Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
+    let mut found = Found { theta: None, partial: None, scaling: None };
+    found.read(&mut block, decoder, keys)?;
+    let rope = found.finish(&block, decoder, keys)?;
+    block.finish()?;
+    Ok(rope)
+}
+
+/// What has been read so far. The outer option of `scaling` says whether any object was there.
+struct Found {
+    theta: Option<f64>,
+    partial: Option<f64>,
+    scaling: Option<Unscaled>,
+}
+
+/// A scaling, or that there is none.
+type Unscaled = Box<Option<RopeScaling>>;
+
+impl Found {
+    fn read(&mut self, block: &mut Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<()> {
+        let theta = block.optional_positive("rope_theta")?;
+        let share = partial(block, keys.partial.map(|_| "partial_rotary_factor"))?;
+        for (key, before, here) in [("rope_theta", self.theta, theta), ("partial_rotary_factor", self.partial, share)] {
+            if let (Some(before), Some(here)) = (before, here)
+                && before != here
+            {
+                return Err(block.wrong(
+                    key,
+                    format!("contradicts another {key} of the file, which is {before}"),
+                    "remove the one that the model was not trained with",
+                ));
+            }
+        }
+        self.theta = self.theta.or(theta);
+        self.partial = self.partial.or(share);
+        self.scaling = Some(Box::new(read_scaling(block, decoder, keys.original)?));
+        Ok(())
+    }
+
+    fn finish(self, f: &Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
+        let head_dim = decoder.head_dim;
+        let share = self.partial.unwrap_or(keys.default_partial);
+        // Rounded down, as the published code does.
+        let rotary_dim = (head_dim as f64 * share) as usize;
+        if !rotary_dim.is_multiple_of(2) || rotary_dim == 0 {
+            let problem = match keys.partial {
+                None => format!("makes heads {head_dim} wide, which is odd: rotary embedding turns pairs"),
+                Some(_) => format!("makes {rotary_dim} elements of each head turn, which are no pairs"),
+            };
+            return Err(f.wrong(keys.partial.unwrap_or("head_dim"), problem, REMEDY));
+        }
+        let scaling = self.scaling.and_then(|scaling| *scaling);
+        if let Some(RopeScaling::LongRope { short_factor, long_factor, .. }) = &scaling {
+            let pairs = rotary_dim / 2;
+            if short_factor.len() != pairs || long_factor.len() != pairs {
+                let problem = format!("has lists of other lengths than the {pairs} pairs that are rotated");
+                return Err(f.wrong("rope_scaling", problem, REMEDY));
+            }
+        }
+        Ok(RopeConfig { theta: self.theta.unwrap_or(keys.default_theta), rotary_dim, scaling })
+    }
+}
+
+/// The share of each head that is rotated, in `0.0..=1.0`: under `key`, or 1 for families without such a key.
+fn partial(f: &mut Fields<'_>, key: Option<&'static str>) -> Result<Option<f64>> {
+    let Some(key) = key else {
+        f.must_be("partial_rotary_factor", 1)?;
+        return Ok(None);
+    };
+    let share = f.optional_positive(key)?;
+    if share.is_some_and(|share| share > 1.0) {
+        return Err(f.wrong(key, "is above 1", REMEDY));
+    }
+    Ok(share)
+}
+
+fn read_scaling(
+    block: &mut Fields<'_>,
+    decoder: &DecoderConfig,
+    outer_original: Option<usize>,
+) -> Result<Option<RopeScaling>> {
+    let positions = decoder.max_position_embeddings;
     let new: Option<&str> = block.optional("rope_type")?;
     let old: Option<&str> = block.optional("type")?;
     if let (Some(new), Some(old)) = (new, old)
@@ -85,6 +205,15 @@ fn read_scaling(block: &mut Fields<'_>, most_positions: usize) -> Result<Option<
     match new.or(old).unwrap_or("default") {
         "default" => Ok(None),
         "linear" => Ok(Some(RopeScaling::Linear { factor: block.positive("factor")? })),
+        "dynamic" => {
+            let factor = block.positive("factor")?;
+            if factor < 1.0 {
+                return Err(block.wrong("factor", "is below 1", REMEDY));
+            }
+            Ok(Some(RopeScaling::Dynamic { factor, original_max_position_embeddings: positions }))
+        }
+        "yarn" => read_yarn(block, outer_original.unwrap_or(positions)).map(Some),
+        "longrope" | "su" => read_longrope(block, outer_original, positions).map(Some),
         "llama3" => {
             let low_freq_factor = block.positive("low_freq_factor")?;
             let high_freq_factor = block.positive("high_freq_factor")?;
@@ -99,13 +228,69 @@ fn read_scaling(block: &mut Fields<'_>, most_positions: usize) -> Result<Option<
                 factor: block.positive("factor")?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: block.size("original_max_position_embeddings", most_positions)?,
+                original_max_position_embeddings: block.size("original_max_position_embeddings", MOST_POSITIONS)?,
             }))
         }
         _ => Err(block.wrong(
             key,
             "is not supported",
-            "Ridge knows \"default\", \"linear\" and \"llama3\": choose a checkpoint that uses one of these",
+            "Ridge knows \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\" and \"llama3\": choose a \
+             checkpoint that uses one of these",
         )),
     }
+}
+
+fn read_yarn(block: &mut Fields<'_>, positions: usize) -> Result<RopeScaling> {
+    let factor = block.positive("factor")?;
+    let beta_fast = block.optional_positive("beta_fast")?.unwrap_or(32.0);
+    let beta_slow = block.optional_positive("beta_slow")?.unwrap_or(1.0);
+    if beta_fast <= beta_slow {
+        return Err(block.wrong("beta_fast", format!("is not above beta_slow = {beta_slow}"), REMEDY));
+    }
+    // Section 3.3, and as DeepSeek-V2's code generalises it.
+    let temper = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };
+    let mscales = (block.optional_positive("mscale")?, block.optional_positive("mscale_all_dim")?);
+    let attention_factor = match (block.optional_positive("attention_factor")?, mscales) {
+        (Some(given), _) => given,
+        (None, (Some(mscale), Some(all_dim))) => temper(mscale) / temper(all_dim),
+        (None, _) => temper(1.0),
+    };
+    let original = block.optional_size("original_max_position_embeddings", MOST_POSITIONS)?;
+    Ok(RopeScaling::Yarn {
+        factor,
+        original_max_position_embeddings: original.unwrap_or(positions),
+        beta_fast,
+        beta_slow,
+        truncate: block.optional("truncate")?.unwrap_or(true),
+        attention_factor,
+    })
+}
+
+fn read_longrope(block: &mut Fields<'_>, outer_original: Option<usize>, positions: usize) -> Result<RopeScaling> {
+    block.harmless(&["factor"]); // the ratio of the contexts counts
+    let own = block.optional_size("original_max_position_embeddings", MOST_POSITIONS)?;
+    let original = match own.or(outer_original) {
+        Some(original) => original,
+        None => block.size("original_max_position_embeddings", MOST_POSITIONS)?,
+    };
+    let growth = positions as f64 / original as f64;
+    let attention_factor = match block.optional_positive("attention_factor")? {
+        Some(given) => given,
+        None if growth <= 1.0 => 1.0,
+        None if original == 1 => {
+            return Err(block.wrong("original_max_position_embeddings", "is too small to be stretched", REMEDY));
+        }
+        None => (1.0 + growth.ln() / (original as f64).ln()).sqrt(),
+    };
+    let mut factors = |key: &'static str| {
+        let list: Vec<f64> = block.required(key)?;
+        let above_0 = list.iter().all(|factor| factor.is_finite() && *factor > 0.0);
+        if above_0 { Ok(list) } else { Err(block.wrong(key, "is not above 0 throughout", REMEDY)) }
+    };
+    Ok(RopeScaling::LongRope {
+        short_factor: factors("short_factor")?,
+        long_factor: factors("long_factor")?,
+        original_max_position_embeddings: original,
+        attention_factor,
+    })
 }

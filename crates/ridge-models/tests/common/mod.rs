@@ -1,4 +1,4 @@
-//! The models of `fixtures/llama`, and steps of a paged cache to run them on: by evaluation or on the CPU.
+//! The models of `fixtures/llama` and `fixtures/families`, and steps of a paged cache to run them on: by evaluation or on the CPU.
 
 #![allow(dead_code, unreachable_pub)] // each test program uses its part
 
@@ -11,11 +11,13 @@ use ridge_graph::ops::AdamW;
 use ridge_graph::{
     Arg, Bindings, DType, Graph, GraphError, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
-use ridge_models::{BuildOptions, Checkpoint, LlamaConfig, Model, ModelFiles, WeightSource, llama, symbols, with_loss};
+use ridge_models::{
+    BuildOptions, Checkpoint, LlamaConfig, Model, ModelConfig, ModelFiles, WeightSource, symbols, with_loss,
+};
 use ridge_runtime::{Backend, Compiled, Session, lower};
 use safetensors::SafeTensors;
 
-/// Every fixture.
+/// Every Llama.
 pub const ALL: [&str; 6] = ["mha_untied", "gqa2_tied", "gqa8_llama3_rope", "odd_head_dim", "bf16_sharded", "biased"];
 
 /// Tokens of a block of the cache: not a divisor of anything else here.
@@ -58,10 +60,15 @@ impl Expected {
     }
 }
 
+/// How the models of tests are built.
+fn options() -> BuildOptions {
+    BuildOptions { block_size: BLOCK_SIZE, ..BuildOptions::default() }
+}
+
 /// A fixture's model, its weights stored as the checkpoint has them.
 pub struct Fixture {
     pub name: &'static str,
-    pub config: LlamaConfig,
+    pub config: ModelConfig,
     pub model: Model,
     pub checkpoint: Arc<Checkpoint>,
     pub expected: Expected,
@@ -74,15 +81,37 @@ impl Fixture {
 
     /// With activations and cache of `activations`.
     pub fn with(name: &'static str, activations: DType) -> Self {
-        let folder = fixtures().join("llama").join(name);
-        let files = ModelFiles::open(Some(&folder)).expect("a model");
-        let config = files.llama_config().expect("its configuration");
-        let options = BuildOptions { activations, cache: activations, block_size: BLOCK_SIZE };
-        let mut model = llama(&config, &options).expect("builds");
-        let checkpoint = Arc::new(files.checkpoint().expect("its weights"));
-        model.graph = WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&model.graph, None).expect("fits");
-        let expected = Expected::open(&format!("llama/{name}/expected.safetensors"));
+        Self::built(name, "llama", BuildOptions { activations, cache: activations, ..options() })
+    }
+
+    /// One of `fixtures/families`, built for contexts of at most `context` tokens if that is given.
+    pub fn family(name: &'static str, context: Option<usize>) -> Self {
+        Self::family_in(name, context, DType::F32)
+    }
+
+    /// The same with activations and cache of `activations`.
+    pub fn family_in(name: &'static str, context: Option<usize>, activations: DType) -> Self {
+        Self::built(name, "families", BuildOptions { context, activations, cache: activations, ..options() })
+    }
+
+    fn built(name: &'static str, kind: &str, options: BuildOptions) -> Self {
+        let files = ModelFiles::open(Some(&fixtures().join(kind).join(name))).expect("a model");
+        let config = files.config().unwrap_or_else(|e| panic!("{e}"));
+        let mut model = config.build(&options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let checkpoint = config.arrange(files.checkpoint().expect("its weights")).expect("divides");
+        let checkpoint = Arc::new(checkpoint);
+        let source = WeightSource::Checkpoint(Arc::clone(&checkpoint));
+        model.graph = source.retype(&model.graph, None).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let expected = Expected::open(&format!("{kind}/{name}/expected.safetensors"));
         Self { name, config, model, checkpoint, expected }
+    }
+
+    /// The configuration of a Llama.
+    pub fn llama(&self) -> &LlamaConfig {
+        match &self.config {
+            ModelConfig::Llama(config) => config,
+            other => panic!("{other:?} is no Llama"),
+        }
     }
 
     /// The graph for `outputs` alone.

@@ -1,0 +1,191 @@
+//! What layers are made of: projections, norms, the halves of a layer, MLPs and rotations.
+
+use ridge_graph::ops::{Gelu, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
+use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Type, Var};
+
+use crate::config::{RopeConfig, RopeScaling};
+
+/// The weight `name` within the scope, as plain f32.
+pub(super) fn weight<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
+    g.weight(name, Type::tensor(DType::F32, Shape::new(shape)))
+}
+
+/// Elements of the last axis of `x`, which is a number wherever a weight meets it.
+fn width(g: &Builder, x: Var) -> GraphResult<usize> {
+    Ok(g.ty(x)?.shape.last().as_const().unwrap_or_default())
+}
+
+/// `x w^T`, and a bias if there is one, with the weights of scope `name`; gives `[.., to]`.
+pub(super) fn linear(g: &mut Builder, name: &str, x: Var, to: usize, bias: bool) -> GraphResult<Var> {
+    let from = width(g, x)?;
+    g.scoped(name, |g| {
+        let w = weight(g, "weight", [to, from])?;
+        let b = if bias { Some(weight(g, "bias", [to])?) } else { None };
+        g.linear_bias(x, w, b)
+    })
+}
+
+/// A norm over the last axis, with its epsilon.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Norm {
+    /// By the root mean square, times the weight.
+    Rms(f64),
+    /// By the root mean square, times one more than the weight, as Gemma has it.
+    RmsPlusOne(f64),
+    /// By mean and variance, with a bias.
+    Layer(f64),
+}
+
+impl Norm {
+    /// The norm of `x` with the weights of scope `name`.
+    pub(super) fn apply(self, g: &mut Builder, name: &str, x: Var) -> GraphResult<Var> {
+        let hidden = width(g, x)?;
+        g.scoped(name, |g| {
+            let w = weight(g, "weight", [hidden])?;
+            match self {
+                Self::Rms(eps) => g.rms_norm(x, w, eps),
+                Self::RmsPlusOne(eps) => {
+                    let w = g.cast(w, DType::F32)?;
+                    let one = g.constant(DType::F32, 1.0)?;
+                    let w = g.add(w, one)?;
+                    g.rms_norm(x, w, eps)
+                }
+                Self::Layer(eps) => {
+                    let bias = weight(g, "bias", [hidden])?;
+                    g.layer_norm(x, w, bias, eps)
+                }
+            }
+        })
+    }
+}
+
+/// Half a layer: `x + half(x)`, with a norm of scope `before` on the way in and one of scope `after` on the way out,
+/// where they are named.
+pub(super) struct Half<'a> {
+    pub(super) norm: Norm,
+    pub(super) before: Option<&'a str>,
+    pub(super) after: Option<&'a str>,
+}
+
+impl<'a> Half<'a> {
+    /// With a norm on the way in.
+    pub(super) fn before(norm: Norm, before: &'a str) -> Self {
+        Self { norm, before: Some(before), after: None }
+    }
+
+    /// `x + half(x)`, `half` being built in scope `name`.
+    pub(super) fn add(
+        &self,
+        g: &mut Builder,
+        x: Var,
+        name: &str,
+        half: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
+    ) -> GraphResult<Var> {
+        let mut h = x;
+        if let Some(before) = self.before {
+            h = self.norm.apply(g, before, h)?;
+        }
+        h = g.scoped(name, |g| half(g, h))?;
+        if let Some(after) = self.after {
+            h = self.norm.apply(g, after, h)?;
+        }
+        g.add(x, h)
+    }
+}
+
+/// What the gate of an MLP goes through.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Gate {
+    Silu,
+    Gelu(Gelu),
+}
+
+/// `down(gate(x) * up(x))`, with the names of Llama.
+pub(super) fn gated_mlp(g: &mut Builder, x: Var, inner: usize, gate: Gate, bias: bool) -> GraphResult<Var> {
+    let hidden = width(g, x)?;
+    let opened = linear(g, "gate_proj", x, inner, bias)?;
+    let up = linear(g, "up_proj", x, inner, bias)?;
+    let h = match gate {
+        Gate::Silu => g.swiglu(opened, up)?,
+        Gate::Gelu(form) => {
+            let opened = g.gelu(opened, form)?;
+            g.mul(opened, up)?
+        }
+    };
+    linear(g, "down_proj", h, hidden, bias)
+}
+
+/// `out(gelu(in(x)))`, with weights of these names.
+pub(super) fn mlp(
+    g: &mut Builder,
+    x: Var,
+    [into, out]: [&str; 2],
+    inner: usize,
+    form: Gelu,
+    bias: bool,
+) -> GraphResult<Var> {
+    let hidden = width(g, x)?;
+    let h = linear(g, into, x, inner, bias)?;
+    let h = g.gelu(h, form)?;
+    linear(g, out, h, hidden, bias)
+}
+
+/// `cap * tanh(x / cap)`: `x` where it is small, and never beyond `cap`.
+pub(super) fn soft_cap(g: &mut Builder, x: Var, cap: f64) -> GraphResult<Var> {
+    let inverse = g.constant_like(x, 1.0 / cap)?;
+    let scaled = g.mul(x, inverse)?;
+    let bent = g.tanh(scaled)?;
+    let cap = g.constant_like(x, cap)?;
+    g.mul(bent, cap)
+}
+
+/// The rotation that `config` says, for contexts of at most `context` tokens.
+///
+/// Two scalings depend on how long the context is. Published code looks at the longest position of a step, so there a
+/// token's keys depend on what came later in the same step. Here they depend on the longest context that the model is
+/// built for, whatever a step holds: equal to the published code on a whole sequence of that length, and for LongRoPE
+/// on any sequence on the same side of the original context.
+pub(super) fn rope(config: &RopeConfig, context: usize) -> Rope {
+    let (theta, dim) = (config.theta, config.rotary_dim);
+    let plain = rope_frequencies(theta, dim);
+    let positions = |n: usize| n as f64;
+    let (inv_freq, scale) = match &config.scaling {
+        None => (plain, 1.0),
+        Some(RopeScaling::Linear { factor }) => (linear_scaling(&plain, *factor), 1.0),
+        Some(RopeScaling::Dynamic { factor, original_max_position_embeddings: original }) => {
+            let theta = ntk_theta(theta, dim, *factor, positions(context), positions(*original));
+            (rope_frequencies(theta, dim), 1.0)
+        }
+        Some(RopeScaling::Yarn {
+            factor,
+            original_max_position_embeddings,
+            beta_fast,
+            beta_slow,
+            truncate,
+            attention_factor,
+        }) => {
+            let yarn = Yarn {
+                factor: *factor,
+                original_max_position: positions(*original_max_position_embeddings),
+                beta_fast: *beta_fast,
+                beta_slow: *beta_slow,
+                truncate: *truncate,
+            };
+            (yarn_scaling(theta, dim, &yarn), *attention_factor)
+        }
+        Some(RopeScaling::LongRope {
+            short_factor,
+            long_factor,
+            original_max_position_embeddings,
+            attention_factor,
+        }) => {
+            let factors = if context > *original_max_position_embeddings { long_factor } else { short_factor };
+            (plain.iter().zip(factors).map(|(freq, factor)| freq / factor).collect(), *attention_factor)
+        }
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
+            let original = positions(*original_max_position_embeddings);
+            (llama3_scaling(&plain, *factor, *low_freq_factor, *high_freq_factor, original), 1.0)
+        }
+    };
+    Rope { inv_freq: inv_freq.into(), scale }
+}

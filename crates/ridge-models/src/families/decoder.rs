@@ -1,0 +1,232 @@
+//! What all decoders have in common: tokens are embedded, go through layers that each keep a paged cache, and become
+//! logits.
+
+use ridge_graph::ops::{PagedAttention, Rope};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
+
+use super::blocks::{Norm, linear, rope, weight};
+use crate::checkpoint::{Checkpoint, Part};
+use crate::config::{DecoderConfig, RopeConfig};
+use crate::error::Result;
+use crate::model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
+
+/// The published names of what every decoder has.
+pub(super) struct Names {
+    /// Scope of the embedding.
+    pub(super) embedding: &'static str,
+    /// Scope of the layers, each under its number.
+    pub(super) layers: &'static str,
+    /// Scope of attention within a layer.
+    pub(super) attention: &'static str,
+    /// Scope of the norm after the last layer.
+    pub(super) norm: &'static str,
+    /// Scope of the output projection, if it is not the embedding.
+    pub(super) head: &'static str,
+}
+
+/// The names of Llama, which most families took over.
+pub(super) const USUAL: Names = Names {
+    embedding: "model.embed_tokens",
+    layers: "model.layers",
+    attention: "self_attn",
+    norm: "model.norm",
+    head: "lm_head",
+};
+
+/// What a family's file says: a decoder, but for what all of them share.
+pub(super) trait Family {
+    /// Its name in configurations.
+    fn name(&self) -> &'static str;
+
+    /// Sizes.
+    fn config(&self) -> &DecoderConfig;
+
+    /// Names of its tensors outside the layers.
+    fn names(&self) -> Names {
+        USUAL
+    }
+
+    /// How many tokens a token sees in layer `index`, itself included; all if `None`. Layers with equal windows are
+    /// one function.
+    fn window(&self, _index: usize) -> Option<usize> {
+        None
+    }
+
+    /// The input of the first layer, from the embedded tokens `x`: `[tokens, hidden]`.
+    fn embed(&self, _g: &mut Builder, x: Var, _positions: Var) -> GraphResult<Var> {
+        Ok(x)
+    }
+
+    /// The norm in and after the layers.
+    fn norm(&self) -> Norm;
+
+    /// One layer: `x`, `[tokens, hidden]`, to the next.
+    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var>;
+
+    /// What becomes of the output projection's f32 logits.
+    fn logits(&self, _g: &mut Builder, logits: Var) -> GraphResult<Var> {
+        Ok(logits)
+    }
+
+    /// Weights that are parts of published tensors, or transposed ones.
+    fn parts(&self) -> Vec<Part> {
+        Vec::new()
+    }
+}
+
+/// Where and how a layer is built.
+pub(super) struct Layer<'a> {
+    config: &'a DecoderConfig,
+    options: &'a BuildOptions,
+    /// How many tokens a token sees.
+    pub(super) window: Option<usize>,
+    positions: Var,
+    slots: Var,
+}
+
+/// How a layer's attention scores pairs.
+#[derive(Clone, Debug)]
+pub(super) struct Scores {
+    /// Rotation of queries and keys.
+    pub(super) rope: Option<Rope>,
+    /// Factor of the scores.
+    pub(super) scale: f64,
+    /// They stay within this.
+    pub(super) softcap: Option<f64>,
+}
+
+impl Layer<'_> {
+    /// The usual: rotated as the configuration says, divided by the root of a head's width.
+    pub(super) fn scores(&self) -> Scores {
+        let rope = self.config.rope.as_ref().map(|config| self.rope(config));
+        Scores { rope, scale: 1.0 / (self.config.head_dim as f64).sqrt(), softcap: None }
+    }
+
+    /// The rotation that `config` says, for the contexts that the model is built for.
+    pub(super) fn rope(&self, config: &RopeConfig) -> Rope {
+        rope(config, self.options.context.unwrap_or_else(|| self.config.max_context()))
+    }
+
+    /// Queries, keys and values of `x`, each `[tokens, heads, dim]`, with weights of these names.
+    pub(super) fn project(&self, g: &mut Builder, x: Var, names: [&str; 3], bias: bool) -> GraphResult<[Var; 3]> {
+        let c = self.config;
+        let heads = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
+        let mut projected = [x; 3];
+        for ((name, heads), y) in names.into_iter().zip(heads).zip(&mut projected) {
+            let flat = linear(g, name, x, heads * c.head_dim, bias)?;
+            *y = self.split_heads(g, flat)?;
+        }
+        Ok(projected)
+    }
+
+    /// `[tokens, heads * dim]` as `[tokens, heads, dim]`.
+    fn split_heads(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let dim = self.config.head_dim;
+        let heads = g.ty(x)?.shape.last().as_const().map_or(0, |n| n / dim);
+        g.reshape(x, [Dim::sym(symbols::TOKENS), heads.into(), dim.into()])
+    }
+
+    /// `f` of `[tokens, heads, dim]` with its heads as one: `[tokens, heads * dim]`.
+    pub(super) fn across_heads(
+        &self,
+        g: &mut Builder,
+        x: Var,
+        f: impl FnOnce(&mut Builder, Var) -> GraphResult<Var>,
+    ) -> GraphResult<Var> {
+        let joined = self.join_heads(g, x)?;
+        let y = f(g, joined)?;
+        self.split_heads(g, y)
+    }
+
+    /// `[tokens, heads, dim]` as `[tokens, heads * dim]`.
+    fn join_heads(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let width = g.ty(x)?.shape.0[1].as_const().map_or(0, |heads| heads * self.config.head_dim);
+        g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
+    }
+
+    /// Causal attention over the layer's cache, to which `k` and `v` are added: from `[tokens, heads, dim]` each to
+    /// `[tokens, heads * dim]`.
+    pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &Scores) -> GraphResult<Var> {
+        let step = StepInputs::ask(g)?;
+        let (q, k) = match &scores.rope {
+            Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
+            None => (q, k),
+        };
+        let kv = g.state("kv", paged_kv(self.config.num_key_value_heads, self.config.head_dim, self.options))?;
+        let kv = g.kv_write(kv, k, v, self.slots)?;
+        let (pairs, cached) = attention_symbols(self.window);
+        let op = PagedAttention { scale: scores.scale, window: self.window, softcap: scores.softcap, pairs, cached };
+        let a = g.attention(q, kv, step.block_table, step.seq_ids, self.positions, op)?;
+        self.join_heads(g, a)
+    }
+}
+
+/// Builds the graph of a family.
+pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<Model> {
+    let (config, names) = (family.config(), family.names());
+    let mut g = Builder::new();
+    let step = StepInputs::ask(&mut g)?;
+    let (positions, slots) =
+        g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
+    let table =
+        |g: &mut Builder| g.scoped(names.embedding, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]));
+    let embedding = table(&mut g)?;
+    let x = g.embedding(embedding, step.token_ids, options.activations)?;
+    let mut x = family.embed(&mut g, x, positions)?;
+
+    let mut groups: Vec<StateGroup> = Vec::new();
+    let mut functions = Vec::new();
+    for index in 0..config.num_hidden_layers {
+        let window = family.window(index);
+        let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
+        if at == groups.len() {
+            groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, window });
+            let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
+            functions.push(g.function(name, |g| layer(g, family, window, options))?);
+        }
+        let scope = format!("{}.{index}", names.layers);
+        groups[at].states.push(format!("{scope}.{}.kv", names.attention));
+        groups[at].bytes_per_token += 2 * config.num_key_value_heads * config.head_dim * options.cache.size_bytes();
+        x = g.scoped(&scope, |g| g.call(functions[at], &[x, positions, slots]))?[0];
+    }
+
+    let x = family.norm().apply(&mut g, names.norm, x)?;
+    let graph = finish_decoder(g, x, &step, positions, |g, x| {
+        let logits = match config.tie_word_embeddings {
+            true => {
+                let embedding = table(g)?;
+                g.scoped(names.head, |g| g.linear(x, embedding))?
+            }
+            false => linear(g, names.head, x, config.vocab_size, false)?,
+        };
+        let logits = g.cast(logits, DType::F32)?;
+        g.scoped(names.head, |g| family.logits(g, logits))
+    })?;
+    Ok(Model {
+        family: family.name(),
+        graph,
+        state_groups: groups,
+        block_size: options.block_size,
+        max_context: config.max_context(),
+        vocab_size: config.vocab_size,
+        eos_token_ids: config.eos_token_ids.clone(),
+    })
+}
+
+/// A function of `x`, `[tokens, hidden]`, `positions` and `slots`, i32 `[tokens]`; gives the next `x`.
+fn layer(g: &mut Builder, family: &dyn Family, window: Option<usize>, options: &BuildOptions) -> GraphResult<Vec<Var>> {
+    let (config, tokens) = (family.config(), Dim::sym(symbols::TOKENS));
+    let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), config.hidden_size.into()]));
+    let row = Type::tensor(DType::I32, Shape(vec![tokens]));
+    let positions = g.arg("positions", row.clone());
+    let slots = g.arg("slots", row);
+    let at = Layer { config, options, window, positions, slots };
+    Ok(vec![family.layer(g, x, &at)?])
+}
+
+/// A published checkpoint of a family with the names and shapes that its graph's weights have.
+pub(super) fn arrange(family: &dyn Family, checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let embedding = format!("{}.weight", family.names().embedding);
+    let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
+    checkpoint.prefixed(prefix, &embedding).divided(&family.parts())
+}

@@ -1,0 +1,179 @@
+//! Configurations of every family: what is read, what is refused and how, and published files by their figures.
+
+use std::path::{Path, PathBuf};
+
+use ridge_models::{BuildOptions, ModelConfig, ModelFiles, parameters};
+use serde_json::{Value, json};
+
+const FAMILIES: [&str; 11] =
+    ["falcon", "gemma2", "gemma3", "gpt2", "gpt_neox", "mistral", "olmo2", "phi3", "phi3_longrope", "qwen2", "qwen3"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name)
+}
+
+/// A fixture's configuration in the older spelling, with `changes` laid over it; `null` is null.
+fn with(name: &str, changes: &Value) -> Result<ModelConfig, String> {
+    let text = std::fs::read_to_string(folder(name).join("config_v4.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    ModelConfig::from_json("config.json", &config.to_string()).map_err(|e| e.to_string())
+}
+
+fn without(name: &str, key: &str) -> Result<ModelConfig, String> {
+    let text = std::fs::read_to_string(folder(name).join("config_v4.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&text).unwrap();
+    config.as_object_mut().unwrap().remove(key).unwrap();
+    ModelConfig::from_json("config.json", &config.to_string()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn an_unknown_key_is_refused_in_every_family() {
+    for name in FAMILIES {
+        let message = with(name, &json!({"new_trick": 3})).unwrap_err();
+        assert!(message.starts_with("config.json: unknown key new_trick = 3; "), "{name}: {message}");
+    }
+}
+
+#[test]
+fn another_class_of_model_is_refused_in_every_family() {
+    for name in FAMILIES {
+        let message = with(name, &json!({"architectures": ["Mine"]})).unwrap_err();
+        assert!(message.contains("architectures = [\"Mine\"] is not what Ridge reads; choose"), "{name}: {message}");
+    }
+}
+
+#[test]
+fn what_would_change_the_model_is_refused_by_key_and_value() {
+    for (name, key, value) in [
+        ("falcon", "alibi", json!(true)),
+        ("falcon", "parallel_attn", json!(false)),
+        ("falcon", "activation", json!("relu")),
+        ("gemma2", "hidden_activation", json!("silu")),
+        ("gemma3", "use_bidirectional_attention", json!(true)),
+        ("gpt2", "scale_attn_weights", json!(false)),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
+        ("gpt2", "activation_function", json!("relu")),
+        ("gpt_neox", "hidden_act", json!("relu")),
+        ("mistral", "hidden_act", json!("gelu")),
+        ("mistral", "quantization_config", json!({"bits": 4})),
+        ("olmo2", "clip_qkv", json!(8.0)),
+        ("phi3", "lm_head_bias", json!(true)),
+        ("phi3", "hidden_act", json!("gelu")),
+        ("qwen2", "use_mrope", json!(true)),
+        ("qwen3", "hidden_act", json!("gelu")),
+    ] {
+        let message = with(name, &json!({key: value})).unwrap_err();
+        assert!(message.starts_with(&format!("config.json: {key} = {value} is not supported; ")), "{name}: {message}");
+    }
+}
+
+#[test]
+fn defaults_that_differ_between_versions_are_not_guessed() {
+    for (name, keys) in [
+        ("gemma2", &["num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar"][..]),
+        ("gemma3", &["num_key_value_heads", "head_dim", "sliding_window", "query_pre_attn_scalar"]),
+        ("mistral", &["num_key_value_heads"]),
+        ("qwen2", &["num_key_value_heads"]),
+        ("qwen3", &["num_key_value_heads", "head_dim"]),
+    ] {
+        for key in keys {
+            let message = without(name, key).unwrap_err();
+            assert!(message.starts_with(&format!("config.json: {key} is missing; ")), "{name}: {message}");
+        }
+    }
+}
+
+#[test]
+fn what_a_family_may_leave_out_has_its_default() {
+    let ModelConfig::Mistral(mistral) = without("mistral", "sliding_window").unwrap() else { panic!() };
+    assert_eq!(mistral.sliding_window, Some(4096), "absent is the family's window");
+    let ModelConfig::Mistral(mistral) = with("mistral", &json!({"sliding_window": null})).unwrap() else { panic!() };
+    assert_eq!(mistral.sliding_window, None, "null is none");
+    assert_eq!(without("gpt2", "n_inner").unwrap().intermediate_size, 128);
+    assert_eq!(without("falcon", "ffn_hidden_size").unwrap().intermediate_size, 128);
+    assert_eq!(without("falcon", "max_position_embeddings").unwrap().max_position_embeddings, 2048);
+    for (name, tied) in [("falcon", true), ("gemma2", true), ("gpt2", true), ("qwen2", false), ("olmo2", false)] {
+        assert_eq!(without(name, "tie_word_embeddings").unwrap().tie_word_embeddings, tied, "{name}");
+    }
+    for (name, theta) in [("qwen3", 1e4), ("gemma2", 1e4), ("gemma3", 1e6)] {
+        assert_eq!(without(name, "rope_theta").unwrap().rope.as_ref().unwrap().theta, theta, "{name}");
+    }
+    let rope = without("gpt_neox", "rotary_pct").unwrap().rope.clone().unwrap();
+    assert_eq!(rope.rotary_dim, 4, "a quarter of 16");
+}
+
+#[test]
+fn windows_of_layers_follow_types_or_the_family_rule() {
+    let windows = |name: &str, changes: Value| match with(name, &changes).unwrap() {
+        ModelConfig::Qwen(c) => c.windows,
+        ModelConfig::Gemma(c) => c.windows,
+        other => panic!("{other:?}"),
+    };
+    let on = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1});
+    assert_eq!(windows("qwen2", on), [None, Some(8)]);
+    let off = json!({"use_sliding_window": false, "sliding_window": 8, "max_window_layers": 1});
+    assert_eq!(windows("qwen2", off), [None, None]);
+    let types = json!({"layer_types": ["full_attention", "sliding_attention"]});
+    assert_eq!(windows("gemma2", types), [None, Some(8)]);
+    assert_eq!(windows("gemma3", json!({"sliding_window_pattern": 2})), [Some(8), None, Some(8)]);
+
+    let refused = |changes: Value| with("qwen2", &changes).unwrap_err();
+    let message = refused(json!({"layer_types": ["full_attention"]}));
+    assert!(message.contains("layer_types = [\"full_attention\"] names 1 layers of 2"), "{message}");
+    let message = refused(json!({"layer_types": ["full_attention", "linear_attention"]}));
+    assert!(message.contains("has \"linear_attention\", which is not supported"), "{message}");
+    let message = refused(json!({"layer_types": ["full_attention", "sliding_attention"]}));
+    assert!(message.contains("has sliding layers, and there is no sliding_window"), "{message}");
+}
+
+#[test]
+fn the_part_of_a_head_that_is_rotated_is_of_pairs() {
+    let message = with("gpt_neox", &json!({"rotary_pct": 0.2})).unwrap_err();
+    assert!(message.contains("rotary_pct = 0.2 makes 3 elements of each head turn, which are no pairs"), "{message}");
+    let message = with("gpt_neox", &json!({"rotary_pct": 1.5})).unwrap_err();
+    assert!(message.contains("rotary_pct = 1.5 is above 1"), "{message}");
+    let message = with("mistral", &json!({"partial_rotary_factor": 0.5})).unwrap_err();
+    assert!(message.contains("partial_rotary_factor = 0.5 is not supported"), "{message}");
+}
+
+fn published(name: &str) -> ModelFiles {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/configs").join(format!("{name}.json"));
+    ModelFiles::from_config(&path).unwrap()
+}
+
+#[test]
+fn published_models_have_their_published_numbers_of_parameters() {
+    for (name, count) in [
+        ("Meta-Llama-3.1-8B", 8_030_261_248),
+        ("Meta-Llama-3.1-70B", 70_553_706_496),
+        ("Meta-Llama-3.1-405B", 405_853_388_800),
+        ("Qwen3-0.6B", 596_049_920),
+        ("Qwen3-8B", 8_190_735_360),
+        ("Qwen3-32B", 32_762_123_264),
+    ] {
+        let model = published(name).config().unwrap().build(&BuildOptions::default()).unwrap();
+        assert_eq!(parameters(&model.graph), count, "{name}");
+    }
+}
+
+#[test]
+fn published_models_of_other_families_are_refused_by_the_key() {
+    for (name, start) in [
+        ("Mixtral-8x7B-v0.1", "model_type = \"mixtral\" is not a family that Ridge reads; choose a checkpoint of "),
+        ("Qwen3-30B-A3B", "model_type = \"qwen3_moe\" is not a family that Ridge reads; "),
+        ("Qwen3-235B-A22B", "model_type = \"qwen3_moe\" is not a family that Ridge reads; "),
+        ("DeepSeek-V3", "model_type = \"deepseek_v3\" is not a family that Ridge reads; "),
+        ("DeepSeek-V3.2", "model_type = \"deepseek_v32\" is not a family that Ridge reads; "),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "model_type = \"nemotron_h\" is not a family that Ridge reads; "),
+        // A bare Infinity, which JSON does not have.
+        ("Nemotron-H-56B-Base-8K", "it is not valid JSON: expected value at line 46 column 9; "),
+    ] {
+        let message = published(name).config().unwrap_err().to_string();
+        let (path, rest) = message.split_once(": ").unwrap();
+        assert!(path.ends_with(&format!("{name}.json")), "{message}");
+        assert!(rest.starts_with(start), "{message}");
+    }
+}
