@@ -265,6 +265,12 @@ fn hostile_templates_end_in_an_error() {
         "{% set ns = namespace(x='xxxxxxxxxxxxxxxx') %}{% for i in range(99) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}".to_owned(),
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}".to_owned(),
         "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x] %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=(1, 1)) %}{% for i in range(99) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}{{ {ns.x: 1} }}".to_owned(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}".to_owned(),
+        "{% set ns = namespace(x=[1]) %}{% for i in range(99) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x == [ns.x] + ns.x }}{{ ns.x|tojson }}".to_owned(),
+        "{% set ns = namespace(x=1) %}{% for i in range(9999) %}{% set ns.x = cycler(ns.x, 1) %}{% endfor %}".to_owned(),
+        "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = [ns.x]|select %}{% endfor %}".to_owned(),
+        "{% set s = 'a' * 9999999 %}{% for i in range(99999) %}{{ s is lower }}{{ s|trim|length }}{% endfor %}".to_owned(),
         "{{ 'a' * 99999999999999 }}".to_owned(),
         "{{ [1] * 99999999999999 }}".to_owned(),
         "{{ 'a'.ljust(99999999999999) }}".to_owned(),
@@ -300,6 +306,13 @@ fn values_that_hold_themselves_are_left_behind_without_harm() {
     let source = "{% set ns = namespace() %}{% set ns.x = ns %}{% macro f() %}{{ f is defined }}{% endmacro %}\
         {% set ns.f = f %}{{ f() }}{{ ns.x.x is defined }}";
     assert_eq!(render(source).unwrap(), "TrueTrue");
+}
+
+#[test]
+fn chains_of_macros_are_taken_apart_without_recursion() {
+    let source = "{% set ns = namespace(m=0) %}{% for i in range(50000) %}{% set before = ns.m %}\
+        {% macro m() %}{{ before }}{% endmacro %}{% set ns.m = m %}{% endfor %}done";
+    assert_eq!(render(source).unwrap(), "done");
 }
 
 #[test]

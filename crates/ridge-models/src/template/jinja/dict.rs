@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::fault::{Res, fail};
+use super::fault::{Res, fail, limit};
 use super::value::{Value, nested};
 
 /// From this many entries on, keys are looked up by hash.
@@ -33,8 +33,19 @@ enum Key {
     Undefined,
 }
 
+/// Tuples as keys have no more parts than this, those in them included: a tuple may be in another many times.
+const MOST_PARTS: usize = 10_000;
+
 impl Key {
     fn of(value: &Value) -> Res<Self> {
+        Self::part(value, &mut 0)
+    }
+
+    fn part(value: &Value, parts: &mut usize) -> Res<Self> {
+        *parts += 1;
+        if *parts > MOST_PARTS {
+            return limit(format!("a key has more than {MOST_PARTS} parts"));
+        }
         Ok(match value {
             Value::None => Self::None,
             Value::Bool(b) => Self::Int(i128::from(*b)),
@@ -42,7 +53,7 @@ impl Key {
             Value::Float(x) if x.fract() == 0.0 && x.abs() < 1e38 => Self::Int(*x as i128),
             Value::Float(x) => Self::Float(x.to_bits()),
             Value::Str(s) | Value::Markup(s) => Self::Str(s.clone()),
-            Value::Tuple(items) => Self::Tuple(items.iter().map(Self::of).collect::<Res<_>>()?),
+            Value::Tuple(items) => Self::Tuple(items.iter().map(|item| Self::part(item, parts)).collect::<Res<_>>()?),
             Value::Undefined(_) => Self::Undefined,
             Value::Macro(m) => Self::Object(Rc::as_ptr(m) as usize),
             Value::Namespace(n) => Self::Object(Rc::as_ptr(n) as usize),

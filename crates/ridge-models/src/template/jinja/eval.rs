@@ -107,6 +107,7 @@ impl Run<'_> {
         let mut dict = Dict::default();
         for (key, value) in pairs {
             let key = self.eval(key, frame)?;
+            self.work(key.as_str().map_or(0, str::len))?;
             dict.insert(key, self.eval(value, frame)?)?;
         }
         Ok(Value::dict(dict))

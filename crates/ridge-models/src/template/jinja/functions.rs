@@ -81,8 +81,8 @@ impl Run<'_> {
                 if args.positional.is_empty() {
                     return fail("at least one item has to be provided");
                 }
-                super::value::nested(args.positional.iter())?;
-                Ok(Value::Cycler(Rc::new((args.positional, Cell::new(0)))))
+                let depth = super::value::nested(args.positional.iter())?;
+                Ok(Value::Cycler(depth, Rc::new((args.positional, Cell::new(0)))))
             }
             Function::Joiner => {
                 let separator = args.bind("joiner", &["sep"], 0)?.take(0).unwrap_or_else(|| Value::str(", "));

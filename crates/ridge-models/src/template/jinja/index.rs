@@ -146,6 +146,7 @@ impl Run<'_> {
 
     /// `value[index]`
     pub(crate) fn item(&self, value: &Value, index: &Value) -> Res<Value> {
+        self.charge(index.as_str().map_or(0, str::len))?;
         let at = |length: usize| {
             let i = integer(index)?;
             let i = if i < 0 { i.checked_add(length as i128)? } else { i };
@@ -226,12 +227,12 @@ impl Run<'_> {
                 _ => other(matches!(plain, "count" | "index")),
             },
             Value::View(..) => other(matches!(plain, "mapping" | "isdisjoint")),
-            Value::Iter(_) => other(matches!(plain, "send" | "throw" | "close") || plain.starts_with("gi_")),
+            Value::Iter(..) => other(matches!(plain, "send" | "throw" | "close") || plain.starts_with("gi_")),
             Value::Namespace(namespace) => {
                 namespace.borrow().get_str(plain).cloned().map_or(Attribute::None, Attribute::Is)
             }
             Value::Loop(state) => loop_attribute(value, state, name)?,
-            Value::Cycler(cycler) => match plain {
+            Value::Cycler(_, cycler) => match plain {
                 "current" => Attribute::Is(cycler.0[cycler.1.get()].clone()),
                 "next" | "reset" => method(),
                 _ => other(matches!(plain, "items" | "pos")),

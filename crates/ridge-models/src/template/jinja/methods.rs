@@ -73,7 +73,7 @@ impl Run<'_> {
                 }
                 Ok(Value::Bool(!same))
             }
-            Value::Cycler(cycler) => {
+            Value::Cycler(_, cycler) => {
                 args.none(name)?;
                 let at = cycler.1.get();
                 if name == "reset" {

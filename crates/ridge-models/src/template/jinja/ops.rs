@@ -104,7 +104,11 @@ impl Run<'_> {
     }
 
     fn repeat(&self, sequence: &Value, count: &Value) -> Res<Value> {
-        let count = usize::try_from(integer(count).unwrap_or(0).max(0)).unwrap_or(usize::MAX);
+        let count = integer(count).unwrap_or(0);
+        if i64::try_from(count).is_err() {
+            return fail("cannot fit 'int' into an index-sized integer");
+        }
+        let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
         let charge = |size: usize| self.charge(size.saturating_mul(count));
         match sequence {
             Value::Str(text) => {
@@ -160,7 +164,7 @@ impl Run<'_> {
             (Value::Macro(a), Value::Macro(b)) => Ok(Rc::ptr_eq(a, b)),
             (Value::Namespace(a), Value::Namespace(b)) => Ok(Rc::ptr_eq(a, b)),
             (Value::Loop(a), Value::Loop(b)) => Ok(Rc::ptr_eq(a, b)),
-            (Value::Iter(a), Value::Iter(b)) => Ok(Rc::ptr_eq(a, b)),
+            (Value::Iter(_, a), Value::Iter(_, b)) => Ok(Rc::ptr_eq(a, b)),
             (Value::View(..), Value::View(..))
             | (Value::Range(..), Value::Range(..))
             | (Value::Method(_), Value::Method(_)) => {
@@ -196,6 +200,7 @@ impl Run<'_> {
 
     /// `item in container`
     pub(crate) fn contains(&self, container: &Value, item: &Value) -> Res<bool> {
+        self.work(item.as_str().map_or(0, str::len))?;
         match container {
             Value::Str(text) | Value::Markup(text) => match item.as_str() {
                 Some(part) => {
@@ -229,7 +234,7 @@ impl Run<'_> {
                 Some(Num::Float(_)) => unsupported("a float in a range is not supported"),
                 None => Ok(false),
             },
-            Value::Iter(items) => loop {
+            Value::Iter(_, items) => loop {
                 // Taken before it is compared: what was looked at is gone.
                 let next = items.borrow_mut().pop_front();
                 match next {

@@ -220,7 +220,7 @@ impl Run<'_> {
             Value::Range(start, _, step) => {
                 (0..range_len(value) as i128).map(|at| Ok(Value::Int(start + at * step))).collect()
             }
-            Value::Iter(items) => return Ok(items.clone()),
+            Value::Iter(_, items) => return Ok(items.clone()),
             Value::Loop(_) => {
                 return super::fault::unsupported("walking over the loop variable is not supported");
             }

@@ -87,10 +87,10 @@ impl Run<'_> {
             "number" => Ok(Num::of(value).is_some()),
             "string" => Ok(value.as_str().is_some()),
             "mapping" => Ok(matches!(value, Value::Dict(_))),
-            "iterable" => Ok(value.len().is_some() || matches!(value, Value::Iter(_))),
+            "iterable" => Ok(value.has_len() || matches!(value, Value::Iter(..))),
             "sequence" => match value {
                 Value::View(..) | Value::Loop(_) | Value::Undefined(_) => Ok(value.is_undefined()),
-                _ => Ok(value.len().is_some()),
+                _ => Ok(value.has_len()),
             },
             "callable" => Ok(matches!(
                 value,
@@ -107,11 +107,12 @@ impl Run<'_> {
             "odd" => self.rest_is(value, &Value::Int(2), 1),
             "even" => self.rest_is(value, &Value::Int(2), 0),
             "divisibleby" => self.rest_is(value, &other, 0),
-            "filter" | "test" if matches!(value, Value::List(_) | Value::Dict(_)) => {
-                fail(format!("unhashable type: '{}'", value.type_name()))
+            "filter" | "test" => {
+                // They are looked up in a dict, which not every value can be.
+                super::dict::Dict::default().get(value)?;
+                let known = if name == "test" { exists } else { super::filters::exists };
+                Ok(value.as_str().is_some_and(known))
             }
-            "filter" => Ok(value.as_str().is_some_and(super::filters::exists)),
-            "test" => Ok(value.as_str().is_some_and(exists)),
             "sameas" => same(value, &other),
             "in" => self.contains(&other, value),
             "==" | "eq" | "equalto" => self.equal(value, &other),

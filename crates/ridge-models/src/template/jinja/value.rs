@@ -33,15 +33,16 @@ pub(crate) enum Value {
     View(View, Rc<Dict>),
     /// Start, stop, step.
     Range(i128, i128, i128),
-    /// A generator or iterator: what is taken from it is gone. An error waits at its place.
-    Iter(Rc<RefCell<VecDeque<Res<Value>>>>),
+    /// A generator or iterator: what is taken from it is gone. An error waits at its place. With its depth.
+    Iter(u16, Rc<RefCell<VecDeque<Res<Value>>>>),
     Namespace(Rc<RefCell<Dict>>),
     Function(Function),
     /// A method with its object.
     Method(Rc<(Value, Arc<str>)>),
     Macro(Rc<Macro>),
     Loop(Rc<Loop>),
-    Cycler(Rc<(Vec<Value>, Cell<usize>)>),
+    /// The values and which one is next, with their depth.
+    Cycler(u16, Rc<(Vec<Value>, Cell<usize>)>),
     Joiner(Rc<(Value, Cell<bool>)>),
 }
 
@@ -105,7 +106,9 @@ impl Value {
     }
 
     pub(crate) fn iter(items: impl IntoIterator<Item = Res<Value>>) -> Self {
-        Self::Iter(Rc::new(RefCell::new(items.into_iter().collect())))
+        let items: VecDeque<Res<Self>> = items.into_iter().collect();
+        let depth = items.iter().flatten().map(Self::depth).max().unwrap_or(0).saturating_add(1);
+        Self::Iter(depth, Rc::new(RefCell::new(items)))
     }
 
     /// `'name' is undefined`
@@ -134,13 +137,13 @@ impl Value {
             Self::View(View::Values, _) => "dict_values",
             Self::View(View::Items, _) => "dict_items",
             Self::Range(..) => "range",
-            Self::Iter(_) => "generator",
+            Self::Iter(..) => "generator",
             Self::Namespace(_) => "Namespace",
             Self::Function(_) => "function",
             Self::Method(_) => "builtin_function_or_method",
             Self::Macro(_) => "Macro",
             Self::Loop(_) => "LoopContext",
-            Self::Cycler(_) => "Cycler",
+            Self::Cycler(..) => "Cycler",
             Self::Joiner(_) => "Joiner",
         }
     }
@@ -186,14 +189,18 @@ impl Value {
         }
     }
 
+    /// Does the type have a `len()`?
+    pub(crate) fn has_len(&self) -> bool {
+        self.as_str().is_some() || self.len().is_some()
+    }
+
     /// How deep containers nest in this value.
     pub(crate) fn depth(&self) -> u16 {
         match self {
             Self::List(s) | Self::Tuple(s) => s.depth,
             Self::Dict(d) | Self::View(_, d) => d.depth(),
-            Self::Iter(items) => items.borrow().iter().flatten().map(Self::depth).max().unwrap_or(0).saturating_add(1),
+            Self::Iter(depth, _) | Self::Cycler(depth, _) => *depth,
             Self::Method(m) => m.0.depth() + 1,
-            Self::Cycler(c) => nested(c.0.iter()).unwrap_or(MOST_NESTED),
             Self::Joiner(j) => j.0.depth() + 1,
             _ => 0,
         }

@@ -29,7 +29,7 @@ impl Run<'_> {
                 match &value {
                     Value::Str(text) => self.string(text.chars().rev().collect()),
                     Value::Markup(_) => unsupported("reverse of a string made by escape or safe is not supported"),
-                    Value::Iter(_) => {
+                    Value::Iter(..) => {
                         let mut items = self.items(&value)?;
                         items.reverse();
                         Value::list(items)
@@ -117,7 +117,7 @@ impl Run<'_> {
     /// What `reversed()` gives, of what has an order and a length.
     fn reversed(&self, value: &Value) -> Res<Vec<Value>> {
         match value {
-            Value::Iter(_) | Value::Loop(_) => fail(format!("'{}' object is not reversible", value.type_name())),
+            Value::Iter(..) | Value::Loop(_) => fail(format!("'{}' object is not reversible", value.type_name())),
             _ => {
                 let mut items = self.items(value)?;
                 items.reverse();

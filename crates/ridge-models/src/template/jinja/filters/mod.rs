@@ -76,7 +76,7 @@ pub(crate) fn exists(name: &str) -> bool {
 impl Run<'_> {
     /// `value|name(args)`
     pub(crate) fn filter(&self, name: &str, value: Value, args: Args) -> Res<Value> {
-        self.step()?;
+        self.work(value.as_str().map_or(0, str::len))?;
         match name {
             "d" | "default" => {
                 let mut bound = args.bind(name, &["default_value", "boolean"], 0)?;

@@ -165,7 +165,7 @@ impl Run<'_> {
     fn url_encode(&self, value: &Value) -> Res<Value> {
         let pairs = match value {
             Value::Dict(dict) => self.pairs(dict)?,
-            Value::List(_) | Value::Tuple(_) | Value::View(..) | Value::Iter(_) => self.items(value)?,
+            Value::List(_) | Value::Tuple(_) | Value::View(..) | Value::Iter(..) => self.items(value)?,
             other => return self.string(url_quote(&self.text(other)?, false)),
         };
         let mut parts = Vec::new();
