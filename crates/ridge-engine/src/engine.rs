@@ -78,7 +78,7 @@ pub struct Engine {
     options: EngineOptions,
     table: usize,
     block_count: usize,
-    /// Samples a token for every row.
+    /// Samples a token for every row, and gives the logits that it was chosen from.
     sampling: Programs,
     /// Only fills the cache.
     filling: Programs,
@@ -115,7 +115,7 @@ impl Engine {
             options,
             table,
             block_count,
-            sampling: Programs::new(session.compile(&model.graph, &["next"])?),
+            sampling: Programs::new(session.compile(&model.graph, &["next", "logits"])?),
             filling: Programs::new(session.compile(&model.graph, &[])?),
             blocks: Blocks::new(block_count),
             sequences: (0..options.sequences).map(|_| None).collect(),
@@ -147,7 +147,7 @@ impl Engine {
     /// that follows each if `sample` says so. A sequence stands in it once.
     ///
     /// # Errors
-    /// When the cache is full, before anything has changed; when the device fails.
+    /// When the cache is full, before anything has changed; when the device fails, or the logits are not finite.
     pub fn step(&mut self, work: &[(SequenceId, &[u32])], sample: bool, next: &mut Vec<u32>) -> Result<()> {
         next.clear();
         self.reserve(work)?;
@@ -188,8 +188,13 @@ impl Engine {
         ready.bucket.submit()?;
         ready.bucket.wait()?;
         if sample {
-            let (ids, _) = ready.bucket.output(0).as_chunks::<4>();
+            let [ids, logits] = ready.sampled.map(|index| ready.bucket.output(index).as_chunks::<4>().0);
             next.extend(ids.iter().map(|b| i32::from_le_bytes(*b) as u32));
+            for (((id, tokens), chosen), row) in work.iter().zip(&*next).zip(logits.chunks(self.vocab)) {
+                if let Some(value) = not_finite(row, *chosen) {
+                    return Err(EngineError::NotFinite { value, position: sequences(id).length + tokens.len() });
+                }
+            }
         }
         for (id, tokens) in work {
             if let Some(sequence) = &mut self.sequences[id.0] {
@@ -302,6 +307,17 @@ impl Engine {
     }
 }
 
+/// What makes the choice of a token meaningless: a logit that is NaN or infinity, or a chosen one that is impossible.
+/// A row is some hundred kilobytes, read once, next to a step that reads every weight.
+fn not_finite(row: &[[u8; 4]], chosen: u32) -> Option<f32> {
+    let values = || row.iter().map(|b| f32::from_le_bytes(*b));
+    let impossible = |v: f32| v.is_nan() | (v == f32::INFINITY);
+    // Without a way out in the middle, so that it runs over vectors.
+    let broken = values().fold(false, |broken, v| broken | impossible(v));
+    let found = if broken { values().find(|v| impossible(*v)) } else { values().nth(chosen as usize) };
+    found.filter(|v| !v.is_finite())
+}
+
 /// The step inputs, by position in [`Ready::inputs`].
 #[derive(Clone, Copy)]
 enum Input {
@@ -334,6 +350,8 @@ const INPUT_NAMES: [&str; 10] = [
 struct Ready {
     bucket: Bucket,
     inputs: [Option<usize>; INPUT_NAMES.len()],
+    /// Positions of `next` and `logits`, if the program samples.
+    sampled: [usize; 2],
 }
 
 impl Ready {
@@ -369,7 +387,8 @@ impl Programs {
             }
             let bucket = self.compiled.bucket(&bindings())?;
             let inputs = INPUT_NAMES.map(|name| bucket.input_index(name));
-            self.ready.insert(key, (0, Ready { bucket, inputs }));
+            let sampled = ["next", "logits"].map(|name| bucket.output_index(name).unwrap_or_default());
+            self.ready.insert(key, (0, Ready { bucket, inputs, sampled }));
         }
         let (used, ready) = self.ready.get_mut(&key).expect("inserted above");
         *used = self.uses;

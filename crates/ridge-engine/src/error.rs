@@ -32,7 +32,7 @@ pub enum EngineError {
     },
     /// A prompt that leaves no room.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; shorten the prompt or raise --context"
+        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; shorten the prompt or raise the context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -42,11 +42,22 @@ pub enum EngineError {
     },
     /// No free cache blocks.
     #[error(
-        "the cache has no block left for another {tokens} tokens of the sequence; raise --context or run fewer sequences"
+        "the cache has no block left for another {tokens} tokens of the sequence; raise the context or run fewer sequences"
     )]
     CacheFull {
         /// Tokens that were to be stored.
         tokens: usize,
+    },
+    /// Logits that no token can be chosen from.
+    #[error(
+        "the model's output is not finite: {value} among the logits after {position} tokens; the weights are damaged, or \
+         overflow in this dtype: download them again, or compute in a wider one"
+    )]
+    NotFinite {
+        /// What stood among them.
+        value: f32,
+        /// Tokens of the sequence that they follow.
+        position: usize,
     },
     /// The device or a graph.
     #[error(transparent)]

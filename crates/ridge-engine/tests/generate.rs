@@ -235,7 +235,7 @@ fn requests_that_cannot_run_say_why_and_take_nothing() {
         error.to_string()
     };
     let long = refuse(&mut engine, &request(&[1; 20], 5));
-    assert!(long.contains("20 tokens and the context holds 20") && long.contains("--context"), "{long}");
+    assert!(long.contains("20 tokens and the context holds 20") && long.contains("raise the context"), "{long}");
     let unknown = refuse(&mut engine, &request(&[1, 512], 5));
     assert!(unknown.contains("token 512 ") && unknown.contains("vocabulary of 512"), "{unknown}");
     let empty = refuse(&mut engine, &request(&[], 5));
