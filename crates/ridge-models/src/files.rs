@@ -18,5 +18,10 @@ pub(crate) fn read_text(path: &Path, action: &'static str) -> Result<String> {
             remedy: "download it again".to_owned(),
         });
     }
-    std::fs::read_to_string(path).map_err(fail)
+    let bytes = std::fs::read(path).map_err(fail)?;
+    String::from_utf8(bytes).map_err(|error| ModelError::Files {
+        path: path.to_owned(),
+        problem: format!("it is not UTF-8 text at byte {}", error.utf8_error().valid_up_to()),
+        remedy: "download it again, or save it as UTF-8".to_owned(),
+    })
 }

@@ -58,6 +58,13 @@ impl ModelFiles {
     ///
     /// [`ModelError::Io`] or [`ModelError::Files`] if the file cannot be read.
     pub fn from_config(file: &Path) -> Result<Self> {
+        if file.extension().is_some_and(|e| e == "safetensors") {
+            return Err(ModelError::Files {
+                path: file.to_owned(),
+                problem: "it holds weights, and a configuration is wanted".to_owned(),
+                remedy: "give the config.json beside it, or the folder that holds both".to_owned(),
+            });
+        }
         let config_text = read_text(file, "read the configuration")?;
         Ok(Self { origin: Origin::Config(file.to_owned()), config_text })
     }
@@ -257,7 +264,10 @@ fn check_folder(folder: &Path) -> Result<()> {
             format!("give the folder that holds config.json: {}", parent.display()),
         ));
     }
-    if !folder.exists() {
+    let there = folder.try_exists().map_err(|cause| {
+        fail(&format!("cannot look for it: {cause}"), "check the path and the permissions of its parents".to_owned())
+    })?;
+    if !there {
         return Err(match repository(folder) {
             Some(id) => fail(
                 "there is no such folder, and Ridge reads local folders, not repositories",
@@ -272,7 +282,12 @@ fn check_folder(folder: &Path) -> Result<()> {
             ),
         });
     }
-    if !folder.join(CONFIG).exists() {
+    let config = folder.join(CONFIG);
+    let found = config.try_exists().map_err(|cause| {
+        let advice = "check the permissions of the folder and of its parents";
+        fail(&format!("cannot look for config.json in it: {cause}"), advice.to_owned())
+    })?;
+    if !found {
         let remedy = if folder.join("params.json").exists() {
             "its params.json is of Meta's own layout: download the Hugging Face layout of the model"
         } else {

@@ -39,6 +39,9 @@ impl WeightSource {
     pub fn retype(&self, graph: &Graph, format: Option<&FormatRef>) -> Result<Graph> {
         if let Self::Checkpoint(checkpoint) = self {
             checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), IGNORABLE)?;
+            for weight in graph.args(Role::Weight) {
+                checkpoint.check_float(&weight.name)?;
+            }
         }
         let storage = |name: &str, ty: &Type| {
             let dtype = match self {

@@ -199,6 +199,23 @@ impl Checkpoint {
         self.tensors.get(name).map(|entry| entry.dtype)
     }
 
+    /// Can the tensor called `name` be computed with as it is?
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Safetensors`] if its elements are no floating-point numbers.
+    pub(crate) fn check_float(&self, name: &str) -> Result<()> {
+        match self.tensors.get(name) {
+            Some(entry) if !entry.dtype.is_float() => Err(ModelError::Safetensors {
+                file: self.shards[entry.shard].file.clone(),
+                problem: format!("the tensor {name} is stored as {}, and must be floating-point numbers", entry.dtype),
+                remedy: "choose a checkpoint in f32, bf16 or f16: codes of another program's quantisation are not read"
+                    .to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Every tensor, by name.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = TensorView<'_>> {
         self.tensors.iter().map(|(name, entry)| self.view(name, entry))
