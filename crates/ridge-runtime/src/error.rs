@@ -34,7 +34,7 @@ pub enum RuntimeError {
         why: String,
     },
     /// More memory than there is.
-    #[error("{what} needs {needed} bytes, which this machine does not give; {remedy}")]
+    #[error("{what} needs {}, which this machine does not give; {remedy}", binary(*needed))]
     OutOfMemory {
         /// What was to be allocated.
         what: String,
@@ -51,6 +51,15 @@ pub enum RuntimeError {
         /// What happened.
         why: String,
     },
+}
+
+/// Bytes in the largest unit that they fill.
+fn binary(bytes: usize) -> String {
+    let unit = [(30, "GiB"), (20, "MiB"), (10, "KiB")].into_iter().find(|(power, _)| bytes >> power > 0);
+    unit.map_or_else(
+        || format!("{bytes} bytes"),
+        |(power, name)| format!("{:.1} {name}", bytes as f64 / (1u64 << power) as f64),
+    )
 }
 
 /// Results of this crate.
