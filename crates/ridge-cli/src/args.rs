@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
+use ridge_engine::{EngineError, Sampling};
 use ridge_graph::format;
 
 /// Runs language models and tells what they cost.
@@ -12,7 +13,6 @@ use ridge_graph::format;
     name = "ridge",
     version,
     arg_required_else_help = true,
-    disable_help_subcommand = true,
     max_term_width = 100,
     after_help = "\
 Examples:
@@ -56,6 +56,38 @@ fn formats() -> PossibleValuesParser {
     format::all().iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }
 
+/// Most of what is counted, and the largest key.
+const MOST: u64 = u64::MAX;
+/// Most threads that one may ask for.
+const MOST_THREADS: u64 = 1024;
+/// The op holds it as an i32.
+const MOST_TOP_K: u64 = i32::MAX as u64;
+
+/// A whole number from `LEAST` to `MOST`.
+fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &str) -> Result<T, String> {
+    let value = typed.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
+    value
+        .and_then(|value: u64| T::try_from(value).ok())
+        .ok_or_else(|| format!("must be a whole number from {LEAST} to {MOST}"))
+}
+
+fn temperature(typed: &str) -> Result<f32, String> {
+    number(typed, |temperature| Sampling { temperature, ..Sampling::GREEDY })
+}
+
+fn top_p(typed: &str) -> Result<f32, String> {
+    number(typed, |top_p| Sampling { top_p, ..Sampling::GREEDY })
+}
+
+/// A number that the engine samples with. Refused here so that the message shows it as it was typed.
+fn number(typed: &str, setting: impl Fn(f32) -> Sampling) -> Result<f32, String> {
+    let value = typed.parse().map_err(|_| "must be a number".to_owned())?;
+    setting(value).check().map(|()| value).map_err(|error| match error {
+        EngineError::Setting { why, .. } => why,
+        other => other.to_string(),
+    })
+}
+
 /// Let a model go on with a text
 ///
 /// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, the text starts from
@@ -66,7 +98,11 @@ Examples:
   ridge generate --greedy
   ridge generate --model ~/models/Llama-3.2-1B --dtype bf16 --cache-dtype bf16 \"The ridge point is\"
   ridge generate --seed 7 --stop $'\\n' - < prompt.txt
+  ridge generate -- \"--greedy is a flag that\"    # behind `--`, a prompt may begin with a dash
   ridge generate --model DIR --random-weights --prompt-tokens 512 -v    # times a shape
+
+Standard input is read only where the prompt is `-`. The sampling settings of a model's generation_config.json are not
+taken, so that the same command samples all models alike; its end tokens are.
 
 The text goes to standard output as it comes, everything else to standard error.
 Exit codes: 0 done, 1 failed, 2 not understood.")]
@@ -83,11 +119,17 @@ pub(crate) struct GenerateArgs {
     pub(crate) random_weights: bool,
 
     /// Take this many random tokens for a prompt
-    #[arg(long, value_name = "N", allow_negative_numbers = true, conflicts_with = "prompt")]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, conflicts_with = "prompt"
+    )]
     pub(crate) prompt_tokens: Option<usize>,
 
     /// Tokens to generate at most
-    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true, default_value_t = 200)]
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = whole::<usize, 0, MOST>,
+        allow_negative_numbers = true, default_value_t = 200
+    )]
     pub(crate) max_tokens: usize,
 
     /// End before this text; may be given several times
@@ -105,15 +147,24 @@ pub(crate) struct GenerateArgs {
     pub(crate) numbers: NumberArgs,
 
     /// Tokens of the context, prompt and answer together [default: as many as they need]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, help_heading = "Running")]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
     pub(crate) context: Option<usize>,
 
     /// Tokens of the prompt that one step processes at most
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value_t = 512, help_heading = "Running")]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
+    )]
     pub(crate) chunk: usize,
 
     /// Threads that compute [default: the cores that this process may use]
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true, help_heading = "Running")]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MOST_THREADS>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
     pub(crate) threads: Option<usize>,
 
     /// Print the prompt before the answer
@@ -142,19 +193,22 @@ pub(crate) struct SamplingArgs {
     pub(crate) greedy: bool,
 
     /// Divide the logits by this; 0 is --greedy
-    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f32,
 
     /// Choose among this many of the most likely tokens; 0 for all
-    #[arg(long, value_name = "K", allow_negative_numbers = true, default_value_t = 40)]
+    #[arg(
+        long, value_name = "K", value_parser = whole::<u32, 0, MOST_TOP_K>,
+        allow_negative_numbers = true, default_value_t = 40
+    )]
     pub(crate) top_k: u32,
 
     /// Choose among the most likely tokens that together have this probability; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = top_p, allow_negative_numbers = true)]
     pub(crate) top_p: f32,
 
     /// Key of the random numbers: the same key gives the same text [default: another each time, printed]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MOST>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 }
 
@@ -168,7 +222,7 @@ Examples:
   ridge inspect
   ridge inspect ~/models/Llama-3.1-8B --context 131072 --cache-dtype bf16
   ridge inspect config.json --format q8_0 --json
-  ridge inspect --graph --lowered")]
+  ridge inspect --lowered")]
 pub(crate) struct InspectArgs {
     /// Folder of a model in the layout of Hugging Face, or a config.json [default: the model that is compiled in]
     #[arg(value_name = "MODEL")]
@@ -179,7 +233,7 @@ pub(crate) struct InspectArgs {
     pub(crate) model: Option<PathBuf>,
 
     /// Tokens in the cache that costs are told for [default: 4096, or what the model was made for if that is less]
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MOST>, allow_negative_numbers = true)]
     pub(crate) context: Option<usize>,
 
     #[command(flatten)]
@@ -189,8 +243,8 @@ pub(crate) struct InspectArgs {
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) graph: bool,
 
-    /// Print it as the CPU runs it: claimed by kernels, fused
-    #[arg(long, help_heading = "Output", requires = "graph")]
+    /// Print the graph as the CPU runs it: claimed by kernels, fused
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
     pub(crate) lowered: bool,
 
     /// Print one JSON object

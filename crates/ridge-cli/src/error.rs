@@ -28,16 +28,34 @@ pub(crate) enum Error {
     NoBeginToken,
 
     #[error(
+        "the model has no token that begins a text, and there is no tokenizer.json to read a prompt with; \
+         give --prompt-tokens N"
+    )]
+    NothingToBeginWith,
+
+    #[error(
+        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; \
+         shorten the prompt or raise --context"
+    )]
+    PromptBeyondContext { prompt: usize, context: usize },
+
+    #[error(
         "the prompt has {prompt} tokens and the model was made for {most} at most, prompt and answer together; \
          shorten the prompt"
     )]
     PromptBeyondModel { prompt: usize, most: usize },
 
-    #[error("{what} needs {needed}, and this process can take {available}; {remedy}")]
+    #[error("{what} need {needed}, and this process can take {available}; {remedy}")]
     Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
 
     #[error("cannot read the prompt from standard input")]
     Stdin(#[source] io::Error),
+
+    #[error("standard input is not UTF-8 at byte {at}; convert it first, for example with iconv -f LATIN1 -t UTF-8")]
+    StdinNotText { at: usize },
+
+    #[error("standard input holds more than {most}, the most that a prompt may have; shorten it")]
+    StdinTooLong { most: Bytes },
 
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),

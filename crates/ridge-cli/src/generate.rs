@@ -4,9 +4,10 @@ use std::io::Read as _;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, TextStream};
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::{Engine, EngineOptions, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
-use ridge_hw::units::Seconds;
+use ridge_hw::units::{Bytes, Seconds};
 use ridge_models::{ModelConfig, ModelFiles, Tokenizer};
 use serde_json::json;
 
@@ -19,20 +20,38 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let started = Instant::now();
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
+    if let Prompt::Random(count) = settings.prompt {
+        // Before so many are made.
+        context(settings, count, config.max_context())?;
+    }
     let prompt = Tokens::read(settings, &files, &config)?;
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let source = model::weights(&files, &config, settings.random_weights)?;
     let built = model::build(&config, &settings.model, &source, Some(context))?;
-    model::check_memory(&built, context, settings.random_weights || settings.model.format.is_some())?;
-    let (session, threads) = model::load(&built, &source, settings.threads)?;
-    let options = EngineOptions { context, sequences: 1, chunk: settings.chunk.min(context) };
+    if settings.notes
+        && !settings.json
+        && let Some(left_out) = model::left_out(&built, &settings.model)
+    {
+        note(&left_out);
+    }
+    let chunk = settings.chunk.min(context);
+    let cpu = Cpu::new(CpuOptions { threads: settings.threads, ..CpuOptions::default() })?;
+    let weights_are_made = settings.random_weights || settings.model.format.is_some();
+    if let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() {
+        model::check_memory(&built, &cpu, (context, prompt.ids.len(), chunk), weights_are_made, available)?;
+    }
+    let (session, threads) = model::load(&built, &source, cpu)?;
+    let options = EngineOptions { context, sequences: 1, chunk };
     let mut engine = Engine::new(session, &built, options)?;
     let load = started.elapsed();
 
     if settings.notes && settings.tell_seed && !settings.json {
         let seed = settings.sampling.seed;
         note(&format!("seed {seed}; --seed {seed} gives this text again"));
+    }
+    if settings.notes && !settings.json && prompt.tokenizer.is_none() {
+        note(&format!("no tokenizer.json in {files}; printing token ids"));
     }
     let request = Request {
         prompt: prompt.ids.clone(),
@@ -71,7 +90,8 @@ impl Tokens {
         let (text, ids) = match &settings.prompt {
             Prompt::Begin => {
                 let begin = tokenizer.as_ref().and_then(Tokenizer::bos).or(config.bos_token_id);
-                (None, vec![begin.ok_or(Error::NoBeginToken)?])
+                let none = || if tokenizer.is_some() { Error::NoBeginToken } else { Error::NothingToBeginWith };
+                (None, vec![begin.ok_or_else(none)?])
             }
             Prompt::Random(count) => {
                 let mut rng = Rng::new(settings.sampling.seed);
@@ -97,10 +117,17 @@ impl Tokens {
     }
 }
 
+/// Most bytes of a prompt: more than the longest contexts hold.
+const MOST_PROMPT: Bytes = Bytes::from_mib(64);
+
 /// Standard input, less the newline that ends its last line.
 fn stdin() -> Result<String> {
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(Error::Stdin)?;
+    let mut bytes = Vec::new();
+    std::io::stdin().take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
+    if bytes.len() as u64 > MOST_PROMPT.0 {
+        return Err(Error::StdinTooLong { most: MOST_PROMPT });
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| Error::StdinNotText { at: e.utf8_error().valid_up_to() })?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {
@@ -115,9 +142,9 @@ fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<us
     if let Some(context) = settings.context.filter(|c| *c > most) {
         return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
     }
-    let full = |context| settings.max_tokens > 0 && prompt >= context;
+    let full = |context| settings.max_tokens > 0 && prompt >= context || prompt > context;
     match settings.context {
-        Some(context) if full(context) && context < most => Err(EngineError::PromptTooLong { prompt, context }.into()),
+        Some(context) if full(context) && context < most => Err(Error::PromptBeyondContext { prompt, context }),
         _ if full(most) => Err(Error::PromptBeyondModel { prompt, most }),
         chosen => Ok(chosen.unwrap_or(prompt.saturating_add(settings.max_tokens).clamp(1, most))),
     }

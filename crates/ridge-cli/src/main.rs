@@ -13,30 +13,39 @@ mod model;
 mod output;
 mod settings;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
 use args::{Cli, Command};
-use error::Result;
+use error::{Error, Result};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(refusal) => {
-            // Help and version are such, too, and are no failure. A reader that left is none either.
-            let _ = refusal.print();
-            return ExitCode::from(refusal.exit_code() as u8);
+            // Help and version are such, too, and are no failure unless they cannot be written.
+            let printed = refusal.print().and_then(|()| std::io::stdout().flush());
+            return match printed.map_err(Error::Stdout) {
+                Err(error) if !refusal.use_stderr() => failure(&error),
+                _ => ExitCode::from(refusal.exit_code() as u8),
+            };
         }
     };
     match run(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.reader_left() => ExitCode::SUCCESS,
-        Err(error) => {
-            output::report(&error);
-            error.exit_code()
-        }
+        Err(error) => failure(&error),
     }
+}
+
+/// Says what went wrong. A reader that left is no failure.
+fn failure(error: &Error) -> ExitCode {
+    if error.reader_left() {
+        return ExitCode::SUCCESS;
+    }
+    output::report(error);
+    error.exit_code()
 }
 
 fn run(command: Command) -> Result<()> {

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use ridge_cpu::{Cpu, CpuOptions};
+use ridge_cpu::Cpu;
+use ridge_graph::{Bindings, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, weight_bytes};
-use ridge_runtime::Session;
+use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
+use ridge_runtime::{Backend as _, Session};
 
 use crate::error::{Error, Result};
 use crate::output::Progress;
@@ -32,9 +33,23 @@ pub(crate) fn build(
     Ok(model)
 }
 
+/// Which matrices `--format` leaves as they are, and why; `None` where it leaves none.
+pub(crate) fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
+    let format = settings.format.as_ref()?;
+    let matrices: Vec<_> = model.graph.args(Role::Weight).filter(|a| a.ty.shape.rank() == 2).collect();
+    let left: Vec<_> = matrices.iter().filter(|a| a.ty.format.is_none()).collect();
+    let (first, of) = (left.first()?, matrices.len());
+    let why = format.check(&first.ty.shape).err()?;
+    Some(format!(
+        "--format {} leaves {} of {of} matrices as they are, such as {}: {why}",
+        format.name(),
+        left.len(),
+        first.name
+    ))
+}
+
 /// Brings the weights to the CPU.
-pub(crate) fn load(model: &Model, source: &WeightSource, threads: Option<usize>) -> Result<(Session, usize)> {
-    let cpu = Cpu::new(CpuOptions { threads, ..CpuOptions::default() })?;
+pub(crate) fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
     let threads = cpu.threads();
     let mut session = Session::new(Arc::new(cpu));
     let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));
@@ -42,9 +57,30 @@ pub(crate) fn load(model: &Model, source: &WeightSource, threads: Option<usize>)
     Ok((session, threads))
 }
 
+/// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
+fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usize) -> Result<Bytes> {
+    let table = context.div_ceil(model.block_size);
+    let bytes = |outputs: &[&str], tokens: usize| -> Result<usize> {
+        let lowered = ridge_runtime::lower(&model.graph, outputs, cpu.kernels())?;
+        let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1usize);
+        let bindings = bindings.with(symbols::TABLE, table).with(symbols::BLOCKS, table);
+        let plan = ridge_runtime::plan(&lowered, &bindings)?;
+        Ok(plan.arena_bytes + plan.output_bytes.iter().sum::<usize>())
+    };
+    // The last step gives a token; those before only fill the cache.
+    let last = prompt.saturating_sub(1) % chunk + 1;
+    let filling = if prompt > chunk { bytes(&[], chunk)? } else { 0 };
+    Ok(Bytes(filling.max(bytes(&["next", "logits"], last)?) as u64))
+}
+
 /// Holds what the model will allocate against what this process can take, before the system does it in its own way.
-pub(crate) fn check_memory(model: &Model, context: usize, weights_are_made: bool) -> Result<()> {
-    let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() else { return Ok(()) };
+pub(crate) fn check_memory(
+    model: &Model,
+    cpu: &Cpu,
+    (context, prompt, chunk): (usize, usize, usize),
+    weights_are_made: bool,
+    available: Bytes,
+) -> Result<()> {
     let tokens = context.div_ceil(model.block_size) * model.block_size;
     let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
     let cache = Bytes(per_token as u64) * tokens as u64;
@@ -54,7 +90,38 @@ pub(crate) fn check_memory(model: &Model, context: usize, weights_are_made: bool
         return refused("the weights", weights, "choose a smaller model, or --format q8_0");
     }
     if weights + cache > available {
-        return refused("the cache, with the weights", weights + cache, "lower --context, or use --cache-dtype bf16");
+        return refused("the weights and the cache", weights + cache, "lower --context, or use --cache-dtype bf16");
+    }
+    let needed = weights + cache + workspace(model, cpu, context, prompt, chunk)?;
+    if needed > available {
+        return refused("the workspace of a step, the weights and the cache", needed, "lower --chunk");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_cpu::CpuOptions;
+
+    use super::*;
+
+    #[test]
+    fn what_does_not_fit_is_named_with_its_flag() {
+        let files = ModelFiles::open(None).unwrap();
+        let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let weights = Bytes(weight_bytes(&model.graph));
+        let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
+        let cache = Bytes(512 * per_token as u64);
+        let check = |chunk, available| check_memory(&model, &cpu, (512, 500, chunk), true, available);
+        let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
+        assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
+        assert!(said(500, weights).contains("--context"));
+        assert!(said(500, weights + cache).starts_with("the workspace of a step, the weights and the cache need "));
+        assert!(said(500, weights + cache).contains("--chunk"));
+        // Smaller steps need less, and that is enough.
+        let little = weights + cache + workspace(&model, &cpu, 512, 500, 10).unwrap();
+        assert!(check(10, little).is_ok());
+        assert!(said(500, little).contains("--chunk"));
+    }
 }

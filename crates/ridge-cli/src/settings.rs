@@ -4,15 +4,12 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 
-use ridge_engine::{EngineError, Sampling};
+use ridge_engine::Sampling;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 
 use crate::args::{DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingArgs};
 use crate::error::{Error, Result};
-
-/// Most threads that one may ask for.
-const MOST_THREADS: usize = 1024;
 
 /// Which model, and how its numbers are kept.
 #[derive(Clone, Debug)]
@@ -80,13 +77,6 @@ pub(crate) struct DoctorSettings {
 impl GenerateArgs {
     pub(crate) fn resolve(self) -> Result<GenerateSettings> {
         let (sampling, tell_seed) = self.sampling.resolve(self.prompt_tokens.is_some())?;
-        at_least_one("--chunk", Some(self.chunk))?;
-        at_least_one("--context", self.context)?;
-        at_least_one("--threads", self.threads)?;
-        at_least_one("--prompt-tokens", self.prompt_tokens)?;
-        if let Some(threads) = self.threads.filter(|t| *t > MOST_THREADS) {
-            return Err(refused("--threads", threads, &format!("must be at most {MOST_THREADS}")));
-        }
         if self.stop.iter().any(String::is_empty) {
             return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
         }
@@ -123,22 +113,18 @@ impl SamplingArgs {
         // A short one is easier to type again.
         let seed = self.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
         let sampling = Sampling { temperature, top_k, top_p, seed };
-        sampling.check().map_err(|error| match error {
-            EngineError::Setting { name, value, why } => refused(&format!("--{}", name.replace('_', "-")), value, &why),
-            other => other.into(),
-        })?;
+        sampling.check()?;
         Ok((sampling, self.seed.is_none() && (random_prompt || temperature > 0.0)))
     }
 }
 
 impl InspectArgs {
     pub(crate) fn resolve(self) -> Result<InspectSettings> {
-        at_least_one("--context", self.context)?;
         Ok(InspectSettings {
             model: ModelSettings::new(self.path.or(self.model), &self.numbers)?,
             context: self.context,
             shown: match (self.graph, self.lowered) {
-                (true, true) => Shown::LoweredGraph,
+                (_, true) => Shown::LoweredGraph,
                 (true, false) => Shown::Graph,
                 (false, _) if self.json => Shown::Json,
                 (false, _) => Shown::Tables,
@@ -168,10 +154,6 @@ impl ModelSettings {
             },
         })
     }
-}
-
-fn at_least_one(flag: &str, value: Option<usize>) -> Result<()> {
-    if value == Some(0) { Err(refused(flag, 0, "must be at least 1")) } else { Ok(()) }
 }
 
 /// A mistake of use.
@@ -216,19 +198,25 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_named_with_their_flag() {
+    fn values_out_of_range_are_named_with_their_flag_and_as_typed() {
         for (args, said) in [
-            (&["--temperature", "-1"][..], "--temperature -1: must be 0 (greedy) or a positive number"),
-            (&["--top-p", "0"], "--top-p 0: must be above 0"),
-            (&["--top-p=-0.5"], "--top-p -0.5: must be above 0"),
-            (&["--top-k", "3000000000"], "--top-k 3000000000: must be at most"),
-            (&["--chunk", "0"], "--chunk 0: must be at least 1"),
-            (&["--threads", "5000"], "--threads 5000: must be at most 1024"),
-            (&["--prompt-tokens", "0"], "--prompt-tokens 0: must be at least 1"),
-            (&["--stop", ""], "--stop '': must not be empty"),
+            (["--temperature", "-1"], "'-1' for '--temperature <T>': must be 0 (greedy) or a positive number"),
+            (["--temperature", "1e400"], "'1e400' for '--temperature <T>': must be 0 (greedy)"),
+            (["--temperature", "nan"], "'nan' for '--temperature <T>': must be 0 (greedy)"),
+            (["--top-p", "0"], "'0' for '--top-p <P>': must be above 0"),
+            (["--top-p", "4294967296"], "'4294967296' for '--top-p <P>': must be above 0 and at most 1"),
+            (["--top-p", "x"], "'x' for '--top-p <P>': must be a number"),
+            (["--top-k", "3000000000"], "'3000000000' for '--top-k <K>': must be a whole number from 0 to 2147483647"),
+            (["--chunk", "0"], "'0' for '--chunk <N>': must be a whole number from 1 to 18446744073709551615"),
+            (["--threads", "5000"], "'5000' for '--threads <N>': must be a whole number from 1 to 1024"),
+            (["--threads", "1.5"], "'1.5' for '--threads <N>': must be a whole number from 1 to 1024"),
+            (["--max-tokens", "-1"], "'-1' for '--max-tokens <N>': must be a whole number from 0 to"),
+            (["--prompt-tokens", "0"], "'0' for '--prompt-tokens <N>': must be a whole number from 1 to"),
+            (["--seed", "-1"], "'-1' for '--seed <N>': must be a whole number from 0 to 18446744073709551615"),
         ] {
-            let error = generate(args).unwrap_err().to_string();
-            assert!(error.starts_with(said), "{error}");
+            let error = Cli::try_parse_from(["ridge", "generate"].iter().chain(&args)).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
         }
+        assert!(generate(&["--stop", ""]).unwrap_err().to_string().starts_with("--stop '': must not be empty"));
     }
 }

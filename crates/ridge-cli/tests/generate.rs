@@ -188,3 +188,33 @@ fn a_reader_that_leaves_is_no_failure() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
     }
 }
+
+#[test]
+fn ids_in_place_of_text_are_announced() {
+    let model = fixture("mha_untied");
+    let args = ["generate", "--model", &model, "--prompt-tokens", "3", "--seed", "1", "-n", "2"];
+    assert_eq!(ridge(&args).stderr, format!("no tokenizer.json in {model}; printing token ids\n"));
+    assert_eq!(ridge(&[&args[..], &["-q"]].concat()).stderr, "");
+    assert_eq!(ridge(&[&args[..], &["--json"]].concat()).stderr, "");
+}
+
+#[test]
+fn matrices_that_a_format_leaves_are_told() {
+    let said = ridge(&["generate", "--greedy", "--format", "q8_0", "-n", "1"]).stderr;
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(
+        said.starts_with("--format q8_0 leaves 5 of 36 matrices as they are, such as model.layers.0.mlp."),
+        "{said}"
+    );
+    assert!(said.contains("blocks of 32 along the innermost axis"), "{said}");
+}
+
+#[test]
+fn help_is_a_command_too() {
+    for command in ["generate", "inspect", "doctor"] {
+        assert_eq!(stdout(&["help", command]), stdout(&[command, "--help"]));
+    }
+    assert_eq!(stdout(&["help"]), stdout(&["--help"]));
+    let help = stdout(&["help", "generate"]);
+    assert!(help.contains("generation_config.json are not") && help.contains("behind `--`"), "{help}");
+}

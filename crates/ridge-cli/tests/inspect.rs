@@ -61,5 +61,6 @@ fn the_graph_is_printed_as_written_and_as_run() {
         assert!(written.contains(part), "{part}");
     }
     let lowered = stdout(&["inspect", "--graph", "--lowered"]);
+    assert_eq!(lowered, stdout(&["inspect", "--lowered"]), "which implies --graph");
     assert!(lowered.contains("group ") && !lowered.contains("-> all_logits"), "{lowered}");
 }

@@ -23,8 +23,12 @@ pub fn ridge(args: &[&str]) -> Ran {
 }
 
 pub fn ridge_reading(stdin: &str, args: &[&str]) -> Ran {
+    ridge_reading_bytes(stdin.as_bytes(), args)
+}
+
+pub fn ridge_reading_bytes(stdin: &[u8], args: &[&str]) -> Ran {
     let mut child = command(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(stdin.as_bytes()).unwrap();
+    child.stdin.take().unwrap().write_all(stdin).unwrap();
     ran(child.wait_with_output().unwrap())
 }
 
