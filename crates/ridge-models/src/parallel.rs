@@ -1,10 +1,10 @@
-//! How the families' weights and states are cut over the ranks of a mesh axis, told by name: one table a family. A
-//! model's own file knows nothing of this, and `ridge_graph::shard` derives everything else from it.
+//! How the families' weights and states are cut over the ranks of a mesh axis, told by name. A model's own file knows
+//! nothing of this, and `ridge_graph::shard` derives everything else from it.
 
 use ridge_graph::shard::{MeshAxis, Placement};
 use ridge_graph::{Arg, GraphError, Result as GraphResult, Role};
 
-use crate::config::LlamaConfig;
+use crate::config::DecoderConfig;
 
 /// How an argument is cut.
 #[derive(Clone, Copy)]
@@ -23,37 +23,44 @@ enum Cut {
     Cache,
 }
 
-/// Llama's tensor parallelism (Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models
-/// Using Model Parallelism", section 3): attention is cut by heads and the MLP by columns, each ends in one sum over
-/// the ranks, and what is not listed is whole on every rank. `*` stands for the layer.
-const LLAMA: &[(&str, Cut)] = &[
-    ("model.layers.*.self_attn.q_proj.weight", Cut::Heads),
-    ("model.layers.*.self_attn.q_proj.bias", Cut::Heads),
-    ("model.layers.*.self_attn.k_proj.weight", Cut::Heads),
-    ("model.layers.*.self_attn.k_proj.bias", Cut::Heads),
-    ("model.layers.*.self_attn.v_proj.weight", Cut::Heads),
-    ("model.layers.*.self_attn.v_proj.bias", Cut::Heads),
-    ("model.layers.*.self_attn.kv", Cut::Cache),
-    ("model.layers.*.self_attn.o_proj.weight", Cut::HeadTerms),
-    ("model.layers.*.self_attn.o_proj.bias", Cut::Summand),
-    ("model.layers.*.mlp.gate_proj.weight", Cut::Columns),
-    ("model.layers.*.mlp.gate_proj.bias", Cut::Columns),
-    ("model.layers.*.mlp.up_proj.weight", Cut::Columns),
-    ("model.layers.*.mlp.up_proj.bias", Cut::Columns),
-    ("model.layers.*.mlp.down_proj.weight", Cut::Terms),
-    ("model.layers.*.mlp.down_proj.bias", Cut::Summand),
+/// Tensor parallelism (Shoeybi et al. 2019, "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model
+/// Parallelism", section 3): attention is cut by heads and the MLP by columns, each ends in one sum over the ranks, and
+/// what is not listed is whole on every rank. The last parts of a name tell, with `*` for `weight` and `bias`.
+const CUTS: &[(&str, Cut)] = &[
+    ("q_proj.*", Cut::Heads),
+    ("k_proj.*", Cut::Heads),
+    ("v_proj.*", Cut::Heads),
+    ("kv", Cut::Cache),
+    // Attention's output: Llama's and most families', GPT-2's, GPT-NeoX' and Falcon's.
+    ("o_proj.weight", Cut::HeadTerms),
+    ("o_proj.bias", Cut::Summand),
+    ("attn.c_proj.weight", Cut::HeadTerms),
+    ("attn.c_proj.bias", Cut::Summand),
+    ("dense.weight", Cut::HeadTerms),
+    ("dense.bias", Cut::Summand),
+    // The MLP's, likewise.
+    ("gate_proj.*", Cut::Columns),
+    ("up_proj.*", Cut::Columns),
+    ("down_proj.weight", Cut::Terms),
+    ("down_proj.bias", Cut::Summand),
+    ("c_fc.*", Cut::Columns),
+    ("mlp.c_proj.weight", Cut::Terms),
+    ("mlp.c_proj.bias", Cut::Summand),
+    ("dense_h_to_4h.*", Cut::Columns),
+    ("dense_4h_to_h.weight", Cut::Terms),
+    ("dense_4h_to_h.bias", Cut::Summand),
 ];
 
-/// The output projection, cut by columns where the vocabulary divides: it is large, and only the logits that are
+/// Output projections, cut by columns where the vocabulary divides: they are large, and only the logits that are
 /// sampled from need gathering. A tied one is the embedding, which is whole.
-const LLAMA_HEAD: &str = "lm_head.weight";
+const HEADS: &[&str] = &["lm_head.weight", "embed_out.weight"];
 
-/// Where the weights and caches of a Llama of this configuration are on each rank of `axis`, for
+/// Where the weights and caches of a decoder of this configuration are on each rank of `axis`, for
 /// `ridge_graph::shard::shard`. A state of the optimiser whose name ends in that of a weight is where the weight is.
 ///
 /// # Errors
 /// When heads or MLP do not divide over the ranks, naming the key of the configuration.
-pub fn llama_tensor_parallel(config: &LlamaConfig, axis: &MeshAxis) -> GraphResult<impl Fn(&Arg) -> Placement + use<>> {
+pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<impl Fn(&Arg) -> Placement + use<>> {
     let (ranks, head_dim) = (axis.ranks, config.head_dim);
     let divided = [
         ("num_key_value_heads", config.num_key_value_heads),
@@ -69,8 +76,7 @@ pub fn llama_tensor_parallel(config: &LlamaConfig, axis: &MeshAxis) -> GraphResu
     }
     let cut_head = config.vocab_size.is_multiple_of(ranks);
     Ok(move |arg: &Arg| {
-        let name = unprefixed(&arg.name);
-        let found = LLAMA.iter().find(|(pattern, _)| matches(pattern, name)).map(|(_, cut)| *cut);
+        let found = CUTS.iter().find(|(pattern, _)| ends(&arg.name, pattern)).map(|(_, cut)| *cut);
         match found {
             Some(Cut::Columns) => Placement::shard(0),
             Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },
@@ -79,25 +85,15 @@ pub fn llama_tensor_parallel(config: &LlamaConfig, axis: &MeshAxis) -> GraphResu
             // An optimiser's state is no summand: it has no sum to be finished.
             Some(Cut::Summand) if arg.role == Role::Weight => Placement::Partial,
             Some(Cut::Cache) => Placement::shard(2),
-            None if name == LLAMA_HEAD && cut_head => Placement::shard(0),
+            None if cut_head && HEADS.iter().any(|head| ends(&arg.name, head)) => Placement::shard(0),
             Some(Cut::Summand) | None => Placement::Replicate,
         }
     })
 }
 
-/// The weight that an optimiser's state belongs to: states are named `adamw.m.<weight>`.
-fn unprefixed(name: &str) -> &str {
-    ["model.", "lm_head."].iter().filter_map(|start| name.find(start)).min().map_or(name, |at| &name[at..])
-}
-
-/// Does `name` have the parts of `pattern`, of which `*` is any one?
-fn matches(pattern: &str, name: &str) -> bool {
-    let (mut pattern, mut name) = (pattern.split('.'), name.split('.'));
-    loop {
-        match (pattern.next(), name.next()) {
-            (None, None) => return true,
-            (Some(p), Some(n)) if p == "*" || p == n => {}
-            _ => return false,
-        }
-    }
+/// Are the last parts of `name` those of `pattern`, of which `*` is any one? The name of an optimiser's state ends in that
+/// of its weight.
+fn ends(name: &str, pattern: &str) -> bool {
+    let mut name = name.rsplit('.');
+    pattern.rsplit('.').all(|p| name.next().is_some_and(|n| p == "*" || p == n))
 }

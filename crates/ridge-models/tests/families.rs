@@ -3,9 +3,13 @@
 
 mod common;
 
-use common::{BLOCK_SIZE, Evaluated, Fixture, OnCpu, SHUFFLED, Sequence, fixtures, relative, rows, stack};
+use common::mesh::{on_mesh, sharded, tp};
+use common::{
+    BLOCK_SIZE, Evaluated, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, relative, rows, stack, step,
+};
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::{DType, Precision, Tensor, conformance};
+use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
+use ridge_models::parallel::tensor_parallel;
 use ridge_models::{BuildOptions, ModelConfig};
 use ridge_runtime::Backend;
 
@@ -224,5 +228,36 @@ fn bfloat16_logits_are_as_near_to_exact_as_those_of_a_plain_implementation() {
         let got = OnCpu::new(&fixture, 2).run(&mut whole(&tokens), &[tokens.len()]);
         let narrow = |t: Tensor| Tensor { dtype: DType::BF16, ..t };
         within(name, &narrow(got), &narrow(plain), &narrow(exact));
+    }
+}
+
+#[test]
+fn two_ranks_compute_what_one_does() {
+    for fixture in all() {
+        if fixture.config.num_key_value_heads == 1 {
+            let error = tensor_parallel(&fixture.config, &tp()).err().expect("cannot be cut").to_string();
+            assert!(error.contains("num_key_value_heads = 1 does not divide over 2 ranks"), "{error}");
+            continue;
+        }
+        let graph = fixture.graph(&["all_logits"]);
+        let local = sharded(&fixture, &graph);
+        let tokens = fixture.prompt();
+        let (inputs, bindings) = step(&mut whole(&tokens), &[tokens.len()]);
+        let value = |arg: &Arg| match arg.role {
+            Role::Weight => fixture.weight(&arg.name),
+            Role::State => Some(empty_state(arg, &bindings)),
+            _ => find(&inputs, &arg.name).cloned().map(Value::from),
+        };
+        for (output, got, want) in on_mesh(&graph, &local, &value, &bindings) {
+            let off = relative(got.floats(), want.floats());
+            assert!(off < 1e-12, "{}: {output} is off by {off:e}", fixture.name);
+        }
+        for (whole, part) in graph.main().args.iter().zip(&local.graph.main().args) {
+            let in_layer = whole.name.split('.').any(|part| part.parse::<usize>().is_ok());
+            let matrix = whole.role == Role::Weight && whole.ty.shape.rank() == 2;
+            if in_layer && (whole.role == Role::State || matrix) {
+                assert_eq!(part.ty.bytes() * 2, whole.ty.bytes(), "{}: {}", fixture.name, whole.name);
+            }
+        }
     }
 }

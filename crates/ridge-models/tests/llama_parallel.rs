@@ -6,34 +6,20 @@ mod common;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use common::mesh::{RANKS, on_mesh, sharded, share, tp};
 use common::{
     BLOCKS, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, judge, loss_graph, plain_logits, relative, rows,
     stack, step, training_step,
 };
 use ridge_cpu::{Cpu, CpuOptions, Loopback};
 use ridge_graph::grad::{float_weights, gradient};
-use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard, slice_for_rank, unite};
-use ridge_graph::{Arg, Bindings, DType, Graph, Op, Precision, Prim, Role, Tensor, Value, evaluate, evaluate_mesh};
-use ridge_models::parallel::llama_tensor_parallel;
+use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
+use ridge_graph::{Arg, Bindings, DType, Graph, Op, Prim, Role, Tensor, Value};
+use ridge_models::parallel::tensor_parallel;
 use ridge_models::symbols;
 use ridge_runtime::{Compiled, Session, WeightData};
 
-const RANKS: usize = 2;
 const MODELS: [&str; 5] = ["mha_untied", "gqa2_tied", "odd_head_dim", "bf16_sharded", "biased"];
-
-fn tp() -> MeshAxis {
-    MeshAxis::new("tp", RANKS)
-}
-
-fn sharded(fixture: &Fixture, graph: &Graph) -> Sharded {
-    let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
-    shard(graph, &tp(), &place, &|output| &*output.name != "next").unwrap_or_else(|e| panic!("{e}"))
-}
-
-/// `value` of an argument placed so, as `rank` has it.
-fn share(value: &Value, placement: Placement, rank: usize) -> Value {
-    slice_for_rank(value, placement, &tp(), rank).unwrap_or_else(|e| panic!("{e}"))
-}
 
 /// The collectives of each function of `graph`.
 fn collectives(graph: &Graph) -> Vec<(String, Vec<&'static str>)> {
@@ -42,35 +28,6 @@ fn collectives(graph: &Graph) -> Vec<(String, Vec<&'static str>)> {
         (f.name.to_string(), found.map(ridge_graph::Node::op_name).collect())
     };
     graph.functions.iter().map(of).collect()
-}
-
-/// A step by evaluation of the whole graph and of both ranks in lockstep. Gives the outputs of each rank put together
-/// beside those of the whole.
-fn on_mesh(
-    graph: &Graph,
-    local: &Sharded,
-    value: &dyn Fn(&Arg) -> Option<Value>,
-    bindings: &Bindings,
-) -> Vec<(String, Tensor, Tensor)> {
-    let whole = evaluate(graph, value, bindings, Precision::Exact).expect("evaluates");
-    let args = &graph.main().args;
-    let of_rank = |rank: usize, arg: &Arg| {
-        let index = args.iter().position(|a| a.name == arg.name)?;
-        Some(share(&value(&args[index])?, local.args[index], rank))
-    };
-    let by_rank =
-        evaluate_mesh(&local.graph, &[("tp", RANKS)], &of_rank, bindings, Precision::Exact).expect("evaluates");
-    whole
-        .into_iter()
-        .enumerate()
-        .map(|(i, (name, want))| {
-            let shares: Vec<Tensor> = by_rank.iter().map(|outputs| outputs[i].1.tensor().clone()).collect();
-            if local.outputs[i] == Placement::Replicate {
-                assert_eq!(shares[0], shares[1], "{name} on both ranks");
-            }
-            (name, unite(&shares, local.outputs[i]), want.tensor().clone())
-        })
-        .collect()
 }
 
 #[test]
@@ -134,7 +91,7 @@ fn each_rank_has_half_of_the_layers_and_of_the_cache() {
 fn heads_that_do_not_divide_are_refused_by_the_key_of_the_configuration() {
     let error = |name, ranks| {
         let fixture = Fixture::open(name);
-        llama_tensor_parallel(fixture.llama(), &MeshAxis::new("tp", ranks)).err().expect("refused").to_string()
+        tensor_parallel(&fixture.config, &MeshAxis::new("tp", ranks)).err().expect("refused").to_string()
     };
     assert_eq!(
         error("gqa8_llama3_rope", 2),
@@ -152,7 +109,7 @@ fn heads_that_do_not_divide_are_refused_by_the_key_of_the_configuration() {
 fn a_vocabulary_that_does_not_divide_leaves_the_head_whole() {
     let mut fixture = Fixture::open("mha_untied");
     let head = |fixture: &Fixture| {
-        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
+        let place = tensor_parallel(&fixture.config, &tp()).expect("divides");
         let args = fixture.model.graph.main().args.iter();
         args.filter(|a| &*a.name == "lm_head.weight").map(place).collect::<Vec<_>>()
     };
@@ -263,7 +220,7 @@ fn gradients_over_two_ranks_are_those_of_one_and_cut_as_their_weights_are() {
         let loss = loss_graph(&fixture);
         let weights = float_weights(&loss);
         let graph = gradient(&loss, "loss", &weights).expect("differentiates");
-        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
+        let place = tensor_parallel(&fixture.config, &tp()).expect("divides");
         let local = shard(&graph, &tp(), &place, &|_| false).unwrap_or_else(|e| panic!("{name}: {e}"));
 
         let (inputs, bindings) = batch(&fixture);
@@ -303,7 +260,7 @@ fn training_steps_over_two_ranks_are_those_of_one_with_every_moment_beside_its_w
     for name in ["mha_untied", "gqa2_tied", "odd_head_dim"] {
         let fixture = Fixture::open(name);
         let graph = training_step(&loss_graph(&fixture)).expect("differentiates");
-        let place = llama_tensor_parallel(fixture.llama(), &tp()).expect("divides");
+        let place = tensor_parallel(&fixture.config, &tp()).expect("divides");
         let local = shard(&graph, &tp(), &place, &|_| false).unwrap_or_else(|e| panic!("{name}: {e}"));
         for (i, arg) in graph.main().args.iter().enumerate().filter(|(_, a)| a.name.starts_with("adamw.")) {
             let weight = arg.name.splitn(3, '.').nth(2).expect("adamw.m.<weight>");

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub)] // each test program uses its part
 
+pub mod mesh;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
