@@ -9,8 +9,9 @@ use ridge_graph::{Bindings, Graph, Type};
 use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
 
 use crate::buffer::{Memory, Storage, storage};
+use crate::kernel::{Block, Scratch};
 use crate::kernels;
-use crate::pool::Pool;
+use crate::pool::{Job, Pool, Steps};
 use crate::program::CpuProgram;
 
 /// This rank's groups, by the name of the mesh axis.
@@ -87,9 +88,43 @@ impl Device {
         Ok((Arc::clone(&arena), self.arena_number()))
     }
 
+    /// Copies as many bytes as both have, after all steps submitted so far and before any later one.
+    fn copy(&self, from: Block, to: Block) {
+        let job = Arc::new(Job::new(Box::new(Copy { from, to })));
+        self.pool.submit(&job);
+        self.pool.wait(&job);
+    }
+
     /// The number of the present workspace.
     pub(crate) fn arena_number(&self) -> usize {
         self.arenas.load(Ordering::Acquire)
+    }
+}
+
+/// A copy between the host and memory of steps, which takes its turn among them.
+struct Copy {
+    from: Block,
+    to: Block,
+}
+
+// SAFETY: `Device::copy` waits until the copy has been made, so both blocks outlive it.
+unsafe impl Send for Copy {}
+// SAFETY: as above; the one chunk is run by one thread.
+unsafe impl Sync for Copy {}
+
+impl Steps for Copy {
+    fn launches(&self) -> usize {
+        1
+    }
+
+    fn chunks(&self, _launch: usize) -> u16 {
+        1
+    }
+
+    fn run(&self, _launch: usize, _chunk: u16, _scratch: &mut Scratch) {
+        // SAFETY: `from` is readable and `to` writable for that many bytes. One of them is the caller's own memory, the
+        // other belongs to steps, none of which runs while this one does.
+        unsafe { std::ptr::copy_nonoverlapping(self.from.ptr, self.to.ptr, self.from.bytes.min(self.to.bytes)) }
     }
 }
 
@@ -138,12 +173,12 @@ impl Backend for Cpu {
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
-        let storage = storage(buffer)?;
-        self.device.pool.drain();
-        Ok(match &**storage {
-            // SAFETY: no step is running, and none can start before this copy of the bytes is made unless another
-            // thread submits one to the same session, which `Run: !Sync` and one engine a session rule out.
-            Storage::Own(memory) => unsafe { memory.bytes() }.to_vec(),
+        Ok(match &**storage(buffer)? {
+            Storage::Own(memory) => {
+                let mut bytes = vec![0; memory.block().bytes];
+                self.device.copy(memory.block(), Block { ptr: bytes.as_mut_ptr(), bytes: bytes.len() });
+                bytes
+            }
             Storage::Mapped(data) => data.bytes().to_vec(),
         })
     }
@@ -151,10 +186,10 @@ impl Backend for Cpu {
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
         let refused = |why: &str| RuntimeError::Device { backend: "cpu", why: why.into() };
         let Storage::Own(memory) = &**storage(buffer)? else { return Err(refused("a weight cannot be overwritten")) };
-        self.device.pool.drain();
-        // SAFETY: as in `read`.
-        let to = unsafe { memory.bytes_mut() };
-        to.get_mut(..bytes.len()).ok_or_else(|| refused("more bytes than the buffer holds"))?.copy_from_slice(bytes);
+        if bytes.len() > memory.block().bytes {
+            return Err(refused("more bytes than the buffer holds"));
+        }
+        self.device.copy(Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block());
         Ok(())
     }
 

@@ -61,7 +61,9 @@ impl Job {
 
     /// Is no step of it queued or running?
     pub(crate) fn is_finished(&self) -> bool {
-        self.finished.load(Ordering::Acquire)
+        // Sequentially consistent, as is `closing` below: a thread looks at these after it has said that it
+        // sleeps, and whoever changes them looks for sleepers afterwards. One of the two must see the other.
+        self.finished.load(Ordering::SeqCst)
     }
 
     /// What a kernel that panicked said.
@@ -169,11 +171,6 @@ impl Pool {
             }
         }
     }
-
-    /// Takes part until every job submitted has finished.
-    pub(crate) fn drain(&self) {
-        self.shared.work(&Until::Idle);
-    }
 }
 
 impl Drop for Pool {
@@ -193,8 +190,6 @@ impl Drop for Pool {
 enum Until<'a> {
     /// This job's end.
     Finished(&'a Job),
-    /// The end of all jobs.
-    Idle,
     /// The end of the pool.
     Closing,
 }
@@ -218,8 +213,7 @@ impl Shared {
     fn done(&self, until: &Until<'_>) -> bool {
         match until {
             Until::Finished(job) => job.is_finished(),
-            Until::Idle => self.last.load(Ordering::Acquire).is_null(),
-            Until::Closing => self.closing.load(Ordering::Acquire),
+            Until::Closing => self.closing.load(Ordering::SeqCst),
         }
     }
 
@@ -268,7 +262,7 @@ impl Shared {
     fn finish(&self, job: &Job) {
         let this = std::ptr::from_ref(job).cast_mut();
         self.open.store(0, Ordering::SeqCst);
-        let next = if self.last.compare_exchange(this, null_mut(), Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        let next = if self.last.compare_exchange(this, null_mut(), Ordering::SeqCst, Ordering::Acquire).is_ok() {
             null_mut()
         } else {
             // Somebody is after us, and may be about to say so.

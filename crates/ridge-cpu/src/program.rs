@@ -87,13 +87,19 @@ impl Program for CpuProgram {
             }
             buffers.iter().map(|b| storage(b).cloned()).collect()
         };
+        let (weights, states) =
+            (hold("weight", weights, &plan.weight_bytes)?, hold("state", states, &plan.state_bytes)?);
+        // Steps write states in place: nothing else may be the same memory, and it must be ours to write.
+        for (i, state) in states.iter().enumerate() {
+            let shared = weights.iter().chain(&states[..i]).any(|other| Arc::ptr_eq(other, state));
+            if shared || matches!(**state, Storage::Mapped(_)) {
+                let why = if shared { "is also another state or a weight" } else { "is a weight, which is read-only" };
+                return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why: why.into() });
+            }
+        }
         let staging = |sizes: &[usize]| sizes.iter().map(|n| Memory::zeroed(*n, "staging")).collect::<Result<Vec<_>>>();
-        let memory = Regions {
-            weights: hold("weight", weights, &plan.weight_bytes)?,
-            states: hold("state", states, &plan.state_bytes)?,
-            inputs: staging(&plan.input_bytes)?,
-            outputs: staging(&plan.output_bytes)?,
-        };
+        let memory =
+            Regions { weights, states, inputs: staging(&plan.input_bytes)?, outputs: staging(&plan.output_bytes)? };
         let (arena, arena_number) = self.device.arena(plan.arena_bytes)?;
         let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, &self.device)?);
         let job = Arc::new(Job::new(Box::new(Shared(Arc::clone(&steps)))));

@@ -8,7 +8,7 @@
 
 mod prims;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{GraphError, Result, place};
@@ -27,6 +27,8 @@ struct Open {
     stale: HashSet<Var>,
     /// The last version of each state argument, by argument index.
     states: Vec<(usize, Var)>,
+    /// Index and value of each argument that is asked for by name.
+    named: HashMap<(Role, Arc<str>), (usize, Var)>,
 }
 
 /// Builds a [`Graph`]; see the module's description.
@@ -73,7 +75,12 @@ impl Builder {
         let data = main.outputs.iter().filter(|o| o.role == Role::Data);
         let outputs = data.map(|o| (o.name.to_string(), o.var)).collect();
         builder.owners = builder.owners.max(main.owner);
-        builder.open = vec![Open { function: main, scope: String::new(), stale, states }];
+        let arg = |(node, n): (usize, &Node)| match n.op {
+            Op::Arg(i) => Some(((main.args[i].role, Arc::clone(&main.args[i].name)), (i, main.var(node, 0)))),
+            _ => None,
+        };
+        let named = main.nodes.iter().enumerate().filter_map(arg).collect();
+        builder.open = vec![Open { function: main, stale, states, named, ..Open::default() }];
         (builder, outputs)
     }
 
@@ -109,7 +116,8 @@ impl Builder {
         scope.clone_into(&mut self.top_mut().scope);
     }
 
-    /// Adds an ordinary argument.
+    /// Adds an ordinary argument. State is asked for by name instead, see [`Builder::state`]: a program is not made of
+    /// functions that take it as an ordinary argument, whose updates would be lost to the caller.
     pub fn arg(&mut self, name: &str, ty: Type) -> Var {
         self.push_arg(Arg { name: name.into(), ty, role: Role::Data })
     }
@@ -123,7 +131,7 @@ impl Builder {
         if let Some(format) = &ty.format {
             format.check(&ty.shape).map_err(|why| GraphError::usage(&full, why))?;
         }
-        self.named_arg(&full, ty, Role::Weight)
+        Ok(self.named_arg(&full, ty, Role::Weight)?.1)
     }
 
     /// The latest version of the state `name` within the scope.
@@ -132,9 +140,7 @@ impl Builder {
     /// When it was asked for with another type.
     pub fn state(&mut self, name: &str, ty: Type) -> Result<Var> {
         let full = join(self.scope(), name);
-        let var = self.named_arg(&full, Type { state: true, ..ty }, Role::State)?;
-        let arg = var.index();
-        let index = self.arg_of_node(arg);
+        let (index, var) = self.named_arg(&full, Type { state: true, ..ty }, Role::State)?;
         Ok(self.top().states.iter().find(|(a, _)| *a == index).map_or(var, |(_, latest)| *latest))
     }
 
@@ -143,24 +149,20 @@ impl Builder {
     /// # Errors
     /// When it was asked for with another type.
     pub fn step_input(&mut self, name: &str, ty: Type) -> Result<Var> {
-        self.named_arg(name, ty, Role::StepInput)
+        Ok(self.named_arg(name, ty, Role::StepInput)?.1)
     }
 
-    fn named_arg(&mut self, name: &str, ty: Type, role: Role) -> Result<Var> {
-        let known = self.top().function.args.iter().find(|a| a.role == role && &*a.name == name);
-        if let Some(known) = known {
-            if known.ty != ty {
-                return Err(GraphError::usage(
-                    name,
-                    format!("asked for as {ty}, but it is {} elsewhere in the graph", known.ty),
-                ));
+    fn named_arg(&mut self, name: &str, ty: Type, role: Role) -> Result<(usize, Var)> {
+        if let Some((index, var)) = self.top().named.get(&(role, name.into())).copied() {
+            let known = &self.top().function.args[index].ty;
+            if *known != ty {
+                let why = format!("asked for as {ty}, but it is {known} elsewhere in the graph");
+                return Err(GraphError::usage(name, why));
             }
-            let function = &self.top().function;
-            let index = function.args.iter().position(|a| a.role == role && &*a.name == name);
-            let node = function.nodes.iter().position(|n| matches!(n.op, Op::Arg(i) if Some(i) == index));
-            return Ok(function.var(node.unwrap_or_default(), 0));
+            return Ok((index, var));
         }
-        Ok(self.push_arg(Arg { name: name.into(), ty, role }))
+        let index = self.top().function.args.len();
+        Ok((index, self.push_arg(Arg { name: name.into(), ty, role })))
     }
 
     pub(crate) fn push_arg(&mut self, arg: Arg) -> Var {
@@ -173,20 +175,15 @@ impl Builder {
             scope: open.scope.as_str().into(),
         };
         let is_state = arg.role == Role::State;
+        let name = (arg.role, Arc::clone(&arg.name));
         open.function.args.push(arg);
         open.function.nodes.push(node);
         let var = open.function.var(open.function.nodes.len() - 1, 0);
+        open.named.insert(name, (index, var));
         if is_state {
             open.states.push((index, var));
         }
         var
-    }
-
-    fn arg_of_node(&self, node: usize) -> usize {
-        match self.top().function.nodes[node].op {
-            Op::Arg(index) => index,
-            _ => usize::MAX,
-        }
     }
 
     /// Type of a value of the function being built.
@@ -211,14 +208,17 @@ impl Builder {
     pub fn function(&mut self, name: &str, build: impl FnOnce(&mut Self) -> Result<Vec<Var>>) -> Result<FuncId> {
         self.begin(name);
         let built = build(self).and_then(|outputs| {
-            for var in &outputs {
-                self.ty(*var)?;
-            }
+            self.check_outputs(&outputs)?;
             Ok(outputs)
         });
         let open = self.open.pop().expect("begun above");
         let named = built?.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();
         Ok(self.seal(open, named))
+    }
+
+    /// Refuses outputs of another function.
+    fn check_outputs(&self, outputs: &[Var]) -> Result<()> {
+        outputs.iter().try_for_each(|var| self.ty(*var).map(|_| ()))
     }
 
     fn seal(&mut self, mut open: Open, outputs: Vec<(String, Var)>) -> FuncId {
@@ -367,9 +367,8 @@ impl Builder {
     /// # Errors
     /// When an output belongs to another function.
     pub fn finish(mut self, outputs: Vec<(String, Var)>) -> Result<Graph> {
-        for (_, var) in &outputs {
-            self.ty(*var)?;
-        }
+        let vars: Vec<Var> = outputs.iter().map(|(_, var)| *var).collect();
+        self.check_outputs(&vars)?;
         let open = self.open.pop().expect("the main function is open until finish");
         let main = self.seal(open, outputs);
         Ok(Graph { functions: self.functions, main })

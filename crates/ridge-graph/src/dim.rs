@@ -90,7 +90,10 @@ impl Dim {
         let mut total = self.constant;
         for (sym, coefficient) in &self.terms {
             let value = bindings.get(sym).ok_or_else(|| UnboundSymbol::Unbound(sym.clone()))?;
-            total += coefficient * value as i64;
+            let term = i64::try_from(value).ok().and_then(|v| v.checked_mul(*coefficient));
+            total = term
+                .and_then(|t| total.checked_add(t))
+                .ok_or_else(|| UnboundSymbol::TooLarge(self.to_string(), sym.clone(), value))?;
         }
         usize::try_from(total).map_err(|_| UnboundSymbol::Negative(self.to_string(), total))
     }
@@ -113,6 +116,9 @@ pub enum UnboundSymbol {
     /// A symbol that the step does not bind.
     #[error("symbol `{0}` is not bound; give it a value in the step's bindings")]
     Unbound(Sym),
+    /// An expression beyond what an extent can be.
+    #[error("extent `{0}` is too large with `{1}` = {2}; check the step's bindings")]
+    TooLarge(String, Sym, usize),
     /// An expression below zero.
     #[error("extent `{0}` is {1}, which is negative; check the step's bindings")]
     Negative(String, i64),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_graph::passes::{Kernel, claim, decompose, fuse, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
-use crate::error::Result;
+use crate::error::{Result, RuntimeError};
 
 /// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
 /// groups are left. Each function is worked on once, however often it is called.
@@ -15,6 +15,7 @@ use crate::error::Result;
 pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Graph> {
     let mut graph = graph.clone();
     prune(&mut graph, outputs)?;
+    graph.functions.iter().try_for_each(states_are_named)?;
     group_linears(&mut graph);
     claim(&mut graph, kernels);
     // What no kernel claims as it stands opens one level at a time, so that kernels can claim what is inside.
@@ -28,6 +29,23 @@ pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Grap
         separate_outputs(function);
     }
     Ok(graph)
+}
+
+/// Refuses states that go in or out as ordinary values: in place, their updates would reach who did not ask for them.
+fn states_are_named(function: &Function) -> Result<()> {
+    let args = function.args.iter().filter(|a| a.role == Role::Data && a.ty.state).map(|a| ("argument", &a.name));
+    let outputs = function.outputs.iter().filter(|o| o.role == Role::Data && function.ty(o.var).state);
+    match args.chain(outputs.map(|o| ("output", &o.name))).next() {
+        None => Ok(()),
+        Some((kind, name)) => Err(RuntimeError::Argument {
+            kind,
+            name: name.to_string(),
+            why: format!(
+                "of {} is a state; ask for it by name with `state`, and give what it holds by `state_read`",
+                function.name
+            ),
+        }),
+    }
 }
 
 /// Gives each data output of a function memory of its own: a copy where it is an argument, another output, or a view

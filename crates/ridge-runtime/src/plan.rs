@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use ridge_graph::{Bindings, FuncId, Function, Graph, Op, Prim, Role, Type, Var};
 
-use crate::error::Result;
+use crate::error::{Result, RuntimeError};
 use crate::lower::{is_view, storage_root};
 
 /// Alignment of every value and component, in bytes: a cache line, and a full vector register.
@@ -99,20 +99,31 @@ pub fn component_offsets(ty: &Type, bindings: &Bindings) -> Result<(Vec<usize>, 
             format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty, bindings)).collect::<Result<_>>()?
         }
     };
-    let mut end = 0;
-    let offsets = sizes
-        .iter()
-        .map(|size| {
-            let start = round_up(end);
-            end = start + size;
-            start
-        })
-        .collect();
+    let mut end = 0usize;
+    let mut offsets = Vec::with_capacity(sizes.len());
+    for size in sizes {
+        let start = round_up(end);
+        end = start.checked_add(size).filter(|e| *e <= MOST_BYTES).ok_or_else(|| too_large(ty))?;
+        offsets.push(start);
+    }
     Ok((offsets, end))
 }
 
+/// The most bytes of one value: far beyond any machine, and far from where sums of offsets wrap.
+const MOST_BYTES: usize = usize::MAX >> 16;
+
+fn too_large(ty: &Type) -> RuntimeError {
+    RuntimeError::OutOfMemory { what: ty.to_string(), needed: MOST_BYTES, remedy: "check the extents of the step" }
+}
+
 fn plain_bytes(ty: &Type, bindings: &Bindings) -> Result<usize> {
-    Ok(ty.shape.eval(bindings)?.iter().product::<usize>() * ty.dtype.size_bytes())
+    let extents = ty.shape.eval(bindings)?;
+    // Nothing times anything is nothing, however large.
+    if extents.contains(&0) {
+        return Ok(0);
+    }
+    let bytes = extents.iter().try_fold(ty.dtype.size_bytes(), |bytes, extent| bytes.checked_mul(*extent));
+    bytes.filter(|b| *b <= MOST_BYTES).ok_or_else(|| too_large(ty))
 }
 
 fn round_up(bytes: usize) -> usize {

@@ -122,3 +122,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_state_that_goes_out_as_an_ordinary_value_is_refused() {
+    let mut g = ridge_graph::Builder::new();
+    let s = g.state("s", ridge_graph::Type::state(DType::F32, [4usize])).expect("a fresh name");
+    let graph = g.finish(vec![("out".into(), s)]).expect("s is main's");
+    let said = ridge_runtime::lower(&graph, &["out"], &[]).unwrap_err().to_string();
+    assert!(said.contains("output `out`") && said.contains("state_read"), "{said}");
+}

@@ -171,3 +171,17 @@ fn a_decoder_is_planned_soundly_and_its_layers_share_their_workspace() {
         assert!(plan.arena_bytes * 3 < apart, "{} bytes of workspace for {apart} bytes of values", plan.arena_bytes);
     }
 }
+
+#[test]
+fn extents_beyond_memory_are_an_error() {
+    let mut g = ridge_graph::Builder::new();
+    let ty = ridge_graph::Type::tensor(ridge_graph::DType::F32, [ridge_graph::Dim::sym("n")]);
+    let x = g.step_input("x", ty).expect("a fresh name");
+    let y = g.neg(x).expect("f32");
+    let graph = g.finish(vec![("y".into(), y)]).expect("y is main's");
+    let lowered = ridge_runtime::lower(&graph, &["y"], &[]).expect("lowers");
+    for n in [1 << 62, usize::MAX] {
+        let planned = ridge_runtime::plan(&lowered, &ridge_graph::Bindings::new().with("n", n));
+        assert!(planned.is_err(), "{n} elements are planned");
+    }
+}

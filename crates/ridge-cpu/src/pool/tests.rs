@@ -125,7 +125,6 @@ fn many_callers_share_a_pool() {
                 });
             }
         });
-        pool.drain();
     }
 }
 

@@ -73,14 +73,29 @@ fn is_closed(function: &Function, pattern: &Pattern, found: &Match) -> bool {
 pub(super) fn reaches(function: &Function, nodes: &[usize], targets: &[Var]) -> bool {
     let Some(first) = nodes.iter().min() else { return false };
     let mut stack: Vec<usize> = targets.iter().map(|v| v.index()).filter(|n| !nodes.contains(n)).collect();
+    // What updates a state comes after every reader of the version that it replaces.
+    let readers = |updater: usize| {
+        let node = &function.nodes[updater];
+        let states: Vec<Var> = if node.outputs.iter().any(|t| t.state) {
+            node.inputs.iter().copied().filter(|v| function.ty(*v).state).collect()
+        } else {
+            Vec::new()
+        };
+        let reads = move |n: &usize| *n != updater && function.nodes[*n].inputs.iter().any(|v| states.contains(v));
+        (0..updater).filter(reads).collect::<Vec<_>>()
+    };
+    for node in nodes {
+        stack.extend(readers(*node).into_iter().filter(|n| !nodes.contains(n)));
+    }
     let mut seen = vec![false; function.nodes.len()];
     while let Some(node) = stack.pop() {
         if nodes.contains(&node) {
             return true;
         }
-        // Inputs come before uses, so nothing before the first node depends on it.
+        // Inputs and readers come before, so nothing before the first node depends on it.
         if node > *first && !std::mem::replace(&mut seen[node], true) {
             stack.extend(function.nodes[node].inputs.iter().map(|v| v.index()));
+            stack.extend(readers(node));
         }
     }
     false

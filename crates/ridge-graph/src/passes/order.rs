@@ -100,7 +100,7 @@ impl Draft {
             let is_arg = self.nodes[*i].as_ref().is_some_and(|n| matches!(n.op, Op::Arg(_)));
             (!is_arg, place(*i), *i)
         });
-        let mut done = vec![false; self.nodes.len()];
+        let (mut open, mut done) = (vec![false; self.nodes.len()], vec![false; self.nodes.len()]);
         let mut order = Vec::with_capacity(wanted.len());
         let mut stack = Vec::new();
         for root in wanted {
@@ -109,6 +109,8 @@ impl Draft {
                 if done[node] {
                     continue;
                 }
+                assert!(next > 0 || !open[node], "nodes of `{}` depend on each other in a circle", self.function.name);
+                open[node] = true;
                 if let Some(dep) = before[node].get(next) {
                     stack.push((node, next + 1));
                     if !done[*dep] {
