@@ -40,10 +40,11 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs queued steps, in order, until `until` is done; all of them without it.
+/// Runs queued steps, in order, until `until` is done; all of them without it. The queue stays locked meanwhile, so that
+/// whoever finds it empty knows that every step has run.
 fn drain(queue: &Queue, until: Option<&Arc<Mutex<Step>>>) {
-    loop {
-        let Some(step) = lock(queue).pop_front() else { return };
+    let mut queue = lock(queue);
+    while let Some(step) = queue.pop_front() {
         {
             let step = &mut *lock(&step);
             for (i, bytes) in step.inputs.iter().enumerate() {
