@@ -161,7 +161,6 @@ fn finish(function: &Function, users: &[Vec<usize>], seed: usize, nodes: Vec<usi
     };
     // A leaf that the group began with is all that it computes.
     let absorbed = |n: &usize| *n != seed && is_leaf(function, *n);
-    let exported = nodes.iter().copied().filter(|n| used_outside(n) && !absorbed(n)).collect();
     // A leaf stays for its other users, and with it the leaves that it reads.
     let mut kept: Vec<usize> = Vec::new();
     for node in nodes.iter().rev().filter(|n| absorbed(n)) {
@@ -169,6 +168,9 @@ fn finish(function: &Function, users: &[Vec<usize>], seed: usize, nodes: Vec<usi
             kept.push(*node);
         }
     }
+    // What others need is given out, others being also the leaves that stay.
+    let read_by_kept = |n: &usize| users[*n].iter().any(|u| kept.contains(u));
+    let exported = nodes.iter().copied().filter(|n| !absorbed(n) && (used_outside(n) || read_by_kept(n))).collect();
     let removed = nodes.iter().copied().filter(|n| !kept.contains(n)).collect();
     Found { nodes, removed, inputs, exported }
 }
