@@ -10,7 +10,6 @@ use std::sync::{Arc, LazyLock};
 
 use common::{poisoned, run, same_bits};
 use proptest::prelude::*;
-use proptest::test_runner::RngSeed;
 use random::case;
 use ridge_graph::{DType, Precision, Tensor, evaluate};
 use ridge_runtime::Backend;
@@ -20,7 +19,7 @@ static BACKENDS: LazyLock<[Arc<dyn Backend>; 3]> =
     LazyLock::new(|| [poisoned(1), poisoned(3), Arc::new(Late::new(poisoned(2), 1))]);
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 800, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 800, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn integers_are_equal_to_the_meaning(case in case(DType::I32)) {

@@ -60,11 +60,18 @@ pub struct Generated {
     pub finish: Finish,
 }
 
-/// A row of the sequence tables.
+/// A running sequence. That of one that ended is never taken for that of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SequenceId(usize);
+pub struct SequenceId {
+    row: usize,
+    /// How many were started before it.
+    number: u64,
+}
 
 struct Sequence {
+    number: u64,
+    /// The last step that it stood in.
+    step: u64,
     /// Tokens in the cache.
     length: usize,
     blocks: Vec<BlockId>,
@@ -84,6 +91,10 @@ pub struct Engine {
     filling: Programs,
     blocks: Blocks,
     sequences: Vec<Option<Sequence>>,
+    /// Sequences started.
+    started: u64,
+    /// Steps begun.
+    steps: u64,
 }
 
 impl Engine {
@@ -119,6 +130,8 @@ impl Engine {
             filling: Programs::new(session.compile(&model.graph, &[])?),
             blocks: Blocks::new(block_count),
             sequences: (0..options.sequences).map(|_| None).collect(),
+            started: 0,
+            steps: 0,
         })
     }
 
@@ -130,13 +143,15 @@ impl Engine {
     /// Starts a sequence, if there is a free row.
     pub fn start(&mut self, sampling: Sampling) -> Option<SequenceId> {
         let row = self.sequences.iter().position(Option::is_none)?;
-        self.sequences[row] = Some(Sequence { length: 0, blocks: Vec::new(), sampling });
-        Some(SequenceId(row))
+        let number = self.started;
+        self.started += 1;
+        self.sequences[row] = Some(Sequence { number, step: 0, length: 0, blocks: Vec::new(), sampling });
+        Some(SequenceId { row, number })
     }
 
-    /// Ends a sequence and frees its blocks.
+    /// Ends a sequence and frees its blocks; nothing where it has ended already.
     pub fn end(&mut self, id: SequenceId) {
-        if let Some(sequence) = self.sequences[id.0].take() {
+        if let Some(sequence) = self.sequences[id.row].take_if(|s| s.number == id.number) {
             for block in sequence.blocks {
                 self.blocks.give_back(block);
             }
@@ -147,9 +162,14 @@ impl Engine {
     /// that follows each if `sample` says so. A sequence stands in it once.
     ///
     /// # Errors
-    /// When the cache is full, before anything has changed; when the device fails, or the logits are not finite.
+    /// When the work is not valid (a sequence that ended or stands in it twice, no tokens, a token that is not of the
+    /// vocabulary) or the cache is full, before anything has changed; when the device fails, or the logits are not
+    /// finite.
     pub fn step(&mut self, work: &[(SequenceId, &[u32])], sample: bool, next: &mut Vec<u32>) -> Result<()> {
         next.clear();
+        if work.is_empty() {
+            return Ok(());
+        }
         self.reserve(work)?;
         let tokens: usize = work.iter().map(|(_, t)| t.len()).sum();
         let bindings = || {
@@ -161,7 +181,7 @@ impl Engine {
         };
         let programs = if sample { &mut self.sampling } else { &mut self.filling };
         let ready = programs.bucket((tokens, work.len()), bindings)?;
-        let sequences = |id: &SequenceId| self.sequences[id.0].as_ref().expect("reserved above");
+        let sequences = |id: &SequenceId| self.sequences[id.row].as_ref().expect("reserved above");
         let ids = |(row, (_, tokens)): (usize, &(SequenceId, &[u32]))| std::iter::repeat_n(row as i32, tokens.len());
         ready.fill(Input::TokenIds, work.iter().flat_map(|(_, t)| t.iter().map(|t| (*t as i32).to_le_bytes())));
         ready.fill(Input::SeqIds, work.iter().enumerate().flat_map(ids).map(i32::to_le_bytes));
@@ -197,7 +217,7 @@ impl Engine {
             }
         }
         for (id, tokens) in work {
-            if let Some(sequence) = &mut self.sequences[id.0] {
+            if let Some(sequence) = &mut self.sequences[id.row] {
                 sequence.length += tokens.len();
             }
         }
@@ -208,12 +228,19 @@ impl Engine {
     fn reserve(&mut self, work: &[(SequenceId, &[u32])]) -> Result<()> {
         let wanted = |s: &Sequence, tokens: usize| (s.length + tokens).div_ceil(self.block_size) - s.blocks.len();
         let mut total = 0;
+        self.steps += 1;
         for (id, tokens) in work {
-            let sequence = self.sequences[id.0].as_ref().ok_or_else(|| EngineError::Setting {
-                name: "sequence",
-                value: id.0.to_string(),
-                why: "is not running".into(),
-            })?;
+            let wrong =
+                |why: &str| EngineError::Setting { name: "sequence", value: id.number.to_string(), why: why.into() };
+            self.known(tokens)?;
+            let sequence = self.sequences[id.row].as_mut().filter(|s| s.number == id.number);
+            let sequence = sequence.ok_or_else(|| wrong("is not running"))?;
+            if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
+                return Err(wrong("stands in one step twice; give all its tokens at once"));
+            }
+            if tokens.is_empty() {
+                return Err(wrong("has no tokens in this step; leave it out"));
+            }
             if sequence.length + tokens.len() > self.table * self.block_size {
                 return Err(EngineError::CacheFull { tokens: tokens.len() });
             }
@@ -223,7 +250,7 @@ impl Engine {
             return Err(EngineError::CacheFull { tokens: work.iter().map(|(_, t)| t.len()).sum() });
         }
         for (id, tokens) in work {
-            if let Some(sequence) = &mut self.sequences[id.0] {
+            if let Some(sequence) = &mut self.sequences[id.row] {
                 let count = (sequence.length + tokens.len()).div_ceil(self.block_size) - sequence.blocks.len();
                 sequence.blocks.extend((0..count).filter_map(|_| self.blocks.take()));
             }
@@ -260,14 +287,17 @@ impl Engine {
         if request.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        if let Some(token) = request.prompt.iter().find(|t| **t as usize >= self.vocab) {
-            return Err(EngineError::UnknownToken { token: *token, vocab: self.vocab });
-        }
+        self.known(&request.prompt)?;
         let (prompt, context) = (request.prompt.len(), self.options.context);
         if request.max_tokens > 0 && prompt >= context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
         Ok(())
+    }
+
+    fn known(&self, tokens: &[u32]) -> Result<()> {
+        let unknown = tokens.iter().find(|t| **t as usize >= self.vocab);
+        unknown.map_or(Ok(()), |t| Err(EngineError::UnknownToken { token: *t, vocab: self.vocab }))
     }
 
     fn run(

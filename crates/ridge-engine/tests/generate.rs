@@ -281,6 +281,33 @@ fn a_step_that_does_not_fit_the_cache_changes_nothing() {
     engine.end(id);
     let error = engine.step(&[(id, &[1])], true, &mut next).expect_err("it has ended").to_string();
     assert_eq!(error, "sequence = 0: is not running");
+
+    // The next sequence has its row, and is neither stepped nor ended under the old name.
+    let next_one = engine.start(Sampling::GREEDY).expect("a row");
+    assert!(engine.step(&[(id, &[1])], true, &mut next).is_err());
+    engine.end(id);
+    engine.step(&[(next_one, &[1])], true, &mut next).expect("it runs");
+    assert_eq!(next, answer[..1]);
+}
+
+#[test]
+fn a_step_that_makes_no_sense_changes_nothing() {
+    let mut engine = engine(OPTIONS);
+    let [a, b] = [(); 2].map(|()| engine.start(Sampling::GREEDY).expect("a row"));
+    let free = engine.free_blocks();
+    let mut next = Vec::new();
+    let mut refuse =
+        |work: &[(SequenceId, &[u32])]| engine.step(work, true, &mut next).expect_err("refused").to_string();
+    assert_eq!(
+        refuse(&[(b, &[1]), (a, &[1]), (b, &[2])]),
+        "sequence = 1: stands in one step twice; give all its tokens at once"
+    );
+    assert_eq!(refuse(&[(a, &[1]), (b, &[])]), "sequence = 1: has no tokens in this step; leave it out");
+    assert!(refuse(&[(a, &[1]), (b, &[512])]).contains("512"));
+    assert_eq!(engine.free_blocks(), free);
+    engine.step(&[], true, &mut next).expect("nothing to do");
+    engine.step(&[(a, &[1]), (b, &[1])], true, &mut next).expect("it runs");
+    assert_eq!(next, [greedy(1)[0]; 2]);
 }
 
 #[test]

@@ -32,8 +32,8 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
             if let Some((kernel, found)) = best(function, root, kernels) {
                 let before = function.nodes.len();
                 *function = group(std::mem::take(function), GroupKind::Kernel(kernel.name), &kernel.pattern, &found);
-                // Nodes before the root may have become fewer, never more.
-                root = root.min(function.nodes.len()).saturating_sub(before - function.nodes.len()).min(root);
+                // The group is here or before, when what lay between its nodes reads it: look at this place again.
+                root = root + 1 - (before - function.nodes.len());
             }
         }
     }
@@ -59,14 +59,16 @@ fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel]) -> Option<(
 }
 
 /// Is every use of an inner value within the match, or the value exported; and does nothing that the match reads
-/// depend on what it exports?
+/// come of the match itself?
 fn is_closed(function: &Function, pattern: &Pattern, found: &Match) -> bool {
     let inside = |node: usize| found.nodes.contains(&node);
     let hidden = |node: usize| found.nodes.iter().position(|n| *n == node).is_some_and(|i| !pattern.is_exported(i));
     let leaks =
         function.nodes.iter().enumerate().any(|(i, n)| !inside(i) && n.inputs.iter().any(|v| hidden(v.index())))
             || function.outputs.iter().any(|o| hidden(o.var.index()));
-    !leaks && !reaches(function, &found.nodes, &found.inputs)
+    // `add(%m, %m)` with `%m` a product fits `a * b + c` with `c` the product itself, which would no longer be there.
+    let own = found.inputs.iter().any(|v| inside(v.index()));
+    !leaks && !own && !reaches(function, &found.nodes, &found.inputs)
 }
 
 /// Does one of `targets` depend on one of `nodes` by a path outside of them?
