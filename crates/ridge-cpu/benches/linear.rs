@@ -19,13 +19,15 @@ struct Case {
     inner: usize,
     columns: usize,
     weight: DType,
+    /// Dtype of x.
+    x: DType,
     quantised: bool,
     /// Distinct weights, so that together they are in memory rather than in cache, or not.
     weights: usize,
 }
 
 const fn case(name: &'static str, rows: usize, inner: usize, columns: usize, weight: DType, weights: usize) -> Case {
-    Case { name, rows, inner, columns, weight, quantised: false, weights }
+    Case { name, rows, inner, columns, weight, x: DType::F32, quantised: false, weights }
 }
 
 fn cases() -> Vec<Case> {
@@ -40,6 +42,9 @@ fn cases() -> Vec<Case> {
         case("llama-1b gate f16", 1, 2048, 8192, f16, 8),
         Case { quantised: true, ..case("llama-1b gate q8_0", 1, 2048, 8192, f32, 16) },
         case("llama-1b down bf16", 1, 8192, 2048, bf16, 8),
+        Case { x: bf16, ..case("llama-1b gate bf16 by bf16", 1, 2048, 8192, bf16, 8) },
+        Case { x: bf16, ..case("llama-1b gate bf16 by bf16 x256", 256, 2048, 8192, bf16, 1) },
+        Case { x: bf16, ..case("llama-1b down bf16 by bf16 x256", 256, 8192, 2048, bf16, 1) },
         case("llama-1b gate bf16 x4", 4, 2048, 8192, bf16, 4),
         case("llama-1b gate bf16 x16", 16, 2048, 8192, bf16, 2),
         case("llama-1b gate bf16 x256", 256, 2048, 8192, bf16, 1),
@@ -52,7 +57,7 @@ fn cases() -> Vec<Case> {
 /// Least and median seconds of one product.
 fn seconds(case: &Case, threads: usize) -> [f64; 2] {
     let mut g = Builder::new();
-    let x = g.step_input("x", Type::tensor(DType::F32, [case.rows, case.inner])).expect("a fresh name");
+    let x = g.step_input("x", Type::tensor(case.x, [case.rows, case.inner])).expect("a fresh name");
     let plain = Type::tensor(case.weight, [case.columns, case.inner]);
     let ty = if case.quantised { plain.stored_as(FormatRef::new(Q8_0)) } else { plain };
     let names: Vec<String> = (0..case.weights).map(|i| format!("w{i}")).collect();
@@ -77,7 +82,7 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
     let compiled = session.compile(&graph, &wanted).expect("compiles");
     let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");
-    let x = DType::F32.encode(line.iter().cycle().take(case.rows * case.inner).map(|v| f64::from(*v)));
+    let x = case.x.encode(line.iter().cycle().take(case.rows * case.inner).map(|v| f64::from(*v)));
     bucket.input(0).copy_from_slice(&x);
     let work = case.rows * case.inner * case.columns * case.weights;
     let mut times: Vec<f64> = (0..(2_000_000_000 / work.max(1)).clamp(5, 2000))

@@ -50,13 +50,14 @@ impl Cpu {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the operating system gives no threads.
+    /// When the operating system gives no threads, or `RIDGE_CPU_ISA` names an instruction set that this machine lacks.
     pub fn new(options: CpuOptions) -> Result<Self> {
         let threads = options.threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores()).max(1);
         let failed = |e: std::io::Error| RuntimeError::Device {
             backend: "cpu",
             why: format!("cannot start {threads} threads: {e}"),
         };
+        crate::simd::check_isa().map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
         let device = Device {
             pool: Pool::new(threads).map_err(failed)?,
             mesh: options.mesh,

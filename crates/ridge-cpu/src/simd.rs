@@ -5,8 +5,12 @@
 //! partial sum a lane and add the lanes up in a fixed tree, so a sum's bits depend on its length alone.
 #![allow(clippy::inline_always)] // what a vector loop calls must compile with the loop's instruction set
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod amx;
 mod convert;
 mod exp;
+
+use std::sync::LazyLock;
 
 pub(crate) use convert::{
     E4M3, E5M2, Element, load, place, put, round, scaled, store, view, widen, widen_lanes, with_element,
@@ -16,37 +20,85 @@ pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 /// Lanes of partial sums: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const LANES: usize = 16;
 
-/// Instruction sets that loops are compiled for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Instruction sets that loops are compiled for, each with all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// AVX-512, and matrix tiles of bf16; loops are those of AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Amx,
 }
 
-/// The best instruction set of this machine.
-pub(crate) fn isa() -> Isa {
-    static ISA: std::sync::OnceLock<Isa> = std::sync::OnceLock::new();
-    *ISA.get_or_init(|| {
+impl Isa {
+    const ALL: &[Self] = &[
+        Self::Portable,
         #[cfg(target_arch = "x86_64")]
-        {
-            let avx512 = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq");
-            let avx2 =
-                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
-            if avx512 && avx2 {
-                return Isa::Avx512;
-            }
-            if avx2 {
-                return Isa::Avx2;
-            }
+        Self::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Self::Amx,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Portable => "portable",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => "amx",
         }
-        Isa::Portable
+    }
+}
+
+/// Names the environment variable that makes programs use an instruction set below the machine's best.
+pub(crate) const ISA_VARIABLE: &str = "RIDGE_CPU_ISA";
+
+/// The instruction set that programs use: the machine's best, or the one that [`ISA_VARIABLE`] names.
+pub(crate) fn isa() -> Isa {
+    *CHOICE.as_ref().unwrap_or(&Isa::Portable)
+}
+
+/// What is wrong with [`ISA_VARIABLE`], if something is.
+pub(crate) fn check_isa() -> Result<(), String> {
+    CHOICE.as_ref().map(|_| ()).map_err(Clone::clone)
+}
+
+static CHOICE: LazyLock<Result<Isa, String>> = LazyLock::new(|| {
+    let best = best();
+    let Some(wanted) = std::env::var_os(ISA_VARIABLE) else { return Ok(best) };
+    let possible: Vec<&str> = Isa::ALL.iter().filter(|isa| **isa <= best).map(|isa| isa.name()).collect();
+    let found = Isa::ALL.iter().find(|isa| **isa <= best && wanted == isa.name());
+    found.copied().ok_or_else(|| {
+        let wanted = wanted.display();
+        format!("{ISA_VARIABLE}={wanted} is none of what this machine has: {}", possible.join(", "))
     })
+});
+
+/// The best instruction set of this machine.
+fn best() -> Isa {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let avx512 = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq");
+        let avx2 =
+            is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+        if avx512 && avx2 {
+            return if amx::available() { Isa::Amx } else { Isa::Avx512 };
+        }
+        if avx2 {
+            return Isa::Avx2;
+        }
+    }
+    Isa::Portable
 }
 
 /// Defines a function whose body is compiled once for each [`Isa`] and dispatched at the call. Inside, `FMA` says
@@ -71,7 +123,7 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx512 => unsafe { avx512($($arg),*) },
+                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Amx => unsafe { avx512($($arg),*) },
             }
         }
     };

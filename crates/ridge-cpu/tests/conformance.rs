@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::process::Command;
 use std::sync::Arc;
 
 use common::{Unclaimed, poisoned, run, same_bits};
@@ -86,4 +87,22 @@ fn every_op_conforms_in_f8e4m3() {
 #[test]
 fn every_op_conforms_in_f8e5m2() {
     conforms(DType::F8E5M2);
+}
+
+/// The other tests here are of the best instruction set that the machine has; this runs them with each lesser one.
+#[test]
+fn every_instruction_set_conforms() {
+    let binary = std::env::current_exe().expect("tests have a binary");
+    for isa in ["portable", "avx2", "avx512", "mmx"] {
+        let mut tests = Command::new(&binary);
+        tests.args(["every_op_conforms_in_f32", "every_op_conforms_in_bf16", "every_op_conforms_in_f16"]);
+        let ran = tests.env("RIDGE_CPU_ISA", isa).output().expect("runs");
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        if said.contains("is none of what this machine has") {
+            assert!(isa != "portable" && !ran.status.success(), "{said}");
+            println!("skipped: this machine has no {isa}");
+            continue;
+        }
+        assert!(isa != "mmx" && ran.status.success() && said.contains("3 passed"), "{isa}: {said}");
+    }
 }

@@ -40,28 +40,32 @@ fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_ro
 #[test]
 fn a_product_is_the_same_for_one_row_and_for_many() {
     let q8 = FormatRef::new(Q8_0);
-    for (inner, columns) in [(8, 5), (33, 40), (64, 37), (172, 64), (1056, 50)] {
-        for (dtype, stored) in [
-            (DType::F32, None),
-            (DType::BF16, None),
-            (DType::F16, None),
-            (DType::F8E4M3, None),
-            (DType::F8E5M2, None),
-            (DType::F32, Some(&q8)),
+    for (inner, columns, rows) in
+        [(8, 5, 75), (33, 40, 300), (64, 37, 75), (172, 64, 75), (1056, 50, 75), (2112, 33, 90)]
+    {
+        for (dtype, of_x, stored) in [
+            (DType::F32, DType::F32, None),
+            (DType::BF16, DType::F32, None),
+            (DType::BF16, DType::F16, None),
+            (DType::BF16, DType::BF16, None),
+            (DType::F16, DType::F32, None),
+            (DType::F8E4M3, DType::F32, None),
+            (DType::F8E5M2, DType::F32, None),
+            (DType::F32, DType::F32, Some(&q8)),
         ] {
             if stored.is_some() && inner % Q8_0::BLOCK != 0 {
                 continue;
             }
             let mut rng = Rng::new(inner as u64);
-            let (x, w) = (rng.normal(DType::F32, &[75, inner]), rng.normal(dtype, &[columns, inner]));
+            let (x, w) = (rng.normal(of_x, &[rows, inner]), rng.normal(dtype, &[columns, inner]));
             let w = stored.map_or_else(|| Value::Plain(w.clone()), |format| Value::stored(&w, format));
             let mut g = Builder::new();
-            let input = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), inner.into()])).unwrap();
+            let input = g.step_input("x", Type::tensor(of_x, [Dim::sym("rows"), inner.into()])).unwrap();
             let weight = g.weight("w", w.ty()).unwrap();
             let y = g.linear(input, weight).unwrap();
             let graph = g.finish(vec![("y".into(), y)]).unwrap();
             let values = |name: &str| if name == "x" { Value::Plain(x.clone()) } else { w.clone() };
-            cuts_agree(&graph, "rows", &values, &["x"], &[0, 1, 2, 4, 7, 11, 16, 25, 74, 75]);
+            cuts_agree(&graph, "rows", &values, &["x"], &[0, 1, 2, 4, 7, 11, 16, 25, rows - 1, rows]);
         }
     }
 }

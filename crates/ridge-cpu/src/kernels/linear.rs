@@ -6,7 +6,10 @@
 //! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
+//! Weights of bf16 are multiplied on matrix tiles where the machine has them (`amx.rs`).
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -103,6 +106,16 @@ struct Linear {
     tile: usize,
     row_block: usize,
     nanos_per_piece: f64,
+    /// Are the products those of matrix tiles?
+    #[cfg(target_arch = "x86_64")]
+    on_tiles: bool,
+}
+
+/// Products on matrix tiles take weights of bf16, as long as a tile.
+#[cfg(target_arch = "x86_64")]
+fn on_tiles(x: &Operand, weights: &[Operand]) -> bool {
+    let plain = |w: &Operand| w.dtype == DType::BF16 && w.format.is_none();
+    weights.iter().all(plain) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
 fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
@@ -114,7 +127,11 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let first = usize::from(after == After::Add);
     let x = &spec.inputs[first];
     let rows = x.rows();
-    let tile = tile::columns(rows.min(ROW_BLOCK));
+    #[cfg(target_arch = "x86_64")]
+    let on_tiles = on_tiles(x, &spec.inputs[first + 1..][..count]);
+    let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
+    #[cfg(target_arch = "x86_64")]
+    let (tile, row_block) = if on_tiles { (amx::COLUMNS, amx::row_block(x.dtype)) } else { (tile, row_block) };
     let mut tiles = 0;
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
@@ -131,13 +148,15 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     if after == After::Swiglu {
         tiles = weights[0].columns.div_ceil(tile);
     }
-    let row_block = ROW_BLOCK;
     let columns: usize = weights.iter().map(|w| w.columns).sum();
     let macs = (rows.min(row_block) * columns * x.last()) as f64;
     // Small weights are in cache.
     let bytes = (columns * x.last() * weights[0].dtype.size_bytes()) as f64;
     let nanos_per_byte = if bytes < 1e6 { 0.02 } else { 0.08 };
-    let nanos = (macs * 0.015).max(bytes * nanos_per_byte) + columns as f64;
+    let nanos_per_mac = 0.015;
+    #[cfg(target_arch = "x86_64")]
+    let nanos_per_mac = if on_tiles { 0.001 * amx::terms(x.dtype) as f64 } else { nanos_per_mac };
+    let nanos = (macs * nanos_per_mac).max(bytes * nanos_per_byte) + columns as f64;
     Ok(Box::new(Linear {
         rows,
         inner: x.last(),
@@ -149,6 +168,8 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         tile,
         row_block,
         nanos_per_piece: nanos / tiles.max(1) as f64,
+        #[cfg(target_arch = "x86_64")]
+        on_tiles,
     }))
 }
 
@@ -170,6 +191,10 @@ impl Kernel for Linear {
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles {
+            return self.run_on_tiles(io, pieces, scratch);
+        }
         let n = self.inner.div_ceil(LANES);
         let block = self.row_block.min(self.rows);
         // x lies as the sums want it if it is f32 and fills the lanes.
@@ -194,41 +219,111 @@ impl Kernel for Linear {
                 x_block = row_block;
             }
             let x: &[f32] = if copied { x } else { &io.input::<f32>(self.x)[first * self.inner..] };
-            let which = match self.after {
-                After::Swiglu => 0,
-                After::Nothing | After::Add => {
-                    self.weights.iter().rposition(|w| w.tiles_before <= tile && w.columns > 0).unwrap_or(0)
-                }
-            };
-            let begin = (tile - self.weights[which].tiles_before) * self.tile;
-            let columns = begin..(begin + self.tile).min(self.weights[which].columns);
+            let (which, columns) = self.place(tile);
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
             self.products(io, which, x, &tile, &mut room, scales, products);
             if self.after == After::Swiglu {
                 self.products(io, 1, x, &tile, &mut room, scales, gated);
-                self.add_bias(io, 1, &tile, gated, line);
             }
-            self.add_bias(io, which, &tile, products, line);
-            for (i, row) in rows.enumerate() {
-                let y = &mut products[i * tile.columns.len()..][..tile.columns.len()];
-                let at = row * self.weights[which].columns + columns.start;
-                match self.after {
-                    After::Nothing => {}
-                    After::Add => {
-                        let room = &mut line[..y.len()];
-                        simd::add(y, simd::view(io, 0, self.dtype, at, room));
-                    }
-                    After::Swiglu => simd::swiglu(y, &gated[i * y.len()..][..y.len()]),
-                }
-                // SAFETY: these columns of this row are this piece's alone.
-                unsafe { simd::store(io, which, self.dtype, at, y) };
-            }
+            self.finish(io, which, rows, columns, [products, gated, line]);
         }
     }
 }
 
 impl Linear {
+    /// The weight and its columns that tile `tile` is of.
+    fn place(&self, tile: usize) -> (usize, Range<usize>) {
+        let which = match self.after {
+            After::Swiglu => 0,
+            After::Nothing | After::Add => {
+                self.weights.iter().rposition(|w| w.tiles_before <= tile && w.columns > 0).unwrap_or(0)
+            }
+        };
+        let begin = (tile - self.weights[which].tiles_before) * self.tile;
+        (which, begin..(begin + self.tile).min(self.weights[which].columns))
+    }
+
+    /// From the products of a tile to the output.
+    fn finish(
+        &self,
+        io: &Io<'_>,
+        which: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        [products, gated, line]: [&mut [f32]; 3],
+    ) {
+        let width = columns.len();
+        self.add_bias(io, which, &columns, &mut products[..rows.len() * width], line);
+        if self.after == After::Swiglu {
+            self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
+        }
+        for (i, row) in rows.enumerate() {
+            let y = &mut products[i * width..][..width];
+            let at = row * self.weights[which].columns + columns.start;
+            match self.after {
+                After::Nothing => {}
+                After::Add => {
+                    let room = &mut line[..width];
+                    simd::add(y, simd::view(io, 0, self.dtype, at, room));
+                }
+                After::Swiglu => simd::swiglu(y, &gated[i * width..][..width]),
+            }
+            // SAFETY: these columns of this row are this piece's alone.
+            unsafe { simd::store(io, which, self.dtype, at, y) };
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn run_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        match self.dtype {
+            DType::BF16 => self.run_on_tiles_of::<half::bf16>(io, pieces, scratch),
+            DType::F16 => self.run_on_tiles_of::<half::f16>(io, pieces, scratch),
+            _ => self.run_on_tiles_of::<f32>(io, pieces, scratch),
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn run_on_tiles_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let most = amx::Layout::new(self.row_block.min(self.rows), self.inner, T::COUNT);
+        let outputs = self.row_block.min(self.rows) * self.tile;
+        let [x, weights, sums, products, gated, line] = scratch.slices::<u32, 6>([
+            most.x_room(),
+            amx::Layout::weight_room(),
+            most.sums_room(),
+            outputs,
+            if self.after == After::Swiglu { outputs } else { 0 },
+            self.tile,
+        ]);
+        let [x, weights, sums] = [x, weights, sums].map(|words| words.as_chunks_mut().0);
+        let [products, gated, line] = [products, gated, line].map(amx::floats);
+        let tiles = amx::Session::begin();
+        let mut packed = None;
+        for piece in pieces {
+            let (block, tile) = (piece / self.tiles, piece % self.tiles);
+            let first = block * self.row_block;
+            let rows = first..(first + self.row_block).min(self.rows);
+            let layout = amx::Layout::new(rows.len(), self.inner, T::COUNT);
+            if packed != Some(block) {
+                layout.pack_x(&io.input::<T>(self.x)[first * self.inner..], self.inner, x);
+                packed = Some(block);
+            }
+            let (which, columns) = self.place(tile);
+            let mut product = |which: usize, out: &mut [f32]| {
+                let weight = &self.weights[which];
+                let data = &io.input(self.x + 1 + which)[..weight.columns * self.inner];
+                let weight = amx::Weight { data, inner: self.inner };
+                amx::multiply(&tiles, &layout, weight, columns.clone(), x, weights, sums);
+                layout.unpack(sums, columns.len(), columns.len(), out);
+            };
+            product(which, products);
+            if self.after == After::Swiglu {
+                product(1, gated);
+            }
+            self.finish(io, which, rows, columns, [products, gated, line]);
+        }
+    }
+
     /// Rows of x as f32, laid out as sums want them.
     fn copy_x(&self, io: &Io<'_>, rows: Range<usize>, to: &mut [f32]) {
         let stride = self.inner.next_multiple_of(LANES).max(1);
@@ -268,11 +363,10 @@ impl Linear {
         }
     }
 
-    fn add_bias(&self, io: &Io<'_>, which: usize, tile: &Tile, products: &mut [f32], line: &mut [f32]) {
+    fn add_bias(&self, io: &Io<'_>, which: usize, columns: &Range<usize>, products: &mut [f32], line: &mut [f32]) {
         let Some((input, dtype)) = self.weights[which].bias else { return };
-        let n = tile.columns.len();
-        let bias = simd::view(io, input, dtype, tile.columns.start, &mut line[..n]);
-        for row in products.chunks_exact_mut(n).take(tile.rows) {
+        let bias = simd::view(io, input, dtype, columns.start, &mut line[..columns.len()]);
+        for row in products.chunks_exact_mut(columns.len()) {
             simd::add(row, bias);
         }
     }
