@@ -158,6 +158,45 @@ impl Engine {
         }
     }
 
+    /// Tokens that a running sequence has in the cache.
+    pub fn length(&self, id: SequenceId) -> Option<usize> {
+        self.sequences[id.row].as_ref().filter(|s| s.number == id.number).map(|s| s.length)
+    }
+
+    /// Takes a running sequence back to its first `length` tokens, so that it can go on otherwise, and frees the blocks
+    /// behind them. Nothing where it has no more than these, or has ended.
+    pub fn truncate(&mut self, id: SequenceId, length: usize) {
+        if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
+            sequence.length = sequence.length.min(length);
+            for block in sequence.blocks.drain(sequence.length.div_ceil(self.block_size)..) {
+                self.blocks.give_back(block);
+            }
+        }
+    }
+
+    /// Goes on with a running sequence: `request.prompt` follows what it has in the cache, and the answer follows that.
+    /// The last token of the answer is not in the cache yet, unless a stop token came after it.
+    ///
+    /// # Errors
+    /// As for [`generate`](Self::generate), and when the sequence has ended.
+    pub fn resume(
+        &mut self,
+        id: SequenceId,
+        request: &Request,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let sequence = self.sequences[id.row].as_mut().filter(|s| s.number == id.number);
+        let sequence = sequence.ok_or_else(|| EngineError::Setting {
+            name: "sequence",
+            value: id.number.to_string(),
+            why: "is not running".into(),
+        })?;
+        sequence.sampling = request.sampling;
+        let cached = sequence.length;
+        self.check_after(cached, request)?;
+        self.run(id, cached, request, &mut on_token)
+    }
+
     /// Runs one step over `(sequence, tokens)` pairs: appends each sequence's tokens to the cache, and gives the token
     /// that follows each if `sample` says so. A sequence stands in it once.
     ///
@@ -273,7 +312,7 @@ impl Engine {
             value: self.options.sequences.to_string(),
             why: "all of them are running; wait for one to end".into(),
         })?;
-        let result = self.run(id, request, &mut on_token);
+        let result = self.run(id, 0, request, &mut on_token);
         self.end(id);
         result
     }
@@ -283,12 +322,17 @@ impl Engine {
     /// # Errors
     /// Says what is wrong with it.
     pub fn check(&self, request: &Request) -> Result<()> {
+        self.check_after(0, request)
+    }
+
+    /// Is `request` one that can follow `cached` tokens?
+    fn check_after(&self, cached: usize, request: &Request) -> Result<()> {
         request.sampling.check()?;
         if request.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
         self.known(&request.prompt)?;
-        let (prompt, context) = (request.prompt.len(), self.options.context);
+        let (prompt, context) = (cached + request.prompt.len(), self.options.context);
         if request.max_tokens > 0 && prompt >= context {
             return Err(EngineError::PromptTooLong { prompt, context });
         }
@@ -303,6 +347,7 @@ impl Engine {
     fn run(
         &mut self,
         id: SequenceId,
+        cached: usize,
         request: &Request,
         on_token: &mut impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
@@ -315,7 +360,7 @@ impl Engine {
         while let Some(chunk) = chunks.next() {
             self.step(&[(id, chunk)], chunks.peek().is_none(), &mut next)?;
         }
-        let mut length = request.prompt.len();
+        let mut length = cached + request.prompt.len();
         loop {
             let token = next[0];
             if request.stop_tokens.contains(&token) {

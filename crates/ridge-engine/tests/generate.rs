@@ -325,3 +325,42 @@ fn an_engine_that_cannot_be_names_the_setting() {
         assert_eq!(refuse(options), format!("{name} = 0: must be at least 1"));
     }
 }
+
+#[test]
+fn a_sequence_taken_back_goes_on_as_if_the_rest_had_never_been() {
+    let prompt: Vec<u32> = greedy(40);
+    let other: Vec<u32> = prompt[30..].iter().rev().copied().collect();
+    for kept in [1, 15, 16, 17, 33, 40] {
+        let whole: Vec<u32> = prompt[..kept].iter().chain(&other).copied().collect();
+        let expected = generate(&mut engine(OPTIONS), &request(&whole, 30));
+        let mut engine = engine(OPTIONS);
+        let free = engine.free_blocks();
+        let id = engine.start(Sampling::GREEDY).expect("a row is free");
+        engine.resume(id, &request(&prompt, 20), |_| ControlFlow::Continue(())).expect("runs");
+        // The last token was sampled and not fed.
+        assert_eq!(engine.length(id), Some(59));
+        engine.truncate(id, 100);
+        assert_eq!(engine.length(id), Some(59));
+        engine.truncate(id, kept);
+        assert_eq!(engine.length(id), Some(kept));
+        let again = engine.resume(id, &request(&other, 30), |_| ControlFlow::Continue(())).expect("runs");
+        assert_eq!(again, expected, "after {kept} tokens");
+        engine.truncate(id, 0);
+        assert_eq!(engine.free_blocks(), free);
+        engine.end(id);
+        assert_eq!(engine.length(id), None);
+        assert!(engine.resume(id, &request(&other, 1), |_| ControlFlow::Continue(())).is_err());
+    }
+}
+
+#[test]
+fn what_is_in_the_cache_counts_towards_the_context() {
+    let mut engine = engine(EngineOptions { context: 40, ..OPTIONS });
+    let id = engine.start(Sampling::GREEDY).expect("a row is free");
+    let prompt = greedy(30);
+    engine.resume(id, &request(&prompt, 1), |_| ControlFlow::Continue(())).expect("runs");
+    let refused = engine.resume(id, &request(&prompt[..10], 1), |_| ControlFlow::Continue(()));
+    assert!(matches!(refused, Err(EngineError::PromptTooLong { prompt: 40, context: 40 })), "{refused:?}");
+    let full = engine.resume(id, &request(&prompt[..6], 100), |_| ControlFlow::Continue(())).expect("runs");
+    assert_eq!((full.tokens.len(), full.finish), (4, Finish::Context));
+}
