@@ -70,6 +70,24 @@ const TEXTS: &[&str] = &[
 ];
 
 #[test]
+fn offsets_go_with_the_same_ids_and_cover_the_text() {
+    let tokenizer = stories();
+    for text in ["", "Once upon a timé 😀\n\tx", "</s> a  b"] {
+        for special in [true, false] {
+            let placed = tokenizer.encode_with_offsets(text, special).unwrap();
+            let ids: Vec<u32> = placed.iter().map(|(id, _)| *id).collect();
+            assert_eq!(ids, tokenizer.encode(text, special).unwrap(), "{text:?}");
+            let end = placed.iter().fold(0, |end, (id, bytes)| {
+                assert!(bytes.start <= end && bytes.end >= end, "{id} at {bytes:?} of {text:?}");
+                assert!(text.get(bytes.clone()).is_some());
+                bytes.end
+            });
+            assert_eq!(end, text.len(), "{text:?}");
+        }
+    }
+}
+
+#[test]
 fn text_survives_the_way_there_and_back() {
     let tokenizer = stories();
     for text in TEXTS.iter().filter(|t| !t.contains(['▁', '<'])) {

@@ -8,6 +8,7 @@ mod special;
 mod stream;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -87,6 +88,26 @@ impl Tokenizer {
             .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
         let ids = encoding.get_ids();
         Ok(if add_special && explicit { self.special.surround(ids) } else { ids.to_vec() })
+    }
+
+    /// The ids of `text` as [`encode`](Self::encode) gives them, each with the bytes of `text` that it stands for. Those
+    /// of tokens that were added are empty, and tokens that share a character may all have its bytes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`encode`](Self::encode).
+    pub fn encode_with_offsets(&self, text: &str, add_special: bool) -> Result<Vec<(u32, Range<usize>)>> {
+        let explicit = self.special.explicit();
+        let encoding = guarded(|| self.inner.encode(text, add_special && !explicit))
+            .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
+        let (ids, places) = (encoding.get_ids(), encoding.get_offsets());
+        let placed = ids.iter().zip(places).map(|(id, (from, to))| (*id, *from..*to));
+        if !(add_special && explicit) {
+            return Ok(placed.collect());
+        }
+        let (bos, eos) = self.special.added();
+        let end = text.len();
+        Ok(bos.map(|id| (id, 0..0)).into_iter().chain(placed).chain(eos.map(|id| (id, end..end))).collect())
     }
 
     /// The text of `ids`, without special tokens if `skip_special`. Ids that stand for no token have no text: a

@@ -61,10 +61,14 @@ impl Special {
         self.add_bos.is_some() || self.add_eos.is_some()
     }
 
+    /// The begin and the end token that the file says to add.
+    pub(crate) fn added(&self) -> (Option<u32>, Option<u32>) {
+        (self.bos.filter(|_| self.add_bos == Some(true)), self.eos.filter(|_| self.add_eos == Some(true)))
+    }
+
     /// `ids` with the tokens that the file says to add.
     pub(crate) fn surround(&self, ids: &[u32]) -> Vec<u32> {
-        let bos = self.bos.filter(|_| self.add_bos == Some(true));
-        let eos = self.eos.filter(|_| self.add_eos == Some(true));
+        let (bos, eos) = self.added();
         bos.into_iter().chain(ids.iter().copied()).chain(eos).collect()
     }
 }
