@@ -7,6 +7,10 @@ use clap::{Args, Parser, Subcommand};
 use ridge_engine::{EngineError, Sampling};
 use ridge_graph::format;
 
+use crate::chat::ChatArgs;
+use crate::shell::{CompletionsArgs, ManArgs};
+use crate::tokenize::TokenizeArgs;
+
 /// Runs language models and tells what they cost.
 #[derive(Debug, Parser)]
 #[command(
@@ -18,6 +22,8 @@ use ridge_graph::format;
 Examples:
   ridge generate                              a story by the small model that is compiled in
   ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
+  ridge chat --model DIR                      a conversation with it
+  ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge inspect DIR                           what it is made of and what a token costs
   ridge doctor                                what this machine has and reaches"
 )]
@@ -29,8 +35,12 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Generate(GenerateArgs),
+    Chat(ChatArgs),
+    Tokenize(TokenizeArgs),
     Inspect(InspectArgs),
     Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 /// How numbers are kept, for every command that builds a model.
@@ -57,14 +67,14 @@ fn formats() -> PossibleValuesParser {
 }
 
 /// Most of what is counted, and the largest key.
-const MOST: u64 = u64::MAX;
+pub(crate) const MOST: u64 = u64::MAX;
 /// Most threads that one may ask for.
-const MOST_THREADS: u64 = 1024;
+pub(crate) const MOST_THREADS: u64 = 1024;
 /// The op holds it as an i32.
 const MOST_TOP_K: u64 = i32::MAX as u64;
 
 /// A whole number from `LEAST` to `MOST`.
-fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &str) -> Result<T, String> {
+pub(crate) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &str) -> Result<T, String> {
     let value = typed.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
     value
         .and_then(|value: u64| T::try_from(value).ok())
@@ -96,12 +106,12 @@ fn number(typed: &str, setting: impl Fn(f32) -> Sampling) -> Result<f32, String>
 #[command(after_help = "\
 Examples:
   ridge generate --greedy
-  ridge generate --model ~/models/Llama-3.2-1B --dtype bf16 --cache-dtype bf16 \"The ridge point is\"
+  ridge generate --model ~/Llama-3.2-1B --dtype bf16 \"The ridge point is\"
   ridge generate --seed 7 --stop $'\\n' - < prompt.txt
-  ridge generate -- \"--greedy is a flag that\"    # behind `--`, a prompt may begin with a dash
-  ridge generate --model DIR --random-weights --prompt-tokens 512 -v    # times a shape
+  ridge generate -- \"--greedy is a flag that\"  # dashes are text behind `--`
+  ridge generate --model DIR --random-weights --prompt-tokens 512 -v
 
-Standard input is read only where the prompt is `-`. The sampling settings of a model's generation_config.json are not
+Standard input is read only where the prompt is `-`. The sampling settings of a model's generation_config.json are not \
 taken, so that the same command samples all models alike; its end tokens are.
 
 The text goes to standard output as it comes, everything else to standard error.

@@ -57,6 +57,60 @@ pub(crate) enum Error {
     #[error("standard input holds more than {most}, the most that a prompt may have; shorten it")]
     StdinTooLong { most: Bytes },
 
+    #[error("cannot read {path}; check the path and its permissions")]
+    Read {
+        path: String,
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("cannot write {path}; check the path and its permissions")]
+    Write {
+        path: String,
+        #[source]
+        cause: io::Error,
+    },
+
+    #[error("{path} is not UTF-8 at byte {at}; save it as UTF-8")]
+    FileNotText { path: String, at: usize },
+
+    #[error("{path} holds more than {most}, the most that is read; shorten it")]
+    FileTooLong { path: String, most: Bytes },
+
+    #[error(
+        "{model} has no chat template, which base models have not: `ridge generate` goes on with a text, and \
+             --template-file FILE gives a template"
+    )]
+    NoChatTemplate { model: String },
+
+    #[error(
+        "{what} is not a conversation: {problem}; give a JSON list of messages, each with a text as role and as \
+             content"
+    )]
+    Conversation { what: String, problem: String },
+
+    #[error(
+        "the last message and what must go with it have {tokens} tokens, and the context holds {context}; shorten \
+             the message, or raise --context"
+    )]
+    TurnBeyondContext { tokens: usize, context: usize },
+
+    #[error("token {id} is not in the vocabulary of {tokens} tokens; check that the ids belong to this model")]
+    NoSuchToken { id: u32, tokens: usize },
+
+    #[error("a message is empty; type one, or give --message TEXT")]
+    EmptyMessage,
+
+    #[error("the line editor failed")]
+    Editor(#[source] rustyline::error::ReadlineError),
+
+    #[error("cannot watch for Ctrl-C")]
+    Signal(#[source] io::Error),
+
+    /// Ended by the user. Exit code 130, as shells tell it.
+    #[error("interrupted")]
+    Interrupted,
+
     #[error("cannot write to standard output")]
     Stdout(#[source] io::Error),
 
@@ -79,6 +133,7 @@ impl Error {
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Setting { .. } => ExitCode::from(2),
+            Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }
     }

@@ -1,19 +1,18 @@
 //! `ridge generate`: one answer, as it comes.
 
-use std::io::Read as _;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::{Engine, EngineOptions, Finish, Generated, Request, TextStream};
+use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
-use ridge_hw::units::{Bytes, Seconds};
+use ridge_hw::units::Seconds;
 use ridge_models::{ModelConfig, ModelFiles, Tokenizer};
 use serde_json::json;
 
 use crate::error::{Error, Result};
-use crate::model;
-use crate::output::{count, note, print, print_json};
+use crate::input;
+use crate::model::{self, Running, Started};
+use crate::output::{count, note, print, print_json, print_untrusted};
 use crate::settings::{GenerateSettings, Prompt, refused};
 
 pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
@@ -27,23 +26,15 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let prompt = Tokens::read(settings, &files, &config)?;
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
-    let source = model::weights(&files, &config, settings.random_weights)?;
-    let built = model::build(&config, &settings.model, &source, Some(context))?;
-    if settings.notes
-        && !settings.json
-        && let Some(left_out) = model::left_out(&built, &settings.model)
-    {
-        note(&left_out);
-    }
-    let chunk = settings.chunk.min(context);
-    let cpu = Cpu::new(CpuOptions { threads: settings.threads, ..CpuOptions::default() })?;
-    let weights_are_made = settings.random_weights || settings.model.format.is_some();
-    if let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() {
-        model::check_memory(&built, &cpu, (context, prompt.ids.len(), chunk), weights_are_made, available)?;
-    }
-    let (session, threads) = model::load(&built, &source, cpu)?;
-    let options = EngineOptions { context, sequences: 1, chunk };
-    let mut engine = Engine::new(session, &built, options)?;
+    let running = Running {
+        context,
+        prompt: prompt.ids.len(),
+        chunk: settings.chunk,
+        threads: settings.threads,
+        random_weights: settings.random_weights,
+        notes: settings.notes && !settings.json,
+    };
+    let Started { mut engine, model: built, threads } = model::start(&files, &config, &settings.model, &running)?;
     let load = started.elapsed();
 
     if settings.notes && settings.tell_seed && !settings.json {
@@ -98,7 +89,7 @@ impl Tokens {
                 (None, (0..*count).map(|_| rng.below(config.vocab_size) as u32).collect())
             }
             Prompt::Text(text) => (Some(text.clone()), Vec::new()),
-            Prompt::Stdin => (Some(stdin()?), Vec::new()),
+            Prompt::Stdin => (Some(input::stdin()?), Vec::new()),
         };
         match (&tokenizer, &text) {
             (_, None) => Ok(Self { tokenizer, text, ids }),
@@ -115,26 +106,6 @@ impl Tokens {
             (None, None) => Ok(self.ids.iter().map(|id| format!("{id} ")).collect()),
         }
     }
-}
-
-/// Most bytes of a prompt: more than the longest contexts hold.
-const MOST_PROMPT: Bytes = Bytes::from_mib(64);
-
-/// Standard input, less the newline that ends its last line.
-fn stdin() -> Result<String> {
-    let mut bytes = Vec::new();
-    std::io::stdin().take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
-    if bytes.len() as u64 > MOST_PROMPT.0 {
-        return Err(Error::StdinTooLong { most: MOST_PROMPT });
-    }
-    let mut text = String::from_utf8(bytes).map_err(|e| Error::StdinNotText { at: e.utf8_error().valid_up_to() })?;
-    if text.ends_with('\n') {
-        text.pop();
-        if text.ends_with('\r') {
-            text.pop();
-        }
-    }
-    Ok(text)
 }
 
 /// Tokens that the cache must hold.
@@ -170,7 +141,7 @@ struct Times {
 
 /// Generates, printing as it goes unless JSON is asked for.
 fn answer(engine: &mut Engine, request: &Request, prompt: &Tokens, settings: &GenerateSettings) -> Result<Answer> {
-    let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print(text) };
+    let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
     if settings.echo {
         show(&prompt.echo()?)?;
     }

@@ -1,17 +1,22 @@
 //! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
 //!
 //! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
-//! is one file: `generate`, `inspect`, `doctor`. `model` opens a model for any of them, `output` is how things are
+//! is one file: `generate`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`.
+//! Newer commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
 //! shown, `error` what can go wrong.
 
 mod args;
+mod chat;
 mod doctor;
 mod error;
 mod generate;
+mod input;
 mod inspect;
 mod model;
 mod output;
 mod settings;
+mod shell;
+mod tokenize;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -51,7 +56,11 @@ fn failure(error: &Error) -> ExitCode {
 fn run(command: Command) -> Result<()> {
     match command {
         Command::Generate(args) => generate::run(&args.resolve()?),
+        Command::Chat(args) => chat::run(args.resolve()?),
+        Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args.resolve()?),
         Command::Doctor(args) => doctor::run(&args.resolve()),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
     }
 }

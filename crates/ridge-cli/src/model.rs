@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use ridge_cpu::Cpu;
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::{Engine, EngineOptions};
 use ridge_graph::{Bindings, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
 use ridge_runtime::{Backend as _, Session};
 
 use crate::error::{Error, Result};
-use crate::output::Progress;
+use crate::output::{Progress, note};
 use crate::settings::ModelSettings;
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
@@ -34,7 +35,7 @@ pub(crate) fn build(
 }
 
 /// Which matrices `--format` leaves as they are, and why; `None` where it leaves none.
-pub(crate) fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
+fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
     let format = settings.format.as_ref()?;
     let matrices: Vec<_> = model.graph.args(Role::Weight).filter(|a| a.ty.shape.rank() == 2).collect();
     let left: Vec<_> = matrices.iter().filter(|a| a.ty.format.is_none()).collect();
@@ -49,12 +50,57 @@ pub(crate) fn left_out(model: &Model, settings: &ModelSettings) -> Option<String
 }
 
 /// Brings the weights to the CPU.
-pub(crate) fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
+fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
     let threads = cpu.threads();
     let mut session = Session::new(Arc::new(cpu));
     let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));
     source.load(&mut session, &model.graph, |bytes| progress.at(bytes))?;
     Ok((session, threads))
+}
+
+/// How an engine is to run.
+pub(crate) struct Running {
+    pub(crate) context: usize,
+    /// Tokens of the longest prompt that is expected, for what memory it takes.
+    pub(crate) prompt: usize,
+    pub(crate) chunk: usize,
+    /// All usable cores, if `None`.
+    pub(crate) threads: Option<usize>,
+    pub(crate) random_weights: bool,
+    /// Say what `--format` leaves as it is.
+    pub(crate) notes: bool,
+}
+
+/// A model that is ready to run.
+pub(crate) struct Started {
+    pub(crate) engine: Engine,
+    pub(crate) model: Model,
+    pub(crate) threads: usize,
+}
+
+/// Loads a model on the CPU, for one sequence.
+pub(crate) fn start(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    settings: &ModelSettings,
+    running: &Running,
+) -> Result<Started> {
+    let source = weights(files, config, running.random_weights)?;
+    let model = build(config, settings, &source, Some(running.context))?;
+    if running.notes
+        && let Some(left_out) = left_out(&model, settings)
+    {
+        note(&left_out);
+    }
+    let (context, chunk) = (running.context, running.chunk.min(running.context));
+    let cpu = Cpu::new(CpuOptions { threads: running.threads, ..CpuOptions::default() })?;
+    let weights_are_made = running.random_weights || settings.format.is_some();
+    if let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() {
+        check_memory(&model, &cpu, (context, running.prompt, chunk), weights_are_made, available)?;
+    }
+    let (session, threads) = load(&model, &source, cpu)?;
+    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk })?;
+    Ok(Started { engine, model, threads })
 }
 
 /// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
@@ -74,7 +120,7 @@ fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usi
 }
 
 /// Holds what the model will allocate against what this process can take, before the system does it in its own way.
-pub(crate) fn check_memory(
+fn check_memory(
     model: &Model,
     cpu: &Cpu,
     (context, prompt, chunk): (usize, usize, usize),
@@ -101,8 +147,6 @@ pub(crate) fn check_memory(
 
 #[cfg(test)]
 mod tests {
-    use ridge_cpu::CpuOptions;
-
     use super::*;
 
     #[test]

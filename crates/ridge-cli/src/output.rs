@@ -14,6 +14,16 @@ pub(crate) fn print(text: &str) -> Result<()> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
 }
 
+/// As `print`, for text that a model or a stranger wrote. A terminal is not given control characters but newlines
+/// and tabs: escape sequences could recolour it, retitle it, or answer in the user's name. A file gets them as they are.
+pub(crate) fn print_untrusted(text: &str) -> Result<()> {
+    if io::stdout().is_terminal() { print(&without_controls(text)) } else { print(text) }
+}
+
+fn without_controls(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
 /// Writes a JSON value to standard output.
 pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
     print(&format!("{value:#}\n"))
@@ -137,6 +147,11 @@ mod tests {
         for (n, text) in [(0, "0"), (999, "999"), (1000, "1,000"), (8_030_261_248, "8,030,261,248")] {
             assert_eq!(grouped(n), text);
         }
+    }
+
+    #[test]
+    fn terminals_get_no_control_characters() {
+        assert_eq!(without_controls("a\x1b[31mb\u{9b}0m\r\n\tc\x07\x7fé"), "a[31mb0m\n\tcé");
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl GenerateArgs {
 
 impl SamplingArgs {
     /// The settings, and whether their seed should be told.
-    fn resolve(self, random_prompt: bool) -> Result<(Sampling, bool)> {
+    pub(crate) fn resolve(self, random_prompt: bool) -> Result<(Sampling, bool)> {
         let (temperature, top_k, top_p) =
             if self.greedy { (0.0, 0, 1.0) } else { (self.temperature, self.top_k, self.top_p) };
         // A short one is easier to type again.
@@ -140,7 +140,7 @@ impl DoctorArgs {
 }
 
 impl ModelSettings {
-    fn new(path: Option<PathBuf>, numbers: &NumberArgs) -> Result<Self> {
+    pub(crate) fn new(path: Option<PathBuf>, numbers: &NumberArgs) -> Result<Self> {
         let dtype = |flag, name: &str| DType::from_name(name).ok_or_else(|| refused(flag, name, "is not a dtype"));
         let format =
             |name: &String| FormatRef::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));

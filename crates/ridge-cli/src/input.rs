@@ -1,0 +1,41 @@
+//! What commands read besides models: standard input and files of text.
+
+use std::io::Read as _;
+use std::path::Path;
+
+use ridge_hw::units::Bytes;
+
+use crate::error::{Error, Result};
+
+/// Most bytes of a prompt: more than the longest contexts hold.
+const MOST_PROMPT: Bytes = Bytes::from_mib(64);
+
+/// Standard input, less the newline that ends its last line.
+pub(crate) fn stdin() -> Result<String> {
+    let mut bytes = Vec::new();
+    std::io::stdin().take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
+    if bytes.len() as u64 > MOST_PROMPT.0 {
+        return Err(Error::StdinTooLong { most: MOST_PROMPT });
+    }
+    let mut text = String::from_utf8(bytes).map_err(|e| Error::StdinNotText { at: e.utf8_error().valid_up_to() })?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+/// A file of text, of at most as many bytes as a prompt may have.
+pub(crate) fn file(path: &Path) -> Result<String> {
+    let fail = |cause| Error::Read { path: path.display().to_string(), cause };
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(path).map_err(fail)?;
+    opened.take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > MOST_PROMPT.0 {
+        return Err(Error::FileTooLong { path: path.display().to_string(), most: MOST_PROMPT });
+    }
+    String::from_utf8(bytes)
+        .map_err(|e| Error::FileNotText { path: path.display().to_string(), at: e.utf8_error().valid_up_to() })
+}
