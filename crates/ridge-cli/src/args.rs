@@ -1,11 +1,14 @@
 //! What can be typed, with its help. `settings` says what it means.
 
+mod sampling;
+
 use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
-use ridge_engine::{EngineError, Sampling};
 use ridge_graph::format;
+
+pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
 use crate::chat::ChatArgs;
 use crate::shell::{CompletionsArgs, ManArgs};
@@ -70,8 +73,6 @@ fn formats() -> PossibleValuesParser {
 pub(crate) const MOST: u64 = u64::MAX;
 /// Most threads that one may ask for.
 pub(crate) const MOST_THREADS: u64 = 1024;
-/// The op holds it as an i32.
-const MOST_TOP_K: u64 = i32::MAX as u64;
 
 /// A whole number from `LEAST` to `MOST`.
 pub(crate) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &str) -> Result<T, String> {
@@ -79,23 +80,6 @@ pub(crate) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &
     value
         .and_then(|value: u64| T::try_from(value).ok())
         .ok_or_else(|| format!("must be a whole number from {LEAST} to {MOST}"))
-}
-
-fn temperature(typed: &str) -> Result<f32, String> {
-    number(typed, |temperature| Sampling { temperature, ..Sampling::GREEDY })
-}
-
-fn top_p(typed: &str) -> Result<f32, String> {
-    number(typed, |top_p| Sampling { top_p, ..Sampling::GREEDY })
-}
-
-/// A number that the engine samples with. Refused here so that the message shows it as it was typed.
-fn number(typed: &str, setting: impl Fn(f32) -> Sampling) -> Result<f32, String> {
-    let value = typed.parse().map_err(|_| "must be a number".to_owned())?;
-    setting(value).check().map(|()| value).map_err(|error| match error {
-        EngineError::Setting { why, .. } => why,
-        other => other.to_string(),
-    })
 }
 
 /// Let a model go on with a text
@@ -150,6 +134,10 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     pub(crate) ignore_eos: bool,
 
+    /// Tell the log-probability of each token, and of this many of the likeliest in its place, with --json
+    #[arg(long, value_name = "N", value_parser = whole::<u32, 0, 1024>, allow_negative_numbers = true, requires = "json")]
+    pub(crate) logprobs: Option<u32>,
+
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 
@@ -192,34 +180,6 @@ pub(crate) struct GenerateArgs {
     /// Print nothing but the text, and errors
     #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
     pub(crate) quiet: bool,
-}
-
-/// How the next token is chosen. The defaults are those of llama.cpp.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Sampling")]
-pub(crate) struct SamplingArgs {
-    /// Always take the most likely token
-    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p"])]
-    pub(crate) greedy: bool,
-
-    /// Divide the logits by this; 0 is --greedy
-    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
-    pub(crate) temperature: f32,
-
-    /// Choose among this many of the most likely tokens; 0 for all
-    #[arg(
-        long, value_name = "K", value_parser = whole::<u32, 0, MOST_TOP_K>,
-        allow_negative_numbers = true, default_value_t = 40
-    )]
-    pub(crate) top_k: u32,
-
-    /// Choose among the most likely tokens that together have this probability; 1 for all
-    #[arg(long, value_name = "P", default_value_t = 0.95, value_parser = top_p, allow_negative_numbers = true)]
-    pub(crate) top_p: f32,
-
-    /// Key of the random numbers: the same key gives the same text [default: another each time, printed]
-    #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MOST>, allow_negative_numbers = true)]
-    pub(crate) seed: Option<u64>,
 }
 
 /// Show what a model is made of and what a token of it costs

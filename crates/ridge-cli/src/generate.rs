@@ -37,8 +37,8 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let Started { mut engine, model: built, threads } = model::start(&files, &config, &settings.model, &running)?;
     let load = started.elapsed();
 
-    if settings.notes && settings.tell_seed && !settings.json {
-        let seed = settings.sampling.seed;
+    if settings.notes && settings.sampling.tell_seed && !settings.json {
+        let seed = settings.sampling.values.seed;
         note(&format!("seed {seed}; --seed {seed} gives this text again"));
     }
     if settings.notes && !settings.json && prompt.tokenizer.is_none() {
@@ -46,7 +46,7 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     }
     let request = Request {
         prompt: prompt.ids.clone(),
-        sampling: settings.sampling,
+        sampling: settings.sampling.with(prompt.tokenizer.as_ref())?,
         max_tokens: settings.max_tokens,
         stop_tokens: if settings.ignore_eos { Vec::new() } else { built.eos_token_ids.clone() },
     };
@@ -85,7 +85,7 @@ impl Tokens {
                 (None, vec![begin.ok_or_else(none)?])
             }
             Prompt::Random(count) => {
-                let mut rng = Rng::new(settings.sampling.seed);
+                let mut rng = Rng::new(settings.sampling.values.seed);
                 (None, (0..*count).map(|_| rng.below(config.vocab_size) as u32).collect())
             }
             Prompt::Text(text) => (Some(text.clone()), Vec::new()),
@@ -230,11 +230,22 @@ fn object(
         Finish::Length => "length",
         Finish::Context => "context",
     };
+    let sampling = &settings.sampling.values;
+    let bias: Vec<_> =
+        sampling.logit_bias.iter().map(|(id, value)| json!({ "id": id, "value": decimal(*value) })).collect();
+    let told = |(id, logprob): &(u32, f32)| json!({ "id": id, "logprob": logprob });
+    let logprobs = sampling.logprobs.map(|_| {
+        let each = answer.generated.logprobs.iter().zip(&answer.generated.tokens);
+        let each = each
+            .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(told).collect::<Vec<_>>() }));
+        each.collect::<Vec<_>>()
+    });
     json!({
         "model": files.to_string(),
         "prompt": prompt.text,
         "text": answer.text,
         "tokens": answer.generated.tokens,
+        "logprobs": logprobs,
         "finish_reason": finish,
         "stopped_by_string": answer.stopped,
         "prompt_tokens": prompt.ids.len(),
@@ -248,10 +259,21 @@ fn object(
         },
         "settings": {
             "random_weights": settings.random_weights,
-            "temperature": decimal(settings.sampling.temperature),
-            "top_k": settings.sampling.top_k,
-            "top_p": decimal(settings.sampling.top_p),
-            "seed": settings.sampling.seed,
+            "temperature": decimal(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": decimal(sampling.top_p),
+            "min_p": decimal(sampling.min_p),
+            "typical_p": decimal(sampling.typical_p),
+            "repetition_penalty": decimal(sampling.repetition_penalty),
+            "frequency_penalty": decimal(sampling.frequency_penalty),
+            "presence_penalty": decimal(sampling.presence_penalty),
+            "dry_multiplier": decimal(sampling.dry.multiplier),
+            "dry_base": decimal(sampling.dry.base),
+            "dry_allowed_length": sampling.dry.allowed_length,
+            "dry_range": sampling.dry.range,
+            "dry_breaker": settings.sampling.breakers,
+            "logit_bias": bias,
+            "seed": sampling.seed,
             "max_tokens": settings.max_tokens,
             "stop": settings.stops,
             "ignore_eos": settings.ignore_eos,

@@ -116,7 +116,7 @@ fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usi
     // The last step gives a token; those before only fill the cache.
     let last = prompt.saturating_sub(1) % chunk + 1;
     let filling = if prompt > chunk { bytes(&[], chunk)? } else { 0 };
-    Ok(Bytes(filling.max(bytes(&["next", "logits"], last)?) as u64))
+    Ok(Bytes(filling.max(bytes(&["next"], last)?) as u64))
 }
 
 /// Holds what the model will allocate against what this process can take, before the system does it in its own way.
@@ -128,7 +128,7 @@ fn check_memory(
     available: Bytes,
 ) -> Result<()> {
     let tokens = context.div_ceil(model.block_size) * model.block_size;
-    let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
+    let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
     let cache = Bytes(per_token as u64) * tokens as u64;
     let weights = if weights_are_made { Bytes(weight_bytes(&model.graph)) } else { Bytes(0) };
     let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
@@ -155,7 +155,7 @@ mod tests {
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let weights = Bytes(weight_bytes(&model.graph));
-        let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
+        let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
         let cache = Bytes(512 * per_token as u64);
         let check = |chunk, available| check_memory(&model, &cpu, (512, 500, chunk), true, available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();

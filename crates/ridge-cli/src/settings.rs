@@ -1,14 +1,12 @@
 //! What was typed, resolved: every default filled in and every value checked before anything runs.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 
-use ridge_engine::Sampling;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 
-use crate::args::{DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingArgs};
+use crate::args::{DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingSettings};
 use crate::error::{Error, Result};
 
 /// Which model, and how its numbers are kept.
@@ -25,9 +23,7 @@ pub(crate) struct GenerateSettings {
     pub(crate) model: ModelSettings,
     pub(crate) random_weights: bool,
     pub(crate) prompt: Prompt,
-    pub(crate) sampling: Sampling,
-    /// Is the seed one that the user cannot know, and the text depends on?
-    pub(crate) tell_seed: bool,
+    pub(crate) sampling: SamplingSettings,
     pub(crate) stops: Vec<String>,
     pub(crate) ignore_eos: bool,
     pub(crate) max_tokens: usize,
@@ -76,7 +72,8 @@ pub(crate) struct DoctorSettings {
 
 impl GenerateArgs {
     pub(crate) fn resolve(self) -> Result<GenerateSettings> {
-        let (sampling, tell_seed) = self.sampling.resolve(self.prompt_tokens.is_some())?;
+        let mut sampling = self.sampling.resolve(self.prompt_tokens.is_some())?;
+        sampling.values.logprobs = self.logprobs;
         if self.stop.iter().any(String::is_empty) {
             return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
         }
@@ -90,7 +87,6 @@ impl GenerateArgs {
                 (None, Some(text)) => Prompt::Text(text),
             },
             sampling,
-            tell_seed,
             stops: self.stop,
             ignore_eos: self.ignore_eos,
             max_tokens: self.max_tokens,
@@ -102,19 +98,6 @@ impl GenerateArgs {
             timing: self.verbose || !self.quiet && !self.json && std::io::stderr().is_terminal(),
             notes: !self.quiet,
         })
-    }
-}
-
-impl SamplingArgs {
-    /// The settings, and whether their seed should be told.
-    pub(crate) fn resolve(self, random_prompt: bool) -> Result<(Sampling, bool)> {
-        let (temperature, top_k, top_p) =
-            if self.greedy { (0.0, 0, 1.0) } else { (self.temperature, self.top_k, self.top_p) };
-        // A short one is easier to type again.
-        let seed = self.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 32);
-        let sampling = Sampling { temperature, top_k, top_p, seed };
-        sampling.check()?;
-        Ok((sampling, self.seed.is_none() && (random_prompt || temperature > 0.0)))
     }
 }
 
@@ -183,18 +166,18 @@ mod tests {
     #[test]
     fn greedy_leaves_nothing_to_chance() {
         let s = generate(&["--greedy"]).unwrap();
-        assert_eq!((s.sampling.temperature, s.sampling.top_k, s.sampling.top_p), (0.0, 0, 1.0));
-        assert!(!s.tell_seed);
-        assert!(generate(&["--greedy", "--prompt-tokens", "3"]).unwrap().tell_seed);
-        assert!(!generate(&["--temperature", "0"]).unwrap().tell_seed);
+        assert_eq!((s.sampling.values.temperature, s.sampling.values.top_k, s.sampling.values.top_p), (0.0, 0, 1.0));
+        assert!(!s.sampling.tell_seed);
+        assert!(generate(&["--greedy", "--prompt-tokens", "3"]).unwrap().sampling.tell_seed);
+        assert!(!generate(&["--temperature", "0"]).unwrap().sampling.tell_seed);
     }
 
     #[test]
     fn a_seed_is_told_where_the_user_did_not_choose_it() {
         let (a, b) = (generate(&[]).unwrap(), generate(&[]).unwrap());
-        assert!(a.tell_seed && a.sampling.seed != b.sampling.seed);
+        assert!(a.sampling.tell_seed && a.sampling.values.seed != b.sampling.values.seed);
         let chosen = generate(&["--seed", "7"]).unwrap();
-        assert!(!chosen.tell_seed && chosen.sampling.seed == 7);
+        assert!(!chosen.sampling.tell_seed && chosen.sampling.values.seed == 7);
     }
 
     #[test]

@@ -3,9 +3,11 @@
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod history;
 mod kv_write;
 mod linear;
 mod norm;
+mod penalties;
 mod rope;
 mod sampling;
 mod softmax;
@@ -34,9 +36,11 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
         attention::ENTRIES,
         cross_entropy::ENTRIES,
         embedding::ENTRIES,
+        history::ENTRIES,
         kv_write::ENTRIES,
         linear::ENTRIES,
         norm::ENTRIES,
+        penalties::ENTRIES,
         rope::ENTRIES,
         sampling::ENTRIES,
         softmax::ENTRIES,

@@ -5,7 +5,7 @@ mod common;
 
 use common::{poisoned, run};
 use ridge_graph::format::Q8_0;
-use ridge_graph::ops::PagedAttention;
+use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Sym, Tensor, Type, Value, uniform};
 
@@ -116,18 +116,18 @@ fn of_equals(vocab: usize, top_k: i64, top_p: f64) -> Vec<(usize, f64)> {
     let n = 50;
     let mut g = Builder::new();
     let column = |dtype| Type::tensor(dtype, [n]);
-    let names = ["temperature", "top_k", "top_p", "seed", "sequence", "position"];
-    let types = [DType::F32, DType::I32, DType::F32, DType::I64, DType::I64, DType::I64];
     let logits = g.step_input("logits", Type::tensor(DType::F32, [n, vocab])).unwrap();
     let keys: Vec<_> =
-        names.iter().zip(types).map(|(name, dtype)| g.step_input(name, column(dtype)).unwrap()).collect();
-    let token = g.sample_token(logits, keys[0], keys[1], keys[2], keys[3], keys[4], keys[5]).unwrap();
+        SampleToken::KEYS.iter().map(|(name, dtype)| g.step_input(name, column(*dtype)).unwrap()).collect();
+    let token = g.sample_token(logits, keys.try_into().unwrap()).unwrap();
     let graph = g.finish(vec![("token".into(), token)]).unwrap();
     let value = |arg: &Arg| {
         Value::Plain(match &*arg.name {
             "logits" => Tensor::float(DType::F32, &[n, vocab], vec![-3.5; n * vocab]),
             "temperature" => Tensor::float(DType::F32, &[n], vec![0.7; n]),
             "top_p" => Tensor::float(DType::F32, &[n], vec![top_p; n]).rounded(),
+            "min_p" => Tensor::float(DType::F32, &[n], vec![0.0; n]),
+            "typical_p" => Tensor::float(DType::F32, &[n], vec![1.0; n]),
             "top_k" => Tensor::int(DType::I32, &[n], vec![top_k; n]),
             "seed" => Tensor::int(DType::I64, &[n], (0..n as i64).collect()),
             _ => Tensor::int(DType::I64, &[n], vec![3; n]),

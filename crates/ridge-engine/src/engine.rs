@@ -1,18 +1,15 @@
 //! Requests to steps to tokens.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use ridge_graph::Bindings;
 use ridge_models::{Model, symbols};
-use ridge_runtime::{Bucket, Compiled, Session};
+use ridge_runtime::Session;
 
 use crate::blocks::{BlockId, Blocks};
 use crate::error::{EngineError, Result};
-use crate::sampling::Sampling;
-
-/// Buckets that are kept ready; more are made when needed and the oldest dropped.
-const BUCKETS: usize = 16;
+use crate::programs::{Extents, Input, Programs, Ready, Wanted};
+use crate::sampling::{Logprobs, Sampling};
 
 /// How much an engine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,10 +49,12 @@ pub enum Finish {
 }
 
 /// A finished answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Generated {
     /// Its tokens.
     pub tokens: Vec<u32>,
+    /// The probabilities of each, if they were asked for.
+    pub logprobs: Vec<Logprobs>,
     /// Why it ended.
     pub finish: Finish,
 }
@@ -74,6 +73,8 @@ struct Sequence {
     step: u64,
     /// Tokens in the cache.
     length: usize,
+    /// Tokens before its answer.
+    prompt: usize,
     blocks: Vec<BlockId>,
     sampling: Sampling,
 }
@@ -85,16 +86,15 @@ pub struct Engine {
     options: EngineOptions,
     table: usize,
     block_count: usize,
-    /// Samples a token for every row, and gives the logits that it was chosen from.
-    sampling: Programs,
-    /// Only fills the cache.
-    filling: Programs,
+    programs: Programs,
     blocks: Blocks,
     sequences: Vec<Option<Sequence>>,
     /// Sequences started.
     started: u64,
     /// Steps begun.
     steps: u64,
+    /// Of the last step's rows that asked for them.
+    logprobs: Vec<Option<Logprobs>>,
 }
 
 impl Engine {
@@ -120,18 +120,22 @@ impl Engine {
         let block_count = table * options.sequences;
         let cache = Bindings::new().with(symbols::BLOCKS, block_count);
         session.allocate_states(&model.graph, &cache)?;
+        let mut programs = Programs::new(session, &model.graph);
+        for tokens in [false, true] {
+            programs.compile(Wanted { tokens, ..Wanted::default() })?;
+        }
         Ok(Self {
             vocab: model.vocab_size,
             block_size: model.block_size,
             options,
             table,
             block_count,
-            sampling: Programs::new(session.compile(&model.graph, &["next", "logits"])?),
-            filling: Programs::new(session.compile(&model.graph, &[])?),
+            programs,
             blocks: Blocks::new(block_count),
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
+            logprobs: Vec::new(),
         })
     }
 
@@ -140,12 +144,13 @@ impl Engine {
         self.blocks.free()
     }
 
-    /// Starts a sequence, if there is a free row.
-    pub fn start(&mut self, sampling: Sampling) -> Option<SequenceId> {
+    /// Starts a sequence, if there is a free row. Penalties of frequency and presence count what comes after its first
+    /// `prompt` tokens.
+    pub fn start(&mut self, sampling: Sampling, prompt: usize) -> Option<SequenceId> {
         let row = self.sequences.iter().position(Option::is_none)?;
         let number = self.started;
         self.started += 1;
-        self.sequences[row] = Some(Sequence { number, step: 0, length: 0, blocks: Vec::new(), sampling });
+        self.sequences[row] = Some(Sequence { number, step: 0, length: 0, prompt, blocks: Vec::new(), sampling });
         Some(SequenceId { row, number })
     }
 
@@ -185,15 +190,18 @@ impl Engine {
         request: &Request,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
-        let sequence = self.sequences[id.row].as_mut().filter(|s| s.number == id.number);
+        let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
         let sequence = sequence.ok_or_else(|| EngineError::Setting {
             name: "sequence",
             value: id.number.to_string(),
             why: "is not running".into(),
         })?;
-        sequence.sampling = request.sampling;
         let cached = sequence.length;
         self.check_after(cached, request)?;
+        if let Some(sequence) = &mut self.sequences[id.row] {
+            sequence.sampling = request.sampling.clone();
+            sequence.prompt = cached + request.prompt.len();
+        }
         self.run(id, cached, request, &mut on_token)
     }
 
@@ -210,16 +218,9 @@ impl Engine {
             return Ok(());
         }
         self.reserve(work)?;
-        let tokens: usize = work.iter().map(|(_, t)| t.len()).sum();
-        let bindings = || {
-            Bindings::new()
-                .with(symbols::TOKENS, tokens)
-                .with(symbols::SEQS, work.len())
-                .with(symbols::TABLE, self.table)
-                .with(symbols::BLOCKS, self.block_count)
-        };
-        let programs = if sample { &mut self.sampling } else { &mut self.filling };
-        let ready = programs.bucket((tokens, work.len()), bindings)?;
+        self.logprobs.clear();
+        let (wanted, extents) = self.needs(work, sample);
+        let ready = self.programs.ready(wanted, extents)?;
         let sequences = |id: &SequenceId| self.sequences[id.row].as_ref().expect("reserved above");
         let ids = |(row, (_, tokens)): (usize, &(SequenceId, &[u32]))| std::iter::repeat_n(row as i32, tokens.len());
         ready.fill(Input::TokenIds, work.iter().flat_map(|(_, t)| t.iter().map(|t| (*t as i32).to_le_bytes())));
@@ -231,28 +232,35 @@ impl Engine {
         });
         ready.fill(Input::QueryStart, std::iter::once(0).chain(starts).map(i32::to_le_bytes));
         ready.fill(Input::Lengths, work.iter().map(|(id, _)| (sequences(id).length as i32).to_le_bytes()));
-        let table = self.table;
         let row = |(id, _): &(SequenceId, &[u32])| {
             let blocks = &sequences(id).blocks;
-            (0..table).map(|i| blocks.get(i).map_or(-1, |b| b.0 as i32).to_le_bytes())
+            (0..extents.table).map(|i| blocks.get(i).map_or(-1, |b| b.0 as i32).to_le_bytes())
         };
         ready.fill(Input::BlockTable, work.iter().flat_map(row));
-        let settings = |id: &SequenceId| sequences(id).sampling;
-        ready.fill(Input::Temperature, work.iter().map(|(id, _)| settings(id).temperature.to_le_bytes()));
-        ready.fill(Input::TopK, work.iter().map(|(id, _)| (settings(id).top_k as i32).to_le_bytes()));
-        ready.fill(Input::TopP, work.iter().map(|(id, _)| settings(id).top_p.to_le_bytes()));
-        ready.fill(Input::Seed, work.iter().map(|(id, _)| (settings(id).seed as i64).to_le_bytes()));
-        // The stream of a sequence that is alone under its seed.
-        ready.fill(Input::Sequence, work.iter().map(|_| 0i64.to_le_bytes()));
+        if sample {
+            fill_sampling(ready, extents, || work.iter().map(|(id, _)| sequences(id)));
+        }
         ready.bucket.submit()?;
         ready.bucket.wait()?;
         if sample {
-            let [ids, logits] = ready.sampled.map(|index| ready.bucket.output(index).as_chunks::<4>().0);
-            next.extend(ids.iter().map(|b| i32::from_le_bytes(*b) as u32));
-            for (((id, tokens), chosen), row) in work.iter().zip(&*next).zip(logits.chunks(self.vocab)) {
-                if let Some(value) = not_finite(row, *chosen) {
-                    return Err(EngineError::NotFinite { value, position: sequences(id).length + tokens.len() });
-                }
+            for ((id, tokens), chosen) in work.iter().zip(ready.output(0)) {
+                let chosen = i32::from_le_bytes(*chosen);
+                let position = sequences(id).length + tokens.len();
+                next.push(u32::try_from(chosen).map_err(|_| EngineError::NotFinite { position })?);
+            }
+        }
+        if wanted.logprobs {
+            let top = |row: usize| {
+                let row = row * extents.top..(row + 1) * extents.top;
+                ready.output(2)[row.clone()].iter().zip(&ready.output(3)[row])
+            };
+            let token = |(id, logprob): (&[u8; 4], &[u8; 4])| (u32::from_le_bytes(*id), f32::from_le_bytes(*logprob));
+            for (row, (id, _)) in work.iter().enumerate() {
+                let asked = sequences(id).sampling.logprobs;
+                self.logprobs.push(asked.map(|n| Logprobs {
+                    chosen: f32::from_le_bytes(ready.output(1)[row]),
+                    top: top(row).take(n as usize).map(token).collect(),
+                }));
             }
         }
         for (id, tokens) in work {
@@ -261,6 +269,33 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// What row `row` of the last step's work asked to know of its token's probability.
+    pub fn logprobs(&self, row: usize) -> Option<&Logprobs> {
+        self.logprobs.get(row)?.as_ref()
+    }
+
+    /// The program and the bucket that some work needs.
+    fn needs(&self, work: &[(SequenceId, &[u32])], sample: bool) -> (Wanted, Extents) {
+        let mut wanted = Wanted { tokens: sample, ..Wanted::default() };
+        let mut extents = Extents {
+            tokens: work.iter().map(|(_, t)| t.len()).sum(),
+            seqs: work.len(),
+            table: self.table,
+            blocks: self.block_count,
+            biases: 0,
+            breakers: 0,
+            top: 0,
+        };
+        if sample {
+            for sampling in work.iter().filter_map(|(id, _)| self.sequences[id.row].as_ref()).map(|s| &s.sampling) {
+                wanted.adjusted |= sampling.adjusts();
+                wanted.logprobs |= sampling.logprobs.is_some();
+                extents.make_room(sampling, self.vocab);
+            }
+        }
+        (wanted, extents)
     }
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
@@ -307,7 +342,7 @@ impl Engine {
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
         self.check(request)?;
-        let id = self.start(request.sampling).ok_or_else(|| EngineError::Setting {
+        let id = self.start(request.sampling.clone(), request.prompt.len()).ok_or_else(|| EngineError::Setting {
             name: "sequences",
             value: self.options.sequences.to_string(),
             why: "all of them are running; wait for one to end".into(),
@@ -328,6 +363,14 @@ impl Engine {
     /// Is `request` one that can follow `cached` tokens?
     fn check_after(&self, cached: usize, request: &Request) -> Result<()> {
         request.sampling.check()?;
+        let mut biased = request.sampling.logit_bias.iter().map(|(id, _)| *id);
+        if let Some(token) = biased.find(|id| *id as usize >= self.vocab) {
+            return Err(EngineError::Setting {
+                name: "logit_bias",
+                value: token.to_string(),
+                why: format!("is no token of a vocabulary of {}", self.vocab),
+            });
+        }
         if request.prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
@@ -352,8 +395,9 @@ impl Engine {
         on_token: &mut impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let mut tokens = Vec::with_capacity(request.max_tokens.min(self.options.context));
+        let mut logprobs = Vec::new();
         if request.max_tokens == 0 {
-            return Ok(Generated { tokens, finish: Finish::Length });
+            return Ok(Generated { tokens, logprobs, finish: Finish::Length });
         }
         let mut next = Vec::with_capacity(1);
         let mut chunks = request.prompt.chunks(self.options.chunk).peekable();
@@ -364,9 +408,10 @@ impl Engine {
         loop {
             let token = next[0];
             if request.stop_tokens.contains(&token) {
-                return Ok(Generated { tokens, finish: Finish::Stop });
+                return Ok(Generated { tokens, logprobs, finish: Finish::Stop });
             }
             tokens.push(token);
+            logprobs.extend(self.logprobs(0).cloned());
             length += 1;
             let finish = match on_token(token) {
                 ControlFlow::Break(()) => Some(Finish::Cancelled),
@@ -375,98 +420,42 @@ impl Engine {
                 ControlFlow::Continue(()) => None,
             };
             if let Some(finish) = finish {
-                return Ok(Generated { tokens, finish });
+                return Ok(Generated { tokens, logprobs, finish });
             }
             self.step(&[(id, &[token])], true, &mut next)?;
         }
     }
 }
 
-/// What makes the choice of a token meaningless: a logit that is NaN or infinity, or a chosen one that is impossible.
-/// A row is some hundred kilobytes, read once, next to a step that reads every weight.
-fn not_finite(row: &[[u8; 4]], chosen: u32) -> Option<f32> {
-    let values = || row.iter().map(|b| f32::from_le_bytes(*b));
-    let impossible = |v: f32| v.is_nan() | (v == f32::INFINITY);
-    // Without a way out in the middle, so that it runs over vectors.
-    let broken = values().fold(false, |broken, v| broken | impossible(v));
-    let found = if broken { values().find(|v| impossible(*v)) } else { values().nth(chosen as usize) };
-    found.filter(|v| !v.is_finite())
-}
-
-/// The step inputs, by position in [`Ready::inputs`].
-#[derive(Clone, Copy)]
-enum Input {
-    TokenIds,
-    SeqIds,
-    QueryStart,
-    Lengths,
-    BlockTable,
-    Temperature,
-    TopK,
-    TopP,
-    Seed,
-    Sequence,
-}
-
-const INPUT_NAMES: [&str; 10] = [
-    "token_ids",
-    "seq_ids",
-    "query_start",
-    "lengths",
-    "block_table",
-    "temperature",
-    "top_k",
-    "top_p",
-    "seed",
-    "sequence",
-];
-
-/// A bucket with the positions of its inputs.
-struct Ready {
-    bucket: Bucket,
-    inputs: [Option<usize>; INPUT_NAMES.len()],
-    /// Positions of `next` and `logits`, if the program samples.
-    sampled: [usize; 2],
-}
-
-impl Ready {
-    /// Fills an input, if the program reads it.
-    fn fill<const N: usize>(&mut self, input: Input, values: impl Iterator<Item = [u8; N]>) {
-        if let Some(index) = self.inputs[input as usize] {
-            for (to, from) in self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut().zip(values) {
-                *to = from;
-            }
-        }
-    }
-}
-
-/// A compiled graph and its buckets by (tokens, sequences).
-struct Programs {
-    compiled: Compiled,
-    ready: HashMap<(usize, usize), (u64, Ready)>,
-    uses: u64,
-}
-
-impl Programs {
-    fn new(compiled: Compiled) -> Self {
-        Self { compiled, ready: HashMap::with_capacity(BUCKETS + 1), uses: 0 }
-    }
-
-    fn bucket(&mut self, key: (usize, usize), bindings: impl Fn() -> Bindings) -> Result<&mut Ready> {
-        self.uses += 1;
-        if !self.ready.contains_key(&key) {
-            if self.ready.len() >= BUCKETS
-                && let Some(oldest) = self.ready.iter().min_by_key(|(_, (used, _))| *used).map(|(k, _)| *k)
-            {
-                self.ready.remove(&oldest);
-            }
-            let bucket = self.compiled.bucket(&bindings())?;
-            let inputs = INPUT_NAMES.map(|name| bucket.input_index(name));
-            let sampled = ["next", "logits"].map(|name| bucket.output_index(name).unwrap_or_default());
-            self.ready.insert(key, (0, Ready { bucket, inputs, sampled }));
-        }
-        let (used, ready) = self.ready.get_mut(&key).expect("inserted above");
-        *used = self.uses;
-        Ok(ready)
-    }
+/// Fills what sampling reads, from the rows of a step.
+fn fill_sampling<'a, I: Iterator<Item = &'a Sequence>>(ready: &mut Ready, extents: Extents, rows: impl Fn() -> I) {
+    let mut float = |input, of: fn(&Sampling) -> f32| {
+        ready.fill(input, rows().map(|s| of(&s.sampling).to_le_bytes()));
+    };
+    float(Input::Temperature, |s| s.temperature);
+    float(Input::TopP, |s| s.top_p);
+    float(Input::MinP, |s| s.min_p);
+    float(Input::TypicalP, |s| s.typical_p);
+    float(Input::Repetition, |s| s.repetition_penalty);
+    float(Input::Frequency, |s| s.frequency_penalty);
+    float(Input::Presence, |s| s.presence_penalty);
+    float(Input::DryMultiplier, |s| s.dry.multiplier);
+    float(Input::DryBase, |s| s.dry.base);
+    let mut int = |input, of: fn(&Sampling) -> u32| {
+        ready.fill(input, rows().map(|s| (of(&s.sampling).min(i32::MAX as u32) as i32).to_le_bytes()));
+    };
+    int(Input::TopK, |s| s.top_k);
+    int(Input::DryAllowed, |s| s.dry.allowed_length);
+    int(Input::DryRange, |s| s.dry.range);
+    ready.fill(Input::PromptLengths, rows().map(|s| i32::try_from(s.prompt).unwrap_or(i32::MAX).to_le_bytes()));
+    ready.fill(Input::Seed, rows().map(|s| (s.sampling.seed as i64).to_le_bytes()));
+    // The stream of a sequence that is alone under its seed.
+    ready.fill(Input::Sequence, rows().map(|_| 0i64.to_le_bytes()));
+    let breaker = |s: &'a Sequence| {
+        (0..extents.breakers).map(|i| s.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
+    };
+    ready.fill(Input::DryBreakers, rows().flat_map(breaker));
+    let bias = |s: &'a Sequence| (0..extents.biases).map(|i| s.sampling.logit_bias.get(i).copied());
+    ready.fill(Input::BiasIds, rows().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes()));
+    ready.fill(Input::BiasValues, rows().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes()));
 }

@@ -50,12 +50,10 @@ pub enum EngineError {
     },
     /// Logits that no token can be chosen from.
     #[error(
-        "the model's output is not finite: {value} among the logits after {position} tokens; the weights are damaged, or \
-         overflow in this dtype: download them again, or compute in a wider one"
+        "the model's output is not finite after {position} tokens; the weights are damaged, or overflow in this dtype: \
+         download them again, or compute in a wider one"
     )]
     NotFinite {
-        /// What stood among them.
-        value: f32,
         /// Tokens of the sequence that they follow.
         position: usize,
     },

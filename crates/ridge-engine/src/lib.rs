@@ -2,17 +2,18 @@
 //!
 //! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
 //! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
-//! answer are the same thing. Read `engine` first; `blocks` says which cache blocks a sequence owns, `sampling` what
+//! answer are the same thing. Read `engine` first; `programs` are what steps run, `blocks` says which cache blocks a sequence owns, `sampling` what
 //! may be asked of a sampler, `text` how tokens become text that stops where it should.
 
 mod blocks;
 mod engine;
 mod error;
+mod programs;
 mod sampling;
 mod text;
 
 pub use blocks::{BlockId, Blocks};
 pub use engine::{Engine, EngineOptions, Finish, Generated, Request, SequenceId};
 pub use error::{EngineError, Result};
-pub use sampling::Sampling;
+pub use sampling::{Dry, Logprobs, Sampling};
 pub use text::TextStream;

@@ -5,7 +5,9 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream};
+use ridge_engine::{
+    Dry, Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream,
+};
 use ridge_models::embedded::STORIES_260K;
 use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};
@@ -60,7 +62,22 @@ fn greedy(count: usize) -> Vec<u32> {
 }
 
 fn warm(seed: u64) -> Sampling {
-    Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed }
+    Sampling { temperature: 0.9, top_k: 40, top_p: 0.95, seed, ..Sampling::GREEDY }
+}
+
+/// With everything that can be asked for.
+fn particular(seed: u64) -> Sampling {
+    Sampling {
+        min_p: 0.02,
+        typical_p: 0.95,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        presence_penalty: 0.1,
+        dry: Dry { multiplier: 0.8, range: 100, breakers: vec![13, 426], ..Dry::OFF },
+        logit_bias: vec![(261, -1.0), (338, 0.5), (2, -100.0)],
+        logprobs: Some(seed as u32 % 5),
+        ..warm(seed)
+    }
 }
 
 #[test]
@@ -116,7 +133,11 @@ struct Running {
 
 impl Running {
     fn start(engine: &mut Engine, request: &Request) -> Self {
-        Self { id: engine.start(request.sampling).expect("a row"), next: request.prompt.clone(), tokens: Vec::new() }
+        Self {
+            id: engine.start(request.sampling.clone(), request.prompt.len()).expect("a row"),
+            next: request.prompt.clone(),
+            tokens: Vec::new(),
+        }
     }
 
     fn took(&mut self, token: u32) {
@@ -139,7 +160,14 @@ fn interleaved_sequences_give_the_tokens_that_they_give_alone() {
     let tokenizer = tokenizer();
     let prompts = ["Once upon a time, there was a dog", "Lily and Tim went to the park. They saw a big"];
     let prompts = prompts.map(|p| tokenizer.encode(p, true).expect("encodes"));
-    for samplings in [[Sampling::GREEDY; 2], [warm(5), warm(5)], [warm(1), Sampling::GREEDY]] {
+    for samplings in [
+        [Sampling::GREEDY, Sampling::GREEDY],
+        [warm(5), warm(5)],
+        [warm(1), Sampling::GREEDY],
+        [particular(2), particular(9)],
+        [particular(4), warm(4)],
+        [Sampling::GREEDY, particular(3)],
+    ] {
         let requests: Vec<Request> =
             prompts.iter().zip(samplings).map(|(p, sampling)| Request { sampling, ..request(p, 30) }).collect();
         let alone: Vec<Vec<u32>> = requests.iter().map(|r| generate(&mut engine(OPTIONS), r).tokens).collect();
@@ -153,7 +181,7 @@ fn interleaved_sequences_give_the_tokens_that_they_give_alone() {
         }
         // The second one's prompt shares a step with a token of the first, and then they change places.
         let mut second = Running::start(&mut engine, &requests[1]);
-        assert_eq!(engine.start(Sampling::GREEDY), None, "there are two rows");
+        assert_eq!(engine.start(Sampling::GREEDY, 1), None, "there are two rows");
         step(&mut engine, &mut [&mut first, &mut second]);
         step(&mut engine, &mut [&mut second]);
         for i in 0..20 {
@@ -181,16 +209,72 @@ fn interleaved_sequences_give_the_tokens_that_they_give_alone() {
 
 #[test]
 fn a_seed_gives_the_same_text_again_and_another_seed_another() {
-    let tokens = |chunk, seed| {
-        let mut engine = engine(EngineOptions { chunk, ..OPTIONS });
-        let request = Request { sampling: warm(seed), ..request(&[1, 403, 407, 261], 60) };
-        generate(&mut engine, &request).tokens
-    };
-    let first = tokens(512, 7);
-    assert_eq!(tokens(1, 7), first);
-    assert_ne!(tokens(512, 8), first);
-    // A seed of more than 63 bits is a key like any other.
-    assert_eq!(tokens(512, u64::MAX), tokens(3, u64::MAX));
+    for sampling in [warm, particular] {
+        let answer = |chunk, seed, threads| {
+            let mut engine = engine_on(cpu(threads), EngineOptions { chunk, ..OPTIONS });
+            let request = Request { sampling: sampling(seed), ..request(&[1, 403, 407, 261], 60) };
+            generate(&mut engine, &request)
+        };
+        let first = answer(512, 7, 1);
+        assert_eq!(answer(1, 7, 2), first);
+        assert_ne!(answer(512, 8, 1).tokens, first.tokens);
+        // A seed of more than 63 bits is a key like any other.
+        assert_eq!(answer(512, u64::MAX, 3), answer(3, u64::MAX, 1));
+    }
+}
+
+/// The greedy answer to `<s>`, but for some setting.
+fn answer_but(setting: impl FnOnce(&mut Sampling)) -> Generated {
+    let mut sampling = Sampling::GREEDY;
+    setting(&mut sampling);
+    generate(&mut engine(OPTIONS), &Request { sampling, ..request(&[1], 120) })
+}
+
+#[test]
+fn biases_and_penalties_do_what_they_say() {
+    let plain = greedy(120);
+    let count = |tokens: &[u32], id: u32| tokens.iter().filter(|t| **t == id).count();
+    let banned = answer_but(|s| s.logit_bias = vec![(plain[3], -1000.0)]).tokens;
+    assert_eq!((&banned[..3], count(&banned, plain[3])), (&plain[..3], 0));
+    let forced = answer_but(|s| s.logit_bias = vec![(77, 1000.0)]).tokens;
+    assert_eq!(forced, [77; 120]);
+    // What costs more than any logit is said once, and a prompt of one token is no answer.
+    let once = answer_but(|s| s.presence_penalty = 1000.0).tokens;
+    assert!(once.iter().all(|id| count(&once, *id) == 1), "{once:?}");
+    let once = answer_but(|s| s.frequency_penalty = 1000.0).tokens;
+    assert!(once.iter().all(|id| count(&once, *id) == 1), "{once:?}");
+    let kinds = |tokens: &[u32]| tokens.iter().collect::<std::collections::HashSet<_>>().len();
+    let varied = answer_but(|s| s.repetition_penalty = 1.5).tokens;
+    assert!(kinds(&varied) > kinds(&plain), "{varied:?}");
+    // Without DRY some three tokens stand twice; with a high price none do.
+    let repeats =
+        |tokens: &[u32]| tokens.windows(3).enumerate().any(|(i, w)| tokens[i + 1..].windows(3).any(|v| v == w));
+    let dry = |multiplier, breakers| answer_but(|s| s.dry = Dry { multiplier, breakers, ..Dry::OFF }).tokens;
+    assert!(repeats(&plain) && !repeats(&dry(1000.0, vec![])));
+    // Where every token breaks them there are no repetitions.
+    assert_eq!(dry(1000.0, (0..512).collect()), plain);
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_model() {
+    let answer = answer_but(|s| s.logprobs = Some(512));
+    assert_eq!(answer.logprobs.len(), 120);
+    for (token, logprobs) in answer.tokens.iter().zip(&answer.logprobs) {
+        assert_eq!((logprobs.top.len(), logprobs.top[0]), (512, (*token, logprobs.chosen)));
+        assert!(logprobs.top.is_sorted_by(|a, b| a.1 >= b.1));
+        let total: f64 = logprobs.top.iter().map(|(_, l)| f64::from(*l).exp()).sum();
+        assert!((total - 1.0).abs() < 1e-5, "{total}");
+    }
+    // Adjusted or not, a token is told with the probability that the model gave it.
+    let forced = answer_but(|s| {
+        s.logprobs = Some(2);
+        s.logit_bias = vec![(77, 1000.0)];
+    });
+    let first = &forced.logprobs[0];
+    let unforced = answer.logprobs[0].top.iter().find(|(id, _)| *id == 77).expect("all are told").1;
+    assert_eq!((first.chosen, &first.top[..]), (unforced, &answer.logprobs[0].top[..2]));
+    assert!(answer_but(|_| ()).logprobs.is_empty());
+    assert!(answer_but(|s| s.logprobs = Some(0)).logprobs.iter().all(|l| l.top.is_empty() && l.chosen < 0.0));
 }
 
 #[test]
@@ -206,7 +290,10 @@ fn an_answer_ends_where_it_is_told_to() {
     let answer = greedy(40);
     let mut engine = engine(EngineOptions { context: 30, ..OPTIONS });
     let free = engine.free_blocks();
-    assert_eq!(generate(&mut engine, &request(&[1], 0)), Generated { tokens: vec![], finish: Finish::Length });
+    assert_eq!(
+        generate(&mut engine, &request(&[1], 0)),
+        Generated { tokens: vec![], logprobs: vec![], finish: Finish::Length }
+    );
 
     let full = generate(&mut engine, &request(&[1], 100));
     assert_eq!((full.tokens, full.finish), (answer[..29].to_vec(), Finish::Context));
@@ -244,7 +331,7 @@ fn requests_that_cannot_run_say_why_and_take_nothing() {
     let cold = refuse(&mut engine, &Request { sampling, ..request(&[1], 5) });
     assert!(cold.starts_with("temperature = -1"), "{cold}");
 
-    let held = [engine.start(Sampling::GREEDY), engine.start(Sampling::GREEDY)];
+    let held = [engine.start(Sampling::GREEDY, 1), engine.start(Sampling::GREEDY, 1)];
     let busy = refuse(&mut engine, &request(&[1], 5));
     assert!(busy.starts_with("sequences = 2"), "{busy}");
     held.into_iter().flatten().for_each(|id| engine.end(id));
@@ -262,7 +349,7 @@ fn a_step_that_does_not_fit_the_cache_changes_nothing() {
     for _ in 0..10 {
         step(&mut engine, &mut [&mut running]);
     }
-    let other = engine.start(Sampling::GREEDY).expect("a row");
+    let other = engine.start(Sampling::GREEDY, 1).expect("a row");
     let free = engine.free_blocks();
     let mut next = vec![9];
     let too_many = [(running.id, &answer[9..10]), (other, &[1; 33][..])];
@@ -283,7 +370,7 @@ fn a_step_that_does_not_fit_the_cache_changes_nothing() {
     assert_eq!(error, "sequence = 0: is not running");
 
     // The next sequence has its row, and is neither stepped nor ended under the old name.
-    let next_one = engine.start(Sampling::GREEDY).expect("a row");
+    let next_one = engine.start(Sampling::GREEDY, 1).expect("a row");
     assert!(engine.step(&[(id, &[1])], true, &mut next).is_err());
     engine.end(id);
     engine.step(&[(next_one, &[1])], true, &mut next).expect("it runs");
@@ -293,7 +380,7 @@ fn a_step_that_does_not_fit_the_cache_changes_nothing() {
 #[test]
 fn a_step_that_makes_no_sense_changes_nothing() {
     let mut engine = engine(OPTIONS);
-    let [a, b] = [(); 2].map(|()| engine.start(Sampling::GREEDY).expect("a row"));
+    let [a, b] = [(); 2].map(|()| engine.start(Sampling::GREEDY, 1).expect("a row"));
     let free = engine.free_blocks();
     let mut next = Vec::new();
     let mut refuse =
@@ -335,7 +422,7 @@ fn a_sequence_taken_back_goes_on_as_if_the_rest_had_never_been() {
         let expected = generate(&mut engine(OPTIONS), &request(&whole, 30));
         let mut engine = engine(OPTIONS);
         let free = engine.free_blocks();
-        let id = engine.start(Sampling::GREEDY).expect("a row is free");
+        let id = engine.start(Sampling::GREEDY, 1).expect("a row is free");
         engine.resume(id, &request(&prompt, 20), |_| ControlFlow::Continue(())).expect("runs");
         // The last token was sampled and not fed.
         assert_eq!(engine.length(id), Some(59));
@@ -356,7 +443,7 @@ fn a_sequence_taken_back_goes_on_as_if_the_rest_had_never_been() {
 #[test]
 fn what_is_in_the_cache_counts_towards_the_context() {
     let mut engine = engine(EngineOptions { context: 40, ..OPTIONS });
-    let id = engine.start(Sampling::GREEDY).expect("a row is free");
+    let id = engine.start(Sampling::GREEDY, 1).expect("a row is free");
     let prompt = greedy(30);
     engine.resume(id, &request(&prompt, 1), |_| ControlFlow::Continue(())).expect("runs");
     let refused = engine.resume(id, &request(&prompt[..10], 1), |_| ControlFlow::Continue(()));

@@ -2,19 +2,23 @@
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
-//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu` or `gelu`, `softmax`, then `sampling`
-//! when it serves, or `cross_entropy` and `adamw` when it trains. `rope_scaling.rs` and `paging.rs` are no ops: they
+//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu` or `gelu`, `softmax`, then, when it serves,
+//! `history`, `logit_bias`, `penalties`, `dry` and `sampling`, or `cross_entropy` and `adamw` when it trains. `rope_scaling.rs` and `paging.rs` are no ops: they
 //! make rotary frequencies, and the valid block tables of samples.
 
 mod adamw;
 mod attention;
 mod cross_entropy;
+mod dry;
 mod embedding;
 mod gelu;
+mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
+mod logit_bias;
 mod paging;
+mod penalties;
 mod rms_norm;
 mod rope;
 mod rope_scaling;
@@ -26,11 +30,15 @@ mod token_layout;
 pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
+pub use dry::Dry;
 pub use embedding::Embedding;
 pub use gelu::Gelu;
+pub use history::HistoryWrite;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
+pub use logit_bias::LogitBias;
+pub use penalties::Penalties;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
@@ -63,12 +71,16 @@ pub fn registry() -> &'static [Entry] {
         Entry { name: "cross_entropy", samples: cross_entropy::samples },
         Entry { name: "cross_entropy_saving", samples: cross_entropy::samples_saving },
         Entry { name: "cross_entropy_backward", samples: cross_entropy::samples_backward },
+        Entry { name: "dry", samples: dry::samples },
         Entry { name: "embedding", samples: embedding::samples },
         Entry { name: "gelu", samples: gelu::samples },
+        Entry { name: "history_write", samples: history::samples },
         Entry { name: "kv_write", samples: kv_write::samples },
         Entry { name: "layer_norm", samples: layer_norm::samples },
         Entry { name: "linear", samples: linear::samples },
         Entry { name: "linear_group", samples: linear::samples_group },
+        Entry { name: "logit_bias", samples: logit_bias::samples },
+        Entry { name: "penalties", samples: penalties::samples },
         Entry { name: "rms_norm", samples: rms_norm::samples },
         Entry { name: "rope", samples: rope::samples },
         Entry { name: "sample_token", samples: sampling::samples },

@@ -99,6 +99,14 @@ impl Tensor {
         }
     }
 
+    /// Elements of any dtype as floats.
+    pub fn numbers(&self) -> Vec<f64> {
+        match &self.data {
+            Data::Float(v) => v.clone(),
+            Data::Int(v) => v.iter().map(|x| *x as f64).collect(),
+        }
+    }
+
     /// Integer or boolean elements.
     ///
     /// # Panics

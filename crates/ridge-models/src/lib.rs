@@ -35,7 +35,9 @@ pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
 pub use families::llama;
 pub use loss::with_loss;
-pub use model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
+pub use model::{
+    BuildOptions, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,
+};
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use template::{ChatInput, ChatTemplate, ChatTemplates};

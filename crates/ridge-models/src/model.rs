@@ -1,5 +1,6 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
+use ridge_graph::ops::SampleToken;
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
@@ -42,8 +43,10 @@ pub struct Model {
     pub family: &'static str,
     /// The graph; its step inputs and outputs are those that [`StepInputs`] and [`finish_decoder`] name.
     pub graph: Graph,
-    /// What it keeps between steps.
+    /// What its layers keep between steps.
     pub state_groups: Vec<StateGroup>,
+    /// The tokens themselves, in the same blocks.
+    pub history: StateGroup,
     /// Tokens of one cache block.
     pub block_size: usize,
     /// Longest context it was made for.
@@ -64,6 +67,12 @@ pub mod symbols {
     pub const BLOCKS: &str = "blocks";
     /// Columns of the block table: the most blocks of a sequence.
     pub const TABLE: &str = "table";
+    /// Columns of the table of logit biases.
+    pub const BIASES: &str = "biases";
+    /// Columns of the table of tokens that DRY does not go over.
+    pub const BREAKERS: &str = "breakers";
+    /// Tokens whose log-probabilities are told beside the chosen one's.
+    pub const TOP: &str = "top";
     /// (query, key) pairs of the step: an extent of no tensor, for costs.
     pub const PAIRS: &str = "pairs";
     /// Tokens that the step reads from the cache: an extent of no tensor, for costs.
@@ -122,12 +131,33 @@ pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
     }
 }
 
+/// The state that holds the tokens of running sequences.
+pub const HISTORY: &str = "history";
+
+/// The type of the history.
+fn history_type(options: &BuildOptions) -> Type {
+    Type::state(DType::I32, Shape(vec![Dim::sym(symbols::BLOCKS), options.block_size.into()]))
+}
+
+/// What keeps the tokens.
+pub(crate) fn history_group() -> StateGroup {
+    StateGroup { states: vec![HISTORY.to_owned()], bytes_per_token: DType::I32.size_bytes(), window: None }
+}
+
 /// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses
 /// from:
 /// - `all_logits`: f32 `[tokens, vocab]`;
 /// - `logits`: f32 `[seqs, vocab]`, of each row's last token;
-/// - `next`: i32 `[seqs]`, sampled from `logits` by each row's `temperature`, `top_k`, `top_p`, `seed` and `sequence`,
-///   keyed by the position that the token will have.
+/// - `next`: i32 `[seqs]`, sampled from `logits` by each row's keys ([`SampleToken::KEYS`] but for the position, which is
+///   that which the token will have); -1 where it cannot be;
+/// - `next_adjusted`: the same after each row's biases (`bias_ids`, `bias_values`), penalties (`prompt_lengths`,
+///   `repetition_penalty`, `frequency_penalty`, `presence_penalty`) and those of DRY (`dry_multiplier`, `dry_base`,
+///   `dry_allowed_length`, `dry_range`, `dry_breakers`), in that order; rows that ask for none get the same token;
+/// - `logprob`, `adjusted_logprob`: f32 `[seqs]`, the natural logarithm of `next`'s or `next_adjusted`'s probability by
+///   `logits` as they are;
+/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the likeliest tokens by `logits` as they are.
+///
+/// Tokens of the step are written to the state [`HISTORY`] at `slots`, i32 `[tokens]`.
 ///
 /// # Errors
 /// Those of `head`, which maps hidden states to logits.
@@ -135,10 +165,13 @@ pub fn finish_decoder(
     mut g: Builder,
     hidden: Var,
     step: &StepInputs,
-    positions: Var,
+    [positions, slots]: [Var; 2],
+    options: &BuildOptions,
     head: impl Fn(&mut Builder, Var) -> GraphResult<Var>,
 ) -> GraphResult<Graph> {
     let seqs = Dim::sym(symbols::SEQS);
+    let history = g.state(HISTORY, history_type(options))?;
+    let history = g.history_write(history, step.token_ids, slots)?;
     let all_logits = head(&mut g, hidden)?;
     let all_logits = g.cast(all_logits, DType::F32)?;
 
@@ -149,15 +182,80 @@ pub fn finish_decoder(
     let logits = head(&mut g, last_hidden)?;
     let logits = g.cast(logits, DType::F32)?;
 
-    let row = |dtype| Type::tensor(dtype, [&seqs]);
-    let temperature = g.step_input("temperature", row(DType::F32))?;
-    let top_k = g.step_input("top_k", row(DType::I32))?;
-    let top_p = g.step_input("top_p", row(DType::F32))?;
-    let seed = g.step_input("seed", row(DType::I64))?;
-    let sequence = g.step_input("sequence", row(DType::I64))?;
     let position = g.gather(positions, last, 0)?;
-    let position = g.add(position, one)?;
-    let position = g.cast(position, DType::I64)?;
-    let next = g.scoped("sample", |g| g.sample_token(logits, temperature, top_k, top_p, seed, sequence, position))?;
-    g.finish(vec![("all_logits".into(), all_logits), ("logits".into(), logits), ("next".into(), next)])
+    let lengths = g.add(position, one)?;
+    let next = g.scoped("sample", |g| sample(g, logits, lengths))?;
+    let adjusted = g.scoped("adjust", |g| adjust(g, logits, [history, step.block_table, lengths]))?;
+    let next_adjusted = g.scoped("sample", |g| sample(g, adjusted, lengths))?;
+    let logarithms = g.scoped("logprobs", |g| logprobs(g, logits, [next, next_adjusted]))?;
+    let mut outputs = vec![("all_logits".into(), all_logits), ("logits".into(), logits)];
+    outputs.extend([("next".into(), next), ("next_adjusted".into(), next_adjusted)]);
+    outputs.extend(
+        ["logprob", "adjusted_logprob", "top_ids", "top_logprobs"].map(str::to_owned).into_iter().zip(logarithms),
+    );
+    g.finish(outputs)
+}
+
+/// The token that follows `lengths` others, of each row of `logits`.
+fn sample(g: &mut Builder, logits: Var, lengths: Var) -> GraphResult<Var> {
+    let mut keys = [lengths; SampleToken::KEYS.len()];
+    for (key, (name, dtype)) in keys.iter_mut().zip(SampleToken::KEYS) {
+        *key = match name {
+            "position" => g.cast(lengths, dtype)?,
+            name => g.step_input(name, Type::tensor(dtype, [&Dim::sym(symbols::SEQS)]))?,
+        };
+    }
+    g.sample_token(logits, keys)
+}
+
+/// Logits after what the rows ask for, of which `said` is history, block table and lengths.
+fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
+    let seqs = Dim::sym(symbols::SEQS);
+    let mut row = |name: &str, dtype| g.step_input(name, Type::tensor(dtype, [&seqs]));
+    let prompts = row("prompt_lengths", DType::I32)?;
+    let penalties = [
+        row("repetition_penalty", DType::F32)?,
+        row("frequency_penalty", DType::F32)?,
+        row("presence_penalty", DType::F32)?,
+    ];
+    let dry = [
+        row("dry_multiplier", DType::F32)?,
+        row("dry_base", DType::F32)?,
+        row("dry_allowed_length", DType::I32)?,
+        row("dry_range", DType::I32)?,
+    ];
+    let mut table = |name: &str, dtype, of: &str| g.step_input(name, Type::tensor(dtype, [&seqs, &Dim::sym(of)]));
+    let breakers = table("dry_breakers", DType::I32, symbols::BREAKERS)?;
+    let ids = table("bias_ids", DType::I32, symbols::BIASES)?;
+    let values = table("bias_values", DType::F32, symbols::BIASES)?;
+    let logits = g.logit_bias(logits, ids, values)?;
+    let [history, blocks, lengths] = said;
+    let logits = g.penalties(logits, [history, blocks, lengths, prompts], penalties)?;
+    g.dry(logits, said, dry, breakers)
+}
+
+/// The logarithms of the probabilities of `chosen` tokens, and the likeliest tokens with theirs.
+fn logprobs(g: &mut Builder, logits: Var, chosen: [Var; 2]) -> GraphResult<[Var; 4]> {
+    let shape = g.ty(logits)?.shape.clone();
+    let (seqs, vocab) = (shape.0[0].clone(), shape.last());
+    let vector = Shape(vec![seqs.clone()]);
+    let rows = vocab.as_const().map_or_else(|| seqs.clone(), |vocab| seqs.clone() * vocab as i64);
+    let largest = g.reduce_max(logits, 1)?;
+    let below = g.sub(logits, largest)?;
+    let weights = g.exp(below)?;
+    let total = g.reduce_sum(weights, 1)?;
+    let total = g.log(total)?;
+    let normal = g.sub(below, total)?;
+    let flat = g.reshape(normal, Shape(vec![rows]))?;
+    let width = g.dim_value(&vocab)?;
+    let width = g.cast(width, DType::I32)?;
+    let row = g.iota(vector.clone(), 0, DType::I32)?;
+    let begin = g.mul(row, width)?;
+    let mut found = [logits; 2];
+    for (found, token) in found.iter_mut().zip(chosen) {
+        let place = g.add(begin, token)?;
+        *found = g.gather(flat, place, 0)?;
+    }
+    let (top, ids) = g.sort(normal, 1, true, Dim::sym(symbols::TOP))?;
+    Ok([found[0], found[1], ids, top])
 }

@@ -16,7 +16,7 @@ use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
 use ridge_graph::{Arg, Bindings, DType, Graph, Op, Prim, Role, Tensor, Value};
 use ridge_models::parallel::tensor_parallel;
-use ridge_models::symbols;
+use ridge_models::{HISTORY, symbols};
 use ridge_runtime::{Compiled, Session, WeightData};
 
 const MODELS: [&str; 5] = ["mha_untied", "gqa2_tied", "odd_head_dim", "bf16_sharded", "biased"];
@@ -49,7 +49,7 @@ fn two_ranks_compute_in_doubles_what_one_does() {
             };
             let outputs = on_mesh(&graph, &local, &value, &bindings);
             for (output, got, want) in &outputs {
-                let off = relative(got.floats(), want.floats());
+                let off = relative(&got.numbers(), &want.numbers());
                 assert!(off < 1e-12, "{name}: {output} is off by {off:e}");
             }
             first.push(rows(&outputs[0].1, 0..counts[0]));
@@ -79,7 +79,8 @@ fn each_rank_has_half_of_the_layers_and_of_the_cache() {
         let local = sharded(&fixture, &graph);
         for (whole, part) in graph.main().args.iter().zip(&local.graph.main().args) {
             let matrix = whole.role == Role::Weight && whole.ty.shape.rank() == 2;
-            let cut = whole.role == Role::State || (matrix && &*whole.name != "model.embed_tokens.weight");
+            let cut = whole.role == Role::State && &*whole.name != HISTORY
+                || (matrix && &*whole.name != "model.embed_tokens.weight");
             if cut {
                 assert_eq!(part.ty.bytes() * 2, whole.ty.bytes(), "{name}: {}", whole.name);
             }
@@ -166,18 +167,22 @@ fn on_two_cpus(fixture: &Fixture, chunks: &[usize]) -> [Tensor; RANKS] {
             rank.run(&inputs, &bindings)
         });
         let logits = stack(&logits.collect::<Vec<_>>());
-        let bytes = rank.session.state_bytes();
-        (logits, bytes)
+        (logits, kv_bytes(&rank.session))
     };
     let all = std::thread::scope(|scope| {
         let threads = [0, 1].map(|r| scope.spawn(move || rank(r)));
         threads.map(|t| t.join().expect("no panic"))
     });
-    let whole = OnCpu::new(fixture, 1).session.state_bytes();
+    let whole = kv_bytes(&OnCpu::new(fixture, 1).session);
     all.map(|(logits, bytes)| {
         assert_eq!(bytes * RANKS, whole, "each rank has half of the cache");
         logits
     })
+}
+
+/// Bytes of keys and values: the tokens themselves are whole on each rank.
+fn kv_bytes(session: &Session) -> usize {
+    session.state_bytes() - session.state(HISTORY).expect("every decoder has it").bytes()
 }
 
 #[test]
@@ -230,7 +235,7 @@ fn gradients_over_two_ranks_are_those_of_one_and_cut_as_their_weights_are() {
             _ => find(&inputs, &arg.name).cloned().map(Value::from),
         };
         for (output, got, want) in on_mesh(&graph, &local, &value, &bindings) {
-            let off = relative(got.floats(), want.floats());
+            let off = relative(&got.numbers(), &want.numbers());
             assert!(off < 1e-10, "{name}: {output} is off by {off:e}");
         }
         for (output, placement) in graph.main().outputs.iter().zip(&local.outputs) {
@@ -281,7 +286,7 @@ fn training_steps_over_two_ranks_are_those_of_one_with_every_moment_beside_its_w
             };
             let outputs = on_mesh(&graph, &local, &value, &bindings);
             for (output, got, want) in &outputs {
-                let off = relative(got.floats(), want.floats());
+                let off = relative(&got.numbers(), &want.numbers());
                 assert!(off < 1e-9, "{name}: {output} is off by {off:e} in step {count}");
             }
             states = outputs.into_iter().skip(1).map(|(name, got, _)| (name, got.into())).collect();

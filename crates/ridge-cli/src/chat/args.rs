@@ -4,10 +4,9 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ridge_engine::Sampling;
 use ridge_models::template::Data;
 
-use crate::args::{MOST, MOST_THREADS, NumberArgs, SamplingArgs, whole};
+use crate::args::{MOST, MOST_THREADS, NumberArgs, SamplingArgs, SamplingSettings, whole};
 use crate::error::Result;
 use crate::input;
 use crate::settings::{ModelSettings, refused};
@@ -135,8 +134,7 @@ pub(crate) struct ChatSettings {
     pub(crate) template_file: Option<PathBuf>,
     pub(crate) variables: Vec<(String, Data)>,
     pub(crate) tools: Option<Vec<Data>>,
-    pub(crate) sampling: Sampling,
-    pub(crate) tell_seed: bool,
+    pub(crate) sampling: SamplingSettings,
     pub(crate) context: Option<usize>,
     pub(crate) chunk: usize,
     pub(crate) threads: Option<usize>,
@@ -149,7 +147,7 @@ pub(crate) struct ChatSettings {
 impl ChatArgs {
     /// Reads the small files that are named, too: a mistake in one should not wait for a model to load.
     pub(crate) fn resolve(self) -> Result<ChatSettings> {
-        let (sampling, tell_seed) = self.sampling.resolve(false)?;
+        let sampling = self.sampling.resolve(false)?;
         if self.stop.iter().any(String::is_empty) {
             return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
         }
@@ -180,7 +178,6 @@ impl ChatArgs {
             variables: self.template_variable.iter().map(|v| variable(v)).collect::<Result<_>>()?,
             tools: self.tools.as_deref().map(tools).transpose()?,
             sampling,
-            tell_seed,
             context: self.context,
             chunk: self.chunk,
             threads: self.threads,

@@ -91,7 +91,7 @@ fn talker(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates)
         template: settings.template.clone(),
         variables: settings.variables.clone(),
         tools: settings.tools.clone(),
-        sampling: settings.sampling,
+        sampling: settings.sampling.with(Some(&tokenizer))?,
         stops: settings.stops.clone(),
         stop_tokens: model.eos_token_ids.iter().copied().chain(tokenizer.eos()).collect(),
         max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
@@ -134,8 +134,8 @@ fn remark(settings: &ChatSettings, talker: &Talker, answer: &Answer, left_out_be
 
 /// Answers turns that are given, then ends.
 fn given(settings: &ChatSettings, mut talker: Talker, mut conversation: Conversation, turns: &[String]) -> Result<()> {
-    if settings.notes && settings.tell_seed && !settings.json {
-        let seed = settings.sampling.seed;
+    if settings.notes && settings.sampling.tell_seed && !settings.json {
+        let seed = settings.sampling.values.seed;
         note(&format!("seed {seed}; --seed {seed} gives these answers again"));
     }
     // Ctrl-C ends the process as it does any other.
@@ -165,7 +165,7 @@ fn given(settings: &ChatSettings, mut talker: Talker, mut conversation: Conversa
         "prompt_tokens": answer.prompt,
         "cached_tokens": answer.reused,
         "generated_tokens": answer.generated,
-        "seed": settings.sampling.seed,
+        "seed": settings.sampling.values.seed,
     }))
 }
 
@@ -279,7 +279,7 @@ fn obey(typed: &str, settings: &ChatSettings, talker: &mut Talker, conversation:
 }
 
 fn shown(settings: &ChatSettings, talker: &Talker, conversation: &Conversation) -> String {
-    let sampling = talker.sampling;
+    let sampling = &talker.sampling;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let most = settings.max_tokens.map_or("as many as fit".to_owned(), |n| count(n, "token"));
     let mut rows = vec![

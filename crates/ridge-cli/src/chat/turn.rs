@@ -119,7 +119,7 @@ impl Talker {
         let same = ids.iter().zip(&self.cached).take_while(|(a, b)| a == b).count().min(ids.len().saturating_sub(1));
         let sequence = match self.sequence {
             Some(sequence) => sequence,
-            None => self.engine.start(self.sampling).ok_or(Error::Interrupted)?,
+            None => self.engine.start(self.sampling.clone(), same).ok_or(Error::Interrupted)?,
         };
         self.sequence = Some(sequence);
         self.engine.truncate(sequence, same);
@@ -147,7 +147,7 @@ impl Talker {
         }
         let request = Request {
             prompt: new.to_vec(),
-            sampling: self.sampling,
+            sampling: self.sampling.clone(),
             max_tokens: self.max_tokens,
             stop_tokens: self.stop_tokens.clone(),
         };

@@ -14,7 +14,7 @@ use crate::simd::{self, exp, vectorised};
 
 pub(super) const ENTRIES: &[Entry] = &[Entry {
     name: "sample_token",
-    pattern: "sample_token(logits, temperature, top_k, top_p, seed, sequence, position)",
+    pattern: "sample_token(logits, temperature, top_k, top_p, min_p, typical_p, seed, sequence, position)",
     supports: |_| true,
     make,
 }];
@@ -50,22 +50,46 @@ impl Kernel for Sampling {
         let [ranked, logits] = scratch.slices::<u64, 2>([self.vocab, self.vocab.div_ceil(2)]);
         // SAFETY: as many bytes, aligned more strictly, of which any are an f32; `logits` is not used but through it.
         let logits = unsafe { std::slice::from_raw_parts_mut(logits.as_mut_ptr().cast::<f32>(), self.vocab) };
-        let (temperature, top_k, top_p) = (io.input::<f32>(1), io.input::<i32>(2), io.input::<f32>(3));
-        let [seed, sequence, position] = [4, 5, 6].map(|i| io.input::<i64>(i));
+        let (temperature, top_k) = (io.input::<f32>(1), io.input::<i32>(2));
+        let [top_p, min_p, typical_p] = [3, 4, 5].map(|i| io.input::<f32>(i));
+        let [seed, sequence, position] = [6, 7, 8].map(|i| io.input::<i64>(i));
         for row in rows {
             let logits = simd::view(io, 0, self.dtype, row * self.vocab, &mut *logits);
             let largest = simd::max(logits);
-            let token = if temperature[row] > 0.0 {
-                let mut choice = Choice::new(logits, largest, temperature[row], ranked);
+            let token = if largest == f32::NEG_INFINITY || !all_possible(logits) {
+                -1
+            } else if temperature[row] > 0.0 {
                 let u = uniform(seed[row], SampleToken::STREAM, sequence[row], position[row], 0);
-                choice.token(usize::try_from(top_k[row]).unwrap_or(0), f64::from(top_p[row]), f64::from(u))
+                let limits = Limits {
+                    top_k: usize::try_from(top_k[row]).unwrap_or(0),
+                    top_p: f64::from(top_p[row]),
+                    min_p: min_p[row],
+                    typical_p: f64::from(typical_p[row]),
+                };
+                Choice::new(logits, largest, temperature[row], ranked).token(&limits, f64::from(u)) as i32
             } else {
-                logits.iter().position(|x| *x == largest).unwrap_or(0)
+                logits.iter().position(|x| *x == largest).unwrap_or(0) as i32
             };
             // SAFETY: this row is ours alone.
-            unsafe { io.output::<i32>(0).part(row..row + 1)[0] = token as i32 };
+            unsafe { io.output::<i32>(0).part(row..row + 1)[0] = token };
         }
     }
+}
+
+vectorised! {
+    /// Is none of them NaN or infinity?
+    fn all_possible(x: &[f32]) -> bool {
+        // Without a way out in the middle, so that it runs over vectors.
+        x.iter().fold(true, |possible, x| possible & (*x <= f32::MAX))
+    }
+}
+
+/// What tokens are kept.
+struct Limits {
+    top_k: usize,
+    top_p: f64,
+    min_p: f32,
+    typical_p: f64,
 }
 
 /// A row's tokens by bin.
@@ -131,22 +155,94 @@ impl<'a> Choice<'a> {
         choice
     }
 
-    /// The token that the definition gives for `top_k`, `top_p` and the random number `u`.
-    fn token(&mut self, top_k: usize, top_p: f64, u: f64) -> usize {
+    /// The token that the definition gives within `limits` for the random number `u`.
+    fn token(&mut self, limits: &Limits, u: f64) -> usize {
         let mut total = self.sums.iter().sum();
         let mut kept = self.logits.len();
-        if top_k > 0 && top_k < kept {
-            kept = top_k;
-            total = self.walk(|_, _, rank| rank < top_k).before;
+        if limits.top_k > 0 && limits.top_k < kept {
+            kept = limits.top_k;
+            total = self.walk(|_, _, rank| rank < kept).before;
         }
-        if top_p < 1.0 {
-            let bound = top_p * total;
+        if limits.top_p < 1.0 {
+            let bound = limits.top_p * total;
             let end = self.walk(|before, _, rank| rank == 0 || rank < kept && before < bound);
             (total, kept) = (end.before, end.rank);
+        }
+        if limits.min_p > 0.0 {
+            let likely = self.count_likely(limits.min_p).max(1);
+            if likely < kept {
+                kept = likely;
+                total = self.walk(|_, _, rank| rank < kept).before;
+            }
+        }
+        if limits.typical_p < 1.0 {
+            return self.typical_token(kept, limits.typical_p, u);
         }
         let target = u * total;
         // The first token that takes the sum above the target; the last kept one if rounding denies it.
         self.walk(|_, after, rank| rank + 1 < kept && after <= target).token
+    }
+
+    /// How many tokens weigh `least` or more: they are the first.
+    fn count_likely(&self, least: f32) -> usize {
+        let (mut exponent, mut weight) = ([0f32; CHUNK], [0f32; CHUNK]);
+        let mut count = 0;
+        for chunk in self.logits.chunks(CHUNK) {
+            exponents(chunk, self.largest, self.temperature, &mut exponent);
+            exponentials(&exponent, &mut weight);
+            count += weight[..chunk.len()].iter().filter(|weight| **weight >= least).count();
+        }
+        count
+    }
+
+    /// The token that `u` gives among the typical ones of the first `kept`. Sorts all tokens, since what is typical is
+    /// not known before.
+    fn typical_token(&mut self, kept: usize, typical_p: f64, u: f64) -> usize {
+        let Self { logits, largest, temperature, ranked, .. } = self;
+        let exponent = |token: usize| (logits[token] - *largest) / *temperature;
+        let weight = |token: usize| {
+            let mut weight = [0.0];
+            exponentials(&[exponent(token)], &mut weight);
+            f64::from(weight[0])
+        };
+        let tokens = &mut ranked[..logits.len()];
+        for (i, (ranked, logit)) in tokens.iter_mut().zip(*logits).enumerate() {
+            *ranked = rank(*logit, i);
+        }
+        tokens.sort_unstable();
+        let tokens = &mut tokens[..kept];
+        let total: f64 = tokens.iter().map(|r| weight(id(*r))).sum();
+        let surprise = |token: usize| total.ln() - f64::from(exponent(token));
+        let entropy: f64 = tokens
+            .iter()
+            .map(|r| (weight(id(*r)) / total, id(*r)))
+            .filter(|(p, _)| *p > 0.0)
+            .map(|(p, token)| p * surprise(token))
+            .sum();
+        let distance = |token: usize| (surprise(token) - entropy).abs() as f32;
+        // By distance, which is not negative, so that its bits are in its order.
+        tokens.sort_unstable_by_key(|r| u64::from(distance(id(*r)).to_bits()) << 32 | u64::from(*r as u32));
+        let mut sum = 0.0;
+        let short = |r: &&u64| {
+            sum += weight(id(**r)) / total;
+            sum < typical_p
+        };
+        let last = tokens.iter().take_while(short).count().min(kept - 1);
+        let bound = distance(id(tokens[last]));
+        let end = tokens.iter().take_while(|r| distance(id(**r)) <= bound).count();
+        let tokens = &mut tokens[..end];
+        for ranked in tokens.iter_mut() {
+            *ranked = rank(logits[id(*ranked)], id(*ranked));
+        }
+        tokens.sort_unstable();
+        let target = u * tokens.iter().map(|r| weight(id(*r))).sum::<f64>();
+        let mut sum = 0.0;
+        let passed = |r: &&u64| {
+            sum += weight(id(**r));
+            sum <= target
+        };
+        let chosen = tokens.iter().take_while(passed).count().min(tokens.len() - 1);
+        id(tokens[chosen])
     }
 
     /// Goes through the tokens in order while `on` holds of the sum of weights before the token, the sum with it, and

@@ -154,9 +154,14 @@ impl Builder {
         self.one(Prim::ArgMax { axis }, &[x])
     }
 
+    /// Inclusive prefix combination along `axis`.
+    pub fn scan(&mut self, op: Combine, x: Var, axis: usize) -> Result<Var> {
+        self.one(Prim::Scan { op, axis }, &[x])
+    }
+
     /// Inclusive prefix sums along `axis`.
     pub fn scan_sum(&mut self, x: Var, axis: usize) -> Result<Var> {
-        self.one(Prim::Scan { op: Combine::Sum, axis }, &[x])
+        self.scan(Combine::Sum, x, axis)
     }
 
     /// `[batch.., m, k] x [batch.., k, n]` with optional transpositions, to dtype `out`.

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 
 use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{
-    AdamW, CrossEntropy, CrossEntropyBackward, Embedding, Gelu, KvWrite, LayerNorm, Linear, LinearGroup,
-    PagedAttention, Rope, SampleToken, Softmax, Swiglu, TokenLayout, rope_frequencies,
+    AdamW, CrossEntropy, CrossEntropyBackward, Dry, Embedding, Gelu, HistoryWrite, KvWrite, LayerNorm, Linear,
+    LinearGroup, LogitBias, PagedAttention, Penalties, Rope, SampleToken, Softmax, Swiglu, TokenLayout,
+    rope_frequencies,
 };
 use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
 
@@ -32,7 +33,10 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
     let adamw = AdamW { beta1: 0.9, beta2: 1.0, eps: 1e-8, weight_decay: 0.0 };
     let stored = f32s([4, 64]).stored_as(FormatRef::new(Q8_0));
     let key = |dtype| Type::tensor(dtype, [3usize]);
-    let keys = [DType::F32, DType::I32, DType::F32, DType::I64, DType::I32, DType::I64].map(key);
+    // One is wrong: the sequence.
+    let keys = SampleToken::KEYS.map(|(name, dtype)| key(if name == "sequence" { DType::I32 } else { dtype }));
+    let history = Type::state(DType::I32, [9usize, 16]);
+    let said = [f32s([3, 8]), history.clone(), i32s([3, 4]), i32s([3])];
     let blocks = Type::state(DType::BF16, [Dim::from(9), 2.into(), 2.into(), Dim::sym("size"), 8.into()]);
 
     let cases: Vec<(&dyn Composite, Vec<Type>)> = vec![
@@ -68,6 +72,13 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
         (&SampleToken, [&[f32s([3, 8])], &keys[..]].concat()),
         (&SampleToken, [&[f32s([3, 0])], &keys[..]].concat()),
         (&SampleToken, vec![f32s([3, 8])]),
+        (&HistoryWrite, vec![i32s([9, 16]), i32s([3]), i32s([3])]),
+        (&HistoryWrite, vec![history, i32s([3]), i32s([4])]),
+        (&LogitBias, vec![f32s([3, 8]), i32s([3, 2]), i32s([3, 2])]),
+        (&Penalties, said.to_vec()),
+        (&Penalties, [&said[..], &[i32s([3]), f32s([3]), f32s([3]), f32s([2])]].concat()),
+        (&Dry, [&said[..], &[f32s([3]), f32s([3]), i32s([3]), f32s([3]), i32s([3, 1])]].concat()),
+        (&Dry, [&said[..], &[f32s([3]), f32s([3]), i32s([3]), i32s([3]), i32s([1])]].concat()),
         (&adamw, vec![f32s([3]), f32s([4]), f32s([3]), f32s([3]), f32s([]), f32s([])]),
         (&adamw, vec![f32s([3]), f32s([3]), f32s([3]), f32s([3]), f32s([1]), f32s([])]),
         (&adamw, vec![f32s([3]), f32s([3]), f32s([3]), f32s([3]), f32s([]), f32s([])]),

@@ -1,6 +1,6 @@
 //! Ops under symbolic extents: a model is built once, for every number of tokens, sequences and blocks.
 
-use ridge_graph::ops::{AdamW, Linear, PagedAttention, Rope, rope_frequencies};
+use ridge_graph::ops::{AdamW, Linear, PagedAttention, Rope, SampleToken, rope_frequencies};
 use ridge_graph::{Bindings, Builder, DType, Dim, FormatRef, Op, Sym, Type, Var, format};
 
 fn dim(name: &str) -> Dim {
@@ -10,7 +10,7 @@ fn dim(name: &str) -> Dim {
 /// Every op of a decoder's step, and the loss, with no extent of the batch known.
 fn step(g: &mut Builder) -> ridge_graph::Result<Vec<Var>> {
     let (t, s, b) = (&dim("tokens"), &dim("seqs"), &dim("width"));
-    let (f32s, i32s, i64s) = (DType::F32, DType::I32, DType::I64);
+    let (f32s, i32s) = (DType::F32, DType::I32);
     let bf16 = DType::BF16;
     let ids = g.step_input("ids", Type::tensor(i32s, [t]))?;
     let seq_ids = g.step_input("seq_ids", Type::tensor(i32s, [t]))?;
@@ -48,12 +48,10 @@ fn step(g: &mut Builder) -> ridge_graph::Result<Vec<Var>> {
     let scores = g.step_input("scores", Type::tensor(f32s, [s, &100.into()]))?;
     let scores = g.softmax(scores)?;
     let mut keys = Vec::new();
-    for (name, dtype) in
-        [("temperature", f32s), ("top_k", i32s), ("top_p", f32s), ("seed", i64s), ("sequence", i64s), ("place", i64s)]
-    {
+    for (name, dtype) in SampleToken::KEYS {
         keys.push(g.step_input(name, Type::tensor(dtype, [s]))?);
     }
-    let token = g.sample_token(scores, keys[0], keys[1], keys[2], keys[3], keys[4], keys[5])?;
+    let token = g.sample_token(scores, keys.try_into().expect("a key each"))?;
     let flat = g.step_input("flat", Type::tensor(f32s, [dim("params")]))?;
     let scalar = g.constant(f32s, 1.0)?;
     let adamw = AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };

@@ -8,7 +8,9 @@ use super::blocks::{Norm, linear, rope, weight};
 use crate::checkpoint::{Checkpoint, Part};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
-use crate::model::{BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols};
+use crate::model::{
+    BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, history_group, paged_kv, symbols,
+};
 
 /// The published names of what every decoder has.
 pub(super) struct Names {
@@ -191,7 +193,7 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
     }
 
     let x = family.norm().apply(&mut g, names.norm, x)?;
-    let graph = finish_decoder(g, x, &step, positions, |g, x| {
+    let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| {
         let logits = match config.tie_word_embeddings {
             true => {
                 let embedding = table(g)?;
@@ -206,6 +208,7 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
         family: family.name(),
         graph,
         state_groups: groups,
+        history: history_group(),
         block_size: options.block_size,
         max_context: config.max_context(),
         vocab_size: config.vocab_size,

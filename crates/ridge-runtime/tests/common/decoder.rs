@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub)] // each test binary uses its part
 
 use ridge_graph::format::Q8_0;
-use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
+use ridge_graph::ops::{PagedAttention, Rope, SampleToken, rope_frequencies};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Result, Role, Shape, Sym, Tensor, Type, Value, Var,
@@ -39,17 +39,10 @@ pub fn decoder(dtype: DType, stored: bool) -> Result<Graph> {
     let rows = g.gather(h, last, 0)?;
     let logits = g.linear(rows, table)?;
     let mut keys = Vec::new();
-    for (name, dtype) in [
-        ("temperature", DType::F32),
-        ("top_k", DType::I32),
-        ("top_p", DType::F32),
-        ("seed", DType::I64),
-        ("sequence", DType::I64),
-        ("position", DType::I64),
-    ] {
+    for (name, dtype) in SampleToken::KEYS {
         keys.push(g.step_input(name, Type::tensor(dtype, [&sequences]))?);
     }
-    let next = g.sample_token(logits, keys[0], keys[1], keys[2], keys[3], keys[4], keys[5])?;
+    let next = g.sample_token(logits, keys.try_into().expect("a key each"))?;
     g.finish(vec![("hidden".into(), h), ("logits".into(), logits), ("next".into(), next)])
 }
 

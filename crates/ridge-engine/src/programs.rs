@@ -1,0 +1,188 @@
+//! The programs of a model, compiled when they are first needed, and their buckets: what a step writes its inputs to.
+
+use std::collections::HashMap;
+
+use ridge_graph::{Bindings, Graph};
+use ridge_models::symbols;
+use ridge_runtime::{Bucket, Compiled, Session};
+
+use crate::error::Result;
+use crate::sampling::Sampling;
+
+/// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
+const BUCKETS: usize = 16;
+
+/// What a step gives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Wanted {
+    /// The next token of each row.
+    pub(crate) tokens: bool,
+    /// After biases and penalties.
+    pub(crate) adjusted: bool,
+    /// And the logarithms of probabilities.
+    pub(crate) logprobs: bool,
+}
+
+impl Wanted {
+    fn outputs(self) -> Vec<&'static str> {
+        let (next, logprob) = if self.adjusted { ("next_adjusted", "adjusted_logprob") } else { ("next", "logprob") };
+        match (self.tokens, self.logprobs) {
+            (false, _) => Vec::new(),
+            (true, false) => vec![next],
+            (true, true) => vec![next, logprob, "top_ids", "top_logprobs"],
+        }
+    }
+}
+
+/// Extents of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Extents {
+    pub(crate) tokens: usize,
+    pub(crate) seqs: usize,
+    pub(crate) table: usize,
+    pub(crate) blocks: usize,
+    /// Logit biases of a row.
+    pub(crate) biases: usize,
+    /// DRY's breakers of a row.
+    pub(crate) breakers: usize,
+    /// Tokens of a row whose log-probabilities are told.
+    pub(crate) top: usize,
+}
+
+impl Extents {
+    /// Makes room for the lists of a row; by powers of two, so that few buckets serve all lengths.
+    pub(crate) fn make_room(&mut self, sampling: &Sampling, vocab: usize) {
+        let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
+        self.biases = self.biases.max(room(sampling.logit_bias.len()));
+        self.breakers = self.breakers.max(room(sampling.dry.breakers.len()));
+        self.top = self.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
+    }
+
+    fn bindings(self) -> Bindings {
+        Bindings::new()
+            .with(symbols::TOKENS, self.tokens)
+            .with(symbols::SEQS, self.seqs)
+            .with(symbols::TABLE, self.table)
+            .with(symbols::BLOCKS, self.blocks)
+            .with(symbols::BIASES, self.biases)
+            .with(symbols::BREAKERS, self.breakers)
+            .with(symbols::TOP, self.top)
+    }
+}
+
+/// Declares the step inputs with the names that graphs give them.
+macro_rules! inputs {
+    ($($variant:ident = $name:literal,)*) => {
+        /// A step input, by its position in [`Ready::inputs`].
+        #[derive(Clone, Copy)]
+        pub(crate) enum Input {
+            $($variant,)*
+        }
+
+        const INPUT_NAMES: &[&str] = &[$($name),*];
+    };
+}
+
+inputs! {
+    TokenIds = "token_ids",
+    SeqIds = "seq_ids",
+    QueryStart = "query_start",
+    Lengths = "lengths",
+    BlockTable = "block_table",
+    Temperature = "temperature",
+    TopK = "top_k",
+    TopP = "top_p",
+    MinP = "min_p",
+    TypicalP = "typical_p",
+    Seed = "seed",
+    Sequence = "sequence",
+    PromptLengths = "prompt_lengths",
+    Repetition = "repetition_penalty",
+    Frequency = "frequency_penalty",
+    Presence = "presence_penalty",
+    DryMultiplier = "dry_multiplier",
+    DryBase = "dry_base",
+    DryAllowed = "dry_allowed_length",
+    DryRange = "dry_range",
+    DryBreakers = "dry_breakers",
+    BiasIds = "bias_ids",
+    BiasValues = "bias_values",
+}
+
+/// A bucket with the positions of its inputs.
+pub(crate) struct Ready {
+    pub(crate) bucket: Bucket,
+    inputs: [Option<usize>; INPUT_NAMES.len()],
+    /// Positions of [`Wanted::outputs`].
+    outputs: [usize; 4],
+}
+
+impl Ready {
+    /// Fills an input, if the program reads it.
+    pub(crate) fn fill<const N: usize>(&mut self, input: Input, values: impl Iterator<Item = [u8; N]>) {
+        if let Some(index) = self.inputs[input as usize] {
+            for (to, from) in self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut().zip(values) {
+                *to = from;
+            }
+        }
+    }
+
+    /// Output `nth` of those wanted, in words.
+    pub(crate) fn output(&self, nth: usize) -> &[[u8; 4]] {
+        self.bucket.output(self.outputs[nth]).as_chunks::<4>().0
+    }
+}
+
+/// A compiled graph and its buckets, with when each was used last.
+struct Program {
+    compiled: Compiled,
+    ready: HashMap<Extents, (u64, Ready)>,
+}
+
+/// All programs of a model.
+pub(crate) struct Programs {
+    session: Session,
+    graph: Graph,
+    programs: HashMap<Wanted, Program>,
+    uses: u64,
+}
+
+impl Programs {
+    pub(crate) fn new(session: Session, graph: &Graph) -> Self {
+        Self { session, graph: graph.clone(), programs: HashMap::new(), uses: 0 }
+    }
+
+    /// Compiles a program, if that has not been done.
+    pub(crate) fn compile(&mut self, wanted: Wanted) -> Result<()> {
+        if !self.programs.contains_key(&wanted) {
+            let compiled = self.session.compile(&self.graph, &wanted.outputs())?;
+            let ready = HashMap::with_capacity(BUCKETS + 1);
+            self.programs.insert(wanted, Program { compiled, ready });
+        }
+        Ok(())
+    }
+
+    /// A bucket of the program that gives what is wanted.
+    pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut Ready> {
+        self.uses += 1;
+        self.compile(wanted)?;
+        let program = self.programs.get_mut(&wanted).expect("compiled above");
+        if !program.ready.contains_key(&extents) {
+            if program.ready.len() >= BUCKETS
+                && let Some(oldest) = program.ready.iter().min_by_key(|(_, (used, _))| *used).map(|(k, _)| *k)
+            {
+                program.ready.remove(&oldest);
+            }
+            let bucket = program.compiled.bucket(&extents.bindings())?;
+            let inputs = std::array::from_fn(|i| bucket.input_index(INPUT_NAMES[i]));
+            let mut outputs = [0; 4];
+            for (position, name) in outputs.iter_mut().zip(wanted.outputs()) {
+                *position = bucket.output_index(name).unwrap_or_default();
+            }
+            program.ready.insert(extents, (0, Ready { bucket, inputs, outputs }));
+        }
+        let (used, ready) = program.ready.get_mut(&extents).expect("inserted above");
+        *used = self.uses;
+        Ok(ready)
+    }
+}
