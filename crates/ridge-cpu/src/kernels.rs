@@ -8,6 +8,7 @@ mod kv_write;
 mod linear;
 mod norm;
 mod penalties;
+mod ragged_attention;
 mod rope;
 mod sampling;
 mod softmax;
@@ -41,6 +42,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
         linear::ENTRIES,
         norm::ENTRIES,
         penalties::ENTRIES,
+        ragged_attention::ENTRIES,
         rope::ENTRIES,
         sampling::ENTRIES,
         softmax::ENTRIES,

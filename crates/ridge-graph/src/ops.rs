@@ -2,7 +2,7 @@
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
-//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention`, `swiglu` or `gelu`, `softmax`, then, when it serves,
+//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, `softmax`, then, when it serves,
 //! `history`, `logit_bias`, `penalties`, `dry` and `sampling`, or `cross_entropy` and `adamw` when it trains. `rope_scaling.rs` and `paging.rs` are no ops: they
 //! make rotary frequencies, and the valid block tables of samples.
 
@@ -19,6 +19,7 @@ mod linear;
 mod logit_bias;
 mod paging;
 mod penalties;
+mod ragged_attention;
 mod rms_norm;
 mod rope;
 mod rope_scaling;
@@ -39,6 +40,7 @@ pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
 pub use logit_bias::LogitBias;
 pub use penalties::Penalties;
+pub use ragged_attention::RaggedAttention;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
@@ -81,6 +83,7 @@ pub fn registry() -> &'static [Entry] {
         Entry { name: "linear_group", samples: linear::samples_group },
         Entry { name: "logit_bias", samples: logit_bias::samples },
         Entry { name: "penalties", samples: penalties::samples },
+        Entry { name: "ragged_attention", samples: ragged_attention::samples },
         Entry { name: "rms_norm", samples: rms_norm::samples },
         Entry { name: "rope", samples: rope::samples },
         Entry { name: "sample_token", samples: sampling::samples },

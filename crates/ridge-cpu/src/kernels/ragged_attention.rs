@@ -1,0 +1,114 @@
+//! Attention in both directions over a batch without padding.
+//!
+//! Floor: `4 dim` operations a (query, key) pair of each head. Keys and values of one head are widened once for the tokens
+//! of a piece, and each token's softmax goes over its own keys in order, so its bits do not depend on other sequences.
+
+use std::ops::Range;
+
+use ridge_graph::DType;
+use ridge_graph::ops::RaggedAttention;
+
+use super::Entry;
+use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::simd::{self, vectorised};
+
+pub(super) const ENTRIES: &[Entry] =
+    &[Entry { name: "ragged_attention", pattern: "ragged_attention(q, k, v, seq_ids)", supports: |_| true, make }];
+
+/// Tokens of a piece.
+const TOGETHER: usize = 32;
+
+struct Ragged {
+    scale: f32,
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    dim: usize,
+    dtype: DType,
+}
+
+fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+    let op = spec.composite::<RaggedAttention>().ok_or("no attention in the group")?;
+    let [q, k, ..] = &spec.inputs[..] else { return Err("attention takes four inputs".into()) };
+    Ok(Box::new(Ragged {
+        scale: op.scale as f32,
+        tokens: q.shape[0],
+        heads: q.shape[1],
+        kv_heads: k.shape[1],
+        dim: q.shape[2],
+        dtype: q.dtype,
+    }))
+}
+
+impl Kernel for Ragged {
+    fn pieces(&self) -> usize {
+        if self.heads * self.dim == 0 { 0 } else { self.kv_heads * self.tokens.div_ceil(TOGETHER) }
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        let pairs = TOGETHER.min(self.tokens) * self.tokens * self.heads / self.kv_heads.max(1);
+        200.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.1)
+    }
+
+    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let width = self.tokens * self.dim;
+        let [k, v, q, out, weights] = scratch.slices::<f32, 5>([width, width, self.dim, self.dim, self.tokens]);
+        let ids = io.input::<i32>(3);
+        let blocks = self.tokens.div_ceil(TOGETHER);
+        let mut widened = None;
+        for piece in pieces {
+            let (head, block) = (piece / blocks, piece % blocks);
+            if widened != Some(head) {
+                for token in 0..self.tokens {
+                    let (from, to) =
+                        ((token * self.kv_heads + head) * self.dim, token * self.dim..(token + 1) * self.dim);
+                    simd::load(io, 1, self.dtype, from, &mut k[to.clone()]);
+                    simd::load(io, 2, self.dtype, from, &mut v[to]);
+                }
+                widened = Some(head);
+            }
+            for token in block * TOGETHER..((block + 1) * TOGETHER).min(self.tokens) {
+                let group = self.heads / self.kv_heads;
+                for head in head * group..(head + 1) * group {
+                    let at = (token * self.heads + head) * self.dim;
+                    simd::load(io, 0, self.dtype, at, q);
+                    self.attend(ids, ids[token], q, (k, v), weights, out);
+                    // SAFETY: this head of this token is this piece's alone.
+                    unsafe { simd::store(io, 0, self.dtype, at, out) };
+                }
+            }
+        }
+    }
+}
+
+impl Ragged {
+    /// One query over the keys and values of sequence `id`.
+    fn attend(&self, ids: &[i32], id: i32, q: &[f32], (k, v): (&[f32], &[f32]), weights: &mut [f32], out: &mut [f32]) {
+        out.fill(0.0);
+        if id < 0 {
+            return;
+        }
+        let mine = || ids[..self.tokens].iter().enumerate().filter(|(_, other)| **other == id).map(|(i, _)| i);
+        let mut count = 0;
+        for key in mine() {
+            weights[count] = simd::dot(q, &k[key * self.dim..][..self.dim]) * self.scale;
+            count += 1;
+        }
+        let weights = &mut weights[..count];
+        let largest = simd::max(weights);
+        let total = simd::exp_sum(weights, largest);
+        for (key, weight) in mine().zip(&*weights) {
+            weigh(out, &v[key * self.dim..][..self.dim], *weight);
+        }
+        simd::scale(out, 1.0 / total);
+    }
+}
+
+vectorised! {
+    /// `out += weight * value`.
+    fn weigh(out: &mut [f32], value: &[f32], weight: f32) {
+        for (out, value) in out.iter_mut().zip(value) {
+            *out = simd::fma::<FMA>(weight, *value, *out);
+        }
+    }
+}
