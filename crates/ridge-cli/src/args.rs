@@ -11,6 +11,7 @@ use ridge_graph::format;
 pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
 use crate::chat::ChatArgs;
+use crate::embed::EmbedArgs;
 use crate::shell::{CompletionsArgs, ManArgs};
 use crate::tokenize::TokenizeArgs;
 
@@ -39,6 +40,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Generate(GenerateArgs),
     Chat(ChatArgs),
+    Embed(EmbedArgs),
     Tokenize(TokenizeArgs),
     Inspect(InspectArgs),
     Doctor(DoctorArgs),

@@ -8,6 +8,7 @@
 mod args;
 mod chat;
 mod doctor;
+mod embed;
 mod error;
 mod generate;
 mod input;
@@ -57,6 +58,7 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Generate(args) => generate::run(&args.resolve()?),
         Command::Chat(args) => chat::run(args.resolve()?),
+        Command::Embed(args) => embed::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Inspect(args) => inspect::run(&args.resolve()?),
         Command::Doctor(args) => doctor::run(&args.resolve()),

@@ -6,7 +6,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{Engine, EngineOptions};
 use ridge_graph::{Bindings, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
+use ridge_models::{BertConfig, BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
 use ridge_runtime::{Backend as _, Session};
 
 use crate::error::{Error, Result};
@@ -20,6 +20,14 @@ pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) ->
         return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
     }
     Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
+}
+
+/// Where the weights of an encoder come from, as [`weights`].
+pub(crate) fn encoder_weights(files: &ModelFiles, config: &BertConfig, random: bool) -> Result<WeightSource> {
+    if random {
+        return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
+    }
+    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?))))
 }
 
 /// The graph of `config` with its weights stored as they will be, for `context` tokens if they are known.
@@ -50,7 +58,7 @@ fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
 }
 
 /// Brings the weights to the CPU.
-fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
+pub(crate) fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
     let threads = cpu.threads();
     let mut session = Session::new(Arc::new(cpu));
     let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));

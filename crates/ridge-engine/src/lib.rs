@@ -6,6 +6,7 @@
 //! may be asked of a sampler, `text` how tokens become text that stops where it should.
 
 mod blocks;
+mod embed;
 mod engine;
 mod error;
 mod programs;
@@ -13,6 +14,7 @@ mod sampling;
 mod text;
 
 pub use blocks::{BlockId, Blocks};
+pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Finish, Generated, Request, SequenceId};
 pub use error::{EngineError, Result};
 pub use sampling::{Dry, Logprobs, Sampling};

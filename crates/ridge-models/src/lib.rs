@@ -23,6 +23,7 @@ mod json;
 mod loss;
 mod model;
 pub mod parallel;
+mod pooling;
 pub mod source;
 pub mod summary;
 pub mod template;
@@ -30,14 +31,15 @@ pub mod tokenizer;
 mod weights;
 
 pub use checkpoint::{Checkpoint, TensorView};
-pub use config::{DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
 pub use families::llama;
 pub use loss::with_loss;
 pub use model::{
-    BuildOptions, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,
+    BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,
 };
+pub use pooling::{Pooling, SentenceConfig, with_pooling};
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use template::{ChatInput, ChatTemplate, ChatTemplates};

@@ -57,6 +57,23 @@ pub struct Model {
     pub eos_token_ids: Vec<u32>,
 }
 
+/// An encoder ready to be compiled: a model whose every token sees all of its text, with nothing kept between steps.
+#[derive(Clone, Debug)]
+pub struct Encoder {
+    /// Family, such as `bert`.
+    pub family: &'static str,
+    /// The graph. Step inputs: `token_ids`, `token_type_ids`, `seq_ids`, i32 `[tokens]`, and `query_start`, i32
+    /// `[seqs + 1]`, as in [`StepInputs`]. Outputs: `hidden`, f32 `[tokens, hidden]`, and those of
+    /// [`with_pooling`](crate::with_pooling).
+    pub graph: Graph,
+    /// Width of its output.
+    pub hidden_size: usize,
+    /// Rows of its embedding.
+    pub vocab_size: usize,
+    /// Tokens of a text at most.
+    pub max_context: usize,
+}
+
 /// Symbols of a step's extents.
 pub mod symbols {
     /// Tokens that the step processes, over all sequences.
@@ -146,6 +163,7 @@ pub(crate) fn history_group() -> StateGroup {
 
 /// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses
 /// from:
+/// - `hidden`: f32 `[tokens, hidden]`;
 /// - `all_logits`: f32 `[tokens, vocab]`;
 /// - `logits`: f32 `[seqs, vocab]`, of each row's last token;
 /// - `next`: i32 `[seqs]`, sampled from `logits` by each row's keys ([`SampleToken::KEYS`] but for the position, which is
@@ -188,7 +206,8 @@ pub fn finish_decoder(
     let adjusted = g.scoped("adjust", |g| adjust(g, logits, [history, step.block_table, lengths]))?;
     let next_adjusted = g.scoped("sample", |g| sample(g, adjusted, lengths))?;
     let logarithms = g.scoped("logprobs", |g| logprobs(g, logits, [next, next_adjusted]))?;
-    let mut outputs = vec![("all_logits".into(), all_logits), ("logits".into(), logits)];
+    let wide = g.cast(hidden, DType::F32)?;
+    let mut outputs = vec![("hidden".into(), wide), ("all_logits".into(), all_logits), ("logits".into(), logits)];
     outputs.extend([("next".into(), next), ("next_adjusted".into(), next_adjusted)]);
     outputs.extend(
         ["logprob", "adjusted_logprob", "top_ids", "top_logprobs"].map(str::to_owned).into_iter().zip(logarithms),

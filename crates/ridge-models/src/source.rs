@@ -4,10 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
+use crate::config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
 use crate::files::read_text;
+use crate::pooling::SentenceConfig;
 use crate::template::ChatTemplates;
 use crate::tokenizer::Tokenizer;
 
@@ -32,6 +33,7 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const MODULES: &str = "modules.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
 const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
@@ -111,6 +113,31 @@ impl ModelFiles {
         let mut config = ModelConfig::from_json(&self.file(CONFIG), &self.config_text)?;
         self.read_generation(&mut config)?;
         Ok(config)
+    }
+
+    /// The configuration of an encoder, if the model is one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`BertConfig::from_json`].
+    pub fn encoder_config(&self) -> Result<Option<BertConfig>> {
+        let file = self.file(CONFIG);
+        match BertConfig::is_one(&file, &self.config_text)? {
+            true => BertConfig::from_json(&file, &self.config_text).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    /// What sentence-transformers' files beside the model say, if they are there.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Io`] or [`ModelError::Files`] if a file cannot be read, else as for [`SentenceConfig::read`].
+    pub fn sentence_config(&self) -> Result<Option<SentenceConfig>> {
+        const ACTION: &str = "read how texts become vectors";
+        let modules = self.optional_text(MODULES, ACTION)?;
+        let read = |name: &str| self.optional_text(name, ACTION);
+        modules.map(|modules| SentenceConfig::read(&modules, &|name| self.file(name), &read)).transpose()
     }
 
     /// The configuration of a Llama model, as [`ModelFiles::config`].

@@ -124,7 +124,7 @@ impl Composite for RaggedAttention {
         // By heads, whole groups to a rank.
         let heads = Placement::shard(1);
         vec![Rule {
-            inputs: vec![heads.clone(), heads.clone(), heads.clone(), Placement::Replicate],
+            inputs: vec![heads, heads, heads, Placement::Replicate],
             outputs: vec![heads],
         }]
     }

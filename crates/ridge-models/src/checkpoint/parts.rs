@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::{Checkpoint, Entry};
+use super::{Checkpoint, Entry, glob};
 use crate::error::{ModelError, Result};
 
 /// A weight of a graph as a part of a published tensor.
@@ -135,6 +135,13 @@ impl Checkpoint {
         if bare && !self.contains(tensor) {
             self.tensors = self.tensors.into_iter().map(|(name, entry)| (format!("{prefix}{name}"), entry)).collect();
         }
+        self
+    }
+
+    /// The checkpoint without the tensors whose names match one of `patterns`, in which `*` stands for any characters.
+    #[must_use]
+    pub fn without(mut self, patterns: &[&str]) -> Self {
+        self.tensors.retain(|name, _| !patterns.iter().any(|pattern| glob(pattern, name)));
         self
     }
 

@@ -8,6 +8,7 @@
 //! Read `fields.rs` for the helper, `decoder.rs` and `rope.rs` for what families share, `llama.rs` for a family,
 //! `model.rs` for how one is chosen.
 
+mod bert;
 mod common;
 mod decoder;
 mod falcon;
@@ -25,6 +26,7 @@ mod rope;
 
 pub(crate) use fields::{Field, Fields};
 
+pub use bert::BertConfig;
 pub use decoder::DecoderConfig;
 pub use falcon::FalconConfig;
 pub use gemma::GemmaConfig;

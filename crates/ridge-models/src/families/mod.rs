@@ -5,6 +5,7 @@
 //! Read `decoder.rs`, then `llama.rs`, then whichever differs in what you are after: `gemma.rs` has local layers and
 //! caps, `olmo2.rs` norms after each half of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors.
 
+mod bert;
 mod blocks;
 mod decoder;
 mod falcon;

@@ -1,0 +1,205 @@
+//! Texts to vectors: batches of whole texts through an encoder, or through a decoder whose cache is used anew each time.
+
+use std::ops::Range;
+
+use ridge_graph::{Bindings, DType, Graph, Tensor};
+use ridge_models::{Encoder, Model, Pooling, symbols, with_pooling};
+use ridge_runtime::{Bucket, Compiled, Session};
+
+use crate::error::{EngineError, Result};
+
+/// How texts become vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EmbedOptions {
+    /// How the vectors of a text's tokens become one.
+    pub pooling: Pooling,
+    /// Divide each vector by its Euclidean norm.
+    pub normalize: bool,
+    /// Tokens of a step at most, unless one text alone has more.
+    pub tokens: usize,
+}
+
+/// Runs one model over texts.
+pub struct Embedder {
+    session: Session,
+    graph: Graph,
+    compiled: Option<Compiled>,
+    output: String,
+    vocab: usize,
+    /// Tokens of a text at most.
+    most: usize,
+    tokens: usize,
+    /// Tokens of a cache block, of a decoder.
+    block_size: Option<usize>,
+    /// Blocks that the cache has.
+    blocks: usize,
+}
+
+impl Embedder {
+    /// For an encoder, whose weights `session` has.
+    ///
+    /// # Errors
+    /// When the device cannot run the model.
+    pub fn of_encoder(session: Session, encoder: &Encoder, options: EmbedOptions) -> Result<Self> {
+        let mut made = Self::new(session, encoder.graph.clone(), (encoder.vocab_size, encoder.max_context), options)?;
+        made.compile()?;
+        Ok(made)
+    }
+
+    /// For a decoder, whose weights `session` has. Each token sees those before it alone.
+    ///
+    /// # Errors
+    /// When the device cannot run the model.
+    pub fn of_decoder(session: Session, model: &Model, options: EmbedOptions) -> Result<Self> {
+        let graph = with_pooling(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;
+        let mut made = Self::new(session, graph, (model.vocab_size, model.max_context), options)?;
+        made.block_size = Some(model.block_size);
+        Ok(made)
+    }
+
+    fn new(session: Session, graph: Graph, (vocab, most): (usize, usize), options: EmbedOptions) -> Result<Self> {
+        if options.tokens == 0 {
+            return Err(EngineError::Setting { name: "tokens", value: "0".into(), why: "must be at least 1".into() });
+        }
+        let output = options.pooling.output(options.normalize);
+        let (tokens, blocks) = (options.tokens, 0);
+        Ok(Self { session, graph, compiled: None, output, vocab, most, tokens, block_size: None, blocks })
+    }
+
+    /// Tokens of a text at most.
+    pub fn max_tokens(&self) -> usize {
+        self.most
+    }
+
+    /// A vector for each text of tokens, in order.
+    ///
+    /// # Errors
+    /// When a text has no tokens, too many, or one that is not of the vocabulary, before anything runs; when the device
+    /// fails, or a vector is not finite.
+    pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        for text in texts {
+            if text.is_empty() {
+                return Err(EngineError::EmptyPrompt);
+            }
+            if text.len() > self.most {
+                return Err(EngineError::PromptTooLong { prompt: text.len(), context: self.most });
+            }
+            if let Some(token) = text.iter().find(|t| **t as usize >= self.vocab) {
+                return Err(EngineError::UnknownToken { token: *token, vocab: self.vocab });
+            }
+        }
+        let mut vectors = Vec::with_capacity(texts.len());
+        for batch in batches(texts, self.tokens) {
+            self.step(&texts[batch], &mut vectors)?;
+        }
+        Ok(vectors)
+    }
+
+    fn step(&mut self, texts: &[Vec<u32>], vectors: &mut Vec<Vec<f32>>) -> Result<()> {
+        let tokens: usize = texts.iter().map(Vec::len).sum();
+        let of_table = |block_size: usize| texts.iter().map(|t| t.len().div_ceil(block_size)).max().unwrap_or(0);
+        let table = self.block_size.map_or(0, of_table);
+        self.make_room(table * texts.len())?;
+        let bindings = Bindings::new()
+            .with(symbols::TOKENS, tokens)
+            .with(symbols::SEQS, texts.len())
+            .with(symbols::TABLE, table)
+            .with(symbols::BLOCKS, self.blocks);
+        self.compile()?;
+        let compiled = self.compiled.as_ref().expect("compiled just now");
+        let mut bucket = compiled.bucket(&bindings)?;
+        let ints = |shape: &[usize], values: Vec<i64>| Tensor::int(DType::I32, shape, values);
+        let rows = texts.iter().enumerate();
+        let mut start = 0;
+        let ends = texts.iter().map(|text| {
+            start += text.len() as i64;
+            start
+        });
+        for (name, tensor) in [
+            ("token_ids", ints(&[tokens], texts.iter().flatten().map(|t| i64::from(*t)).collect())),
+            ("token_type_ids", ints(&[tokens], vec![0; tokens])),
+            ("seq_ids", ints(&[tokens], rows.flat_map(|(i, t)| std::iter::repeat_n(i as i64, t.len())).collect())),
+            ("query_start", ints(&[texts.len() + 1], std::iter::once(0).chain(ends).collect())),
+            ("lengths", ints(&[texts.len()], vec![0; texts.len()])),
+            ("block_table", ints(&[texts.len(), table], (0..(texts.len() * table) as i64).collect())),
+        ] {
+            if bucket.input_index(name).is_some() {
+                bucket.set(name, &tensor)?;
+            }
+        }
+        run(&mut bucket)?;
+        let output = bucket.tensor(&self.output)?;
+        let width = output.shape[1];
+        for (text, row) in texts.iter().zip(output.floats().chunks(width.max(1))) {
+            if !row.iter().all(|x| x.is_finite()) {
+                return Err(EngineError::NotFinite { position: text.len() });
+            }
+            vectors.push(row.iter().map(|x| *x as f32).collect());
+        }
+        Ok(())
+    }
+
+    /// Makes the cache of a decoder have `blocks` blocks or more.
+    fn make_room(&mut self, blocks: usize) -> Result<()> {
+        if self.block_size.is_some() && blocks > self.blocks {
+            self.session.allocate_states(&self.graph, &Bindings::new().with(symbols::BLOCKS, blocks))?;
+            self.blocks = blocks;
+            // Programs hold the states that they were compiled for.
+            self.compiled = None;
+        }
+        Ok(())
+    }
+
+    fn compile(&mut self) -> Result<()> {
+        if self.compiled.is_none() {
+            self.compiled = Some(self.session.compile(&self.graph, &[&self.output])?);
+        }
+        Ok(())
+    }
+}
+
+fn run(bucket: &mut Bucket) -> Result<()> {
+    bucket.submit()?;
+    bucket.wait()?;
+    Ok(())
+}
+
+/// Ranges of texts of at most `tokens` tokens together, or of one.
+fn batches(texts: &[Vec<u32>], tokens: usize) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
+    let mut sum = 0;
+    for (i, text) in texts.iter().enumerate() {
+        match batches.last_mut() {
+            Some(batch) if sum + text.len() <= tokens => {
+                batch.end = i + 1;
+                sum += text.len();
+            }
+            _ => {
+                batches.push(i..i + 1);
+                sum = text.len();
+            }
+        }
+    }
+    batches
+}
+
+/// The cosine of the angle between each two vectors.
+pub fn similarities(vectors: &[Vec<f32>]) -> Vec<Vec<f64>> {
+    let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+    let cosine = |a: &[f32], b: &[f32]| dot(a, b) / (dot(a, a) * dot(b, b)).sqrt().max(f64::MIN_POSITIVE);
+    vectors.iter().map(|a| vectors.iter().map(|b| cosine(a, b)).collect()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_as_full_as_they_may_be() {
+        let texts: Vec<Vec<u32>> = [3, 4, 9, 1, 1].map(|n| vec![0; n]).into();
+        assert_eq!(batches(&texts, 7), [0..2, 2..3, 3..5]);
+        assert_eq!(batches(&texts, 1), [0..1, 1..2, 2..3, 3..4, 4..5]);
+        assert_eq!(batches(&texts, 100).len(), 1);
+        assert!(batches(&[], 5).is_empty());
+    }
+}
