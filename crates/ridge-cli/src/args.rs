@@ -12,6 +12,7 @@ pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
 use crate::chat::ChatArgs;
 use crate::embed::EmbedArgs;
+use crate::eval::EvalArgs;
 use crate::shell::{CompletionsArgs, ManArgs};
 use crate::tokenize::TokenizeArgs;
 
@@ -28,6 +29,7 @@ Examples:
   ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
   ridge chat --model DIR                      a conversation with it
   ridge tokenize \"Once upon a\"                how a text becomes tokens
+  ridge eval --perplexity FILE                how well a model predicts a text
   ridge inspect DIR                           what it is made of and what a token costs
   ridge doctor                                what this machine has and reaches"
 )]
@@ -42,6 +44,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     Embed(EmbedArgs),
     Tokenize(TokenizeArgs),
+    Eval(EvalArgs),
     Inspect(InspectArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),

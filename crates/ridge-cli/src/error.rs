@@ -98,6 +98,10 @@ pub(crate) enum Error {
     #[error("token {id} is not in the vocabulary of {tokens} tokens; check that the ids belong to this model")]
     NoSuchToken { id: u32, tokens: usize },
 
+    /// A file, or a line of one, that cannot be used.
+    #[error("{place}: {problem}")]
+    Data { place: String, problem: String },
+
     #[error("a message is empty; type one, or give --message TEXT")]
     EmptyMessage,
 

@@ -1,7 +1,7 @@
 //! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
 //!
 //! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
-//! is one file: `generate`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`.
+//! is one file: `generate`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`, `eval`.
 //! Newer commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
 //! shown, `error` what can go wrong.
 
@@ -10,6 +10,7 @@ mod chat;
 mod doctor;
 mod embed;
 mod error;
+mod eval;
 mod generate;
 mod input;
 mod inspect;
@@ -60,6 +61,7 @@ fn run(command: Command) -> Result<()> {
         Command::Chat(args) => chat::run(args.resolve()?),
         Command::Embed(args) => embed::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Eval(args) => eval::run(&args.resolve()?),
         Command::Inspect(args) => inspect::run(&args.resolve()?),
         Command::Doctor(args) => doctor::run(&args.resolve()),
         Command::Completions(args) => shell::completions(&args),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{Engine, EngineOptions};
-use ridge_graph::{Bindings, Role};
+use ridge_graph::{Bindings, Graph, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{BertConfig, BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
 use ridge_runtime::{Backend as _, Session};
@@ -93,6 +93,30 @@ pub(crate) fn start(
     settings: &ModelSettings,
     running: &Running,
 ) -> Result<Started> {
+    let (context, chunk) = (running.context, running.chunk.min(running.context));
+    let tokens = context.next_multiple_of(settings.options.block_size);
+    let workspace = |model: &Model, cpu: &Cpu| workspace(model, cpu, context, running.prompt, chunk);
+    let Prepared { session, model, threads } = prepare(files, config, settings, running, tokens, workspace)?;
+    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk })?;
+    Ok(Started { engine, model, threads })
+}
+
+/// A model whose weights are on the device.
+pub(crate) struct Prepared {
+    pub(crate) session: Session,
+    pub(crate) model: Model,
+    pub(crate) threads: usize,
+}
+
+/// Loads a model on the CPU, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
+pub(crate) fn prepare(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    settings: &ModelSettings,
+    running: &Running,
+    cached: usize,
+    workspace: impl Fn(&Model, &Cpu) -> Result<Bytes>,
+) -> Result<Prepared> {
     let source = weights(files, config, running.random_weights)?;
     let model = build(config, settings, &source, Some(running.context))?;
     if running.notes
@@ -100,44 +124,50 @@ pub(crate) fn start(
     {
         note(&left_out);
     }
-    let (context, chunk) = (running.context, running.chunk.min(running.context));
     let cpu = Cpu::new(CpuOptions { threads: running.threads, ..CpuOptions::default() })?;
     let weights_are_made = running.random_weights || settings.format.is_some();
     if let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() {
-        check_memory(&model, &cpu, (context, running.prompt, chunk), weights_are_made, available)?;
+        check_memory(&model, cached, || workspace(&model, &cpu), weights_are_made, available)?;
     }
     let (session, threads) = load(&model, &source, cpu)?;
-    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk })?;
-    Ok(Started { engine, model, threads })
+    Ok(Prepared { session, model, threads })
 }
 
 /// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
 fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usize) -> Result<Bytes> {
-    let table = context.div_ceil(model.block_size);
-    let bytes = |outputs: &[&str], tokens: usize| -> Result<usize> {
-        let lowered = ridge_runtime::lower(&model.graph, outputs, cpu.kernels())?;
-        let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1usize);
-        let bindings = bindings.with(symbols::TABLE, table).with(symbols::BLOCKS, table);
-        let plan = ridge_runtime::plan(&lowered, &bindings)?;
-        Ok(plan.arena_bytes + plan.output_bytes.iter().sum::<usize>())
-    };
+    let bytes = |outputs: &[&str], tokens| step_bytes(&model.graph, cpu, outputs, (tokens, 1), (context, model));
     // The last step gives a token; those before only fill the cache.
     let last = prompt.saturating_sub(1) % chunk + 1;
-    let filling = if prompt > chunk { bytes(&[], chunk)? } else { 0 };
-    Ok(Bytes(filling.max(bytes(&["next"], last)?) as u64))
+    let filling = if prompt > chunk { bytes(&[], chunk)? } else { Bytes(0) };
+    Ok(filling.max(bytes(&["next"], last)?))
+}
+
+/// Bytes of workspace and outputs of a step of `tokens` tokens and `seqs` sequences of `context` tokens.
+pub(crate) fn step_bytes(
+    graph: &Graph,
+    cpu: &Cpu,
+    outputs: &[&str],
+    (tokens, seqs): (usize, usize),
+    (context, model): (usize, &Model),
+) -> Result<Bytes> {
+    let table = context.div_ceil(model.block_size);
+    let lowered = ridge_runtime::lower(graph, outputs, cpu.kernels())?;
+    let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, seqs);
+    let bindings = bindings.with(symbols::TABLE, table).with(symbols::BLOCKS, table * seqs);
+    let plan = ridge_runtime::plan(&lowered, &bindings)?;
+    Ok(Bytes((plan.arena_bytes + plan.output_bytes.iter().sum::<usize>()) as u64))
 }
 
 /// Holds what the model will allocate against what this process can take, before the system does it in its own way.
 fn check_memory(
     model: &Model,
-    cpu: &Cpu,
-    (context, prompt, chunk): (usize, usize, usize),
+    cached: usize,
+    workspace: impl FnOnce() -> Result<Bytes>,
     weights_are_made: bool,
     available: Bytes,
 ) -> Result<()> {
-    let tokens = context.div_ceil(model.block_size) * model.block_size;
     let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
-    let cache = Bytes(per_token as u64) * tokens as u64;
+    let cache = Bytes(per_token as u64) * cached as u64;
     let weights = if weights_are_made { Bytes(weight_bytes(&model.graph)) } else { Bytes(0) };
     let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
     if weights > available {
@@ -146,7 +176,7 @@ fn check_memory(
     if weights + cache > available {
         return refused("the weights and the cache", weights + cache, "lower --context, or use --cache-dtype bf16");
     }
-    let needed = weights + cache + workspace(model, cpu, context, prompt, chunk)?;
+    let needed = weights + cache + workspace()?;
     if needed > available {
         return refused("the workspace of a step, the weights and the cache", needed, "lower --chunk");
     }
@@ -165,14 +195,15 @@ mod tests {
         let weights = Bytes(weight_bytes(&model.graph));
         let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
         let cache = Bytes(512 * per_token as u64);
-        let check = |chunk, available| check_memory(&model, &cpu, (512, 500, chunk), true, available);
+        let workspace = |chunk| workspace(&model, &cpu, 512, 500, chunk);
+        let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), true, available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
         assert!(said(500, weights).contains("--context"));
         assert!(said(500, weights + cache).starts_with("the workspace of a step, the weights and the cache need "));
         assert!(said(500, weights + cache).contains("--chunk"));
         // Smaller steps need less, and that is enough.
-        let little = weights + cache + workspace(&model, &cpu, 512, 500, 10).unwrap();
+        let little = weights + cache + workspace(10).unwrap();
         assert!(check(10, little).is_ok());
         assert!(said(500, little).contains("--chunk"));
     }

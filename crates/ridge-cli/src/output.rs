@@ -74,9 +74,10 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A bar over bytes, shown on a terminal once the wait is one.
+/// A bar over bytes, or over tokens, shown on a terminal once the wait is one.
 pub(crate) struct Progress {
     what: &'static str,
+    template: &'static str,
     total: u64,
     started: Instant,
     bar: Option<ProgressBar>,
@@ -87,21 +88,28 @@ const NOTICED: Duration = Duration::from_millis(300);
 
 impl Progress {
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
-        Self { what, total, started: Instant::now(), bar: None }
+        Self::with(what, "{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {eta} left", total)
     }
 
-    pub(crate) fn at(&mut self, bytes: u64) {
+    pub(crate) fn of_tokens(what: &'static str, total: u64) -> Self {
+        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} tokens, {eta} left", total)
+    }
+
+    fn with(what: &'static str, template: &'static str, total: u64) -> Self {
+        Self { what, template, total, started: Instant::now(), bar: None }
+    }
+
+    pub(crate) fn at(&mut self, done: u64) {
         if self.bar.is_none() && self.started.elapsed() > NOTICED && io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
-            let template = "{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {eta} left";
-            if let Ok(style) = ProgressStyle::with_template(template) {
+            if let Ok(style) = ProgressStyle::with_template(self.template) {
                 bar.set_style(style.progress_chars("=> "));
             }
             bar.set_message(self.what);
             self.bar = Some(bar);
         }
         if let Some(bar) = &self.bar {
-            bar.set_position(bytes);
+            bar.set_position(done);
         }
     }
 }

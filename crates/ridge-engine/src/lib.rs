@@ -2,15 +2,19 @@
 //!
 //! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
 //! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
-//! answer are the same thing. Read `engine` first; `programs` are what steps run, `blocks` says which cache blocks a sequence owns, `sampling` what
-//! may be asked of a sampler, `text` how tokens become text that stops where it should.
+//! answer are the same thing. Read `engine` first; `programs` are what steps run, `blocks` says which cache blocks a
+//! sequence owns, `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should.
+//! `scoring` runs the other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed`
+//! makes vectors of texts.
 
 mod blocks;
 mod embed;
 mod engine;
 mod error;
+pub mod evaluate;
 mod programs;
 mod sampling;
+pub mod scoring;
 mod text;
 
 pub use blocks::{BlockId, Blocks};

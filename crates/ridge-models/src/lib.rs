@@ -35,7 +35,7 @@ pub use config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, Model
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
 pub use families::llama;
-pub use loss::with_loss;
+pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,
 };

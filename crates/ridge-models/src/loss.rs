@@ -1,6 +1,7 @@
-//! The loss that a model is trained with.
+//! What a decoder's logits say of given next tokens: the loss that it is trained with, and the scores that it is
+//! evaluated by. Both are added to a finished graph.
 
-use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type};
+use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type, Var};
 
 use crate::model::symbols;
 
@@ -12,14 +13,9 @@ use crate::model::symbols;
 /// When the graph has no output `all_logits` of `[tokens, vocab]`.
 pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
     let (mut g, mut outputs) = Builder::reopen(graph.clone());
-    let logits = outputs.iter().find(|(name, _)| name == "all_logits").map(|(_, var)| *var);
-    let logits = logits.ok_or_else(|| {
-        let known: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
-        let why = format!("no output `all_logits` to compare with targets; the graph has {}", known.join(", "));
-        GraphError::Use { at: "loss".into(), why }
-    })?;
+    let logits = all_logits(&outputs, "loss")?;
     let loss = g.scoped("loss", |g| {
-        let targets = g.step_input("targets", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
+        let targets = targets(g)?;
         let losses = g.cross_entropy(logits, targets)?;
         let sum = g.reduce_sum(losses, 0)?;
         let zero = g.constant(DType::I32, 0.0)?;
@@ -33,4 +29,34 @@ pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
     })?;
     outputs.push(("loss".into(), loss));
     g.finish(outputs)
+}
+
+/// `graph`, a decoder's, with the step input `targets` as [`with_loss`] has it, and the output `scores`, f32
+/// `[tokens]`: the natural logarithm of the probability that `all_logits` gives each target, 0 where none is asked for.
+///
+/// # Errors
+/// When the graph has no output `all_logits` of `[tokens, vocab]`.
+pub fn with_scores(graph: &Graph) -> GraphResult<Graph> {
+    let (mut g, mut outputs) = Builder::reopen(graph.clone());
+    let logits = all_logits(&outputs, "scores")?;
+    let scores = g.scoped("scores", |g| {
+        let targets = targets(g)?;
+        let losses = g.cross_entropy(logits, targets)?;
+        g.neg(losses)
+    })?;
+    outputs.push(("scores".into(), scores));
+    g.finish(outputs)
+}
+
+fn all_logits(outputs: &[(String, Var)], at: &str) -> GraphResult<Var> {
+    let logits = outputs.iter().find(|(name, _)| name == "all_logits").map(|(_, var)| *var);
+    logits.ok_or_else(|| {
+        let known: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        let why = format!("no output `all_logits` to compare with targets; the graph has {}", known.join(", "));
+        GraphError::Use { at: at.into(), why }
+    })
+}
+
+fn targets(g: &mut Builder) -> GraphResult<Var> {
+    g.step_input("targets", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))
 }

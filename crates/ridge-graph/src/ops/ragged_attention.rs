@@ -123,10 +123,7 @@ impl Composite for RaggedAttention {
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         // By heads, whole groups to a rank.
         let heads = Placement::shard(1);
-        vec![Rule {
-            inputs: vec![heads, heads, heads, Placement::Replicate],
-            outputs: vec![heads],
-        }]
+        vec![Rule { inputs: vec![heads, heads, heads, Placement::Replicate], outputs: vec![heads] }]
     }
 }
 

@@ -1,0 +1,296 @@
+//! How probable a model finds given texts: the log-probabilities of continuations behind a context.
+//!
+//! The scores are computed on the device, from a reading of the model's graph in which each token has a target; logits
+//! never come to the host. Questions run together, in steps of a bounded number of tokens. Each context is computed once,
+//! and then, one continuation of every question at a time, the continuations, each in the place of the one before it.
+
+use std::collections::HashMap;
+
+use ridge_graph::Bindings;
+use ridge_models::{Model, symbols, with_scores};
+use ridge_runtime::{Bucket, Compiled, Session};
+
+use crate::error::{EngineError, Result};
+
+/// Buckets that are kept ready.
+const BUCKETS: usize = 16;
+
+/// How much a scorer runs at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScorerOptions {
+    /// Tokens that the model reads for one continuation at most.
+    pub context: usize,
+    /// Tokens of one step at most.
+    pub step: usize,
+    /// Questions at a time at most.
+    pub questions: usize,
+}
+
+impl ScorerOptions {
+    /// Blocks of the cache: enough for one question of the longest kind, and for a step's tokens of any questions.
+    pub fn blocks(&self, block_size: usize) -> usize {
+        self.context.div_ceil(block_size).max(self.step.div_ceil(block_size) + self.questions)
+    }
+}
+
+/// What is to be scored: each continuation behind the same context.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question<'a> {
+    /// At least one token.
+    pub context: &'a [u32],
+    /// The tokens that may follow.
+    pub continuations: Vec<&'a [u32]>,
+}
+
+impl Question<'_> {
+    /// Tokens that the model reads for its longest continuation: all but the last, which nothing follows.
+    pub fn positions(&self) -> usize {
+        let longest = self.continuations.iter().map(|c| c.len()).max().unwrap_or(0);
+        (self.context.len() + longest).saturating_sub(1)
+    }
+
+    /// Tokens that the model computes for it.
+    pub fn work(&self) -> usize {
+        let continuations: usize = self.continuations.iter().map(|c| c.len()).sum();
+        self.context.len().saturating_sub(1) + continuations
+    }
+}
+
+/// Scores texts by one model on one device.
+pub struct Scorer {
+    vocab: usize,
+    block_size: usize,
+    options: ScorerOptions,
+    table: usize,
+    block_count: usize,
+    /// Only fills the cache.
+    filling: Programs,
+    /// Gives the score of each token's target.
+    scoring: Programs,
+}
+
+/// Tokens of one row that are to be computed together, those of one question behind what it has in the cache.
+struct Piece<'a> {
+    row: usize,
+    /// Tokens in the cache before them.
+    length: usize,
+    tokens: Vec<u32>,
+    /// The tokens that should follow each; none while a context is filled in.
+    targets: &'a [u32],
+    /// Where their scores go: the question and the continuation.
+    place: (usize, usize),
+}
+
+impl Scorer {
+    /// A scorer for `model`, whose weights `session` has. Allocates a cache.
+    ///
+    /// # Errors
+    /// When a setting is out of range, memory runs out, or the device cannot run the model.
+    pub fn new(mut session: Session, model: &Model, options: ScorerOptions) -> Result<Self> {
+        for (name, value) in [("context", options.context), ("step", options.step), ("questions", options.questions)] {
+            if value == 0 {
+                return Err(EngineError::Setting { name, value: "0".into(), why: "must be at least 1".into() });
+            }
+        }
+        if options.context > model.max_context {
+            return Err(EngineError::Setting {
+                name: "context",
+                value: options.context.to_string(),
+                why: format!("the model was made for at most {} tokens", model.max_context),
+            });
+        }
+        let block_count = options.blocks(model.block_size);
+        let graph = with_scores(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;
+        session.allocate_states(&graph, &Bindings::new().with(symbols::BLOCKS, block_count))?;
+        Ok(Self {
+            vocab: model.vocab_size,
+            block_size: model.block_size,
+            options,
+            table: options.context.div_ceil(model.block_size),
+            block_count,
+            filling: Programs::new(session.compile(&graph, &[])?),
+            scoring: Programs::new(session.compile(&graph, &["scores"])?),
+        })
+    }
+
+    /// For each question and each of its continuations the natural logarithms of the probabilities of its tokens, each
+    /// behind the context and the tokens before it. `progress` is told of computed tokens, those of all
+    /// [`work`](Question::work) in the end.
+    ///
+    /// # Errors
+    /// When a question has no context, a token that is not of the vocabulary, or more tokens than the context holds,
+    /// before anything is computed; when the device fails, or a score is not finite.
+    pub fn score(&mut self, questions: &[Question<'_>], mut progress: impl FnMut(usize)) -> Result<Vec<Vec<Vec<f32>>>> {
+        questions.iter().try_for_each(|q| self.check(q))?;
+        let mut scores: Vec<Vec<Vec<f32>>> =
+            questions.iter().map(|q| q.continuations.iter().map(|c| Vec::with_capacity(c.len())).collect()).collect();
+        let mut next = 0;
+        while next < questions.len() {
+            let (count, tables) = self.batch(&questions[next..]);
+            let batch = || questions[next..].iter().take(count).enumerate();
+            let fill = batch().map(|(row, q)| Piece {
+                row,
+                length: 0,
+                tokens: q.context[..q.context.len() - 1].to_vec(),
+                targets: &[],
+                place: (next + row, 0),
+            });
+            self.run(fill.collect(), &tables, &mut scores, &mut progress)?;
+            let most = batch().map(|(_, q)| q.continuations.len()).max().unwrap_or(0);
+            for which in 0..most {
+                let pieces = batch().filter_map(|(row, q)| {
+                    let targets = *q.continuations.get(which).filter(|c| !c.is_empty())?;
+                    // What is read is one behind what is predicted.
+                    let read = q.context.last().into_iter().chain(&targets[..targets.len() - 1]).copied();
+                    let length = q.context.len() - 1;
+                    Some(Piece { row, length, tokens: read.collect(), targets, place: (next + row, which) })
+                });
+                self.run(pieces.collect(), &tables, &mut scores, &mut progress)?;
+            }
+            next += count;
+        }
+        Ok(scores)
+    }
+
+    fn check(&self, question: &Question<'_>) -> Result<()> {
+        if question.context.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let mut tokens = question.continuations.iter().copied().chain([question.context]).flatten();
+        if let Some(token) = tokens.find(|t| **t as usize >= self.vocab) {
+            return Err(EngineError::UnknownToken { token: *token, vocab: self.vocab });
+        }
+        if question.positions() > self.options.context {
+            return Err(EngineError::PromptTooLong { prompt: question.positions(), context: self.options.context });
+        }
+        Ok(())
+    }
+
+    /// How many of the first questions fit into the cache together, at least one, and the blocks of each.
+    fn batch(&self, questions: &[Question<'_>]) -> (usize, Vec<std::ops::Range<usize>>) {
+        let mut used = 0;
+        let mut tables = Vec::with_capacity(self.options.questions);
+        for question in questions.iter().take(self.options.questions) {
+            let end = used + question.positions().div_ceil(self.block_size);
+            if end > self.block_count {
+                break;
+            }
+            tables.push(used..end);
+            used = end;
+        }
+        (tables.len(), tables)
+    }
+
+    /// Runs pieces, in order, in steps of as many tokens as one may have.
+    fn run(
+        &mut self,
+        mut pieces: Vec<Piece<'_>>,
+        tables: &[std::ops::Range<usize>],
+        scores: &mut [Vec<Vec<f32>>],
+        progress: &mut impl FnMut(usize),
+    ) -> Result<()> {
+        pieces.retain(|p| !p.tokens.is_empty());
+        // Of the first piece, how many tokens were in steps before.
+        let (mut first, mut done) = (0, 0);
+        while first < pieces.len() {
+            let mut room = self.options.step;
+            let mut step = Vec::new();
+            while first < pieces.len() && room > 0 {
+                let end = pieces[first].tokens.len().min(done + room);
+                step.push((&pieces[first], done..end));
+                room -= end - done;
+                (first, done) = if end == pieces[first].tokens.len() { (first + 1, 0) } else { (first, end) };
+            }
+            self.step(&step, tables, scores)?;
+            progress(self.options.step - room);
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        step: &[(&Piece<'_>, std::ops::Range<usize>)],
+        tables: &[std::ops::Range<usize>],
+        scores: &mut [Vec<Vec<f32>>],
+    ) -> Result<()> {
+        let tokens: usize = step.iter().map(|(_, part)| part.len()).sum();
+        let scored = step.iter().any(|(piece, _)| !piece.targets.is_empty());
+        let bindings = Bindings::new()
+            .with(symbols::TOKENS, tokens)
+            .with(symbols::SEQS, step.len())
+            .with(symbols::TABLE, self.table)
+            .with(symbols::BLOCKS, self.block_count);
+        let programs = if scored { &mut self.scoring } else { &mut self.filling };
+        let bucket = programs.bucket((tokens, step.len()), &bindings)?;
+        let parts = || step.iter().map(|(piece, part)| &piece.tokens[part.clone()]);
+        fill(bucket, "token_ids", parts().flatten().map(|t| *t as i32));
+        let rows = step.iter().enumerate().flat_map(|(i, (_, part))| part.clone().map(move |_| i as i32));
+        fill(bucket, "seq_ids", rows);
+        let mut end = 0;
+        let ends = parts().map(|part| {
+            end += part.len() as i32;
+            end
+        });
+        fill(bucket, "query_start", std::iter::once(0).chain(ends));
+        fill(bucket, "lengths", step.iter().map(|(piece, part)| (piece.length + part.start) as i32));
+        let table = self.table;
+        let blocks = step.iter().flat_map(|(piece, _)| {
+            let blocks = tables[piece.row].clone();
+            (0..table).map(move |i| blocks.clone().nth(i).map_or(-1, |b| b as i32))
+        });
+        fill(bucket, "block_table", blocks);
+        if scored {
+            let targets = step.iter().flat_map(|(piece, part)| piece.targets[part.clone()].iter().map(|t| *t as i32));
+            fill(bucket, "targets", targets);
+        }
+        bucket.submit()?;
+        bucket.wait()?;
+        if scored {
+            let index = bucket.output_index("scores").unwrap_or_default();
+            let mut values = bucket.output(index).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
+            for (piece, part) in step {
+                // The positions first: the side that ends must not have taken the next piece's value.
+                for (position, value) in (piece.length + part.start + 1..=piece.length + part.end).zip(values.by_ref())
+                {
+                    if !value.is_finite() {
+                        return Err(EngineError::NotFinite { position });
+                    }
+                    scores[piece.place.0][piece.place.1].push(value);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Fills a step input, if the program reads it.
+fn fill(bucket: &mut Bucket, name: &str, values: impl Iterator<Item = i32>) {
+    if let Some(index) = bucket.input_index(name) {
+        for (to, from) in bucket.input(index).as_chunks_mut::<4>().0.iter_mut().zip(values) {
+            *to = from.to_le_bytes();
+        }
+    }
+}
+
+/// A compiled graph and its buckets by (tokens, rows).
+struct Programs {
+    compiled: Compiled,
+    ready: HashMap<(usize, usize), Bucket>,
+}
+
+impl Programs {
+    fn new(compiled: Compiled) -> Self {
+        Self { compiled, ready: HashMap::with_capacity(BUCKETS) }
+    }
+
+    /// Texts of one length come one after another, so what is full is emptied.
+    fn bucket(&mut self, key: (usize, usize), bindings: &Bindings) -> Result<&mut Bucket> {
+        if self.ready.len() >= BUCKETS && !self.ready.contains_key(&key) {
+            self.ready.clear();
+        }
+        Ok(match self.ready.entry(key) {
+            std::collections::hash_map::Entry::Occupied(ready) => ready.into_mut(),
+            std::collections::hash_map::Entry::Vacant(free) => free.insert(self.compiled.bucket(bindings)?),
+        })
+    }
+}
