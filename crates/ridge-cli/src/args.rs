@@ -10,6 +10,7 @@ use ridge_graph::format;
 
 pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
+use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
 use crate::embed::EmbedArgs;
 use crate::eval::EvalArgs;
@@ -30,6 +31,7 @@ Examples:
   ridge chat --model DIR                      a conversation with it
   ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge eval --perplexity FILE                how well a model predicts a text
+  ridge bench --model DIR                     how fast it is, beside its floor
   ridge inspect DIR                           what it is made of and what a token costs
   ridge doctor                                what this machine has and reaches"
 )]
@@ -44,6 +46,7 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     Embed(EmbedArgs),
     Tokenize(TokenizeArgs),
+    Bench(BenchArgs),
     Eval(EvalArgs),
     Inspect(InspectArgs),
     Doctor(DoctorArgs),

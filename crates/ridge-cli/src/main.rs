@@ -1,11 +1,12 @@
 //! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
 //!
 //! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
-//! is one file: `generate`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`, `eval`.
+//! is one file: `generate`, `bench`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`, `eval`.
 //! Newer commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
 //! shown, `error` what can go wrong.
 
 mod args;
+mod bench;
 mod chat;
 mod doctor;
 mod embed;
@@ -61,6 +62,7 @@ fn run(command: Command) -> Result<()> {
         Command::Chat(args) => chat::run(args.resolve()?),
         Command::Embed(args) => embed::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
+        Command::Bench(args) => bench::run(&args.resolve()?),
         Command::Eval(args) => eval::run(&args.resolve()?),
         Command::Inspect(args) => inspect::run(&args.resolve()?),
         Command::Doctor(args) => doctor::run(&args.resolve()),

@@ -18,6 +18,8 @@ use ridge_runtime::{Bucket, Compiled, Result, Session, WeightData};
 use crate::backend::{Cpu, CpuOptions};
 use crate::simd::vectorised;
 
+/// Least bytes that are read between two meetings of the threads.
+const LEAST_READ: Bytes = Bytes::from_mib(16);
 /// Most repetitions of one measurement.
 const MOST: usize = 64;
 /// Fewest repetitions, however long they take.
@@ -46,22 +48,28 @@ impl MemoryProbe {
     }
 
     /// The rate at which `threads` threads read all of it, each a part, for about `budget`: a pass adds up 64-bit
-    /// words, and counts each byte once.
+    /// words, and counts each byte once. Where it is little, threads meet only after several passes.
     pub fn read(&self, threads: usize, budget: Duration) -> Figure<BytesPerSecond> {
         let part = self.words.len().div_ceil(threads.max(1)).max(1);
         let parts: Vec<&[u64]> = self.words.chunks(part).collect();
         let (barrier, go) = (Barrier::new(parts.len().max(1)), AtomicBool::new(true));
         let mut times = Times::new(budget);
+        let passes = (LEAST_READ.0 / (8 * self.words.len() as u64).max(1)).clamp(1, 1 << 12);
+        let read = |part: &[u64]| {
+            for _ in 0..passes {
+                black_box(sum(black_box(part)));
+            }
+        };
         std::thread::scope(|scope| {
             for part in parts.iter().skip(1) {
-                let (barrier, go) = (&barrier, &go);
+                let (barrier, go, read) = (&barrier, &go, &read);
                 scope.spawn(move || {
                     loop {
                         barrier.wait();
                         if !go.load(Ordering::Acquire) {
                             break;
                         }
-                        black_box(sum(part));
+                        read(part);
                         barrier.wait();
                     }
                 });
@@ -73,15 +81,18 @@ impl MemoryProbe {
                     break;
                 }
                 let start = Instant::now();
-                black_box(parts.first().map(|part| sum(part)));
+                if let Some(part) = parts.first() {
+                    read(part);
+                }
                 barrier.wait();
                 times.push(start.elapsed());
             }
         });
         let bytes = Bytes(8 * self.words.len() as u64);
-        let rate = |time: Seconds| bytes / time;
+        let rate = |time: Seconds| bytes * passes / time;
         let (best, median) = times.best_and_median();
-        let work = format!("passes over {bytes} by {}", count(parts.len().max(1), "thread"));
+        let of = if passes > 1 { format!("rounds of {passes} ") } else { String::new() };
+        let work = format!("{of}passes over {bytes} by {}", count(parts.len().max(1), "thread"));
         Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median)))
     }
 }

@@ -5,9 +5,10 @@
 //! answer are the same thing. Read `engine` first; `programs` are what steps run, `blocks` says which cache blocks a
 //! sequence owns, `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should.
 //! `scoring` runs the other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed`
-//! makes vectors of texts.
+//! makes vectors of texts. `costs` is what a step costs.
 
 mod blocks;
+pub mod costs;
 mod embed;
 mod engine;
 mod error;

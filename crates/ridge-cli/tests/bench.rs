@@ -1,0 +1,53 @@
+//! `ridge bench`, run as users run it. No speed is asserted.
+
+mod common;
+
+use common::{fixture, json, ridge, stdout};
+
+#[test]
+fn each_test_stands_beside_its_floor() {
+    let args = ["--prompt", "8,24", "--generate", "4", "--context", "16", "--batch", "2", "--chunk", "10"];
+    let object = json(&[&["bench", "--json", "--repeat", "2"], &args[..]].concat());
+    let results = object["results"].as_array().unwrap();
+    let names: Vec<&str> = results.iter().map(|r| r["test"].as_str().unwrap()).collect();
+    assert_eq!(names, ["pp8 @ d16", "pp24 @ d16", "tg4 @ d16"]);
+    for result in results {
+        let (measured, modelled) = (&result["measured"], &result["modelled"]);
+        assert_eq!(measured["seconds"].as_array().unwrap().len(), 2, "the run that warms up is not among them");
+        for (place, name) in [
+            (measured, "median_seconds"),
+            (measured, "tokens_per_second"),
+            (modelled, "floor_seconds"),
+            (modelled, "flops"),
+            (modelled, "bytes"),
+        ] {
+            assert!(place[name].as_f64().unwrap() > 0.0, "{name}: {result}");
+        }
+        assert!(["memory", "compute"].contains(&modelled["limit"].as_str().unwrap()));
+    }
+    assert_eq!(object["machine"]["memory_read"]["provenance"], "measured");
+    assert_eq!((&object["settings"]["batch"], &object["settings"]["context"]), (&2.into(), &16.into()));
+}
+
+#[test]
+fn a_configuration_is_enough_with_random_weights() {
+    let folder = fixture("gqa2_tied");
+    let args = ["--random-weights", "--prompt", "0", "--generate", "2", "--repeat", "1"];
+    let text = stdout(&[&["bench", "--model", &folder], &args[..]].concat());
+    assert!(text.contains("(measured)") && text.contains("floor modelled"), "{text}");
+    assert!(text.contains("\ntg2 ") && !text.contains("\npp"), "{text}");
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_its_flag() {
+    for (args, said) in [
+        (&["--prompt", "513"][..], "--prompt 513: with 0 in the cache"),
+        (&["--context", "500", "--generate", "13"], "--generate 13: with 500 in the cache"),
+        (&["--context", "512"], "--context 512: leaves no room"),
+        (&["--prompt", "0", "--generate", "0"], "leave nothing to run"),
+    ] {
+        let ran = ridge(&[&["bench"], args].concat());
+        assert_eq!(ran.code, 2, "{}", ran.stderr);
+        assert!(ran.stderr.contains(said), "{}", ran.stderr);
+    }
+}

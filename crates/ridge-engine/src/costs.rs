@@ -1,0 +1,76 @@
+//! What a step costs, read off the graph as a backend runs it.
+
+use ridge_graph::passes::Kernel;
+use ridge_graph::{Bindings, Cost, GraphError, Poly};
+use ridge_models::{Model, attention_symbols, symbols};
+use ridge_runtime::{RuntimeError, lower};
+
+use crate::error::Result;
+
+/// The work of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepWork {
+    /// Multiplies and adds of matrix products, 2 a pair.
+    pub matrix_flops: f64,
+    /// Arithmetic of all kinds.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: u64,
+}
+
+/// The cost of steps that sample the next tokens, of any sequences.
+#[derive(Clone, Debug)]
+pub struct StepCost {
+    cost: Cost,
+    block_size: usize,
+    windows: Vec<Option<usize>>,
+}
+
+impl StepCost {
+    /// Of `model` as a backend with these kernels runs it: values that stay within a fused group cost no bytes.
+    ///
+    /// # Errors
+    /// When the graph has no output `next`.
+    pub fn new(model: &Model, kernels: &[Kernel]) -> Result<Self> {
+        Ok(Self {
+            cost: lower(&model.graph, &["next"], kernels)?.cost(),
+            block_size: model.block_size,
+            windows: model.state_groups.iter().map(|group| group.window).collect(),
+        })
+    }
+
+    /// The work of a step over sequences of `(tokens in the cache, tokens of the step)`.
+    ///
+    /// # Errors
+    /// A mistake of ours: when the graph costs in symbols that no step has.
+    pub fn at(&self, sequences: &[(usize, usize)]) -> Result<StepWork> {
+        let step = self.bindings(sequences);
+        let amount = |poly: &Poly| poly.eval(&step).map_err(|e| RuntimeError::from(GraphError::from(e)));
+        Ok(StepWork {
+            matrix_flops: amount(&self.cost.matrix_flops)? as f64,
+            flops: amount(&self.cost.flops())? as f64,
+            bytes: u64::try_from(amount(&self.cost.bytes())?).unwrap_or(u64::MAX),
+        })
+    }
+
+    fn bindings(&self, sequences: &[(usize, usize)]) -> Bindings {
+        let blocks = |(cached, tokens): &(usize, usize)| (cached + tokens).div_ceil(self.block_size);
+        let mut step = Bindings::new()
+            .with(symbols::TOKENS, sequences.iter().map(|s| s.1).sum::<usize>())
+            .with(symbols::SEQS, sequences.len())
+            .with(symbols::TABLE, sequences.iter().map(blocks).max().unwrap_or(0))
+            .with(symbols::BLOCKS, sequences.iter().map(blocks).sum::<usize>());
+        for window in &self.windows {
+            let window_or = |most: usize| window.map_or(most, |w| w.min(most));
+            let pairs =
+                |(cached, tokens): &(usize, usize)| -> usize { (cached + 1..=cached + tokens).map(window_or).sum() };
+            // What the first token sees, and the tokens of the step behind it.
+            let read = |(cached, tokens): &(usize, usize)| window_or(cached + 1) + tokens.saturating_sub(1);
+            let (pairs_name, cached_name) = attention_symbols(*window);
+            step = step
+                .with(pairs_name.name(), sequences.iter().map(pairs).sum::<usize>())
+                .with(cached_name.name(), sequences.iter().map(read).sum::<usize>());
+        }
+        step
+    }
+}

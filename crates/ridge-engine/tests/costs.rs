@@ -1,0 +1,36 @@
+//! What a step costs as it runs, against what `ridge inspect` tells of the model as it was written.
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::costs::StepCost;
+use ridge_models::{BuildOptions, ModelFiles, Summary};
+use ridge_runtime::Backend as _;
+
+#[test]
+fn a_step_multiplies_what_inspect_tells_and_moves_no_more_bytes() {
+    let config = ModelFiles::open(None).and_then(|files| files.config()).expect("embedded");
+    let model = config.build(&BuildOptions::default()).expect("builds");
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
+    let cost = StepCost::new(&model, cpu.kernels()).expect("lowers");
+    for context in [1, 17, 512] {
+        let told = Summary::new(&model, context).expect("sums up").token;
+        let step = cost.at(&[(context - 1, 1)]).expect("bound");
+        assert_eq!(step.matrix_flops, told.matrix_flops as f64);
+        let (least, most) =
+            (Summary::new(&model, 1).expect("sums up").weight_bytes, told.bytes_read + told.bytes_written);
+        assert!(step.bytes <= most, "{} bytes as it runs, {most} as it is written", step.bytes);
+        // The one row of the embedding that is read is also read as a row of the output.
+        assert!(step.bytes >= least, "{} bytes, and {least} of weights", step.bytes);
+    }
+}
+
+#[test]
+fn a_prompt_in_two_steps_computes_the_same_products_but_for_the_output() {
+    let config = ModelFiles::open(None).and_then(|files| files.config()).expect("embedded");
+    let model = config.build(&BuildOptions::default()).expect("builds");
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
+    let cost = StepCost::new(&model, cpu.kernels()).expect("lowers");
+    let flops = |sequences: &[(usize, usize)]| cost.at(sequences).expect("bound").matrix_flops;
+    let output = 2.0 * 64.0 * 512.0;
+    assert_eq!(flops(&[(0, 100)]) + output, flops(&[(0, 37)]) + flops(&[(37, 63)]));
+    assert_eq!(flops(&[(0, 100), (5, 1)]), flops(&[(0, 100)]) + flops(&[(5, 1)]));
+}
