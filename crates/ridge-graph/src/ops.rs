@@ -2,9 +2,10 @@
 //! [`registry`], and it is tested on every backend, dtype and mesh by existing.
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
-//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, `softmax`, then, when it serves,
-//! `history`, `logit_bias`, `penalties`, `dry` and `sampling`, or `cross_entropy` and `adamw` when it trains. `rope_scaling.rs` and `paging.rs` are no ops: they
-//! make rotary frequencies, and the valid block tables of samples.
+//! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
+//! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry` and
+//! `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
+//! `rope_scaling.rs` and `paging.rs` are no ops: they make rotary frequencies, and the valid block tables of samples.
 
 mod adamw;
 mod attention;
@@ -12,13 +13,16 @@ mod cross_entropy;
 mod dry;
 mod embedding;
 mod gelu;
+mod grouped_linear;
 mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
 mod logit_bias;
+mod moe_router;
 mod paging;
 mod penalties;
+pub mod planned;
 mod ragged_attention;
 mod rms_norm;
 mod rope;
@@ -34,11 +38,13 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
 pub use dry::Dry;
 pub use embedding::Embedding;
 pub use gelu::Gelu;
+pub use grouped_linear::GroupedLinear;
 pub use history::HistoryWrite;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
 pub use logit_bias::LogitBias;
+pub use moe_router::MoeRouter;
 pub use penalties::Penalties;
 pub use ragged_attention::RaggedAttention;
 pub use rms_norm::RmsNorm;
@@ -76,12 +82,14 @@ pub fn registry() -> &'static [Entry] {
         Entry { name: "dry", samples: dry::samples },
         Entry { name: "embedding", samples: embedding::samples },
         Entry { name: "gelu", samples: gelu::samples },
+        Entry { name: "grouped_linear", samples: grouped_linear::samples },
         Entry { name: "history_write", samples: history::samples },
         Entry { name: "kv_write", samples: kv_write::samples },
         Entry { name: "layer_norm", samples: layer_norm::samples },
         Entry { name: "linear", samples: linear::samples },
         Entry { name: "linear_group", samples: linear::samples_group },
         Entry { name: "logit_bias", samples: logit_bias::samples },
+        Entry { name: "moe_router", samples: moe_router::samples },
         Entry { name: "penalties", samples: penalties::samples },
         Entry { name: "ragged_attention", samples: ragged_attention::samples },
         Entry { name: "rms_norm", samples: rms_norm::samples },

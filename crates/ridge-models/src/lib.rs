@@ -31,7 +31,9 @@ pub mod tokenizer;
 mod weights;
 
 pub use checkpoint::{Checkpoint, TensorView};
-pub use config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{
+    BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, PlannedConfig, RopeConfig, RopeScaling,
+};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
 pub use families::llama;

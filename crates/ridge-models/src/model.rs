@@ -32,8 +32,12 @@ pub struct StateGroup {
     pub states: Vec<String>,
     /// Bytes that one token takes in all of them together.
     pub bytes_per_token: usize,
+    /// Bytes that one sequence takes in all of them together however long it is: the state of a recurrence.
+    pub bytes_per_sequence: usize,
     /// Only the last this many tokens are ever read; all of them if `None`.
     pub window: Option<usize>,
+    /// Over how many ranks it can be cut: its key and value heads, or 1 for what all heads share.
+    pub heads: usize,
 }
 
 /// A model ready to be compiled.
@@ -94,6 +98,8 @@ pub mod symbols {
     pub const PAIRS: &str = "pairs";
     /// Tokens that the step reads from the cache: an extent of no tensor, for costs.
     pub const CACHED: &str = "cached";
+    /// Experts of a layer that the step's tokens reach: an extent of no tensor, for costs.
+    pub const REACHED: &str = "reached";
 }
 
 /// The inputs of a decoder's step. Each running sequence owns a row of the tables; what a token's position and slot
@@ -158,7 +164,8 @@ fn history_type(options: &BuildOptions) -> Type {
 
 /// What keeps the tokens.
 pub(crate) fn history_group() -> StateGroup {
-    StateGroup { states: vec![HISTORY.to_owned()], bytes_per_token: DType::I32.size_bytes(), window: None }
+    let bytes_per_token = DType::I32.size_bytes();
+    StateGroup { states: vec![HISTORY.to_owned()], bytes_per_token, bytes_per_sequence: 0, window: None, heads: 1 }
 }
 
 /// Ends a decoder's graph from its last hidden states `[tokens, hidden]`, with the outputs that compilation chooses

@@ -21,6 +21,7 @@ mod mistral;
 mod model;
 mod olmo2;
 mod phi3;
+mod planned;
 mod qwen;
 mod rope;
 
@@ -37,5 +38,6 @@ pub use mistral::MistralConfig;
 pub use model::ModelConfig;
 pub use olmo2::Olmo2Config;
 pub use phi3::Phi3Config;
+pub use planned::{Channel, ExpertsConfig, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;
 pub use rope::{RopeConfig, RopeScaling};

@@ -182,7 +182,8 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
         let window = family.window(index);
         let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
         if at == groups.len() {
-            groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, window });
+            let heads = config.num_key_value_heads;
+            groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window, heads });
             let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
             functions.push(g.function(name, |g| layer(g, family, window, options))?);
         }

@@ -16,6 +16,7 @@ mod llama;
 mod mistral;
 mod olmo2;
 mod phi3;
+mod planned;
 mod qwen;
 
 use ridge_graph::Result as GraphResult;

@@ -1,0 +1,171 @@
+//! Which experts each token goes to, and how much each counts (Shazeer et al. 2017, "Outrageously Large Neural
+//! Networks", section 2.1; sigmoid scores, biases and groups of DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2).
+
+use crate::builder::Builder;
+use crate::cost::Cost;
+use crate::dim::Dim;
+use crate::dtype::DType;
+use crate::error::{Result, Why};
+use crate::graph::Var;
+use crate::op::Composite;
+use crate::sample::{Rng, Sample};
+use crate::shard::{Rule, rowwise_rules};
+use crate::types::{Shape, Type};
+
+/// The `top_k` experts of each token, best first, and their weights.
+///
+/// `logits`: `[tokens, experts]` of any float dtype; `bias`, if there is one: f32 `[experts]`, added to the scores for
+/// the choice alone. Gives i32 `[tokens, top_k]` and f32 `[tokens, top_k]`. Of equal scores the lower expert is first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeRouter {
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Scores are sigmoids of the logits; else their softmax over the experts.
+    pub sigmoid: bool,
+    /// Are the weights divided by their sum?
+    pub normalise: bool,
+    /// Factor of the weights.
+    pub scale: f64,
+    /// Is there a second input to choose by?
+    pub bias: bool,
+    /// `(groups, kept)`: experts are in this many groups, and a token takes its experts from the kept groups, those
+    /// whose two best scores have the largest sums.
+    pub groups: Option<(usize, usize)>,
+}
+
+/// Below every score.
+const LOWEST: f64 = -3.0e38;
+
+impl MoeRouter {
+    /// Where `ids`, i32 `[tokens, k]`, name each of `n`: bool `[tokens, k, n]`.
+    fn named(g: &mut Builder, ids: Var, n: usize) -> Result<Var> {
+        let shape = g.ty(ids)?.shape.clone();
+        let (tokens, k) = (&shape.0[0], &shape.0[1]);
+        let ids = g.reshape(ids, Shape::new([tokens.clone(), k.clone(), 1.into()]))?;
+        let each = g.iota(Shape(vec![tokens.clone(), k.clone(), n.into()]), 2, DType::I32)?;
+        g.eq(each, ids)
+    }
+
+    /// `scores` with those outside the kept groups below all others.
+    fn within_groups(g: &mut Builder, scores: Var, (groups, kept): (usize, usize)) -> Result<Var> {
+        let shape = g.ty(scores)?.shape.clone();
+        let (tokens, size) = (shape.0[0].clone(), shape.last().as_const().unwrap_or_default() / groups);
+        let apart = Shape(vec![tokens.clone(), groups.into(), size.into()]);
+        let grouped = g.reshape(scores, apart.clone())?;
+        let (best, _) = g.sort(grouped, 2, true, size.min(2))?;
+        let of_group = g.reduce_sum(best, 2)?;
+        let of_group = g.reshape(of_group, Shape(vec![tokens.clone(), groups.into()]))?;
+        let (_, chosen) = g.sort(of_group, 1, true, kept)?;
+        let hit = Self::named(g, chosen, groups)?;
+        let hit = g.cast(hit, DType::F32)?;
+        let hit = g.reduce_sum(hit, 1)?;
+        let hit = g.reshape(hit, Shape(vec![tokens, groups.into(), 1.into()]))?;
+        let zero = g.constant(DType::F32, 0.0)?;
+        let open = g.gt(hit, zero)?;
+        let lowest = g.constant(DType::F32, LOWEST)?;
+        let open = g.broadcast(open, apart)?;
+        let grouped = g.select(open, grouped, lowest)?;
+        g.reshape(grouped, shape)
+    }
+}
+
+impl Composite for MoeRouter {
+    fn name(&self) -> &'static str {
+        "moe_router"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let (logits, bias) = match (inputs, self.bias) {
+            ([logits], false) => (logits, None),
+            ([logits, bias], true) => (logits, Some(bias)),
+            _ => return Err(super::takes(if self.bias { "logits and bias" } else { "logits" }, inputs)),
+        };
+        super::want_floats("logits", logits, 2, "[tokens, experts]")?;
+        let Some(experts) = logits.shape.last().as_const() else {
+            return Err(format!("logits must have a number of experts, got {logits}"));
+        };
+        if let Some(bias) = bias {
+            super::want("bias", bias, DType::F32, [experts])?;
+        }
+        let mut among = experts;
+        if let Some((groups, kept)) = self.groups {
+            if groups == 0 || !experts.is_multiple_of(groups) || !(1..=groups).contains(&kept) {
+                return Err(format!("{kept} of {groups} groups cannot be chosen among {experts} experts"));
+            }
+            among = experts / groups * kept;
+        }
+        if !(1..=among).contains(&self.top_k) {
+            return Err(format!("top_k = {} is outside 1..={among}, the experts to choose from", self.top_k));
+        }
+        let shape = Shape(vec![logits.shape.0[0].clone(), self.top_k.into()]);
+        Ok(vec![Type::tensor(DType::I32, shape.clone()), Type::tensor(DType::F32, shape)])
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        let shape = g.ty(inputs[0])?.shape.clone();
+        let (tokens, experts) = (shape.0[0].clone(), shape.last().as_const().unwrap_or_default());
+        let logits = g.cast(inputs[0], DType::F32)?;
+        let scores = if self.sigmoid { g.sigmoid(logits)? } else { g.softmax(logits)? };
+        // Softmax keeps the order of the logits, and rounding it could not.
+        let mut order = if self.sigmoid { scores } else { logits };
+        if self.bias {
+            order = g.add(scores, inputs[1])?;
+        }
+        if let Some(groups) = self.groups {
+            order = Self::within_groups(g, order, groups)?;
+        }
+        let (_, ids) = g.sort(order, 1, true, self.top_k)?;
+        let hit = Self::named(g, ids, experts)?;
+        let each = g.reshape(scores, Shape(vec![tokens.clone(), 1.into(), experts.into()]))?;
+        let each = g.broadcast(each, Shape(vec![tokens.clone(), self.top_k.into(), experts.into()]))?;
+        let zero = g.constant(DType::F32, 0.0)?;
+        let picked = g.select(hit, each, zero)?;
+        let picked = g.reduce_sum(picked, 2)?;
+        let mut weights = g.reshape(picked, Shape(vec![tokens, Dim::from(self.top_k)]))?;
+        if self.normalise {
+            let total = g.reduce_sum(weights, 1)?;
+            weights = g.div(weights, total)?;
+        }
+        let scale = g.constant(DType::F32, self.scale)?;
+        Ok(vec![ids, g.mul(weights, scale)?])
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let scores = inputs[0].shape.elements();
+        // Maximum, difference, sum, scaling and one pass of comparisons; one exponential.
+        Cost { vector_flops: scores.clone() * 5, special_flops: scores, ..Cost::moving(inputs, outputs) }
+    }
+
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+        rowwise_rules(&inputs[0].shape, inputs.len(), 2)
+    }
+}
+
+impl Builder {
+    /// Experts and weights of each token; see [`MoeRouter`].
+    ///
+    /// # Errors
+    /// When `logits` is not `[tokens, experts]`, or experts cannot be chosen as `op` says.
+    pub fn moe_router(&mut self, logits: Var, bias: Option<Var>, op: MoeRouter) -> Result<(Var, Var)> {
+        let inputs: Vec<Var> = [logits].into_iter().chain(bias).collect();
+        let out = self.composite(MoeRouter { bias: bias.is_some(), ..op }, &inputs)?;
+        Ok((out[0], out[1]))
+    }
+}
+
+pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let plain = MoeRouter { top_k: 2, sigmoid: false, normalise: true, scale: 1.0, bias: false, groups: None };
+    let cases = [
+        (0, 4, plain),
+        (1, 1, MoeRouter { top_k: 1, ..plain }),
+        (7, 8, plain),
+        (5, 33, MoeRouter { top_k: 8, normalise: false, ..plain }),
+        (6, 16, MoeRouter { top_k: 3, sigmoid: true, scale: 2.5, bias: true, groups: Some((4, 2)), ..plain }),
+        (3, 8, MoeRouter { top_k: 8, sigmoid: true, ..plain }),
+    ];
+    let sample = |(tokens, experts, op): (usize, usize, MoeRouter)| {
+        let sample = Sample::new(op).input(rng.normal(dtype, &[tokens, experts]));
+        if op.bias { sample.input(rng.normal(DType::F32, &[experts])) } else { sample }
+    };
+    cases.into_iter().map(sample).collect()
+}

@@ -1,0 +1,369 @@
+//! Graphs of families that can be planned and not run yet; see [`PlannedConfig`]. Layers are made of the blocks that
+//! other families use, and of experts, latent attention and scans. Weights of experts are one tensor a projection,
+//! `[experts, out, in]`, where checkpoints have one for each expert.
+
+use ridge_graph::ops::planned::{Indexer, LatentAttention, Mamba2};
+use ridge_graph::ops::{MoeRouter, PagedAttention};
+use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Sym, Type, Var};
+
+use super::blocks::{Gate, Norm, gated_mlp, linear, rope, weight};
+use crate::config::{Channel, LayerKind, Mixer, PlannedConfig};
+use crate::model::{
+    BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, history_group, paged_kv, symbols,
+};
+
+impl PlannedConfig {
+    /// Builds the graph, with every weight as plain f32. It tells parameters and costs; lowering it is an error where it
+    /// has an op of [`ridge_graph::ops::planned`].
+    ///
+    /// # Errors
+    /// A mistake of ours: the configuration has been checked.
+    pub fn build(&self, options: &BuildOptions) -> GraphResult<Model> {
+        let c = &self.decoder;
+        let mut g = Builder::new();
+        let step = StepInputs::ask(&mut g)?;
+        let (positions, slots) =
+            g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
+        let table =
+            |g: &mut Builder| g.scoped("model.embed_tokens", |g| weight(g, "weight", [c.vocab_size, c.hidden_size]));
+        let embedding = table(&mut g)?;
+        let mut x = g.embedding(embedding, step.token_ids, options.activations)?;
+        let mut functions: Vec<(LayerKind, FuncId)> = Vec::new();
+        let mut groups: Vec<(Mixer, StateGroup)> = Vec::new();
+        for (index, kind) in self.layers.iter().enumerate() {
+            let known = functions.iter().find(|(k, _)| k == kind).map(|(_, f)| *f);
+            let function = match known {
+                Some(function) => function,
+                None => {
+                    let built = g.function(&name_of(*kind), |g| {
+                        let x = g.arg(
+                            "x",
+                            Type::tensor(options.activations, [Dim::sym(symbols::TOKENS), c.hidden_size.into()]),
+                        );
+                        let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
+                        let at = Layer {
+                            config: self,
+                            options,
+                            positions: g.arg("positions", row.clone()),
+                            slots: g.arg("slots", row),
+                        };
+                        Ok(vec![at.build(g, x, *kind)?])
+                    })?;
+                    functions.push((*kind, built));
+                    built
+                }
+            };
+            let scope = format!("model.layers.{index}");
+            if let Some(mixer) = kind.0 {
+                let at = groups.iter().position(|(m, _)| *m == mixer).unwrap_or(groups.len());
+                if at == groups.len() {
+                    groups.push((mixer, self.empty_group(mixer)));
+                }
+                self.add_states(&mut groups[at].1, mixer, &scope, options);
+            }
+            x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots]))?[0];
+        }
+        let norm = Norm::Rms(c.norm_eps);
+        x = norm.apply(&mut g, "model.norm", x)?;
+        let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| {
+            let logits = match c.tie_word_embeddings {
+                true => {
+                    let embedding = table(g)?;
+                    g.scoped("lm_head", |g| g.linear(x, embedding))?
+                }
+                false => linear(g, "lm_head", x, c.vocab_size, false)?,
+            };
+            g.cast(logits, DType::F32)
+        })?;
+        Ok(Model {
+            family: self.family,
+            graph,
+            state_groups: groups.into_iter().map(|(_, group)| group).collect(),
+            history: history_group(),
+            block_size: options.block_size,
+            max_context: c.max_context(),
+            vocab_size: c.vocab_size,
+            eos_token_ids: c.eos_token_ids.clone(),
+        })
+    }
+
+    /// Elements of a row of the latent cache.
+    fn latent_width(&self) -> usize {
+        self.latent.map_or(0, |l| l.kv_rank + l.rope + l.index.map_or(0, |(_, dim, _)| dim))
+    }
+
+    fn mamba_op(&self) -> Option<Mamba2> {
+        self.mamba.map(|m| Mamba2 {
+            heads: m.heads,
+            dim: m.head_dim,
+            groups: m.groups,
+            state: m.state,
+            kernel: m.kernel,
+        })
+    }
+
+    fn empty_group(&self, mixer: Mixer) -> StateGroup {
+        let heads = match mixer {
+            Mixer::Attention => self.decoder.num_key_value_heads,
+            Mixer::Latent => 1,
+            Mixer::Mamba => self.mamba.map_or(1, |m| m.groups),
+        };
+        StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window: None, heads }
+    }
+
+    fn add_states(&self, group: &mut StateGroup, mixer: Mixer, scope: &str, options: &BuildOptions) {
+        let cache = options.cache.size_bytes();
+        match (mixer, self.mamba_op()) {
+            (Mixer::Attention, _) => {
+                group.states.push(format!("{scope}.self_attn.kv"));
+                group.bytes_per_token += 2 * self.decoder.num_key_value_heads * self.decoder.head_dim * cache;
+            }
+            (Mixer::Latent, _) => {
+                group.states.push(format!("{scope}.self_attn.latent"));
+                group.bytes_per_token += self.latent_width() * cache;
+            }
+            (Mixer::Mamba, Some(m)) => {
+                group.states.extend(["conv", "ssm"].map(|state| format!("{scope}.mixer.{state}")));
+                group.bytes_per_sequence += m.channels() * (m.kernel - 1) * options.activations.size_bytes()
+                    + m.heads * m.dim * m.state * DType::F32.size_bytes();
+            }
+            (Mixer::Mamba, None) => {}
+        }
+    }
+}
+
+fn name_of((mixer, channel): LayerKind) -> String {
+    let mixer = mixer.map(|m| match m {
+        Mixer::Attention => "attention",
+        Mixer::Latent => "latent",
+        Mixer::Mamba => "mamba",
+    });
+    let channel = channel.map(|c| match c {
+        Channel::Gated | Channel::Squared => "dense",
+        Channel::Experts => "experts",
+    });
+    [mixer, channel].into_iter().flatten().chain(["layer"]).collect::<Vec<_>>().join("_")
+}
+
+/// Where and how a layer is built.
+struct Layer<'a> {
+    config: &'a PlannedConfig,
+    options: &'a BuildOptions,
+    positions: Var,
+    slots: Var,
+}
+
+impl Layer<'_> {
+    fn norm(&self) -> Norm {
+        Norm::Rms(self.config.decoder.norm_eps)
+    }
+
+    /// `x`, `[tokens, hidden]`, to the next.
+    fn build(&self, g: &mut Builder, mut x: Var, (mixer, channel): LayerKind) -> GraphResult<Var> {
+        let alone = mixer.is_none() || channel.is_none();
+        if let Some(mixer) = mixer {
+            let h = self.norm().apply(g, if alone { "norm" } else { "input_layernorm" }, x)?;
+            let h = match mixer {
+                Mixer::Attention => g.scoped("self_attn", |g| self.attention(g, h)),
+                Mixer::Latent => g.scoped("self_attn", |g| self.latent(g, h)),
+                Mixer::Mamba => g.scoped("mixer", |g| self.mamba(g, h)),
+            }?;
+            x = g.add(x, h)?;
+        }
+        if let Some(channel) = channel {
+            let h = self.norm().apply(g, if alone { "norm" } else { "post_attention_layernorm" }, x)?;
+            let inner = self.config.decoder.intermediate_size;
+            let h = g.scoped("mlp", |g| match channel {
+                Channel::Gated => gated_mlp(g, h, inner, Gate::Silu, false),
+                Channel::Squared => squared_mlp(g, h, inner),
+                Channel::Experts => self.experts(g, h),
+            })?;
+            x = g.add(x, h)?;
+        }
+        Ok(x)
+    }
+
+    fn heads(&self, g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
+        let width = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+        g.reshape(x, [Dim::sym(symbols::TOKENS), heads.into(), (width / heads).into()])
+    }
+
+    fn flat(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let shape = &g.ty(x)?.shape.0;
+        let width: usize = shape[1..].iter().filter_map(Dim::as_const).product();
+        g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
+    }
+
+    fn attention(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let c = &self.config.decoder;
+        let step = StepInputs::ask(g)?;
+        let mut qkv = [x; 3];
+        let counts = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
+        for ((name, heads), y) in ["q_proj", "k_proj", "v_proj"].into_iter().zip(counts).zip(&mut qkv) {
+            let flat = linear(g, name, x, heads * c.head_dim, false)?;
+            *y = self.heads(g, flat, heads)?;
+        }
+        let [mut q, mut k, v] = qkv;
+        if self.config.qk_norm {
+            (q, k) = (self.norm().apply(g, "q_norm", q)?, self.norm().apply(g, "k_norm", k)?);
+        }
+        if let Some(config) = &c.rope {
+            let turn = rope(config, self.options.context.unwrap_or_else(|| c.max_context()));
+            (q, k) = (g.rope(q, self.positions, &turn)?, g.rope(k, self.positions, &turn)?);
+        }
+        let kv = g.state("kv", paged_kv(c.num_key_value_heads, c.head_dim, self.options))?;
+        let kv = g.kv_write(kv, k, v, self.slots)?;
+        let (pairs, cached) = attention_symbols(None);
+        let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
+        let a = g.attention(q, kv, step.block_table, step.seq_ids, self.positions, op)?;
+        let a = self.flat(g, a)?;
+        linear(g, "o_proj", a, c.hidden_size, false)
+    }
+
+    fn latent(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let c = &self.config.decoder;
+        let Some(l) = self.config.latent else { return Ok(x) };
+        let (heads, head) = (c.num_attention_heads, l.nope + l.rope);
+        let turn = |g: &mut Builder, x: Var| match &c.rope {
+            Some(config) => {
+                let turn = rope(config, self.options.context.unwrap_or_else(|| c.max_context()));
+                g.rope(x, self.positions, &turn)
+            }
+            None => Ok(x),
+        };
+        let q_latent = linear(g, "q_a_proj", x, l.q_rank, false)?;
+        let q_latent = self.norm().apply(g, "q_a_layernorm", q_latent)?;
+        let q = linear(g, "q_b_proj", q_latent, heads * head, false)?;
+        let q = self.heads(g, q, heads)?;
+        let still = g.slice(q, 2, 0, l.nope)?;
+        let turned = g.slice(q, 2, l.nope, l.rope)?;
+        let turned = turn(g, turned)?;
+        let q = g.concat(&[still, turned], 2)?;
+
+        let both = linear(g, "kv_a_proj_with_mqa", x, l.kv_rank + l.rope, false)?;
+        let latent = g.slice(both, 1, 0, l.kv_rank)?;
+        let latent = self.norm().apply(g, "kv_a_layernorm", latent)?;
+        let key = g.slice(both, 1, l.kv_rank, l.rope)?;
+        let key = self.heads(g, key, 1)?;
+        let key = turn(g, key)?;
+        let key = self.flat(g, key)?;
+        let mut row = vec![latent, key];
+        let mut index = None;
+        if let Some((count, dim, _)) = l.index {
+            let (q, k, w) = g.scoped("indexer", |g| {
+                let q = linear(g, "wq_b", q_latent, count * dim, false)?;
+                let k = linear(g, "wk", x, dim, false)?;
+                let k = Norm::Layer(1e-6).apply(g, "k_norm", k)?;
+                Ok::<_, ridge_graph::GraphError>((q, k, linear(g, "weights_proj", x, count, false)?))
+            })?;
+            row.push(k);
+            index = Some([q, w]);
+        }
+        let row = g.concat(&row, 1)?;
+        let width = self.config.latent_width();
+        let cache = Shape(vec![Dim::sym(symbols::BLOCKS), self.options.block_size.into(), width.into()]);
+        let cache = g.state("latent", Type::state(self.options.cache, cache))?;
+        let w = g.scoped("kv_b_proj", |g| weight(g, "weight", [heads * (l.nope + l.value), l.kv_rank]))?;
+        let all = attention_symbols(None);
+        let seen = attention_symbols(l.index.map(|(_, _, top_k)| top_k));
+        let op = LatentAttention {
+            nope: l.nope,
+            rope: l.rope,
+            value: l.value,
+            pairs: seen.0,
+            cached: seen.1,
+            indexer: l.index.map(|(heads, dim, _)| Indexer { heads, dim, pairs: all.0, cached: all.1 }),
+        };
+        let a = g.latent_attention([q, row, w, cache], index, op)?;
+        linear(g, "o_proj", a, c.hidden_size, false)
+    }
+
+    fn mamba(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let Some(m) = self.config.mamba_op() else { return Ok(x) };
+        let (inner, channels) = (m.heads * m.dim, m.channels());
+        let all = linear(g, "in_proj", x, inner + channels + m.heads, false)?;
+        let gate = g.slice(all, 1, 0, inner)?;
+        let xbc = g.slice(all, 1, inner, channels)?;
+        let dt = g.slice(all, 1, inner + channels, m.heads)?;
+        let (conv_w, conv_b) = g.scoped("conv1d", |g| {
+            Ok::<_, ridge_graph::GraphError>((
+                weight(g, "weight", [channels, m.kernel])?,
+                weight(g, "bias", [channels])?,
+            ))
+        })?;
+        let [a, d, bias] =
+            [weight(g, "A_log", [m.heads])?, weight(g, "D", [m.heads])?, weight(g, "dt_bias", [m.heads])?];
+        let seqs = Dim::sym(symbols::SEQS);
+        let conv = Shape(vec![seqs.clone(), channels.into(), (m.kernel - 1).into()]);
+        let conv = g.state("conv", Type::state(self.options.activations, conv))?;
+        let ssm = Shape(vec![seqs, m.heads.into(), m.dim.into(), m.state.into()]);
+        let ssm = g.state("ssm", Type::state(DType::F32, ssm))?;
+        let y = g.composite(m, &[xbc, dt, conv_w, conv_b, a, d, bias, conv, ssm])?[0];
+        let y = g.swiglu(gate, y)?;
+        let y = self.norm().apply(g, "norm", y)?;
+        linear(g, "out_proj", y, self.config.decoder.hidden_size, false)
+    }
+
+    fn experts(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        let (c, hidden) = (&self.config.decoder, self.config.decoder.hidden_size);
+        let Some(e) = self.config.experts else { return Ok(x) };
+        let (ids, share) = g.scoped("gate", |g| {
+            let w = weight(g, "weight", [e.experts, hidden])?;
+            let logits = g.linear(x, w)?;
+            let bias = if e.sigmoid { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
+            let op = MoeRouter {
+                top_k: e.top_k,
+                sigmoid: e.sigmoid,
+                normalise: e.normalise,
+                scale: e.scale,
+                bias: false,
+                groups: e.groups.filter(|(groups, _)| *groups > 1),
+            };
+            g.moe_router(logits, bias, op)
+        })?;
+        let y = g.scoped("experts", |g| {
+            let rows = Shape(vec![Dim::sym(symbols::TOKENS), 1.into(), hidden.into()]);
+            let rows = g.reshape(x, rows)?;
+            let reached = Sym::new(symbols::REACHED);
+            let up = weight(g, "up_proj", [e.experts, e.intermediate_size, hidden])?;
+            let down = weight(g, "down_proj", [e.experts, hidden, e.intermediate_size])?;
+            let raised = g.grouped_linear(rows, up, ids, &reached)?;
+            let h = if e.gated {
+                let gate = weight(g, "gate_proj", [e.experts, e.intermediate_size, hidden])?;
+                let opened = g.grouped_linear(rows, gate, ids, &reached)?;
+                g.swiglu(opened, raised)?
+            } else {
+                squared(g, raised)?
+            };
+            let y = g.grouped_linear(h, down, ids, &reached)?;
+            let share = g.reshape(share, [Dim::sym(symbols::TOKENS), e.top_k.into(), 1.into()])?;
+            let share = g.cast(share, self.options.activations)?;
+            let y = g.mul(y, share)?;
+            let y = g.reduce_sum(y, 1)?;
+            g.reshape(y, [Dim::sym(symbols::TOKENS), c.hidden_size.into()])
+        })?;
+        if e.shared_size == 0 {
+            return Ok(y);
+        }
+        let all = g.scoped("shared_experts", |g| match e.gated {
+            true => gated_mlp(g, x, e.shared_size, Gate::Silu, false),
+            false => squared_mlp(g, x, e.shared_size),
+        })?;
+        g.add(y, all)
+    }
+}
+
+/// `relu(x)^2`.
+fn squared(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let zero = g.constant_like(x, 0.0)?;
+    let open = g.max(x, zero)?;
+    g.mul(open, open)
+}
+
+/// `down(relu(up(x))^2)`.
+fn squared_mlp(g: &mut Builder, x: Var, inner: usize) -> GraphResult<Var> {
+    let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+    let h = linear(g, "up_proj", x, inner, false)?;
+    let h = squared(g, h)?;
+    linear(g, "down_proj", h, hidden, false)
+}

@@ -1,0 +1,105 @@
+//! Published configurations by their figures: parameters exactly, caches, and what one token multiplies.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ridge_graph::{Bindings, Role, passes};
+use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, parameters, symbols};
+
+fn fixtures() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn model(name: &str) -> Model {
+    let text = std::fs::read_to_string(fixtures().join("configs").join(format!("{name}.json"))).unwrap();
+    let options = BuildOptions { cache: ridge_graph::DType::BF16, ..BuildOptions::default() };
+    match ModelConfig::from_json(name, &text) {
+        Ok(config) => config.build(&options).unwrap(),
+        Err(_) => PlannedConfig::from_json(name, &text).unwrap().build(&options).unwrap(),
+    }
+}
+
+/// Biases by which experts are chosen: transformers keeps them as buffers, which it does not count.
+fn correction_biases(model: &Model) -> u64 {
+    let biases = model.graph.args(Role::Weight).filter(|a| a.name.ends_with("e_score_correction_bias"));
+    biases.map(|a| a.ty.shape.elements().as_const().unwrap() as u64).sum()
+}
+
+#[test]
+fn every_config_has_exactly_the_parameters_that_transformers_counts() {
+    let counts = std::fs::read_to_string(fixtures().join("parameters.json")).unwrap();
+    let counts: BTreeMap<String, u64> = serde_json::from_str(&counts).unwrap();
+    assert_eq!(counts.len(), std::fs::read_dir(fixtures().join("configs")).unwrap().count());
+    for (name, count) in counts {
+        let model = model(&name);
+        assert_eq!(parameters(&model.graph) - correction_biases(&model), count, "{name}");
+    }
+}
+
+#[test]
+fn totals_with_correction_biases_are_those_that_the_makers_publish() {
+    // The model card of DeepSeek-V3 (671B) and the tensors of Nemotron-3-Nano.
+    assert_eq!(parameters(&model("DeepSeek-V3").graph), 671_026_419_200);
+    assert_eq!(parameters(&model("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").graph), 31_577_940_288);
+}
+
+#[test]
+fn caches_are_of_their_kinds() {
+    let groups = |name: &str| -> Vec<(usize, usize, usize)> {
+        model(name).state_groups.iter().map(|g| (g.bytes_per_token, g.bytes_per_sequence, g.heads)).collect()
+    };
+    assert_eq!(groups("Mixtral-8x7B-v0.1"), [(2 * 32 * 8 * 128 * 2, 0, 8)]);
+    // 70,272 bytes a token: 61 rows of 512 + 64 (DeepSeek-V3 report, table 1 of the V2 report for the formula).
+    assert_eq!(groups("DeepSeek-V3"), [(61 * 576 * 2, 0, 1)]);
+    assert_eq!(groups("DeepSeek-V3.2"), [(61 * (576 + 128) * 2, 0, 1)]);
+    let hybrid = groups("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
+    // 23 scans of 64 x 64 x 128 states in f32 and 6144 channels of 3 tokens in f32; 6 layers of attention.
+    assert_eq!(hybrid, [(0, 23 * (64 * 64 * 128 + 6144 * 3) * 4, 8), (2 * 6 * 2 * 128 * 2, 0, 2)]);
+}
+
+/// Matrix FLOPs of one token without any context, halved: the parameters that it multiplies.
+fn active(name: &str) -> i128 {
+    let mut graph = model(name).graph;
+    passes::prune(&mut graph, &["next"]).unwrap();
+    let mut step = Bindings::new();
+    for symbol in [symbols::TOKENS, symbols::SEQS, symbols::TABLE, symbols::BLOCKS] {
+        step = step.with(symbol, 1);
+    }
+    for symbol in [symbols::PAIRS, symbols::CACHED, symbols::REACHED, "pairs_within_2048", "cached_within_2048"] {
+        step = step.with(symbol, 0);
+    }
+    graph.cost().matrix_flops.eval(&step).unwrap() / 2
+}
+
+#[test]
+fn a_token_multiplies_the_parameters_that_its_experts_have() {
+    // Published: 12.9B of Mixtral (embedding included), 3.3B of Qwen3-30B-A3B, 22B, 37B, 3.2B (without embedding).
+    for (name, least, most) in [
+        ("Mixtral-8x7B-v0.1", 12.6e9, 12.9e9),
+        ("Qwen3-30B-A3B", 3.0e9, 3.4e9),
+        ("Qwen3-235B-A22B", 21.0e9, 22.3e9),
+        ("DeepSeek-V3", 36.0e9, 37.5e9),
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 3.0e9, 3.6e9),
+    ] {
+        let active = active(name) as f64;
+        assert!((least..most).contains(&active), "{name}: {active}");
+    }
+}
+
+#[test]
+fn a_choice_of_experts_that_cannot_be_made_is_refused_by_key() {
+    let text = std::fs::read_to_string(fixtures().join("configs/Mixtral-8x7B-v0.1.json")).unwrap();
+    let said =
+        |from: &str, to: &str| PlannedConfig::from_json("c.json", &text.replace(from, to)).unwrap_err().to_string();
+    let message = said("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 9");
+    assert!(message.starts_with("c.json: num_experts_per_tok = 9 is above the 8 experts"), "{message}");
+    assert!(said("\"vocab_size\"", "\"new_trick\": 1, \"vocab_size\"").contains("unknown key new_trick"));
+    assert!(said("\"mixtral\"", "\"mixtrel\"").contains("Ridge plans deepseek_v3"));
+}
+
+#[test]
+fn a_planned_op_is_refused_where_it_would_run() {
+    let graph = model("DeepSeek-V3").graph;
+    let why = ridge_runtime::lower(&graph, &["next"], &[]).unwrap_err().to_string();
+    assert!(why.contains("latent_attention can be planned and not run yet"), "{why}");
+}
