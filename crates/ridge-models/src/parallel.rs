@@ -7,8 +7,8 @@ use ridge_graph::{Arg, GraphError, Result as GraphResult, Role};
 use crate::config::DecoderConfig;
 
 /// How an argument is cut.
-#[derive(Clone, Copy)]
-enum Cut {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
     /// Between the columns of a product, which are the rows of its weight: `x w^T` comes out cut.
     Columns,
     /// Between columns, those of a head together.
@@ -49,7 +49,17 @@ const CUTS: &[(&str, Cut)] = &[
     ("dense_h_to_4h.*", Cut::Columns),
     ("dense_4h_to_h.weight", Cut::Terms),
     ("dense_4h_to_h.bias", Cut::Summand),
+    // What is planned and not run yet: latent attention and scans.
+    ("q_b_proj.*", Cut::Heads),
+    ("kv_b_proj.*", Cut::Heads),
+    ("in_proj.*", Cut::Columns),
+    ("out_proj.weight", Cut::Terms),
 ];
+
+/// How tensor parallelism cuts the argument called `name`; `None` if it is whole on every rank.
+pub fn cut(name: &str) -> Option<Cut> {
+    CUTS.iter().find(|(pattern, _)| ends(name, pattern)).map(|(_, cut)| *cut)
+}
 
 /// Output projections, cut by columns where the vocabulary divides: they are large, and only the logits that are
 /// sampled from need gathering. A tied one is the embedding, which is whole.
@@ -76,8 +86,7 @@ pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<i
     }
     let cut_head = config.vocab_size.is_multiple_of(ranks);
     Ok(move |arg: &Arg| {
-        let found = CUTS.iter().find(|(pattern, _)| ends(&arg.name, pattern)).map(|(_, cut)| *cut);
-        match found {
+        match cut(&arg.name) {
             Some(Cut::Columns) => Placement::shard(0),
             Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },
             Some(Cut::Terms) => Placement::shard(1),

@@ -1,0 +1,192 @@
+//! What a device reaches of its sheet, by class of op and size. Shares are data (`efficiency.toml`); how a matrix
+//! product falls short of its best shape is arithmetic of tiles: work comes in tiles of 128 x 128 that fill the compute
+//! units in waves, and each tile first fills a pipeline as deep as its inner loop is short.
+
+use std::sync::LazyLock;
+
+use ridge_hw::spec::{DeviceSpec, Precision};
+use ridge_hw::units::Seconds;
+use serde::{Deserialize, Serialize};
+
+use crate::error::PlanError;
+use crate::reading::Class;
+
+/// Shares of the sheet's figures.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Efficiency {
+    /// The sheet's name.
+    pub name: String,
+    /// Of the dense rate, the best shapes of matrix products.
+    pub matmul: f64,
+    /// Of the dense rate, products of experts.
+    pub experts: f64,
+    /// Of the dense rate, fused attention.
+    pub attention: f64,
+    /// Of the dense rate, the two products of attention that is not fused.
+    pub scores: f64,
+    /// Of the memory's rate.
+    pub memory: f64,
+    /// Of the link's rate.
+    pub link: f64,
+    /// Microseconds from one op to the next where nothing is captured.
+    pub launch_us: f64,
+    /// Bytes per second of a GPU to other nodes, one way.
+    pub scale_out: f64,
+    /// Where these come from.
+    pub source: String,
+}
+
+#[derive(Deserialize)]
+struct Table {
+    device: Vec<Efficiency>,
+}
+
+static TABLE: LazyLock<Vec<Efficiency>> = LazyLock::new(|| {
+    let table: Table =
+        toml::from_str(include_str!("efficiency.toml")).expect("the embedded table parses, as a test shows");
+    table.device
+});
+
+/// A device as plans see it: plain numbers, ready for millions of evaluations.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Machine {
+    /// The sheet's name.
+    pub name: String,
+    /// Bytes of memory.
+    pub memory: f64,
+    /// Bytes per second that memory reaches.
+    pub bandwidth: f64,
+    /// FLOP/s of the sheet for the precision.
+    pub peak: f64,
+    /// Compute units.
+    pub units: f64,
+    /// Bytes per second, one way, that the link in a node reaches.
+    pub link: f64,
+    /// GPUs of a node.
+    pub node: usize,
+    /// Shares.
+    pub efficiency: Efficiency,
+}
+
+/// Elements of a tile's edge.
+const TILE: f64 = 128.0;
+/// Depth of an inner loop at which half of the time goes into filling the pipeline.
+const DEPTH: f64 = 192.0;
+/// Seconds that a message takes to begin, between neighbours of a ring.
+const HOP: f64 = 1.5e-6;
+
+impl Machine {
+    /// The machine made of the device called `name`, in nodes of 8, in `precision`.
+    ///
+    /// # Errors
+    /// [`PlanError::Hardware`] with the nearest device, or the precisions that it has.
+    pub fn find(name: &str, precision: Precision) -> Result<Self, PlanError> {
+        let spec = DeviceSpec::find(name)?;
+        let roofline = spec.roofline(precision)?;
+        let of = |name: &str| TABLE.iter().find(|e| e.name == name);
+        let efficiency = of(&spec.name)
+            .or_else(|| of("other"))
+            .cloned()
+            .ok_or_else(|| PlanError::setting("device", name, "has no efficiencies", "add it to efficiency.toml"))?;
+        Ok(Self {
+            name: spec.name.clone(),
+            memory: spec.memory.value.as_f64(),
+            bandwidth: spec.memory_bandwidth.value.as_f64() * efficiency.memory,
+            peak: roofline.peak.as_f64(),
+            units: spec.compute_units.as_ref().map_or(128.0, |u| u.value as f64),
+            link: spec.interconnect.as_ref().map_or(25e9, |l| l.value.as_f64()) * efficiency.link,
+            node: if spec.name.contains("NVL72") { 72 } else { 8 },
+            efficiency,
+        })
+    }
+
+    /// Share of the dense rate that `[m, k] x [k, n]` reaches.
+    pub fn matmul_share(&self, class: Class, m: f64, n: f64, k: f64) -> f64 {
+        let best = if class == Class::Experts { self.efficiency.experts } else { self.efficiency.matmul };
+        let tiles = (m / TILE).ceil() * (n / TILE).ceil();
+        let waves = tiles / self.units;
+        // A part of a wave is as long as a whole one; large tiles and split sums take half of that back.
+        let full = if waves > 0.0 { waves / (0.5 * waves.ceil() + 0.5 * waves.max(1.0)) } else { 1.0 };
+        let edge = (m / TILE) / (m / TILE).ceil();
+        best * full.min(1.0) * (0.5 + 0.5 * edge) * k / (k + DEPTH)
+    }
+
+    /// Seconds of `[m, k] x [k, n]` whose weight is `weight_bytes`.
+    pub fn matmul(&self, class: Class, m: f64, n: f64, k: f64, weight_bytes: f64) -> f64 {
+        let compute = 2.0 * m * n * k / (self.peak * self.matmul_share(class, m, n, k));
+        compute.max((weight_bytes + 2.0 * m * (n + k)) / self.bandwidth)
+    }
+
+    /// Seconds of `bytes` through memory.
+    pub fn moving(&self, bytes: f64) -> f64 {
+        bytes / self.bandwidth
+    }
+
+    /// Bytes per second of one rank in a group of `ranks` that lie `stride` apart: the link's inside a node, the network's
+    /// outside.
+    pub fn rate(&self, ranks: usize, stride: usize) -> f64 {
+        if ranks * stride <= self.node { self.link } else { self.efficiency.scale_out * 0.9 }
+    }
+
+    /// Seconds of a ring all-gather or reduce-scatter over `ranks` of `bytes` in all.
+    pub fn gather(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
+        if ranks <= 1 {
+            return 0.0;
+        }
+        let n = ranks as f64;
+        (n - 1.0) / n * bytes / self.rate(ranks, stride) + (n - 1.0).min(16.0) * HOP
+    }
+
+    /// Seconds of a ring all-reduce over `ranks` of `bytes` on each.
+    pub fn all_reduce(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
+        2.0 * self.gather(bytes, ranks, stride)
+    }
+
+    /// Seconds of an all-to-all in which each rank has `bytes` and keeps its own part.
+    pub fn all_to_all(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
+        self.gather(bytes, ranks, stride)
+    }
+
+    /// The time from one op to the next.
+    pub fn launch(&self) -> Seconds {
+        Seconds(self.efficiency.launch_us * 1e-6)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_parses_and_every_share_is_one() {
+        assert!(TABLE.iter().any(|e| e.name == "other"));
+        for e in TABLE.iter() {
+            for share in [e.matmul, e.experts, e.attention, e.scores, e.memory, e.link] {
+                assert!((0.1..1.0).contains(&share), "{}: {share}", e.name);
+            }
+            assert!(e.name == "other" || DeviceSpec::find(&e.name).is_ok(), "{}", e.name);
+        }
+    }
+
+    #[test]
+    fn a_large_product_reaches_the_published_share_and_a_small_one_less() {
+        let h100 = Machine::find("H100", Precision::Bf16).unwrap();
+        let large = h100.matmul_share(Class::Matmul, 8192.0, 8192.0, 8192.0);
+        assert!(large > 0.93 * h100.efficiency.matmul && large <= h100.efficiency.matmul, "{large}");
+        assert!(h100.matmul_share(Class::Matmul, 64.0, 1024.0, 1024.0) < 0.2 * large);
+        // One token: the weight's bytes.
+        let one = h100.matmul(Class::Matmul, 1.0, 4096.0, 4096.0, 2.0 * 4096.0 * 4096.0);
+        assert!((one / (2.0 * 4096.0 * 4096.0 / h100.bandwidth) - 1.0).abs() < 1e-2);
+    }
+
+    #[test]
+    fn a_ring_moves_two_times_n_minus_one_over_n() {
+        let a100 = Machine::find("A100", Precision::Bf16).unwrap();
+        let bytes = 1e9;
+        let time = a100.all_reduce(bytes, 8, 1);
+        assert!((time - (2.0 * 7.0 / 8.0 * bytes / a100.link + 14.0 * HOP)).abs() < 1e-12);
+        assert_eq!(a100.all_reduce(bytes, 1, 1), 0.0);
+        assert!(a100.all_reduce(bytes, 16, 1) > 5.0 * time);
+    }
+}

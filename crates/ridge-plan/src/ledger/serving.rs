@@ -1,0 +1,198 @@
+//! Memory of a server's rank: weights in their format, workspace, and what is left for the cache of sequences.
+
+use ridge_hw::units::Bytes;
+use serde::Serialize;
+
+use super::{Entry, Ledger};
+use crate::error::PlanError;
+use crate::reading::Reading;
+
+/// How the matrices are stored. Embeddings, head and norms stay in 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantisation {
+    /// 16 bits.
+    Bf16,
+    /// 8-bit floats with a scale a tensor or block of 128 x 128.
+    Fp8,
+    /// 8-bit integers with a 16-bit scale for 32 elements.
+    Q8,
+    /// 4-bit integers with 16-bit scale and 16-bit zero point for 128 elements.
+    Int4,
+    /// 4-bit floats with an 8-bit scale for 16 elements (NVFP4).
+    Nvfp4,
+    /// 4-bit floats with an 8-bit scale for 32 elements (MXFP4).
+    Mxfp4,
+}
+
+impl Quantisation {
+    /// All, with their names.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("bf16", Self::Bf16),
+        ("fp8", Self::Fp8),
+        ("q8", Self::Q8),
+        ("int4", Self::Int4),
+        ("nvfp4", Self::Nvfp4),
+        ("mxfp4", Self::Mxfp4),
+    ];
+
+    /// Bits of an element, scales included.
+    pub fn bits(self) -> f64 {
+        match self {
+            Self::Bf16 => 16.0,
+            Self::Fp8 => 8.0,
+            Self::Q8 => 8.5,
+            Self::Int4 => 4.25,
+            Self::Nvfp4 => 4.5,
+            Self::Mxfp4 => 4.25,
+        }
+    }
+
+    /// The one called `name`.
+    ///
+    /// # Errors
+    /// [`PlanError::Setting`] with the names there are.
+    pub fn find(name: &str) -> Result<Self, PlanError> {
+        Self::ALL.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, q)| *q).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(n, _)| *n).collect();
+            PlanError::setting("weights", name, "is no known format", format!("choose one of {}", names.join(", ")))
+        })
+    }
+}
+
+/// What a rank holds and who fits beside it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ServingLedger {
+    /// Weights, workspace and margin.
+    pub ledger: Ledger,
+    /// What is left for states of sequences.
+    pub room: Bytes,
+    /// Bytes of a sequence at the context asked for, on this rank.
+    pub per_sequence: Bytes,
+    /// Bytes that one token more takes, without windows.
+    pub per_token: Bytes,
+    /// Sequences of that context that fit.
+    pub sequences: u64,
+    /// Tokens of cache that fit, of sequences without end.
+    pub tokens: u64,
+}
+
+/// How a server is laid out and what it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ServingMemory {
+    /// Tensor parallel ranks.
+    pub tp: usize,
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Ranks that share the experts.
+    pub ep: usize,
+    /// Format of matrices.
+    pub weights: Quantisation,
+    /// Bytes of an element of the cache.
+    pub cache_bytes: f64,
+    /// Tokens of a step at most.
+    pub step_tokens: usize,
+    /// Share of the device that may be used.
+    pub utilisation: f64,
+}
+
+/// Bytes that a sequence of `context` tokens holds on a rank: each group of layers cut over as many ranks as it has
+/// heads, windows holding no more than themselves.
+pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize) -> f64 {
+    let of = |g: &ridge_models::StateGroup| {
+        let ranks = memory.tp.min(g.heads).max(1) as f64;
+        let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
+        (g.bytes_per_token as f64 * (memory.cache_bytes / 2.0) * tokens + g.bytes_per_sequence as f64) / ranks
+    };
+    reading.states.iter().map(of).sum::<f64>() / memory.pp as f64
+}
+
+/// Bytes of a rank's weights.
+pub(crate) fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Quantisation) -> (f64, f64) {
+    let tp = tp as f64;
+    let (mut matrices, mut plain) = (0.0, 0.0);
+    for layer in reading.each_layer() {
+        matrices += (layer.cut / tp + layer.experts / (tp * ep as f64)) / pp as f64;
+        plain += layer.whole / pp as f64;
+    }
+    let ends = if pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
+    (matrices * weights.bits() / 8.0 + plain * 2.0 + ends / tp * 2.0, matrices)
+}
+
+/// The ledger of a rank of a server whose device has `memory_bytes`, for sequences of `context` tokens.
+///
+/// # Errors
+/// [`PlanError::Setting`] when the weights alone do not fit, with how many ranks they need, or for a layout that does
+/// not divide the model.
+pub fn serving(
+    reading: &Reading,
+    device_bytes: Bytes,
+    memory: &ServingMemory,
+    context: usize,
+) -> Result<ServingLedger, PlanError> {
+    let m = memory;
+    for (what, degree, of, name) in [("tp", m.tp, reading.heads, "heads"), ("ep", m.ep, reading.experts, "experts")] {
+        if degree == 0 || (of > 0 && !of.is_multiple_of(degree)) || (what == "ep" && of == 0 && degree > 1) {
+            let nearest =
+                (1..=of.max(1)).filter(|d| of.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(degree)).unwrap_or(1);
+            let remedy = format!("the nearest that does is {nearest}");
+            return Err(PlanError::setting(what, degree, format!("does not divide {of} {name}"), remedy));
+        }
+    }
+    if m.pp == 0 || m.pp > reading.layers.len() {
+        let remedy = format!("choose 1 to {}", reading.layers.len());
+        return Err(PlanError::setting("pp", m.pp, "is no number of stages of this model", remedy));
+    }
+    if context == 0 || context > reading.max_context {
+        let remedy = format!("the longest is {}", reading.max_context);
+        return Err(PlanError::setting("context", context, "is outside what the model was made for", remedy));
+    }
+    let mut ledger = Ledger::default();
+    let (weights, matrices) = weight_bytes(reading, m.tp, m.pp, m.ep, m.weights);
+    ledger.add(
+        "weights",
+        weights,
+        format!("{matrices:.4e} elements of matrices x {} bits, the rest x 16 bits", m.weights.bits()),
+    );
+    // The widest live set of a step: what a layer keeps, as if it were kept, and f32 logits of the rows sampled from.
+    let widest = reading.kinds.iter().map(|k| k.saved.whole + k.saved.cut / m.tp as f64).fold(0.0, f64::max);
+    let workspace = m.step_tokens as f64 * widest * 2.0 + 256.0 * reading.vocab as f64 / m.tp as f64 * 4.0;
+    ledger.add(
+        "workspace",
+        workspace,
+        format!("{} tokens x {widest} values x 2 B, and f32 logits of 256 rows", m.step_tokens),
+    );
+    let margin = device_bytes.as_f64() * (1.0 - m.utilisation);
+    ledger.add(
+        "margin",
+        margin,
+        format!("{:.0} % of the device: context, captured graphs, fragmentation", 100.0 * (1.0 - m.utilisation)),
+    );
+    let per_sequence = sequence_bytes(reading, m, context);
+    let Some(room) = device_bytes.checked_sub(ledger.total()) else {
+        let ranks =
+            (ledger.of("weights").as_f64() * m.tp as f64 / (device_bytes.as_f64() * m.utilisation)).ceil() as usize;
+        let remedy = format!("use about tp {}, or fewer bits", ranks.next_power_of_two());
+        return Err(PlanError::setting(
+            "tp",
+            m.tp,
+            format!("leaves no room: a rank needs {} of {device_bytes}", ledger.total()),
+            remedy,
+        ));
+    };
+    let per_token = reading
+        .states
+        .iter()
+        .filter(|g| g.window.is_none())
+        .map(|g| g.bytes_per_token as f64 / m.tp.min(g.heads).max(1) as f64);
+    let per_token = per_token.sum::<f64>() * (m.cache_bytes / 2.0) / m.pp as f64;
+    ledger.entries.push(Entry { what: "room for sequences", bytes: room, formula: "what is left".into() });
+    Ok(ServingLedger {
+        ledger,
+        room,
+        per_sequence: Bytes(per_sequence.ceil() as u64),
+        per_token: Bytes(per_token.ceil() as u64),
+        sequences: (room.as_f64() / per_sequence.max(1.0)).floor() as u64,
+        tokens: (room.as_f64() / per_token.max(1.0)).floor() as u64,
+    })
+}

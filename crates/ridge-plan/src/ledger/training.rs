@@ -1,0 +1,193 @@
+//! Memory of a training step on the rank that holds most: the first stage of the pipeline, and where the logits are,
+//! the last.
+
+use super::Ledger;
+use crate::reading::{ACTIVATION, LayerWork, Reading};
+use crate::train::{Layout, Recompute, Workload};
+
+/// Parameters of a rank: those of all its data-parallel group, and those of experts, which are cut further.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RankParameters {
+    /// Not of experts.
+    pub dense: f64,
+    /// Of experts.
+    pub experts: f64,
+    /// The most that one unit of gathering (a layer, or embedding and head) has before ZeRO cuts it.
+    pub largest_unit: f64,
+}
+
+/// Parameters of the fullest stage: an even share of the layers, and the larger of embedding and head, or both where one
+/// stage has both. Norms after the last layer count with the embedding.
+pub fn rank_parameters(reading: &Reading, layout: &Layout) -> RankParameters {
+    let (tp, pp) = (layout.tp as f64, layout.pp as f64);
+    let (mut dense, mut experts, mut largest) = (0.0, 0.0, 0.0f64);
+    for kind in 0..reading.kinds.len() {
+        let layer = &reading.kinds[kind];
+        let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
+        let (own, of_experts) = (layer.cut / tp + layer.whole, layer.experts / (tp * layout.ep as f64));
+        dense += own * count / pp;
+        experts += of_experts * count / pp;
+        largest = largest.max(own + of_experts);
+    }
+    // A tied head that is apart from its embedding is held a second time.
+    let ends = if layout.pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
+    RankParameters { dense: dense + ends / tp, experts, largest_unit: largest.max(ends / tp) }
+}
+
+/// What one layer keeps of one micro-batch on one rank.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Activations {
+    /// What is kept until the backward pass.
+    pub kept: f64,
+    /// What the layer keeps in addition while it is computed again.
+    pub transient: f64,
+}
+
+/// Bytes of activations of `layer` (Korthikanti et al. 2022, equations 1 to 4, for any layer): values that the backward
+/// pass needs, `2` bytes each, those outside tensor parallelism divided with sequence parallelism alone; a byte a mask
+/// with dropout; and `2` (with dropout `5`) bytes a score where attention is not fused.
+pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, work: &Workload) -> Activations {
+    let tokens = (layout.micro_batch * work.seq) as f64 / layout.cp as f64;
+    let tp = layout.tp as f64;
+    let outside = if layout.sequence_parallel { tp } else { 1.0 };
+    let s = &layer.saved;
+    let masks = if work.dropout { s.residuals / outside } else { 0.0 };
+    let values = tokens * (ACTIVATION * (s.whole / outside + s.cut / tp) + masks);
+    let score_bytes = match (work.fused_attention, work.dropout) {
+        (true, _) => 0.0,
+        (false, false) => 2.0,
+        (false, true) => 5.0,
+    };
+    // Fused attention keeps a maximum and a sum a row instead.
+    let rows = if work.fused_attention { 4.0 * tokens * s.score_heads / tp } else { 0.0 };
+    let scores = score_bytes * tokens * work.seq as f64 * s.score_heads / tp;
+    let all = values + rows + scores;
+    let input = tokens * ACTIVATION * hidden as f64 / outside;
+    let products = tokens * ACTIVATION * (s.products_whole / outside + s.products_cut / tp) + input + rows;
+    match layout.recompute {
+        Recompute::None => Activations { kept: all, transient: 0.0 },
+        Recompute::Attention => Activations { kept: values + rows, transient: scores },
+        Recompute::Products => Activations { kept: products.min(all), transient: all },
+        Recompute::Full => Activations { kept: input, transient: all },
+    }
+}
+
+/// Micro-batches' worth of a stage's layers that are alive at once: `p` of `m` in 1F1B, `p (1 + (p - 1) / (p v))` when
+/// interleaved (Korthikanti et al. 2022, section 4.2.3).
+fn in_flight(layout: &Layout, micro_batches: f64) -> f64 {
+    let p = layout.pp as f64;
+    let most = if layout.interleave > 1 { p * (1.0 + (p - 1.0) / (p * layout.interleave as f64)) } else { p };
+    most.min(micro_batches)
+}
+
+/// Shares of the group over which ZeRO cuts.
+struct Shares {
+    weight: f64,
+    gradient: f64,
+    optimiser: f64,
+}
+
+fn shares(zero: u8, ranks: f64) -> Shares {
+    let of = |from: u8| if zero >= from { ranks } else { 1.0 };
+    Shares { weight: of(3), gradient: of(2), optimiser: of(1) }
+}
+
+/// Amounts of a step, in bytes. Cheap: a search takes millions.
+struct Amounts {
+    weights: f64,
+    gradients: f64,
+    master: f64,
+    moments: f64,
+    activations: f64,
+    transient: f64,
+    logits: f64,
+    buckets: f64,
+    alive: f64,
+    parameters: RankParameters,
+}
+
+fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
+    let p = rank_parameters(reading, layout);
+    let ranks = (layout.dp * layout.cp) as f64;
+    let (dense, experts) = (shares(layout.zero, ranks), shares(layout.zero, ranks / layout.ep as f64));
+    let bytes = |each: f64, share: fn(&Shares) -> f64| each * (p.dense / share(&dense) + p.experts / share(&experts));
+    let micro_batches = work.global_batch as f64 / (layout.dp * layout.micro_batch) as f64;
+    let alive = in_flight(layout, micro_batches);
+    let (mut kept, mut transient) = (0.0, 0.0f64);
+    for kind in 0..reading.kinds.len() {
+        let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
+        let of = activations_of_layer(&reading.kinds[kind], reading.hidden, layout, work);
+        kept += of.kept * count / layout.pp as f64;
+        transient = transient.max(of.transient);
+    }
+    let tokens = (layout.micro_batch * work.seq) as f64 / layout.cp as f64;
+    // In 16 bits and as f32, and the f32 gradient; their logarithms too where the loss is not fused.
+    let per_logit = if work.fused_loss { 10.0 } else { 14.0 };
+    let logits = per_logit * tokens * reading.vocab as f64 / layout.tp as f64;
+    // ZeRO 3 gathers a unit in 16 bits and makes its gradient there; the next layer is fetched meanwhile.
+    let buckets = if layout.zero == 3 && ranks > 1.0 { 4.0 * p.largest_unit } else { 0.0 };
+    Amounts {
+        weights: bytes(work.states.weight, |s| s.weight),
+        gradients: bytes(work.states.gradient, |s| s.gradient),
+        master: bytes(work.states.master, |s| s.optimiser),
+        moments: bytes(work.states.moments, |s| s.optimiser),
+        activations: kept * alive,
+        transient: 2.0 * transient,
+        logits: if layout.pp == 1 { logits } else { 0.0 },
+        buckets,
+        alive,
+        parameters: p,
+    }
+}
+
+/// Bytes of the fullest rank, all entries of [`training`] together.
+pub fn training_total(reading: &Reading, layout: &Layout, work: &Workload) -> f64 {
+    let a = amounts(reading, layout, work);
+    a.weights + a.gradients + a.master + a.moments + a.activations + a.transient + a.logits + a.buckets
+}
+
+/// What the fullest rank holds at the end of its first forward pass. The logits are an entry where one stage has all
+/// layers: the last of several holds them when it holds least activations.
+pub fn training(reading: &Reading, layout: &Layout, work: &Workload) -> Ledger {
+    let a = amounts(reading, layout, work);
+    let (p, s) = (a.parameters, work.states);
+    let mut ledger = Ledger::default();
+    let ranks = layout.dp * layout.cp;
+    let over = |from: u8| {
+        if layout.zero >= from && ranks > 1 {
+            format!(" / {ranks} ranks (ZeRO {})", layout.zero)
+        } else {
+            String::new()
+        }
+    };
+    let held = format!("{:.4e} parameters of the rank", p.dense + p.experts);
+    ledger.add("weights", a.weights, format!("{held} x {} B{}", s.weight, over(3)));
+    ledger.add("gradients", a.gradients, format!("{held} x {} B{}", s.gradient, over(2)));
+    if s.master > 0.0 {
+        ledger.add("master weights", a.master, format!("{held} x {} B{}", s.master, over(1)));
+    }
+    ledger.add("optimiser states", a.moments, format!("{held} x {} B{}", s.moments, over(1)));
+    let layers = reading.layers.len() as f64 / layout.pp as f64;
+    let kept = format!(
+        "{layers} layers x {} tokens x {:.3} micro-batches alive x what the backward pass reads of a layer (recompute: {})",
+        layout.micro_batch * work.seq / layout.cp,
+        a.alive,
+        layout.recompute
+    );
+    ledger.add("activations", a.activations, kept);
+    if a.transient > 0.0 {
+        ledger.add("recomputed layer", a.transient, "one layer computed again, and the gradients of its values");
+    }
+    if a.logits > 0.0 {
+        let per = if work.fused_loss { 10 } else { 14 };
+        ledger.add("logits", a.logits, format!("{per} B x tokens x {} / tp", reading.vocab));
+    }
+    if a.buckets > 0.0 {
+        ledger.add(
+            "gathered weights",
+            a.buckets,
+            format!("{:.3e} parameters of the largest unit x (2 + 2) B", p.largest_unit),
+        );
+    }
+    ledger
+}

@@ -1,0 +1,17 @@
+//! What a model needs and takes on given hardware: memory, time, communication and money, before a dollar is spent.
+//!
+//! Nothing here runs anything. `reading` walks a model's graph once and keeps, for each kind of layer, coefficients of
+//! tokens, pairs and degrees of parallelism; everything else is sums of those. Read in this order: [`reading`],
+//! [`ledger`] (memory), [`efficiency`] (what devices reach), [`train`] (time of a step, cost of a run), [`search`] (all
+//! ways to divide a step), [`serve`] (latencies and throughput of a server).
+
+pub mod accuracy;
+pub mod efficiency;
+mod error;
+pub mod ledger;
+pub mod reading;
+pub mod search;
+pub mod serve;
+pub mod train;
+
+pub use error::PlanError;

@@ -1,0 +1,185 @@
+//! All ways to divide a training step over a number of GPUs: each is timed and held against memory, or rejected with its
+//! reason. Nothing is allocated for a layout that is rejected, and the graph is read once before, so a core goes through
+//! some hundred thousand layouts a second.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::efficiency::Machine;
+use crate::ledger::training_total;
+use crate::reading::Reading;
+use crate::train::{Layout, Recompute, Reject, StepTime, Workload, step_time};
+
+/// What may be chosen.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Space {
+    /// GPUs, all of which are used.
+    pub gpus: usize,
+    /// Sequences of a micro-batch.
+    pub micro_batches: Vec<usize>,
+    /// Chunks of a stage.
+    pub interleaves: Vec<usize>,
+    /// What is computed again.
+    pub recomputes: Vec<Recompute>,
+    /// ZeRO stages.
+    pub zeros: Vec<u8>,
+    /// Most ranks of tensor parallelism: those of a node, mostly.
+    pub most_tp: usize,
+    /// Most ranks of context parallelism.
+    pub most_cp: usize,
+    /// Share of the memory that may be used.
+    pub utilisation: f64,
+}
+
+impl Space {
+    /// Everything on `gpus` of nodes of `node`.
+    pub fn new(gpus: usize, node: usize) -> Self {
+        Self {
+            gpus,
+            micro_batches: vec![1, 2, 4, 8, 16],
+            interleaves: vec![1, 2, 4],
+            recomputes: Recompute::ALL.to_vec(),
+            zeros: vec![0, 1, 2, 3],
+            most_tp: node,
+            most_cp: 16,
+            utilisation: 0.94,
+        }
+    }
+}
+
+/// A layout that fits.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Candidate {
+    /// The layout.
+    pub layout: Layout,
+    /// Its time.
+    pub step: StepTime,
+    /// Bytes of the fullest rank.
+    pub bytes: f64,
+}
+
+/// What a search found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Found {
+    /// Those that fit, fastest first.
+    pub ranked: Vec<Candidate>,
+    /// How many layouts were looked at.
+    pub seen: usize,
+    /// Rejected ones by reason, with one of each.
+    pub rejected: BTreeMap<String, (usize, Layout)>,
+}
+
+/// Divisors of `n` that are at most `most`.
+fn divisors(n: usize, most: usize) -> impl Iterator<Item = usize> {
+    (1..=n.min(most)).filter(move |d| n.is_multiple_of(*d))
+}
+
+/// Calls `each` with every layout of `space` for `reading`, whether or not it has a meaning.
+pub fn layouts(reading: &Reading, space: &Space, mut each: impl FnMut(Layout)) {
+    let experts = if reading.experts > 0 { space.gpus.min(reading.experts) } else { 1 };
+    for tp in divisors(space.gpus, space.most_tp) {
+        for pp in divisors(space.gpus / tp, reading.layers.len()) {
+            for cp in divisors(space.gpus / tp / pp, space.most_cp) {
+                let dp = space.gpus / tp / pp / cp;
+                for ep in divisors(dp * cp, experts) {
+                    for &micro_batch in &space.micro_batches {
+                        for &interleave in space.interleaves.iter().filter(|v| pp > 1 || **v == 1) {
+                            for &recompute in &space.recomputes {
+                                for &zero in &space.zeros {
+                                    each(Layout {
+                                        tp,
+                                        pp,
+                                        dp,
+                                        cp,
+                                        ep,
+                                        micro_batch,
+                                        interleave,
+                                        recompute,
+                                        zero,
+                                        sequence_parallel: tp > 1,
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Looks at every layout of `space`.
+pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &Space) -> Found {
+    let mut found = Found::default();
+    let mut rejected: BTreeMap<Kind, (usize, Layout, Reject)> = BTreeMap::new();
+    let has = machine.memory * space.utilisation;
+    layouts(reading, space, |layout| {
+        found.seen += 1;
+        match judge(reading, machine, work, &layout, has) {
+            Ok(candidate) => found.ranked.push(candidate),
+            Err(why) => rejected.entry(Kind::of(why)).or_insert((0, layout, why)).0 += 1,
+        }
+    });
+    found.ranked.sort_by(|a, b| a.step.total.total_cmp(&b.step.total));
+    found.rejected = rejected.into_values().map(|(count, layout, why)| (why.to_string(), (count, layout))).collect();
+    found
+}
+
+/// One layout: what it takes, or why not.
+///
+/// # Errors
+/// What it does not divide, or that it needs more than `has` bytes.
+pub fn judge(
+    reading: &Reading,
+    machine: &Machine,
+    work: &Workload,
+    layout: &Layout,
+    has: f64,
+) -> Result<Candidate, Reject> {
+    layout.check(reading, work.seq, work.global_batch)?;
+    let bytes = training_total(reading, layout, work);
+    if bytes > has {
+        let mib = |b: f64| (b / 1_048_576.0) as u64;
+        return Err(Reject::Memory { needed_mib: mib(bytes), has_mib: mib(has) });
+    }
+    Ok(Candidate { layout: *layout, step: step_time(reading, machine, layout, work), bytes })
+}
+
+/// Reasons, their numbers left out.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Kind(&'static str);
+
+impl Kind {
+    fn of(why: Reject) -> Self {
+        Self(match why {
+            Reject::Zero => "zero",
+            Reject::Heads { .. } => "heads",
+            Reject::Layers { .. } => "layers",
+            Reject::Experts { .. } => "experts",
+            Reject::ExpertRanks { .. } => "expert ranks",
+            Reject::Batch { .. } => "batch",
+            Reject::Sequence { .. } => "sequence",
+            Reject::Interleave => "interleave",
+            Reject::ZeroWithPipeline => "zero with pipeline",
+            Reject::ZeroStage => "zero stage",
+            Reject::Memory { .. } => "memory",
+        })
+    }
+}
+
+/// Those of several searches that no other beats in time, money and memory at once: `(step seconds, GPUs, bytes)`, all
+/// to be small, money being time times GPUs.
+pub fn pareto(candidates: &[Candidate]) -> Vec<Candidate> {
+    let key = |c: &Candidate| [c.step.total, c.step.total * c.layout.gpus() as f64, c.bytes];
+    let mut sorted: Vec<Candidate> = candidates.to_vec();
+    sorted.sort_by(|a, b| a.step.total.total_cmp(&b.step.total).then(a.bytes.total_cmp(&b.bytes)));
+    let mut front: Vec<Candidate> = Vec::new();
+    for c in sorted {
+        // Nothing behind is faster, so only those in front can beat it.
+        if !front.iter().any(|f| key(f).iter().zip(key(&c)).all(|(f, c)| *f <= c)) {
+            front.push(c);
+        }
+    }
+    front
+}

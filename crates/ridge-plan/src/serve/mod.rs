@@ -1,0 +1,1 @@
+//! Latencies and throughput of a server.
