@@ -57,8 +57,10 @@ pub struct Machine {
     pub memory: f64,
     /// Bytes per second that memory reaches.
     pub bandwidth: f64,
-    /// FLOP/s of the sheet for the precision.
+    /// FLOP/s of the sheet for the precision of products with weights.
     pub peak: f64,
+    /// FLOP/s of the sheet in 16 bits, which attention and logits are computed in.
+    pub peak_16: f64,
     /// Compute units.
     pub units: f64,
     /// Bytes per second, one way, that the link in a node reaches.
@@ -94,6 +96,7 @@ impl Machine {
             memory: spec.memory.value.as_f64(),
             bandwidth: spec.memory_bandwidth.value.as_f64() * efficiency.memory,
             peak: roofline.peak.as_f64(),
+            peak_16: spec.roofline(Precision::Bf16)?.peak.as_f64(),
             units: spec.compute_units.as_ref().map_or(128.0, |u| u.value as f64),
             link: spec.interconnect.as_ref().map_or(25e9, |l| l.value.as_f64()) * efficiency.link,
             node: if spec.name.contains("NVL72") { 72 } else { 8 },
@@ -118,15 +121,25 @@ impl Machine {
         compute.max((weight_bytes + 2.0 * m * (n + k)) / self.bandwidth)
     }
 
+    /// Seconds of `[m, k] x [k, n]` in 16 bits, whatever the precision of other products.
+    pub fn matmul_16(&self, m: f64, n: f64, k: f64) -> f64 {
+        let compute = 2.0 * m * n * k / (self.peak_16 * self.matmul_share(Class::Matmul, m, n, k));
+        compute.max(2.0 * (n * k + m * (n + k)) / self.bandwidth)
+    }
+
     /// Seconds of `bytes` through memory.
     pub fn moving(&self, bytes: f64) -> f64 {
         bytes / self.bandwidth
     }
 
-    /// Bytes per second of one rank in a group of `ranks` that lie `stride` apart: the link's inside a node, the network's
-    /// outside.
+    /// Bytes per second of one rank in a group of `ranks` that lie `stride` apart: the link's inside a node; outside, the
+    /// network's, of which all ranks of the group in a node have their own.
     pub fn rate(&self, ranks: usize, stride: usize) -> f64 {
-        if ranks * stride <= self.node { self.link } else { self.efficiency.scale_out * 0.9 }
+        if ranks * stride <= self.node {
+            return self.link;
+        }
+        let beside = (self.node / stride).clamp(1, ranks) as f64;
+        self.link.min(0.9 * self.efficiency.scale_out * beside)
     }
 
     /// Seconds of a ring all-gather or reduce-scatter over `ranks` of `bytes` in all.

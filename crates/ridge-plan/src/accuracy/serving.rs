@@ -1,9 +1,113 @@
 //! Serving: aggregated runs of TensorRT-LLM, vLLM and SGLang.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
-use super::Section;
+use ridge_hw::spec::Precision;
 
-pub(super) fn sections(_folder: &Path, _configs: &Path) -> Result<Vec<Section>, String> {
-    Ok(Vec::new())
+use super::table::read;
+use super::{Judged, Row, Section};
+use crate::efficiency::Machine;
+use crate::ledger::Quantisation;
+use crate::reading::Reading;
+use crate::serve::{ServeLayout, Traffic, aggregated};
+
+/// The configuration of a published model, and whether it has experts.
+fn config_of(model: &str) -> Option<(&'static str, bool)> {
+    Some(match model.rsplit('/').next()? {
+        "Llama-3.1-8B-Instruct" | "Llama-3.1-8B-Instruct-FP8" => ("Meta-Llama-3.1-8B", false),
+        "Llama-3.1-70B" => ("Meta-Llama-3.1-70B", false),
+        "Qwen3-32B" | "Qwen3-32B-NVFP4" => ("Qwen3-32B", false),
+        "Qwen3-235B-A22B-FP8" => ("Qwen3-235B-A22B", true),
+        "DeepSeek-V3" | "DeepSeek-R1" | "DeepSeek-V3.1-NVFP4" => ("DeepSeek-V3", true),
+        _ => return None,
+    })
+}
+
+pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
+    let mut readings: BTreeMap<&str, Reading> = BTreeMap::new();
+    // Every second pair of model and device is in view, in alphabetic order.
+    let mut pairs: BTreeMap<(&str, String), Vec<(Row, Row)>> = BTreeMap::new();
+    for r in read(folder, "serving_aggregated.csv")? {
+        let Some((name, _)) = config_of(r.text("model_path")) else { continue };
+        if !readings.contains_key(name) {
+            let path = configs.join(format!("{name}.json"));
+            let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
+            readings.insert(name, Reading::from_json(name, &text).map_err(|e| e.to_string())?);
+        }
+        let device = match r.text("system") {
+            "h100_sxm" => "H100",
+            "h200_sxm" => "H200",
+            "b200_sxm" => "B200",
+            "gb200" => "GB200-NVL72",
+            other => return Err(format!("system {other:?} has no sheet")),
+        };
+        let quant = r.text("gemm_quant_mode");
+        let (precision, weights) = match quant {
+            "" => (Precision::Bf16, Quantisation::Bf16),
+            "nvfp4" => (Precision::Fp8, Quantisation::Nvfp4),
+            _ => (Precision::Fp8, Quantisation::Fp8),
+        };
+        let mut machine = Machine::find(device, precision).map_err(|e| e.to_string())?;
+        if weights == Quantisation::Nvfp4 {
+            // Sheets state no rate in 4 bits; the matrix units of these devices take half the bits twice as fast.
+            machine.peak *= 2.0;
+        }
+        let layout = ServeLayout {
+            tp: r.degree("tp_size"),
+            pp: r.degree("pp_size"),
+            attention_dp: r.degree("attention_dp_size"),
+            ep: r.degree("moe_ep_size"),
+            weights,
+            cache_bytes: if weights == Quantisation::Bf16 { 2.0 } else { 1.0 },
+        };
+        // A few rows count their ranks twice, once as tensor and once as expert parallel.
+        let ep = layout.ep.min(layout.tp * layout.attention_dp);
+        let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch: r.count("batch_size")? };
+        let reading = &readings[name];
+        let point = aggregated(reading, &machine, &ServeLayout { ep, ..layout }, &traffic);
+        let what = format!(
+            "{name} {} {device} {quant} tp{} dp{} ep{ep} {}/{} x{}",
+            r.text("backend"),
+            layout.tp,
+            layout.attention_dp,
+            traffic.prompt,
+            traffic.answer,
+            traffic.batch
+        );
+        let row = |measured, planned| Row { what: what.clone(), fit: false, measured, planned: planned * 1e3 };
+        let rows = (row(r.number("silicon_tpot_ms")?, point.tpot), row(r.number("silicon_ttft_ms")?, point.ttft));
+        pairs.entry((name, device.to_owned())).or_default().push(rows);
+    }
+    let mut all = Vec::new();
+    for (kind, experts) in [("dense", false), ("experts", true)] {
+        let (mut tpot, mut ttft) = (Vec::new(), Vec::new());
+        let has_experts = |name: &str| readings[name].experts > 0;
+        for (i, (_, rows)) in pairs.iter().filter(|((name, _), _)| has_experts(name) == experts).enumerate() {
+            for (a, b) in rows {
+                tpot.push(Row { fit: i % 2 == 0, ..a.clone() });
+                ttft.push(Row { fit: i % 2 == 0, ..b.clone() });
+            }
+        }
+        for (what, target, rows, note) in [
+            ("time per output token", 0.12, tpot, ""),
+            (
+                "time to first token",
+                0.25,
+                ttft,
+                "the source has several times more than a prompt takes alone where few sequences run; it does not tell how requests arrive",
+            ),
+        ] {
+            all.push(Section {
+                title: format!("Serving, {kind}: {what} of aggregated runs"),
+                unit: "ms",
+                target,
+                judged: Judged::Median,
+                rows,
+                note,
+                shown: false,
+            });
+        }
+    }
+    Ok(all)
 }

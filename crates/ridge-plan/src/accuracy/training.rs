@@ -35,6 +35,7 @@ fn megatron(seq: usize, global_batch: usize) -> Workload {
         global_batch,
         states: StateBytes::MIXED,
         fused_attention: false,
+        fused_loss: false,
         dropout: true,
         overlap: false,
         ..Workload::default()
@@ -116,7 +117,7 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
 fn best(model: &Reading, m: &Machine, work: &Workload, base: Layout, recomputes: &[Recompute]) -> Result<f64, String> {
     let mut quickest = f64::INFINITY;
     for micro_batch in [1, 2, 4, 8] {
-        for interleave in [1, 2, 4] {
+        for interleave in [1, 2, 3, 4, 6, model.layers.len() / base.pp] {
             for &recompute in recomputes {
                 let layout = Layout { micro_batch, interleave, recompute, ..base };
                 if let Ok(c) = judge(model, m, work, &layout, 0.97 * m.memory) {
@@ -163,7 +164,7 @@ fn h100(rows: &[Record]) -> Result<Section, String> {
         let (h, l) = (r.number("hidden")?, r.count("layers")?);
         let model = gpt(h as usize, l, r.count("heads")?, 4096, 131_072)?;
         let (gpus, tp, pp) = (r.count("gpus")?, r.count("tp")?, r.count("pp")?);
-        let work = Workload { seq: 4096, global_batch: r.count("batch")?, ..Workload::default() };
+        let work = Workload { seq: 4096, global_batch: r.count("batch")?, fused_loss: false, ..Workload::default() };
         let base = Layout { tp, pp, dp: gpus / tp / pp, zero: 1, sequence_parallel: tp > 1, ..Layout::default() };
         let seconds = best(&model, &h100, &work, base, &[Recompute::None, Recompute::Full])?;
         let (b, s, l) = (work.global_batch as f64, 4096.0, l as f64);
@@ -190,7 +191,8 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
         let mut m = machine("H100", if fp8 { Precision::Fp8 } else { Precision::Bf16 })?;
         // The cards of these runs: 96 GB of HBM2e at 2.4 TB/s, 500 W for 700.
         m.bandwidth *= 2.4 / 3.35;
-        m.peak *= (500.0f64 / 700.0).sqrt();
+        m.peak *= 500.0 / 700.0;
+        m.peak_16 *= 500.0 / 700.0;
         let path = configs.join(format!("Meta-Llama-3.1-{}.json", r.text("model")));
         let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
         let model = Reading::from_json("config.json", &text).map_err(|e| e.to_string())?;
@@ -202,6 +204,7 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
             global_batch: gpus * micro_batch,
             states: StateBytes::FULL,
             fused_loss: compiled,
+            precision: if fp8 { Precision::Fp8 } else { Precision::Bf16 },
             ..Workload::default()
         };
         let layout = Layout { dp: gpus, zero: 3, micro_batch, recompute: Recompute::Products, ..Layout::default() };
@@ -228,8 +231,7 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
             target: 0.10,
             judged: Judged::Mean,
             rows: speed,
-            note: "no target is published for these; the cards are a variant with 500 W, whose clock is taken as the root of \
-                   its power",
+            note: "no target is published for these; the cards are a variant with 500 W, whose rate is taken in proportion",
             shown: true,
         },
     ])

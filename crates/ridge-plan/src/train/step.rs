@@ -1,6 +1,7 @@
 //! How long a step takes: each op by its roofline and efficiency, sums over tensor-parallel ranks, the pipeline's
 //! bubble, what of data parallelism is not hidden, and the optimiser.
 
+use ridge_hw::spec::Precision;
 use serde::Serialize;
 
 use super::{Layout, Recompute, Workload};
@@ -104,12 +105,12 @@ impl At<'_> {
                 let flops = op.flops_pair * pairs / share + op.flops_token * self.tokens / share;
                 pass.attention_flops += flops;
                 if self.work.fused_attention {
-                    pass.attention += flops / (m.peak * m.efficiency.attention);
+                    pass.attention += flops / (m.peak_16 * m.efficiency.attention);
                 } else {
                     // Scores written, scaled, masked and normalised, dropped and read: 9 to 13 bytes a pair and head.
                     let bytes = if self.work.dropout { 13.0 } else { 9.0 };
                     pass.attention +=
-                        flops / (m.peak * m.efficiency.scores) + m.moving(bytes * pairs * op.heads as f64 / share);
+                        flops / (m.peak_16 * m.efficiency.scores) + m.moving(bytes * pairs * op.heads as f64 / share);
                 }
             }
             Class::Memory => {
@@ -136,6 +137,12 @@ impl At<'_> {
         for op in &layer.ops {
             self.op(op, hidden, &mut pass);
         }
+        if in_8_bits(self.work) {
+            // Inputs of products are scaled and written in 8 bits, forward and backward.
+            let products = layer.ops.iter().filter(|o| o.class == Class::Matmul);
+            let width: f64 = products.map(|o| o.k as f64 / if o.reduced { self.tp } else { 1.0 }).sum();
+            pass.memory += self.machine.moving(3.0 * width * self.tokens);
+        }
         if self.work.dropout {
             let outside = if self.layout.sequence_parallel { self.tp } else { 1.0 };
             pass.memory += self.machine.moving(7.0 * layer.saved.residuals * self.tokens / outside);
@@ -148,6 +155,10 @@ impl At<'_> {
         }
         pass
     }
+}
+
+fn in_8_bits(work: &Workload) -> bool {
+    work.precision == Precision::Fp8
 }
 
 /// Time of a step of `work` on `reading`, divided by `layout`, which must divide it.
@@ -177,12 +188,18 @@ pub fn step_time(reading: &Reading, machine: &Machine, layout: &Layout, work: &W
         attention_flops += count * p.attention_flops;
         // Sums are in the forward pass, in the backward pass, and again with what is computed again.
         let times = if layout.recompute == Recompute::Full { 3.0 } else { 2.0 };
-        exposed += count * times * p.communication;
+        // With overlap, products are cut so that sums of one part go on behind the next.
+        let bare = if work.overlap {
+            (p.communication - 0.5 * p.products).max(0.25 * p.communication)
+        } else {
+            p.communication
+        };
+        exposed += count * times * bare;
     }
     let micro_batches = (work.global_batch / (layout.dp * layout.micro_batch)) as f64;
     let (v, tp) = (reading.vocab as f64 / at.tp, at.tp);
-    let head = machine.matmul(Class::Matmul, tokens, v, hidden, ACTIVATION * v * hidden);
-    let loss = machine.moving(tokens * v * if work.fused_loss { 14.0 } else { 24.0 });
+    let head = machine.matmul_16(tokens, v, hidden);
+    let loss = machine.moving(tokens * v * if work.fused_loss { 14.0 } else { 32.0 });
     let ends = 3.0 * head + loss;
     let stage = forward + backward + again + exposed;
     let p = layout.pp as f64;

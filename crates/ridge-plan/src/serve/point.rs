@@ -1,0 +1,212 @@
+//! One point of a server: a step by rooflines, then prompts and answers together or apart.
+
+use serde::Serialize;
+
+use crate::efficiency::Machine;
+use crate::ledger::Quantisation;
+use crate::reading::{Class, OpWork, Reading};
+
+/// How a replica is laid out.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct ServeLayout {
+    /// Tensor parallel ranks.
+    pub tp: usize,
+    /// Pipeline stages.
+    pub pp: usize,
+    /// Replicas of attention, each with sequences of its own, whose experts are shared.
+    pub attention_dp: usize,
+    /// Ranks that share the experts; within each, they are cut by what is left of `tp * attention_dp`.
+    pub ep: usize,
+    /// Format of matrices.
+    pub weights: Quantisation,
+    /// Bytes of an element of the cache.
+    pub cache_bytes: f64,
+}
+
+impl ServeLayout {
+    /// GPUs of a replica.
+    pub fn gpus(&self) -> usize {
+        self.tp * self.pp * self.attention_dp
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Traffic {
+    /// Tokens of a prompt.
+    pub prompt: usize,
+    /// Tokens of an answer.
+    pub answer: usize,
+    /// Sequences under way on each replica of attention.
+    pub batch: usize,
+}
+
+/// What a server does at one point.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// Seconds to the first token.
+    pub ttft: f64,
+    /// Seconds for each token behind it.
+    pub tpot: f64,
+    /// Output tokens a second of the replica.
+    pub tokens_per_second: f64,
+    /// Requests a second of the replica.
+    pub requests_per_second: f64,
+    /// GPUs of the replica.
+    pub gpus: usize,
+    /// Seconds of a decode step alone.
+    pub decode_step: f64,
+    /// Seconds of a prompt alone.
+    pub prefill: f64,
+}
+
+/// Seconds between kernels of a captured graph.
+const KERNEL: f64 = 1.2e-6;
+/// Kernels that an op of the graph becomes, casts and tables included.
+const KERNELS_PER_OP: f64 = 1.0;
+/// Seconds that a sum over ranks takes before bandwidth counts: one-shot kernels.
+const SUM: f64 = 6.0e-6;
+/// Seconds of scheduler, sampling and detokenising that a step does not hide.
+const HOST: f64 = 1.0e-3;
+/// Tokens of a prompt that one step takes at most.
+const CHUNK: usize = 8192;
+
+/// Tokens of a step and what they attend to, on one replica of attention.
+struct Step {
+    /// Tokens.
+    tokens: f64,
+    /// Rows whose logits are needed.
+    rows: f64,
+    /// Sequences.
+    sequences: f64,
+    /// (query, key) pairs of one sequence's new tokens, to all that it sees.
+    pairs: f64,
+    /// Tokens of one sequence in the cache.
+    cached: f64,
+    /// Are these single tokens of many sequences, whose attention is the reading of their caches?
+    decode: bool,
+}
+
+fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
+    let tp = if op.cut { l.tp as f64 } else { 1.0 };
+    let bytes = l.weights.bits() / 8.0;
+    match op.class {
+        Class::Matmul => {
+            let (n, k) = if op.reduced { (op.n as f64, op.k as f64 / tp) } else { (op.n as f64 / tp, op.k as f64) };
+            m.matmul(Class::Matmul, step.tokens, n, k, bytes * n * k)
+        }
+        Class::Experts => {
+            // All replicas of attention send their tokens to the shared experts.
+            let tokens = step.tokens * l.attention_dp as f64;
+            let inner = ((l.tp * l.attention_dp) as f64 / l.ep as f64).max(1.0);
+            let held = op.experts as f64 / l.ep as f64;
+            let missed = (1.0 - op.top_k as f64 / op.experts as f64).powf(tokens);
+            let reached = held * (1.0 - missed);
+            let rows = tokens * op.top_k as f64 / l.ep as f64;
+            let (n, k) =
+                if op.reduced { (op.n as f64, op.k as f64 / inner) } else { (op.n as f64 / inner, op.k as f64) };
+            let share = m.matmul_share(Class::Experts, (rows / reached.max(1.0)).max(1.0), n * reached.max(1.0), k);
+            let compute = 2.0 * rows * n * k / (m.peak * share);
+            compute.max((bytes * reached * n * k + 2.0 * rows * (n + k)) / m.bandwidth)
+        }
+        Class::Attention => {
+            let seen = |all: f64| op.window.map_or(all, |w| all.min(w as f64 * step.tokens / step.sequences));
+            let heads = op.heads.min(l.tp).max(1) as f64;
+            let cut = if op.cut { heads } else { 1.0 };
+            let flops = step.sequences * seen(step.pairs) * op.flops_pair / cut + step.tokens * op.flops_token / cut;
+            let cached = op.window.map_or(step.cached, |w| step.cached.min(w as f64));
+            // What all heads share is read by each rank.
+            let kv = if op.weight > 0.0 { 1.0 } else { cut };
+            let bytes = step.sequences * cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
+            let share = if step.decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
+            (flops / (m.peak_16 * share)).max(bytes / m.bandwidth)
+        }
+        Class::Memory => m.moving(op.bytes_token * step.tokens / tp + op.bytes_seq * step.sequences),
+    }
+}
+
+fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 {
+    let hidden = reading.hidden as f64;
+    let mut total = 0.0;
+    for (kind, layer) in reading.kinds.iter().enumerate() {
+        let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
+        let mut of = 0.0;
+        for op in &layer.ops {
+            of += op_seconds(m, l, op, step) + KERNEL * KERNELS_PER_OP;
+            if op.reduced && l.tp > 1 && op.class == Class::Matmul {
+                of += SUM + 2.0 * (l.tp as f64 - 1.0) / l.tp as f64 * 2.0 * step.tokens * hidden / m.rate(l.tp, 1);
+            }
+            if op.reduced && op.class == Class::Experts {
+                let ranks = l.tp * l.attention_dp;
+                if l.ep > 1 && l.attention_dp > 1 {
+                    let bytes = 2.0 * step.tokens * op.top_k as f64 * hidden;
+                    of += 2.0 * (SUM + bytes / m.rate(l.ep, 1));
+                } else if ranks > 1 {
+                    of += SUM + 2.0 * 2.0 * step.tokens * hidden / m.rate(ranks, 1);
+                }
+            }
+        }
+        total += count * of;
+    }
+    // Stages work one after another on a step; the messages between them are of its tokens.
+    total += (l.pp as f64 - 1.0) * (SUM + 2.0 * step.tokens * hidden / m.rate(l.pp, l.tp));
+    total + m.matmul_16(step.rows, reading.vocab as f64 / l.tp as f64, hidden)
+}
+
+/// Seconds of a step that adds one token to each of `batch` sequences of `context` tokens.
+pub fn decode_step(reading: &Reading, m: &Machine, l: &ServeLayout, batch: usize, context: usize) -> f64 {
+    let (batch, context) = (batch as f64, context as f64);
+    let step = Step { tokens: batch, rows: batch, sequences: batch, pairs: context, cached: context, decode: true };
+    seconds(reading, m, l, &step) + HOST
+}
+
+/// Seconds of a prompt of `prompt` tokens alone.
+pub fn prefill(reading: &Reading, m: &Machine, l: &ServeLayout, prompt: usize) -> f64 {
+    let (mut total, mut done) = (0.0, 0);
+    while done < prompt {
+        let chunk = CHUNK.min(prompt - done);
+        let (new, before) = (chunk as f64, done as f64);
+        let pairs = new * before + 0.5 * new * (new + 1.0);
+        let step = Step { tokens: new, rows: 1.0, sequences: 1.0, pairs, cached: before + new, decode: false };
+        total += seconds(reading, m, l, &step);
+        done += chunk;
+    }
+    total + HOST
+}
+
+/// Prompts and answers on the same GPUs: while a sequence gets its answer, as many prompts as there are sequences are
+/// taken in, one for each that ends.
+pub fn aggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic) -> Point {
+    let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
+    let alone = prefill(reading, m, l, t.prompt);
+    let disturbed = (t.batch as f64 - 1.0) / t.answer as f64 * (alone - HOST);
+    let tpot = step + disturbed;
+    // A prompt waits for the step under way, then shares steps with answers; of those that came with it half are before.
+    let beside = (t.batch as f64 * (alone - HOST) / (t.answer as f64 * tpot + alone)).min(1.0);
+    let ttft = alone * (1.0 + beside) + step;
+    finish(t, l, ttft, tpot, step, alone, l.gpus())
+}
+
+/// Prompts on GPUs of their own, whose caches are sent to those that answer. `prefill_gpus` replicas of `l` take prompts
+/// for one that answers; the slower side bounds the throughput.
+pub fn disaggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic, prefill_replicas: usize) -> Point {
+    let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
+    let alone = prefill(reading, m, l, t.prompt);
+    let cache: f64 = reading.states.iter().map(|g| (g.bytes_per_token * t.prompt + g.bytes_per_sequence) as f64).sum();
+    let sent = cache * l.cache_bytes / 2.0 / (l.tp as f64 * m.efficiency.scale_out);
+    let gpus = l.gpus() * (1 + prefill_replicas);
+    let mut point = finish(t, l, alone + sent + step, step, step, alone, gpus);
+    let most = prefill_replicas as f64 * l.attention_dp as f64 / alone;
+    if point.requests_per_second > most {
+        point.requests_per_second = most;
+        point.tokens_per_second = most * t.answer as f64;
+    }
+    point
+}
+
+fn finish(t: &Traffic, l: &ServeLayout, ttft: f64, tpot: f64, decode_step: f64, prefill: f64, gpus: usize) -> Point {
+    let request = ttft + tpot * (t.answer as f64 - 1.0);
+    let requests_per_second = (t.batch * l.attention_dp) as f64 / request;
+    let tokens_per_second = requests_per_second * t.answer as f64;
+    Point { ttft, tpot, tokens_per_second, requests_per_second, gpus, decode_step, prefill }
+}
