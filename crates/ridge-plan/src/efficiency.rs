@@ -5,7 +5,6 @@
 use std::sync::LazyLock;
 
 use ridge_hw::spec::{DeviceSpec, Precision};
-use ridge_hw::units::Seconds;
 use serde::{Deserialize, Serialize};
 
 use crate::error::PlanError;
@@ -25,12 +24,16 @@ pub struct Efficiency {
     pub attention: f64,
     /// Of the dense rate, the two products of attention that is not fused.
     pub scores: f64,
-    /// Of the memory's rate.
+    /// Of the memory's rate, norms and other passes over activations.
     pub memory: f64,
+    /// Of the memory's rate, weights and caches that a decode step reads.
+    pub stream: f64,
+    /// The same of experts' weights.
+    pub stream_experts: f64,
+    /// Of both, and of the rate, weights in 4 bits reach this share.
+    pub four_bit: f64,
     /// Of the link's rate.
     pub link: f64,
-    /// Microseconds from one op to the next where nothing is captured.
-    pub launch_us: f64,
     /// Bytes per second of a GPU to other nodes, one way.
     pub scale_out: f64,
     /// Where these come from.
@@ -55,8 +58,12 @@ pub struct Machine {
     pub name: String,
     /// Bytes of memory.
     pub memory: f64,
-    /// Bytes per second that memory reaches.
+    /// Bytes per second that passes over activations reach.
     pub bandwidth: f64,
+    /// Bytes per second that reading weights and caches reaches.
+    pub stream: f64,
+    /// The same of experts' weights.
+    pub stream_experts: f64,
     /// FLOP/s of the sheet for the precision of products with weights.
     pub peak: f64,
     /// FLOP/s of the sheet in 16 bits, which attention and logits are computed in.
@@ -95,6 +102,8 @@ impl Machine {
             name: spec.name.clone(),
             memory: spec.memory.value.as_f64(),
             bandwidth: spec.memory_bandwidth.value.as_f64() * efficiency.memory,
+            stream: spec.memory_bandwidth.value.as_f64() * efficiency.stream,
+            stream_experts: spec.memory_bandwidth.value.as_f64() * efficiency.stream_experts,
             peak: roofline.peak.as_f64(),
             peak_16: spec.roofline(Precision::Bf16)?.peak.as_f64(),
             units: spec.compute_units.as_ref().map_or(128.0, |u| u.value as f64),
@@ -102,6 +111,17 @@ impl Machine {
             node: if spec.name.contains("NVL72") { 72 } else { 8 },
             efficiency,
         })
+    }
+
+    /// This machine with weights in 4 bits. Sheets state no rate for them: matrix units that have them take half the
+    /// bits twice as fast, and kernels come less near to it.
+    #[must_use]
+    pub fn in_four_bits(mut self) -> Self {
+        let share = self.efficiency.four_bit;
+        self.peak *= 2.0 * share;
+        self.stream *= share;
+        self.stream_experts *= share;
+        self
     }
 
     /// Share of the dense rate that `[m, k] x [k, n]` reaches.
@@ -118,13 +138,13 @@ impl Machine {
     /// Seconds of `[m, k] x [k, n]` whose weight is `weight_bytes`.
     pub fn matmul(&self, class: Class, m: f64, n: f64, k: f64, weight_bytes: f64) -> f64 {
         let compute = 2.0 * m * n * k / (self.peak * self.matmul_share(class, m, n, k));
-        compute.max((weight_bytes + 2.0 * m * (n + k)) / self.bandwidth)
+        compute.max(weight_bytes / self.stream + 2.0 * m * (n + k) / self.bandwidth)
     }
 
     /// Seconds of `[m, k] x [k, n]` in 16 bits, whatever the precision of other products.
     pub fn matmul_16(&self, m: f64, n: f64, k: f64) -> f64 {
         let compute = 2.0 * m * n * k / (self.peak_16 * self.matmul_share(Class::Matmul, m, n, k));
-        compute.max(2.0 * (n * k + m * (n + k)) / self.bandwidth)
+        compute.max(2.0 * n * k / self.stream + 2.0 * m * (n + k) / self.bandwidth)
     }
 
     /// Seconds of `bytes` through memory.
@@ -160,11 +180,6 @@ impl Machine {
     pub fn all_to_all(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
         self.gather(bytes, ranks, stride)
     }
-
-    /// The time from one op to the next.
-    pub fn launch(&self) -> Seconds {
-        Seconds(self.efficiency.launch_us * 1e-6)
-    }
 }
 
 #[cfg(test)]
@@ -175,7 +190,9 @@ mod tests {
     fn the_table_parses_and_every_share_is_one() {
         assert!(TABLE.iter().any(|e| e.name == "other"));
         for e in TABLE.iter() {
-            for share in [e.matmul, e.experts, e.attention, e.scores, e.memory, e.link] {
+            for share in
+                [e.matmul, e.experts, e.attention, e.scores, e.memory, e.stream, e.stream_experts, e.four_bit, e.link]
+            {
                 assert!((0.1..1.0).contains(&share), "{}: {share}", e.name);
             }
             assert!(e.name == "other" || DeviceSpec::find(&e.name).is_ok(), "{}", e.name);
@@ -190,7 +207,7 @@ mod tests {
         assert!(h100.matmul_share(Class::Matmul, 64.0, 1024.0, 1024.0) < 0.2 * large);
         // One token: the weight's bytes.
         let one = h100.matmul(Class::Matmul, 1.0, 4096.0, 4096.0, 2.0 * 4096.0 * 4096.0);
-        assert!((one / (2.0 * 4096.0 * 4096.0 / h100.bandwidth) - 1.0).abs() < 1e-2);
+        assert!((one / (2.0 * 4096.0 * 4096.0 / h100.stream) - 1.0).abs() < 1e-2);
     }
 
     #[test]

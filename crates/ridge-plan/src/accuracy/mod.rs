@@ -57,7 +57,7 @@ pub struct Section {
     /// The rows.
     pub rows: Vec<Row>,
     /// What stands in the way, where something does.
-    pub note: &'static str,
+    pub note: String,
     /// Are single rows shown?
     pub shown: bool,
 }

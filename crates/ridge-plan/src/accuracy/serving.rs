@@ -1,6 +1,6 @@
 //! Serving: aggregated runs of TensorRT-LLM, vLLM and SGLang.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ridge_hw::spec::Precision;
@@ -12,14 +12,14 @@ use crate::ledger::Quantisation;
 use crate::reading::Reading;
 use crate::serve::{ServeLayout, Traffic, aggregated};
 
-/// The configuration of a published model, and whether it has experts.
-fn config_of(model: &str) -> Option<(&'static str, bool)> {
+/// The configuration of a published model.
+fn config_of(model: &str) -> Option<&'static str> {
     Some(match model.rsplit('/').next()? {
-        "Llama-3.1-8B-Instruct" | "Llama-3.1-8B-Instruct-FP8" => ("Meta-Llama-3.1-8B", false),
-        "Llama-3.1-70B" => ("Meta-Llama-3.1-70B", false),
-        "Qwen3-32B" | "Qwen3-32B-NVFP4" => ("Qwen3-32B", false),
-        "Qwen3-235B-A22B-FP8" => ("Qwen3-235B-A22B", true),
-        "DeepSeek-V3" | "DeepSeek-R1" | "DeepSeek-V3.1-NVFP4" => ("DeepSeek-V3", true),
+        "Llama-3.1-8B-Instruct" | "Llama-3.1-8B-Instruct-FP8" => "Meta-Llama-3.1-8B",
+        "Llama-3.1-70B" => "Meta-Llama-3.1-70B",
+        "Qwen3-32B" | "Qwen3-32B-NVFP4" => "Qwen3-32B",
+        "Qwen3-235B-A22B-FP8" => "Qwen3-235B-A22B",
+        "DeepSeek-V3" | "DeepSeek-R1" | "DeepSeek-V3.1-NVFP4" => "DeepSeek-V3",
         _ => return None,
     })
 }
@@ -28,8 +28,12 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
     let mut readings: BTreeMap<&str, Reading> = BTreeMap::new();
     // Every second pair of model and device is in view, in alphabetic order.
     let mut pairs: BTreeMap<(&str, String), Vec<(Row, Row)>> = BTreeMap::new();
-    for r in read(folder, "serving_aggregated.csv")? {
-        let Some((name, _)) = config_of(r.text("model_path")) else { continue };
+    let (mut seen, mut left_out) = (BTreeSet::new(), 0);
+    let mut records = read(folder, "serving_aggregated.csv")?;
+    // Of rows with equal times the one with fewer ranks is taken.
+    records.sort_by_key(|r| r.degree("tp_size") * r.degree("attention_dp_size"));
+    for r in records {
+        let Some(name) = config_of(r.text("model_path")) else { continue };
         if !readings.contains_key(name) {
             let path = configs.join(format!("{name}.json"));
             let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
@@ -48,11 +52,8 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             "nvfp4" => (Precision::Fp8, Quantisation::Nvfp4),
             _ => (Precision::Fp8, Quantisation::Fp8),
         };
-        let mut machine = Machine::find(device, precision).map_err(|e| e.to_string())?;
-        if weights == Quantisation::Nvfp4 {
-            // Sheets state no rate in 4 bits; the matrix units of these devices take half the bits twice as fast.
-            machine.peak *= 2.0;
-        }
+        let machine = Machine::find(device, precision).map_err(|e| e.to_string())?;
+        let machine = if weights == Quantisation::Nvfp4 { machine.in_four_bits() } else { machine };
         let layout = ServeLayout {
             tp: r.degree("tp_size"),
             pp: r.degree("pp_size"),
@@ -61,6 +62,13 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             weights,
             cache_bytes: if weights == Quantisation::Bf16 { 2.0 } else { 1.0 },
         };
+        // Some rows repeat the times of others under another layout, and some name layouts that cannot be.
+        let same =
+            [r.text("model_path"), r.text("system"), r.text("silicon_ttft_ms"), r.text("silicon_tpot_ms")].join(" ");
+        if !seen.insert(same) || !readings[name].heads.is_multiple_of(layout.tp) {
+            left_out += 1;
+            continue;
+        }
         // A few rows count their ranks twice, once as tensor and once as expert parallel.
         let ep = layout.ep.min(layout.tp * layout.attention_dp);
         let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch: r.count("batch_size")? };
@@ -95,7 +103,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 "time to first token",
                 0.25,
                 ttft,
-                "the source has several times more than a prompt takes alone where few sequences run; it does not tell how requests arrive",
+                "; the source has several times more than a prompt takes alone where few sequences run; it does not tell how requests arrive",
             ),
         ] {
             all.push(Section {
@@ -104,7 +112,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 target,
                 judged: Judged::Median,
                 rows,
-                note,
+                note: format!("{left_out} rows left out: they repeat the times of another layout, or their ranks do not divide the heads{note}"),
                 shown: false,
             });
         }

@@ -98,7 +98,7 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
             target: 0.035,
             judged: Judged::Mean,
             rows: times,
-            note: "",
+            note: "".into(),
             shown: true,
         },
         Section {
@@ -107,7 +107,9 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
             target: 0.04,
             judged: Judged::Worst,
             rows: memory,
-            note: "the paper's weights leave the embedding out, which its first stage holds; figures were read off plots",
+            note:
+                "the paper's weights leave the embedding out, which its first stage holds; figures were read off plots"
+                    .into(),
             shown: true,
         },
     ])
@@ -152,7 +154,7 @@ fn narayanan(rows: &[Record]) -> Result<Section, String> {
         target: 0.06,
         judged: Judged::Mean,
         rows: out,
-        note: "micro-batch and interleaving are not in the table; the quickest that fits is taken",
+        note: "micro-batch and interleaving are not in the table; the quickest that fits is taken".into(),
         shown: true,
     })
 }
@@ -179,7 +181,7 @@ fn h100(rows: &[Record]) -> Result<Section, String> {
         target: 0.06,
         judged: Judged::Mean,
         rows: out,
-        note: "the source counts attention without its causal half; so does the conversion here",
+        note: "the source counts attention without its causal half; so does the conversion here".into(),
         shown: true,
     })
 }
@@ -222,7 +224,7 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
             target: 0.05,
             judged: Judged::Mean,
             rows: memory,
-            note: "",
+            note: "".into(),
             shown: true,
         },
         Section {
@@ -231,7 +233,7 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
             target: 0.10,
             judged: Judged::Mean,
             rows: speed,
-            note: "no target is published for these; the cards are a variant with 500 W, whose rate is taken in proportion",
+            note: "no target is published for these; the cards are a variant with 500 W, whose rate is taken in proportion".into(),
             shown: true,
         },
     ])

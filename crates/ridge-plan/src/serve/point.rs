@@ -107,7 +107,7 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
                 if op.reduced { (op.n as f64, op.k as f64 / inner) } else { (op.n as f64 / inner, op.k as f64) };
             let share = m.matmul_share(Class::Experts, (rows / reached.max(1.0)).max(1.0), n * reached.max(1.0), k);
             let compute = 2.0 * rows * n * k / (m.peak * share);
-            compute.max((bytes * reached * n * k + 2.0 * rows * (n + k)) / m.bandwidth)
+            compute.max(bytes * reached * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth)
         }
         Class::Attention => {
             let seen = |all: f64| op.window.map_or(all, |w| all.min(w as f64 * step.tokens / step.sequences));
@@ -119,7 +119,7 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
             let kv = if op.weight > 0.0 { 1.0 } else { cut };
             let bytes = step.sequences * cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
             let share = if step.decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
-            (flops / (m.peak_16 * share)).max(bytes / m.bandwidth)
+            (flops / (m.peak_16 * share)).max(bytes / m.stream)
         }
         Class::Memory => m.moving(op.bytes_token * step.tokens / tp + op.bytes_seq * step.sequences),
     }

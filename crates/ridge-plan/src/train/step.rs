@@ -97,7 +97,8 @@ impl At<'_> {
                 let each = rows / experts;
                 let share = m.matmul_share(Class::Experts, each, n * experts, k);
                 let compute = 2.0 * rows * n * k / (m.peak * share);
-                pass.products += compute.max((ACTIVATION * experts * n * k + 2.0 * rows * (n + k)) / m.bandwidth);
+                pass.products +=
+                    compute.max(ACTIVATION * experts * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth);
                 pass.flops += op.flops_token * self.tokens / self.tp;
             }
             Class::Attention => {
