@@ -24,6 +24,10 @@ pub(crate) enum Error {
     },
     /// GPU kernels are there, and no check that compiles them.
     KernelsUnchecked(PathBuf),
+    /// Cargo could not be started.
+    CargoStart(io::Error),
+    /// The report did not come about; holds what was written on stderr.
+    NoReport(String),
     Print(io::Error),
 }
 
@@ -46,6 +50,8 @@ impl fmt::Display for Error {
                 "{} exists, but nothing compiles it yet; write that check in xtask/src/kernels.rs",
                 path.display()
             ),
+            Self::CargoStart(source) => write!(f, "cannot run cargo: {source}"),
+            Self::NoReport(stderr) => write!(f, "no report: {}", stderr.trim()),
             Self::Print(source) => write!(f, "cannot write the report: {source}"),
         }
     }
@@ -54,10 +60,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::GitStart(source) | Self::Read { source, .. } | Self::Print(source) => Some(source),
+            Self::GitStart(source) | Self::CargoStart(source) | Self::Read { source, .. } | Self::Print(source) => {
+                Some(source)
+            }
             Self::UnknownCommand { .. }
             | Self::UnexpectedArgument { .. }
             | Self::GitRefused(_)
+            | Self::NoReport(_)
             | Self::KernelsUnchecked(_) => None,
         }
     }

@@ -1,8 +1,10 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
-//! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels.
+//! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
+//! [`accuracy`] holds plans against published measurements.
 //! A new command is a file, a line in [`COMMANDS`] and nothing else.
 
+mod accuracy;
 mod error;
 mod kernels;
 mod tidy;
@@ -29,7 +31,7 @@ struct Command {
     run: fn(root: &Path) -> Result<Outcome, Error>,
 }
 
-const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND];
+const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND, accuracy::COMMAND];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -114,7 +116,7 @@ mod tests {
     #[test]
     fn unknown_command_is_refused_with_the_known_ones() {
         let message = error_of(&["tidyy"]);
-        assert!(message.contains("tidyy") && message.contains("tidy, kernels"), "{message}");
+        assert!(message.contains("tidyy") && message.contains("tidy, kernels, accuracy"), "{message}");
     }
 
     #[test]

@@ -18,6 +18,8 @@ pub struct Efficiency {
     pub name: String,
     /// Of the dense rate, the best shapes of matrix products.
     pub matmul: f64,
+    /// The same in a server, whose bursts are short and whose kernels are fused and captured.
+    pub serving: f64,
     /// Of the dense rate, products of experts.
     pub experts: f64,
     /// Of the dense rate, fused attention.
@@ -113,6 +115,14 @@ impl Machine {
         })
     }
 
+    /// This machine as a server uses it: fused and captured kernels, in bursts.
+    #[must_use]
+    pub fn in_a_server(mut self) -> Self {
+        self.efficiency.matmul = self.efficiency.serving;
+        self.bandwidth = self.stream;
+        self
+    }
+
     /// This machine with weights in 4 bits. Sheets state no rate for them: matrix units that have them take half the
     /// bits twice as fast, and kernels come less near to it.
     #[must_use]
@@ -190,9 +200,18 @@ mod tests {
     fn the_table_parses_and_every_share_is_one() {
         assert!(TABLE.iter().any(|e| e.name == "other"));
         for e in TABLE.iter() {
-            for share in
-                [e.matmul, e.experts, e.attention, e.scores, e.memory, e.stream, e.stream_experts, e.four_bit, e.link]
-            {
+            for share in [
+                e.matmul,
+                e.serving,
+                e.experts,
+                e.attention,
+                e.scores,
+                e.memory,
+                e.stream,
+                e.stream_experts,
+                e.four_bit,
+                e.link,
+            ] {
                 assert!((0.1..1.0).contains(&share), "{}: {share}", e.name);
             }
             assert!(e.name == "other" || DeviceSpec::find(&e.name).is_ok(), "{}", e.name);
@@ -217,6 +236,7 @@ mod tests {
         let time = a100.all_reduce(bytes, 8, 1);
         assert!((time - (2.0 * 7.0 / 8.0 * bytes / a100.link + 14.0 * HOP)).abs() < 1e-12);
         assert_eq!(a100.all_reduce(bytes, 1, 1), 0.0);
-        assert!(a100.all_reduce(bytes, 16, 1) > 5.0 * time);
+        // One rank a node has one port; eight of a node have eight.
+        assert!(a100.all_reduce(bytes, 16, 8) > 5.0 * time && a100.all_reduce(bytes, 16, 1) < 2.0 * time);
     }
 }

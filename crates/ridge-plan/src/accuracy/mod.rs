@@ -71,9 +71,9 @@ impl Section {
         (n > 0).then(|| [errors.iter().sum::<f64>() / n as f64, errors[n / 2], errors[n - 1]])
     }
 
-    /// Is the target reached, over all rows?
+    /// Is the target reached by the rows that were held out?
     pub fn reached(&self) -> bool {
-        let Some([mean, median, worst]) = self.errors(|_| true) else { return false };
+        let Some([mean, median, worst]) = self.errors(|r| !r.fit) else { return false };
         let figure = match self.judged {
             Judged::Mean => mean,
             Judged::Median => median,
@@ -117,7 +117,7 @@ impl fmt::Display for Section {
             Judged::Worst => "worst",
         };
         let verdict = if self.reached() { "reached" } else { "NOT reached" };
-        writeln!(f, "  target: {judged} within {:.1} %: {verdict}", 100.0 * self.target)?;
+        writeln!(f, "  target: {judged} of what was held out within {:.1} %: {verdict}", 100.0 * self.target)?;
         if self.note.is_empty() { Ok(()) } else { writeln!(f, "  note: {}", self.note) }
     }
 }

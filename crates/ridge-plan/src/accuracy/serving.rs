@@ -52,13 +52,16 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             "nvfp4" => (Precision::Fp8, Quantisation::Nvfp4),
             _ => (Precision::Fp8, Quantisation::Fp8),
         };
-        let machine = Machine::find(device, precision).map_err(|e| e.to_string())?;
+        let machine = Machine::find(device, precision).map_err(|e| e.to_string())?.in_a_server();
         let machine = if weights == Quantisation::Nvfp4 { machine.in_four_bits() } else { machine };
+        // Rows of k^2 ranks that cut experts k by k repeat those of k ranks: they count them twice.
+        let (tp, ep) = (r.degree("tp_size"), r.degree("moe_ep_size"));
+        let twice = ep > 1 && r.degree("moe_tp_size") == ep && tp == ep * ep;
         let layout = ServeLayout {
-            tp: r.degree("tp_size"),
+            tp: if twice { ep } else { tp },
             pp: r.degree("pp_size"),
             attention_dp: r.degree("attention_dp_size"),
-            ep: r.degree("moe_ep_size"),
+            ep,
             weights,
             cache_bytes: if weights == Quantisation::Bf16 { 2.0 } else { 1.0 },
         };
@@ -69,7 +72,6 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             left_out += 1;
             continue;
         }
-        // A few rows count their ranks twice, once as tensor and once as expert parallel.
         let ep = layout.ep.min(layout.tp * layout.attention_dp);
         let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch: r.count("batch_size")? };
         let reading = &readings[name];

@@ -7,7 +7,7 @@ use ridge_hw::spec::Precision;
 use super::table::{Record, read};
 use super::{Judged, Row, Section};
 use crate::efficiency::Machine;
-use crate::ledger::{activations_of_layer, rank_parameters, training};
+use crate::ledger::training;
 use crate::reading::Reading;
 use crate::search::judge;
 use crate::train::{Layout, Recompute, StateBytes, Workload, step_time};
@@ -242,6 +242,7 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::{activations_of_layer, rank_parameters};
 
     /// Korthikanti et al. 2022, equations 1, 2 and 4: `sbh (34 + 5 as / h)`, `sbh (10 + 24/t + 5 as / (h t))` and
     /// `sbh (34 + 5 as / h) / t`, and table 2's selective and full recomputation.

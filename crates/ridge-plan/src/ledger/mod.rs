@@ -3,7 +3,6 @@
 mod serving;
 mod training;
 
-pub(crate) use serving::weight_bytes;
 pub use serving::{Quantisation, ServingLedger, ServingMemory, sequence_bytes, serving};
 pub use training::{Activations, RankParameters, activations_of_layer, rank_parameters, training, training_total};
 

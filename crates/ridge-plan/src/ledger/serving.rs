@@ -108,7 +108,7 @@ pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize)
 }
 
 /// Bytes of a rank's weights.
-pub(crate) fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Quantisation) -> (f64, f64) {
+fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Quantisation) -> (f64, f64) {
     let tp = tp as f64;
     let (mut matrices, mut plain) = (0.0, 0.0);
     for layer in reading.each_layer() {

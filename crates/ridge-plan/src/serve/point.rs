@@ -67,7 +67,7 @@ const KERNELS_PER_OP: f64 = 1.0;
 /// Seconds that a sum over ranks takes before bandwidth counts: one-shot kernels.
 const SUM: f64 = 6.0e-6;
 /// Seconds of scheduler, sampling and detokenising that a step does not hide.
-const HOST: f64 = 1.0e-3;
+const HOST: f64 = 0.7e-3;
 /// Tokens of a prompt that one step takes at most.
 const CHUNK: usize = 8192;
 
