@@ -33,7 +33,8 @@ Examples:
   ridge eval --perplexity FILE                how well a model predicts a text
   ridge bench --model DIR                     how fast it is, beside its floor
   ridge inspect DIR                           what it is made of and what a token costs
-  ridge doctor                                what this machine has and reaches"
+  ridge doctor                                what this machine has and reaches
+  ridge plan fit DIR --device H100            whether it fits, and for how many users"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -50,8 +51,16 @@ pub(crate) enum Command {
     Eval(EvalArgs),
     Inspect(InspectArgs),
     Doctor(DoctorArgs),
+    Plan(PlanArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
+}
+
+/// Tell what a model needs and takes on given hardware, before it runs
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    #[command(subcommand)]
+    pub(crate) command: crate::plan::PlanCommand,
 }
 
 /// How numbers are kept, for every command that builds a model.

@@ -7,6 +7,7 @@ use ridge_engine::EngineError;
 use ridge_graph::GraphError;
 use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
+use ridge_plan::PlanError;
 use ridge_runtime::RuntimeError;
 
 /// The result of a command.
@@ -119,6 +120,9 @@ pub(crate) enum Error {
     Stdout(#[source] io::Error),
 
     #[error(transparent)]
+    Plan(#[from] PlanError),
+
+    #[error(transparent)]
     Model(#[from] ModelError),
 
     #[error(transparent)]
@@ -136,7 +140,7 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Setting { .. } => ExitCode::from(2),
+            Self::Setting { .. } | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

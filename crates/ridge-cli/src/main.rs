@@ -1,8 +1,8 @@
 //! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
 //!
 //! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
-//! is one file: `generate`, `bench`, `inspect`, `doctor`, `tokenize`, `shell` (completions and manual pages), or a folder: `chat`, `eval`.
-//! Newer commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
+//! is one file (`shell` is completions and manual pages) or, where it is longer, a folder: `chat`, `eval`, `plan`. Newer
+//! commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
 //! shown, `error` what can go wrong.
 
 mod args;
@@ -17,6 +17,7 @@ mod input;
 mod inspect;
 mod model;
 mod output;
+mod plan;
 mod settings;
 mod shell;
 mod tokenize;
@@ -68,5 +69,6 @@ fn run(command: Command) -> Result<()> {
         Command::Doctor(args) => doctor::run(&args.resolve()),
         Command::Completions(args) => shell::completions(&args),
         Command::Man(args) => shell::man(&args),
+        Command::Plan(args) => plan::run(&args.command),
     }
 }

@@ -1,0 +1,142 @@
+//! `ridge plan`: what a model needs and takes on given hardware. One file a subcommand; what they share is here.
+
+mod fit;
+mod serve;
+mod train;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use ridge_hw::spec::Precision;
+use ridge_plan::PlanError;
+use ridge_plan::efficiency::Machine;
+use ridge_plan::ledger::{Entry, Quantisation};
+use ridge_plan::reading::Reading;
+use serde_json::json;
+
+use crate::error::{Error, Result};
+use crate::output::columns;
+
+/// What can be planned.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PlanCommand {
+    Fit(fit::FitArgs),
+    Train(train::TrainArgs),
+    Serve(serve::ServeArgs),
+}
+
+/// Runs one.
+pub(crate) fn run(command: &PlanCommand) -> Result<()> {
+    match command {
+        PlanCommand::Fit(args) => fit::run(args),
+        PlanCommand::Train(args) => train::run(args),
+        PlanCommand::Serve(args) => serve::run(args),
+    }
+}
+
+/// The model and the device.
+#[derive(Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// Folder of a model in the layout of Hugging Face, or a config.json: also of families that can only be planned
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+
+    /// Device, as its maker or its driver calls it
+    #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
+    pub(crate) device: String,
+}
+
+/// How it is shown.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct ShownArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    /// Show the formula and the source of each figure
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) explain: bool,
+}
+
+impl TargetArgs {
+    /// The model's graph as plans read it.
+    pub(crate) fn reading(&self) -> Result<Reading> {
+        let path = if self.model.is_dir() { self.model.join("config.json") } else { self.model.clone() };
+        let text = std::fs::read_to_string(&path).map_err(|e| Error::Setting {
+            flag: "MODEL".into(),
+            value: path.display().to_string(),
+            why: format!("cannot be read ({e}); give a folder with a config.json, or that file"),
+        })?;
+        Ok(Reading::from_json(name_of(&path), &text)?)
+    }
+
+    /// The device in `precision`.
+    pub(crate) fn machine(&self, precision: Precision) -> Result<Machine> {
+        Ok(Machine::find(&self.device, precision)?)
+    }
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|n| n.to_str()).unwrap_or("config.json")
+}
+
+/// The machine for weights in this format.
+pub(crate) fn serving_machine(target: &TargetArgs, weights: Quantisation) -> Result<Machine> {
+    Ok(match weights {
+        Quantisation::Nvfp4 | Quantisation::Mxfp4 => target.machine(Precision::Fp8)?.in_a_server().in_four_bits(),
+        Quantisation::Fp8 => target.machine(Precision::Fp8)?.in_a_server(),
+        // Integers are decoded to 16 bits on their way to the matrix units.
+        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => target.machine(Precision::Bf16)?.in_a_server(),
+    })
+}
+
+/// A format of weights.
+pub(crate) fn quantisation(typed: &str) -> Result<Quantisation, String> {
+    Quantisation::find(typed).map_err(|e| match e {
+        PlanError::Setting { problem, remedy, .. } => format!("{problem}; {remedy}"),
+        other => other.to_string(),
+    })
+}
+
+/// A number above 0, such as `2.5` or `15e12`, or with K, M, B or T behind it: thousands to millions of millions.
+pub(crate) fn amount(typed: &str) -> Result<f64, String> {
+    let (digits, unit) = match typed.char_indices().last() {
+        Some((at, 'K' | 'k')) => (&typed[..at], 1e3),
+        Some((at, 'M')) => (&typed[..at], 1e6),
+        Some((at, 'B' | 'G')) => (&typed[..at], 1e9),
+        Some((at, 'T')) => (&typed[..at], 1e12),
+        _ => (typed, 1.0),
+    };
+    let value = digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
+    value.map(|v| v * unit).ok_or_else(|| "must be a number above 0, such as 2.5, 15e12 or 15T (K, M, B, T)".to_owned())
+}
+
+/// Seconds for people.
+pub(crate) fn seconds(s: f64) -> String {
+    ridge_hw::units::Seconds(s).to_string()
+}
+
+/// The entries of a ledger as rows, with formulas if they are to be explained.
+pub(crate) fn ledger_rows(entries: &[Entry], explain: bool) -> String {
+    let row = |e: &Entry| {
+        let mut row = vec![e.what.to_owned(), e.bytes.to_string()];
+        row.extend(explain.then(|| e.formula.clone()));
+        row
+    };
+    columns(&entries.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Where the figures of a device come from.
+pub(crate) fn sources(machine: &Machine) -> String {
+    format!(
+        "\nsources\n  {}: rates and capacity specified by its sheet\n  efficiencies: {}\n  parameters, FLOPs and bytes: \
+         modelled, exact for the model's graph\n  times: modelled; cargo xtask accuracy says how near they come\n",
+        machine.name, machine.efficiency.source
+    )
+}
+
+/// The same for JSON.
+pub(crate) fn sources_json(machine: &Machine) -> serde_json::Value {
+    json!({ "device": "specified", "efficiencies": machine.efficiency.source, "memory": "modelled", "times": "modelled" })
+}
