@@ -15,3 +15,14 @@ pub mod serve;
 pub mod train;
 
 pub use error::PlanError;
+
+/// The worked problems with code, run as documentation tests.
+#[cfg(doctest)]
+mod worked {
+    #[doc = include_str!("../../../docs/worked/image-tokens-for-16-users.md")]
+    struct ImageTokens;
+    #[doc = include_str!("../../../docs/worked/speculation.md")]
+    struct Speculation;
+    #[doc = include_str!("../../../docs/worked/zero3-for-13b-on-8-gpus.md")]
+    struct Zero3;
+}

@@ -40,7 +40,7 @@ pub(crate) struct FitArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     pp: usize,
 
-    /// Ranks that share the experts
+    /// Replicas that share the experts: GPUs are tp x pp x ep
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
@@ -73,7 +73,7 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
             "memory": memory, "context": context, "fit": fit, "sources": sources_json(&machine),
         }));
     }
-    let ranks = args.tp * args.pp;
+    let ranks = args.tp * args.pp * args.ep;
     let mut text = format!(
         "{} with {} parameters on {ranks} x {} of {device}\n\n",
         reading.family,

@@ -170,9 +170,14 @@ pub fn serving(
     );
     let per_sequence = sequence_bytes(reading, m, context);
     let Some(room) = device_bytes.checked_sub(ledger.total()) else {
-        let ranks =
-            (ledger.of("weights").as_f64() * m.tp as f64 / (device_bytes.as_f64() * m.utilisation)).ceil() as usize;
-        let remedy = format!("use about tp {}, or fewer bits", ranks.next_power_of_two());
+        let fits = |tp: usize| {
+            let weights = weight_bytes(reading, tp, m.pp, m.ep, m.weights).0;
+            reading.heads.is_multiple_of(tp) && weights + workspace + margin < device_bytes.as_f64()
+        };
+        let remedy = match (m.tp + 1..=reading.heads).find(|tp| fits(*tp)) {
+            Some(tp) => format!("tp {tp} is the least that does, or use fewer bits"),
+            None => "use fewer bits, more stages, or a device with more memory".to_owned(),
+        };
         return Err(PlanError::setting(
             "tp",
             m.tp,

@@ -114,7 +114,10 @@ pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &Spa
     let mut found = Found::default();
     let mut rejected: BTreeMap<Kind, (usize, Layout, Reject)> = BTreeMap::new();
     let has = machine.memory * space.utilisation;
-    layouts(reading, space, |layout| {
+    let mut space = space.clone();
+    // Fused attention makes its scores again in any case.
+    space.recomputes.retain(|r| !work.fused_attention || *r != Recompute::Attention);
+    layouts(reading, &space, |layout| {
         found.seen += 1;
         match judge(reading, machine, work, &layout, has) {
             Ok(candidate) => found.ranked.push(candidate),
