@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let seconds = start.elapsed().as_secs_f64();
         println!(
             "{name}, {gpus} GPUs: {seen} layouts in {seconds:.3} s, {fit} of {judged} timed: {:.0} a second",
-            judged as f64 / seconds
+            f64::from(judged) / seconds
         );
     }
     Ok(())

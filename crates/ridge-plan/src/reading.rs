@@ -261,9 +261,9 @@ impl Walk<'_> {
         if always || self.products % 2 == 1 {
             let width = self.width(out);
             if self.is_cut(out) {
-                self.layer.saved.products_cut += width
+                self.layer.saved.products_cut += width;
             } else {
-                self.layer.saved.products_whole += width
+                self.layer.saved.products_whole += width;
             }
         }
     }

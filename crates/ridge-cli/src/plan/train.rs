@@ -11,7 +11,7 @@ use serde_json::json;
 use super::{ShownArgs, TargetArgs, amount, ledger_rows, seconds, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{columns, grouped, print, print_json};
+use crate::output::{columns, count, grouped, print, print_json};
 
 /// Time a training step in every way to divide it, and cost a run
 ///
@@ -147,13 +147,15 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         }
     };
     let best = found.ranked.first().copied();
+    let usable = machine.memory * space.utilisation;
+    let fit = found.ranked.iter().filter(|c| c.bytes <= usable).count();
     let run = best.map(|b| run_of(args, &b));
     let optimal = chinchilla(6.0 * reading.active() * args.tokens.unwrap_or(20.0 * reading.active()));
     if args.shown.json {
         let ranked: Vec<_> = found.ranked.iter().take(args.top).collect();
         return print_json(&json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "work": work,
-            "seen": found.seen, "fit": found.ranked.len(), "ranked": ranked, "rejected": found.rejected,
+            "seen": found.seen, "fit": fit, "ranked": ranked, "rejected": found.rejected,
             "pareto": pareto(&found.ranked).iter().take(args.top).collect::<Vec<_>>(),
             "ledger": best.map(|b| training(&reading, &b.layout, &work)),
             "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0)),
@@ -161,14 +163,14 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         }));
     }
     let mut text = format!(
-        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{} layouts, {} fit\n\n",
+        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{}, {} fit\n\n",
         reading.family,
         grouped(reading.parameters),
         reading.active(),
         args.gpus,
         machine.name,
-        grouped(found.seen as u64),
-        grouped(found.ranked.len() as u64)
+        count(found.seen, "layout"),
+        grouped(fit as u64)
     );
     let header = ["layout", "step", "tokens/s", "MFU", "HFU", "memory"].map(str::to_owned).to_vec();
     let row = |c: &Candidate| {
@@ -186,7 +188,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         text += &format!("\nrejected\n{}", columns(&rejected.collect::<Vec<_>>()));
     }
     if let (Some(best), Some(run)) = (best, run) {
-        let fits = best.bytes <= machine.memory * space.utilisation;
+        let fits = best.bytes <= usable;
         text +=
             &format!("\nmemory of the fullest GPU, {}{}\n", best.layout, if fits { "" } else { ": it does NOT fit" });
         text += &ledger_rows(&training(&reading, &best.layout, &work).entries, args.shown.explain);

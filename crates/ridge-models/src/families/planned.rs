@@ -183,12 +183,12 @@ impl Layer<'_> {
         Ok(x)
     }
 
-    fn heads(&self, g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
+    fn heads(g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
         let width = g.ty(x)?.shape.last().as_const().unwrap_or_default();
         g.reshape(x, [Dim::sym(symbols::TOKENS), heads.into(), (width / heads).into()])
     }
 
-    fn flat(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+    fn flat(g: &mut Builder, x: Var) -> GraphResult<Var> {
         let shape = &g.ty(x)?.shape.0;
         let width: usize = shape[1..].iter().filter_map(Dim::as_const).product();
         g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
@@ -201,7 +201,7 @@ impl Layer<'_> {
         let counts = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
         for ((name, heads), y) in ["q_proj", "k_proj", "v_proj"].into_iter().zip(counts).zip(&mut qkv) {
             let flat = linear(g, name, x, heads * c.head_dim, false)?;
-            *y = self.heads(g, flat, heads)?;
+            *y = Self::heads(g, flat, heads)?;
         }
         let [mut q, mut k, v] = qkv;
         if self.config.qk_norm {
@@ -216,7 +216,7 @@ impl Layer<'_> {
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
         let a = g.attention(q, kv, step.block_table, step.seq_ids, self.positions, op)?;
-        let a = self.flat(g, a)?;
+        let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }
 
@@ -234,7 +234,7 @@ impl Layer<'_> {
         let q_latent = linear(g, "q_a_proj", x, l.q_rank, false)?;
         let q_latent = self.norm().apply(g, "q_a_layernorm", q_latent)?;
         let q = linear(g, "q_b_proj", q_latent, heads * head, false)?;
-        let q = self.heads(g, q, heads)?;
+        let q = Self::heads(g, q, heads)?;
         let still = g.slice(q, 2, 0, l.nope)?;
         let turned = g.slice(q, 2, l.nope, l.rope)?;
         let turned = turn(g, turned)?;
@@ -244,9 +244,9 @@ impl Layer<'_> {
         let latent = g.slice(both, 1, 0, l.kv_rank)?;
         let latent = self.norm().apply(g, "kv_a_layernorm", latent)?;
         let key = g.slice(both, 1, l.kv_rank, l.rope)?;
-        let key = self.heads(g, key, 1)?;
+        let key = Self::heads(g, key, 1)?;
         let key = turn(g, key)?;
-        let key = self.flat(g, key)?;
+        let key = Self::flat(g, key)?;
         let mut row = vec![latent, key];
         let mut index = None;
         if let Some((count, dim, _)) = l.index {

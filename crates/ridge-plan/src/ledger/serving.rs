@@ -42,9 +42,8 @@ impl Quantisation {
             Self::Bf16 => 16.0,
             Self::Fp8 => 8.0,
             Self::Q8 => 8.5,
-            Self::Int4 => 4.25,
+            Self::Int4 | Self::Mxfp4 => 4.25,
             Self::Nvfp4 => 4.5,
-            Self::Mxfp4 => 4.25,
         }
     }
 
