@@ -1,0 +1,57 @@
+//! `ridge plan`: JSON, and what mistaken input is told.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn ridge(line: &str) -> Output {
+    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs");
+    Command::new(env!("CARGO_BIN_EXE_ridge")).args(line.split_whitespace()).current_dir(configs).output().unwrap()
+}
+
+fn json(line: &str) -> Value {
+    let output = ridge(line);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn json_has_the_figures_and_where_they_come_from() {
+    let fit = json("plan fit DeepSeek-V3.json --device H200 --tp 8 --weights fp8 --json");
+    assert_eq!(fit["parameters"], 671_026_419_200_u64);
+    assert_eq!(fit["fit"]["per_token"], 70_272);
+    assert_eq!(fit["sources"]["device"], "specified");
+    let train = json("plan train Qwen3-8B.json --gpus 16 --top 3 --tokens 1T --price 2 --json");
+    assert_eq!(train["ranked"].as_array().unwrap().len(), 3);
+    assert!(train["run"]["dollars"].as_f64().unwrap() > 1e3);
+    assert!(train["rejected"].as_object().unwrap().keys().any(|why| why.contains("GiB")));
+    let serve = json("plan serve Meta-Llama-3.1-8B.json --device H200 --batch 1 --json");
+    // A step reads 15 GB at 4.8 TB/s at best.
+    let step = serve["point"]["decode_step"].as_f64().unwrap();
+    assert!((0.0031..0.006).contains(&step), "{step}");
+}
+
+#[test]
+fn mistaken_input_is_refused_with_the_nearest_right_thing() {
+    for (line, wanted) in [
+        ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
+        ("plan fit Qwen3-8B.json --tp 3", "tp = 3 does not divide 32 heads; the nearest that does is 2"),
+        ("plan fit Meta-Llama-3.1-70B.json --device A100", "tp 2 is the least that does"),
+        ("plan fit Qwen3-8B.json --context 1000000", "the longest is 40960"),
+        ("plan fit Qwen3-8B.json --weights int5", "choose one of bf16, fp8, q8, int4, nvfp4, mxfp4"),
+        ("plan fit nowhere.json", "give a folder with a config.json"),
+        ("plan train Qwen3-8B.json --gpus 8 --pp 8", "the nearest pp that does is 9"),
+        ("plan train Qwen3-8B.json --gpus 8 --tp 3", "the nearest below is 6"),
+        ("plan train Qwen3-8B.json --gpus 8 --zero 4", "ZeRO has stages 0 to 3"),
+        ("plan train Qwen3-8B.json --gpus 8 --tokens 15tb", "15T (K, M, B, T)"),
+        ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
+        ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
+        ("plan serve Mixtral-8x7B-v0.1.json --tp 4 --ep 3", "which share the experts"),
+    ] {
+        let output = ridge(line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains(wanted), "{line}: {said}");
+        assert!(!said.contains("panicked"), "{said}");
+    }
+}
