@@ -114,7 +114,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 target,
                 judged: Judged::Median,
                 rows,
-                note: format!("{left_out} rows left out: they repeat the times of another layout, or their ranks do not divide the heads{note}"),
+                note: format!("{left_out} rows left out: they repeat the times of another layout, or their ranks do not divide the heads; shares were chosen by hand beside the medians of all pairs{note}"),
                 shown: false,
             });
         }
