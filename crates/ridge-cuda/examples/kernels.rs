@@ -1,0 +1,119 @@
+//! Compiles the kernels of every op of the registry for the architectures given, without a GPU, and prints what each
+//! needs. Exit code 1 when one does not compile or spills, 3 when there is no NVRTC.
+//!
+//! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use ridge_cuda::{KernelSource, Nvrtc, sources};
+use ridge_graph::conformance::all_samples;
+use ridge_graph::{Bindings, DType, Role};
+use ridge_hw::gpu::Nvidia;
+
+/// What the instances of one kernel need at most.
+#[derive(Clone, Copy, Default)]
+struct Needs {
+    instances: usize,
+    registers: u32,
+    spills: u32,
+    shared: u32,
+}
+
+fn main() -> ExitCode {
+    let archs: Vec<String> = std::env::args().skip(1).collect();
+    let nvrtc = match Nvrtc::find(&Nvidia::detect()) {
+        Ok(nvrtc) => nvrtc,
+        Err(why) => {
+            println!("{why}");
+            return ExitCode::from(3);
+        }
+    };
+    let instances = match instances() {
+        Ok(instances) => instances,
+        Err(why) => {
+            println!("{why}");
+            return ExitCode::from(1);
+        }
+    };
+    let (needs, failures) = compile_all(&nvrtc, &instances, &archs);
+    println!(
+        "{:<8}  {:<10}  {:>9}  {:>9}  {:>11}  {:>12}",
+        "arch", "kernel", "instances", "registers", "spill bytes", "shared bytes"
+    );
+    for ((arch, entry), n) in &needs {
+        println!("{arch:<8}  {entry:<10}  {:>9}  {:>9}  {:>11}  {:>12}", n.instances, n.registers, n.spills, n.shared);
+    }
+    failures.iter().take(8).for_each(|why| println!("{why:.2000}"));
+    let passed = failures.is_empty() && needs.values().all(|n| n.spills == 0);
+    ExitCode::from(u8::from(!passed))
+}
+
+/// The kernels of every sample of every op, once each.
+fn instances() -> Result<Vec<KernelSource>, String> {
+    let mut seen = HashSet::new();
+    for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
+        for (name, sample) in all_samples(dtype, 11) {
+            let graph = sample.graph().map_err(|e| format!("{name}: {e}"))?;
+            let outputs = graph.main().outputs.iter().filter(|o| o.role == Role::Data);
+            let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
+            let lowered = ridge_runtime::lower(&graph, &outputs, &[]).map_err(|e| format!("{name}: {e}"))?;
+            seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
+        }
+    }
+    Ok(seen.into_iter().collect())
+}
+
+type All = BTreeMap<(String, &'static str), Needs>;
+
+fn compile_all(nvrtc: &Nvrtc, instances: &[KernelSource], archs: &[String]) -> (All, Vec<String>) {
+    let work: Vec<(&KernelSource, &String)> =
+        archs.iter().flat_map(|a| instances.iter().map(move |i| (i, a))).collect();
+    let (next, results) = (AtomicUsize::new(0), Mutex::new((All::new(), Vec::new())));
+    let worker = || {
+        while let Some((instance, arch)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let outcome = nvrtc.compile(instance.entry, &instance.text, arch);
+            let Ok(mut results) = results.lock() else { return };
+            match outcome {
+                Ok(compiled) => {
+                    let of = results.0.entry(((*arch).clone(), instance.entry)).or_default();
+                    let said = read(&compiled.log);
+                    let get = |key: &str| said.get(key).copied().unwrap_or(0);
+                    of.instances += 1;
+                    of.registers = of.registers.max(get("registers"));
+                    of.spills = of.spills.max(get("spills"));
+                    of.shared = of.shared.max(get("smem"));
+                }
+                Err(why) => results.1.push(format!("{why}\n{}", body(&instance.text))),
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        (0..threads).for_each(|_| drop(scope.spawn(worker)));
+    });
+    results.into_inner().unwrap_or_default()
+}
+
+/// A kernel's own text, without the header.
+fn body(text: &str) -> &str {
+    text.find("extern \"C\"").map_or(text, |at| &text[at..])
+}
+
+/// What ptxas says of a kernel: `Used 24 registers, 128 bytes smem` and `0 bytes spill stores, 0 bytes spill loads`.
+fn read(log: &str) -> HashMap<&'static str, u32> {
+    let mut said: HashMap<&'static str, u32> = HashMap::new();
+    let words: Vec<&str> = log.split([' ', ',', '\n']).filter(|w| !w.is_empty()).collect();
+    for (i, word) in words.iter().enumerate() {
+        let number = |back: usize| i.checked_sub(back).and_then(|at| words[at].parse::<u32>().ok()).unwrap_or(0);
+        match *word {
+            "registers" => *said.entry("registers").or_default() += number(1),
+            "smem" => *said.entry("smem").or_default() += number(2),
+            "spill" => *said.entry("spills").or_default() += number(2),
+            _ => {}
+        }
+    }
+    said
+}

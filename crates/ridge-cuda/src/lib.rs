@@ -1,0 +1,27 @@
+//! The NVIDIA GPU backend: NVIDIA's libraries opened at run time, kernels instantiated by NVRTC.
+//!
+//! Read `kernel` first (what a kernel is), then `fused` (groups of primitives as generated CUDA C++) and `prims` (single
+//! primitives, over the texts in `kernels/`); `compile` chooses among them for the nodes of a lowered graph. `program`
+//! makes them into steps, `device` runs them, and `driver` and `nvrtc` are the doors to NVIDIA's libraries. A machine
+//! without a GPU runs the same program: what is missing is an error of [`Cuda::new`].
+//!
+//! Every result is a function of the operands and their extents alone: sums have an order that extents fix.
+#![allow(unsafe_code)] // the doors to NVIDIA's libraries; each block says why it is sound
+
+mod backend;
+mod cache;
+mod compile;
+mod device;
+mod driver;
+mod error;
+mod fused;
+mod kernel;
+mod library;
+mod nvrtc;
+mod prims;
+mod program;
+mod space;
+
+pub use backend::{Cuda, CudaOptions};
+pub use compile::{KernelSource, sources};
+pub use nvrtc::{Compiled, Nvrtc};

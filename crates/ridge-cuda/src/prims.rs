@@ -1,0 +1,85 @@
+//! Single primitives, for any shape and dtype. What a fused group can do is a group of one.
+
+mod moves;
+mod order;
+
+use ridge_graph::{DType, Prim};
+
+use crate::fused::combine;
+use crate::kernel::{Action, Kernel, Source, Spec, blocks, each, input, name, numbers, output};
+use crate::space::around;
+
+const ALONG: &str = include_str!("../kernels/along.cu");
+const MATMUL: &str = include_str!("../kernels/matmul.cu");
+
+/// Extent of the square that a block of the matrix product makes: `TILE` of `kernels/matmul.cu`.
+const TILE: usize = 64;
+
+/// The kernel of `prim`.
+///
+/// # Errors
+/// Says what is not supported.
+pub(crate) fn make(prim: &Prim, spec: &Spec<'_>) -> Result<Kernel, String> {
+    let operand = |i: usize| &spec.inputs[i];
+    Ok(match prim {
+        Prim::Const(literal) => {
+            let bytes = if literal.dtype == DType::I64 {
+                literal.values.iter().flat_map(|v| (*v as i64).to_le_bytes()).collect()
+            } else {
+                literal.dtype.encode(literal.values.iter().copied())
+            };
+            Action::Constant { bytes, to: crate::kernel::Slot::Output(0) }.into()
+        }
+        Prim::Reduce { op, axis } => {
+            let (outer, extent, inner) = around(&operand(0).shape, *axis);
+            let defines = [("REDUCE", "1"), ("D", name(operand(0).dtype)), ("OP", combine(*op))];
+            let args = vec![input(0), output(0), numbers(&[outer, extent, inner])];
+            each(Source::new("reduce", &defines, ALONG), outer * inner, args)
+        }
+        Prim::Scan { op, axis } => {
+            let (outer, extent, inner) = around(&operand(0).shape, *axis);
+            let defines = [("SCAN", "1"), ("D", name(operand(0).dtype)), ("OP", combine(*op))];
+            let args = vec![input(0), output(0), numbers(&[outer, extent, inner])];
+            blocks(Source::new("scan", &defines, ALONG), outer * inner, 256, args)
+        }
+        Prim::ArgMax { axis } => order::argmax(spec, *axis),
+        Prim::Sort { axis, descending, .. } => order::sort(spec, *axis, *descending)?,
+        Prim::MatMul { trans_a, trans_b, .. } => matmul(spec, *trans_a, *trans_b),
+        Prim::Gather { axis } => moves::gather(spec, *axis),
+        Prim::Scatter { axis, add } => moves::scatter(spec, *axis, *add),
+        Prim::Slice { axis, start, .. } => moves::slice(spec, *axis, start)?,
+        Prim::Concat { axis } => moves::concat(spec, *axis),
+        Prim::Pad { axis, before, value, .. } => moves::pad(spec, *axis, before, *value)?,
+        Prim::Transpose(perm) => moves::transpose(spec, perm),
+        Prim::Broadcast(_) => moves::broadcast_to(spec),
+        Prim::StateRead => moves::copy(spec, 0),
+        Prim::StateWrite => moves::copy(spec, 1),
+        Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
+        Prim::Collective { mesh, ranks, .. } => {
+            return Err(format!("{ranks} ranks of `{mesh}`: this backend runs on one GPU"));
+        }
+        Prim::Cast(dtype) if *dtype == operand(0).dtype => moves::copy(spec, 0),
+        Prim::Iota { .. }
+        | Prim::Unary(_)
+        | Prim::Binary(_)
+        | Prim::Compare(_)
+        | Prim::Select
+        | Prim::Cast(_)
+        | Prim::Random { .. } => return Err("is fused, and never alone".into()),
+        Prim::Reshape(_) | Prim::Component(_) => return Err("is another view of its input".into()),
+    })
+}
+
+fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
+    let (a, b, out) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let rank = out.shape.len();
+    let batches: usize = out.shape[..rank - 2].iter().product();
+    let (m, n) = (out.shape[rank - 2], out.shape[rank - 1]);
+    let k = a.shape[if trans_a { rank - 2 } else { rank - 1 }];
+    let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
+    let (b_depth, b_column) = if trans_b { (1, k) } else { (n, 1) };
+    let defines = [("A", name(a.dtype)), ("B", name(b.dtype)), ("OUT", name(out.dtype))];
+    let sizes = [batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column];
+    let args = vec![input(0), input(1), output(0), numbers(&sizes)];
+    blocks(Source::new("matmul", &defines, MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args)
+}

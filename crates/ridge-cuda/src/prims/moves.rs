@@ -1,0 +1,110 @@
+//! Primitives that move elements as they are: each element is an unsigned integer of its size.
+
+use ridge_graph::{DType, Dim};
+
+use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, each, input, name, numbers, output, raw};
+use crate::space::{Space, around, broadcast, strides};
+
+const ROWS: &str = include_str!("../../kernels/rows.cu");
+
+/// Input `i` as output 0.
+pub(super) fn copy(spec: &Spec<'_>, i: usize) -> Kernel {
+    match spec.outputs[0].bytes {
+        0 => Kernel::default(),
+        bytes => Action::Copy { from: Slot::Input(i), to: Slot::Output(0), to_offset: 0, bytes }.into(),
+    }
+}
+
+/// Copies `space` elements between strided operands, `from` and `to` elements in.
+fn strided(
+    dtype: DType,
+    space: &[usize],
+    (from, from_strides, from_offset): (usize, Vec<usize>, usize),
+    (to_strides, to_offset): (Vec<usize>, usize),
+) -> Kernel {
+    let merged = Space::merged(space, &[from_strides, to_strides]);
+    let integer = if merged.is_small() { "u32" } else { "i64" };
+    let total: usize = space.iter().product();
+    let mut n = vec![total as i64];
+    let places = merged.places("i", integer, &mut n);
+    let text = format!(
+        "extern \"C\" __global__ void move(const RAW* __restrict__ in, RAW* __restrict__ out, Numbers<{}> n) {{\n\
+         for ({integer} i = blockIdx.x * ({integer})blockDim.x + threadIdx.x; i < ({integer})n.v[0]; \
+         i += gridDim.x * ({integer})blockDim.x) {{\n{places}out[at1] = in[at0];\n}}\n}}\n",
+        n.len()
+    );
+    let size = dtype.size_bytes();
+    let args = vec![
+        Arg::Pointer(Slot::Input(from), from_offset * size),
+        Arg::Pointer(Slot::Output(0), to_offset * size),
+        Arg::Numbers(n),
+    ];
+    each(Source::new("move", &[("RAW", raw(dtype))], &text), total, args)
+}
+
+pub(super) fn transpose(spec: &Spec<'_>, perm: &[usize]) -> Kernel {
+    let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
+    let own = strides(&x.shape);
+    let from = perm.iter().map(|axis| own[*axis]).collect();
+    strided(x.dtype, shape, (0, from, 0), (strides(shape), 0))
+}
+
+pub(super) fn broadcast_to(spec: &Spec<'_>) -> Kernel {
+    let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
+    strided(x.dtype, shape, (0, broadcast(&x.shape, shape), 0), (strides(shape), 0))
+}
+
+pub(super) fn slice(spec: &Spec<'_>, axis: usize, start: &Dim) -> Result<Kernel, String> {
+    let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
+    let start = start.eval(spec.bindings).map_err(|e| e.to_string())?;
+    if start + shape[axis] > x.shape[axis] {
+        return Err(format!("slice {start}..{} of an extent of {}", start + shape[axis], x.shape[axis]));
+    }
+    let own = strides(&x.shape);
+    let offset = start * own[axis];
+    Ok(strided(x.dtype, shape, (0, own, offset), (strides(shape), 0)))
+}
+
+pub(super) fn concat(spec: &Spec<'_>, axis: usize) -> Kernel {
+    let to = strides(&spec.outputs[0].shape);
+    let mut kernel = Kernel::default();
+    let mut start = 0;
+    for (i, part) in spec.inputs.iter().enumerate() {
+        let moved = strided(part.dtype, &part.shape, (i, strides(&part.shape), 0), (to.clone(), start * to[axis]));
+        kernel.actions.extend(moved.actions);
+        start += part.shape[axis];
+    }
+    kernel
+}
+
+pub(super) fn pad(spec: &Spec<'_>, axis: usize, before: &Dim, value: f64) -> Result<Kernel, String> {
+    let (x, out) = (&spec.inputs[0], &spec.outputs[0]);
+    let before = before.eval(spec.bindings).map_err(|e| e.to_string())?;
+    let (outer, extent, inner) = around(&x.shape, axis);
+    let bits = if x.dtype == DType::I64 { (value as i64).to_le_bytes().to_vec() } else { x.dtype.encode([value]) };
+    let bits = bits.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+    let sizes = [outer, extent, inner, out.shape[axis], before].map(|n| n as i64);
+    let args = vec![input(0), output(0), Arg::Numbers([&sizes[..], &[bits as i64]].concat())];
+    Ok(each(Source::new("pad", &[("PAD", "1"), ("RAW", raw(x.dtype))], ROWS), out.len(), args))
+}
+
+pub(super) fn gather(spec: &Spec<'_>, axis: usize) -> Kernel {
+    let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
+    let (outer, extent, inner) = around(&data.shape, axis);
+    let defines = [("GATHER", "1"), ("RAW", raw(data.dtype)), ("INDEX", name(indices.dtype))];
+    let args = vec![input(0), input(1), output(0), numbers(&[outer, extent, inner, indices.len()])];
+    each(Source::new("gather", &defines, ROWS), spec.outputs[0].len(), args)
+}
+
+pub(super) fn scatter(spec: &Spec<'_>, axis: usize, add: bool) -> Kernel {
+    let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
+    let (outer, extent, inner) = around(&data.shape, axis);
+    let defines = [
+        ("SCATTER", "1"),
+        ("D", name(data.dtype)),
+        ("INDEX", name(indices.dtype)),
+        ("ADD", if add { "1" } else { "0" }),
+    ];
+    let args = vec![input(0), input(1), input(2), output(0), numbers(&[outer, extent, inner, indices.len()])];
+    each(Source::new("scatter", &defines, ROWS), data.len(), args)
+}

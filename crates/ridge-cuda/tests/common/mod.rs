@@ -1,0 +1,19 @@
+//! The GPU to test on, if there is one.
+#![allow(dead_code, unreachable_pub)] // each test binary uses its part
+
+use std::sync::Arc;
+
+use ridge_cuda::{Cuda, CudaOptions};
+use ridge_runtime::Backend;
+
+/// A GPU with poisoned memory. Without one, says why and gives `None`, unless `RIDGE_GPU_TESTS=required`.
+pub fn gpu() -> Option<Arc<dyn Backend>> {
+    match Cuda::new(CudaOptions { poison: true, ..CudaOptions::default() }) {
+        Ok(cuda) => Some(Arc::new(cuda)),
+        Err(why) if std::env::var_os("RIDGE_GPU_TESTS").is_some_and(|v| v == "required") => panic!("no GPU: {why}"),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
