@@ -22,12 +22,19 @@ pub(crate) enum Error {
         path: PathBuf,
         source: io::Error,
     },
-    /// GPU kernels are there, and no check that compiles them.
-    KernelsUnchecked(PathBuf),
     /// Cargo could not be started.
     CargoStart(io::Error),
     /// The report did not come about; holds what was written on stderr.
     NoReport(String),
+    Write {
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// A program could not be started.
+    Start {
+        program: String,
+        source: io::Error,
+    },
     Print(io::Error),
 }
 
@@ -45,11 +52,8 @@ impl fmt::Display for Error {
             }
             Self::GitRefused(stderr) => write!(f, "git ls-files failed: {}; tidy needs a git checkout", stderr.trim()),
             Self::Read { path, source } => write!(f, "cannot read {}: {source}", path.display()),
-            Self::KernelsUnchecked(path) => write!(
-                f,
-                "{} exists, but nothing compiles it yet; write that check in xtask/src/kernels.rs",
-                path.display()
-            ),
+            Self::Write { path, source } => write!(f, "cannot write {}: {source}", path.display()),
+            Self::Start { program, source } => write!(f, "cannot run {program}: {source}"),
             Self::CargoStart(source) => write!(f, "cannot run cargo: {source}"),
             Self::NoReport(stderr) => write!(f, "no report: {}", stderr.trim()),
             Self::Print(source) => write!(f, "cannot write the report: {source}"),
@@ -60,14 +64,15 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::GitStart(source) | Self::CargoStart(source) | Self::Read { source, .. } | Self::Print(source) => {
-                Some(source)
+            Self::GitStart(source)
+            | Self::CargoStart(source)
+            | Self::Read { source, .. }
+            | Self::Write { source, .. }
+            | Self::Start { source, .. }
+            | Self::Print(source) => Some(source),
+            Self::UnknownCommand { .. } | Self::UnexpectedArgument { .. } | Self::GitRefused(_) | Self::NoReport(_) => {
+                None
             }
-            Self::UnknownCommand { .. }
-            | Self::UnexpectedArgument { .. }
-            | Self::GitRefused(_)
-            | Self::NoReport(_)
-            | Self::KernelsUnchecked(_) => None,
         }
     }
 }

@@ -1,12 +1,14 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
 //! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
-//! [`accuracy`] holds plans against published measurements.
+//! [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes the GPU tests to another machine.
 //! A new command is a file, a line in [`COMMANDS`] and nothing else.
 
 mod accuracy;
 mod error;
+mod gpu_bundle;
 mod kernels;
+mod run;
 mod tidy;
 
 use std::io::Write as _;
@@ -31,7 +33,7 @@ struct Command {
     run: fn(root: &Path) -> Result<Outcome, Error>,
 }
 
-const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND, accuracy::COMMAND];
+const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND, accuracy::COMMAND, gpu_bundle::COMMAND];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -76,9 +78,9 @@ fn find(name: &str) -> Result<&'static Command, Error> {
 fn overview() -> String {
     let mut text = "Checks and chores of the repository.\n\nUsage: cargo xtask <command>\n\nCommands:\n".to_owned();
     for command in COMMANDS {
-        text += &format!("  {:<10}{}\n", command.name, command.summary);
+        text += &format!("  {:<12}{}\n", command.name, command.summary);
     }
-    text += "  help      Print this text, or with a command's name what that command does\n";
+    text += "  help        Print this text, or with a command's name what that command does\n";
     text += "\nExit code: 0 when the tree passes, 1 when it does not, 2 when the command could not run.\n";
     text += "The whole gate (tests, fmt, clippy, doc and these checks) is .ci/run.\n";
     text

@@ -29,7 +29,9 @@ pub const BLOCKS: usize = 13;
 pub const TABLE: usize = 6;
 
 pub fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    // A bundle of tests brings its own.
+    std::env::var_os("RIDGE_FIXTURES")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures"), PathBuf::from)
 }
 
 /// Tensors of a safetensors file, f64 ones too.

@@ -1,0 +1,59 @@
+//! Logits of a small random model of each family on an NVIDIA GPU against its forward pass in doubles, by the rule of
+//! tolerance beside transformers and plain implementations; skipped where there is no GPU.
+
+mod common;
+#[path = "../../ridge-cuda/tests/common/mod.rs"]
+mod gpu;
+
+use std::sync::Arc;
+
+use common::{ALL, Fixture, OnCpu as OnDevice, SHUFFLED, Sequence, judge, plain_logits, rows, stack};
+use ridge_graph::Tensor;
+
+const FAMILIES: [(&str, Option<usize>); 15] = [
+    ("falcon", None),
+    ("gemma2", None),
+    ("gemma3", None),
+    ("gpt2", None),
+    ("gpt_neox", None),
+    ("llama_dynamic", Some(24)),
+    ("llama_linear", None),
+    ("llama_yarn", None),
+    ("llama_yarn_mscale", None),
+    ("mistral", None),
+    ("olmo2", None),
+    ("phi3", None),
+    ("phi3_longrope", None),
+    ("qwen2", None),
+    ("qwen3", None),
+];
+
+#[test]
+fn prompt_logits_are_as_near_to_exact_as_those_of_transformers() {
+    let Some(gpu) = gpu::gpu() else { return };
+    let families = FAMILIES.into_iter().map(|(name, context)| Fixture::family(name, context));
+    for fixture in ALL.into_iter().map(Fixture::open).chain(families) {
+        let (tokens, expected) = (fixture.prompt(), &fixture.expected);
+        let mut sequence = [Sequence::new(&tokens, &SHUFFLED[0])];
+        let got = OnDevice::with(&fixture, Arc::clone(&gpu)).run(&mut sequence, &[tokens.len()]);
+        let (torch, exact) = (expected.tensor("logits_f32"), expected.tensor("logits_f64"));
+        let used = judge(fixture.name, &got, &torch, &plain_logits(&fixture), &exact);
+        println!("{}: {used:.2} of what is allowed", fixture.name);
+    }
+}
+
+#[test]
+fn decoding_from_the_cache_gives_the_logits_of_the_whole_prompt() {
+    let Some(gpu) = gpu::gpu() else { return };
+    for (name, context) in FAMILIES {
+        let fixture = Fixture::family(name, context);
+        let (tokens, expected) = (fixture.prompt(), &fixture.expected);
+        let mut device = OnDevice::with(&fixture, Arc::clone(&gpu));
+        let mut sequence = [Sequence::new(&tokens, &SHUFFLED[0])];
+        let cuts: Vec<usize> = [16].into_iter().chain(std::iter::repeat_n(1, tokens.len() - 16)).collect();
+        let parts: Vec<Tensor> = cuts.iter().map(|n| device.run(&mut sequence, &[*n])).collect();
+        let got = rows(&stack(&parts), 0..tokens.len());
+        let (torch, exact) = (expected.tensor("logits_f32"), expected.tensor("logits_f64"));
+        judge(name, &got, &torch, &plain_logits(&fixture), &exact);
+    }
+}

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Runs the GPU tests of this folder and prints how many passed. It needs an NVIDIA GPU of compute capability 8.0 or
+# higher, its driver and NVRTC; no Rust, no network. Logs go to $OUT, or to the folder `logs` beside this script.
+# With `memcheck` as argument, the op conformance of one dtype runs under compute-sanitizer instead.
+set -uo pipefail
+cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
+logs=${OUT:-$PWD/logs}
+mkdir -p -- "$logs"
+export RIDGE_GPU_TESTS=required RIDGE_FIXTURES=$PWD/fixtures
+
+if [[ ${1:-} == memcheck ]]; then
+    compute-sanitizer --tool memcheck --error-exitcode 9 ./conformance every_op_conforms_in_bf16 |& tee -- "$logs/memcheck.log" | tail -n 3
+    exit
+fi
+
+passed=0 failed=0
+count() {
+    if [[ $2 == 0 ]]; then passed=$((passed + $1)); else failed=$((failed + $1)); fi
+}
+
+./ridge doctor > "$logs/doctor.txt" 2>&1
+for tests in unit conformance graphs models; do
+    ./$tests --nocapture > "$logs/$tests.log" 2>&1
+    status=$?
+    result=$(grep '^test result: ' "$logs/$tests.log")
+    printf '%s: %s\n' "$tests" "${result:-ended with status $status}"
+    of=(${result//[^0-9]/ })
+    count "${of[0]:-0}" 0
+    count "$((${of[1]:-0} + (status != 0 && ${of[1]:-0} == 0)))" 1
+done
+
+# The same text as the CPU's, by the model that is compiled in.
+for format in "" "--format q8_0" "--dtype bf16 --cache-dtype bf16"; do
+    for device in cpu cuda; do
+        # shellcheck disable=SC2086
+        ./ridge generate --greedy --quiet --device $device $format "Once upon a time" > "$logs/$device.txt" 2> "$logs/$device.err"
+    done
+    if [[ -s $logs/cuda.txt ]] && cmp -s "$logs/cpu.txt" "$logs/cuda.txt"; then
+        printf 'generate --greedy %s: the text of the CPU\n' "$format"
+        count 1 0
+    else
+        printf 'generate --greedy %s: another text than the CPU'"'"'s; %s\n' "$format" "$(tail -n 1 "$logs/cuda.err")"
+        count 1 1
+    fi
+done
+
+printf '%d passed, %d failed\n' "$passed" "$failed"
+exit $((failed > 0))
