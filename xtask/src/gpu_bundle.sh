@@ -29,8 +29,8 @@ for tests in unit conformance graphs models; do
     count "$((${of[1]:-0} + (status != 0 && ${of[1]:-0} == 0)))" 1
 done
 
-# The same text as the CPU's, by the model that is compiled in.
-for format in "" "--format q8_0" "--dtype bf16 --cache-dtype bf16"; do
+# The same text as the CPU's, by the model that is compiled in. (In 16 bits, sums in another order change the text.)
+for format in "" "--format q8_0"; do
     for device in cpu cuda; do
         # shellcheck disable=SC2086
         ./ridge generate --greedy --quiet --device $device $format "Once upon a time" > "$logs/$device.txt" 2> "$logs/$device.err"

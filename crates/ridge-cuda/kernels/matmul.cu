@@ -23,6 +23,8 @@ template <> struct Accumulate<false> {
     __device__ static OUT::Value done(i64 x) { return cast<OUT, I64>(x); }
 };
 typedef Accumulate<A::is_float || B::is_float> Acc;
+// Sums in 64 bits take twice the registers.
+const int UNROLL = A::is_float || B::is_float ? 4 : 1;
 typedef Acc::S S;
 
 extern "C" __global__ __launch_bounds__(256) void matmul(
@@ -30,13 +32,15 @@ extern "C" __global__ __launch_bounds__(256) void matmul(
 ) {
     __shared__ S as[DEPTH][TILE + 1], bs[DEPTH][TILE + 1];
     const i64 rows = n.v[1], columns = n.v[2], depth = n.v[3];
-    const i64 row_tiles = (rows + TILE - 1) / TILE, column_tiles = (columns + TILE - 1) / TILE;
+    // In 32 bits, which as many tiles as fit a memory never leave: a division of 64 bits is a call that spills.
+    const u32 row_tiles = (u32)((rows + TILE - 1) / TILE), column_tiles = (u32)((columns + TILE - 1) / TILE);
     const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     // The axis along which neighbouring threads read neighbouring elements.
     const bool a_by_depth = n.v[6] == 1, b_by_depth = n.v[8] == 1 && n.v[9] != 1;
-    for (i64 tile = blockIdx.x; tile < n.v[0] * row_tiles * column_tiles; tile += gridDim.x) {
-        const i64 batch = tile / (row_tiles * column_tiles), rest = tile % (row_tiles * column_tiles);
-        const i64 row0 = rest / column_tiles * TILE, column0 = rest % column_tiles * TILE;
+    for (u32 tile = blockIdx.x; tile < (u32)n.v[0] * row_tiles * column_tiles; tile += gridDim.x) {
+        const u32 line = tile / column_tiles;
+        const i64 batch = line / row_tiles;
+        const i64 row0 = (i64)(line % row_tiles) * TILE, column0 = (i64)(tile % column_tiles) * TILE;
         const i64 a0 = batch * n.v[4], b0 = batch * n.v[7];
         S sums[PART][PART];
         for (int i = 0; i < PART; ++i) for (int j = 0; j < PART; ++j) sums[i][j] = 0;
@@ -52,7 +56,7 @@ extern "C" __global__ __launch_bounds__(256) void matmul(
                 bs[k][c] = in ? Acc::load<B>(b, b0 + (k0 + k) * n.v[8] + (column0 + c) * n.v[9]) : (S)0;
             }
             __syncthreads();
-#pragma unroll 4
+#pragma unroll UNROLL
             for (int k = 0; k < DEPTH; ++k) {
                 S x[PART], y[PART];
                 for (int i = 0; i < PART; ++i) { x[i] = as[k][ty + 16 * i]; y[i] = bs[k][tx + 16 * i]; }

@@ -11,6 +11,10 @@ use crate::space::around;
 
 const ALONG: &str = include_str!("../kernels/along.cu");
 const MATMUL: &str = include_str!("../kernels/matmul.cu");
+const MATMUL_ROWS: &str = include_str!("../kernels/matmul_rows.cu");
+
+/// Bytes that a thread of `kernels/matmul_rows.cu` takes of the matrix at a time.
+const VECTOR_BYTES: usize = 16;
 
 /// Extent of the square that a block of the matrix product makes: `TILE` of `kernels/matmul.cu`.
 const TILE: usize = 64;
@@ -79,6 +83,14 @@ fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
     let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
     let (b_depth, b_column) = if trans_b { (1, k) } else { (n, 1) };
     let defines = [("A", name(a.dtype)), ("B", name(b.dtype)), ("OUT", name(out.dtype))];
+    let streams = !trans_a && trans_b && (k * b.dtype.size_bytes()).is_multiple_of(VECTOR_BYTES);
+    if streams && m <= 16 && batches * n < 1 << 31 && a.dtype.is_float() && b.dtype.is_float() {
+        // Code for the next power of two of rows.
+        let rows = m.next_power_of_two().to_string();
+        let source = Source::new("matmul_rows", &[&defines[..], &[("ROWS", &rows)]].concat(), MATMUL_ROWS);
+        let args = vec![input(0), input(1), output(0), numbers(&[batches, m, n, k])];
+        return blocks(source, (batches * n).div_ceil(8), 256, args);
+    }
     let sizes = [batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column];
     let args = vec![input(0), input(1), output(0), numbers(&sizes)];
     blocks(Source::new("matmul", &defines, MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args)
