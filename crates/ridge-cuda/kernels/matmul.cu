@@ -27,7 +27,7 @@ typedef Accumulate<A::is_float || B::is_float> Acc;
 const int UNROLL = A::is_float || B::is_float ? 4 : 1;
 typedef Acc::S S;
 
-extern "C" __global__ __launch_bounds__(256) void matmul(
+extern "C" __global__ __launch_bounds__(256, 1) void matmul(
     const void* __restrict__ a, const void* __restrict__ b, void* __restrict__ out, Numbers<10> n
 ) {
     __shared__ S as[DEPTH][TILE + 1], bs[DEPTH][TILE + 1];
@@ -45,11 +45,13 @@ extern "C" __global__ __launch_bounds__(256) void matmul(
         S sums[PART][PART];
         for (int i = 0; i < PART; ++i) for (int j = 0; j < PART; ++j) sums[i][j] = 0;
         for (i64 k0 = 0; k0 < depth; k0 += DEPTH) {
+#pragma unroll 2
             for (int e = threadIdx.x; e < TILE * DEPTH; e += 256) {
                 const int k = a_by_depth ? e % DEPTH : e / TILE, r = a_by_depth ? e / DEPTH : e % TILE;
                 const bool in = row0 + r < rows && k0 + k < depth;
                 as[k][r] = in ? Acc::load<A>(a, a0 + (row0 + r) * n.v[5] + (k0 + k) * n.v[6]) : (S)0;
             }
+#pragma unroll 2
             for (int e = threadIdx.x; e < TILE * DEPTH; e += 256) {
                 const int k = b_by_depth ? e % DEPTH : e / TILE, c = b_by_depth ? e / DEPTH : e % TILE;
                 const bool in = column0 + c < columns && k0 + k < depth;

@@ -56,9 +56,8 @@ pub(crate) fn make(prim: &Prim, spec: &Spec<'_>) -> Result<Kernel, String> {
         Prim::Pad { axis, before, value, .. } => moves::pad(spec, *axis, before, *value)?,
         Prim::Transpose(perm) => moves::transpose(spec, perm),
         Prim::Broadcast(_) => moves::broadcast_to(spec),
-        Prim::StateRead => moves::copy(spec, 0),
+        Prim::StateRead | Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
         Prim::StateWrite => moves::copy(spec, 1),
-        Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
         Prim::Collective { mesh, ranks, .. } => {
             return Err(format!("{ranks} ranks of `{mesh}`: this backend runs on one GPU"));
         }

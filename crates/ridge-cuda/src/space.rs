@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn axes_that_all_operands_walk_alike_are_merged() {
         let whole = strides(&[2, 3, 4]);
-        assert_eq!(Space::merged(&[2, 3, 4], &[whole.clone()]).dims, [24]);
+        assert_eq!(Space::merged(&[2, 3, 4], std::slice::from_ref(&whole)).dims, [24]);
         let space = Space::merged(&[2, 3, 4], &[whole, broadcast(&[3, 1], &[2, 3, 4])]);
         assert_eq!(space, Space { dims: vec![2, 3, 4], strides: vec![vec![12, 4, 1], vec![0, 1, 0]] });
         let space = Space::merged(&[2, 3, 4], &[vec![12, 4, 1], broadcast(&[4], &[2, 3, 4])]);

@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use random::case;
 use ridge_graph::conformance::judge_graph;
+use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Graph, Precision, Tensor, Type, Value, evaluate};
 use ridge_runtime::Backend;
 use ridge_runtime::late::Late;
@@ -65,6 +66,39 @@ fn a_decoder_is_right_in_every_dtype() {
                 panic!("{dtype}, stored {stored}, {lengths:?}: {why:.600}");
             }
         }
+    }
+}
+
+#[test]
+fn products_of_any_number_of_rows_are_right_and_rows_do_not_meet() {
+    let Some(gpu) = common::gpu() else { return };
+    let (inner, columns) = (264, 37);
+    for weights in [DType::F32, DType::BF16, DType::F16, DType::F8E4M3] {
+        let w = Rng::new(3).normal(weights, &[columns, inner]);
+        let all = Rng::new(5).normal(DType::F32, &[20, inner]);
+        let product = |rows: std::ops::Range<usize>| {
+            let mut g = Builder::new();
+            let x = g.step_input("x", Type::tensor(DType::F32, [rows.len(), inner])).expect("fresh");
+            let weight = g.weight("w", w.ty()).expect("fresh");
+            let y = g.matmul(x, weight, false, true, DType::F32).expect("multiplies");
+            let graph = g.finish(vec![("y".into(), y)]).expect("finishes");
+            let given = all.floats()[rows.start * inner..rows.end * inner].to_vec();
+            let x = Tensor::float(DType::F32, &[rows.len(), inner], given);
+            let value = |arg: &Arg| Value::Plain(if &*arg.name == "x" { x.clone() } else { w.clone() });
+            let got = run(&gpu, &graph, &Bindings::new(), &value).expect("runs");
+            if let Err(why) = judge_graph(&graph, &|arg| Some(value(arg)), &Bindings::new(), &got) {
+                panic!("{} rows of {weights}: {why:.600}", rows.len());
+            }
+            got[0].floats().to_vec()
+        };
+        let sixteen = product(0..16);
+        for rows in [1, 2, 3, 5, 8, 9, 15, 16, 17, 20] {
+            let got = product(0..rows);
+            if rows <= 16 {
+                assert_eq!(got, sixteen[..rows * columns], "{rows} rows of {weights}");
+            }
+        }
+        assert_eq!(product(7..8), sixteen[7 * columns..8 * columns], "a row alone, {weights}");
     }
 }
 
