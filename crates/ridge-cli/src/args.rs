@@ -99,6 +99,27 @@ pub(crate) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &
         .ok_or_else(|| format!("must be a whole number from {LEAST} to {MOST}"))
 }
 
+/// The device that a model runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceChoice {
+    Cpu,
+    /// The GPU of this number among those that the process sees.
+    Cuda(usize),
+    /// The first GPU if it can be used, else the CPU.
+    Auto,
+}
+
+fn device(typed: &str) -> Result<DeviceChoice, String> {
+    let number = |text: &str| text.parse().map(DeviceChoice::Cuda).ok();
+    match typed {
+        "cpu" => Some(DeviceChoice::Cpu),
+        "cuda" => Some(DeviceChoice::Cuda(0)),
+        "auto" => Some(DeviceChoice::Auto),
+        other => other.strip_prefix("cuda:").and_then(number),
+    }
+    .ok_or_else(|| "must be cpu, cuda, cuda:N or auto".to_owned())
+}
+
 /// Let a model go on with a text
 ///
 /// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, the text starts from
@@ -174,6 +195,12 @@ pub(crate) struct GenerateArgs {
         allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     pub(crate) chunk: usize,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
+    )]
+    pub(crate) device: DeviceChoice,
 
     /// Threads that compute [default: the cores that this process may use]
     #[arg(

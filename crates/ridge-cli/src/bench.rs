@@ -14,7 +14,7 @@ use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
 use serde_json::{Value, json};
 
-use crate::args::{MOST, MOST_THREADS, NumberArgs, whole};
+use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, whole};
 use crate::error::Result;
 use crate::model::{self, Prepared, Running};
 use crate::output::{Spinner, columns, count, grouped, print, print_json};
@@ -197,6 +197,7 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
     let (context, batch) = (settings.context + longest, settings.batch);
     let chunk = settings.chunk.min(context);
     let running = Running {
+        device: DeviceChoice::Cpu,
         context,
         prompt: context,
         chunk,
@@ -205,11 +206,12 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
         notes: !settings.json,
     };
     let cached = context.next_multiple_of(settings.model.options.block_size) * batch;
-    let Prepared { session, model, threads } =
+    let Prepared { session, model, threads, .. } =
         model::prepare(&files, &config, &settings.model, &running, cached, |model, cpu| {
             let step = (chunk * batch, batch);
             model::step_bytes(&model.graph, cpu, &["next", "logits"], step, (context, model))
         })?;
+    let threads = threads.unwrap_or(1);
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk })?;
     let cost = StepCost::new(&model, backend.kernels())?;

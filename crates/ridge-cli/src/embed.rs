@@ -139,7 +139,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
             let config = files.config()?;
             let source = model::weights(&files, &config, args.random_weights)?;
             let built = model::build(&config, &settings, &source, None)?;
-            let (session, _) = model::load(&built, &source, cpu)?;
+            let session = model::load(&built, &source, Arc::new(cpu))?;
             Embedder::of_decoder(session, &built, options)?
         }
     };

@@ -27,6 +27,7 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let running = Running {
+        device: settings.device,
         context,
         prompt: prompt.ids.len(),
         chunk: settings.chunk,
@@ -34,7 +35,8 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
         random_weights: settings.random_weights,
         notes: settings.notes && !settings.json,
     };
-    let Started { mut engine, model: built, threads } = model::start(&files, &config, &settings.model, &running)?;
+    let Started { mut engine, model: built, device, threads } =
+        model::start(&files, &config, &settings.model, &running)?;
     let load = started.elapsed();
 
     if settings.notes && settings.sampling.tell_seed && !settings.json {
@@ -53,7 +55,7 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let answer = answer(&mut engine, &request, &prompt, settings)?;
     let times = Times { load, ..answer.times };
     if settings.json {
-        return print_json(&object(&files, settings, &prompt, &answer, &times, context, threads));
+        return print_json(&object(&files, settings, &prompt, &answer, &times, context, (&device, threads)));
     }
     print("\n")?;
     if settings.notes && answer.generated.finish == Finish::Context {
@@ -221,7 +223,7 @@ fn object(
     answer: &Answer,
     times: &Times,
     context: usize,
-    threads: usize,
+    (device, threads): (&str, Option<usize>),
 ) -> serde_json::Value {
     let (prompt_rate, rate) = times.rates(prompt.ids.len(), answer.generated.tokens.len());
     let finish = match answer.generated.finish {
@@ -279,6 +281,7 @@ fn object(
             "ignore_eos": settings.ignore_eos,
             "context": context,
             "chunk": settings.chunk,
+            "device": device,
             "threads": threads,
             "format": settings.model.format.as_ref().map(|f| f.name()),
             "dtype": settings.model.options.activations.name(),

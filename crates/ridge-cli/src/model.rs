@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_cuda::{Cuda, CudaOptions};
 use ridge_engine::{Engine, EngineOptions};
 use ridge_graph::{Bindings, Graph, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{BertConfig, BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
-use ridge_runtime::{Backend as _, Session};
+use ridge_runtime::{Backend, Session};
 
+use crate::args::DeviceChoice;
 use crate::error::{Error, Result};
 use crate::output::{Progress, note};
 use crate::settings::ModelSettings;
@@ -57,17 +59,59 @@ fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
     ))
 }
 
-/// Brings the weights to the CPU.
-pub(crate) fn load(model: &Model, source: &WeightSource, cpu: Cpu) -> Result<(Session, usize)> {
-    let threads = cpu.threads();
-    let mut session = Session::new(Arc::new(cpu));
+/// The device that a model runs on.
+struct Device {
+    backend: Arc<dyn Backend>,
+    /// Its name, such as `cpu` or `NVIDIA H200`.
+    name: String,
+    /// Threads of the CPU that compute, if it is one.
+    threads: Option<usize>,
+    /// Bytes of its memory that are left, if it tells.
+    available: Option<Bytes>,
+}
+
+impl Device {
+    /// The device chosen, on `threads` threads if it is the CPU.
+    fn open(choice: DeviceChoice, threads: Option<usize>) -> Result<Self> {
+        match choice {
+            DeviceChoice::Cpu => Self::cpu(threads),
+            DeviceChoice::Cuda(ordinal) => Self::cuda(ordinal),
+            DeviceChoice::Auto => Self::cuda(0).or_else(|_| Self::cpu(threads)),
+        }
+    }
+
+    fn cpu(threads: Option<usize>) -> Result<Self> {
+        let cpu = Cpu::new(CpuOptions { threads, ..CpuOptions::default() })?;
+        Ok(Self {
+            name: cpu.name().to_owned(),
+            threads: Some(cpu.threads()),
+            available: ridge_hw::cpu::Cpu::detect().available_memory(),
+            backend: Arc::new(cpu),
+        })
+    }
+
+    fn cuda(ordinal: usize) -> Result<Self> {
+        let cuda = Cuda::new(CudaOptions { ordinal, ..CudaOptions::default() })?;
+        Ok(Self {
+            name: cuda.gpu().to_owned(),
+            threads: None,
+            available: Some(Bytes(cuda.free_memory()? as u64)),
+            backend: Arc::new(cuda),
+        })
+    }
+}
+
+/// Brings the weights to the device.
+pub(crate) fn load(model: &Model, source: &WeightSource, backend: Arc<dyn Backend>) -> Result<Session> {
+    let mut session = Session::new(backend);
     let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));
     source.load(&mut session, &model.graph, |bytes| progress.at(bytes))?;
-    Ok((session, threads))
+    Ok(session)
 }
 
 /// How an engine is to run.
 pub(crate) struct Running {
+    pub(crate) device: DeviceChoice,
     pub(crate) context: usize,
     /// Tokens of the longest prompt that is expected, for what memory it takes.
     pub(crate) prompt: usize,
@@ -83,10 +127,13 @@ pub(crate) struct Running {
 pub(crate) struct Started {
     pub(crate) engine: Engine,
     pub(crate) model: Model,
-    pub(crate) threads: usize,
+    /// The device that it runs on.
+    pub(crate) device: String,
+    /// Threads of the CPU that compute, if it is one.
+    pub(crate) threads: Option<usize>,
 }
 
-/// Loads a model on the CPU, for one sequence.
+/// Loads a model, for one sequence.
 pub(crate) fn start(
     files: &ModelFiles,
     config: &ModelConfig,
@@ -95,27 +142,30 @@ pub(crate) fn start(
 ) -> Result<Started> {
     let (context, chunk) = (running.context, running.chunk.min(running.context));
     let tokens = context.next_multiple_of(settings.options.block_size);
-    let workspace = |model: &Model, cpu: &Cpu| workspace(model, cpu, context, running.prompt, chunk);
-    let Prepared { session, model, threads } = prepare(files, config, settings, running, tokens, workspace)?;
+    let workspace = |model: &Model, backend: &dyn Backend| workspace(model, backend, context, running.prompt, chunk);
+    let Prepared { session, model, device, threads } = prepare(files, config, settings, running, tokens, workspace)?;
     let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk })?;
-    Ok(Started { engine, model, threads })
+    Ok(Started { engine, model, device, threads })
 }
 
 /// A model whose weights are on the device.
 pub(crate) struct Prepared {
     pub(crate) session: Session,
     pub(crate) model: Model,
-    pub(crate) threads: usize,
+    /// The device.
+    pub(crate) device: String,
+    /// Threads of the CPU that compute, if it is one.
+    pub(crate) threads: Option<usize>,
 }
 
-/// Loads a model on the CPU, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
+/// Loads a model, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
 pub(crate) fn prepare(
     files: &ModelFiles,
     config: &ModelConfig,
     settings: &ModelSettings,
     running: &Running,
     cached: usize,
-    workspace: impl Fn(&Model, &Cpu) -> Result<Bytes>,
+    workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
 ) -> Result<Prepared> {
     let source = weights(files, config, running.random_weights)?;
     let model = build(config, settings, &source, Some(running.context))?;
@@ -124,18 +174,19 @@ pub(crate) fn prepare(
     {
         note(&left_out);
     }
-    let cpu = Cpu::new(CpuOptions { threads: running.threads, ..CpuOptions::default() })?;
-    let weights_are_made = running.random_weights || settings.format.is_some();
-    if let Some(available) = ridge_hw::cpu::Cpu::detect().available_memory() {
-        check_memory(&model, cached, || workspace(&model, &cpu), weights_are_made, available)?;
+    let device = Device::open(running.device, running.threads)?;
+    // A GPU takes a copy of weights that the CPU would use where they are mapped.
+    let weights_are_made = running.random_weights || settings.format.is_some() || device.threads.is_none();
+    if let Some(available) = device.available {
+        check_memory(&model, cached, || workspace(&model, &*device.backend), weights_are_made, available)?;
     }
-    let (session, threads) = load(&model, &source, cpu)?;
-    Ok(Prepared { session, model, threads })
+    let session = load(&model, &source, device.backend)?;
+    Ok(Prepared { session, model, device: device.name, threads: device.threads })
 }
 
 /// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
-fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usize) -> Result<Bytes> {
-    let bytes = |outputs: &[&str], tokens| step_bytes(&model.graph, cpu, outputs, (tokens, 1), (context, model));
+fn workspace(model: &Model, backend: &dyn Backend, context: usize, prompt: usize, chunk: usize) -> Result<Bytes> {
+    let bytes = |outputs: &[&str], tokens| step_bytes(&model.graph, backend, outputs, (tokens, 1), (context, model));
     // The last step gives a token; those before only fill the cache.
     let last = prompt.saturating_sub(1) % chunk + 1;
     let filling = if prompt > chunk { bytes(&[], chunk)? } else { Bytes(0) };
@@ -145,13 +196,13 @@ fn workspace(model: &Model, cpu: &Cpu, context: usize, prompt: usize, chunk: usi
 /// Bytes of workspace and outputs of a step of `tokens` tokens and `seqs` sequences of `context` tokens.
 pub(crate) fn step_bytes(
     graph: &Graph,
-    cpu: &Cpu,
+    backend: &dyn Backend,
     outputs: &[&str],
     (tokens, seqs): (usize, usize),
     (context, model): (usize, &Model),
 ) -> Result<Bytes> {
     let table = context.div_ceil(model.block_size);
-    let lowered = ridge_runtime::lower(graph, outputs, cpu.kernels())?;
+    let lowered = ridge_runtime::lower(graph, outputs, backend.kernels())?;
     let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, seqs);
     let bindings = bindings.with(symbols::TABLE, table).with(symbols::BLOCKS, table * seqs);
     let plan = ridge_runtime::plan(&lowered, &bindings)?;

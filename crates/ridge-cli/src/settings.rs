@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 
-use crate::args::{DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingSettings};
+use crate::args::{DeviceChoice, DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingSettings};
 use crate::error::{Error, Result};
 
 /// Which model, and how its numbers are kept.
@@ -32,6 +32,7 @@ pub(crate) struct GenerateSettings {
     pub(crate) chunk: usize,
     /// All usable cores, if `None`.
     pub(crate) threads: Option<usize>,
+    pub(crate) device: DeviceChoice,
     pub(crate) echo: bool,
     pub(crate) json: bool,
     /// Print the times.
@@ -93,6 +94,7 @@ impl GenerateArgs {
             context: self.context,
             chunk: self.chunk,
             threads: self.threads,
+            device: self.device,
             echo: self.echo,
             json: self.json,
             timing: self.verbose || !self.quiet && !self.json && std::io::stderr().is_terminal(),

@@ -7,7 +7,7 @@
 
 #define VECTOR (16 / (int)sizeof(B::Raw))
 
-extern "C" __global__ __launch_bounds__(256) void matmul_rows(
+extern "C" __global__ __launch_bounds__(256, 1) void matmul_rows(
     const void* __restrict__ a, const void* __restrict__ b, void* __restrict__ out, Numbers<4> n
 ) {
     const i64 m = n.v[1], depth = n.v[3];

@@ -25,6 +25,7 @@ use conversation::Conversation;
 use editor::{Editor, Typed};
 use turn::{Answer, Talker};
 
+use crate::args::DeviceChoice;
 use crate::error::{Error, Result};
 use crate::input;
 use crate::model::{self, Running, Started};
@@ -77,6 +78,7 @@ fn talker(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates)
     }
     let context = settings.context.unwrap_or(CONTEXT.min(most));
     let running = Running {
+        device: DeviceChoice::Cpu,
         context,
         prompt: context,
         chunk: settings.chunk,

@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::{ArgGroup, Args};
-use ridge_cpu::Cpu;
 use ridge_engine::evaluate::beginning;
 use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
 use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer, with_scores};
+use ridge_runtime::Backend;
 use serde_json::json;
 
-use crate::args::{MOST, MOST_THREADS, NumberArgs, whole};
+use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, whole};
 use crate::error::{Error, Result};
 use crate::model::{self, Prepared, Running};
 use crate::output::{Progress, print, print_json};
@@ -208,6 +208,7 @@ impl Opened {
         let step = settings.chunk.min(work).max(1);
         let options = ScorerOptions { context, step, questions: QUESTIONS.min(questions.len()).max(1) };
         let running = Running {
+            device: DeviceChoice::Cpu,
             context,
             prompt: context,
             chunk: step,
@@ -216,12 +217,12 @@ impl Opened {
             notes: !settings.quiet && !settings.json,
         };
         let block_size = settings.model.options.block_size;
-        let workspace = |model: &Model, cpu: &Cpu| {
+        let workspace = |model: &Model, backend: &dyn Backend| {
             let graph = with_scores(&model.graph)?;
-            model::step_bytes(&graph, cpu, &["scores"], (step, options.questions.min(step)), (context, model))
+            model::step_bytes(&graph, backend, &["scores"], (step, options.questions.min(step)), (context, model))
         };
         let cached = options.blocks(block_size) * block_size;
-        let Prepared { session, model, threads } =
+        let Prepared { session, model, threads, .. } =
             model::prepare(&self.files, &self.config, &settings.model, &running, cached, workspace)?;
         let mut scorer = Scorer::new(session, &model, options)?;
         let mut progress = (!settings.quiet).then(|| Progress::of_tokens("scoring", work as u64));
@@ -233,7 +234,7 @@ impl Opened {
                 progress.at(done);
             }
         })?;
-        Ok(Scored { scores, seconds: started.elapsed().as_secs_f64(), work, threads })
+        Ok(Scored { scores, seconds: started.elapsed().as_secs_f64(), work, threads: threads.unwrap_or(1) })
     }
 }
 
