@@ -183,7 +183,7 @@ fn texts(typed: &[String]) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The tokens of a text, `most` at most; a text that is cut keeps what stands behind texts, such as `[SEP]`.
+/// The tokens of a text, `most` at most.
 fn tokens(tokenizer: &Tokenizer, text: &str, most: usize, truncate: bool) -> Result<Vec<u32>> {
     let ids = tokenizer.encode(text, true)?;
     if ids.len() <= most {
@@ -194,10 +194,5 @@ fn tokens(tokenizer: &Tokenizer, text: &str, most: usize, truncate: bool) -> Res
         let why = format!("has {}, and the model takes {most}; --truncate cuts it", count(ids.len(), "token"));
         return Err(refused("TEXT", format!("{start:?}..."), &why));
     }
-    let plain = tokenizer.encode(text, false)?;
-    let around = ids.len().saturating_sub(plain.len());
-    let begins = ids.windows(plain.len().max(1)).position(|window| window == plain).unwrap_or(0).min(around);
-    let kept = most.saturating_sub(around);
-    let end = &ids[begins + plain.len().min(ids.len() - begins)..];
-    Ok([&ids[..begins], &plain[..kept.min(plain.len())], end].concat())
+    Ok(tokenizer.encode_truncated(text, most)?)
 }

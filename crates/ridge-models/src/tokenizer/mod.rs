@@ -110,6 +110,27 @@ impl Tokenizer {
         Ok(bos.map(|id| (id, 0..0)).into_iter().chain(placed).chain(eos.map(|id| (id, end..end))).collect())
     }
 
+    /// The ids of `text` with begin and end tokens, at most `most` of them: those of the end of the text are left out.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Tokenizer::encode`], and if `most` leaves no room for a token beside those that are added.
+    pub fn encode_truncated(&self, text: &str, most: usize) -> Result<Vec<u32>> {
+        let (mut whole, bare) = (self.encode(text, true)?, self.encode(text, false)?);
+        if whole.len() <= most {
+            return Ok(whole);
+        }
+        let added = whole.len().saturating_sub(bare.len());
+        let start = (0..=added).find(|start| whole[*start..].starts_with(&bare));
+        match start {
+            Some(start) if most > added => {
+                whole.drain(start + most - added..start + bare.len());
+                Ok(whole)
+            }
+            _ => Err(self.fail(format!("a text cannot be cut to {most} tokens, of which {added} are added to any"))),
+        }
+    }
+
     /// The text of `ids`, without special tokens if `skip_special`. Ids that stand for no token have no text: a
     /// model's vocabulary may be padded beyond its tokenizer's. Bytes that are not UTF-8 become U+FFFD.
     ///
