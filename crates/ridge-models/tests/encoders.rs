@@ -48,10 +48,7 @@ impl Fixture {
     }
 
     fn exact(&self, graph: &Graph, (inputs, bindings): &(Vec<(&'static str, Tensor)>, Bindings), name: &str) -> Tensor {
-        let checkpoint = match &self.source {
-            WeightSource::Checkpoint(checkpoint) => checkpoint,
-            _ => unreachable!("it has weights"),
-        };
+        let WeightSource::Checkpoint(checkpoint) = &self.source else { unreachable!("it has weights") };
         let value = |arg: &Arg| match arg.role {
             Role::Weight => {
                 let tensor = checkpoint.tensor(&arg.name).expect("it has all");
