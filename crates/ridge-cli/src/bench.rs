@@ -1,5 +1,7 @@
 //! `ridge bench`: the speed of a model beside the least time that its costs need on this machine.
 
+mod ops;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,7 @@ Examples:
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
+  ridge bench --ops    what each op takes of a step
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
@@ -95,6 +98,10 @@ pub(crate) struct BenchArgs {
     )]
     threads: Option<usize>,
 
+    /// Show what each op takes of the last step of each test, and how near it is to its floor
+    #[arg(long, help_heading = "Output")]
+    ops: bool,
+
     /// Print one JSON object: settings, rates of the machine, every run's time
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -110,6 +117,7 @@ pub(crate) struct BenchSettings {
     repeat: usize,
     chunk: usize,
     threads: Option<usize>,
+    ops: bool,
     json: bool,
 }
 
@@ -125,6 +133,7 @@ impl BenchArgs {
             repeat: self.repeat,
             chunk: self.chunk,
             threads: self.threads,
+            ops: self.ops,
             json: self.json,
         })
     }
@@ -235,7 +244,14 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
             total.add(&machine.roofline(), Flops(work.flops), Bytes(work.bytes));
             depth += tokens;
         }
-        results.push(Outcome { test, times, total });
+        let ops = match settings.ops {
+            true => {
+                spinner.now("timing each op");
+                ops::measure(&mut engine, &model, &cost, &machine.roofline(), test, settings)?
+            }
+            false => Vec::new(),
+        };
+        results.push(Outcome { test, times, total, ops });
     }
     drop(spinner);
     let shown = Shown { settings, files: &files, model: &model, threads, machine: &machine, results: &results };
@@ -311,6 +327,8 @@ struct Outcome {
     /// Seconds of each run.
     times: Vec<f64>,
     total: Amount,
+    /// What each op takes of the last step, if that was asked for.
+    ops: Vec<ops::OpTime>,
 }
 
 impl Outcome {
@@ -376,6 +394,10 @@ impl Shown<'_> {
             "\ntok/s and time measured over {}; floor modelled: costs of the graph at the rates above\n",
             count(self.settings.repeat, "run")
         );
+        for result in self.results.iter().filter(|r| !r.ops.is_empty()) {
+            text += &format!("\nlast step of {}\n", result.test.name(self.settings.context));
+            text += &ops::text(&result.ops);
+        }
         if self.noisy() {
             text += "the runs differ much: the machine is busy with other work, or changes its clock\n";
         }
@@ -390,6 +412,7 @@ impl Shown<'_> {
                 "test": r.test.name(self.settings.context),
                 "kind": if matches!(r.test, Test::Prompt(_)) { "prompt" } else { "generate" },
                 "tokens": r.test.tokens(),
+                "ops": self.settings.ops.then(|| ops::object(&r.ops)),
                 "measured": {
                     "seconds": r.times,
                     "median_seconds": r.median(),

@@ -51,3 +51,27 @@ fn what_does_not_fit_is_refused_with_its_flag() {
         assert!(ran.stderr.contains(said), "{}", ran.stderr);
     }
 }
+
+#[test]
+fn each_op_is_timed_and_held_against_its_floor() {
+    let made = json(&["bench", "--json", "--ops", "--prompt", "8", "--generate", "4", "--repeat", "3"]);
+    for result in made["results"].as_array().expect("tests") {
+        let ops = result["ops"].as_array().expect("ops");
+        let sum = |part: &str, what: &str| ops.iter().map(|op| op[part][what].as_f64().expect("a number")).sum::<f64>();
+        assert!((sum("measured", "share") - 1.0).abs() < 1e-9);
+        assert!(ops.iter().all(|op| op["measured"]["seconds"].as_f64() >= Some(0.0)));
+        // Five layers, each with one attention.
+        let attention = ops.iter().find(|op| op["op"] == "attention").expect("it attends");
+        assert_eq!(attention["launches"], 5);
+        // A prompt of one chunk is one step: its ops' work is the test's.
+        if result["kind"] == "prompt" {
+            assert!((sum("modelled", "flops") - result["modelled"]["flops"].as_f64().expect("a number")).abs() < 0.5);
+            assert!((sum("modelled", "bytes") - result["modelled"]["bytes"].as_f64().expect("a number")).abs() < 0.5);
+        }
+    }
+    assert!(
+        json(&["bench", "--json", "--prompt", "8", "--generate", "0", "--repeat", "1"])["results"][0]["ops"].is_null()
+    );
+    let shown = stdout(&["bench", "--ops", "--prompt", "0", "--generate", "4", "--repeat", "3"]);
+    assert!(shown.contains("last step of tg4") && shown.contains("linear_swiglu"), "{shown}");
+}

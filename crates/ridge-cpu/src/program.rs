@@ -1,9 +1,13 @@
 //! Programs and their buckets: kernels made for fixed shapes, launches with their operands' addresses.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
-use ridge_graph::{Bindings, Function, Graph, GroupKind, Op, Type, Var};
-use ridge_runtime::{Buffer, Place, Plan, Program, Region, Result, Run, RuntimeError, component_offsets, plan};
+use ridge_graph::{Bindings, FuncId, Function, Graph, GroupKind, Op, Type, Var};
+use ridge_runtime::{
+    Buffer, LaunchTime, Place, Plan, Program, Region, Result, Run, RuntimeError, component_offsets, plan,
+};
 
 use crate::backend::Device;
 use crate::buffer::{Memory, Storage, storage};
@@ -127,6 +131,8 @@ struct Address {
 }
 
 struct Step {
+    /// The node that it is of, if it is of one.
+    of: Option<(FuncId, usize)>,
     kernel: Arc<dyn Kernel>,
     pieces: usize,
     chunks: u16,
@@ -144,6 +150,21 @@ struct Bound {
     /// Written only between steps: see [`Bound::resolve`].
     resolved: std::cell::UnsafeCell<Resolved>,
     poison: bool,
+    watch: Watch,
+}
+
+/// When launches ended, while somebody wants to know.
+struct Watch {
+    on: AtomicBool,
+    clock: Instant,
+    /// Nanoseconds of the clock at which the last chunk of each launch ended.
+    ends: Vec<AtomicU64>,
+}
+
+impl Watch {
+    fn now(&self) -> u64 {
+        self.clock.elapsed().as_nanos() as u64
+    }
 }
 
 struct Resolved {
@@ -193,6 +214,7 @@ impl Bound {
                 addresses.push(Address { place: *place, bytes: bytes(ty)? });
             }
             steps.push(Step {
+                of: Some((of.func, of.node)),
                 chunks: chunks(pieces, kernel.nanos_per_piece(), device.pool.threads()),
                 kernel,
                 pieces,
@@ -206,7 +228,9 @@ impl Bound {
             steps.push(poisoned(inputs, &mut addresses));
         }
         let resolved = std::cell::UnsafeCell::new(Resolved { blocks: Vec::with_capacity(addresses.len()), arena });
-        let bound = Self { steps, addresses, memory, resolved, poison: device.poison };
+        let ends = steps.iter().map(|_| AtomicU64::new(0)).collect();
+        let watch = Watch { on: AtomicBool::new(false), clock: Instant::now(), ends };
+        let bound = Self { steps, addresses, memory, resolved, poison: device.poison, watch };
         // SAFETY: nobody else knows it yet.
         unsafe { bound.resolve(None) };
         Ok(bound)
@@ -245,7 +269,7 @@ fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<
     let first = addresses.len();
     addresses.extend(regions.map(|(region, bytes)| Address { place: Place { region, offset: 0 }, bytes }));
     let outputs = addresses.len() - first;
-    Step { kernel: Arc::new(Poison), pieces: 1, chunks: 1, first, inputs: 0, outputs }
+    Step { of: None, kernel: Arc::new(Poison), pieces: 1, chunks: 1, first, inputs: 0, outputs }
 }
 
 /// Fills its outputs with what no kernel may rely on.
@@ -299,6 +323,10 @@ impl Steps for Shared {
             scratch.poison();
         }
         step.kernel.run(&Io { inputs, outputs }, pieces, scratch);
+        let watch = &self.0.watch;
+        if watch.on.load(Ordering::Relaxed) {
+            watch.ends[launch].fetch_max(watch.now(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -353,6 +381,27 @@ impl Run for CpuRun {
         self.device.pool.wait(&self.job);
         // SAFETY: no step of this bucket is running, and none starts while the slice borrows the run.
         unsafe { self.steps.memory.outputs[index].bytes() }
+    }
+
+    fn timed(&mut self) -> Result<Vec<LaunchTime>> {
+        self.device.pool.wait(&self.job);
+        let watch = &self.steps.watch;
+        watch.ends.iter().for_each(|end| end.store(0, Ordering::Relaxed));
+        watch.on.store(true, Ordering::Relaxed);
+        let mut before = watch.now();
+        let outcome = self.submit().and_then(|()| self.wait());
+        let watch = &self.steps.watch;
+        watch.on.store(false, Ordering::Relaxed);
+        outcome?;
+        let mut times = Vec::with_capacity(self.steps.steps.len());
+        for (step, end) in self.steps.steps.iter().zip(&watch.ends) {
+            let end = end.load(Ordering::Relaxed);
+            if let Some((func, node)) = step.of {
+                times.push(LaunchTime { func, node, seconds: end.saturating_sub(before) as f64 * 1e-9 });
+            }
+            before = before.max(end);
+        }
+        Ok(times)
     }
 }
 

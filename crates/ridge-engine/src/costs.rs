@@ -1,7 +1,7 @@
 //! What a step costs, read off the graph as a backend runs it.
 
 use ridge_graph::passes::Kernel;
-use ridge_graph::{Bindings, Cost, GraphError, Poly};
+use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Poly};
 use ridge_models::{Model, attention_symbols, symbols};
 use ridge_runtime::{RuntimeError, lower};
 
@@ -44,13 +44,30 @@ impl StepCost {
     /// # Errors
     /// A mistake of ours: when the graph costs in symbols that no step has.
     pub fn at(&self, sequences: &[(usize, usize)]) -> Result<StepWork> {
+        self.work(&self.cost, sequences)
+    }
+
+    fn work(&self, cost: &Cost, sequences: &[(usize, usize)]) -> Result<StepWork> {
         let step = self.bindings(sequences);
         let amount = |poly: &Poly| poly.eval(&step).map_err(|e| RuntimeError::from(GraphError::from(e)));
         Ok(StepWork {
-            matrix_flops: amount(&self.cost.matrix_flops)? as f64,
-            flops: amount(&self.cost.flops())? as f64,
-            bytes: u64::try_from(amount(&self.cost.bytes())?).unwrap_or(u64::MAX),
+            matrix_flops: amount(&cost.matrix_flops)? as f64,
+            flops: amount(&cost.flops())? as f64,
+            bytes: u64::try_from(amount(&cost.bytes())?).unwrap_or(u64::MAX),
         })
+    }
+
+    /// The work of one node of a lowered graph in such a step.
+    ///
+    /// # Errors
+    /// As for [`StepCost::at`].
+    pub fn of_node(
+        &self,
+        graph: &Graph,
+        (func, node): (FuncId, usize),
+        sequences: &[(usize, usize)],
+    ) -> Result<StepWork> {
+        self.work(&graph.node_cost(func, node), sequences)
     }
 
     fn bindings(&self, sequences: &[(usize, usize)]) -> Bindings {

@@ -2,9 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use ridge_graph::Bindings;
+use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols};
-use ridge_runtime::Session;
+use ridge_runtime::{LaunchTime, Session};
 
 use crate::blocks::{BlockId, Blocks};
 use crate::error::{EngineError, Result};
@@ -95,6 +95,8 @@ pub struct Engine {
     steps: u64,
     /// Of the last step's rows that asked for them.
     logprobs: Vec<Option<Logprobs>>,
+    /// What the launches of the step took, while that is asked for.
+    watch: Option<Vec<LaunchTime>>,
 }
 
 impl Engine {
@@ -136,6 +138,7 @@ impl Engine {
             started: 0,
             steps: 0,
             logprobs: Vec::new(),
+            watch: None,
         })
     }
 
@@ -240,8 +243,13 @@ impl Engine {
         if sample {
             fill_sampling(ready, extents, || work.iter().map(|(id, _)| sequences(id)));
         }
-        ready.bucket.submit()?;
-        ready.bucket.wait()?;
+        match &mut self.watch {
+            Some(times) => *times = ready.bucket.timed()?,
+            None => {
+                ready.bucket.submit()?;
+                ready.bucket.wait()?;
+            }
+        }
         if sample {
             for ((id, tokens), chosen) in work.iter().zip(ready.output(0)) {
                 let chosen = i32::from_le_bytes(*chosen);
@@ -269,6 +277,27 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Runs a step as [`Engine::step`] does, and tells what each of its launches took.
+    ///
+    /// # Errors
+    /// As for [`Engine::step`], and where the device does not time launches.
+    pub fn step_timed(
+        &mut self,
+        work: &[(SequenceId, &[u32])],
+        sample: bool,
+        next: &mut Vec<u32>,
+    ) -> Result<Vec<LaunchTime>> {
+        self.watch = Some(Vec::new());
+        let outcome = self.step(work, sample, next);
+        let times = self.watch.take().unwrap_or_default();
+        outcome.map(|()| times)
+    }
+
+    /// The graph as the device runs it in steps that sample without adjustments, or that only fill the cache.
+    pub fn lowered(&self, sample: bool) -> Option<&Graph> {
+        self.programs.lowered(Wanted { tokens: sample, ..Wanted::default() })
     }
 
     /// What row `row` of the last step's work asked to know of its token's probability.

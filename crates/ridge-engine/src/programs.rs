@@ -162,6 +162,11 @@ impl Programs {
         Ok(())
     }
 
+    /// The graph of a program, if it has been compiled.
+    pub(crate) fn lowered(&self, wanted: Wanted) -> Option<&Graph> {
+        self.programs.get(&wanted).map(|program| program.compiled.graph())
+    }
+
     /// A bucket of the program that gives what is wanted.
     pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut Ready> {
         self.uses += 1;

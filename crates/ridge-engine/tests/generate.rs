@@ -256,6 +256,32 @@ fn biases_and_penalties_do_what_they_say() {
 }
 
 #[test]
+fn a_step_that_is_watched_gives_the_same_token_and_every_launch() {
+    for threads in [1, 3] {
+        let mut engine = engine_on(cpu(threads), OPTIONS);
+        let id = engine.start(Sampling::GREEDY, 1).expect("a row");
+        let (mut next, answer) = (Vec::new(), greedy(3));
+        let started = std::time::Instant::now();
+        let times = engine.step_timed(&[(id, &[1])], true, &mut next).expect("it runs");
+        let elapsed = started.elapsed().as_secs_f64();
+        assert_eq!(next, answer[..1]);
+        let graph = engine.lowered(true).expect("it ran");
+        let count =
+            |name: &str| times.iter().filter(|t| graph.function(t.func).nodes[t.node].op_name() == name).count();
+        assert_eq!((count("attention"), count("sample_token")), (5, 1));
+        let sum: f64 = times.iter().map(|t| t.seconds).sum();
+        assert!(times.iter().all(|t| t.seconds >= 0.0) && sum > 0.0 && sum <= elapsed, "{sum} of {elapsed}");
+        engine.step(&[(id, &answer[..1])], true, &mut next).expect("it runs");
+        assert_eq!(next, answer[1..2]);
+    }
+    // A device without such a clock says so, and goes on.
+    let mut engine = engine_on(Arc::new(Late::new(cpu(1), 1)), OPTIONS);
+    let id = engine.start(Sampling::GREEDY, 1).expect("a row");
+    let refused = engine.step_timed(&[(id, &[1])], true, &mut Vec::new()).expect_err("no clock").to_string();
+    assert!(refused.contains("does not time"), "{refused}");
+}
+
+#[test]
 fn log_probabilities_are_those_of_the_model() {
     let answer = answer_but(|s| s.logprobs = Some(512));
     assert_eq!(answer.logprobs.len(), 120);

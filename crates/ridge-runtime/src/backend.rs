@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ridge_graph::passes::Kernel;
-use ridge_graph::{Bindings, Graph, Type};
+use ridge_graph::{Bindings, FuncId, Graph, Type};
 
-use crate::error::Result;
+use crate::error::{Result, RuntimeError};
 
 /// Memory of a device, shared and freed with its last owner. Only the backend that made it looks inside.
 #[derive(Clone)]
@@ -121,6 +121,17 @@ pub trait Program: Send + Sync {
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize>;
 }
 
+/// What one launch of a step took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchTime {
+    /// The function of the node that was launched, in the lowered graph.
+    pub func: FuncId,
+    /// The node's index there.
+    pub node: usize,
+    /// Seconds from the end of the launch before to its own.
+    pub seconds: f64,
+}
+
 /// One bucket of a program, ready to run again and again. Nothing is allocated after it is made.
 pub trait Run: Send {
     /// Staging memory of step input `index` (in the order of the main function's step inputs), to be filled before
@@ -147,4 +158,13 @@ pub trait Run: Send {
 
     /// Data output `index` of the last step, which must be complete.
     fn output(&self, index: usize) -> &[u8];
+
+    /// Runs one step to its end and tells what each launch took, in order. May allocate, and takes a little longer than
+    /// a step that is not watched.
+    ///
+    /// # Errors
+    /// As for [`Run::submit`] and [`Run::wait`], and where the backend has no such clock.
+    fn timed(&mut self) -> Result<Vec<LaunchTime>> {
+        Err(RuntimeError::Device { backend: "this backend", why: "does not time single launches".to_owned() })
+    }
 }

@@ -13,7 +13,7 @@ mod mesh;
 mod plan;
 mod session;
 
-pub use backend::{Backend, Buffer, Program, Run, WeightData};
+pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
 pub use mesh::Collectives;

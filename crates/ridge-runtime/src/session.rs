@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ridge_graph::{Arg, Bindings, DType, Graph, Role, Tensor, Type};
 
-use crate::backend::{Backend, Buffer, Program, Run, WeightData};
+use crate::backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 use crate::error::{Result, RuntimeError};
 use crate::lower::lower;
 use crate::plan::component_offsets;
@@ -206,6 +206,14 @@ impl Bucket {
     /// When the device failed.
     pub fn wait(&mut self) -> Result<()> {
         self.run.wait()
+    }
+
+    /// Runs a step and tells what each launch took; see [`Run::timed`].
+    ///
+    /// # Errors
+    /// When the device failed, or does not time launches.
+    pub fn timed(&mut self) -> Result<Vec<LaunchTime>> {
+        self.run.timed()
     }
 
     /// Bytes of output `index` of the last complete step, little-endian.
