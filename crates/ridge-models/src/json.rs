@@ -17,13 +17,54 @@ use crate::error::{ModelError, Result};
 /// [`ModelError::Json`] if `text` is not JSON, nests more than 128 deep, is not an object, or has a key twice.
 pub(crate) fn object(file: &str, text: &[u8]) -> Result<Map<String, Value>> {
     let fail = |detail: String| ModelError::Json { file: file.to_owned(), detail };
-    let mut reader = serde_json::Deserializer::from_slice(text);
-    let value = Strict.deserialize(&mut reader).map_err(|e| fail(e.to_string()))?;
-    reader.end().map_err(|e| fail(e.to_string()))?;
+    let value = match parse(text) {
+        Ok(value) => value,
+        // Python's writer makes numbers that JSON does not have.
+        Err(error) => {
+            bare_words_quoted(text).and_then(|text| parse(&text).ok()).ok_or_else(|| fail(error.to_string()))?
+        }
+    };
     match value {
         Value::Object(map) => Ok(map),
         other => Err(fail(format!("it holds {} and not an object", shown(&other)))),
     }
+}
+
+fn parse(text: &[u8]) -> serde_json::Result<Value> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    let value = Strict.deserialize(&mut reader)?;
+    reader.end().map(|()| value)
+}
+
+/// `text` with `NaN`, `Infinity` and `-Infinity` as strings, so that whoever reads the key that has one refuses it by
+/// name; `None` where there are none.
+fn bare_words_quoted(text: &[u8]) -> Option<Vec<u8>> {
+    const WORDS: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut quoted = Vec::with_capacity(text.len() + 16);
+    let (mut in_string, mut found, mut at) = (false, false, 0);
+    while let Some(byte) = text.get(at) {
+        let word = WORDS.iter().find(|word| !in_string && text[at..].starts_with(word));
+        let len = match (word, byte) {
+            (Some(word), _) => {
+                found = true;
+                quoted.push(b'"');
+                word.len()
+            }
+            (None, b'\\') if in_string => 2,
+            (None, b'"') => {
+                in_string = !in_string;
+                1
+            }
+            _ => 1,
+        };
+        let end = (at + len).min(text.len());
+        quoted.extend(&text[at..end]);
+        if word.is_some() {
+            quoted.push(b'"');
+        }
+        at = end;
+    }
+    found.then_some(quoted)
 }
 
 /// `value` as JSON on one line, shortened to some 80 characters.
@@ -107,6 +148,19 @@ impl<'de> Visitor<'de> for Strict {
 mod tests {
     use super::*;
 
+    #[test]
+    fn numbers_that_json_does_not_have_are_strings() {
+        let text = br#"{"a": [0.0, Infinity, -Infinity], "b": "\"NaN", "c": NaN, "Infinity": 1}"#;
+        let map = object("f", text).unwrap();
+        assert_eq!(
+            Value::Object(map),
+            serde_json::json!({
+                "a": [0.0, "Infinity", "-Infinity"], "b": "\"NaN", "c": "NaN", "Infinity": 1,
+            })
+        );
+        assert!(object("f", b"{\"a\": Infinit}").is_err() && object("f", b"{\"a\": NaN").is_err());
+    }
+
     fn message(text: &str) -> String {
         object("x.json", text.as_bytes()).unwrap_err().to_string()
     }
@@ -127,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_not_one_object_is_refused() {
-        for text in ["", "[]", "3", "{} {}", "{", "{\"a\":NaN}", "\u{feff}{}"] {
+        for text in ["", "[]", "3", "{} {}", "{", "{\"a\":Nan}", "\u{feff}{}"] {
             assert!(message(text).starts_with("x.json: it is not valid JSON"));
         }
     }

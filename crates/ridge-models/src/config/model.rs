@@ -49,6 +49,13 @@ impl ModelConfig {
             "gpt2" => Self::Gpt2(Gpt2Config::read(&mut f)?),
             "gpt_neox" => Self::GptNeox(GptNeoxConfig::read(&mut f)?),
             "falcon" => Self::Falcon(FalconConfig::read(&mut f)?),
+            "bert" => {
+                return Err(f.wrong(
+                    "model_type",
+                    "is an encoder, which writes no text",
+                    "make vectors with `ridge embed`",
+                ));
+            }
             _ => {
                 return Err(f.wrong(
                     "model_type",
