@@ -20,6 +20,11 @@ impl Rng {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
+    /// Where it stands: draw `n` of [`Rng::bits`] is a function of this and `n`.
+    pub fn state(&self) -> u64 {
+        self.0
+    }
+
     /// 64 random bits (SplitMix64; Steele, Lea and Flood 2014).
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -66,9 +66,16 @@ impl WeightSource {
     pub fn load(&self, session: &mut Session, graph: &Graph, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut done = 0;
         for arg in graph.args(Role::Weight) {
-            let parts = self.parts(arg)?;
-            done += parts.iter().map(|p| p.bytes().len() as u64).sum::<u64>();
-            session.load(&arg.name, &arg.ty, parts)?;
+            let made = matches!(self, Self::Random(_))
+                && arg.ty.shape.rank() >= 2
+                && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?;
+            if made {
+                done += arg.ty.bytes().as_const().unwrap_or(0) as u64;
+            } else {
+                let parts = self.parts(arg)?;
+                done += parts.iter().map(|p| p.bytes().len() as u64).sum::<u64>();
+                session.load(&arg.name, &arg.ty, parts)?;
+            }
             progress(done);
         }
         Ok(())
@@ -106,6 +113,14 @@ pub(crate) fn extents(ty: &Type) -> Vec<usize> {
     ty.shape.as_const().unwrap_or_default()
 }
 
+/// A random weight's generator, of its name.
+fn generator(name: &str) -> Rng {
+    Rng::new(name.bytes().fold(0, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b))))
+}
+
+/// Brings the sum of two bytes, which is triangular and of standard deviation 104.5, to one of 0.02.
+const RANDOM_SCALE: f64 = 0.02 / 104.5;
+
 /// Bytes of a random weight that is the same for the same name and shape. Quick rather than fine: sums of uniform
 /// numbers are normal enough for timing.
 fn random(name: &str, ty: &Type) -> Vec<u8> {
@@ -115,7 +130,7 @@ fn random(name: &str, ty: &Type) -> Vec<u8> {
         let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
         return ty.dtype.encode(std::iter::repeat_n(value, elements));
     }
-    let mut rng = Rng::new(name.bytes().fold(0, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b))));
+    let mut rng = generator(name);
     let mut pool = Vec::new();
     // One number in four of a longer sequence: the bits of a weight need not be independent of the next matrix's.
     ty.dtype.encode((0..elements).map(|_| {
@@ -124,9 +139,8 @@ fn random(name: &str, ty: &Type) -> Vec<u8> {
             pool.extend((0..4).map(|i| (bits >> (16 * i)) as u16));
         }
         let bits = pool.pop().unwrap_or_default();
-        // The sum of two bytes is triangular, of standard deviation 104.5.
         let sum = f64::from(bits & 0xff) + f64::from(bits >> 8) - 255.0;
-        sum * (0.02 / 104.5)
+        sum * RANDOM_SCALE
     }))
 }
 

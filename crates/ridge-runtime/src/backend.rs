@@ -80,6 +80,16 @@ pub trait Backend: Send + Sync {
     /// When sizes do not fit `ty`, or memory runs out.
     fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer>;
 
+    /// A plain weight of random numbers made on the device: element `i` is `scale` times the sum less 255 of two bytes,
+    /// the low ones of `bits >> (48 - 16 * (i % 4))`, where `bits` is draw `i / 4` of SplitMix64 that begins at `state`.
+    /// `None` where the device leaves that to the host.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    fn random(&self, _ty: &Type, _state: u64, _scale: f64) -> Result<Option<Buffer>> {
+        Ok(None)
+    }
+
     /// Zeroed memory for a state.
     ///
     /// # Errors

@@ -38,6 +38,18 @@ impl Session {
         Ok(())
     }
 
+    /// Makes a weight of random numbers on the device, in place of one of that name; false where the device leaves that
+    /// to the host. See [`Backend::random`].
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub fn load_random(&mut self, name: &str, ty: &Type, state: u64, scale: f64) -> Result<bool> {
+        let made = self.backend.random(ty, state, scale).map_err(|e| named("weight", name, &e))?;
+        let done = made.is_some();
+        self.weights.extend(made.map(|buffer| (name.into(), (ty.clone(), buffer))));
+        Ok(done)
+    }
+
     /// Allocates every state of `graph` that does not exist yet, zeroed, under `bindings` for its symbols.
     ///
     /// # Errors
