@@ -109,7 +109,7 @@ pub(crate) enum DeviceChoice {
     Auto,
 }
 
-fn device(typed: &str) -> Result<DeviceChoice, String> {
+pub(crate) fn device(typed: &str) -> Result<DeviceChoice, String> {
     let number = |text: &str| text.parse().map(DeviceChoice::Cuda).ok();
     match typed {
         "cpu" => Some(DeviceChoice::Cpu),

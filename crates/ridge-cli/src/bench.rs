@@ -10,13 +10,15 @@ use ridge_cpu::measure::{MemoryProbe, f32_matmul};
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
 use ridge_graph::sample::Rng;
+use ridge_graph::{DType, Role};
 use ridge_hw::figure::Figure;
 use ridge_hw::roofline::Roofline;
+use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
 use serde_json::{Value, json};
 
-use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, whole};
+use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, device, whole};
 use crate::error::Result;
 use crate::model::{self, Prepared, Running};
 use crate::output::{Spinner, columns, count, grouped, print, print_json};
@@ -33,11 +35,12 @@ Examples:
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
+  ridge bench --model DIR --random-weights --device cuda --dtype bf16 --cache-dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --ops    what each op takes of a step
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
-1 GiB, so that a model that fits into a cache is held against the cache.")]
+1 GiB, so that a model that fits into a cache is held against the cache. On a GPU the rates are those of its specification sheet.")]
 pub(crate) struct BenchArgs {
     /// Folder of a model in the layout of Hugging Face [default: the model that is compiled in]
     #[arg(long, value_name = "DIR")]
@@ -91,6 +94,12 @@ pub(crate) struct BenchArgs {
     )]
     chunk: usize,
 
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
+    )]
+    device: DeviceChoice,
+
     /// Threads that compute [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MOST_THREADS>,
@@ -116,6 +125,7 @@ pub(crate) struct BenchSettings {
     batch: usize,
     repeat: usize,
     chunk: usize,
+    device: DeviceChoice,
     threads: Option<usize>,
     ops: bool,
     json: bool,
@@ -132,6 +142,7 @@ impl BenchArgs {
             batch: self.batch,
             repeat: self.repeat,
             chunk: self.chunk,
+            device: self.device,
             threads: self.threads,
             ops: self.ops,
             json: self.json,
@@ -206,7 +217,7 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
     let (context, batch) = (settings.context + longest, settings.batch);
     let chunk = settings.chunk.min(context);
     let running = Running {
-        device: DeviceChoice::Cpu,
+        device: settings.device,
         context,
         prompt: context,
         chunk,
@@ -215,18 +226,20 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
         notes: !settings.json,
     };
     let cached = context.next_multiple_of(settings.model.options.block_size) * batch;
-    let Prepared { session, model, threads, .. } =
+    let Prepared { session, model, device, threads } =
         model::prepare(&files, &config, &settings.model, &running, cached, |model, cpu| {
             let step = (chunk * batch, batch);
             model::step_bytes(&model.graph, cpu, &["next", "logits"], step, (context, model))
         })?;
-    let threads = threads.unwrap_or(1);
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk })?;
     let cost = StepCost::new(&model, backend.kernels())?;
 
     let spinner = Spinner::new();
-    let machine = Machine::measure(&model, settings.context * batch, threads, &spinner)?;
+    let machine = match threads {
+        Some(threads) => Machine::measure(&model, settings.context * batch, threads, &spinner)?,
+        None => Machine::specified(&device, &model)?,
+    };
     let mut results = Vec::with_capacity(tests.len());
     for test in tests {
         spinner.now("running the model");
@@ -254,7 +267,8 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
         results.push(Outcome { test, times, total, ops });
     }
     drop(spinner);
-    let shown = Shown { settings, files: &files, model: &model, threads, machine: &machine, results: &results };
+    let on = (&*device, threads);
+    let shown = Shown { settings, files: &files, model: &model, on, machine: &machine, results: &results };
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
 }
 
@@ -299,6 +313,19 @@ impl Machine {
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MOST_READ), threads).read(threads, BUDGET);
         spinner.now("measuring matrix products");
         Ok(Self { memory, arithmetic: f32_matmul(threads, BUDGET)? })
+    }
+
+    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights.
+    fn specified(gpu: &str, model: &Model) -> Result<Self> {
+        let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
+            .map_err(|why| refused("--device", gpu, &format!("has no specification sheet: {why}")))?;
+        let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
+        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
+        let Some(arithmetic) = rate.cloned() else {
+            let why = format!("the sheet of {} gives no rate of products to hold the model against", sheet.name);
+            return Err(refused("--device", gpu, &why));
+        };
+        Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
     }
 
     fn roofline(&self) -> Roofline {
@@ -352,7 +379,8 @@ struct Shown<'a> {
     settings: &'a BenchSettings,
     files: &'a ModelFiles,
     model: &'a Model,
-    threads: usize,
+    /// The device, and threads of the CPU if it is one.
+    on: (&'a str, Option<usize>),
     machine: &'a Machine,
     results: &'a [Outcome],
 }
@@ -370,7 +398,7 @@ impl Shown<'_> {
             self.model.family,
             grouped(parameters(&self.model.graph)),
             Bytes(weight_bytes(&self.model.graph)),
-            count(self.threads, "thread"),
+            self.on.1.map_or_else(|| self.on.0.to_owned(), |threads| count(threads, "thread")),
             count(batch, "sequence"),
         );
         text += &format!("memory      {}: {}\n", self.machine.memory, self.machine.memory.source);
@@ -441,7 +469,8 @@ impl Shown<'_> {
                 "batch": batch,
                 "repeat": self.settings.repeat,
                 "chunk": self.settings.chunk,
-                "threads": self.threads,
+                "device": self.on.0,
+                "threads": self.on.1,
                 "format": self.settings.model.format.as_ref().map(|f| f.name()),
                 "dtype": self.settings.model.options.activations.name(),
                 "cache_dtype": self.settings.model.options.cache.name(),

@@ -58,7 +58,8 @@ fn instances() -> Result<Vec<KernelSource>, String> {
             let graph = sample.graph().map_err(|e| format!("{name}: {e}"))?;
             let outputs = graph.main().outputs.iter().filter(|o| o.role == Role::Data);
             let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
-            let lowered = ridge_runtime::lower(&graph, &outputs, &[]).map_err(|e| format!("{name}: {e}"))?;
+            let lowered =
+                ridge_runtime::lower(&graph, &outputs, &ridge_cuda::patterns()).map_err(|e| format!("{name}: {e}"))?;
             seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
     }

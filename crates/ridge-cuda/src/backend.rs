@@ -8,7 +8,11 @@ use ridge_runtime::{Backend, Buffer, Program, Result, WeightData, component_offs
 
 use crate::device::{Device, Memory};
 use crate::error::device as failed;
+use crate::kernel::{Source, name};
+use crate::kernels;
 use crate::program::CudaProgram;
+
+const RANDOM: &str = include_str!("../kernels/random.cu");
 
 /// How a GPU is used.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +29,7 @@ pub struct CudaOptions {
 /// The backend of one NVIDIA GPU.
 pub struct Cuda {
     device: Arc<Device>,
+    kernels: Vec<Kernel>,
     options: CudaOptions,
 }
 
@@ -35,7 +40,7 @@ impl Cuda {
     /// When a library is missing or too old, or there is no such GPU; says what mends it.
     pub fn new(mut options: CudaOptions) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
-        Ok(Self { device: Arc::new(Device::open(options.ordinal)?), options })
+        Ok(Self { device: Arc::new(Device::open(options.ordinal)?), kernels: kernels::patterns(), options })
     }
 
     /// The GPU's name, such as `NVIDIA H200`.
@@ -63,7 +68,7 @@ impl Backend for Cuda {
     }
 
     fn kernels(&self) -> &[Kernel] {
-        &[]
+        &self.kernels
     }
 
     fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer> {
@@ -85,6 +90,23 @@ impl Backend for Cuda {
             self.device.upload(&memory, offset, part.bytes())?;
         }
         Ok(Buffer::new(bytes, Arc::new(memory)))
+    }
+
+    fn random(&self, ty: &Type, state: u64, scale: f64) -> Result<Option<Buffer>> {
+        if ty.format.is_some() || !ty.dtype.is_float() {
+            return Ok(None);
+        }
+        let bytes = component_offsets(ty, &Bindings::new())?.1;
+        let memory = self.device.allocate(bytes, "a weight")?;
+        let elements = bytes / ty.dtype.size_bytes();
+        let defines = [("D", name(ty.dtype)), ("SCALE", &*format!("{scale:e}"))];
+        let kernel = self.device.kernel(&Source::new("random_weight", &defines, RANDOM))?;
+        let (mut to, mut numbers) = (memory.address(), [elements as u64, state]);
+        let mut params = [(&raw mut to).cast(), (&raw mut numbers).cast()];
+        let grid = [elements.div_ceil(4 * 256).clamp(1, 1 << 16) as u32, 1, 1];
+        // SAFETY: the arguments are what the kernel's text declares, and the memory holds as many elements.
+        unsafe { self.device.queue()?.launch(&kernel, grid, 256, 0, &mut params)? };
+        Ok(Some(Buffer::new(bytes, Arc::new(memory))))
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {

@@ -7,7 +7,7 @@ use ridge_graph::{Bindings, Function, Graph, GroupKind, Node, Op};
 use ridge_runtime::{Plan, Result, RuntimeError, plan};
 
 use crate::kernel::{Action, Kernel, Operand, Source, Spec};
-use crate::{fused, prims};
+use crate::{fused, kernels, prims};
 
 /// The kernel of a node of the plan.
 pub(crate) fn kernel(graph: &Graph, of: &ridge_runtime::Kernel, bindings: &Bindings) -> Result<Kernel> {
@@ -33,7 +33,7 @@ fn make(function: &Function, node: &Node, bindings: &Bindings) -> Result<Kernel,
         Op::Prim(prim) => prims::make(prim, &spec),
         Op::Group(group) => match group.kind {
             GroupKind::Fused => fused::make(&spec),
-            GroupKind::Kernel(name) => Err(format!("there is no kernel {name}")),
+            GroupKind::Kernel(name) => kernels::make(name, &spec),
         },
         Op::Arg(_) | Op::Composite(_) | Op::Call(_) => Err("the graph is not lowered".into()),
     }

@@ -178,10 +178,35 @@ impl Event {
     }
 }
 
+impl Event {
+    /// Seconds since `earlier`; both are timed and have come.
+    pub(crate) fn since(&self, earlier: &Self) -> Result<f64> {
+        self.context.enter()?;
+        Ok(f64::from(self.context.driver.elapsed(earlier.handle, self.handle)?) / 1e3)
+    }
+}
+
 impl Drop for Event {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             self.context.driver.end_event(self.handle);
+        }
+    }
+}
+
+/// A step that was captured, as one thing to launch.
+pub(crate) struct Captured {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for Captured {}
+
+impl Drop for Captured {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            self.context.driver.end_graph(self.handle);
         }
     }
 }
@@ -197,6 +222,19 @@ pub(crate) struct Loaded {
 unsafe impl Send for Loaded {}
 // SAFETY: as for `Context`.
 unsafe impl Sync for Loaded {}
+
+impl Loaded {
+    /// Lets the kernel be launched with this much shared memory beside its own.
+    pub(crate) fn reserve(&self, shared: u32) -> Result<()> {
+        // What every kernel may have without asking.
+        const GRANTED: u32 = 16 << 10;
+        if shared <= GRANTED {
+            return Ok(());
+        }
+        self.context.enter()?;
+        self.context.driver.reserve_shared(self.function, shared)
+    }
+}
 
 impl Drop for Loaded {
     fn drop(&mut self) {
@@ -234,7 +272,7 @@ impl Device {
         let nvrtc = Nvrtc::find(&nvidia)?;
         let driver = nvidia.kernel_module.unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
-        let staging = (pinned(&context, 2 * STAGING)?, [event(&context)?, event(&context)?]);
+        let staging = (pinned(&context, 2 * STAGING)?, [event(&context, false)?, event(&context, false)?]);
         Ok(Self {
             nvrtc,
             cache: Cache::of_user(salt),
@@ -268,7 +306,23 @@ impl Device {
     }
 
     pub(crate) fn event(&self) -> Result<Event> {
-        event(&self.context)
+        event(&self.context, false)
+    }
+
+    /// An event that knows its time.
+    pub(crate) fn timed_event(&self) -> Result<Event> {
+        event(&self.context, true)
+    }
+
+    /// Captures what `queue` queues, without running it.
+    pub(crate) fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Captured> {
+        self.context.enter()?;
+        let driver = &self.context.driver;
+        driver.begin_capture(self.context.stream)?;
+        let queued = queue();
+        let handle = driver.end_capture(self.context.stream, queued.is_ok());
+        queued?;
+        Ok(Captured { context: Arc::clone(&self.context), handle: handle? })
     }
 
     /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
@@ -366,12 +420,22 @@ impl Queue<'_> {
     pub(crate) unsafe fn launch(
         &self,
         kernel: &Loaded,
-        blocks: u32,
+        grid: [u32; 3],
         threads: u32,
+        shared: u32,
         params: &mut [*mut std::ffi::c_void],
     ) -> Result<()> {
         // SAFETY: by the caller's promise.
-        unsafe { self.driver.launch(kernel.function, blocks, threads, params, self.stream) }
+        unsafe { self.driver.launch(kernel.function, grid, threads, shared, params, self.stream) }
+    }
+
+    /// Queues a captured step.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch_graph`].
+    pub(crate) unsafe fn launch_captured(&self, step: &Captured) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.driver.launch_graph(step.handle, self.stream) }
     }
 
     /// Queues a copy on the GPU.
@@ -447,7 +511,7 @@ fn pinned(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
     Ok(pinned)
 }
 
-fn event(context: &Arc<Context>) -> Result<Event> {
+fn event(context: &Arc<Context>, timed: bool) -> Result<Event> {
     context.enter()?;
-    Ok(Event { context: Arc::clone(context), handle: context.driver.event()? })
+    Ok(Event { context: Arc::clone(context), handle: context.driver.event(timed)? })
 }

@@ -91,9 +91,17 @@ functions! {
     event_record = b"cuEventRecord" (Handle, Handle);
     event_query = b"cuEventQuery" (Handle);
     event_synchronize = b"cuEventSynchronize" (Handle);
+    event_elapsed = b"cuEventElapsedTime" (*mut f32, Handle, Handle);
+    capture_begin = b"cuStreamBeginCapture_v2" (Handle, c_int);
+    capture_end = b"cuStreamEndCapture" (Handle, *mut Handle);
+    graph_instantiate = b"cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
+    graph_launch = b"cuGraphLaunch" (Handle, Handle);
+    graph_destroy = b"cuGraphDestroy" (Handle);
+    graph_end = b"cuGraphExecDestroy" (Handle);
     module_load = b"cuModuleLoadData" (*mut Handle, *const c_void);
     module_unload = b"cuModuleUnload" (Handle);
     module_function = b"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
+    function_set = b"cuFuncSetAttribute" (Handle, c_int, c_int);
     launch = b"cuLaunchKernel" (
         Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
     );
@@ -275,12 +283,59 @@ impl Driver {
         self.check(unsafe { (self.stream_synchronize)(stream) }, "finish what was queued")
     }
 
-    /// An event without a time.
-    pub(crate) fn event(&self) -> Result<Handle> {
+    /// An event, which knows its time if it is to.
+    pub(crate) fn event(&self, timed: bool) -> Result<Handle> {
         let mut event = std::ptr::null_mut();
         // SAFETY: writes one handle; 2 is CU_EVENT_DISABLE_TIMING.
-        self.check(unsafe { (self.event_create)(&raw mut event, 2) }, "make an event")?;
+        self.check(unsafe { (self.event_create)(&raw mut event, if timed { 0 } else { 2 }) }, "make an event")?;
         Ok(event)
+    }
+
+    /// Milliseconds between two timed events that have come.
+    pub(crate) fn elapsed(&self, from: Handle, to: Handle) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: writes one number; both events live.
+        self.check(unsafe { (self.event_elapsed)(&raw mut milliseconds, from, to) }, "read a launch's time")?;
+        Ok(milliseconds)
+    }
+
+    /// Records what is queued on `stream` from now on, rather than running it.
+    pub(crate) fn begin_capture(&self, stream: Handle) -> Result<()> {
+        // CU_STREAM_CAPTURE_MODE_RELAXED: other threads may load kernels meanwhile.
+        const RELAXED: c_int = 2;
+        // SAFETY: a stream that lives.
+        self.check(unsafe { (self.capture_begin)(stream, RELAXED) }, "capture a step")
+    }
+
+    /// What was recorded, ready to be launched; `keep` is false to throw it away.
+    pub(crate) fn end_capture(&self, stream: Handle, keep: bool) -> Result<Handle> {
+        let (mut graph, mut ready) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: writes one handle.
+        self.check(unsafe { (self.capture_end)(stream, &raw mut graph) }, "end a step's capture")?;
+        let code = if keep {
+            // SAFETY: writes one handle; the graph was just made.
+            unsafe { (self.graph_instantiate)(&raw mut ready, graph, 0) }
+        } else {
+            0
+        };
+        // SAFETY: made above, destroyed once.
+        unsafe { (self.graph_destroy)(graph) };
+        self.check(code, "prepare a captured step").map(|()| ready)
+    }
+
+    /// Queues a captured step.
+    ///
+    /// # Safety
+    /// What was captured may run: the memory that it uses is there until it is done.
+    pub(crate) unsafe fn launch_graph(&self, graph: Handle, stream: Handle) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        self.check(unsafe { (self.graph_launch)(graph, stream) }, "launch a captured step")
+    }
+
+    /// Ends a captured step that is not running.
+    pub(crate) fn end_graph(&self, graph: Handle) {
+        // SAFETY: from `end_capture`, ended once by its owner.
+        unsafe { (self.graph_end)(graph) };
     }
 
     /// Ends an event.
@@ -332,7 +387,16 @@ impl Driver {
         Ok(function)
     }
 
-    /// Queues a kernel over `blocks` blocks of `threads` threads.
+    /// Lets a kernel be launched with so many bytes of shared memory beside its own.
+    pub(crate) fn reserve_shared(&self, function: Handle, bytes: u32) -> Result<()> {
+        // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        const MOST_SHARED: c_int = 8;
+        // SAFETY: a function of a module that lives.
+        let code = unsafe { (self.function_set)(function, MOST_SHARED, bytes as c_int) };
+        self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
+    }
+
+    /// Queues a kernel over a grid of blocks of `threads` threads, with `shared` bytes of shared memory each.
     ///
     /// # Safety
     /// `params` point to the kernel's arguments, of its number and types, and the addresses among them are memory that
@@ -340,14 +404,15 @@ impl Driver {
     pub(crate) unsafe fn launch(
         &self,
         function: Handle,
-        blocks: u32,
+        [x, y, z]: [u32; 3],
         threads: u32,
+        shared: u32,
         params: &mut [*mut c_void],
         stream: Handle,
     ) -> Result<()> {
         let (params, none) = (params.as_mut_ptr(), std::ptr::null_mut());
         // SAFETY: by the caller's promise.
-        let code = unsafe { (self.launch)(function, blocks, 1, 1, threads, 1, 1, 0, stream, params, none) };
+        let code = unsafe { (self.launch)(function, x, y, z, threads, 1, 1, shared, stream, params, none) };
         self.check(code, "launch a kernel")
     }
 }

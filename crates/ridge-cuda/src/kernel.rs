@@ -5,11 +5,13 @@
 
 use std::sync::Arc;
 
-use ridge_graph::{Bindings, DType, Function, Type};
+use ridge_graph::{Bindings, Composite, DType, Function, Op, Type};
 use ridge_runtime::component_offsets;
 
 /// The header that every kernel stands on.
 const HEADER: &str = include_str!("../kernels/ridge.cuh");
+/// The header of kernels that work on tiles.
+const TILE: &str = include_str!("../kernels/tile.cuh");
 
 /// Most threads of a launch of the simple kernels, which then loop.
 const MOST_BLOCKS: usize = 1 << 16;
@@ -48,6 +50,21 @@ pub(crate) struct Spec<'a> {
     pub(crate) bindings: &'a Bindings,
 }
 
+impl Spec<'_> {
+    /// The attributes of the first composite of type `T` in the body.
+    pub(crate) fn composite<T: Composite>(&self) -> Option<&T> {
+        composite(self.body)
+    }
+}
+
+/// The attributes of the first composite of type `T` in `body`.
+pub(crate) fn composite<T: Composite>(body: &Function) -> Option<&T> {
+    body.nodes.iter().find_map(|n| match &n.op {
+        Op::Composite(op) => op.downcast::<T>(),
+        _ => None,
+    })
+}
+
 /// An operand of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slot {
@@ -62,15 +79,20 @@ pub(crate) enum Slot {
 pub(crate) enum Arg {
     /// An address: an operand's, so many bytes in.
     Pointer(Slot, usize),
+    /// A struct of addresses, by value.
+    Pointers(Vec<Slot>),
     /// `Numbers<N>`, by value.
     Numbers(Vec<i64>),
+    /// A `float`.
+    Float(f32),
 }
 
 /// Something that the device does in one go.
 #[derive(Clone, Debug)]
 pub(crate) enum Action {
-    /// Runs `source.entry` over `blocks` blocks of `threads` threads.
-    Launch { source: Arc<Source>, blocks: u32, threads: u32, args: Vec<Arg> },
+    /// Runs `source.entry` over `grid` blocks of `threads` threads, each block with `shared` bytes of shared memory
+    /// beside what the text declares.
+    Launch { source: Arc<Source>, grid: [u32; 3], threads: u32, shared: u32, args: Vec<Arg> },
     /// Moves bytes between operands.
     Copy { from: Slot, to: Slot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
@@ -101,7 +123,15 @@ pub(crate) struct Source {
 impl Source {
     /// `body` behind the header and the instance's definitions.
     pub(crate) fn new(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
-        let mut text = HEADER.to_owned();
+        Self::behind(HEADER.to_owned(), entry, defines, body)
+    }
+
+    /// The same with the header of tiles.
+    pub(crate) fn tiled(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
+        Self::behind([HEADER, TILE].concat(), entry, defines, body)
+    }
+
+    fn behind(mut text: String, entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
         for (name, value) in defines {
             text += &format!("#define {name} {value}\n");
         }
@@ -120,7 +150,19 @@ pub(crate) fn blocks(source: Arc<Source>, blocks: usize, threads: u32, args: Vec
     if blocks == 0 {
         return Kernel::default();
     }
-    Action::Launch { source, blocks: blocks.min(MOST_BLOCKS) as u32, threads, args }.into()
+    Action::Launch { source, grid: [blocks.min(MOST_BLOCKS) as u32, 1, 1], threads, shared: 0, args }.into()
+}
+
+/// A launch of exactly this grid, or none where it is empty.
+pub(crate) fn grid(source: Arc<Source>, grid: [usize; 3], threads: u32, args: Vec<Arg>) -> Result<Kernel, String> {
+    const MOST: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+    if grid.contains(&0) {
+        return Ok(Kernel::default());
+    }
+    if grid.iter().zip(MOST).any(|(n, most)| *n > most) {
+        return Err(format!("{} would take a grid of {grid:?}, at most {MOST:?}", source.entry));
+    }
+    Ok(Action::Launch { source, grid: grid.map(|n| n as u32), threads, shared: 0, args }.into())
 }
 
 /// The address of input `i`.

@@ -16,6 +16,7 @@ mod driver;
 mod error;
 mod fused;
 mod kernel;
+mod kernels;
 mod library;
 mod nvrtc;
 mod prims;
@@ -24,4 +25,5 @@ mod space;
 
 pub use backend::{Cuda, CudaOptions};
 pub use compile::{KernelSource, sources};
+pub use kernels::patterns;
 pub use nvrtc::{Compiled, Nvrtc};

@@ -6,7 +6,7 @@ mod order;
 use ridge_graph::{DType, Prim};
 
 use crate::fused::combine;
-use crate::kernel::{Action, Kernel, Source, Spec, blocks, each, input, name, numbers, output};
+use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, blocks, each, input, name, numbers, output};
 use crate::space::around;
 
 const ALONG: &str = include_str!("../kernels/along.cu");
@@ -73,24 +73,50 @@ pub(crate) fn make(prim: &Prim, spec: &Spec<'_>) -> Result<Kernel, String> {
     })
 }
 
+/// A product of matrices, or of batches of them: `[rows, depth] x [depth, columns]`.
+pub(crate) struct Product {
+    pub(crate) batches: usize,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) depth: usize,
+    pub(crate) a: (Slot, DType),
+    pub(crate) b: (Slot, DType),
+    pub(crate) out: (Slot, DType),
+    /// Is the first stored by columns, the second by rows of its transpose?
+    pub(crate) transposed: (bool, bool),
+}
+
 fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
     let (a, b, out) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
     let rank = out.shape.len();
-    let batches: usize = out.shape[..rank - 2].iter().product();
-    let (m, n) = (out.shape[rank - 2], out.shape[rank - 1]);
-    let k = a.shape[if trans_a { rank - 2 } else { rank - 1 }];
+    product(&Product {
+        batches: out.shape[..rank - 2].iter().product(),
+        rows: out.shape[rank - 2],
+        columns: out.shape[rank - 1],
+        depth: a.shape[if trans_a { rank - 2 } else { rank - 1 }],
+        a: (Slot::Input(0), a.dtype),
+        b: (Slot::Input(1), b.dtype),
+        out: (Slot::Output(0), out.dtype),
+        transposed: (trans_a, trans_b),
+    })
+}
+
+/// The kernel of a product.
+pub(crate) fn product(of: &Product) -> Kernel {
+    let Product { batches, rows: m, columns: n, depth: k, a: (a, at), b: (b, bt), out: (out, ot), transposed } = *of;
+    let (trans_a, trans_b) = transposed;
     let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
     let (b_depth, b_column) = if trans_b { (1, k) } else { (n, 1) };
-    let defines = [("A", name(a.dtype)), ("B", name(b.dtype)), ("OUT", name(out.dtype))];
-    let streams = !trans_a && trans_b && (k * b.dtype.size_bytes()).is_multiple_of(VECTOR_BYTES);
-    if streams && m <= 16 && batches * n < 1 << 31 && a.dtype.is_float() && b.dtype.is_float() {
+    let defines = [("A", name(at)), ("B", name(bt)), ("OUT", name(ot))];
+    let mut args: Vec<Arg> = [a, b, out].into_iter().map(|slot| Arg::Pointer(slot, 0)).collect();
+    let streams = !trans_a && trans_b && (k * bt.size_bytes()).is_multiple_of(VECTOR_BYTES);
+    if streams && m <= 16 && batches * n < 1 << 31 && at.is_float() && bt.is_float() {
         // Code for the next power of two of rows.
         let rows = m.next_power_of_two().to_string();
         let source = Source::new("matmul_rows", &[&defines[..], &[("ROWS", &rows)]].concat(), MATMUL_ROWS);
-        let args = vec![input(0), input(1), output(0), numbers(&[batches, m, n, k])];
+        args.push(numbers(&[batches, m, n, k]));
         return blocks(source, (batches * n).div_ceil(8), 256, args);
     }
-    let sizes = [batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column];
-    let args = vec![input(0), input(1), output(0), numbers(&sizes)];
+    args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
     blocks(Source::new("matmul", &defines, MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args)
 }

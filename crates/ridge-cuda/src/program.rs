@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ridge_graph::{Bindings, Graph};
-use ridge_runtime::{Buffer, Place, Plan, Program, Region, Result, Run, RuntimeError, plan};
+use ridge_runtime::{Buffer, LaunchTime, Place, Plan, Program, Region, Result, Run, RuntimeError, plan};
 
 use crate::backend::{CudaOptions, memory};
 use crate::compile;
-use crate::device::{Device, Event, Loaded, Memory, Pinned, Queue};
+use crate::device::{Captured, Device, Event, Loaded, Memory, Pinned, Queue};
 use crate::driver::Address;
 use crate::error::device as failed;
 use crate::kernel::{Action, Arg, Kernel, Slot, Source};
@@ -116,8 +116,9 @@ enum Work {
     /// A kernel, with `params` of its arguments from `first` on in [`CudaRun::words`], each so many words long.
     Launch {
         kernel: Arc<Loaded>,
-        blocks: u32,
+        grid: [u32; 3],
         threads: u32,
+        shared: u32,
         first: usize,
         args: Vec<Arg>,
     },
@@ -167,6 +168,9 @@ struct CudaRun {
     words: Vec<u64>,
     /// Room for the addresses of one launch's arguments.
     params: Vec<*mut c_void>,
+    /// The step as one launch, from when it has run once; lost when addresses change.
+    captured: Option<Captured>,
+    ran: bool,
     failure: Option<String>,
 }
 
@@ -187,12 +191,14 @@ impl CudaRun {
         for (index, launch) in plan.launches.iter().enumerate() {
             for action in &kernels[launch.kernel].actions {
                 let work = match action {
-                    Action::Launch { source, blocks, threads, args } => {
+                    Action::Launch { source, grid, threads, shared, args } => {
                         let first = words;
                         words += args.iter().map(arg_words).sum::<usize>();
                         most = most.max(args.len());
                         let kernel = device.kernel(source)?;
-                        Work::Launch { kernel, blocks: *blocks, threads: *threads, first, args: args.clone() }
+                        kernel.reserve(*shared)?;
+                        let (grid, threads, shared) = (*grid, *threads, *shared);
+                        Work::Launch { kernel, grid, threads, shared, first, args: args.clone() }
                     }
                     Action::Copy { from, to, to_offset, bytes } => {
                         Work::Copy { from: *from, to: *to, to_offset: *to_offset, bytes: *bytes }
@@ -234,6 +240,8 @@ impl CudaRun {
             arena_bytes,
             words: vec![0; words],
             params: Vec::with_capacity(most),
+            captured: None,
+            ran: false,
             failure: None,
         };
         run.resolve();
@@ -267,6 +275,7 @@ impl CudaRun {
 
     /// Writes the arguments of all launches, with addresses as they are now.
     fn resolve(&mut self) {
+        self.captured = None;
         let mut words = std::mem::take(&mut self.words);
         for step in &self.steps {
             let Work::Launch { first, args, .. } = &step.work else { continue };
@@ -274,6 +283,12 @@ impl CudaRun {
             for arg in args {
                 match arg {
                     Arg::Pointer(slot, offset) => words[at] = self.address(step.launch, *slot) + *offset as u64,
+                    Arg::Pointers(slots) => {
+                        for (word, slot) in words[at..].iter_mut().zip(slots) {
+                            *word = self.address(step.launch, *slot);
+                        }
+                    }
+                    Arg::Float(value) => words[at] = u64::from(value.to_bits()),
                     Arg::Numbers(numbers) => {
                         words[at..at + numbers.len()].iter_mut().zip(numbers).for_each(|(w, n)| *w = *n as u64);
                     }
@@ -284,10 +299,25 @@ impl CudaRun {
         self.words = words;
     }
 
-    /// Queues one step.
+    /// Queues one step: launch by launch the first time, captured as one launch from then on.
     fn queue(&mut self) -> Result<()> {
         let device = Arc::clone(&self.device);
         let queue = device.queue()?;
+        if self.options.poison || self.options.check_launches || !self.ran {
+            self.queue_all(&queue, |_| Ok(()))?;
+        } else {
+            if self.captured.is_none() {
+                self.captured = Some(device.capture(|| self.queue_all(&queue, |_| Ok(())))?);
+            }
+            // SAFETY: what was captured uses this bucket's memory, at the addresses of now.
+            unsafe { queue.launch_captured(self.captured.as_ref().expect("captured above"))? };
+        }
+        self.ran = true;
+        self.done.record()
+    }
+
+    /// Queues a step's copies and launches, and does `after` each of the latter.
+    fn queue_all(&mut self, queue: &Queue<'_>, mut after: impl FnMut(usize) -> Result<()>) -> Result<()> {
         if self.options.poison {
             queue.fill(&self.arena, POISON, self.arena_bytes)?;
             queue.fill(&self.outputs, POISON, self.output_offsets.total)?;
@@ -295,24 +325,46 @@ impl CudaRun {
         // SAFETY: both are this bucket's, and `input` waits for the step before it hands the staging memory out.
         unsafe { queue.to_device(&self.inputs, &self.staged_inputs)? };
         for index in 0..self.steps.len() {
-            let mut outcome = self.queue_one(&queue, index);
+            let mut outcome = self.queue_one(queue, index);
             if outcome.is_ok() && self.options.check_launches {
-                outcome = device.synchronize();
+                outcome = self.device.synchronize();
             }
             outcome.map_err(|error| failed(format!("{} failed: {error}", self.described(index))))?;
+            after(index)?;
         }
         // SAFETY: both are this bucket's, and `output` waits for the step before it hands the staging memory out.
         unsafe { queue.to_host(&mut self.staged_outputs, &self.outputs)? };
         if self.options.poison {
             queue.fill(&self.inputs, POISON, self.input_offsets.total)?;
         }
-        self.done.record()
+        Ok(())
+    }
+
+    /// Runs a step with a timed event behind each launch.
+    fn queue_timed(&mut self) -> Result<Vec<LaunchTime>> {
+        let device = Arc::clone(&self.device);
+        let events = (0..=self.steps.len()).map(|_| device.timed_event()).collect::<Result<Vec<_>>>()?;
+        let queue = device.queue()?;
+        events[0].record()?;
+        self.queue_all(&queue, |index| events[index + 1].record())?;
+        self.done.record()?;
+        self.done.wait()?;
+        let mut times: Vec<LaunchTime> = Vec::with_capacity(self.plan.launches.len());
+        for (launch, planned) in self.plan.launches.iter().enumerate() {
+            let of = &self.plan.kernels[planned.kernel];
+            let mut seconds = 0.0;
+            for (index, _) in self.steps.iter().enumerate().filter(|(_, step)| step.launch == launch) {
+                seconds += events[index + 1].since(&events[index])?;
+            }
+            times.push(LaunchTime { func: of.func, node: of.node, seconds });
+        }
+        Ok(times)
     }
 
     fn queue_one(&mut self, queue: &Queue<'_>, index: usize) -> Result<()> {
         let step = &self.steps[index];
         match &step.work {
-            Work::Launch { kernel, blocks, threads, first, args } => {
+            Work::Launch { kernel, grid, threads, shared, first, args } => {
                 self.params.clear();
                 let mut at = *first;
                 for arg in args {
@@ -321,7 +373,7 @@ impl CudaRun {
                 }
                 // SAFETY: the arguments are what the kernel's text declares, in its order; operands are as large as the
                 // plan says, and this bucket holds them until the step is done.
-                unsafe { queue.launch(kernel, *blocks, *threads, &mut self.params) }
+                unsafe { queue.launch(kernel, *grid, *threads, *shared, &mut self.params) }
             }
             Work::Copy { from, to, to_offset, bytes } => {
                 let to = self.address(step.launch, *to) + *to_offset as u64;
@@ -378,7 +430,8 @@ impl CudaRun {
 /// Words of an argument.
 fn arg_words(arg: &Arg) -> usize {
     match arg {
-        Arg::Pointer(..) => 1,
+        Arg::Pointer(..) | Arg::Float(_) => 1,
+        Arg::Pointers(slots) => slots.len(),
         Arg::Numbers(numbers) => numbers.len(),
     }
 }
@@ -401,6 +454,17 @@ impl Run for CudaRun {
         }
         let queued = self.queue();
         self.noted(queued)
+    }
+
+    fn timed(&mut self) -> Result<Vec<LaunchTime>> {
+        let waited = self.done.wait();
+        self.noted(waited)?;
+        if self.arena_number != self.device.arena_number() {
+            (self.arena, self.arena_number) = self.device.arena(self.arena_bytes)?;
+            self.resolve();
+        }
+        let times = self.queue_timed();
+        self.noted(times)
     }
 
     fn poll(&mut self) -> Result<bool> {

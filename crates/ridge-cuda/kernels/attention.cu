@@ -1,0 +1,150 @@
+// Causal attention over a paged cache, each token for itself: for steps of few tokens a sequence, and for any dtype
+// and width of heads. Floor: the sequence's keys and values read once for all query heads that share them.
+// A block makes one token's HEADS query heads of one key head, over a span of the sequence (the third axis of the grid,
+// so that long contexts fill the GPU); `attention_join` puts spans together. Groups of LANES lanes take a position
+// each, and keep a running maximum, sum and weighted values of their own, which are joined in a fixed order.
+// Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
+// cache block; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
+// Numbers: tokens, query heads, blocks of a sequence, cache blocks, positions of a span, spans.
+
+#define MASKED -3.0e38f
+#define CHUNKS ((DIM + WIDE * LANES - 1) / (WIDE * LANES))
+#define GROUPS (256 / LANES)
+// Loads ahead; decoding bytes takes registers.
+#define AHEAD (sizeof(CACHE::Raw) == 1 ? 2 : 4)
+#define PARTS ((SHARE + HEADS - 1) / HEADS)
+
+struct alignas(WIDE * sizeof(CACHE::Raw)) Piece { CACHE::Raw part[WIDE]; };
+
+__device__ inline float bent(float score) {
+#if SOFTCAP
+    return CAP * tanhf(score * (1.0f / CAP));
+#else
+    return score;
+#endif
+}
+
+#if JOIN
+// Numbers: tokens, query heads, spans. A block makes one head of a token.
+extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out, Numbers<3> n) {
+    const i64 at = blockIdx.x;
+    const int spans = (int)n.v[2];
+    const float* of = partial + at * spans * (DIM + 2);
+    float most = MASKED, total = 0.0f;
+    for (int s = 0; s < spans; ++s) most = op_max(most, of[s * (DIM + 2)]);
+    for (int s = 0; s < spans; ++s) total += of[s * (DIM + 2) + 1] * expf(of[s * (DIM + 2)] - most);
+    const float scale = total == 0.0f ? 1.0f : 1.0f / total;
+    for (int e = threadIdx.x; e < DIM; e += blockDim.x) {
+        float sum = 0.0f;
+        for (int s = 0; s < spans; ++s) sum += of[s * (DIM + 2) + 2 + e] * expf(of[s * (DIM + 2)] - most);
+        out[at * DIM + e] = D::store(sum * scale);
+    }
+}
+#else
+extern "C" __global__ __launch_bounds__(256) void attention(
+    const D::Raw* __restrict__ q, const CACHE::Raw* __restrict__ cache, const int* __restrict__ table,
+    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
+    float* __restrict__ partial, float scale, Numbers<6> n
+) {
+    __shared__ float maxima[GROUPS][HEADS], totals[GROUPS][HEADS], values[GROUPS][HEADS][DIM];
+    const int heads = (int)n.v[1], keys = heads / SHARE, span = blockIdx.z, spans = (int)n.v[5];
+    const i64 token = blockIdx.x;
+    const int key = blockIdx.y / PARTS, head = key * SHARE + blockIdx.y % PARTS * HEADS;
+    const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+    const int id = ids[token], position = positions[token];
+    const i64 side = (i64)keys * BLOCK * DIM;
+    const int* row = table + (i64)max(id, 0) * n.v[2];
+
+    float query[HEADS][CHUNKS][WIDE], value[HEADS][CHUNKS][WIDE], most[HEADS], total[HEADS];
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        most[h] = MASKED;
+        total[h] = 0.0f;
+        const D::Raw* from = q + (token * heads + min(head + h, heads - 1)) * DIM;
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+            for (int i = 0; i < WIDE; ++i) {
+                const int e = (c * LANES + lane) * WIDE + i;
+                query[h][c][i] = e < DIM ? D::load(from[e]) * scale : 0.0f;
+                value[h][c][i] = 0.0f;
+            }
+    }
+    // Positions [first, end) of this span, of which all groups take one at a time.
+    int first = span * (int)n.v[4], end = min((int)min((i64)position + 1, n.v[2] * BLOCK), first + (int)n.v[4]);
+    if (id < 0) end = 0;
+    if (WINDOW > 0) first = max(first, position - WINDOW + 1);
+    for (int start = first; start < end; start += GROUPS * AHEAD) {
+        Piece ks[AHEAD][CHUNKS], vs[AHEAD][CHUNKS];
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const int p = start + a * GROUPS + group;
+            const i64 block = p < end ? row[p / BLOCK] : 0;
+            const CACHE::Raw* from = cache + block * 2 * side + ((i64)key * BLOCK + p % BLOCK) * DIM;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c) {
+                const int e = (c * LANES + lane) * WIDE;
+                const bool real = p < end && e < DIM && block >= 0 && block < n.v[3];
+                ks[a][c] = real ? *(const Piece*)(from + e) : Piece();
+                vs[a][c] = real ? *(const Piece*)(from + side + e) : Piece();
+            }
+        }
+#pragma unroll
+        for (int a = 0; a < AHEAD; ++a) {
+            const bool seen = start + a * GROUPS + group < end;
+#pragma unroll
+            for (int h = 0; h < HEADS; ++h) {
+                float score = 0.0f;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i)
+                        score = fmaf(query[h][c][i], CACHE::load(ks[a][c].part[i]), score);
+#pragma unroll
+                for (int step = LANES / 2; step > 0; step >>= 1) score += __shfl_xor_sync(0xffffffffu, score, step);
+                score = seen ? bent(score) : MASKED;
+                const float larger = op_max(most[h], score);
+                const float keep = expf(most[h] - larger), weight = seen ? expf(score - larger) : 0.0f;
+                most[h] = larger;
+                total[h] = total[h] * keep + weight;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i)
+                        value[h][c][i] = fmaf(weight, CACHE::load(vs[a][c].part[i]), value[h][c][i] * keep);
+            }
+        }
+    }
+#pragma unroll
+    for (int h = 0; h < HEADS; ++h) {
+        if (lane == 0) { maxima[group][h] = most[h]; totals[group][h] = total[h]; }
+#pragma unroll
+        for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+            for (int i = 0; i < WIDE; ++i) {
+                const int e = (c * LANES + lane) * WIDE + i;
+                if (e < DIM) values[group][h][e] = value[h][c][i];
+            }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < HEADS * DIM; i += blockDim.x) {
+        const int h = i / DIM, e = i % DIM;
+        if (head + h >= (key + 1) * SHARE) break;
+        float largest = MASKED, sum = 0.0f, all = 0.0f;
+        for (int g = 0; g < GROUPS; ++g) largest = op_max(largest, maxima[g][h]);
+        for (int g = 0; g < GROUPS; ++g) {
+            const float factor = expf(maxima[g][h] - largest);
+            all += totals[g][h] * factor;
+            sum += values[g][h][e] * factor;
+        }
+        const i64 at = token * heads + head + h;
+        if (spans == 1) {
+            out[at * DIM + e] = D::store(all == 0.0f ? 0.0f : sum / all);
+        } else {
+            float* to = partial + (at * spans + span) * (DIM + 2);
+            if (e == 0) { to[0] = largest; to[1] = all; }
+            to[2 + e] = sum;
+        }
+    }
+}
+#endif

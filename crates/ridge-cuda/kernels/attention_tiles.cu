@@ -1,0 +1,173 @@
+// Causal attention over a paged cache for prompts, on tensor cores (Dao 2023, "FlashAttention-2", section 3). Floor:
+// 4 * pairs * heads * DIM operations over the rate of mma.sync; keys and values come through L2.
+// A block makes ROWS tokens of one head, 16 to a warp, which stay in registers; keys and values pass through shared
+// memory, COLUMNS positions at a time, the next while these are multiplied. Tokens of several sequences may meet in a
+// block: it goes through the sequences one after another.
+// Defines: D, a 16-bit float, of q, cache and result; DIM; SHARE, query heads of a key head; BLOCK, tokens of a cache
+// block; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP.
+// Numbers: tokens, query heads, blocks of a sequence, cache blocks.
+
+#define WARPS 8
+#define ROWS (WARPS * 16)
+#define COLUMNS 64
+#define CHUNKS (DIM / 8)
+#define SIDE_BYTES (COLUMNS * DIM * 2)
+#define MASKED -3.0e38f
+
+// Where 16-byte chunk `c` of row `r` lies in shared memory: eight rows' chunks in different banks.
+__device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 7))) * 16; }
+
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
+    const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
+    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out, float scale, Numbers<4> n
+) {
+    extern __shared__ __align__(128) u8 room[];
+    __shared__ int row_id[ROWS], row_position[ROWS];
+    const u32 base = shared_address(room);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
+    const int heads = (int)n.v[1], keys = heads / SHARE, head = blockIdx.y, key = head / SHARE;
+    const i64 side = (i64)keys * BLOCK * DIM;
+    // Late tokens see most: they begin first.
+    const i64 token = (i64)(gridDim.x - 1 - blockIdx.x) * ROWS;
+    const int count = (int)min((i64)ROWS, n.v[0] - token);
+    if (threadIdx.x < ROWS) {
+        const bool real = threadIdx.x < count;
+        row_id[threadIdx.x] = real ? ids[token + threadIdx.x] : -1;
+        row_position[threadIdx.x] = real ? positions[token + threadIdx.x] : 0;
+    }
+    // Fragments of the warp's 16 rows of q.
+    u32 query[DIM / 16][4];
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int r = warp * 16 + upper + 8 * (i & 1), e = k * 16 + pair * 2 + 8 * (i >> 1);
+            query[k][i] = r < count ? *(const u32*)(q + ((token + r) * heads + head) * DIM + e) : 0;
+        }
+    float value[DIM / 8][4] = {}, most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f};
+    const float to_power = 1.44269504088896340736f;
+    __syncthreads();
+    const int mine[2] = {warp * 16 + upper, warp * 16 + upper + 8};
+    const int my_id[2] = {row_id[mine[0]], row_id[mine[1]]};
+    const int my_position[2] = {row_position[mine[0]], row_position[mine[1]]};
+
+    for (int segment = 0; segment < count;) {
+        // Rows [segment, next) are of one sequence.
+        const int id = row_id[segment];
+        int next = segment, least = 0x7fffffff, last = -1;
+        for (; next < count && row_id[next] == id; ++next) {
+            least = min(least, row_position[next]);
+            last = max(last, row_position[next]);
+        }
+        const bool whole = segment == 0 && next == ROWS;
+        segment = next;
+        if (id < 0) continue;
+        const int end = (int)min((i64)last + 1, n.v[2] * BLOCK);
+        const int first = WINDOW > 0 ? max(0, least - WINDOW + 1) / COLUMNS * COLUMNS : 0;
+        const int* row = table + (i64)id * n.v[2];
+        auto fetch = [&](int start, int half) {
+#pragma unroll
+            for (int i = 0; i < COLUMNS * CHUNKS / (WARPS * 32); ++i) {
+                const int r = (i * WARPS * 32 + threadIdx.x) / CHUNKS, c = threadIdx.x % CHUNKS, p = start + r;
+                const i64 block = p < end ? row[p / BLOCK] : -1;
+                const bool real = block >= 0 && block < n.v[3];
+                const D::Raw* from = cache + (real ? block * 2 * side + ((i64)key * BLOCK + p % BLOCK) * DIM + c * 8 : 0);
+                copy_async(base + half * 2 * SIDE_BYTES + chunk(r, c), from, real);
+                copy_async(base + (half * 2 + 1) * SIDE_BYTES + chunk(r, c), from + side, real);
+            }
+            copies_end();
+        };
+        __syncthreads();
+        fetch(first, 0);
+        int half = 0;
+        for (int start = first; start < end; start += COLUMNS, half ^= 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (start + COLUMNS < end) fetch(start + COLUMNS, half ^ 1);
+            const u32 k_base = base + half * 2 * SIDE_BYTES, v_base = k_base + SIDE_BYTES;
+            float score[COLUMNS / 8][4] = {};
+#pragma unroll
+            for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+                for (int c = 0; c < COLUMNS / 16; ++c) {
+                    u32 b[4];
+                    load_matrices(b, k_base + chunk(c * 16 + (lane & 7) + (lane >> 4) * 8, k * 2 + ((lane >> 3) & 1)));
+                    Mma<D>::of(score[c * 2], query[k][0], query[k][1], query[k][2], query[k][3], b[0], b[1]);
+                    Mma<D>::of(score[c * 2 + 1], query[k][0], query[k][1], query[k][2], query[k][3], b[2], b[3]);
+                }
+            const bool open = whole && WINDOW == 0 && start + COLUMNS <= least + 1;
+            float largest[2] = {most[0], most[1]};
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    float s = score[c][i] * scale;
+#if SOFTCAP
+                    s = CAP * tanhf(s * (1.0f / CAP));
+#endif
+                    s *= to_power;
+                    if (!open) {
+                        const int p = start + c * 8 + pair * 2 + (i & 1), y = i >> 1;
+                        const bool seen = my_id[y] == id && p <= my_position[y] && p < end
+                            && (WINDOW == 0 || p > my_position[y] - WINDOW);
+                        s = seen ? s : MASKED;
+                    }
+                    score[c][i] = s;
+                    largest[i >> 1] = fmaxf(largest[i >> 1], s);
+                }
+            float keep[2];
+#pragma unroll
+            for (int y = 0; y < 2; ++y) {
+                largest[y] = fmaxf(largest[y], __shfl_xor_sync(0xffffffffu, largest[y], 1));
+                largest[y] = fmaxf(largest[y], __shfl_xor_sync(0xffffffffu, largest[y], 2));
+                keep[y] = power(most[y] - largest[y]);
+                most[y] = largest[y];
+                total[y] *= keep[y];
+            }
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    // Where nothing was seen yet, masked scores are the largest.
+                    const float s = score[c][i];
+                    score[c][i] = s <= MASKED ? 0.0f : power(s - most[i >> 1]);
+                    total[i >> 1] += score[c][i];
+                }
+#pragma unroll
+            for (int e = 0; e < DIM / 8; ++e)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) value[e][i] *= keep[i >> 1];
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 16; ++c) {
+                const u32 a0 = Mma<D>::pack(score[c * 2][0], score[c * 2][1]);
+                const u32 a1 = Mma<D>::pack(score[c * 2][2], score[c * 2][3]);
+                const u32 a2 = Mma<D>::pack(score[c * 2 + 1][0], score[c * 2 + 1][1]);
+                const u32 a3 = Mma<D>::pack(score[c * 2 + 1][2], score[c * 2 + 1][3]);
+#pragma unroll
+                for (int e = 0; e < DIM / 16; ++e) {
+                    u32 b[4];
+                    load_matrices_transposed(b, v_base + chunk(c * 16 + (lane & 15), e * 2 + (lane >> 4)));
+                    Mma<D>::of(value[e * 2], a0, a1, a2, a3, b[0], b[1]);
+                    Mma<D>::of(value[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+        total[y] += __shfl_xor_sync(0xffffffffu, total[y], 1);
+        total[y] += __shfl_xor_sync(0xffffffffu, total[y], 2);
+        const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
+        if (mine[y] >= count) continue;
+        D::Raw* to = out + ((token + mine[y]) * heads + head) * DIM;
+#pragma unroll
+        for (int e = 0; e < DIM / 8; ++e)
+            *(u32*)(to + e * 8 + pair * 2) = Mma<D>::pack(value[e][y * 2] * share, value[e][y * 2 + 1] * share);
+    }
+}

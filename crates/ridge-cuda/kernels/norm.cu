@@ -1,0 +1,49 @@
+// Root-mean-square norm of rows, alone or after a residual addition. Floor: each row read and written once.
+// A block makes a row, which stays in registers; sums have an order that the row's length fixes.
+// Defines: D of x, r and results; W of the weight; ADD, 0 or 1; VECTORS of 16 bytes that a thread holds; THREADS.
+// Numbers: elements of a row.
+
+#define WIDE (16 / (int)sizeof(D::Raw))
+
+union Vector { uint4 whole; D::Raw part[WIDE]; };
+
+extern "C" __global__ __launch_bounds__(THREADS) void rms_norm(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
+    D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<1> n
+) {
+    __shared__ float shared[32];
+    const int row = (int)n.v[0];
+    const i64 base = (i64)blockIdx.x * row;
+    float held[VECTORS][WIDE];
+    float square = 0.0f;
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int at = (v * THREADS + threadIdx.x) * WIDE;
+        if (at >= row) continue;
+        Vector a;
+        a.whole = *(const uint4*)(x + base + at);
+        if (ADD) {
+            Vector b;
+            b.whole = *(const uint4*)(r + base + at);
+#pragma unroll
+            for (int i = 0; i < WIDE; ++i) a.part[i] = D::store(D::load(a.part[i]) + D::load(b.part[i]));
+            *(uint4*)(sum + base + at) = a.whole;
+        }
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) {
+            held[v][i] = D::load(a.part[i]);
+            square += held[v][i] * held[v][i];
+        }
+    }
+    square = block_reduce<Sum>(square, shared);
+    const float scale = op_rsqrt(square / (float)row + eps);
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v) {
+        const int at = (v * THREADS + threadIdx.x) * WIDE;
+        if (at >= row) continue;
+        Vector a;
+#pragma unroll
+        for (int i = 0; i < WIDE; ++i) a.part[i] = D::store(held[v][i] * scale * W::load(__ldg(weight + at + i)));
+        *(uint4*)(out + base + at) = a.whole;
+    }
+}

@@ -1,0 +1,67 @@
+// Rotary position embedding, and the writing of keys and values to a paged cache. Floor: each element read and written
+// once. A block makes a token. An angle is taken in f64 and brought to one turn before its sine and cosine are taken in
+// f32: at position 10^6 an angle in f32 would be off by a thirtieth of a radian.
+// Defines: D of what is rotated; DIM; PAIRS that are rotated, 0 for none; WRITE, 0 or 1; with it CACHE, the dtype of the
+// cache, and BLOCK, the tokens of one of its blocks. FREQUENCIES are radians a position.
+// Numbers: tokens, heads, slots of the cache.
+
+#if PAIRS
+__constant__ double frequency[PAIRS] = {FREQUENCIES};
+
+__device__ inline void angles(int position, float* cosine, float* sine) {
+    for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) {
+        const double turn = 6.283185307179586476925, angle = (double)position * frequency[i];
+        float s, c;
+        sincosf((float)(angle - turn * rint(angle / turn)), &s, &c);
+        cosine[i] = (float)((double)c * SCALE);
+        sine[i] = (float)((double)s * SCALE);
+    }
+    __syncthreads();
+}
+#endif
+
+// Element i of a head at `x`, rotated.
+__device__ inline float rotated(const D::Raw* x, int i, const float* cosine, const float* sine) {
+#if PAIRS
+    if (i < PAIRS) return D::load(x[i]) * cosine[i] - D::load(x[i + PAIRS]) * sine[i];
+    if (i < 2 * PAIRS) return D::load(x[i]) * cosine[i - PAIRS] + D::load(x[i - PAIRS]) * sine[i - PAIRS];
+#endif
+    return D::load(x[i]);
+}
+
+#if WRITE
+extern "C" __global__ __launch_bounds__(256) void kv_write(
+    CACHE::Raw* __restrict__ cache, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v,
+    const int* __restrict__ positions, const int* __restrict__ slots, Numbers<3> n
+) {
+    __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
+    const int token = blockIdx.x, tokens = (int)n.v[0], heads = (int)n.v[1];
+    const int slot = slots[token];
+    // Of equal slots the last token's stays.
+    bool later = false;
+    for (int t = token + 1 + threadIdx.x; t < tokens; t += blockDim.x) later |= slots[t] == slot;
+    if (__syncthreads_or(later) || slot < 0 || slot >= n.v[2]) return;
+#if PAIRS
+    angles(positions[token], cosine, sine);
+#endif
+    const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * 2 * side + (slot % BLOCK) * DIM;
+    for (int i = threadIdx.x; i < heads * DIM; i += blockDim.x) {
+        const int head = i / DIM, e = i % DIM;
+        const i64 from = (i64)token * heads * DIM + head * DIM, to = base + (i64)head * BLOCK * DIM + e;
+        cache[to] = CACHE::store(D::wrap(rotated(k + from, e, cosine, sine)));
+        cache[side + to] = CACHE::store(D::load(v[from + e]));
+    }
+}
+#else
+extern "C" __global__ __launch_bounds__(256) void rope(
+    const D::Raw* __restrict__ x, const int* __restrict__ positions, D::Raw* __restrict__ out, Numbers<2> n
+) {
+    __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
+    const int token = blockIdx.x, heads = (int)n.v[1];
+    angles(positions[token], cosine, sine);
+    for (int i = threadIdx.x; i < heads * DIM; i += blockDim.x) {
+        const i64 from = (i64)token * heads * DIM + i / DIM * DIM;
+        out[from + i % DIM] = D::store(rotated(x + from, i % DIM, cosine, sine));
+    }
+}
+#endif

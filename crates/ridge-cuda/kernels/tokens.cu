@@ -1,0 +1,44 @@
+// What a step knows of its tokens: positions and slots, embedded rows, and the history of ids. Floor: a launch.
+// Defines: LAYOUT with BLOCK, the tokens of a cache block; HISTORY; or EMBED with TABLE and D, dtypes of table and rows.
+
+#if LAYOUT
+// Numbers: tokens, sequences, blocks of a sequence.
+extern "C" __global__ __launch_bounds__(256) void token_layout(
+    const int* __restrict__ ids, const int* __restrict__ starts, const int* __restrict__ lengths,
+    const int* __restrict__ table, int* __restrict__ positions, int* __restrict__ slots, Numbers<3> n
+) {
+    const int token = blockIdx.x * blockDim.x + threadIdx.x;
+    if (token >= n.v[0]) return;
+    int position = 0, slot = -1;
+    const int id = ids[token];
+    if (id >= 0 && id < n.v[1]) {
+        position = (int)((u32)lengths[id] + (u32)token - (u32)starts[id]);
+        const int nth = position / BLOCK;
+        const int block = position >= 0 && nth < n.v[2] ? table[id * n.v[2] + nth] : -1;
+        if (block >= 0) slot = (int)((u32)block * BLOCK + (u32)(position % BLOCK));
+    }
+    positions[token] = position;
+    slots[token] = slot;
+}
+#elif HISTORY
+// Numbers: tokens, slots of the history. A block makes a token.
+extern "C" __global__ __launch_bounds__(256) void history_write(
+    const int* __restrict__ ids, const int* __restrict__ slots, int* __restrict__ history, Numbers<2> n
+) {
+    const int token = blockIdx.x, slot = slots[token];
+    bool later = false;
+    for (int t = token + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= slots[t] == slot;
+    later = __syncthreads_or(later);
+    if (threadIdx.x == 0 && !later && slot >= 0 && slot < n.v[1]) history[slot] = ids[token];
+}
+#else
+// Numbers: rows of the table, elements of a row. A block makes a token.
+extern "C" __global__ __launch_bounds__(256) void embedding(
+    const TABLE::Raw* __restrict__ table, const int* __restrict__ ids, D::Raw* __restrict__ out, Numbers<2> n
+) {
+    const i64 id = ids[blockIdx.x], row = n.v[1];
+    const bool known = id >= 0 && id < n.v[0];
+    for (i64 i = threadIdx.x; i < row; i += blockDim.x)
+        out[blockIdx.x * row + i] = D::store(known ? cast<D, TABLE>(TABLE::load(table[id * row + i])) : 0.0f);
+}
+#endif

@@ -1,0 +1,143 @@
+//! Attention over the paged cache: `kernels/attention.cu` for any step, `kernels/attention_tiles.cu` for prompts.
+
+use ridge_graph::DType;
+use ridge_graph::ops::PagedAttention;
+
+use super::Entry;
+use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, grid, input, name, numbers, output};
+
+const ATTENTION: &str = include_str!("../../kernels/attention.cu");
+const TILES: &str = include_str!("../../kernels/attention_tiles.cu");
+
+pub(super) const ENTRIES: &[Entry] = &[Entry {
+    name: "attention",
+    pattern: "attention(q, kv, block_table, seq_ids, positions)",
+    supports: |body| {
+        let kv = &body.args[1].ty.shape.0;
+        // What a block holds of its heads fits into shared memory.
+        kv[2].as_const().is_some_and(|heads| heads > 0) && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
+    },
+    make,
+}];
+
+/// Positions of a span: a multiple of what a block takes at a time for every width of heads.
+const SPAN: usize = 256;
+/// Blocks beyond which the GPU is full without spans.
+const ENOUGH: usize = 528;
+/// Tokens for each sequence from which on tiles are quicker.
+const PROMPT: usize = 8;
+/// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
+const ROWS: usize = 128;
+const COLUMNS: usize = 64;
+
+/// Extents and what both kernels define.
+struct Call<'a> {
+    op: &'a PagedAttention,
+    tokens: usize,
+    heads: usize,
+    keys: usize,
+    dim: usize,
+    /// Blocks of a sequence, of the cache, and tokens of a block.
+    columns: usize,
+    blocks: usize,
+    block: usize,
+    cache: DType,
+    dtype: DType,
+}
+
+impl Call<'_> {
+    fn defines(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("D", name(self.dtype).into()),
+            ("DIM", self.dim.to_string()),
+            ("SHARE", (self.heads / self.keys).to_string()),
+            ("BLOCK", self.block.to_string()),
+            ("WINDOW", self.op.window.map_or(0, |w| w.min(i32::MAX as usize)).to_string()),
+            ("SOFTCAP", u8::from(self.op.softcap.is_some()).to_string()),
+            ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
+        ]
+    }
+
+    /// On tensor cores, a tile of tokens at a time.
+    fn tiles(&self) -> Result<Kernel, String> {
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
+        let mut args: Vec<Arg> = (0..5).map(input).collect();
+        args.extend([output(0), Arg::Float(self.op.scale as f32), n]);
+        let source = source("attention_tiles", &self.defines(), TILES);
+        let mut kernel = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
+        for action in &mut kernel.actions {
+            if let Action::Launch { shared, .. } = action {
+                *shared = (2 * 2 * COLUMNS * self.dim * 2) as u32;
+            }
+        }
+        Ok(kernel)
+    }
+
+    /// Each token for itself.
+    fn tokens(&self) -> Result<Kernel, String> {
+        let share = self.heads / self.keys;
+        let size = self.cache.size_bytes();
+        let wide = [8, 4, 2, 1].into_iter().find(|w| self.dim.is_multiple_of(*w) && w * size <= 16).unwrap_or(1);
+        let lanes = self.dim.div_ceil(wide).next_power_of_two().min(32);
+        // Shared memory holds the values of all groups: 36 kB at most.
+        let most = 36_864 / (256 / lanes * (self.dim + 2) * 4);
+        let held = [4, 2].into_iter().find(|n| *n <= most && *n <= share).unwrap_or(1);
+        let parts = share.div_ceil(held);
+        let across = self.tokens * self.keys * parts;
+        let longest = self.columns * self.block;
+        let spans = if across >= ENOUGH { 1 } else { longest.div_ceil(SPAN).max(1) };
+        let span = if spans == 1 { longest } else { SPAN };
+        let mut defines = self.defines();
+        defines.extend([
+            ("CACHE", name(self.cache).into()),
+            ("WIDE", wide.to_string()),
+            ("LANES", lanes.to_string()),
+            ("HEADS", held.to_string()),
+        ]);
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, span, spans]);
+        let scratch = Arg::Pointer(Slot::Scratch, 0);
+        let mut args: Vec<Arg> = (0..5).map(input).collect();
+        args.extend([output(0), scratch.clone(), Arg::Float(self.op.scale as f32), n]);
+        let source_of = |entry, join: &str| {
+            let mut all = defines.clone();
+            all.push(("JOIN", join.into()));
+            source(entry, &all, ATTENTION)
+        };
+        let mut kernel = grid(source_of("attention", "0"), [self.tokens, self.keys * parts, spans], 256, args)?;
+        if spans > 1 {
+            let rows = self.tokens * self.heads;
+            let args = vec![scratch, output(0), numbers(&[self.tokens, self.heads, spans])];
+            let threads = self.dim.next_multiple_of(32) as u32;
+            kernel.actions.extend(grid(source_of("attention_join", "1"), [rows, 1, 1], threads, args)?.actions);
+            kernel.scratch = rows * spans * (self.dim + 2) * 4;
+        }
+        Ok(kernel)
+    }
+}
+
+fn source(entry: &'static str, defines: &[(&'static str, String)], text: &str) -> std::sync::Arc<Source> {
+    let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
+    Source::tiled(entry, &defines, text)
+}
+
+fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
+    let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
+    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[1], &spec.inputs[2]);
+    let ([tokens, heads, dim], [blocks, _, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
+        return Err("q must have three axes and the cache five".into());
+    };
+    let call = Call {
+        op,
+        tokens: *tokens,
+        heads: *heads,
+        keys: *keys,
+        dim: *dim,
+        columns: table.shape[1],
+        blocks: *blocks,
+        block: *block,
+        cache: kv.dtype,
+        dtype: q.dtype,
+    };
+    let tiled = matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
+    if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles() } else { call.tokens() }
+}

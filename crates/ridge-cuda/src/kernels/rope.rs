@@ -1,0 +1,60 @@
+//! Rotations, and what is written to the cache: `kernels/rope.cu`.
+
+use ridge_graph::ops::Rope;
+
+use super::Entry;
+use crate::kernel::{Kernel, Source, Spec, grid, input, name, numbers, output};
+
+const ROPE: &str = include_str!("../../kernels/rope.cu");
+
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry { name: "rope", pattern: "rope(x, positions)", supports: |_| true, make: rope },
+    Entry { name: "kv_write", pattern: "kv_write(kv, k, v, slots)", supports: |_| true, make: write },
+    Entry {
+        name: "rope_kv_write",
+        pattern: "kv_write(kv, rope(k, positions), v, slots)",
+        supports: |_| true,
+        make: write,
+    },
+];
+
+/// Definitions of the rotation; none without `op`.
+fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
+    let (freqs, scale) = op.map_or((&[][..], 1.0), |op| (&op.inv_freq[..], op.scale));
+    let list = freqs.iter().map(|f| format!("{f:e}")).collect::<Vec<_>>().join(", ");
+    [("PAIRS", freqs.len().to_string()), ("FREQUENCIES", list), ("SCALE", format!("{scale:e}"))]
+}
+
+fn source(entry: &'static str, op: Option<&Rope>, defines: &[(&str, &str)]) -> std::sync::Arc<Source> {
+    let rotation = rotation(op);
+    let all: Vec<(&str, &str)> =
+        rotation.iter().map(|(name, value)| (*name, value.as_str())).chain(defines.iter().copied()).collect();
+    Source::new(entry, &all, ROPE)
+}
+
+fn rope(spec: &Spec<'_>) -> Result<Kernel, String> {
+    let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
+    let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
+    let defines = [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim.to_string()), ("WRITE", "0")];
+    let args = vec![input(0), input(1), output(0), numbers(&[tokens, heads])];
+    grid(source("rope", Some(op), &defines), [tokens * usize::from(heads > 0), 1, 1], 256, args)
+}
+
+fn write(spec: &Spec<'_>) -> Result<Kernel, String> {
+    let op = spec.composite::<Rope>();
+    let (cache, k) = (&spec.inputs[0], &spec.inputs[1]);
+    let [blocks, _, heads, block, dim] = cache.shape[..] else { return Err("the cache must have five axes".into()) };
+    let tokens = k.shape[0];
+    let defines = [
+        ("D", name(k.dtype)),
+        ("CACHE", name(cache.dtype)),
+        ("DIM", &*dim.to_string()),
+        ("BLOCK", &*block.to_string()),
+        ("WRITE", "1"),
+    ];
+    // Without a rotation there are no positions, and none are read.
+    let (positions, v, slots) = if op.is_some() { (2, 3, 4) } else { (3, 2, 3) };
+    let n = numbers(&[tokens, heads, blocks * block]);
+    let args = vec![output(0), input(1), input(v), input(positions), input(slots), n];
+    grid(source("kv_write", op, &defines), [tokens * usize::from(heads * dim > 0), 1, 1], 256, args)
+}
