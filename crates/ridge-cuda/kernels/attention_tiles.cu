@@ -12,7 +12,7 @@
 #define COLUMNS 64
 #define CHUNKS (DIM / 8)
 #define SIDE_BYTES (COLUMNS * DIM * 2)
-#define MASKED -3.0e38f
+#define MASKED -1.0e30f
 
 // Where 16-byte chunk `c` of row `r` lies in shared memory: eight rows' chunks in different banks.
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 7))) * 16; }
@@ -27,7 +27,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out, float scale, Numbers<4> n
 ) {
-    extern __shared__ __align__(128) u8 room[];
+    extern __shared__ __align__(1024) u8 room[];
     __shared__ int row_id[ROWS], row_position[ROWS];
     const u32 base = shared_address(room);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
@@ -51,7 +51,6 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
             query[k][i] = r < count ? *(const u32*)(q + ((token + r) * heads + head) * DIM + e) : 0;
         }
     float value[DIM / 8][4] = {}, most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f};
-    const float to_power = 1.44269504088896340736f;
     __syncthreads();
     const int mine[2] = {warp * 16 + upper, warp * 16 + upper + 8};
     const int my_id[2] = {row_id[mine[0]], row_id[mine[1]]};
@@ -60,10 +59,19 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
     for (int segment = 0; segment < count;) {
         // Rows [segment, next) are of one sequence.
         const int id = row_id[segment];
-        int next = segment, least = 0x7fffffff, last = -1;
-        for (; next < count && row_id[next] == id; ++next) {
-            least = min(least, row_position[next]);
-            last = max(last, row_position[next]);
+        int next = count, least = 0x7fffffff, last = -1;
+#pragma unroll
+        for (int i = ROWS / 32 - 1; i >= 0; --i) {
+            const int r = i * 32 + lane;
+            const u32 others = __ballot_sync(0xffffffffu, r > segment && r < count && row_id[r] != id);
+            if (others) next = i * 32 + __ffs(others) - 1;
+        }
+#pragma unroll
+        for (int i = 0; i < ROWS / 32; ++i) {
+            const int r = i * 32 + lane;
+            const bool in = r >= segment && r < next;
+            least = min(least, __reduce_min_sync(0xffffffffu, in ? row_position[r] : 0x7fffffff));
+            last = max(last, __reduce_max_sync(0xffffffffu, in ? row_position[r] : -1));
         }
         const bool whole = segment == 0 && next == ROWS;
         segment = next;
@@ -90,59 +98,73 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
             copies_wait<0>();
             __syncthreads();
             if (start + COLUMNS < end) fetch(start + COLUMNS, half ^ 1);
-            const u32 k_base = base + half * 2 * SIDE_BYTES, v_base = k_base + SIDE_BYTES;
+            // A chunk's place is the first chunk's with bits of its number turned.
+            const u32 k_row = base + half * 2 * SIDE_BYTES + chunk((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+            const u32 v_row = base + (half * 2 + 1) * SIDE_BYTES + chunk(lane & 15, lane >> 4);
             float score[COLUMNS / 8][4] = {};
 #pragma unroll
             for (int k = 0; k < DIM / 16; ++k)
 #pragma unroll
                 for (int c = 0; c < COLUMNS / 16; ++c) {
                     u32 b[4];
-                    load_matrices(b, k_base + chunk(c * 16 + (lane & 7) + (lane >> 4) * 8, k * 2 + ((lane >> 3) & 1)));
+                    load_matrices(b, (k_row ^ (k * 32)) + c * 16 * DIM * 2);
                     Mma<D>::of(score[c * 2], query[k][0], query[k][1], query[k][2], query[k][3], b[0], b[1]);
                     Mma<D>::of(score[c * 2 + 1], query[k][0], query[k][1], query[k][2], query[k][3], b[2], b[3]);
                 }
-            const bool open = whole && WINDOW == 0 && start + COLUMNS <= least + 1;
-            float largest[2] = {most[0], most[1]};
+#if SOFTCAP
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    float s = score[c][i] * scale;
-#if SOFTCAP
-                    s = CAP * tanhf(s * (1.0f / CAP));
+                for (int i = 0; i < 4; ++i) score[c][i] = CAP * tanhf(score[c][i] * scale * (1.0f / CAP));
+            const float factor = 1.44269504088896340736f;
+#else
+            const float factor = scale * 1.44269504088896340736f;
 #endif
-                    s *= to_power;
-                    if (!open) {
-                        const int p = start + c * 8 + pair * 2 + (i & 1), y = i >> 1;
-                        const bool seen = my_id[y] == id && p <= my_position[y] && p < end
-                            && (WINDOW == 0 || p > my_position[y] - WINDOW);
-                        s = seen ? s : MASKED;
-                    }
-                    score[c][i] = s;
-                    largest[i >> 1] = fmaxf(largest[i >> 1], s);
+            if (!(whole && WINDOW == 0 && start + COLUMNS <= least + 1)) {
+#pragma unroll
+                for (int y = 0; y < 2; ++y) {
+                    // The row sees [low, high) of this tile's columns.
+                    const int high = my_id[y] == id ? min(my_position[y] + 1, end) - start : 0;
+                    const int low = WINDOW > 0 ? my_position[y] - WINDOW + 1 - start : 0;
+#pragma unroll
+                    for (int c = 0; c < COLUMNS / 8; ++c)
+#pragma unroll
+                        for (int i = 0; i < 2; ++i) {
+                            const int p = c * 8 + pair * 2 + i;
+                            if (p >= high || (WINDOW > 0 && p < low)) score[c][y * 2 + i] = MASKED;
+                        }
                 }
-            float keep[2];
+            }
+            bool moved = false;
+            float keep[2], shift[2];
 #pragma unroll
             for (int y = 0; y < 2; ++y) {
-                largest[y] = fmaxf(largest[y], __shfl_xor_sync(0xffffffffu, largest[y], 1));
-                largest[y] = fmaxf(largest[y], __shfl_xor_sync(0xffffffffu, largest[y], 2));
-                keep[y] = power(most[y] - largest[y]);
-                most[y] = largest[y];
+                float largest = most[y];
+#pragma unroll
+                for (int c = 0; c < COLUMNS / 8; ++c)
+                    largest = fmaxf(largest, fmaxf(score[c][y * 2], score[c][y * 2 + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                moved |= largest != most[y];
+                // Where nothing was seen yet, masked scores are the largest: they weigh nothing all the same.
+                shift[y] = largest == MASKED ? 0.0f : -largest * factor;
+                keep[y] = power((most[y] - largest) * factor);
+                most[y] = largest;
                 total[y] *= keep[y];
             }
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    // Where nothing was seen yet, masked scores are the largest.
-                    const float s = score[c][i];
-                    score[c][i] = s <= MASKED ? 0.0f : power(s - most[i >> 1]);
+                    score[c][i] = power(fmaf(score[c][i], factor, shift[i >> 1]));
                     total[i >> 1] += score[c][i];
                 }
+            if (__any_sync(0xffffffffu, moved)) {
 #pragma unroll
-            for (int e = 0; e < DIM / 8; ++e)
+                for (int e = 0; e < DIM / 8; ++e)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) value[e][i] *= keep[i >> 1];
+                    for (int i = 0; i < 4; ++i) value[e][i] *= keep[i >> 1];
+            }
 #pragma unroll
             for (int c = 0; c < COLUMNS / 16; ++c) {
                 const u32 a0 = Mma<D>::pack(score[c * 2][0], score[c * 2][1]);
@@ -152,7 +174,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
 #pragma unroll
                 for (int e = 0; e < DIM / 16; ++e) {
                     u32 b[4];
-                    load_matrices_transposed(b, v_base + chunk(c * 16 + (lane & 15), e * 2 + (lane >> 4)));
+                    load_matrices_transposed(b, (v_row ^ (e * 32)) + c * 16 * DIM * 2);
                     Mma<D>::of(value[e * 2], a0, a1, a2, a3, b[0], b[1]);
                     Mma<D>::of(value[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
                 }

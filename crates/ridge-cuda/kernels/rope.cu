@@ -1,7 +1,7 @@
 // Rotary position embedding, and the writing of keys and values to a paged cache. Floor: each element read and written
-// once. A block makes a token. An angle is taken in f64 and brought to one turn before its sine and cosine are taken in
+// once. A block makes HEADS heads of a token. An angle is taken in f64 and brought to one turn before its sine and cosine are taken in
 // f32: at position 10^6 an angle in f32 would be off by a thirtieth of a radian.
-// Defines: D of what is rotated; DIM; PAIRS that are rotated, 0 for none; WRITE, 0 or 1; with it CACHE, the dtype of the
+// Defines: D of what is rotated; DIM; HEADS of a block; PAIRS that are rotated, 0 for none; WRITE, 0 or 1; with it CACHE, the dtype of the
 // cache, and BLOCK, the tokens of one of its blocks. FREQUENCIES are radians a position.
 // Numbers: tokens, heads, slots of the cache.
 
@@ -12,7 +12,7 @@ __device__ inline void angles(int position, float* cosine, float* sine) {
     for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) {
         const double turn = 6.283185307179586476925, angle = (double)position * frequency[i];
         float s, c;
-        sincosf((float)(angle - turn * rint(angle / turn)), &s, &c);
+        sincosf((float)(angle - turn * rint(angle * (1.0 / turn))), &s, &c);
         cosine[i] = (float)((double)c * SCALE);
         sine[i] = (float)((double)s * SCALE);
     }
@@ -45,7 +45,8 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     angles(positions[token], cosine, sine);
 #endif
     const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * 2 * side + (slot % BLOCK) * DIM;
-    for (int i = threadIdx.x; i < heads * DIM; i += blockDim.x) {
+    const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
+    for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
         const int head = i / DIM, e = i % DIM;
         const i64 from = (i64)token * heads * DIM + head * DIM, to = base + (i64)head * BLOCK * DIM + e;
         cache[to] = CACHE::store(D::wrap(rotated(k + from, e, cosine, sine)));
@@ -59,7 +60,8 @@ extern "C" __global__ __launch_bounds__(256) void rope(
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
     const int token = blockIdx.x, heads = (int)n.v[1];
     angles(positions[token], cosine, sine);
-    for (int i = threadIdx.x; i < heads * DIM; i += blockDim.x) {
+    const int first = blockIdx.y * HEADS * DIM, end = min(first + HEADS * DIM, heads * DIM);
+    for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
         const i64 from = (i64)token * heads * DIM + i / DIM * DIM;
         out[from + i % DIM] = D::store(rotated(x + from, i % DIM, cosine, sine));
     }

@@ -8,12 +8,10 @@ __device__ inline u32 shared_address(const void* p) {
     return a;
 }
 
-// 16 bytes that are read once: they leave what L1 holds alone.
-__device__ inline uint4 stream(const void* p) {
-    uint4 v;
-    asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
-    return v;
+// 16 bytes from global to shared memory, or zeros, of something that is read once and in its order.
+__device__ inline void stream_async(u32 to, const void* from, bool real) {
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+        :: "r"(to), "l"(from), "r"(real ? 16 : 0) : "memory");
 }
 
 // 16 bytes from global to shared memory, or zeros.
@@ -26,18 +24,18 @@ template <int LEFT> __device__ inline void copies_wait() { asm volatile("cp.asyn
 // Four 8x8 matrices of 16-bit elements; lane i gives the row i % 8 of matrix i / 8.
 __device__ inline void load_matrices(u32* m, u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row));
 }
 __device__ inline void load_matrices_transposed(u32* m, u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
+        : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row));
 }
 
 // d += a b for 16-bit floats D: a is 16x16, b 16x8, d 16x8 in f32.
 template <class D> struct Mma;
 template <> struct Mma<BF16> {
     __device__ static void of(float* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     }
@@ -49,7 +47,7 @@ template <> struct Mma<BF16> {
 };
 template <> struct Mma<F16> {
     __device__ static void of(float* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
             "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
             : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::passes::Kernel;
-use ridge_graph::{Bindings, Graph, Type};
+use ridge_graph::{Bindings, DType, Graph, Type};
 use ridge_runtime::{Backend, Buffer, Program, Result, WeightData, component_offsets};
 
 use crate::device::{Device, Memory};
@@ -62,6 +62,25 @@ pub(crate) fn memory(buffer: &Buffer) -> Result<&Arc<Memory>> {
     buffer.inner().ok_or_else(|| failed("the buffer is another backend's"))
 }
 
+/// Fills `elements` of `memory` as [`Backend::random`] says.
+pub(crate) fn fill_random(
+    device: &Device,
+    memory: &Memory,
+    dtype: DType,
+    elements: usize,
+    state: u64,
+    scale: f64,
+) -> Result<()> {
+    assert!(elements * dtype.size_bytes() <= memory.bytes(), "{elements} of {dtype} in {} bytes", memory.bytes());
+    let defines = [("D", name(dtype)), ("SCALE", &*format!("{scale:e}"))];
+    let kernel = device.kernel(&Source::new("random_weight", &defines, RANDOM))?;
+    let (mut to, mut numbers) = (memory.address(), [elements as u64, state]);
+    let mut params = [(&raw mut to).cast(), (&raw mut numbers).cast()];
+    let grid = [elements.div_ceil(4 * 256).clamp(1, 1 << 16) as u32, 1, 1];
+    // SAFETY: the arguments are what the kernel's text declares, and the memory holds as many elements.
+    unsafe { device.queue()?.launch(&kernel, grid, 256, 0, &mut params) }
+}
+
 impl Backend for Cuda {
     fn name(&self) -> &'static str {
         "cuda"
@@ -99,13 +118,7 @@ impl Backend for Cuda {
         let bytes = component_offsets(ty, &Bindings::new())?.1;
         let memory = self.device.allocate(bytes, "a weight")?;
         let elements = bytes / ty.dtype.size_bytes();
-        let defines = [("D", name(ty.dtype)), ("SCALE", &*format!("{scale:e}"))];
-        let kernel = self.device.kernel(&Source::new("random_weight", &defines, RANDOM))?;
-        let (mut to, mut numbers) = (memory.address(), [elements as u64, state]);
-        let mut params = [(&raw mut to).cast(), (&raw mut numbers).cast()];
-        let grid = [elements.div_ceil(4 * 256).clamp(1, 1 << 16) as u32, 1, 1];
-        // SAFETY: the arguments are what the kernel's text declares, and the memory holds as many elements.
-        unsafe { self.device.queue()?.launch(&kernel, grid, 256, 0, &mut params)? };
+        fill_random(&self.device, &memory, ty.dtype, elements, state, scale)?;
         Ok(Some(Buffer::new(bytes, Arc::new(memory))))
     }
 

@@ -49,6 +49,25 @@ impl Cache {
     }
 }
 
+impl Cache {
+    /// What was kept under `key`, if it is whole.
+    pub(crate) fn read(&self, key: &str) -> Option<Vec<u8>> {
+        read(&self.choice(key)?)
+    }
+
+    /// Keeps bytes under `key`; a cache that cannot be written is none.
+    pub(crate) fn write(&self, key: &str, bytes: &[u8]) {
+        if let Some(path) = self.choice(key) {
+            let _ = write(&path, bytes);
+        }
+    }
+
+    fn choice(&self, key: &str) -> Option<PathBuf> {
+        let key = hash(&[self.salt.as_bytes(), key.as_bytes()]);
+        self.folder.as_ref().map(|f| f.join(format!("{key:032x}.choice")))
+    }
+}
+
 fn read(path: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(path).ok()?;
     let (sum, code) = bytes.split_first_chunk::<16>()?;

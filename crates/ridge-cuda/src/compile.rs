@@ -47,10 +47,12 @@ pub(crate) fn kernels(graph: &Graph, plan: &Plan, bindings: &Bindings) -> Result
 /// The distinct sources of some kernels.
 pub(crate) fn distinct<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> Vec<Arc<Source>> {
     let mut seen = HashSet::new();
-    let sources = kernels.into_iter().flat_map(|k| &k.actions).filter_map(|action| match action {
-        Action::Launch { source, .. } => Some(source),
-        Action::Copy { .. } | Action::Constant { .. } => None,
+    let actions = kernels.into_iter().flat_map(|k| &k.actions);
+    let each = actions.flat_map(|action| match action {
+        Action::Product { otherwise, .. } => otherwise.as_slice(),
+        other => std::slice::from_ref(other),
     });
+    let sources = each.filter_map(|action| if let Action::Launch { source, .. } = action { Some(source) } else { None });
     sources.filter(|s| seen.insert(Arc::clone(s))).cloned().collect()
 }
 

@@ -1,19 +1,26 @@
 //! One GPU: its context, its stream, memory that is given back when its owner goes, loaded kernels and the workspace.
 
+mod held;
+mod products;
+
 use std::collections::HashMap;
 use std::ffi::CString;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ridge_hw::gpu::{Library, Nvidia};
 use ridge_runtime::{Result, RuntimeError};
 
 use crate::cache::Cache;
+use crate::cublaslt::CublasLt;
 use crate::driver::{Address, Driver, Handle};
 use crate::error::device as failed;
 use crate::kernel::Source;
 use crate::library;
 use crate::nvrtc::Nvrtc;
+
+pub(crate) use held::{Captured, Event, Loaded};
 
 /// Attributes by their numbers in `CUdevice_attribute`.
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
@@ -149,101 +156,6 @@ impl Drop for Pinned {
     }
 }
 
-/// A mark in the stream.
-pub(crate) struct Event {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Event {}
-
-impl Event {
-    /// Puts the mark behind what is queued.
-    pub(crate) fn record(&self) -> Result<()> {
-        self.context.enter()?;
-        self.context.driver.record(self.handle, self.context.stream)
-    }
-
-    /// Has the stream passed it?
-    pub(crate) fn passed(&self) -> Result<bool> {
-        self.context.enter()?;
-        self.context.driver.has_come(self.handle)
-    }
-
-    /// Waits until the stream has passed it.
-    pub(crate) fn wait(&self) -> Result<()> {
-        self.context.enter()?;
-        self.context.driver.await_event(self.handle)
-    }
-}
-
-impl Event {
-    /// Seconds since `earlier`; both are timed and have come.
-    pub(crate) fn since(&self, earlier: &Self) -> Result<f64> {
-        self.context.enter()?;
-        Ok(f64::from(self.context.driver.elapsed(earlier.handle, self.handle)?) / 1e3)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            self.context.driver.end_event(self.handle);
-        }
-    }
-}
-
-/// A step that was captured, as one thing to launch.
-pub(crate) struct Captured {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Captured {}
-
-impl Drop for Captured {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            self.context.driver.end_graph(self.handle);
-        }
-    }
-}
-
-/// A loaded kernel.
-pub(crate) struct Loaded {
-    context: Arc<Context>,
-    module: Handle,
-    function: Handle,
-}
-
-// SAFETY: as for `Context`.
-unsafe impl Send for Loaded {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for Loaded {}
-
-impl Loaded {
-    /// Lets the kernel be launched with this much shared memory beside its own.
-    pub(crate) fn reserve(&self, shared: u32) -> Result<()> {
-        // What every kernel may have without asking.
-        const GRANTED: u32 = 16 << 10;
-        if shared <= GRANTED {
-            return Ok(());
-        }
-        self.context.enter()?;
-        self.context.driver.reserve_shared(self.function, shared)
-    }
-}
-
-impl Drop for Loaded {
-    fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            self.context.driver.unload(self.module);
-        }
-    }
-}
-
 /// What programs of one GPU share.
 pub(crate) struct Device {
     context: Arc<Context>,
@@ -253,6 +165,9 @@ pub(crate) struct Device {
     arena: Mutex<Arc<Memory>>,
     /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
     arenas: AtomicUsize,
+    /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
+    products: OnceLock<Option<(CublasLt, Memory)>>,
+    products_file: Option<PathBuf>,
     /// Two halves of page-locked memory through which weights pass, and the marks behind their last copies.
     staging: Mutex<(Pinned, [Event; 2])>,
 }
@@ -270,7 +185,7 @@ impl Device {
         let nvidia = Nvidia::detect();
         let context = Context::open(&nvidia, ordinal)?;
         let nvrtc = Nvrtc::find(&nvidia)?;
-        let driver = nvidia.kernel_module.unwrap_or_default();
+        let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
         let staging = (pinned(&context, 2 * STAGING)?, [event(&context, false)?, event(&context, false)?]);
         Ok(Self {
@@ -279,6 +194,8 @@ impl Device {
             kernels: Mutex::default(),
             arena: Mutex::new(Arc::new(memory(&context, 0, "workspace")?)),
             arenas: AtomicUsize::new(0),
+            products: OnceLock::new(),
+            products_file: library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf),
             staging: Mutex::new(staging),
             context,
         })
@@ -413,6 +330,11 @@ pub(crate) struct Queue<'a> {
 }
 
 impl Queue<'_> {
+    /// The stream itself, for a library that queues on it.
+    pub(crate) fn stream(&self) -> Handle {
+        self.stream
+    }
+
     /// Queues a kernel.
     ///
     /// # Safety

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use ridge_graph::{Bindings, Composite, DType, Function, Op, Type};
 use ridge_runtime::component_offsets;
 
+use crate::cublaslt::Shape;
+
 /// The header that every kernel stands on.
 const HEADER: &str = include_str!("../kernels/ridge.cuh");
 /// The header of kernels that work on tiles.
@@ -93,6 +95,8 @@ pub(crate) enum Action {
     /// Runs `source.entry` over `grid` blocks of `threads` threads, each block with `shared` bytes of shared memory
     /// beside what the text declares.
     Launch { source: Arc<Source>, grid: [u32; 3], threads: u32, shared: u32, args: Vec<Arg> },
+    /// A matrix product of x, w and perhaps a summand by cuBLASLt, or where that is not to be had by other actions.
+    Product { shape: Shape, x: Slot, w: Slot, r: Option<Slot>, y: Slot, otherwise: Vec<Self> },
     /// Moves bytes between operands.
     Copy { from: Slot, to: Slot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.

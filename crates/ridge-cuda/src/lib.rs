@@ -11,6 +11,7 @@
 mod backend;
 mod cache;
 mod compile;
+mod cublaslt;
 mod device;
 mod driver;
 mod error;

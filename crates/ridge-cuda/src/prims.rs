@@ -5,6 +5,7 @@ mod order;
 
 use ridge_graph::{DType, Prim};
 
+use crate::cublaslt::Shape;
 use crate::fused::combine;
 use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, blocks, each, input, name, numbers, output};
 use crate::space::around;
@@ -117,6 +118,13 @@ pub(crate) fn product(of: &Product) -> Kernel {
         args.push(numbers(&[batches, m, n, k]));
         return blocks(source, (batches * n).div_ceil(8), 256, args);
     }
+    let shape = Shape { rows: m, columns: n, depth: k, operands: at, result: ot, added: false };
+    let tensor_cores = at == bt && batches == 1 && transposed == (false, true) && shape.fits() && m > 0 && n > 0;
     args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
-    blocks(Source::new("matmul", &defines, MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args)
+    let simple =
+        blocks(Source::new("matmul", &defines, MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args);
+    if !tensor_cores {
+        return simple;
+    }
+    Action::Product { shape, x: a, w: b, r: None, y: out, otherwise: simple.actions }.into()
 }

@@ -10,6 +10,7 @@ use ridge_runtime::{Buffer, LaunchTime, Place, Plan, Program, Region, Result, Ru
 
 use crate::backend::{CudaOptions, memory};
 use crate::compile;
+use crate::cublaslt::{Operands, Product};
 use crate::device::{Captured, Device, Event, Loaded, Memory, Pinned, Queue};
 use crate::driver::Address;
 use crate::error::device as failed;
@@ -122,6 +123,11 @@ enum Work {
         first: usize,
         args: Vec<Arg>,
     },
+    /// A product by cuBLASLt of x, w, perhaps a summand, and the result.
+    Product {
+        product: Product,
+        operands: [Slot; 4],
+    },
     Copy {
         from: Slot,
         to: Slot,
@@ -189,8 +195,16 @@ impl CudaRun {
         let (mut steps, mut words, mut most) = (Vec::new(), 0, 0);
         let mut constants: Vec<u8> = Vec::new();
         for (index, launch) in plan.launches.iter().enumerate() {
-            for action in &kernels[launch.kernel].actions {
+            let mut actions: Vec<&Action> = kernels[launch.kernel].actions.iter().rev().collect();
+            while let Some(action) = actions.pop() {
                 let work = match action {
+                    Action::Product { shape, x, w, r, y, otherwise } => match device.product(*shape) {
+                        Some(product) => Work::Product { product, operands: [*x, *w, r.unwrap_or(*y), *y] },
+                        None => {
+                            actions.extend(otherwise.iter().rev());
+                            continue;
+                        }
+                    },
                     Action::Launch { source, grid, threads, shared, args } => {
                         let first = words;
                         words += args.iter().map(arg_words).sum::<usize>();
@@ -374,6 +388,14 @@ impl CudaRun {
                 // SAFETY: the arguments are what the kernel's text declares, in its order; operands are as large as the
                 // plan says, and this bucket holds them until the step is done.
                 unsafe { queue.launch(kernel, *grid, *threads, *shared, &mut self.params) }
+            }
+            Work::Product { product, operands } => {
+                let (library, workspace) = self.device.products().expect("made by it");
+                let [x, w, r, y] = operands.map(|slot| self.address(step.launch, slot));
+                let of = Operands { x, w, r, y, workspace: workspace.address() };
+                // SAFETY: operands are as large as the plan says and aligned as it aligns, and this bucket holds them
+                // until the step is done; products of one stream take turns with the workspace.
+                unsafe { product.queue(library, of, queue.stream()) }
             }
             Work::Copy { from, to, to_offset, bytes } => {
                 let to = self.address(step.launch, *to) + *to_offset as u64;

@@ -4,7 +4,7 @@ use ridge_graph::ops::{Linear, LinearGroup};
 use ridge_graph::{DType, Function, Op};
 
 use super::Entry;
-use crate::kernel::{Arg, Kernel, Operand, Slot, Source, Spec, composite, each, grid, name, numbers};
+use crate::kernel::{Action, Arg, Kernel, Operand, Slot, Source, Spec, composite, each, grid, name, numbers};
 use crate::prims::{Product, product};
 
 const ROWS: &str = include_str!("../../kernels/linear_rows.cu");
@@ -28,6 +28,13 @@ pub(super) const ENTRIES: &[Entry] = &[
         make: |s| make(s, After::Swiglu),
     },
 ];
+
+/// Blocks from which on 8 warps each fill a GPU, and the depth from which on 16 have enough to do.
+const MANY_TILES: usize = 600;
+const DEEP: usize = 4096;
+
+/// Bytes of a block's ring, as the text has it.
+const RING: u32 = 64 << 10;
 
 /// What is done to the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -103,23 +110,32 @@ impl Linears<'_> {
         let flag = |on: bool| if on { "1" } else { "0" };
         let gated = self.after == After::Swiglu;
         let count = self.count.to_string();
+        let columns: Vec<usize> = self.weights.iter().map(|w| w.shape[0]).collect();
+        let across = columns.iter().map(|n| n.div_ceil(16));
+        let tiles = if gated { columns[0].div_ceil(16) } else { across.sum() };
+        // Few blocks need more warps each to keep memory busy.
+        let warps = if tiles < MANY_TILES && self.depth >= DEEP { 16 } else { 8 };
         let defines = [
             ("D", name(self.x.dtype)),
             ("ROWS", if self.rows <= 8 { "8" } else { "16" }),
+            ("WARPS", &*warps.to_string()),
             ("COUNT", &*count),
             ("ADD", flag(self.after == After::Add)),
             ("SWIGLU", flag(gated)),
         ];
-        let columns: Vec<usize> = self.weights.iter().map(|w| w.shape[0]).collect();
-        let across = columns.iter().map(|n| n.div_ceil(16));
-        let tiles = if gated { columns[0].div_ceil(16) } else { across.sum() };
         let weights = (0..self.count).map(|i| Slot::Input(self.first + 1 + i));
         // A gated group has one output.
         let outputs = (0..self.count).map(|i| Slot::Output(if gated { 0 } else { i }));
         let pointers = Arg::Pointers(weights.chain(outputs).collect());
         let n = numbers(&[&[self.rows, self.depth][..], &columns].concat());
         let args = vec![Arg::Pointer(Slot::Input(self.first), 0), Arg::Pointer(Slot::Input(0), 0), pointers, n];
-        grid(Source::tiled("linear_rows", &defines, ROWS), [tiles, 1, 1], 256, args)
+        let mut kernel = grid(Source::tiled("linear_rows", &defines, ROWS), [tiles, 1, 1], 32 * warps, args)?;
+        for action in &mut kernel.actions {
+            if let Action::Launch { shared, .. } = action {
+                *shared = RING;
+            }
+        }
+        Ok(kernel)
     }
 
     /// A matrix product for each weight, and a pass over what needs one.
@@ -177,7 +193,16 @@ impl Linears<'_> {
                 numbers(&[self.rows * columns, columns]),
             ];
             let source = Source::new("linear_after", &defines, AFTER);
-            kernel.actions.extend(each(source, self.rows * columns, args).actions);
+            let after = each(source, self.rows * columns, args).actions;
+            match kernel.actions.last_mut() {
+                // cuBLASLt adds by itself.
+                Some(Action::Product { shape, r, otherwise, .. }) if self.after == After::Add && !self.biases => {
+                    shape.added = true;
+                    *r = Some(Slot::Input(0));
+                    otherwise.extend(after);
+                }
+                _ => kernel.actions.extend(after),
+            }
         }
         Ok(kernel)
     }

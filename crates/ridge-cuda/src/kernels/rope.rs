@@ -18,6 +18,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     },
 ];
 
+/// Heads of a block: a token's angles are taken once for them, and few tokens are many blocks.
+fn held(tokens: usize, heads: usize) -> usize {
+    if tokens >= 64 { heads.clamp(1, 32) } else { 2 }
+}
+
 /// Definitions of the rotation; none without `op`.
 fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
     let (freqs, scale) = op.map_or((&[][..], 1.0), |op| (&op.inv_freq[..], op.scale));
@@ -35,9 +40,15 @@ fn source(entry: &'static str, op: Option<&Rope>, defines: &[(&str, &str)]) -> s
 fn rope(spec: &Spec<'_>) -> Result<Kernel, String> {
     let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
     let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
-    let defines = [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim.to_string()), ("WRITE", "0")];
+    let held = held(tokens, heads);
+    let defines = [
+        ("D", name(spec.inputs[0].dtype)),
+        ("DIM", &*dim.to_string()),
+        ("HEADS", &*held.to_string()),
+        ("WRITE", "0"),
+    ];
     let args = vec![input(0), input(1), output(0), numbers(&[tokens, heads])];
-    grid(source("rope", Some(op), &defines), [tokens * usize::from(heads > 0), 1, 1], 256, args)
+    grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
 }
 
 fn write(spec: &Spec<'_>) -> Result<Kernel, String> {
@@ -45,16 +56,18 @@ fn write(spec: &Spec<'_>) -> Result<Kernel, String> {
     let (cache, k) = (&spec.inputs[0], &spec.inputs[1]);
     let [blocks, _, heads, block, dim] = cache.shape[..] else { return Err("the cache must have five axes".into()) };
     let tokens = k.shape[0];
+    let held = held(tokens, heads);
     let defines = [
         ("D", name(k.dtype)),
         ("CACHE", name(cache.dtype)),
         ("DIM", &*dim.to_string()),
         ("BLOCK", &*block.to_string()),
+        ("HEADS", &*held.to_string()),
         ("WRITE", "1"),
     ];
     // Without a rotation there are no positions, and none are read.
     let (positions, v, slots) = if op.is_some() { (2, 3, 4) } else { (3, 2, 3) };
     let n = numbers(&[tokens, heads, blocks * block]);
     let args = vec![output(0), input(1), input(v), input(positions), input(slots), n];
-    grid(source("kv_write", op, &defines), [tokens * usize::from(heads * dim > 0), 1, 1], 256, args)
+    grid(source("kv_write", op, &defines), [tokens * usize::from(dim > 0), heads.div_ceil(held), 1], 256, args)
 }

@@ -1,0 +1,387 @@
+//! Matrix products by cuBLASLt (NVIDIA, "cuBLAS Library", chapter "Using the cuBLASLt API"), opened at run time when a
+//! program first has a product for it. Which of its algorithms runs is measured once for a shape, and kept on disk.
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use libloading::Library;
+use ridge_graph::DType;
+use ridge_runtime::Result;
+
+use crate::driver::{Address, Handle};
+use crate::error::device as failed;
+
+/// `cublasStatus_t`; 0 is success.
+type Code = c_int;
+
+/// Bytes of the workspace that algorithms may use.
+pub(crate) const WORKSPACE: usize = 32 << 20;
+/// Algorithms that are timed for a shape.
+const MOST_ALGORITHMS: usize = 8;
+/// Bytes to which every operand is aligned.
+pub(crate) const ALIGNED: usize = 16;
+
+/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` if asked for; summed in f32, rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Shape {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) depth: usize,
+    /// Of x and w.
+    pub(crate) operands: DType,
+    /// Of y and r.
+    pub(crate) result: DType,
+    pub(crate) added: bool,
+}
+
+impl Shape {
+    /// Is it a product that cuBLASLt takes with what is promised of alignment?
+    pub(crate) fn fits(&self) -> bool {
+        let sixteen = |dtype| matches!(dtype, DType::BF16 | DType::F16);
+        let aligned = |extent: usize| extent.is_multiple_of(8);
+        sixteen(self.operands)
+            && (self.result == self.operands || self.result == DType::F32)
+            && aligned(self.columns)
+            && aligned(self.depth)
+            && self.depth > 0
+    }
+
+    /// Rows for which an algorithm is measured; for others the library's first guess is taken.
+    fn is_measured(&self) -> bool {
+        self.rows.is_multiple_of(64)
+    }
+
+    /// What a kept choice is found by.
+    pub(crate) fn key(&self) -> String {
+        format!("cublasLt {self:?}")
+    }
+}
+
+/// `cublasLtMatmulAlgo_t`.
+type Algorithm = [u64; 8];
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Guess {
+    algorithm: Algorithm,
+    workspace: usize,
+    state: Code,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+macro_rules! functions {
+    ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
+        /// The library's functions.
+        struct Functions {
+            $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
+            version: unsafe extern "C" fn() -> usize,
+            _library: Library,
+        }
+
+        impl Functions {
+            fn open(path: &Path) -> Result<Self> {
+                let missing = |e: libloading::Error| failed(format!("cannot open {}: {e}", path.display()));
+                // SAFETY: NVIDIA's library, whose loading runs nothing that Rust relies on being otherwise.
+                let library = unsafe { Library::new(path) }.map_err(missing)?;
+                Ok(Self {
+                    $($field: {
+                        // SAFETY: the type is that of the function in NVIDIA's documentation of this symbol.
+                        *unsafe { library.get::<unsafe extern "C" fn($($arg),*) -> Code>($symbol) }.map_err(missing)?
+                    },)*
+                    // SAFETY: as above.
+                    version: *unsafe { library.get(b"cublasLtGetVersion") }.map_err(missing)?,
+                    _library: library,
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    create = b"cublasLtCreate" (*mut Handle);
+    destroy = b"cublasLtDestroy" (Handle);
+    desc_create = b"cublasLtMatmulDescCreate" (*mut Handle, c_int, c_int);
+    desc_set = b"cublasLtMatmulDescSetAttribute" (Handle, c_int, *const c_void, usize);
+    desc_destroy = b"cublasLtMatmulDescDestroy" (Handle);
+    layout_create = b"cublasLtMatrixLayoutCreate" (*mut Handle, c_int, u64, u64, i64);
+    layout_destroy = b"cublasLtMatrixLayoutDestroy" (Handle);
+    wish_create = b"cublasLtMatmulPreferenceCreate" (*mut Handle);
+    wish_set = b"cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
+    wish_destroy = b"cublasLtMatmulPreferenceDestroy" (Handle);
+    guess = b"cublasLtMatmulAlgoGetHeuristic" (
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Guess, *mut c_int
+    );
+    matmul = b"cublasLtMatmul" (
+        Handle, Handle, *const c_void, Address, Handle, Address, Handle, *const c_void, Address, Handle, Address, Handle,
+        *const Algorithm, Address, usize, Handle
+    );
+}
+
+fn check(code: Code, what: &str) -> Result<()> {
+    if code == 0 { Ok(()) } else { Err(failed(format!("cuBLASLt cannot {what}: status {code}"))) }
+}
+
+/// The library with a handle of its own. All work goes to the stream that is given.
+pub(crate) struct CublasLt {
+    functions: Functions,
+    handle: Handle,
+    chosen: Mutex<HashMap<Shape, (Algorithm, usize)>>,
+}
+
+// SAFETY: NVIDIA documents handles of cuBLASLt as usable from several threads at a time.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        // SAFETY: from `create`, destroyed once.
+        unsafe { (self.functions.destroy)(self.handle) };
+    }
+}
+
+/// Operands of a product.
+#[derive(Clone, Copy)]
+pub(crate) struct Operands {
+    pub(crate) x: Address,
+    pub(crate) w: Address,
+    pub(crate) r: Address,
+    pub(crate) y: Address,
+    pub(crate) workspace: Address,
+}
+
+impl CublasLt {
+    /// Opens the library at `path`, in the context that this thread is in.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let functions = Functions::open(path)?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check(unsafe { (functions.create)(&raw mut handle) }, "start")?;
+        Ok(Self { functions, handle, chosen: Mutex::default() })
+    }
+
+    /// Its version, such as 130100.
+    pub(crate) fn version(&self) -> usize {
+        // SAFETY: gives a number.
+        unsafe { (self.functions.version)() }
+    }
+
+    /// The product of `shape` by the algorithm that was chosen for it. `kept` gives and takes what was chosen by an
+    /// earlier process; `time` runs a product and tells its seconds, or nothing where it failed.
+    pub(crate) fn product(
+        &self,
+        shape: Shape,
+        kept: &dyn Fn(Option<&[u8]>) -> Option<Vec<u8>>,
+        time: &mut dyn FnMut(&dyn Fn(Operands, Handle) -> Result<()>) -> Option<f64>,
+    ) -> Result<Product> {
+        let mut product = Product::new(self, shape)?;
+        let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((algorithm, workspace)) = chosen.get(&shape).copied().or_else(|| decode(&kept(None)?)) {
+            (product.algorithm, product.workspace) = (algorithm, workspace);
+            return Ok(product);
+        }
+        let guesses = product.guesses(self)?;
+        let Some(first) = guesses.first() else {
+            return Err(failed(format!("cuBLASLt has no algorithm for {shape:?}")));
+        };
+        (product.algorithm, product.workspace) = (first.algorithm, first.workspace);
+        if shape.is_measured() {
+            let mut best = f64::INFINITY;
+            let mut winner = (first.algorithm, first.workspace);
+            for guess in &guesses {
+                (product.algorithm, product.workspace) = (guess.algorithm, guess.workspace);
+                // SAFETY: `time` gives operands of the shape's sizes.
+                let run = |operands, stream| unsafe { product.queue(self, operands, stream) };
+                if let Some(seconds) = time(&run).filter(|s| *s < best) {
+                    (best, winner) = (seconds, (guess.algorithm, guess.workspace));
+                }
+            }
+            (product.algorithm, product.workspace) = winner;
+            kept(Some(&encode(winner)));
+        }
+        chosen.insert(shape, (product.algorithm, product.workspace));
+        Ok(product)
+    }
+}
+
+fn encode((algorithm, workspace): (Algorithm, usize)) -> Vec<u8> {
+    algorithm.iter().chain([&(workspace as u64)]).flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn decode(bytes: &[u8]) -> Option<(Algorithm, usize)> {
+    let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
+    let (algorithm, rest) = words.split_first_chunk()?;
+    let workspace = usize::try_from(*rest.first()?).ok().filter(|n| *n <= WORKSPACE)?;
+    (bytes.len() == 72).then_some((*algorithm, workspace))
+}
+
+/// A product ready to be queued.
+pub(crate) struct Product {
+    desc: Handle,
+    /// Of w, x and y, as matrices by columns.
+    layouts: [Handle; 3],
+    destroy: [unsafe extern "C" fn(Handle) -> Code; 2],
+    added: bool,
+    algorithm: Algorithm,
+    workspace: usize,
+}
+
+// SAFETY: descriptions that nobody changes after they are made.
+unsafe impl Send for Product {}
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
+            // SAFETY: made by `new`, destroyed once.
+            unsafe { (self.destroy[1])(layout) };
+        }
+        if !self.desc.is_null() {
+            // SAFETY: as above.
+            unsafe { (self.destroy[0])(self.desc) };
+        }
+    }
+}
+
+/// `cudaDataType_t`.
+fn data_type(dtype: DType) -> c_int {
+    match dtype {
+        DType::F16 => 2,
+        DType::BF16 => 14,
+        _ => 0,
+    }
+}
+
+impl Product {
+    fn new(lt: &CublasLt, shape: Shape) -> Result<Self> {
+        // CUBLAS_COMPUTE_32F, CUDA_R_32F, CUBLASLT_MATMUL_DESC_TRANSA; CUBLAS_OP_T is 1
+        const COMPUTE_F32: c_int = 68;
+        const SCALE_F32: c_int = 0;
+        const TRANSPOSE_A: c_int = 3;
+        let f = &lt.functions;
+        let mut made = Self {
+            desc: std::ptr::null_mut(),
+            layouts: [std::ptr::null_mut(); 3],
+            destroy: [f.desc_destroy, f.layout_destroy],
+            added: shape.added,
+            algorithm: [0; 8],
+            workspace: 0,
+        };
+        let what = "describe a product";
+        let transposed: c_int = 1;
+        // SAFETY: writes one handle.
+        check(unsafe { (f.desc_create)(&raw mut made.desc, COMPUTE_F32, SCALE_F32) }, what)?;
+        // By columns y^T = w x^T, and w lies there transposed.
+        // SAFETY: the attribute is one 32-bit number.
+        check(unsafe { (f.desc_set)(made.desc, TRANSPOSE_A, (&raw const transposed).cast(), 4) }, what)?;
+        let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
+        let [w, x, y] = [(shape.operands, k, n), (shape.operands, k, m), (shape.result, n, m)];
+        for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip([w, x, y]) {
+            // SAFETY: writes one handle.
+            let code = unsafe { (f.layout_create)(layout, data_type(dtype), rows, columns, rows as i64) };
+            check(code, what)?;
+        }
+        Ok(made)
+    }
+
+    /// What the library thinks quickest, the best first.
+    fn guesses(&self, lt: &CublasLt) -> Result<Vec<Guess>> {
+        const MAX_WORKSPACE: c_int = 1;
+        const MIN_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
+        let f = &lt.functions;
+        let what = "choose an algorithm";
+        let mut wish = std::ptr::null_mut();
+        // SAFETY: writes one handle.
+        check(unsafe { (f.wish_create)(&raw mut wish) }, what)?;
+        let bytes = WORKSPACE as u64;
+        // SAFETY: the attribute is one 64-bit number.
+        let mut code = unsafe { (f.wish_set)(wish, MAX_WORKSPACE, (&raw const bytes).cast(), 8) };
+        let aligned = ALIGNED as u32;
+        for attribute in MIN_ALIGNMENTS {
+            // SAFETY: the attribute is one 32-bit number.
+            code |= unsafe { (f.wish_set)(wish, attribute, (&raw const aligned).cast(), 4) };
+        }
+        let mut guesses = [Guess::default(); MOST_ALGORITHMS];
+        let mut count = 0;
+        if code == 0 {
+            let [w, x, y] = self.layouts;
+            let most = MOST_ALGORITHMS as c_int;
+            let (out, count) = (guesses.as_mut_ptr(), &raw mut count);
+            // SAFETY: descriptions that live, room for as many results as are asked for, and one number.
+            code = unsafe { (f.guess)(lt.handle, self.desc, w, x, y, y, wish, most, out, count) };
+        }
+        // SAFETY: made above, destroyed once.
+        unsafe { (f.wish_destroy)(wish) };
+        check(code, what)?;
+        Ok(guesses[..count.clamp(0, MOST_ALGORITHMS as c_int) as usize].iter().filter(|g| g.state == 0).copied().collect())
+    }
+
+    /// Queues the product.
+    ///
+    /// # Safety
+    /// The operands are memory of the shape's sizes, aligned to [`ALIGNED`], and the workspace is [`WORKSPACE`] bytes;
+    /// all outlive the run.
+    pub(crate) unsafe fn queue(&self, lt: &CublasLt, of: Operands, stream: Handle) -> Result<()> {
+        let [w, x, y] = self.layouts;
+        let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
+        let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
+        let r = if self.added { of.r } else { of.y };
+        // SAFETY: by the caller's promise; scalars are read before the call returns.
+        let code = unsafe {
+            (lt.functions.matmul)(
+                lt.handle,
+                self.desc,
+                alpha,
+                of.w,
+                w,
+                of.x,
+                x,
+                beta,
+                r,
+                y,
+                of.y,
+                y,
+                &raw const self.algorithm,
+                of.workspace,
+                self.workspace,
+                stream,
+            )
+        };
+        check(code, "multiply matrices")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kept_choice_is_read_as_it_was_written_and_nothing_else_is() {
+        let choice = ([1, 2, 3, 4, 5, 6, 7, u64::MAX], 4096);
+        let bytes = encode(choice);
+        assert_eq!(decode(&bytes), Some(choice));
+        assert_eq!(decode(&bytes[..71]), None);
+        assert_eq!(decode(&[&bytes[..], &[0]].concat()), None);
+        assert_eq!(decode(&encode(([0; 8], WORKSPACE + 1))), None);
+    }
+
+    #[test]
+    fn odd_extents_and_other_dtypes_are_left_to_other_kernels() {
+        let shape = Shape {
+            rows: 17,
+            columns: 64,
+            depth: 32,
+            operands: DType::BF16,
+            result: DType::BF16,
+            added: false,
+        };
+        assert!(shape.fits() && Shape { result: DType::F32, ..shape }.fits());
+        assert!(!Shape { columns: 63, ..shape }.fits());
+        assert!(!Shape { depth: 36, ..shape }.fits());
+        assert!(!Shape { operands: DType::F32, ..shape }.fits());
+        assert!(!Shape { result: DType::F16, ..shape }.fits());
+    }
+}

@@ -1,0 +1,64 @@
+//! Matrix products by cuBLASLt on this GPU, their algorithms chosen by time.
+
+use ridge_graph::DType;
+use ridge_runtime::{Result, RuntimeError};
+
+use super::{Device, Memory};
+use crate::backend::fill_random;
+use crate::cublaslt::{self, CublasLt, Operands, Product, Shape};
+use crate::driver::Handle;
+
+impl Device {
+    /// cuBLASLt, if it can be had, and its workspace.
+    pub(crate) fn products(&self) -> Option<&(CublasLt, Memory)> {
+        let open = || {
+            self.context.enter().ok()?;
+            let library = CublasLt::open(self.products_file.as_deref()?).ok()?;
+            Some((library, self.allocate(cublaslt::WORKSPACE, "the workspace of products").ok()?))
+        };
+        self.products.get_or_init(open).as_ref()
+    }
+
+    /// A product of this shape, by the algorithm that is quickest here; `None` where cuBLASLt has none.
+    pub(crate) fn product(&self, shape: Shape) -> Option<Product> {
+        let (library, workspace) = self.products()?;
+        let key = format!("{} {}", library.version(), shape.key());
+        let kept = |chosen: Option<&[u8]>| {
+            chosen.map_or_else(|| self.cache.read(&key), |bytes| {
+                self.cache.write(&key, bytes);
+                None
+            })
+        };
+        // Numbers to multiply, made when something is to be timed.
+        let mut operands = None;
+        let mut time = |run: &dyn Fn(Operands, Handle) -> Result<()>| -> Option<f64> {
+            if operands.is_none() {
+                operands = Some(self.numbers_for(shape).ok()?);
+            }
+            let (x, w, y) = operands.as_ref()?;
+            let of = Operands { x: x.address, w: w.address, r: y.address, y: y.address, workspace: workspace.address };
+            let mut best = f64::INFINITY;
+            for _ in 0..4 {
+                let (start, end) = (self.timed_event().ok()?, self.timed_event().ok()?);
+                start.record().ok()?;
+                run(of, self.context.stream).ok()?;
+                end.record().ok()?;
+                end.wait().ok()?;
+                best = best.min(end.since(&start).ok()?);
+            }
+            Some(best)
+        };
+        library.product(shape, &kept, &mut time).ok()
+    }
+
+    /// Random numbers for the operands of a product.
+    fn numbers_for(&self, shape: Shape) -> Result<(Memory, Memory, Memory)> {
+        let make = |elements: usize, dtype: DType| {
+            let memory = self.allocate(elements * dtype.size_bytes(), "timing a product")?;
+            fill_random(self, &memory, dtype, elements, 7, 1e-3)?;
+            Ok::<_, RuntimeError>(memory)
+        };
+        let Shape { rows, columns, depth, operands, result, .. } = shape;
+        Ok((make(rows * depth, operands)?, make(columns * depth, operands)?, make(rows * columns, result)?))
+    }
+}
