@@ -27,6 +27,8 @@ __device__ inline float bent(float score) {
 #if JOIN
 // Numbers: tokens, query heads, spans. A block makes one head of a token.
 extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out, Numbers<3> n) {
+    others_may_begin();
+    after_others();
     const i64 at = blockIdx.x;
     const int spans = (int)n.v[2];
     const float* of = partial + at * spans * (DIM + 2);
@@ -46,7 +48,11 @@ extern "C" __global__ __launch_bounds__(256) void attention(
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
     float* __restrict__ partial, float scale, Numbers<6> n
 ) {
+    others_may_begin();
+    after_others();
     __shared__ float maxima[GROUPS][HEADS], totals[GROUPS][HEADS], values[GROUPS][HEADS][DIM];
+    others_may_begin();
+    after_others();
     const int heads = (int)n.v[1], keys = heads / SHARE, span = blockIdx.z, spans = (int)n.v[5];
     const i64 token = blockIdx.x;
     const int key = blockIdx.y / PARTS, head = key * SHARE + blockIdx.y % PARTS * HEADS;

@@ -19,7 +19,7 @@ __device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 
 
 __device__ inline float power(float x) {
     float y;
-    asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -29,6 +29,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
 ) {
     extern __shared__ __align__(1024) u8 room[];
     __shared__ int row_id[ROWS], row_position[ROWS];
+    others_may_begin();
+    after_others();
     const u32 base = shared_address(room);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
     const int heads = (int)n.v[1], keys = heads / SHARE, head = blockIdx.y, key = head / SHARE;

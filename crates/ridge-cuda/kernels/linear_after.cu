@@ -6,6 +6,8 @@ extern "C" __global__ void linear_after(
     const D::Raw* __restrict__ y, const D::Raw* __restrict__ other, const void* __restrict__ bias,
     D::Raw* __restrict__ out, Numbers<2> n
 ) {
+    others_may_begin();
+    after_others();
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x) {
         float value = D::load(y[i]);
         if (BIAS) value += at<BIAS_TYPE>(bias, i % n.v[1]);

@@ -62,6 +62,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
     };
 #pragma unroll
     for (int i = 0; i < STAGES - 1; ++i) fetch(begin + i * WARPS * DEPTH, i);
+    others_may_begin();
+    after_others();
     int stage = 0;
     for (i64 k = begin; k - quarter * 8 < depth; k += WARPS * DEPTH) {
         uint4 b[TILES];

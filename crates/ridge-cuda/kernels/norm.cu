@@ -12,6 +12,8 @@ extern "C" __global__ __launch_bounds__(THREADS) void rms_norm(
     D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<1> n
 ) {
     __shared__ float shared[32];
+    others_may_begin();
+    after_others();
     const int row = (int)n.v[0];
     const i64 base = (i64)blockIdx.x * row;
     float held[VECTORS][WIDE];

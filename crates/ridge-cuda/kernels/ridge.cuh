@@ -12,6 +12,19 @@ typedef unsigned long long u64;
 // Extents, strides and other numbers of one launch, by value.
 template <int N> struct Numbers { i64 v[N]; };
 
+// Steps overlap: a launch may begin while the one before it ends. Until `after_others` a kernel reads weights alone; from
+// `others_may_begin` of all its blocks on, the next launch may take what room is left. (PTX ISA, "griddepcontrol".)
+__device__ inline void others_may_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ inline void after_others() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 #define INF __int_as_float(0x7f800000)
 #define QNAN __int_as_float(0x7fc00000)
 

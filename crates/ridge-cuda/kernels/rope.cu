@@ -35,6 +35,8 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
     const int* __restrict__ positions, const int* __restrict__ slots, Numbers<3> n
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
+    others_may_begin();
+    after_others();
     const int token = blockIdx.x, tokens = (int)n.v[0], heads = (int)n.v[1];
     const int slot = slots[token];
     // Of equal slots the last token's stays.
@@ -58,6 +60,8 @@ extern "C" __global__ __launch_bounds__(256) void rope(
     const D::Raw* __restrict__ x, const int* __restrict__ positions, D::Raw* __restrict__ out, Numbers<2> n
 ) {
     __shared__ float cosine[PAIRS + 1], sine[PAIRS + 1];
+    others_may_begin();
+    after_others();
     const int token = blockIdx.x, heads = (int)n.v[1];
     angles(positions[token], cosine, sine);
     const int first = blockIdx.y * HEADS * DIM, end = min(first + HEADS * DIM, heads * DIM);

@@ -208,6 +208,8 @@ extern "C" __global__ __launch_bounds__(THREADS) void sample_token(
     const i64* __restrict__ seed, const i64* __restrict__ sequence, const i64* __restrict__ position,
     int* __restrict__ out, Numbers<1> n
 ) {
+    others_may_begin();
+    after_others();
     const int r = blockIdx.x;
     Row row;
     row.vocab = (int)n.v[0];

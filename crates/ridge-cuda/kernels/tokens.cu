@@ -7,6 +7,8 @@ extern "C" __global__ __launch_bounds__(256) void token_layout(
     const int* __restrict__ ids, const int* __restrict__ starts, const int* __restrict__ lengths,
     const int* __restrict__ table, int* __restrict__ positions, int* __restrict__ slots, Numbers<3> n
 ) {
+    others_may_begin();
+    after_others();
     const int token = blockIdx.x * blockDim.x + threadIdx.x;
     if (token >= n.v[0]) return;
     int position = 0, slot = -1;
@@ -25,6 +27,8 @@ extern "C" __global__ __launch_bounds__(256) void token_layout(
 extern "C" __global__ __launch_bounds__(256) void history_write(
     const int* __restrict__ ids, const int* __restrict__ slots, int* __restrict__ history, Numbers<2> n
 ) {
+    others_may_begin();
+    after_others();
     const int token = blockIdx.x, slot = slots[token];
     bool later = false;
     for (int t = token + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= slots[t] == slot;
@@ -36,6 +40,8 @@ extern "C" __global__ __launch_bounds__(256) void history_write(
 extern "C" __global__ __launch_bounds__(256) void embedding(
     const TABLE::Raw* __restrict__ table, const int* __restrict__ ids, D::Raw* __restrict__ out, Numbers<2> n
 ) {
+    others_may_begin();
+    after_others();
     const i64 id = ids[blockIdx.x], row = n.v[1];
     const bool known = id >= 0 && id < n.v[0];
     for (i64 i = threadIdx.x; i < row; i += blockDim.x)

@@ -78,7 +78,7 @@ pub(crate) fn fill_random(
     let mut params = [(&raw mut to).cast(), (&raw mut numbers).cast()];
     let grid = [elements.div_ceil(4 * 256).clamp(1, 1 << 16) as u32, 1, 1];
     // SAFETY: the arguments are what the kernel's text declares, and the memory holds as many elements.
-    unsafe { device.queue()?.launch(&kernel, grid, 256, 0, &mut params) }
+    unsafe { device.queue()?.launch(&kernel, grid, 256, 0, false, &mut params) }
 }
 
 impl Backend for Cuda {

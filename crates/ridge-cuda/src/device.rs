@@ -36,6 +36,8 @@ pub(crate) struct Context {
     stream: Handle,
     name: String,
     arch: String,
+    /// May launches begin before those ahead of them have ended?
+    overlaps: bool,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and the handles are only ever given to them.
@@ -73,6 +75,7 @@ impl Context {
             stream: std::ptr::null_mut(),
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
+            overlaps: major >= 9,
         };
         context.enter()?;
         context.stream = context.driver.stream()?;
@@ -204,6 +207,11 @@ impl Device {
     /// Its name, such as `NVIDIA H200`.
     pub(crate) fn name(&self) -> &str {
         &self.context.name
+    }
+
+    /// May launches begin before those ahead of them have ended, if their kernels wait by themselves?
+    pub(crate) fn overlaps(&self) -> bool {
+        self.context.overlaps
     }
 
     /// Free and total bytes of its memory.
@@ -345,10 +353,11 @@ impl Queue<'_> {
         grid: [u32; 3],
         threads: u32,
         shared: u32,
+        early: bool,
         params: &mut [*mut std::ffi::c_void],
     ) -> Result<()> {
         // SAFETY: by the caller's promise.
-        unsafe { self.driver.launch(kernel.function, grid, threads, shared, params, self.stream) }
+        unsafe { self.driver.launch(kernel.function, grid, threads, shared, early, params, self.stream) }
     }
 
     /// Queues a captured step.

@@ -23,6 +23,25 @@ const OUT_OF_MEMORY: Code = 2;
 /// The least driver that is accepted, as `cuDriverGetVersion` tells it.
 const LEAST_VERSION: c_int = 12_000;
 
+/// `CUlaunchConfig`.
+#[repr(C)]
+struct Config {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared: c_uint,
+    stream: Handle,
+    attributes: *const Attribute,
+    count: c_uint,
+}
+
+/// `CUlaunchAttribute`.
+#[repr(C)]
+struct Attribute {
+    id: c_int,
+    padding: c_int,
+    value: [c_int; 16],
+}
+
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// The driver's functions.
@@ -102,9 +121,7 @@ functions! {
     module_unload = b"cuModuleUnload" (Handle);
     module_function = b"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     function_set = b"cuFuncSetAttribute" (Handle, c_int, c_int);
-    launch = b"cuLaunchKernel" (
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void
-    );
+    launch = b"cuLaunchKernelEx" (*const Config, Handle, *mut *mut c_void, *mut *mut c_void);
 }
 
 impl Driver {
@@ -396,7 +413,8 @@ impl Driver {
         self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
     }
 
-    /// Queues a kernel over a grid of blocks of `threads` threads, with `shared` bytes of shared memory each.
+    /// Queues a kernel over a grid of blocks of `threads` threads, with `shared` bytes of shared memory each. If `early`,
+    /// it may begin before the kernel ahead of it has ended, for which it waits by itself.
     ///
     /// # Safety
     /// `params` point to the kernel's arguments, of its number and types, and the addresses among them are memory that
@@ -407,12 +425,25 @@ impl Driver {
         [x, y, z]: [u32; 3],
         threads: u32,
         shared: u32,
+        early: bool,
         params: &mut [*mut c_void],
         stream: Handle,
     ) -> Result<()> {
+        // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        const EARLY: c_int = 6;
         let (params, none) = (params.as_mut_ptr(), std::ptr::null_mut());
+        let mut attribute = Attribute { id: EARLY, padding: 0, value: [0; 16] };
+        attribute.value[0] = 1;
+        let config = Config {
+            grid: [x, y, z],
+            block: [threads, 1, 1],
+            shared,
+            stream,
+            attributes: &raw const attribute,
+            count: u32::from(early),
+        };
         // SAFETY: by the caller's promise.
-        let code = unsafe { (self.launch)(function, x, y, z, threads, 1, 1, shared, stream, params, none) };
+        let code = unsafe { (self.launch)(&raw const config, function, params, none) };
         self.check(code, "launch a kernel")
     }
 }

@@ -260,7 +260,7 @@ impl<'a> Writer<'a> {
         for i in 0..self.spec.outputs.len() {
             let _ = writeln!(text, "void* __restrict__ out{i},");
         }
-        let _ = writeln!(text, "Numbers<{numbers}> n) {{");
+        let _ = writeln!(text, "Numbers<{numbers}> n) {{\nothers_may_begin();\nafter_others();");
         text
     }
 

@@ -142,6 +142,12 @@ impl Source {
         text += body;
         Arc::new(Self { entry, text })
     }
+
+    /// Does the kernel wait by itself for the launches before it?
+    pub(crate) fn waits(&self) -> bool {
+        let own = self.text.find("#define INF").map_or(&*self.text, |header| &self.text[header..]);
+        own.contains("after_others()")
+    }
 }
 
 /// A launch of a thread for each of `elements`, or none where there are none.

@@ -120,6 +120,8 @@ enum Work {
         grid: [u32; 3],
         threads: u32,
         shared: u32,
+        /// May it begin before the launch ahead of it has ended?
+        early: bool,
         first: usize,
         args: Vec<Arg>,
     },
@@ -212,7 +214,9 @@ impl CudaRun {
                         let kernel = device.kernel(source)?;
                         kernel.reserve(*shared)?;
                         let (grid, threads, shared) = (*grid, *threads, *shared);
-                        Work::Launch { kernel, grid, threads, shared, first, args: args.clone() }
+                        let behind = matches!(steps.last(), Some(Step { work: Work::Launch { .. }, .. }));
+                        let early = behind && device.overlaps() && source.waits();
+                        Work::Launch { kernel, grid, threads, shared, early, first, args: args.clone() }
                     }
                     Action::Copy { from, to, to_offset, bytes } => {
                         Work::Copy { from: *from, to: *to, to_offset: *to_offset, bytes: *bytes }
@@ -378,7 +382,7 @@ impl CudaRun {
     fn queue_one(&mut self, queue: &Queue<'_>, index: usize) -> Result<()> {
         let step = &self.steps[index];
         match &step.work {
-            Work::Launch { kernel, grid, threads, shared, first, args } => {
+            Work::Launch { kernel, grid, threads, shared, early, first, args } => {
                 self.params.clear();
                 let mut at = *first;
                 for arg in args {
@@ -387,7 +391,7 @@ impl CudaRun {
                 }
                 // SAFETY: the arguments are what the kernel's text declares, in its order; operands are as large as the
                 // plan says, and this bucket holds them until the step is done.
-                unsafe { queue.launch(kernel, *grid, *threads, *shared, &mut self.params) }
+                unsafe { queue.launch(kernel, *grid, *threads, *shared, *early, &mut self.params) }
             }
             Work::Product { product, operands } => {
                 let (library, workspace) = self.device.products().expect("made by it");
