@@ -3,6 +3,9 @@
 //!
 //! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`
 
+#[path = "../tests/common/cases.rs"]
+mod cases;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -50,7 +53,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(!failures.is_empty()))
 }
 
-/// The kernels of every sample of every op, once each.
+/// The kernels of every sample of every op, and of the sizes that tests hold kernels to, once each.
 fn instances() -> Result<Vec<KernelSource>, String> {
     let mut seen = HashSet::new();
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
@@ -62,6 +65,13 @@ fn instances() -> Result<Vec<KernelSource>, String> {
                 ridge_runtime::lower(&graph, &outputs, &ridge_cuda::patterns()).map_err(|e| format!("{name}: {e}"))?;
             seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
+    }
+    for case in cases::linears().into_iter().chain(cases::norms()).chain(cases::attentions()) {
+        let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
+        let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
+        let lowered = ridge_runtime::lower(&case.graph, &outputs, &ridge_cuda::patterns());
+        let lowered = lowered.map_err(|e| format!("{}, {}: {e}", case.kernel, case.what))?;
+        seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
     }
     Ok(seen.into_iter().collect())
 }

@@ -4,7 +4,7 @@
 // so that long contexts fill the GPU); `attention_join` puts spans together. Groups of LANES lanes take a position
 // each, and keep a running maximum, sum and weighted values of their own, which are joined in a fixed order.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
+// cache block; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, positions of a span, spans.
 
 #define MASKED -3.0e38f
@@ -61,6 +61,10 @@ extern "C" __global__ __launch_bounds__(256) void attention(
     const i64 side = (i64)keys * BLOCK * DIM;
     const int* row = table + (i64)max(id, 0) * n.v[2];
 
+#if PAIRS
+    __shared__ float cosine[PAIRS], sine[PAIRS];
+    angles(position, cosine, sine);
+#endif
     float query[HEADS][CHUNKS][WIDE], value[HEADS][CHUNKS][WIDE], most[HEADS], total[HEADS];
 #pragma unroll
     for (int h = 0; h < HEADS; ++h) {
@@ -72,7 +76,11 @@ extern "C" __global__ __launch_bounds__(256) void attention(
 #pragma unroll
             for (int i = 0; i < WIDE; ++i) {
                 const int e = (c * LANES + lane) * WIDE + i;
+#if PAIRS
+                query[h][c][i] = e < DIM ? D::wrap(rotated(from, e, cosine, sine)) * scale : 0.0f;
+#else
                 query[h][c][i] = e < DIM ? D::load(from[e]) * scale : 0.0f;
+#endif
                 value[h][c][i] = 0.0f;
             }
     }

@@ -4,8 +4,8 @@
 // in which order depth is summed, so a lane's 16 bytes of a row are the fragments of two products as they come from
 // memory.
 // The order of sums is fixed by depth alone: a row's result does not depend on the others.
-// Defines: D of x, weights and results; ROWS, 8 or 16; WARPS, 8 or 16; COUNT weights; ADD and SWIGLU (of two weights),
-// 0 or 1.
+// Defines: D of x, weights and results; ROWS, 8 or 16; WARPS, 8 or 16; COUNT weights; ADD, BIAS (of dtype BIAS_TYPE)
+// and SWIGLU (of two weights), 0 or 1; NORM, the threads among which a norm of the one row of x is made on the way, 0 for none, with its NORM_TYPE.
 // Numbers: rows, depth (a multiple of 8), then the columns of each weight.
 
 #define DEPTH 32
@@ -13,10 +13,11 @@
 #define SIDES (SWIGLU ? 2 : 1)
 #define STAGES (65536 / (WARPS * 32 * SIDES * 2 * 16))
 
-struct Pointers { const D::Raw* weight[COUNT]; D::Raw* out[COUNT]; };
+struct Pointers { const D::Raw* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
 
 extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
-    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, Pointers p, Numbers<2 + COUNT> n
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps,
+    Pointers p, Numbers<2 + COUNT> n
 ) {
     extern __shared__ uint4 ring[];
     __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
@@ -27,15 +28,17 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
     i64 tile = blockIdx.x, columns = n.v[2];
     const D::Raw* w[SIDES] = {p.weight[0]};
     D::Raw* out = p.out[0];
+    const void* bias = p.bias[0];
     if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
     i64 before = (columns + 15) / 16;
 #pragma unroll
     for (int i = 1; i < COUNT && !SWIGLU; ++i) {
-        if ((i64)blockIdx.x < before) break;
+        if ((i64)blockIdx.x < before) continue;
         tile = blockIdx.x - before;
         columns = n.v[2 + i];
         w[0] = p.weight[i];
         out = p.out[i];
+        bias = p.bias[i];
         before += (columns + 15) / 16;
     }
     const i64 column = tile * 16;
@@ -64,12 +67,20 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
     for (int i = 0; i < STAGES - 1; ++i) fetch(begin + i * WARPS * DEPTH, i);
     others_may_begin();
     after_others();
+#if NORM
+    __shared__ float squares[32];
+    const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
+#endif
     int stage = 0;
     for (i64 k = begin; k - quarter * 8 < depth; k += WARPS * DEPTH) {
         uint4 b[TILES];
 #pragma unroll
         for (int t = 0; t < TILES; ++t)
             b[t] = k < depth ? __ldg((const uint4*)(from[t] + k)) : make_uint4(0, 0, 0, 0);
+#if NORM
+        // One row, which every row of the tile stands for.
+        if (k < depth) b[0] = normed<D, NORM_TYPE>(b[0], gain + k, unit);
+#endif
         copies_wait<STAGES - 2>();
         const int last = stage == 0 ? STAGES - 1 : stage - 1;
         fetch(k + (STAGES - 1) * WARPS * DEPTH, last);
@@ -105,6 +116,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32) void linear_rows(
     }
     const i64 place = (i64)y * columns + column + c;
     float value = total[0];
+    if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
     if (SWIGLU) {
         const float gate = D::wrap(value), up = D::wrap(total[SIDES - 1]);
         value = gate * op_sigmoid(gate) * up;

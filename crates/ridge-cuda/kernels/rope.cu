@@ -1,33 +1,8 @@
 // Rotary position embedding, and the writing of keys and values to a paged cache. Floor: each element read and written
-// once. A block makes HEADS heads of a token. An angle is taken in f64 and brought to one turn before its sine and cosine are taken in
-// f32: at position 10^6 an angle in f32 would be off by a thirtieth of a radian.
-// Defines: D of what is rotated; DIM; HEADS of a block; PAIRS that are rotated, 0 for none; WRITE, 0 or 1; with it CACHE, the dtype of the
-// cache, and BLOCK, the tokens of one of its blocks. FREQUENCIES are radians a position.
+// once. A block makes HEADS heads of a token.
+// Defines: D of what is rotated; DIM; HEADS of a block; those of `rotate.cuh`; WRITE, 0 or 1; with it CACHE, the dtype
+// of the cache, and BLOCK, the tokens of one of its blocks.
 // Numbers: tokens, heads, slots of the cache.
-
-#if PAIRS
-__constant__ double frequency[PAIRS] = {FREQUENCIES};
-
-__device__ inline void angles(int position, float* cosine, float* sine) {
-    for (int i = threadIdx.x; i < PAIRS; i += blockDim.x) {
-        const double turn = 6.283185307179586476925, angle = (double)position * frequency[i];
-        float s, c;
-        sincosf((float)(angle - turn * rint(angle * (1.0 / turn))), &s, &c);
-        cosine[i] = (float)((double)c * SCALE);
-        sine[i] = (float)((double)s * SCALE);
-    }
-    __syncthreads();
-}
-#endif
-
-// Element i of a head at `x`, rotated.
-__device__ inline float rotated(const D::Raw* x, int i, const float* cosine, const float* sine) {
-#if PAIRS
-    if (i < PAIRS) return D::load(x[i]) * cosine[i] - D::load(x[i + PAIRS]) * sine[i];
-    if (i < 2 * PAIRS) return D::load(x[i]) * cosine[i - PAIRS] + D::load(x[i - PAIRS]) * sine[i - PAIRS];
-#endif
-    return D::load(x[i]);
-}
 
 #if WRITE
 extern "C" __global__ __launch_bounds__(256) void kv_write(

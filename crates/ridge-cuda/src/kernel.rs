@@ -76,6 +76,9 @@ pub(crate) enum Slot {
     Scratch,
 }
 
+/// So many bytes into an operand.
+pub(crate) type At = (Slot, usize);
+
 /// An argument of a launch.
 #[derive(Clone, Debug)]
 pub(crate) enum Arg {
@@ -96,7 +99,7 @@ pub(crate) enum Action {
     /// beside what the text declares.
     Launch { source: Arc<Source>, grid: [u32; 3], threads: u32, shared: u32, args: Vec<Arg> },
     /// A matrix product of x, w and perhaps a summand by cuBLASLt, or where that is not to be had by other actions.
-    Product { shape: Shape, x: Slot, w: Slot, r: Option<Slot>, y: Slot, otherwise: Vec<Self> },
+    Product { shape: Shape, x: At, w: At, r: Option<At>, y: At, otherwise: Vec<Self> },
     /// Moves bytes between operands.
     Copy { from: Slot, to: Slot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.

@@ -7,7 +7,7 @@ use ridge_graph::{DType, Prim};
 
 use crate::cublaslt::Shape;
 use crate::fused::combine;
-use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, blocks, each, input, name, numbers, output};
+use crate::kernel::{Action, Arg, At, Kernel, Slot, Source, Spec, blocks, each, input, name, numbers, output};
 use crate::space::around;
 
 const ALONG: &str = include_str!("../kernels/along.cu");
@@ -80,9 +80,9 @@ pub(crate) struct Product {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) depth: usize,
-    pub(crate) a: (Slot, DType),
-    pub(crate) b: (Slot, DType),
-    pub(crate) out: (Slot, DType),
+    pub(crate) a: (At, DType),
+    pub(crate) b: (At, DType),
+    pub(crate) out: (At, DType),
     /// Is the first stored by columns, the second by rows of its transpose?
     pub(crate) transposed: (bool, bool),
 }
@@ -95,9 +95,9 @@ fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
         rows: out.shape[rank - 2],
         columns: out.shape[rank - 1],
         depth: a.shape[if trans_a { rank - 2 } else { rank - 1 }],
-        a: (Slot::Input(0), a.dtype),
-        b: (Slot::Input(1), b.dtype),
-        out: (Slot::Output(0), out.dtype),
+        a: ((Slot::Input(0), 0), a.dtype),
+        b: ((Slot::Input(1), 0), b.dtype),
+        out: ((Slot::Output(0), 0), out.dtype),
         transposed: (trans_a, trans_b),
     })
 }
@@ -109,7 +109,7 @@ pub(crate) fn product(of: &Product) -> Kernel {
     let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
     let (b_depth, b_column) = if trans_b { (1, k) } else { (n, 1) };
     let defines = [("A", name(at)), ("B", name(bt)), ("OUT", name(ot))];
-    let mut args: Vec<Arg> = [a, b, out].into_iter().map(|slot| Arg::Pointer(slot, 0)).collect();
+    let mut args: Vec<Arg> = [a, b, out].into_iter().map(|(slot, offset)| Arg::Pointer(slot, offset)).collect();
     let streams = !trans_a && trans_b && (k * bt.size_bytes()).is_multiple_of(VECTOR_BYTES);
     if streams && m <= 16 && batches * n < 1 << 31 && at.is_float() && bt.is_float() {
         // Code for the next power of two of rows.

@@ -14,7 +14,7 @@ use crate::cublaslt::{Operands, Product};
 use crate::device::{Captured, Device, Event, Loaded, Memory, Pinned, Queue};
 use crate::driver::Address;
 use crate::error::device as failed;
-use crate::kernel::{Action, Arg, Kernel, Slot, Source};
+use crate::kernel::{Action, Arg, At, Kernel, Slot, Source};
 
 /// What no kernel may rely on: NaN in every float dtype.
 const POISON: u8 = 0xff;
@@ -128,7 +128,7 @@ enum Work {
     /// A product by cuBLASLt of x, w, perhaps a summand, and the result.
     Product {
         product: Product,
-        operands: [Slot; 4],
+        operands: [At; 4],
     },
     Copy {
         from: Slot,
@@ -395,7 +395,7 @@ impl CudaRun {
             }
             Work::Product { product, operands } => {
                 let (library, workspace) = self.device.products().expect("made by it");
-                let [x, w, r, y] = operands.map(|slot| self.address(step.launch, slot));
+                let [x, w, r, y] = operands.map(|(slot, offset)| self.address(step.launch, slot) + offset as u64);
                 let of = Operands { x, w, r, y, workspace: workspace.address() };
                 // SAFETY: operands are as large as the plan says and aligned as it aligns, and this bucket holds them
                 // until the step is done; products of one stream take turns with the workspace.

@@ -1,24 +1,34 @@
 //! Attention over the paged cache: `kernels/attention.cu` for any step, `kernels/attention_tiles.cu` for prompts.
 
-use ridge_graph::DType;
-use ridge_graph::ops::PagedAttention;
+use ridge_graph::ops::{PagedAttention, Rope};
+use ridge_graph::{DType, Function};
 
-use super::Entry;
+use super::{Entry, rope};
 use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, grid, input, name, numbers, output};
 
-const ATTENTION: &str = include_str!("../../kernels/attention.cu");
+const ATTENTION: &str = concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/attention.cu"));
 const TILES: &str = include_str!("../../kernels/attention_tiles.cu");
 
-pub(super) const ENTRIES: &[Entry] = &[Entry {
-    name: "attention",
-    pattern: "attention(q, kv, block_table, seq_ids, positions)",
-    supports: |body| {
-        let kv = &body.args[1].ty.shape.0;
-        // What a block holds of its heads fits into shared memory.
-        kv[2].as_const().is_some_and(|heads| heads > 0) && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry {
+        name: "attention",
+        pattern: "attention(q, kv, block_table, seq_ids, positions)",
+        supports: |body| supports(body, 1),
+        make,
     },
-    make,
-}];
+    Entry {
+        name: "rope_attention",
+        pattern: "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
+        supports: |body| supports(body, 2),
+        make,
+    },
+];
+
+/// What a block holds of its heads fits into shared memory.
+fn supports(body: &Function, kv: usize) -> bool {
+    let kv = &body.args[kv].ty.shape.0;
+    kv[2].as_const().is_some_and(|heads| heads > 0) && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
+}
 
 /// Positions of a span: a multiple of what a block takes at a time for every width of heads.
 const SPAN: usize = 256;
@@ -33,6 +43,10 @@ const COLUMNS: usize = 64;
 /// Extents and what both kernels define.
 struct Call<'a> {
     op: &'a PagedAttention,
+    /// What is done to q on the way.
+    rope: Option<&'a Rope>,
+    /// The first input after q and its positions: cache, block table, rows of it, positions.
+    first: usize,
     tokens: usize,
     heads: usize,
     keys: usize,
@@ -58,18 +72,30 @@ impl Call<'_> {
         ]
     }
 
+    /// q, then cache, block table, rows of it, positions.
+    fn inputs(&self, q: Slot) -> Vec<Arg> {
+        std::iter::once(Arg::Pointer(q, 0)).chain((self.first..self.first + 4).map(input)).collect()
+    }
+
     /// On tensor cores, a tile of tokens at a time.
-    fn tiles(&self) -> Result<Kernel, String> {
+    fn tiles(&self, spec: &Spec<'_>) -> Result<Kernel, String> {
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
-        let mut args: Vec<Arg> = (0..5).map(input).collect();
+        // Many tokens are rotated once, rather than by each block that meets them.
+        let mut kernel = Kernel::default();
+        if self.rope.is_some() {
+            kernel = rope::rotate(spec, Slot::Scratch)?;
+            kernel.scratch = spec.inputs[0].bytes;
+        }
+        let mut args = self.inputs(if self.rope.is_some() { Slot::Scratch } else { Slot::Input(0) });
         args.extend([output(0), Arg::Float(self.op.scale as f32), n]);
         let source = source("attention_tiles", &self.defines(), TILES);
-        let mut kernel = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
-        for action in &mut kernel.actions {
+        let mut tiles = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
+        for action in &mut tiles.actions {
             if let Action::Launch { shared, .. } = action {
                 *shared = (2 * 2 * COLUMNS * self.dim * 2) as u32;
             }
         }
+        kernel.actions.extend(tiles.actions);
         Ok(kernel)
     }
 
@@ -88,6 +114,7 @@ impl Call<'_> {
         let spans = if across >= ENOUGH { 1 } else { longest.div_ceil(SPAN).max(1) };
         let span = if spans == 1 { longest } else { SPAN };
         let mut defines = self.defines();
+        defines.extend(rope::rotation(self.rope));
         defines.extend([
             ("CACHE", name(self.cache).into()),
             ("WIDE", wide.to_string()),
@@ -96,7 +123,7 @@ impl Call<'_> {
         ]);
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, span, spans]);
         let scratch = Arg::Pointer(Slot::Scratch, 0);
-        let mut args: Vec<Arg> = (0..5).map(input).collect();
+        let mut args = self.inputs(Slot::Input(0));
         args.extend([output(0), scratch.clone(), Arg::Float(self.op.scale as f32), n]);
         let source_of = |entry, join: &str| {
             let mut all = defines.clone();
@@ -122,12 +149,16 @@ fn source(entry: &'static str, defines: &[(&'static str, String)], text: &str) -
 
 fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
-    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[1], &spec.inputs[2]);
+    let rope = spec.composite::<Rope>();
+    let first = if rope.is_some() { 2 } else { 1 };
+    let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
     let ([tokens, heads, dim], [blocks, _, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
         return Err("q must have three axes and the cache five".into());
     };
     let call = Call {
         op,
+        rope,
+        first,
         tokens: *tokens,
         heads: *heads,
         keys: *keys,
@@ -139,5 +170,5 @@ fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
         dtype: q.dtype,
     };
     let tiled = op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
-    if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles() } else { call.tokens() }
+    if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles(spec) } else { call.tokens() }
 }

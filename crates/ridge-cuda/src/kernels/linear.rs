@@ -1,19 +1,27 @@
 //! Linears with what follows them: `kernels/linear_rows.cu` for few rows, matrix products with a second pass for many.
 
-use ridge_graph::ops::{Linear, LinearGroup};
+use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
 use ridge_graph::{DType, Function, Op};
 
-use super::Entry;
-use crate::kernel::{Action, Arg, Kernel, Operand, Slot, Source, Spec, composite, each, grid, name, numbers};
+use super::{Entry, norm};
+use crate::kernel::{
+    Action, Arg, At, Kernel, Operand, Slot, Source, Spec, composite, each, grid, input, name, numbers, output,
+};
 use crate::prims::{Product, product};
 
-const ROWS: &str = include_str!("../../kernels/linear_rows.cu");
+const ROWS: &str = concat!(include_str!("../../kernels/norm.cuh"), include_str!("../../kernels/linear_rows.cu"));
 const AFTER: &str = include_str!("../../kernels/linear_after.cu");
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry { name: "linear", pattern: "linear(x, w)", supports, make: |s| make(s, After::Nothing) },
     Entry { name: "linear_bias", pattern: "linear(x, w, b)", supports, make: |s| make(s, After::Nothing) },
     Entry { name: "linear_group", pattern: "linear_group(x, ...)", supports, make: |s| make(s, After::Nothing) },
+    Entry {
+        name: "norm_linear_group",
+        pattern: "linear_group(rms_norm(x, w), ...)",
+        supports: normed,
+        make: |s| make(s, After::Nothing),
+    },
     Entry { name: "linear_add", pattern: "add(r, linear(x, w))", supports: adds, make: |s| make(s, After::Add) },
     Entry {
         name: "linear_bias_add",
@@ -27,11 +35,18 @@ pub(super) const ENTRIES: &[Entry] = &[
         supports: gates,
         make: |s| make(s, After::Swiglu),
     },
+    Entry {
+        name: "norm_linear_swiglu",
+        pattern: "swiglu(g@linear_group(rms_norm(x, w), ...).0, g.1)",
+        supports: |body| gates(body) && normed(body),
+        make: |s| make(s, After::Swiglu),
+    },
 ];
 
-/// Blocks from which on 8 warps each fill a GPU, and the depth from which on 16 have enough to do.
-const MANY_TILES: usize = 600;
+/// The depth from which on 16 warps of a block have enough to do.
 const DEEP: usize = 4096;
+/// What begins in scratch memory begins at a multiple of this many bytes.
+const ALIGN: usize = 256;
 
 /// Bytes of a block's ring, as the text has it.
 const RING: u32 = 64 << 10;
@@ -46,12 +61,14 @@ enum After {
     Swiglu,
 }
 
-/// Plain weights; with biases in 16 bits what is kept for a second pass would be rounded too early.
+/// Plain weights.
 fn supports(body: &Function) -> bool {
-    let biases =
-        composite::<Linear>(body).is_some_and(|l| l.bias) || composite::<LinearGroup>(body).is_some_and(|g| g.biases);
-    let wide = body.args.iter().all(|a| a.ty.dtype == DType::F32);
-    body.args.iter().all(|a| a.ty.format.is_none()) && (!biases || wide)
+    body.args.iter().all(|a| a.ty.format.is_none())
+}
+
+/// The norm's row is one that its kernel takes.
+fn normed(body: &Function) -> bool {
+    supports(body) && norm::wide(&body.args[0].ty)
 }
 
 /// Nothing is broadcast.
@@ -67,13 +84,16 @@ fn gates(body: &Function) -> bool {
 
 /// A linear or several of one input.
 struct Linears<'a> {
+    spec: &'a Spec<'a>,
     after: After,
-    /// The input that is x; weights follow, then biases.
+    /// The input that is x.
+    x: usize,
+    /// Is a norm taken of it, by the weight behind it?
+    norm: Option<&'a RmsNorm>,
+    /// The first weight; the others and then biases follow.
     first: usize,
     count: usize,
     biases: bool,
-    x: &'a Operand,
-    weights: &'a [Operand],
     rows: usize,
     depth: usize,
 }
@@ -84,126 +104,162 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Kernel, String> {
         (_, Some(group)) => (group.count, group.biases),
         _ => return Err("no linear in the group".into()),
     };
-    let first = usize::from(after == After::Add);
-    let x = &spec.inputs[first];
-    let depth = x.shape.last().copied().unwrap_or(1);
-    let weights = &spec.inputs[first + 1..][..count];
-    let rows = x.shape[..x.shape.len() - 1].iter().product();
-    let linears = Linears { after, first, count, biases, x, weights, rows, depth };
+    let x = usize::from(after == After::Add);
+    let norm = spec.composite::<RmsNorm>();
+    let shape = &spec.inputs[x].shape;
+    let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
+    let first = x + 1 + usize::from(norm.is_some());
+    let linears = Linears { spec, after, x, norm, first, count, biases, rows, depth };
     if linears.streams() { linears.streamed() } else { linears.multiplied() }
 }
 
+fn flag(on: bool) -> &'static str {
+    if on { "1" } else { "0" }
+}
+
 impl Linears<'_> {
+    fn x(&self) -> &Operand {
+        &self.spec.inputs[self.x]
+    }
+
+    fn weights(&self) -> &[Operand] {
+        &self.spec.inputs[self.first..][..self.count]
+    }
+
+    /// The input that is bias `i`, or the first where there is none.
+    fn bias(&self, i: usize) -> usize {
+        if self.biases { self.first + self.count + i } else { 0 }
+    }
+
     /// Are there few rows, of a dtype that tensor cores take?
     fn streams(&self) -> bool {
-        let dtype = self.x.dtype;
+        let dtype = self.x().dtype;
         matches!(dtype, DType::BF16 | DType::F16)
-            && self.weights.iter().all(|w| w.dtype == dtype)
+            && self.weights().iter().all(|w| w.dtype == dtype)
             && (1..=16).contains(&self.rows)
             && self.depth.is_multiple_of(8)
             && self.depth > 0
-            && !self.biases
+    }
+
+    /// The norm of x into scratch memory, where there is one, and where x is from then on.
+    fn normed(&self) -> Result<(Kernel, At), String> {
+        if self.norm.is_none() {
+            return Ok((Kernel::default(), (Slot::Input(self.x), 0)));
+        }
+        let to = Arg::Pointer(Slot::Scratch, 0);
+        let mut kernel = norm::launch(self.spec, 1, [to.clone(), to])?;
+        kernel.scratch = self.x().bytes.next_multiple_of(ALIGN);
+        Ok((kernel, (Slot::Scratch, 0)))
     }
 
     /// Every weight read once, by one launch.
     fn streamed(&self) -> Result<Kernel, String> {
-        let flag = |on: bool| if on { "1" } else { "0" };
         let gated = self.after == After::Swiglu;
-        let count = self.count.to_string();
-        let columns: Vec<usize> = self.weights.iter().map(|w| w.shape[0]).collect();
+        let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
         let across = columns.iter().map(|n| n.div_ceil(16));
         let tiles = if gated { columns[0].div_ceil(16) } else { across.sum() };
-        // Few blocks need more warps each to keep memory busy.
-        let warps = if tiles < MANY_TILES && self.depth >= DEEP { 16 } else { 8 };
+        let warps = if self.depth >= DEEP && !gated { 16 } else { 8 };
+        // One row's norm is made on the way; those of several would keep the weights waiting.
+        let on_the_way = self.norm.is_some() && self.rows == 1;
+        let threads = norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16);
+        let (mut kernel, x) =
+            if on_the_way { (Kernel::default(), (Slot::Input(self.x), 0)) } else { self.normed()? };
+        let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
-            ("D", name(self.x.dtype)),
+            ("D", name(self.x().dtype)),
             ("ROWS", if self.rows <= 8 { "8" } else { "16" }),
             ("WARPS", &*warps.to_string()),
-            ("COUNT", &*count),
+            ("COUNT", &*self.count.to_string()),
             ("ADD", flag(self.after == After::Add)),
+            ("BIAS", flag(self.biases)),
+            ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
             ("SWIGLU", flag(gated)),
+            ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
+            ("NORM_TYPE", name(gain.dtype)),
         ];
-        let weights = (0..self.count).map(|i| Slot::Input(self.first + 1 + i));
+        let weights = (0..self.count).map(|i| Slot::Input(self.first + i));
         // A gated group has one output.
         let outputs = (0..self.count).map(|i| Slot::Output(if gated { 0 } else { i }));
-        let pointers = Arg::Pointers(weights.chain(outputs).collect());
-        let n = numbers(&[&[self.rows, self.depth][..], &columns].concat());
-        let args = vec![Arg::Pointer(Slot::Input(self.first), 0), Arg::Pointer(Slot::Input(0), 0), pointers, n];
-        let mut kernel = grid(Source::tiled("linear_rows", &defines, ROWS), [tiles, 1, 1], 32 * warps, args)?;
-        for action in &mut kernel.actions {
+        let biases = (0..self.count).map(|i| Slot::Input(self.bias(i)));
+        let args = vec![
+            Arg::Pointer(x.0, x.1),
+            input(0),
+            input(self.x + usize::from(self.norm.is_some())),
+            Arg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
+            Arg::Pointers(weights.chain(outputs).chain(biases).collect()),
+            numbers(&[&[self.rows, self.depth][..], &columns].concat()),
+        ];
+        let mut launch = grid(Source::tiled("linear_rows", &defines, ROWS), [tiles, 1, 1], 32 * warps, args)?;
+        for action in &mut launch.actions {
             if let Action::Launch { shared, .. } = action {
                 *shared = RING;
             }
         }
+        kernel.actions.extend(launch.actions);
         Ok(kernel)
     }
 
     /// A matrix product for each weight, and a pass over what needs one.
     fn multiplied(&self) -> Result<Kernel, String> {
-        let mut kernel = Kernel::default();
-        let size = self.x.dtype.size_bytes();
-        let mut scratch = 0;
-        let mut products = Vec::new();
-        let plain = self.after == After::Nothing && !self.biases;
-        for (i, w) in self.weights.iter().enumerate() {
-            let columns = w.shape[0];
-            // The last product can lie where the result will.
-            let out = if self.after == After::Swiglu && i == 1 { (Slot::Scratch, 0) } else { (Slot::Output(i), 0) };
-            if out.0 == Slot::Scratch {
-                scratch += self.rows * columns * size;
+        let dtype = self.x().dtype;
+        let (mut kernel, x) = self.normed()?;
+        let beside = kernel.scratch;
+        let gated = self.after == After::Swiglu;
+        for (i, w) in self.weights().iter().enumerate() {
+            let elements = self.rows * w.shape[0];
+            // What is rounded once more, and what is combined with another, waits in scratch memory.
+            let (y, result) = match (self.biases, gated && i == 1) {
+                (true, _) => ((Slot::Scratch, beside), DType::F32),
+                (_, true) => ((Slot::Scratch, beside), dtype),
+                _ => ((Slot::Output(i), 0), dtype),
+            };
+            if y.0 == Slot::Scratch {
+                kernel.scratch = kernel.scratch.max(beside + elements * result.size_bytes());
             }
-            products.push(out);
-            kernel.actions.extend(
-                product(&Product {
-                    batches: 1,
-                    rows: self.rows,
-                    columns,
-                    depth: self.depth,
-                    a: (Slot::Input(self.first), self.x.dtype),
-                    b: (Slot::Input(self.first + 1 + i), w.dtype),
-                    out: (out.0, self.x.dtype),
-                    transposed: (false, true),
-                })
-                .actions,
-            );
-        }
-        kernel.scratch = scratch;
-        if plain {
-            return Ok(kernel);
-        }
-        let flag = |on: bool| if on { "1" } else { "0" };
-        let last = if self.after == After::Swiglu { 1 } else { self.count };
-        for i in 0..last {
-            let columns = self.weights[i].shape[0];
-            let bias = self.first + 1 + self.count + i;
-            let defines = [
-                ("D", name(self.x.dtype)),
-                ("ADD", flag(self.after == After::Add)),
-                ("BIAS", flag(self.biases)),
-                ("BIAS_TYPE", "F32"),
-                ("SWIGLU", flag(self.after == After::Swiglu)),
-            ];
-            let other = if self.after == After::Swiglu { products[1] } else { (Slot::Input(0), 0) };
-            let y = Arg::Pointer(Slot::Output(i), 0);
-            let args = vec![
-                y.clone(),
-                Arg::Pointer(other.0, other.1),
-                Arg::Pointer(if self.biases { Slot::Input(bias) } else { Slot::Input(0) }, 0),
-                y,
-                numbers(&[self.rows * columns, columns]),
-            ];
-            let source = Source::new("linear_after", &defines, AFTER);
-            let after = each(source, self.rows * columns, args).actions;
-            match kernel.actions.last_mut() {
-                // cuBLASLt adds by itself.
-                Some(Action::Product { shape, r, otherwise, .. }) if self.after == After::Add && !self.biases => {
-                    shape.added = true;
-                    *r = Some(Slot::Input(0));
-                    otherwise.extend(after);
-                }
-                _ => kernel.actions.extend(after),
+            let of = Product {
+                batches: 1,
+                rows: self.rows,
+                columns: w.shape[0],
+                depth: self.depth,
+                a: (x, dtype),
+                b: ((Slot::Input(self.first + i), 0), w.dtype),
+                out: (y, result),
+                transposed: (false, true),
+            };
+            kernel.actions.extend(product(&of).actions);
+            if self.biases || self.after == After::Add || (gated && i == 1) {
+                let (y, other) = if gated { ((Slot::Output(0), 0), y) } else { (y, (Slot::Input(0), 0)) };
+                let args = vec![
+                    Arg::Pointer(y.0, y.1),
+                    Arg::Pointer(other.0, other.1),
+                    input(self.bias(i)),
+                    output(if gated { 0 } else { i }),
+                    numbers(&[elements, w.shape[0]]),
+                ];
+                self.follow(&mut kernel, result, elements, args);
             }
         }
         Ok(kernel)
+    }
+
+    /// The pass behind the last product, unless cuBLASLt does it.
+    fn follow(&self, kernel: &mut Kernel, result: DType, elements: usize, args: Vec<Arg>) {
+        let defines = [
+            ("Y", name(result)),
+            ("D", name(self.x().dtype)),
+            ("ADD", flag(self.after == After::Add)),
+            ("BIAS", flag(self.biases)),
+            ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
+            ("SWIGLU", flag(self.after == After::Swiglu)),
+        ];
+        let pass = each(Source::new("linear_after", &defines, AFTER), elements, args).actions;
+        match kernel.actions.last_mut() {
+            Some(Action::Product { shape, r, otherwise, .. }) if self.after == After::Add && !self.biases => {
+                shape.added = true;
+                *r = Some((Slot::Input(0), 0));
+                otherwise.extend(pass);
+            }
+            _ => kernel.actions.extend(pass),
+        }
     }
 }

@@ -3,9 +3,9 @@
 use ridge_graph::ops::Rope;
 
 use super::Entry;
-use crate::kernel::{Kernel, Source, Spec, grid, input, name, numbers, output};
+use crate::kernel::{Arg, Kernel, Slot, Source, Spec, grid, input, name, numbers, output};
 
-const ROPE: &str = include_str!("../../kernels/rope.cu");
+const ROPE: &str = concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/rope.cu"));
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry { name: "rope", pattern: "rope(x, positions)", supports: |_| true, make: rope },
@@ -23,8 +23,8 @@ fn held(tokens: usize, heads: usize) -> usize {
     if tokens >= 64 { heads.clamp(1, 32) } else { 2 }
 }
 
-/// Definitions of the rotation; none without `op`.
-fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
+/// What `kernels/rotate.cuh` takes; nothing is rotated without `op`.
+pub(super) fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
     let (freqs, scale) = op.map_or((&[][..], 1.0), |op| (&op.inv_freq[..], op.scale));
     let list = freqs.iter().map(|f| format!("{f:e}")).collect::<Vec<_>>().join(", ");
     [("PAIRS", freqs.len().to_string()), ("FREQUENCIES", list), ("SCALE", format!("{scale:e}"))]
@@ -38,6 +38,11 @@ fn source(entry: &'static str, op: Option<&Rope>, defines: &[(&str, &str)]) -> s
 }
 
 fn rope(spec: &Spec<'_>) -> Result<Kernel, String> {
+    rotate(spec, Slot::Output(0))
+}
+
+/// Inputs 0 and 1, x and positions, to x rotated at `out`.
+pub(super) fn rotate(spec: &Spec<'_>, out: Slot) -> Result<Kernel, String> {
     let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
     let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
     let held = held(tokens, heads);
@@ -47,7 +52,7 @@ fn rope(spec: &Spec<'_>) -> Result<Kernel, String> {
         ("HEADS", &*held.to_string()),
         ("WRITE", "0"),
     ];
-    let args = vec![input(0), input(1), output(0), numbers(&[tokens, heads])];
+    let args = vec![input(0), input(1), Arg::Pointer(out, 0), numbers(&[tokens, heads])];
     grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
 }
 

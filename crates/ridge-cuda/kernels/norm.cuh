@@ -1,0 +1,33 @@
+// Root-mean-square norm of one row by a block that needs it on the way, with the very sums that `norm.cu` makes.
+
+// The factor of a row, from the first THREADS threads of the block; given to all. The row is whole vectors.
+template <class D, int THREADS> __device__ inline float unit_of_row(
+    const typename D::Raw* x, int row, float eps, float* shared
+) {
+    const int wide = 16 / (int)sizeof(typename D::Raw);
+    float square = 0.0f;
+    if (threadIdx.x < THREADS) {
+        for (int at = threadIdx.x * wide; at < row; at += THREADS * wide) {
+            union { uint4 whole; typename D::Raw part[16 / sizeof(typename D::Raw)]; } a;
+            a.whole = *(const uint4*)(x + at);
+#pragma unroll
+            for (int i = 0; i < wide; ++i) square += D::load(a.part[i]) * D::load(a.part[i]);
+        }
+        for (int step = 16; step > 0; step >>= 1) square += __shfl_xor_sync(0xffffffffu, square, step);
+        if ((threadIdx.x & 31) == 0) shared[threadIdx.x >> 5] = square;
+    }
+    __syncthreads();
+    square = shared[0];
+    for (int warp = 1; warp < THREADS / 32; ++warp) square += shared[warp];
+    return op_rsqrt(square / (float)row + eps);
+}
+
+// A vector of the row, normed and rounded.
+template <class D, class W> __device__ inline uint4 normed(uint4 x, const typename W::Raw* gain, float unit) {
+    union { uint4 whole; typename D::Raw part[16 / sizeof(typename D::Raw)]; } a;
+    a.whole = x;
+#pragma unroll
+    for (int i = 0; i < 16 / (int)sizeof(typename D::Raw); ++i)
+        a.part[i] = D::store(D::load(a.part[i]) * unit * W::load(__ldg(gain + i)));
+    return a.whole;
+}

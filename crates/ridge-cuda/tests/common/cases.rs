@@ -1,0 +1,183 @@
+//! Graphs at whose sizes hand-written kernels change their ways: few and many rows, long and ragged contexts, odd columns.
+
+use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
+use ridge_graph::{Builder, DType, Graph, Result, Sym, Tensor, Type, Var};
+
+/// A graph that `kernel` must claim whole. Inputs that are not given are random.
+pub(crate) struct Case {
+    pub(crate) kernel: &'static str,
+    pub(crate) what: String,
+    pub(crate) graph: Graph,
+    pub(crate) given: Vec<(&'static str, Tensor)>,
+}
+
+fn case(kernel: &'static str, what: &str, build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Case {
+    let mut g = Builder::new();
+    let outputs = build(&mut g).expect("builds");
+    let outputs = outputs.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();
+    Case { kernel, what: what.to_owned(), graph: g.finish(outputs).expect("finishes"), given: Vec::new() }
+}
+
+/// Linears with what goes before and after them.
+pub(crate) fn linears() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for rows in [1, 2, 7, 8, 9, 16, 17, 70] {
+            for (depth, columns) in [(8, 5), (264, 33), (1024, 48), (2056, 16)] {
+                let what = format!("{dtype}, {rows} x {depth} x {columns}");
+                let input = |g: &mut Builder, name: &str, width: usize| {
+                    g.step_input(name, Type::tensor(dtype, [rows, width]))
+                };
+                let weight = |g: &mut Builder, name: &str, columns: usize| {
+                    g.weight(name, Type::tensor(dtype, [columns, depth]))
+                };
+                let normed = |g: &mut Builder| {
+                    let x = input(g, "x", depth)?;
+                    let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
+                    g.rms_norm(x, gain, 1e-5)
+                };
+                let gated = |g: &mut Builder, x: Var| {
+                    let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
+                    let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
+                    Ok(vec![g.swiglu(gate, up)?])
+                };
+                let three = |g: &mut Builder, x: Var| {
+                    let mut outputs = Vec::new();
+                    for (name, columns) in [("q", columns), ("k", 17), ("v", columns + 3)] {
+                        let w = weight(g, name, columns)?;
+                        outputs.push(g.linear(x, w)?);
+                    }
+                    Ok(outputs)
+                };
+                cases.push(case("linear", &what, |g| {
+                    let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
+                    Ok(vec![g.linear(x, w)?])
+                }));
+                cases.push(case("linear_bias", &what, |g| {
+                    let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
+                    let b = g.weight("b", Type::tensor(dtype, [columns]))?;
+                    Ok(vec![g.linear_bias(x, w, Some(b))?])
+                }));
+                cases.push(case("linear_group", &what, |g| {
+                    let x = input(g, "x", depth)?;
+                    three(g, x)
+                }));
+                cases.push(case("linear_add", &what, |g| {
+                    let (x, r, w) = (input(g, "x", depth)?, input(g, "r", columns)?, weight(g, "w", columns)?);
+                    let y = g.linear(x, w)?;
+                    Ok(vec![g.add(r, y)?])
+                }));
+                cases.push(case("linear_swiglu", &what, |g| {
+                    let x = input(g, "x", depth)?;
+                    gated(g, x)
+                }));
+                cases.push(case("norm_linear_group", &what, |g| {
+                    let x = normed(g)?;
+                    three(g, x)
+                }));
+                cases.push(case("norm_linear_swiglu", &what, |g| {
+                    let x = normed(g)?;
+                    gated(g, x)
+                }));
+            }
+        }
+    }
+    cases
+}
+
+/// Norms of rows up to the widest.
+pub(crate) fn norms() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for (rows, width) in [(1, 8), (3, 264), (2, 4096), (5, 5120), (1, 16_384)] {
+            let what = format!("{dtype}, {rows} x {width}");
+            let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
+            let gain = |g: &mut Builder| g.weight("gain", Type::tensor(DType::BF16, [width]));
+            cases.push(case("rms_norm", &what, |g| {
+                let (x, w) = (row(g, "x")?, gain(g)?);
+                Ok(vec![g.rms_norm(x, w, 1e-5)?])
+            }));
+            cases.push(case("add_rms_norm", &what, |g| {
+                let (x, r, w) = (row(g, "x")?, row(g, "r")?, gain(g)?);
+                let sum = g.add(x, r)?;
+                Ok(vec![g.rms_norm(sum, w, 1e-5)?, sum])
+            }));
+        }
+    }
+    cases
+}
+
+/// A step of sequences of these `(cached, new)` tokens, with some padding at the end, in blocks of 16 in no order.
+struct Step {
+    table: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    blocks: usize,
+}
+
+impl Step {
+    fn new(sequences: &[(usize, usize)], padding: usize, spare: usize) -> Self {
+        let columns = sequences.iter().map(|(cached, new)| (cached + new).div_ceil(16)).max().unwrap_or(0) + spare;
+        let blocks = sequences.len() * columns;
+        let (mut ids, mut positions) = (Vec::new(), Vec::new());
+        for (i, (cached, new)) in sequences.iter().enumerate() {
+            ids.extend(std::iter::repeat_n(i as i64, *new));
+            positions.extend((0..*new).map(|t| (cached + t) as i64));
+        }
+        ids.extend(std::iter::repeat_n(-1, padding));
+        positions.extend(std::iter::repeat_n(0, padding));
+        let int = |shape: &[usize], values: Vec<i64>| Tensor::int(DType::I32, shape, values);
+        let table = (0..blocks as i64).map(|i| blocks as i64 - 1 - i).collect();
+        Self {
+            table: int(&[sequences.len(), columns], table),
+            positions: int(&[positions.len()], positions),
+            ids: int(&[ids.len()], ids),
+            blocks,
+        }
+    }
+}
+
+/// Attention of prompts, of single tokens, and of both at once.
+pub(crate) fn attentions() -> Vec<Case> {
+    let prompt: &[(usize, usize)] = &[(0, 150)];
+    let ragged: &[(usize, usize)] = &[(0, 60), (70, 33), (3, 1), (200, 47)];
+    let decode: &[(usize, usize)] = &[(300, 1), (15, 1), (0, 1), (530, 1)];
+    let mixed: &[(usize, usize)] = &[(100, 1), (0, 40), (257, 1)];
+    let dtypes = [DType::BF16, DType::F16, DType::F32, DType::F32];
+    let caches = [DType::BF16, DType::F16, DType::F32, DType::BF16];
+    let mut cases = Vec::new();
+    for (dtype, cache) in dtypes.into_iter().zip(caches) {
+        for (dim, heads, keys) in [(64, 4, 2), (128, 2, 1), (80, 1, 1), (256, 3, 1)] {
+            for (sequences, padding) in [(prompt, 0), (ragged, 5), (decode, 0), (mixed, 2)] {
+                for (window, softcap, rope) in
+                    [(None, None, false), (None, None, true), (Some(40), None, false), (None, Some(2.0), false)]
+                {
+                    // The meaning copies the cache for each token: not every combination is worth its time.
+                    let special = window.is_some() || softcap.is_some() || rope;
+                    if (special && (dim != 64 || dtype == DType::F16)) || (dim > 64 && dtype == DType::F32) {
+                        continue;
+                    }
+                    let step = Step::new(sequences, padding, 1);
+                    let tokens = step.ids.shape[0];
+                    let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
+                    let op = PagedAttention { window, softcap, ..op };
+                    let what = format!("{dtype} over {cache}, dim {dim}, {sequences:?}, {window:?}, {softcap:?}");
+                    let kernel = if rope { "rope_attention" } else { "attention" };
+                    let mut case = case(kernel, &what, |g| {
+                        let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
+                        let kv = g.state("kv", Type::state(cache, [step.blocks, 2, keys, 16, dim]))?;
+                        let int = |g: &mut Builder, name: &str, of: &Tensor| g.step_input(name, of.ty());
+                        let table = int(g, "table", &step.table)?;
+                        let (ids, positions) = (int(g, "ids", &step.ids)?, int(g, "positions", &step.positions)?);
+                        let rotated = Rope { inv_freq: rope_frequencies(10_000.0, dim).into(), scale: 1.0 };
+                        let q = if rope { g.rope(q, positions, &rotated)? } else { q };
+                        Ok(vec![g.attention(q, kv, table, ids, positions, op)?])
+                    });
+                    case.given = vec![("table", step.table), ("ids", step.ids), ("positions", step.positions)];
+                    cases.push(case);
+                }
+            }
+        }
+    }
+    cases
+}
