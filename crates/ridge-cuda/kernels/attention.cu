@@ -24,6 +24,14 @@ __device__ inline float bent(float score) {
 #endif
 }
 
+// The weight of a score less the largest: in 16 bits by the quick power of two, whose error is far below a rounding.
+__device__ inline float power(float x) {
+    if (sizeof(D::Raw) > 2) return expf(x);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504088896340736f));
+    return y;
+}
+
 #if JOIN
 // Numbers: tokens, query heads, spans. A block makes one head of a token.
 extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out, Numbers<3> n) {
@@ -34,11 +42,11 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
     const float* of = partial + at * spans * (DIM + 2);
     float most = MASKED, total = 0.0f;
     for (int s = 0; s < spans; ++s) most = op_max(most, of[s * (DIM + 2)]);
-    for (int s = 0; s < spans; ++s) total += of[s * (DIM + 2) + 1] * expf(of[s * (DIM + 2)] - most);
+    for (int s = 0; s < spans; ++s) total += of[s * (DIM + 2) + 1] * power(of[s * (DIM + 2)] - most);
     const float scale = total == 0.0f ? 1.0f : 1.0f / total;
     for (int e = threadIdx.x; e < DIM; e += blockDim.x) {
         float sum = 0.0f;
-        for (int s = 0; s < spans; ++s) sum += of[s * (DIM + 2) + 2 + e] * expf(of[s * (DIM + 2)] - most);
+        for (int s = 0; s < spans; ++s) sum += of[s * (DIM + 2) + 2 + e] * power(of[s * (DIM + 2)] - most);
         out[at * DIM + e] = D::store(sum * scale);
     }
 }
@@ -104,28 +112,42 @@ extern "C" __global__ __launch_bounds__(256) void attention(
             }
         }
 #pragma unroll
-        for (int a = 0; a < AHEAD; ++a) {
-            const bool seen = start + a * GROUPS + group < end;
+        for (int h = 0; h < HEADS; ++h) {
+            float score[AHEAD], largest = most[h];
 #pragma unroll
-            for (int h = 0; h < HEADS; ++h) {
-                float score = 0.0f;
-#pragma unroll
-                for (int c = 0; c < CHUNKS; ++c)
-#pragma unroll
-                    for (int i = 0; i < WIDE; ++i)
-                        score = fmaf(query[h][c][i], CACHE::load(ks[a][c].part[i]), score);
-#pragma unroll
-                for (int step = LANES / 2; step > 0; step >>= 1) score += __shfl_xor_sync(0xffffffffu, score, step);
-                score = seen ? bent(score) : MASKED;
-                const float larger = op_max(most[h], score);
-                const float keep = expf(most[h] - larger), weight = seen ? expf(score - larger) : 0.0f;
-                most[h] = larger;
-                total[h] = total[h] * keep + weight;
+            for (int a = 0; a < AHEAD; ++a) {
+                score[a] = 0.0f;
 #pragma unroll
                 for (int c = 0; c < CHUNKS; ++c)
 #pragma unroll
                     for (int i = 0; i < WIDE; ++i)
-                        value[h][c][i] = fmaf(weight, CACHE::load(vs[a][c].part[i]), value[h][c][i] * keep);
+                        score[a] = fmaf(query[h][c][i], CACHE::load(ks[a][c].part[i]), score[a]);
+            }
+#pragma unroll
+            for (int step = LANES / 2; step > 0; step >>= 1)
+#pragma unroll
+                for (int a = 0; a < AHEAD; ++a) score[a] += __shfl_xor_sync(0xffffffffu, score[a], step);
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                score[a] = start + a * GROUPS + group < end ? bent(score[a]) : MASKED;
+                largest = op_max(largest, score[a]);
+            }
+            const float keep = power(most[h] - largest);
+            most[h] = largest;
+            total[h] *= keep;
+#pragma unroll
+            for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                for (int i = 0; i < WIDE; ++i) value[h][c][i] *= keep;
+#pragma unroll
+            for (int a = 0; a < AHEAD; ++a) {
+                const float weight = score[a] == MASKED ? 0.0f : power(score[a] - largest);
+                total[h] += weight;
+#pragma unroll
+                for (int c = 0; c < CHUNKS; ++c)
+#pragma unroll
+                    for (int i = 0; i < WIDE; ++i)
+                        value[h][c][i] = fmaf(weight, CACHE::load(vs[a][c].part[i]), value[h][c][i]);
             }
         }
     }
@@ -141,16 +163,27 @@ extern "C" __global__ __launch_bounds__(256) void attention(
             }
     }
     __syncthreads();
+    // Each group's factor, in the place of its maximum.
+    __shared__ float largest_of[HEADS], all_of[HEADS];
+    if (threadIdx.x < HEADS) {
+        float largest = MASKED, all = 0.0f;
+        for (int g = 0; g < GROUPS; ++g) largest = op_max(largest, maxima[g][threadIdx.x]);
+        for (int g = 0; g < GROUPS; ++g) {
+            const float factor = power(maxima[g][threadIdx.x] - largest);
+            all += totals[g][threadIdx.x] * factor;
+            maxima[g][threadIdx.x] = factor;
+        }
+        largest_of[threadIdx.x] = largest;
+        all_of[threadIdx.x] = all;
+    }
+    __syncthreads();
     for (int i = threadIdx.x; i < HEADS * DIM; i += blockDim.x) {
         const int h = i / DIM, e = i % DIM;
         if (head + h >= (key + 1) * SHARE) break;
-        float largest = MASKED, sum = 0.0f, all = 0.0f;
-        for (int g = 0; g < GROUPS; ++g) largest = op_max(largest, maxima[g][h]);
-        for (int g = 0; g < GROUPS; ++g) {
-            const float factor = expf(maxima[g][h] - largest);
-            all += totals[g][h] * factor;
-            sum += values[g][h][e] * factor;
-        }
+        float sum = 0.0f;
+#pragma unroll 8
+        for (int g = 0; g < GROUPS; ++g) sum += values[g][h][e] * maxima[g][h];
+        const float largest = largest_of[h], all = all_of[h];
         const i64 at = token * heads + head + h;
         if (spans == 1) {
             out[at * DIM + e] = D::store(all == 0.0f ? 0.0f : sum / all);

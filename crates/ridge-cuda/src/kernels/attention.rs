@@ -32,6 +32,8 @@ fn supports(body: &Function, kv: usize) -> bool {
 
 /// Positions of a span: a multiple of what a block takes at a time for every width of heads.
 const SPAN: usize = 256;
+/// Blocks up to which a GPU has room for one head each.
+const FEW: usize = 264;
 /// Blocks beyond which the GPU is full without spans.
 const ENOUGH: usize = 528;
 /// Tokens for each sequence from which on tiles are quicker.
@@ -107,7 +109,9 @@ impl Call<'_> {
         let lanes = self.dim.div_ceil(wide).next_power_of_two().min(32);
         // Shared memory holds the values of all groups: 36 kB at most.
         let most = 36_864 / (256 / lanes * (self.dim + 2) * 4);
-        let held = [4, 2].into_iter().find(|n| *n <= most && *n <= share).unwrap_or(1);
+        // A block for each head while there are few; then heads that share a key share its reading.
+        let alone = self.tokens * self.heads <= FEW;
+        let held = [4, 2].into_iter().filter(|_| !alone).find(|n| *n <= most && *n <= share).unwrap_or(1);
         let parts = share.div_ceil(held);
         let across = self.tokens * self.keys * parts;
         let longest = self.columns * self.block;
