@@ -8,7 +8,7 @@ use ridge_graph::passes::{self, Pattern};
 use ridge_graph::{Bindings, Graph, Type};
 use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
 
-use crate::buffer::{Memory, Storage, storage};
+use crate::buffer::{ALIGN, Memory, Storage, storage};
 use crate::kernel::{Block, Scratch};
 use crate::kernels;
 use crate::pool::{Job, Pool, Steps};
@@ -155,7 +155,11 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        let aligned = |p: &WeightData| (p.bytes().as_ptr() as usize).is_multiple_of(ty.dtype.size_bytes());
+        // A file's bytes are used where they lie; what is nobody else's may as well begin on a cache line.
+        let aligned = |p: &WeightData| {
+            let align = if matches!(p, WeightData::Owned(_)) { ALIGN } else { ty.dtype.size_bytes() };
+            (p.bytes().as_ptr() as usize).is_multiple_of(align)
+        };
         if ty.format.is_none() && aligned(&parts[0]) {
             let part = parts.swap_remove(0);
             return Ok(Buffer::new(bytes, Arc::new(Storage::Mapped(part))));

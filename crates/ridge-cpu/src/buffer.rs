@@ -4,17 +4,24 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use memmap2::MmapMut;
 use ridge_runtime::{Result, RuntimeError, WeightData};
 
 use crate::kernel::Block;
 
 /// Alignment of every allocation: a cache line and a full vector register.
-const ALIGN: usize = 64;
+pub(crate) const ALIGN: usize = 64;
+
+/// Bytes from which on memory is pages of its own, huge ones where the system has them: walking through gigabytes takes
+/// a look into the page table for every 4 KiB otherwise.
+const PAGES: usize = 4 << 20;
 
 /// Zeroed memory of fixed size.
 pub(crate) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
+    /// What it is part of, unless it was allocated.
+    pages: Option<MmapMut>,
 }
 
 // SAFETY: plain bytes. Who may touch them when is the device's order of steps: see `pool`.
@@ -31,11 +38,19 @@ impl Memory {
             needed: bytes,
             remedy: "use a smaller context, batch or model",
         };
+        if bytes >= PAGES {
+            let mut pages = MmapMut::map_anon(bytes).map_err(|_| refused())?;
+            // Without huge pages it is slower, and nothing else.
+            #[cfg(target_os = "linux")]
+            let _ = pages.advise(memmap2::Advice::HugePage);
+            let ptr = NonNull::from(&mut pages[..]).cast();
+            return Ok(Self { ptr, bytes, pages: Some(pages) });
+        }
         // Never zero, so that every block has an address of its own.
         let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).map_err(|_| refused())?;
         // SAFETY: the layout is not of size zero.
         let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(Self { ptr, bytes })
+        Ok(Self { ptr, bytes, pages: None })
     }
 
     pub(crate) fn block(&self) -> Block {
@@ -60,6 +75,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.pages.is_some() {
+            return;
+        }
         // SAFETY: allocated in `zeroed` with this very layout.
         unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes.max(ALIGN), ALIGN)) }
     }

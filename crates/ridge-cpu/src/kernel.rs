@@ -14,9 +14,29 @@ pub(crate) trait Kernel: Send + Sync {
     /// What one piece takes, in nanoseconds, roughly: decides into how many parts the work is worth cutting.
     fn nanos_per_piece(&self) -> f64;
 
+    /// Work that must be done before the first piece, if there is some.
+    fn preparation(&self) -> Option<Preparation> {
+        None
+    }
+
+    /// Does `pieces` of the preparation, into the parts of [`Io::room`] that belong to them.
+    fn prepare(&self, _io: &Io<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {}
+
     /// Computes `pieces`. Different threads get ranges that do not overlap, and every piece is in exactly one range.
     /// A kernel writes only the output elements of its pieces.
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch);
+}
+
+/// Work on a kernel's inputs that all of its pieces share, such as another layout: done by all threads before the first
+/// piece, once for a run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Preparation {
+    /// Bytes that it fills of the workspace, from [`Io::room`] on; all pieces may read them.
+    pub(crate) bytes: usize,
+    /// As [`Kernel::pieces`].
+    pub(crate) pieces: usize,
+    /// As [`Kernel::nanos_per_piece`].
+    pub(crate) nanos_per_piece: f64,
 }
 
 /// A tensor's type with numbers for its extents.
@@ -78,6 +98,8 @@ pub(crate) struct Block {
 pub(crate) struct Io<'a> {
     pub(crate) inputs: &'a [Block],
     pub(crate) outputs: &'a [Block],
+    /// What the kernel's [`Preparation`] fills.
+    pub(crate) room: Block,
 }
 
 /// Plain old data that operands consist of.
@@ -111,9 +133,24 @@ impl<'a> Io<'a> {
         self.input_at(index, 0)
     }
 
+    /// What was prepared, as elements of `T`.
+    pub(crate) fn prepared<T: Pod>(&self) -> &'a [T] {
+        assert!((self.room.ptr as usize).is_multiple_of(align_of::<T>()));
+        // SAFETY: memory of the run, initialised, aligned as just checked, and written by nobody while pieces run.
+        unsafe { std::slice::from_raw_parts(self.room.ptr.cast::<T>(), self.room.bytes / size_of::<T>()) }
+    }
+
+    /// Where to prepare, as elements of `T`.
+    pub(crate) fn room<T: Pod>(&self) -> Output<'a, T> {
+        Self::shared(self.room)
+    }
+
     /// Output `index` as elements of `T`.
     pub(crate) fn output<T: Pod>(&self, index: usize) -> Output<'a, T> {
-        let block = self.outputs[index];
+        Self::shared(self.outputs[index])
+    }
+
+    fn shared<T: Pod>(block: Block) -> Output<'a, T> {
         assert!((block.ptr as usize).is_multiple_of(align_of::<T>()));
         Output { ptr: block.ptr.cast(), len: block.bytes / size_of::<T>(), lives: PhantomData }
     }
@@ -128,6 +165,18 @@ pub(crate) struct Output<'a, T> {
 }
 
 impl<'a, T: Pod> Output<'a, T> {
+    /// Brings the cache line of element `at` here, to be written soon.
+    pub(crate) fn fetch(&self, at: usize) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: fetching ahead touches nothing, whatever the address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_ET0>(self.ptr.wrapping_add(at).cast());
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = at;
+    }
+
     /// Elements `range`, to be written (and, of a state, read).
     ///
     /// # Safety

@@ -11,12 +11,15 @@ use ridge_runtime::{
 
 use crate::backend::Device;
 use crate::buffer::{Memory, Storage, storage};
-use crate::kernel::{Block, Io, Kernel, Operand, POISON, Scratch, Spec};
+use crate::kernel::{Block, Io, Kernel, Operand, POISON, Preparation, Scratch, Spec};
 use crate::pool::{Job, MAX_CHUNKS, Steps};
 use crate::{fused, kernels, prims};
 
 /// The least work that is worth handing to another thread.
 const NANOS_PER_CHUNK: f64 = 10_000.0;
+
+/// A cache line.
+const ROOM_ALIGN: usize = 64;
 
 /// Chunks a thread, so that one that was late or slowed down does not hold up the others.
 const CHUNKS_PER_THREAD: usize = 4;
@@ -29,6 +32,10 @@ pub(crate) struct CpuProgram {
 impl CpuProgram {
     pub(crate) fn new(device: Arc<Device>, graph: Arc<Graph>) -> Self {
         Self { device, graph }
+    }
+
+    fn kernels(&self, plan: &Plan, bindings: &Bindings) -> Result<Vec<Arc<dyn Kernel>>> {
+        plan.kernels.iter().map(|k| self.kernel(k, bindings).map(Arc::from)).collect()
     }
 
     fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings) -> Result<Box<dyn Kernel>> {
@@ -69,6 +76,17 @@ impl CpuProgram {
     }
 }
 
+/// Where the room of preparations begins in the workspace: behind what the plan places there.
+fn room_offset(plan: &Plan) -> usize {
+    plan.arena_bytes.next_multiple_of(ROOM_ALIGN)
+}
+
+/// Bytes of workspace: values of the plan, and room for the largest preparation.
+fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> usize {
+    let room = kernels.iter().filter_map(|k| k.preparation()).map(|p| p.bytes).max().unwrap_or(0);
+    if room == 0 { plan.arena_bytes } else { room_offset(plan) + room }
+}
+
 fn operand(ty: &Type, bindings: &Bindings) -> Result<Operand> {
     Ok(Operand {
         dtype: ty.dtype,
@@ -81,8 +99,7 @@ fn operand(ty: &Type, bindings: &Bindings) -> Result<Operand> {
 impl Program for CpuProgram {
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
         let plan = plan(&self.graph, bindings)?;
-        let kernels =
-            plan.kernels.iter().map(|k| self.kernel(k, bindings).map(Arc::from)).collect::<Result<Vec<_>>>()?;
+        let kernels = self.kernels(&plan, bindings)?;
         let hold = |kind: &'static str, buffers: &[Buffer], wanted: &[usize]| -> Result<Vec<Arc<Storage>>> {
             if buffers.len() != wanted.len() || buffers.iter().zip(wanted).any(|(b, w)| b.bytes() < *w) {
                 let given: Vec<usize> = buffers.iter().map(Buffer::bytes).collect();
@@ -104,15 +121,17 @@ impl Program for CpuProgram {
         let staging = |sizes: &[usize]| sizes.iter().map(|n| Memory::zeroed(*n, "staging")).collect::<Result<Vec<_>>>();
         let memory =
             Regions { weights, states, inputs: staging(&plan.input_bytes)?, outputs: staging(&plan.output_bytes)? };
-        let (arena, arena_number) = self.device.arena(plan.arena_bytes)?;
+        let arena_bytes = arena_bytes(&plan, &kernels);
+        let (arena, arena_number) = self.device.arena(arena_bytes)?;
         let steps = Arc::new(Bound::new(&self.graph, &plan, bindings, kernels, memory, arena, &self.device)?);
         let job = Arc::new(Job::new(Box::new(Shared(Arc::clone(&steps)))));
         let device = Arc::clone(&self.device);
-        Ok(Box::new(CpuRun { device, steps, job, arena_bytes: plan.arena_bytes, arena_number }))
+        Ok(Box::new(CpuRun { device, steps, job, arena_bytes, arena_number }))
     }
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        Ok(plan(&self.graph, bindings)?.arena_bytes)
+        let plan = plan(&self.graph, bindings)?;
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings)?))
     }
 }
 
@@ -136,7 +155,9 @@ struct Step {
     kernel: Arc<dyn Kernel>,
     pieces: usize,
     chunks: u16,
-    /// Its operands are `blocks[first..][..inputs]`, then as many as there are outputs.
+    /// Is this the kernel's preparation?
+    prepares: bool,
+    /// Its operands are `blocks[first..][..inputs]`, then as many as there are outputs, then the room to prepare in.
     first: usize,
     inputs: usize,
     outputs: usize,
@@ -190,9 +211,10 @@ impl Bound {
     ) -> Result<Self> {
         let mut steps = Vec::with_capacity(plan.launches.len());
         let mut addresses = Vec::new();
+        let arena_bytes = arena_bytes(plan, &kernels);
         if device.poison {
             let outputs = plan.output_bytes.iter().enumerate().map(|(i, b)| (Region::Output(i as u32), *b));
-            let regions = std::iter::once((Region::Arena, plan.arena_bytes)).chain(outputs);
+            let regions = std::iter::once((Region::Arena, arena_bytes)).chain(outputs);
             steps.push(poisoned(regions, &mut addresses));
         }
         for launch in &plan.launches {
@@ -213,15 +235,26 @@ impl Bound {
             for (place, ty) in launch.outputs.iter().zip(&node.outputs) {
                 addresses.push(Address { place: *place, bytes: bytes(ty)? });
             }
-            steps.push(Step {
-                of: Some((of.func, of.node)),
-                chunks: chunks(pieces, kernel.nanos_per_piece(), device.pool.threads()),
-                kernel,
-                pieces,
-                first,
-                inputs: launch.inputs.len(),
-                outputs: launch.outputs.len(),
-            });
+            let preparation = kernel.preparation();
+            let room =
+                Place { region: Region::Arena, offset: if preparation.is_some() { room_offset(plan) } else { 0 } };
+            addresses.push(Address { place: room, bytes: preparation.map_or(0, |p| p.bytes) });
+            let mut add = |prepares: bool, pieces: usize, nanos: f64| {
+                steps.push(Step {
+                    of: Some((of.func, of.node)),
+                    chunks: chunks(pieces, nanos, device.pool.threads()),
+                    kernel: Arc::clone(&kernel),
+                    pieces,
+                    prepares,
+                    first,
+                    inputs: launch.inputs.len(),
+                    outputs: launch.outputs.len(),
+                });
+            };
+            if let Some(Preparation { pieces, nanos_per_piece, .. }) = preparation {
+                add(true, pieces, nanos_per_piece);
+            }
+            add(false, pieces, kernel.nanos_per_piece());
         }
         if device.poison {
             let inputs = plan.input_bytes.iter().enumerate().map(|(i, b)| (Region::Input(i as u32), *b));
@@ -269,7 +302,8 @@ fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<
     let first = addresses.len();
     addresses.extend(regions.map(|(region, bytes)| Address { place: Place { region, offset: 0 }, bytes }));
     let outputs = addresses.len() - first;
-    Step { of: None, kernel: Arc::new(Poison), pieces: 1, chunks: 1, first, inputs: 0, outputs }
+    addresses.push(Address { place: Place { region: Region::Arena, offset: 0 }, bytes: 0 });
+    Step { of: None, kernel: Arc::new(Poison), pieces: 1, chunks: 1, prepares: false, first, inputs: 0, outputs }
 }
 
 /// Fills its outputs with what no kernel may rely on.
@@ -315,14 +349,19 @@ impl Steps for Shared {
         let step = &self.0.steps[launch];
         // SAFETY: a step is running, so nobody writes `resolved`.
         let blocks = unsafe { &(*self.0.resolved.get()).blocks };
-        let operands = &blocks[step.first..][..step.inputs + step.outputs];
-        let (inputs, outputs) = operands.split_at(step.inputs);
+        let (inputs, rest) = blocks[step.first..].split_at(step.inputs);
+        let (outputs, rest) = rest.split_at(step.outputs);
+        let io = Io { inputs, outputs, room: rest[0] };
         let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
         let pieces = step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks;
         if self.0.poison {
             scratch.poison();
         }
-        step.kernel.run(&Io { inputs, outputs }, pieces, scratch);
+        if step.prepares {
+            step.kernel.prepare(&io, pieces, scratch);
+        } else {
+            step.kernel.run(&io, pieces, scratch);
+        }
         let watch = &self.0.watch;
         if watch.on.load(Ordering::Relaxed) {
             watch.ends[launch].fetch_max(watch.now(), Ordering::Relaxed);
@@ -395,6 +434,10 @@ impl Run for CpuRun {
         outcome?;
         let mut times = Vec::with_capacity(self.steps.steps.len());
         for (step, end) in self.steps.steps.iter().zip(&watch.ends) {
+            if step.prepares {
+                // Its time is that of what it prepares for.
+                continue;
+            }
             let end = end.load(Ordering::Relaxed);
             if let Some((func, node)) = step.of {
                 times.push(LaunchTime { func, node, seconds: end.saturating_sub(before) as f64 * 1e-9 });

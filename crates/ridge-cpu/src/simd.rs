@@ -13,7 +13,8 @@ mod exp;
 use std::sync::LazyLock;
 
 pub(crate) use convert::{
-    E4M3, E5M2, Element, load, place, put, round, scaled, store, view, widen, widen_lanes, with_element,
+    E4M3, E5M2, Element, add_rows, load, place, put, round, scaled, store, store_rows, view, widen, widen_lanes,
+    with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 

@@ -41,7 +41,7 @@ fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_ro
 fn a_product_is_the_same_for_one_row_and_for_many() {
     let q8 = FormatRef::new(Q8_0);
     for (inner, columns, rows) in
-        [(8, 5, 75), (33, 40, 300), (64, 37, 75), (172, 64, 75), (1056, 50, 75), (2112, 33, 90)]
+        [(8, 5, 75), (33, 40, 300), (64, 37, 75), (172, 64, 75), (1056, 50, 75), (2112, 33, 90), (4160, 200, 100)]
     {
         for (dtype, of_x, stored) in [
             (DType::F32, DType::F32, None),

@@ -10,6 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod on_tiles;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -20,7 +22,7 @@ use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
 use ridge_graph::{DType, Function, Op};
 
 use super::Entry;
-use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
+use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
 use crate::simd::{self, LANES};
 use source::{Plain, Quantised};
 use tile::{Room, Tile};
@@ -131,7 +133,8 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let on_tiles = on_tiles(x, &spec.inputs[first + 1..][..count]);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
-    let (tile, row_block) = if on_tiles { (amx::COLUMNS, amx::row_block(x.dtype)) } else { (tile, row_block) };
+    let (tile, row_block) =
+        if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
     let mut tiles = 0;
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
@@ -188,6 +191,16 @@ impl Kernel for Linear {
 
     fn nanos_per_piece(&self) -> f64 {
         self.nanos_per_piece
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn preparation(&self) -> Option<Preparation> {
+        self.on_tiles.then(|| self.preparation_on_tiles()).flatten()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+        self.prepare_on_tiles(io, pieces);
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
@@ -258,70 +271,20 @@ impl Linear {
         if self.after == After::Swiglu {
             self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
         }
-        for (i, row) in rows.enumerate() {
-            let y = &mut products[i * width..][..width];
-            let at = row * self.weights[which].columns + columns.start;
-            match self.after {
-                After::Nothing => {}
-                After::Add => {
-                    let room = &mut line[..width];
-                    simd::add(y, simd::view(io, 0, self.dtype, at, room));
-                }
-                After::Swiglu => simd::swiglu(y, &gated[i * width..][..width]),
-            }
-            // SAFETY: these columns of this row are this piece's alone.
-            unsafe { simd::store(io, which, self.dtype, at, y) };
+        let of_weight = self.weights[which].columns;
+        let products = &mut products[..rows.len() * width];
+        let at = rows.start * of_weight + columns.start;
+        match self.after {
+            After::Nothing => {}
+            After::Add => simd::with_element!(self.dtype, T => {
+                simd::add_rows(products, width, &io.input::<T>(0)[at..], of_weight);
+            }),
+            After::Swiglu => simd::swiglu(products, &gated[..rows.len() * width]),
         }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        match self.dtype {
-            DType::BF16 => self.run_on_tiles_of::<half::bf16>(io, pieces, scratch),
-            DType::F16 => self.run_on_tiles_of::<half::f16>(io, pieces, scratch),
-            _ => self.run_on_tiles_of::<f32>(io, pieces, scratch),
-        }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    fn run_on_tiles_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        let most = amx::Layout::new(self.row_block.min(self.rows), self.inner, T::COUNT);
-        let outputs = self.row_block.min(self.rows) * self.tile;
-        let [x, weights, sums, products, gated, line] = scratch.slices::<u32, 6>([
-            most.x_room(),
-            amx::Layout::weight_room(),
-            most.sums_room(),
-            outputs,
-            if self.after == After::Swiglu { outputs } else { 0 },
-            self.tile,
-        ]);
-        let [x, weights, sums] = [x, weights, sums].map(|words| words.as_chunks_mut().0);
-        let [products, gated, line] = [products, gated, line].map(amx::floats);
-        let tiles = amx::Session::begin();
-        let mut packed = None;
-        for piece in pieces {
-            let (block, tile) = (piece / self.tiles, piece % self.tiles);
-            let first = block * self.row_block;
-            let rows = first..(first + self.row_block).min(self.rows);
-            let layout = amx::Layout::new(rows.len(), self.inner, T::COUNT);
-            if packed != Some(block) {
-                layout.pack_x(&io.input::<T>(self.x)[first * self.inner..], self.inner, x);
-                packed = Some(block);
-            }
-            let (which, columns) = self.place(tile);
-            let mut product = |which: usize, out: &mut [f32]| {
-                let weight = &self.weights[which];
-                let data = &io.input(self.x + 1 + which)[..weight.columns * self.inner];
-                let weight = amx::Weight { data, inner: self.inner };
-                amx::multiply(&tiles, &layout, weight, columns.clone(), x, weights, sums);
-                layout.unpack(sums, columns.len(), columns.len(), out);
-            };
-            product(which, products);
-            if self.after == After::Swiglu {
-                product(1, gated);
-            }
-            self.finish(io, which, rows, columns, [products, gated, line]);
-        }
+        // SAFETY: these columns of these rows are this piece's alone.
+        simd::with_element!(self.dtype, T => unsafe {
+            simd::store_rows(products, width, io.output::<T>(which), at, of_weight);
+        });
     }
 
     /// Rows of x as f32, laid out as sums want them.

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use ridge_graph::DType;
 
 use super::{LANES, vectorised};
-use crate::kernel::{Io, Pod};
+use crate::kernel::{Io, Output, Pod};
 
 /// A float as it lies in memory.
 pub(crate) trait Element: Pod {
@@ -246,6 +246,44 @@ pub(crate) unsafe fn put(io: &Io<'_>, index: usize, dtype: DType, at: usize, val
         // SAFETY: passed on to the caller.
         unsafe { store(io, index, dtype, at, values) };
     }
+}
+
+vectorised! {
+    /// Adds rows of `y`, `stride` apart, to rows of `width`.
+    pub(crate) fn add_rows<T: Element>(x: &mut [f32], width: usize, y: &[T], stride: usize) {
+        for (x, y) in x.chunks_exact_mut(width).zip(y.chunks(stride)) {
+            for (x, y) in x.iter_mut().zip(y) {
+                *x += y.widen();
+            }
+        }
+    }
+}
+
+vectorised! {
+    fn narrow_rows<T: Element>(values: &[f32], width: usize, out: Output<'_, T>, at: usize, stride: usize) {
+        for (i, values) in values.chunks_exact(width).enumerate() {
+            let at = at + i * stride;
+            // SAFETY: passed on to the caller.
+            let out = unsafe { out.part(at..at + width) };
+            for (to, x) in out.iter_mut().zip(values) {
+                *to = T::narrow(*x);
+            }
+        }
+    }
+}
+
+/// Writes rows of `width` values, rounded, from element `at` of `out` on, `stride` apart.
+///
+/// # Safety
+/// These elements belong to the pieces that the caller was given.
+pub(crate) unsafe fn store_rows<T: Element>(
+    values: &[f32],
+    width: usize,
+    out: Output<'_, T>,
+    at: usize,
+    stride: usize,
+) {
+    narrow_rows(values, width, out, at, stride);
 }
 
 vectorised! {

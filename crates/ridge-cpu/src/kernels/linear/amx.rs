@@ -6,8 +6,12 @@
 //! result is a sum in blocks of 32, each of two chains of 16, whatever rows share the tile and however K is cut.
 //!
 //! Floor: 16 cycles for each term of 16 rows of x, 16 rows of the weight and 32 of K (prompts), or every weight read
-//! once (decode, where a step takes no longer for the 16 columns than for one). For many rows of x a block of the weight
-//! is copied into tiles that stay in L2; for few it is used where it lies.
+//! once (decode, where a step takes no longer for the 16 columns than for one).
+//!
+//! For prompts K is cut so that a block of x ([`Layout`]) stays in L2 while 32 rows of the weight after another pass by;
+//! sums of several such tiles wait for the next part of K. A weight is multiplied where it lies, which costs nothing,
+//! while the rows that come next are brought to L2. What no tile can be loaded from is copied: rows that begin inside
+//! of cache lines, the last of a weight, the rest of K.
 
 mod columns;
 mod tiles;
@@ -19,8 +23,8 @@ use half::bf16;
 
 use crate::simd;
 use columns::split;
-pub(super) use columns::{Layout, Terms, floats, row_block, takes, terms};
-use tiles::{Tiles, two_by_one, two_by_two};
+pub(super) use columns::{Layout, Terms, floats, rows_together, takes, terms};
+use tiles::{Next, Tiles, two_by_one, two_by_two};
 
 /// Rows and columns of a tile of sums.
 pub(super) const SIDE: usize = 16;
@@ -31,11 +35,14 @@ const DEPTH: usize = 32;
 /// Rows of the weight that are multiplied together: two tiles.
 pub(super) const COLUMNS: usize = 2 * SIDE;
 
-/// Tiles of K that are copied together: 128 KiB of the weight, which stay in L2 beside x.
-const COPIED: usize = 64;
+/// Elements of K that are multiplied before the next rows of the weight are: of x they take 1 MiB, of a weight 128 KiB.
+pub(super) const BLOCK: usize = 64 * DEPTH;
 
-/// Tiles of columns up to which a weight is used where it lies.
+/// Tiles of columns up to which no weight is copied that could be used where it lies.
 const FEW: usize = 4;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// A tile as 32-bit words: sums, or pairs of bf16.
 pub(super) type Words = [u32; SIDE * SIDE];
@@ -80,52 +87,85 @@ impl Drop for Session {
     }
 }
 
-/// The sums of rows `rows` (32 at most) of `w` with x into `sums`, two rows of [`Layout::tiles`].
+/// 32 rows of a weight, or the last ones, and a part of K in tiles.
+#[derive(Clone)]
+pub(super) struct Part<'a> {
+    pub(super) weight: Weight<'a>,
+    pub(super) rows: Range<usize>,
+    pub(super) steps: Range<usize>,
+}
+
+/// Part `nth` of the parts into which K is cut, in tiles.
+pub(super) fn block(inner: usize, nth: usize) -> Range<usize> {
+    let steps = BLOCK / DEPTH;
+    nth * steps..((nth + 1) * steps).min(inner.div_ceil(DEPTH))
+}
+
+impl Part<'_> {
+    /// Tiles of K that can be multiplied where they lie.
+    fn in_place(&self, layout: &Layout) -> Range<usize> {
+        let at = self.weight.data.as_ptr().cast::<u8>();
+        let on_lines =
+            (at as usize).is_multiple_of(LINE) && (self.weight.inner * size_of::<bf16>()).is_multiple_of(LINE);
+        let whole = self.rows.len() == COLUMNS && (layout.tiles <= FEW || on_lines);
+        let end = if whole { self.steps.end.min(self.weight.inner / DEPTH) } else { self.steps.start };
+        self.steps.start..end
+    }
+
+    /// Where tile `step` of K of its row `row` lies.
+    fn at(&self, row: usize, step: usize) -> *const u8 {
+        self.weight.data.as_ptr().wrapping_add((self.rows.start + row) * self.weight.inner + step * DEPTH).cast()
+    }
+
+    /// Bytes from a row to the next.
+    fn stride(&self) -> usize {
+        self.weight.inner * size_of::<bf16>()
+    }
+}
+
+/// Adds the products of `part` with x to `sums`, as many as [`Layout::sums_room`]; sets them if it is the first of K.
+/// Meanwhile brings `next` to cache.
 pub(super) fn multiply(
     _configured: &Session,
     layout: &Layout,
-    w: Weight<'_>,
-    rows: Range<usize>,
+    part: &Part<'_>,
+    next: Option<&Part<'_>>,
     x: &[Words],
     room: &mut [Words],
     sums: &mut [Words],
 ) {
+    let Weight { data, inner } = part.weight;
     assert!(x.len() >= layout.tiles * layout.depth && sums.len() >= 2 * layout.tiles);
-    assert!(rows.end * w.inner <= w.data.len() && layout.depth == w.inner.div_ceil(DEPTH));
-    let in_place = layout.tiles <= FEW && rows.len() == COLUMNS;
-    let mut step = 0;
-    if in_place {
-        let whole = w.inner / DEPTH;
-        let stride = w.inner * size_of::<bf16>();
-        let low = w.data[rows.start * w.inner..].as_ptr().cast::<u8>();
-        let at = Tiles { low, high: low.wrapping_add(SIDE * stride), stride, step: DEPTH * size_of::<bf16>() };
-        add_products(layout, &at, 0..whole, x, sums);
-        step = whole;
-    }
-    while step < layout.depth {
-        let steps = step..(step + COPIED).min(layout.depth);
-        copy(w, rows.clone(), steps.clone(), room);
-        let (low, high) = (room.as_ptr().cast(), room[COPIED..].as_ptr().cast());
-        let at = Tiles { low, high, stride: 64, step: size_of::<Words>() };
-        add_products(layout, &at, steps.clone(), x, sums);
-        step = steps.end;
+    assert!(part.rows.end * inner <= data.len() && part.rows.len() <= COLUMNS);
+    assert!(part.steps.end <= layout.depth && layout.depth == inner.div_ceil(DEPTH));
+    let in_place = part.in_place(layout);
+    let low = part.at(0, in_place.start);
+    let stride = part.stride();
+    let at = Tiles { low, high: low.wrapping_add(SIDE * stride), stride, step: DEPTH * size_of::<bf16>() };
+    add_products(layout, &at, in_place.clone(), next, x, sums);
+    let copied = in_place.end..part.steps.end;
+    if !copied.is_empty() {
+        copy(part, copied.clone(), room);
+        let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
+        let at = Tiles { low, high, stride: LINE, step: size_of::<Words>() };
+        add_products(layout, &at, copied, next, x, sums);
     }
 }
 
-/// Copies tiles `steps` of K of rows `rows` into tiles that lie together, zeros where there is nothing.
-fn copy(w: Weight<'_>, rows: Range<usize>, steps: Range<usize>, to: &mut [Words]) {
-    for (i, at) in steps.enumerate() {
-        let from = at * DEPTH;
-        let len = DEPTH.min(w.inner - from);
-        for half in 0..2 {
-            for (line, row) in
-                to[half * COPIED + i].as_chunks_mut::<SIDE>().0.iter_mut().zip(rows.start + half * SIDE..)
-            {
-                let of_row: &[bf16] = if row < rows.end { &w.data[row * w.inner + from..][..len] } else { &[] };
+/// Copies tiles `steps` of K of `part` into tiles that lie together, zeros where there is nothing.
+fn copy(part: &Part<'_>, steps: Range<usize>, to: &mut [Words]) {
+    let Weight { data, inner } = part.weight;
+    for half in 0..2 {
+        for line in 0..SIDE {
+            let row = part.rows.start + half * SIDE + line;
+            let of_row: &[bf16] = if row < part.rows.end { &data[row * inner..][..inner] } else { &[] };
+            for (i, at) in steps.clone().enumerate() {
+                let to = &mut to[half * (BLOCK / DEPTH) + i].as_chunks_mut::<SIDE>().0[line];
+                let of_row = of_row.get(at * DEPTH..).unwrap_or(&[]);
                 match of_row.first_chunk::<DEPTH>() {
                     // SAFETY: both are 64 bytes, of which any are words.
-                    Some(of_row) => *line = unsafe { of_row.as_ptr().cast::<[u32; SIDE]>().read_unaligned() },
-                    None => split(of_row, 0, line),
+                    Some(of_row) => *to = unsafe { of_row.as_ptr().cast::<[u32; SIDE]>().read_unaligned() },
+                    None => split(of_row, to),
                 }
             }
         }
@@ -134,27 +174,33 @@ fn copy(w: Weight<'_>, rows: Range<usize>, steps: Range<usize>, to: &mut [Words]
 
 /// Adds the products over tiles `steps` of K, of which `w` begins with the first; sets where that is the first of
 /// all.
-fn add_products(layout: &Layout, w: &Tiles, steps: Range<usize>, x: &[Words], sums: &mut [Words]) {
+fn add_products(
+    layout: &Layout,
+    w: &Tiles,
+    steps: Range<usize>,
+    next: Option<&Part<'_>>,
+    x: &[Words],
+    sums: &mut [Words],
+) {
     if steps.is_empty() {
         return;
     }
     let fresh = steps.start == 0;
-    let mut tile = 0;
-    while tile < layout.tiles {
-        let pair = tile + 1 < layout.tiles;
-        let x = x[tile * layout.depth + steps.start..].as_ptr();
-        let low = sums[tile..].as_mut_ptr();
-        let high = sums[layout.tiles + tile..].as_mut_ptr();
+    for tile in (0..layout.tiles).step_by(2) {
+        let first = x[tile * layout.depth + steps.start..].as_ptr();
+        let sums = sums[2 * tile..].as_mut_ptr();
+        // Each pair of tiles of columns brings four rows.
+        let next =
+            next.filter(|_| tile < COLUMNS / 2).map(|n| Next { at: n.at(2 * tile, n.steps.start), stride: n.stride() });
         // SAFETY: the tiles are configured; `w` has `steps.len()` tiles of 16 rows at each of its places, x as many
         // from here on for this tile of columns and, if there is one, for the next, and the sums are those of these
         // tiles, as `multiply` has checked.
         unsafe {
-            if pair {
-                two_by_two(w, x, x.wrapping_add(layout.depth), steps.len(), low, high, fresh);
+            if tile + 1 < layout.tiles {
+                two_by_two(w, [first, first.wrapping_add(layout.depth)], steps.len(), sums, fresh, next);
             } else {
-                two_by_one(w, x, steps.len(), low, high, fresh);
+                two_by_one(w, first, steps.len(), sums, fresh);
             }
         }
-        tile += if pair { 2 } else { 1 };
     }
 }

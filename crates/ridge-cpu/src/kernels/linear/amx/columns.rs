@@ -8,7 +8,7 @@ use std::arch::x86_64::{
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{COPIED, DEPTH, SIDE, Words};
+use super::{BLOCK, DEPTH, SIDE, Words};
 use crate::kernel::Pod;
 use crate::simd;
 
@@ -70,9 +70,10 @@ pub(in super::super) fn takes(dtype: DType, inner: usize) -> bool {
     matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && inner >= DEPTH
 }
 
-/// Rows of x that are multiplied by a copied block of the weight: 16 tiles of columns.
-pub(in super::super) fn row_block(dtype: DType) -> usize {
-    16 / terms(dtype) * SIDE
+/// Of `rows` rows of x, those that are multiplied together: at most 18 tiles of columns, all blocks alike.
+pub(in super::super) fn rows_together(dtype: DType, rows: usize) -> usize {
+    let most = 18 / terms(dtype) * SIDE;
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
 }
 
 /// Words as the floats that they hold.
@@ -86,6 +87,8 @@ pub(in super::super) fn floats(words: &mut [u32]) -> &mut [f32] {
 pub(in super::super) struct Layout {
     rows: usize,
     terms: usize,
+    /// Do all rows and terms fit into one tile of columns?
+    pub(in super::super) compact: bool,
     /// Tiles of K.
     pub(super) depth: usize,
     /// Tiles of columns.
@@ -96,12 +99,23 @@ impl Layout {
     pub(in super::super) fn new(rows: usize, inner: usize, terms: usize) -> Self {
         let compact = rows * terms <= SIDE;
         let tiles = if compact { 1 } else { rows.div_ceil(SIDE) * terms };
-        Self { rows, terms, depth: inner.div_ceil(DEPTH), tiles }
+        Self { rows, terms, compact, depth: inner.div_ceil(DEPTH), tiles }
+    }
+
+    /// As this, for a block of `rows` of its rows.
+    pub(in super::super) fn of_rows(&self, rows: usize) -> Self {
+        let tiles = if self.compact { 1 } else { rows.div_ceil(SIDE) * self.terms };
+        Self { rows, tiles, ..*self }
     }
 
     /// Words of x as tiles.
     pub(in super::super) fn x_room(&self) -> usize {
         self.tiles * self.depth * SIDE * SIDE
+    }
+
+    /// Words of x as tiles before those of row `row`, a multiple of 16, where rows take whole tiles.
+    pub(in super::super) fn x_before(&self, row: usize) -> usize {
+        row * self.terms * self.depth * SIDE
     }
 
     /// Words of sums.
@@ -111,114 +125,128 @@ impl Layout {
 
     /// Words of a copied block of the weight.
     pub(in super::super) fn weight_room() -> usize {
-        2 * COPIED * SIDE * SIDE
-    }
-
-    fn compact(&self) -> bool {
-        self.rows * self.terms <= SIDE
-    }
-
-    /// Row of x and term in column `column` of tile `tile`.
-    fn column(&self, tile: usize, column: usize) -> Option<(usize, usize)> {
-        let (row, term) = if self.compact() {
-            (column / self.terms, column % self.terms)
-        } else {
-            (tile / self.terms * SIDE + column, tile % self.terms)
-        };
-        (row < self.rows).then_some((row, term))
+        2 * BLOCK / DEPTH * SIDE * SIDE
     }
 
     /// Rows of x, `inner` elements each, as tiles: pairs of K down, columns across.
     pub(in super::super) fn pack_x<T: Terms>(&self, x: &[T], inner: usize, to: &mut [Words]) {
-        for (at, to) in to[..self.tiles * self.depth].iter_mut().enumerate() {
-            let (tile, step) = (at / self.depth, at % self.depth);
-            let from = step * DEPTH;
-            let len = DEPTH.min(inner - from);
-            for (column, line) in to.as_chunks_mut::<SIDE>().0.iter_mut().enumerate() {
-                match self.column(tile, column) {
-                    Some((row, term)) => split(&x[row * inner + from..][..len], term, line),
-                    None => *line = [0; SIDE],
-                }
-            }
+        assert!(x.len() >= self.rows * inner && self.depth == inner.div_ceil(DEPTH));
+        let tiles = if self.compact { 1 } else { self.terms };
+        for (group, to) in to[..self.tiles * self.depth].chunks_exact_mut(tiles * self.depth).enumerate() {
+            let rows = group * SIDE..self.rows.min((group + 1) * SIDE);
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
-            unsafe { transpose(to) };
+            unsafe { pack_tiles(&x[rows.start * inner..rows.end * inner], inner, self.compact, to) };
         }
     }
 
+    /// Where the sums lie of the first or second 16 rows of the weight with tile of columns `tile`: by pairs of tiles of
+    /// columns, and by halves in each pair.
+    fn sums_at(&self, half: usize, tile: usize) -> usize {
+        let pair = tile / 2 * 2;
+        2 * pair + half * (self.tiles - pair).min(2) + tile % 2
+    }
+
     /// The sums of two tiles of weight rows as rows of x: `columns` elements each, `stride` apart.
-    pub(in super::super) fn unpack(&self, sums: &mut [Words], columns: usize, stride: usize, out: &mut [f32]) {
-        let (low, high) = sums[..2 * self.tiles].split_at_mut(self.tiles);
-        for (half, sums) in [low, high].into_iter().enumerate() {
+    pub(in super::super) fn unpack(&self, sums: &[Words], columns: usize, stride: usize, out: &mut [f32]) {
+        for half in 0..columns.div_ceil(SIDE) {
             let begin = half * SIDE;
-            if begin >= columns {
-                break;
-            }
             let width = SIDE.min(columns - begin);
-            if self.compact() {
+            if self.compact {
+                let sums = &sums[self.sums_at(half, 0)];
                 for (row, out) in out.chunks_mut(stride).take(self.rows).enumerate() {
                     for (n, out) in out[begin..][..width].iter_mut().enumerate() {
-                        let of = |term: usize| f32::from_bits(sums[0][n * SIDE + row * self.terms + term]);
+                        let of = |term: usize| f32::from_bits(sums[n * SIDE + row * self.terms + term]);
                         *out = (0..self.terms).rev().map(of).reduce(|sum, x| x + sum).unwrap_or(0.0);
                     }
                 }
                 continue;
             }
-            for (group, sums) in sums.chunks_exact_mut(self.terms).enumerate() {
-                let (first, others) = sums.split_at_mut(1);
-                let [first] = first else { continue };
-                if let Some((last, before)) = others.split_last_mut() {
-                    for x in before.iter().rev() {
-                        add(last, x);
-                    }
-                    add(first, last);
-                }
-                // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                unsafe { transpose(first) };
+            for group in 0..self.tiles / self.terms {
+                let of = |term: usize| &sums[self.sums_at(half, group * self.terms + term)];
+                let terms = [of(0), of(1.min(self.terms - 1)), of(self.terms - 1)];
                 let rows = SIDE.min(self.rows - group * SIDE);
-                for (line, out) in
-                    first.as_chunks::<SIDE>().0.iter().zip(out[group * SIDE * stride..].chunks_mut(stride)).take(rows)
-                {
-                    for (word, out) in line.iter().zip(&mut out[begin..][..width]) {
-                        *out = f32::from_bits(*word);
-                    }
-                }
+                let out = &mut out[group * SIDE * stride + begin..];
+                // SAFETY: there is AMX, and every machine that has it has AVX-512.
+                unsafe { unpack_tile(&terms[..self.terms], [rows, width], stride, out) };
             }
         }
     }
 }
 
-simd::vectorised! {
-    /// `x += y`, of words that are floats.
-    fn add(x: &mut Words, y: &Words) {
-        for (x, y) in x.iter_mut().zip(y) {
+/// [`Layout::pack_x`] for as many rows as one tile of columns for each term has, or one tile for all terms.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn pack_tiles<T: Terms>(x: &[T], inner: usize, compact: bool, to: &mut [Words]) {
+    let depth = inner.div_ceil(DEPTH);
+    for step in 0..depth {
+        let mut lines = [[[0; SIDE]; SIDE]; 3];
+        for (row, x) in x.chunks_exact(inner).enumerate() {
+            let x = &x[step * DEPTH..];
+            let whole: [T; DEPTH];
+            let x = match x.first_chunk::<DEPTH>() {
+                Some(x) => x,
+                None => {
+                    whole = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
+                    &whole
+                }
+            };
+            for term in 0..T::COUNT {
+                let line = if compact { &mut lines[0][row * T::COUNT + term] } else { &mut lines[term][row] };
+                match term {
+                    0 => pairs::<T, 0>(x, line),
+                    1 => pairs::<T, 1>(x, line),
+                    _ => pairs::<T, 2>(x, line),
+                }
+            }
+        }
+        for (tile, lines) in lines.iter().enumerate().take(to.len() / depth) {
+            transpose(lines, |i, line| store(line, &mut to[tile * depth + step].as_chunks_mut::<SIDE>().0[i]));
+        }
+    }
+}
+
+/// The sum of tiles that are terms of one, as `rows` rows of `width` elements, `stride` apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2], stride: usize, out: &mut [f32]) {
+    let mut sum = *terms[terms.len() - 1];
+    for term in terms.iter().rev().skip(1) {
+        for (x, y) in sum.iter_mut().zip(*term) {
             *x = (f32::from_bits(*x) + f32::from_bits(*y)).to_bits();
         }
     }
-}
-
-/// Term `term` of up to [`DEPTH`] elements in pairs, zeros behind them.
-pub(super) fn split<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
-    match term {
-        0 => split_off::<T, 0>(x, to),
-        1 => split_off::<T, 1>(x, to),
-        _ => split_off::<T, 2>(x, to),
-    }
-}
-
-/// [`split`] for a term that is known.
-fn split_off<T: Terms, const TERM: usize>(x: &[T], to: &mut [u32; SIDE]) {
-    let whole: [T; DEPTH];
-    let x = match x.first_chunk::<DEPTH>() {
-        Some(x) => x,
-        None => {
-            whole = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
-            &whole
+    transpose(sum.as_chunks().0.first_chunk().expect("a tile has 16 lines"), |i, line| {
+        if i >= rows {
+            return;
         }
-    };
-    // SAFETY: there is AMX, and every machine that has it has AVX-512.
-    unsafe { pairs::<T, TERM>(x, to) }
+        match out[i * stride..].first_chunk_mut::<SIDE>() {
+            // SAFETY: of the same size, and any bits are an f32.
+            Some(to) if width == SIDE => store(line, unsafe { &mut *std::ptr::from_mut(to).cast() }),
+            _ => {
+                let mut words = [0; SIDE];
+                store(line, &mut words);
+                for (to, word) in out[i * stride..][..width].iter_mut().zip(words) {
+                    *to = f32::from_bits(word);
+                }
+            }
+        }
+    });
 }
 
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(line: __m512i, to: &mut [u32; SIDE]) {
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
+}
+
+/// The first term of up to [`DEPTH`] elements in pairs, zeros behind them.
+pub(super) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
+    let whole: [T; DEPTH] = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
+    // SAFETY: there is AMX, and every machine that has it has AVX-512.
+    unsafe { pairs::<T, 0>(&whole, to) }
+}
+
+/// Term `TERM` of 32 elements, in pairs.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn pairs<T: Terms, const TERM: usize>(x: &[T; DEPTH], to: &mut [u32; SIDE]) {
     for (to, pair) in to.iter_mut().zip(x.as_chunks::<2>().0) {
@@ -226,10 +254,10 @@ fn pairs<T: Terms, const TERM: usize>(x: &[T; DEPTH], to: &mut [u32; SIDE]) {
     }
 }
 
-/// Makes rows of columns, in steps of 1, 2, 4 and 8 words.
-#[target_feature(enable = "avx512f")]
-fn transpose(words: &mut Words) {
-    let lines = words.as_chunks_mut::<SIDE>().0;
+/// Gives columns of these rows, in steps of 1, 2, 4 and 8 words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn transpose(lines: &[[u32; SIDE]; SIDE], mut to: impl FnMut(usize, __m512i)) {
     // SAFETY: each line is 64 bytes.
     let load = |line: &[u32; SIDE]| unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
     let mut a: [__m512i; SIDE] = std::array::from_fn(|i| load(&lines[i]));
@@ -257,8 +285,7 @@ fn transpose(words: &mut Words) {
         a[4 + j] = _mm512_shuffle_i32x4::<0x88>(b[4 + j], b[12 + j]);
         a[12 + j] = _mm512_shuffle_i32x4::<0xdd>(b[4 + j], b[12 + j]);
     }
-    for (line, a) in lines.iter_mut().zip(a) {
-        // SAFETY: each line is 64 bytes.
-        unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), a) };
+    for (i, line) in a.into_iter().enumerate() {
+        to(i, line);
     }
 }
