@@ -67,7 +67,7 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
     let line: Vec<f32> = (0..case.inner * 8).map(|_| rng.gauss() as f32).collect();
     let values: Vec<f32> = line.iter().copied().cycle().take(case.columns * case.inner).collect();
     let parts = || match &ty.format {
-        Some(format) => format.encode(&values, &[case.columns, case.inner]),
+        Some(format) => format.encode(&values, &[case.columns, case.inner], None),
         None => vec![case.weight.encode(values.iter().map(|v| f64::from(*v)))],
     };
     let parts = parts();

@@ -45,8 +45,6 @@ pub(crate) struct Operand {
     pub(crate) dtype: DType,
     pub(crate) format: Option<FormatRef>,
     pub(crate) shape: Vec<usize>,
-    /// Byte offsets of the components of its format; `[0]` for plain storage.
-    pub(crate) components: Vec<usize>,
 }
 
 impl Operand {

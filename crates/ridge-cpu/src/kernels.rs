@@ -8,6 +8,7 @@ mod kv_write;
 mod linear;
 mod norm;
 mod penalties;
+mod quant;
 mod ragged_attention;
 mod rope;
 mod sampling;

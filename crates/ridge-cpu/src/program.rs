@@ -88,12 +88,7 @@ fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> usize {
 }
 
 fn operand(ty: &Type, bindings: &Bindings) -> Result<Operand> {
-    Ok(Operand {
-        dtype: ty.dtype,
-        format: ty.format.clone(),
-        shape: ty.shape.eval(bindings)?,
-        components: component_offsets(ty, bindings)?.0,
-    })
+    Ok(Operand { dtype: ty.dtype, format: ty.format.clone(), shape: ty.shape.eval(bindings)? })
 }
 
 impl Program for CpuProgram {

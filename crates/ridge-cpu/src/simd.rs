@@ -13,8 +13,7 @@ mod exp;
 use std::sync::LazyLock;
 
 pub(crate) use convert::{
-    E4M3, E5M2, Element, add_rows, load, place, put, round, scaled, store, store_rows, view, widen, widen_lanes,
-    with_element,
+    E4M3, E5M2, Element, add_rows, load, place, put, round, store, store_rows, view, widen_lanes, with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 
@@ -121,10 +120,10 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Portable => generic::<$($($g,)*)? { cfg!(target_arch = "aarch64") }, false>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                $crate::simd::Isa::Avx2 => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Amx => unsafe { avx512($($arg),*) },
+                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
             }
         }
     };

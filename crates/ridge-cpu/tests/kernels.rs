@@ -4,7 +4,7 @@
 mod common;
 
 use common::{poisoned, run};
-use ridge_graph::format::Q8_0;
+use ridge_graph::format;
 use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Sym, Tensor, Type, Value, uniform};
@@ -39,11 +39,17 @@ fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_ro
 
 #[test]
 fn a_product_is_the_same_for_one_row_and_for_many() {
-    let q8 = FormatRef::new(Q8_0);
-    for (inner, columns, rows) in
-        [(8, 5, 75), (33, 40, 300), (64, 37, 75), (172, 64, 75), (1056, 50, 75), (2112, 33, 90), (4160, 200, 100)]
-    {
-        for (dtype, of_x, stored) in [
+    for (inner, columns, rows) in [
+        (8, 5, 75),
+        (33, 40, 300),
+        (64, 37, 75),
+        (172, 64, 75),
+        (512, 9, 75),
+        (1056, 50, 75),
+        (2112, 33, 90),
+        (4160, 200, 100),
+    ] {
+        let plain = [
             (DType::F32, DType::F32, None),
             (DType::BF16, DType::F32, None),
             (DType::BF16, DType::F16, None),
@@ -51,14 +57,13 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             (DType::F16, DType::F32, None),
             (DType::F8E4M3, DType::F32, None),
             (DType::F8E5M2, DType::F32, None),
-            (DType::F32, DType::F32, Some(&q8)),
-        ] {
-            if stored.is_some() && inner % Q8_0::BLOCK != 0 {
-                continue;
-            }
+        ];
+        let fits = |f: &FormatRef| inner < 1000 && inner % f.granularity(1)[0] == 0;
+        let stored = format::all().into_iter().filter(fits).map(|f| (DType::F32, DType::F32, Some(f)));
+        for (dtype, of_x, stored) in plain.into_iter().chain(stored) {
             let mut rng = Rng::new(inner as u64);
             let (x, w) = (rng.normal(of_x, &[rows, inner]), rng.normal(dtype, &[columns, inner]));
-            let w = stored.map_or_else(|| Value::Plain(w.clone()), |format| Value::stored(&w, format));
+            let w = stored.map_or_else(|| Value::Plain(w.clone()), |format| Value::stored(&w, &format));
             let mut g = Builder::new();
             let input = g.step_input("x", Type::tensor(of_x, [Dim::sym("rows"), inner.into()])).unwrap();
             let weight = g.weight("w", w.ty()).unwrap();

@@ -162,7 +162,7 @@ impl Value {
         let components = format
             .components(&logical)
             .iter()
-            .zip(format.encode(&values, &tensor.shape))
+            .zip(format.encode(&values, &tensor.shape, None))
             .map(|(c, bytes)| Tensor::from_bytes(c.ty.dtype, &c.ty.shape.as_const().unwrap_or_default(), &bytes))
             .collect();
         Self::Stored { format: format.clone(), dtype: tensor.dtype, shape: tensor.shape.clone(), components }

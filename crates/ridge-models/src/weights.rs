@@ -92,7 +92,7 @@ impl WeightSource {
         };
         let Some(format) = &arg.ty.format else { return Ok(vec![plain]) };
         let values: Vec<f32> = arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect();
-        Ok(format.encode(&values, &extents(&arg.ty)).into_iter().map(WeightData::Owned).collect())
+        Ok(format.encode(&values, &extents(&arg.ty), None).into_iter().map(WeightData::Owned).collect())
     }
 }
 

@@ -6,26 +6,28 @@ use std::ops::Range;
 
 use ridge_graph::{DType, Function};
 
-use super::Entry;
+use super::{Entry, quant};
 use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
 use crate::simd;
 
 pub(super) const ENTRIES: &[Entry] = &[Entry { name: "embedding", pattern: "embedding(table, ids)", supports, make }];
 
-/// A plain table, or Q8_0.
+/// A plain table, or one in blocks.
 fn supports(body: &Function) -> bool {
-    body.args[0].ty.format.as_ref().is_none_or(|f| f.name() == "q8_0")
+    body.args[0].ty.format.as_ref().is_none_or(quant::supports)
 }
 
 struct Embedding {
     table: Operand,
     tokens: usize,
     dtype: DType,
+    stored: Option<quant::Rows>,
 }
 
 fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     let table = spec.inputs[0].clone();
-    Ok(Box::new(Embedding { table, tokens: spec.inputs[1].len(), dtype: spec.outputs[0].dtype }))
+    let stored = table.format.as_ref().and_then(|format| quant::Rows::new(format, table.last()));
+    Ok(Box::new(Embedding { table, tokens: spec.inputs[1].len(), dtype: spec.outputs[0].dtype, stored }))
 }
 
 impl Kernel for Embedding {
@@ -45,7 +47,7 @@ impl Kernel for Embedding {
             // SAFETY: this row is ours alone.
             let row = unsafe { simd::place(io, 0, self.dtype, token * hidden, &mut *room) };
             match usize::try_from(ids[token]) {
-                Ok(id) if id < vocab => self.read(io, id * hidden, row),
+                Ok(id) if id < vocab => self.read(io, id, row),
                 _ => row.fill(0.0),
             }
             // SAFETY: as above.
@@ -55,12 +57,10 @@ impl Kernel for Embedding {
 }
 
 impl Embedding {
-    fn read(&self, io: &Io<'_>, at: usize, row: &mut [f32]) {
-        if self.table.format.is_none() {
-            return simd::load(io, 0, self.table.dtype, at, row);
+    fn read(&self, io: &Io<'_>, id: usize, row: &mut [f32]) {
+        match &self.stored {
+            None => simd::load(io, 0, self.table.dtype, id * row.len(), row),
+            Some(rows) => rows.read(io.input::<u8>(0), id, 1, row),
         }
-        let codes = &io.input::<i8>(0)[at..at + row.len()];
-        let scales = io.input_at::<half::f16>(0, self.table.components[1]);
-        simd::scaled(codes, &scales[at / ridge_graph::format::Q8_0::BLOCK..], row);
     }
 }

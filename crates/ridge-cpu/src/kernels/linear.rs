@@ -6,7 +6,7 @@
 //! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
-//! Weights of bf16 are multiplied on matrix tiles where the machine has them (`amx.rs`).
+//! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles where the machine has them (`amx.rs`).
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -17,14 +17,13 @@ pub(super) mod tile;
 
 use std::ops::Range;
 
-use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
 use ridge_graph::{DType, Function, Op};
 
-use super::Entry;
+use super::{Entry, quant};
 use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
 use crate::simd::{self, LANES};
-use source::{Plain, Quantised};
+use source::Plain;
 use tile::{Room, Tile};
 
 pub(super) const ENTRIES: &[Entry] = &[
@@ -56,9 +55,9 @@ enum After {
     Swiglu,
 }
 
-/// Plain weights, or Q8_0.
+/// Plain weights, or such in blocks.
 fn supports(body: &Function) -> bool {
-    body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(|f| f.name() == "q8_0"))
+    body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(quant::supports))
 }
 
 /// Nothing is broadcast.
@@ -82,11 +81,14 @@ fn group(body: &Function) -> Option<&LinearGroup> {
 /// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2.
 const ROW_BLOCK: usize = 64;
 
+/// Columns in blocks that are widened at once: they stay in cache until they are multiplied.
+const WIDENED: usize = 4;
+
 struct Weight {
     columns: usize,
     dtype: DType,
-    /// Where the scales begin, if it is stored as Q8_0.
-    scales: Option<usize>,
+    /// How its rows are read, if it is stored in blocks.
+    stored: Option<quant::Rows>,
     /// Input and dtype of the bias.
     bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -142,7 +144,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         weights.push(Weight {
             columns: w.shape[0],
             dtype: w.dtype,
-            scales: scales(w)?,
+            stored: w.format.as_ref().and_then(|format| quant::Rows::new(format, x.last())),
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });
@@ -176,14 +178,6 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     }))
 }
 
-fn scales(w: &Operand) -> Result<Option<usize>, String> {
-    match &w.format {
-        None => Ok(None),
-        Some(format) if format.name() == "q8_0" => Ok(Some(w.components[1])),
-        Some(format) => Err(format!("weights stored as {}", format.name())),
-    }
-}
-
 impl Kernel for Linear {
     fn pieces(&self) -> usize {
         self.tiles * self.rows.div_ceil(self.row_block)
@@ -212,12 +206,12 @@ impl Kernel for Linear {
         let block = self.row_block.min(self.rows);
         // x lies as the sums want it if it is f32 and fills the lanes.
         let copied = self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES);
-        let quantised = self.weights.iter().any(|w| w.scales.is_some());
-        let [x, sums, weights, scales, products, gated, line] = scratch.slices::<f32, 7>([
+        let quantised = self.weights.iter().any(|w| w.stored.is_some());
+        let [x, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
             if copied { block * n * LANES } else { 0 },
             block * self.tile * LANES,
             tile::packed_room(block, n) * LANES,
-            if quantised { self.tile * self.inner / Q8_0::BLOCK } else { 0 },
+            if quantised { WIDENED * self.inner } else { 0 },
             block * self.tile,
             if self.after == After::Swiglu { block * self.tile } else { 0 },
             self.tile,
@@ -235,9 +229,9 @@ impl Kernel for Linear {
             let (which, columns) = self.place(tile);
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
-            self.products(io, which, x, &tile, &mut room, scales, products);
+            self.products(io, which, x, &tile, &mut room, widened, products);
             if self.after == After::Swiglu {
-                self.products(io, 1, x, &tile, &mut room, scales, gated);
+                self.products(io, 1, x, &tile, &mut room, widened, gated);
             }
             self.finish(io, which, rows, columns, [products, gated, line]);
         }
@@ -311,13 +305,15 @@ impl Linear {
         let input = self.x + 1 + which;
         let x = x.as_chunks::<LANES>().0;
         let out = &mut out[..tile.rows * tile.columns.len()];
-        if let Some(scales) = weight.scales {
-            let codes = &io.input::<i8>(input)[..weight.columns * self.inner];
-            let (blocks, first) = (self.inner / Q8_0::BLOCK, tile.columns.start);
-            let of_tile = &io.input_at::<half::f16>(input, scales)[first * blocks..tile.columns.end * blocks];
-            let scales = &mut widened[..of_tile.len()];
-            simd::widen(of_tile, scales);
-            tile::run(tile, Quantised { codes, scales, first, inner: self.inner }, x, room, out);
+        if let Some(rows) = &weight.stored {
+            let data = io.input::<u8>(input);
+            for first in tile.columns.clone().step_by(WIDENED) {
+                let count = WIDENED.min(tile.columns.end - first);
+                rows.read(data, first, count, widened);
+                let part = Tile { columns: 0..count, ..*tile };
+                let out = &mut out[first - tile.columns.start..];
+                tile::run(&part, Plain { data: &*widened, inner: self.inner }, x, room, out);
+            }
         } else {
             simd::with_element!(weight.dtype, T => {
                 let data = io.input::<T>(input);
@@ -334,6 +330,3 @@ impl Linear {
         }
     }
 }
-
-/// The blocks of Q8_0 must be whole vectors.
-const _: () = assert!(Q8_0::BLOCK.is_multiple_of(LANES));

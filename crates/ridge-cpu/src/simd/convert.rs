@@ -286,19 +286,6 @@ pub(crate) unsafe fn store_rows<T: Element>(
     narrow_rows(values, width, out, at, stride);
 }
 
-vectorised! {
-    /// Values of codes in blocks that share a scale, as Q8_0 stores them.
-    pub(crate) fn scaled(codes: &[i8], scales: &[f16], to: &mut [f32]) {
-        const BLOCK: usize = ridge_graph::format::Q8_0::BLOCK;
-        for ((codes, scale), to) in codes.chunks_exact(BLOCK).zip(scales).zip(to.chunks_exact_mut(BLOCK)) {
-            let scale = scale.widen();
-            for (t, code) in to.iter_mut().zip(codes) {
-                *t = f32::from(*code) * scale;
-            }
-        }
-    }
-}
-
 /// Rounds to what `dtype` can hold.
 pub(crate) fn round(dtype: DType, values: &mut [f32]) {
     if dtype != DType::F32 {

@@ -4,7 +4,7 @@ use crate::builder::Builder;
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::{Result, Why};
-use crate::format::{FormatRef, Q8_0};
+use crate::format;
 use crate::graph::Var;
 use crate::op::Composite;
 use crate::sample::{Rng, Sample};
@@ -82,7 +82,11 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     }
     let ids = rng.integers(DType::I32, &[9], 0, 40);
     let table = rng.normal(DType::BF16, &[40, 64]);
-    samples.push(Sample::new(Embedding { dtype }).input(table.clone()).input(ids.clone()));
-    samples.push(Sample::new(Embedding { dtype }).stored(&table, &FormatRef::new(Q8_0)).input(ids));
+    samples.push(Sample::new(Embedding { dtype }).input(table).input(ids));
+    for format in format::all() {
+        let table = rng.normal(DType::BF16, &[10, format.granularity(1)[0] * 2]);
+        let ids = rng.integers(DType::I32, &[5], -1, 11);
+        samples.push(Sample::new(Embedding { dtype }).stored(&table, &format).input(ids));
+    }
     samples
 }

@@ -4,7 +4,7 @@ use crate::builder::Builder;
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result, Why};
-use crate::format::{FormatRef, Q8_0};
+use crate::format::{self, FormatRef, Q4K, Q8_0};
 use crate::graph::Var;
 use crate::op::Composite;
 use crate::sample::{Rng, Sample};
@@ -218,18 +218,20 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             if bias { sample.input(rng.normal(dtype, &[n])) } else { sample }
         })
         .collect();
-    let q8 = FormatRef::new(Q8_0);
     samples.push(
         Sample::new(Linear { bias: true })
             .input(rng.normal(DType::F32, &[4, 50]))
             .input(rng.normal(DType::BF16, &[9, 50]))
             .input(rng.normal(DType::F16, &[9])),
     );
-    samples.push(
-        Sample::new(Linear { bias: false })
-            .input(rng.normal(dtype, &[5, 96]))
-            .stored(&rng.normal(DType::F32, &[33, 96]), &q8),
-    );
+    for format in format::all() {
+        let inner = format.granularity(1)[0] * 3;
+        // As many rows as are multiplied one by one, and more.
+        for rows in [5, 17] {
+            let stored = Sample::new(Linear { bias: false }).input(rng.normal(dtype, &[rows, inner]));
+            samples.push(stored.stored(&rng.normal(DType::F32, &[1280 / inner + 7, inner]), &format));
+        }
+    }
     samples
 }
 
@@ -252,12 +254,12 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         }
         samples.push(sample);
     }
-    let q8 = FormatRef::new(Q8_0);
     samples.push(
-        Sample::new(LinearGroup { count: 2, biases: false })
-            .input(rng.normal(dtype, &[3, 32]))
-            .stored(&rng.normal(DType::F32, &[5, 32]), &q8)
-            .input(rng.normal(DType::BF16, &[7, 32])),
+        Sample::new(LinearGroup { count: 3, biases: false })
+            .input(rng.normal(dtype, &[3, 256]))
+            .stored(&rng.normal(DType::F32, &[5, 256]), &FormatRef::new(Q8_0))
+            .input(rng.normal(DType::BF16, &[7, 256]))
+            .stored(&rng.normal(DType::F32, &[9, 256]), &FormatRef::new(Q4K)),
     );
     samples
 }

@@ -53,13 +53,14 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     if tensor.dtype.is_float() { tensor.floats().to_vec() } else { tensor.ints().iter().map(|x| *x as f64).collect() }
 }
 
-/// Numbers of an input; those of a parameter in q8_0 as scale times code.
+/// Numbers of an input; those of a stored parameter as its format reads them.
 fn input(sample: &Sample, i: usize) -> Vec<f64> {
     match &sample.inputs[i] {
         Value::Plain(tensor) => numbers(tensor),
-        Value::Stored { components, .. } => {
-            let (codes, scales) = (components[0].ints(), components[1].floats());
-            codes.iter().enumerate().map(|(i, code)| *code as f64 * scales[i / 32]).collect()
+        Value::Stored { format, components, .. } => {
+            let bytes: Vec<Vec<u8>> = components.iter().map(Tensor::to_bytes).collect();
+            let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
+            format.values(&bytes).into_iter().map(f64::from).collect()
         }
     }
 }

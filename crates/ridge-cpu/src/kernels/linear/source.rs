@@ -1,8 +1,6 @@
 //! Rows of a weight as vectors of f32, from whatever they are stored in.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the tile
 
-use ridge_graph::format::Q8_0;
-
 use crate::simd::{Element, LANES, widen_lanes};
 
 pub(in crate::kernels) type Lanes = [f32; LANES];
@@ -27,16 +25,6 @@ pub(in crate::kernels) trait Source: Copy {
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Plain<'a, T> {
     pub(in crate::kernels) data: &'a [T],
-    pub(in crate::kernels) inner: usize,
-}
-
-/// Stored as [`Q8_0`]. Code times scale has 19 significant bits at most, so it is exact in f32.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct Quantised<'a> {
-    pub(in crate::kernels) codes: &'a [i8],
-    /// Scales of row `first` and those after it, widened.
-    pub(in crate::kernels) scales: &'a [f32],
-    pub(in crate::kernels) first: usize,
     pub(in crate::kernels) inner: usize,
 }
 
@@ -86,31 +74,5 @@ impl<'a, T: Element> Source for Plain<'a, T> {
             return masked(&start(end), LANES - self.inner % LANES..LANES);
         }
         masked(&start(&self.data[from..]), 0..self.inner)
-    }
-}
-
-impl<'a> Source for Quantised<'a> {
-    type Row = (&'a [[i8; LANES]], &'a [f32]);
-
-    #[inline(always)]
-    fn row(self, row: usize, vectors: usize) -> Self::Row {
-        let codes = &self.codes[row * self.inner..][..self.inner].as_chunks().0[..vectors];
-        let blocks = self.inner / Q8_0::BLOCK;
-        (codes, &self.scales[(row - self.first) * blocks..][..blocks])
-    }
-
-    #[inline(always)]
-    fn lanes((codes, scales): Self::Row, at: usize) -> Lanes {
-        let scale = scales[at / (Q8_0::BLOCK / LANES)];
-        let mut lanes = [0.0; LANES];
-        for i in 0..LANES {
-            lanes[i] = f32::from(codes[at][i]) * scale;
-        }
-        lanes
-    }
-
-    #[inline(always)]
-    fn rest(self, _row: usize) -> Lanes {
-        unreachable!("rows of Q8_0 are whole blocks")
     }
 }

@@ -173,7 +173,7 @@ pub(super) fn state(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
 pub(super) fn component(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let mut out = Vec::new();
     for format in crate::format::all() {
-        for shape in [&[1, 32][..], &[3, 96]] {
+        for shape in [&[1, format.granularity(1)[0]][..], &[3, format.granularity(1)[0] * 2]] {
             let logical = Shape::new(shape.iter().copied());
             if format.check(&logical).is_err() || dtype.size_bytes() == 1 {
                 continue;

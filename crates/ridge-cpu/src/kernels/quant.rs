@@ -1,0 +1,44 @@
+//! Rows of weights that are stored in blocks, as f32.
+//!
+//! Floor: each byte read once, each value written once to where the next loop finds it in cache.
+
+use ridge_graph::FormatRef;
+use ridge_graph::format::BlockFormat;
+use ridge_graph::with_block_format;
+
+use crate::simd::vectorised;
+
+/// How rows of one weight are read.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    /// Bytes of a row.
+    bytes: usize,
+    read: fn(&[u8], &mut [f32]),
+}
+
+/// Can rows stored so be read?
+pub(super) fn supports(format: &FormatRef) -> bool {
+    Rows::new(format, 0).is_some()
+}
+
+impl Rows {
+    /// Rows of `elements` values stored in `format`.
+    pub(super) fn new(format: &FormatRef, elements: usize) -> Option<Self> {
+        with_block_format!(format.name(), B => {
+            Some(Self { bytes: elements / B::ELEMENTS * B::BYTES, read: read::<B> })
+        }, _ => None)
+    }
+
+    /// As many rows as `out` holds, from row `first` on, of the weight whose blocks are `data`.
+    pub(super) fn read(&self, data: &[u8], first: usize, rows: usize, out: &mut [f32]) {
+        (self.read)(&data[first * self.bytes..][..rows * self.bytes], out);
+    }
+}
+
+vectorised! {
+    fn read<B: BlockFormat>(blocks: &[u8], out: &mut [f32]) {
+        for (block, out) in blocks.chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::ELEMENTS)) {
+            B::read(block, out);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Q8_0: 32 signed bytes and their f16 scale. Value = scale * code; scale = largest magnitude / 127.
+#![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
+
+use super::block::{BlockFormat, Bytes, half_at, put_half};
+use crate::error::Result;
+use crate::graph::Var;
+
+/// The Q8_0 format: f16 scale, 32 codes.
+#[derive(Clone, Copy, Debug)]
+pub struct Q8_0;
+
+impl BlockFormat for Q8_0 {
+    const NAME: &'static str = "q8_0";
+    const ELEMENTS: usize = 32;
+    const BYTES: usize = 34;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (scale, codes) = (block.f16(0)?, block.signed(2, 32)?);
+        let codes = block.float(codes)?;
+        block.scaled(scale, codes)
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let scale = half_at(block, 0);
+        for (out, code) in out[..32].iter_mut().zip(&block[2..34]) {
+            *out = f32::from(*code as i8) * scale;
+        }
+    }
+
+    fn write(values: &[f32], _importance: Option<&[f32]>, block: &mut [u8]) {
+        let scale = values.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        put_half(block, 0, scale);
+        for (code, v) in block[2..].iter_mut().zip(values) {
+            *code = (v * inverse).round() as i8 as u8;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Format;
+
+    #[test]
+    fn the_largest_value_of_a_block_takes_code_127() {
+        let mut values = vec![0.5f32; 32];
+        values[7] = -2.0;
+        let block = Q8_0.encode(&values, &[32], None).remove(0);
+        assert_eq!(block[2 + 7] as i8, -127);
+        assert_eq!(block[2] as i8, 32);
+        assert_eq!(half_at(&block, 0), half::f16::from_f32(2.0 / 127.0).to_f32());
+    }
+}

@@ -1,0 +1,356 @@
+//! The K formats: blocks of 256 in groups of 16 or 32, whose scales (and minima) are small integers times an f16 of the
+//! block. Fields lie apart so that a byte operation takes one field of a run of codes.
+#![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
+
+use super::block::{BlockFormat, Bytes, half_at, put_half};
+use super::fit;
+use crate::error::Result;
+use crate::graph::Var;
+
+/// The Q2_K format: 16 groups of 16 codes of 2 bits, with 4 bits of scale and 4 of minimum each.
+#[derive(Clone, Copy, Debug)]
+pub struct Q2K;
+
+/// The Q3_K format: 16 groups of 16 codes of 3 bits around 4, with 6 bits of scale each.
+#[derive(Clone, Copy, Debug)]
+pub struct Q3K;
+
+/// The Q4_K format: 8 groups of 32 codes of 4 bits, with 6 bits of scale and 6 of minimum each.
+#[derive(Clone, Copy, Debug)]
+pub struct Q4K;
+
+/// The Q5_K format: as [`Q4K`] with a fifth bit of each code.
+#[derive(Clone, Copy, Debug)]
+pub struct Q5K;
+
+/// The Q6_K format: 16 groups of 16 codes of 6 bits around 32, with 8 bits of scale each.
+#[derive(Clone, Copy, Debug)]
+pub struct Q6K;
+
+const BITS: [u32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
+
+/// Weights of the errors of a group whose codes have an offset.
+fn weights(values: &[f32], importance: Option<&[f32]>, from: usize, len: usize) -> Vec<f32> {
+    let of_group = &values[from..from + len];
+    match importance {
+        None => fit::magnitudes(of_group),
+        Some(importance) => fit::beside(of_group, &importance[from..from + len]),
+    }
+}
+
+/// Weights of the errors of a group whose codes have none.
+fn weights_about_zero(values: &[f32], importance: Option<&[f32]>, from: usize, len: usize) -> Vec<f32> {
+    match importance {
+        None => fit::squares(&values[from..from + len]),
+        Some(_) => weights(values, importance, from, len),
+    }
+}
+
+/// `N` groups of codes `0..=most` with an offset: the f16 scale and minimum of the block go to bytes `at` and `at + 2`;
+/// returned are scales and minima of the groups as integers up to `levels`, and all codes.
+fn affine<const N: usize>(
+    values: &[f32],
+    importance: Option<&[f32]>,
+    (most, levels): (u8, u8),
+    at: usize,
+    block: &mut [u8],
+) -> ([u8; N], [u8; N], [u8; 256]) {
+    let len = 256 / N;
+    let fits: [(f32, f32); N] = std::array::from_fn(|group| {
+        let weights = weights(values, importance, group * len, len);
+        fit::affine(&values[group * len..][..len], &weights, most, true)
+    });
+    let levels = f32::from(levels);
+    let scale = put_half(block, at, fits.iter().fold(0f32, |m, f| m.max(f.0)) / levels);
+    let minimum = put_half(block, at + 2, fits.iter().fold(0f32, |m, f| m.max(-f.1)) / levels);
+    let rounded = |x: f32, unit: f32| (x * fit::inverse(unit)).round().clamp(0.0, levels) as u8;
+    let scales = std::array::from_fn(|group| rounded(fits[group].0, scale));
+    let minima = std::array::from_fn(|group| rounded(-fits[group].1, minimum));
+    let codes = std::array::from_fn(|i| {
+        let group = i / len;
+        let inverse = fit::inverse(scale * f32::from(scales[group]));
+        let above = values[i] + minimum * f32::from(minima[group]);
+        (above * inverse).round().clamp(0.0, f32::from(most)) as u8
+    });
+    (scales, minima, codes)
+}
+
+/// 16 groups of codes around `half`: the f16 scale of the block goes to bytes `at`; returned are the groups' scales as
+/// integers from `-levels` to `levels - 1`, and all codes from 0.
+fn symmetric(
+    values: &[f32],
+    importance: Option<&[f32]>,
+    (half, levels): (i32, i32),
+    at: usize,
+    block: &mut [u8],
+) -> ([i8; 16], [u8; 256]) {
+    let fits: [f32; 16] = std::array::from_fn(|group| {
+        let weights = weights_about_zero(values, importance, group * 16, 16);
+        fit::symmetric(&values[group * 16..][..16], &weights, half, half - 1)
+    });
+    let scale = put_half(block, at, fit::largest(&fits) / -(levels as f32));
+    let inverse = fit::inverse(scale);
+    let scales: [i8; 16] = std::array::from_fn(|group| fit::code(fits[group] * inverse, levels, levels - 1) as i8);
+    let codes = std::array::from_fn(|i| {
+        let inverse = fit::inverse(scale * f32::from(scales[i / 16]));
+        (fit::code(values[i] * inverse, half, half - 1) + half) as u8
+    });
+    (scales, codes)
+}
+
+/// Packs fields of `codes` into `to`: byte `i` of run `r` has the field of code `r * run * per + s * run + i` at
+/// bit `shifts[s]`.
+fn pack(codes: &[u8; 256], to: &mut [u8], run: usize, shifts: &[u32], field: impl Fn(u8) -> u8) {
+    for (i, byte) in to.iter_mut().enumerate() {
+        let first = i / run * run * shifts.len() + i % run;
+        *byte = shifts.iter().enumerate().fold(0, |b, (s, shift)| b | field(codes[first + s * run]) << shift);
+    }
+}
+
+impl BlockFormat for Q2K {
+    const NAME: &'static str = "q2_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 84;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (groups, codes) = (block.at(0, 16)?, block.at(16, 64)?);
+        let (scale, minimum) = (block.f16(80)?, block.f16(82)?);
+        let (scales, minima) = (block.field(groups, 0, 4)?, block.field(groups, 4, 4)?);
+        let codes = block.fields(codes, 32, &[0, 2, 4, 6], 2)?;
+        offset(block, [scale, minimum, scales, minima, codes], [16, 16])
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
+        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
+            let (d, m) = (scale * f32::from(block[group] & 15), minimum * f32::from(block[group] >> 4));
+            // Two groups share a shift of 32 bytes.
+            let (from, shift) = (16 + group / 8 * 32 + group % 2 * 16, group % 8 / 2 * 2);
+            for (out, byte) in out.iter_mut().zip(&block[from..from + 16]) {
+                *out = d * f32::from(byte >> shift & 3) - m;
+            }
+        }
+    }
+
+    fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+        let (scales, minima, codes) = affine::<16>(values, importance, (3, 15), 80, block);
+        for group in 0..16 {
+            block[group] = scales[group] | minima[group] << 4;
+        }
+        pack(&codes, &mut block[16..80], 32, &[0, 2, 4, 6], |c| c);
+    }
+}
+
+/// `scale * scales * codes - minimum * minima` of `groups` groups of `len`.
+fn offset(block: &mut Bytes<'_>, parts: [Var; 5], [groups, len]: [usize; 2]) -> Result<Var> {
+    let [scale, minimum, scales, minima, codes] = parts;
+    let (scales, minima, codes) = (block.float(scales)?, block.float(minima)?, block.float(codes)?);
+    let (scales, minima) = (block.scaled(scale, scales)?, block.scaled(minimum, minima)?);
+    let (scales, minima) = (block.split(scales, &[groups, 1])?, block.split(minima, &[groups, 1])?);
+    let codes = block.split(codes, &[groups, len])?;
+    block.below(scales, codes, minima)
+}
+
+impl BlockFormat for Q3K {
+    const NAME: &'static str = "q3_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 110;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (high, low) = (block.at(0, 32)?, block.at(32, 64)?);
+        let low = block.fields(low, 32, &[0, 2, 4, 6], 2)?;
+        let high = block.fields(high, 32, &BITS, 1)?;
+        let codes = block.with_high(low, high, 2)?;
+        let codes = block.centred(codes, 4)?;
+        let (low, high) = (block.at(96, 8)?, block.at(104, 4)?);
+        let low = block.fields(low, 8, &[0, 4], 4)?;
+        let high = block.fields(high, 4, &[0, 2, 4, 6], 2)?;
+        let scales = block.with_high(low, high, 4)?;
+        let scales = block.centred(scales, 32)?;
+        about_zero(block, 108, scales, codes)
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let scale = half_at(block, 108);
+        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
+            let low = block[96 + group % 8] >> (group / 8 * 4) & 15;
+            let high = block[104 + group % 4] >> (group / 4 * 2) & 3;
+            let d = scale * (i32::from(low | high << 4) - 32) as f32;
+            let (half, shift, bit) = (group % 2 * 16, group % 8 / 2 * 2, group / 2);
+            let low = &block[32 + group / 8 * 32 + half..][..16];
+            for ((out, low), high) in out.iter_mut().zip(low).zip(&block[half..half + 16]) {
+                *out = d * f32::from((low >> shift & 3) as i8 + (high >> bit & 1) as i8 * 4 - 4);
+            }
+        }
+    }
+
+    fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+        let (scales, codes) = symmetric(values, importance, (4, 32), 108, block);
+        block[96..108].fill(0);
+        for (group, scale) in scales.iter().enumerate() {
+            let scale = (scale + 32) as u8;
+            block[96 + group % 8] |= (scale & 15) << (group / 8 * 4);
+            block[104 + group % 4] |= (scale >> 4) << (group / 4 * 2);
+        }
+        pack(&codes, &mut block[..32], 32, &BITS, |c| c >> 2);
+        pack(&codes, &mut block[32..96], 32, &[0, 2, 4, 6], |c| c & 3);
+    }
+}
+
+/// `scale * scales * codes` of 16 groups of 16, `scale` being the f16 at byte `at`.
+fn about_zero(block: &mut Bytes<'_>, at: usize, scales: Var, codes: Var) -> Result<Var> {
+    let scale = block.f16(at)?;
+    let scales = block.scaled(scale, scales)?;
+    let scales = block.split(scales, &[16, 1])?;
+    let codes = block.split(codes, &[16, 16])?;
+    block.scaled(scales, codes)
+}
+
+/// Scales and minima of 8 groups, 6 bits each in the 12 bytes from byte 4 on: the lower 6 bits of 4 bytes each are those
+/// of the first four groups, their upper 2 the upper ones of the others, whose lower 4 are the nibbles of the last 4 bytes.
+fn packed_scales(block: &mut Bytes<'_>) -> Result<(Var, Var)> {
+    let (scales, minima, rest) = (block.at(4, 4)?, block.at(8, 4)?, block.at(12, 4)?);
+    let mut whole = |packed: Var, shift: u32| {
+        let (first, high) = (block.field(packed, 0, 6)?, block.field(packed, 6, 2)?);
+        let low = block.field(rest, shift, 4)?;
+        let last = block.with_high(low, high, 4)?;
+        block.join(first, last)
+    };
+    Ok((whole(scales, 0)?, whole(minima, 4)?))
+}
+
+/// Scale and minimum of `group`, packed so.
+#[inline(always)]
+fn packed_scale(packed: &[u8], group: usize) -> (u8, u8) {
+    if group < 4 {
+        return (packed[group] & 63, packed[group + 4] & 63);
+    }
+    let low = packed[group + 4];
+    (low & 15 | packed[group - 4] >> 6 << 4, low >> 4 | packed[group] >> 6 << 4)
+}
+
+fn pack_scales(scales: &[u8; 8], minima: &[u8; 8], to: &mut [u8]) {
+    for i in 0..4 {
+        to[i] = scales[i] | scales[i + 4] >> 4 << 6;
+        to[i + 4] = minima[i] | minima[i + 4] >> 4 << 6;
+        to[i + 8] = scales[i + 4] & 15 | minima[i + 4] << 4;
+    }
+}
+
+impl BlockFormat for Q4K {
+    const NAME: &'static str = "q4_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 144;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, block.at(16, 128)?);
+        let (scales, minima) = packed_scales(block)?;
+        let codes = block.fields(codes, 32, &[0, 4], 4)?;
+        offset(block, [scale, minimum, scales, minima, codes], [8, 32])
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+        for (pair, out) in out[..256].chunks_exact_mut(64).enumerate() {
+            let codes = &block[16 + 32 * pair..][..32];
+            let (low, high) = out.split_at_mut(32);
+            let (d, m) = packed_scale(&block[4..16], 2 * pair);
+            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
+            for (out, byte) in low.iter_mut().zip(codes) {
+                *out = d * f32::from(byte & 15) - m;
+            }
+            let (d, m) = packed_scale(&block[4..16], 2 * pair + 1);
+            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
+            for (out, byte) in high.iter_mut().zip(codes) {
+                *out = d * f32::from(byte >> 4) - m;
+            }
+        }
+    }
+
+    fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+        let (scales, minima, codes) = affine::<8>(values, importance, (15, 63), 0, block);
+        pack_scales(&scales, &minima, &mut block[4..16]);
+        pack(&codes, &mut block[16..], 32, &[0, 4], |c| c);
+    }
+}
+
+impl BlockFormat for Q5K {
+    const NAME: &'static str = "q5_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 176;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (scale, minimum) = (block.f16(0)?, block.f16(2)?);
+        let (scales, minima) = packed_scales(block)?;
+        let (high, low) = (block.at(16, 32)?, block.at(48, 128)?);
+        let low = block.fields(low, 32, &[0, 4], 4)?;
+        let high = block.fields(high, 32, &BITS, 1)?;
+        let codes = block.with_high(low, high, 4)?;
+        offset(block, [scale, minimum, scales, minima, codes], [8, 32])
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+        for (group, out) in out[..256].chunks_exact_mut(32).enumerate() {
+            let (d, m) = packed_scale(&block[4..16], group);
+            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
+            let (low, shift) = (&block[48 + group / 2 * 32..][..32], group % 2 * 4);
+            for ((out, low), high) in out.iter_mut().zip(low).zip(&block[16..48]) {
+                *out = d * f32::from(low >> shift & 15 | (high >> group & 1) << 4) - m;
+            }
+        }
+    }
+
+    fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+        let (scales, minima, codes) = affine::<8>(values, importance, (31, 63), 0, block);
+        pack_scales(&scales, &minima, &mut block[4..16]);
+        pack(&codes, &mut block[16..48], 32, &BITS, |c| c >> 4);
+        pack(&codes, &mut block[48..], 32, &[0, 4], |c| c & 15);
+    }
+}
+
+impl BlockFormat for Q6K {
+    const NAME: &'static str = "q6_k";
+    const ELEMENTS: usize = 256;
+    const BYTES: usize = 210;
+
+    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
+        let (low, high) = (block.at(0, 128)?, block.at(128, 64)?);
+        let low = block.fields(low, 64, &[0, 4], 4)?;
+        let high = block.fields(high, 32, &[0, 2, 4, 6], 2)?;
+        let codes = block.with_high(low, high, 4)?;
+        let codes = block.centred(codes, 32)?;
+        let scales = block.signed(192, 16)?;
+        let scales = block.float(scales)?;
+        about_zero(block, 208, scales, codes)
+    }
+
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let scale = half_at(block, 208);
+        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
+            let d = scale * f32::from(block[192 + group] as i8);
+            // Halves of 128: a nibble of 64 bytes, and 2 bits of 32 bytes.
+            let (half, within) = (group / 8, group % 8);
+            let low = &block[64 * half + within % 4 * 16..][..16];
+            let high = &block[128 + 32 * half + within % 2 * 16..][..16];
+            let (nibble, pair) = (within / 4 * 4, within / 2 * 2);
+            for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
+                *out = d * f32::from((low >> nibble & 15 | (high >> pair & 3) << 4) as i8 - 32);
+            }
+        }
+    }
+
+    fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
+        let (scales, codes) = symmetric(values, importance, (32, 128), 208, block);
+        pack(&codes, &mut block[..128], 64, &[0, 4], |c| c & 15);
+        pack(&codes, &mut block[128..192], 32, &[0, 2, 4, 6], |c| c >> 4);
+        for (to, scale) in block[192..208].iter_mut().zip(scales) {
+            *to = scale as u8;
+        }
+    }
+}
