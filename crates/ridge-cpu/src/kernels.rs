@@ -1,5 +1,7 @@
 //! The patterns that hand-written kernels claim, one file a subject.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod cross_entropy;
 mod embedding;

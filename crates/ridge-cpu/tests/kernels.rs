@@ -78,23 +78,26 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
 #[test]
 fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
     // Beyond a span of 512 positions; heads of whole and of broken vectors; groups of one and of several heads.
-    for (heads, kv_heads, dim, block_size, cache) in [
-        (4, 2, 24, 16, DType::F32),
-        (2, 2, 64, 16, DType::BF16),
-        (4, 1, 8, 7, DType::F32),
-        (3, 3, 4, 16, DType::F16),
-        (3, 1, 80, 32, DType::F8E4M3),
+    for (heads, kv_heads, dim, block_size, of_q, cache) in [
+        (4, 2, 24, 16, DType::F32, DType::F32),
+        (2, 2, 64, 16, DType::F32, DType::BF16),
+        (4, 1, 8, 7, DType::F32, DType::F32),
+        (3, 3, 4, 16, DType::F32, DType::F16),
+        (3, 1, 80, 32, DType::F32, DType::F8E4M3),
+        (8, 1, 64, 16, DType::BF16, DType::BF16),
+        (3, 1, 128, 32, DType::BF16, DType::F32),
+        (2, 1, 40, 16, DType::F16, DType::F32),
     ] {
         let tokens = 533usize;
         let blocks = tokens.div_ceil(block_size);
         let mut rng = Rng::new(dim as u64);
-        let q = rng.normal(DType::F32, &[tokens, heads, dim]);
+        let q = rng.normal(of_q, &[tokens, heads, dim]);
         let kv = rng.normal(cache, &[blocks + 1, 2, kv_heads, block_size, dim]);
         let table = Tensor::int(DType::I32, &[1, blocks], (0..blocks as i64).rev().collect());
         let mut g = Builder::new();
         let count = Dim::sym("tokens");
         let ids = Type::tensor(DType::I32, [&count]);
-        let x = g.step_input("q", Type::tensor(DType::F32, [count, heads.into(), dim.into()])).unwrap();
+        let x = g.step_input("q", Type::tensor(of_q, [count, heads.into(), dim.into()])).unwrap();
         let state = g.state("kv", Type { state: true, ..kv.ty() }).unwrap();
         let table_input = g.step_input("table", table.ty()).unwrap();
         let seq_ids = g.step_input("seq_ids", ids.clone()).unwrap();

@@ -10,6 +10,8 @@
 //! the spans before it are passed over, and keys before it in its first span weigh nothing.
 
 mod narrow;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod values;
 
 use std::ops::Range;
@@ -54,11 +56,23 @@ struct Attention {
     table: usize,
     /// Tokens of a piece.
     together: usize,
+    /// Is it computed on matrix tiles?
+    #[cfg(target_arch = "x86_64")]
+    on_tiles: bool,
 }
 
 fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let [q, kv, table, ..] = &spec.inputs[..] else { return Err("attention takes five inputs".into()) };
+    // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
+    let together = if q.shape[0] > TOKENS { TOKENS } else { 1 };
+    #[cfg(target_arch = "x86_64")]
+    let on_tiles = simd::isa() == simd::Isa::Amx && super::amx::takes(q.dtype, q.shape[2]);
+    #[cfg(target_arch = "x86_64")]
+    let together = match q.shape[1].checked_div(kv.shape[2]) {
+        Some(group) if on_tiles && together > 1 => tiles::together(q.shape[0], group),
+        _ => together,
+    };
     Ok(Box::new(Attention {
         scale: op.scale as f32,
         window: op.window,
@@ -73,8 +87,9 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
         cache: kv.dtype,
         sequences: table.shape[0],
         table: table.shape[1],
-        // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
-        together: if q.shape[0] > TOKENS { TOKENS } else { 1 },
+        together,
+        #[cfg(target_arch = "x86_64")]
+        on_tiles,
     }))
 }
 
@@ -111,10 +126,15 @@ impl Kernel for Attention {
         // Half the context, for want of knowing.
         let keys = (self.table * self.block_size).div_ceil(2);
         let pairs = self.together * self.group() * self.window.map_or(keys, |window| keys.min(window));
-        100.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.05)
+        let nanos_per_element = if self.is_on_tiles() { 0.01 } else { 0.05 };
+        100.0 + pairs as f64 * (1.0 + self.dim as f64 * nanos_per_element)
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles {
+            return self.run_on_tiles(io, pieces, scratch);
+        }
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
         let columns = self.columns();
         let [q, out, scores, largest, total, sums, weights] = scratch.slices::<f32, 7>([
@@ -150,6 +170,13 @@ impl Kernel for Attention {
 }
 
 impl Attention {
+    fn is_on_tiles(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        return self.on_tiles;
+        #[cfg(not(target_arch = "x86_64"))]
+        false
+    }
+
     fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(0)
     }

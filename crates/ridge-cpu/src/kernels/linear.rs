@@ -9,8 +9,6 @@
 //! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles where the machine has them (`amx.rs`).
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(target_arch = "x86_64")]
 mod on_tiles;
 pub(super) mod source;
 pub(super) mod tile;
@@ -20,6 +18,8 @@ use std::ops::Range;
 use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
 use ridge_graph::{DType, Function, Op};
 
+#[cfg(target_arch = "x86_64")]
+use super::amx;
 use super::{Entry, quant};
 use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
 use crate::simd::{self, LANES};

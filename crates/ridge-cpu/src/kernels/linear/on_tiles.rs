@@ -5,8 +5,9 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{After, Linear, amx};
+use super::{After, Linear};
 use crate::kernel::{Io, Pod, Preparation, Scratch};
+use crate::kernels::amx;
 
 /// Products of 32 rows of a weight whose sums wait for the next part of K, where K is cut: half a MiB.
 const WAITING: usize = 16;

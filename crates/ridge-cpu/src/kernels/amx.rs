@@ -23,20 +23,22 @@ use half::bf16;
 
 use crate::simd;
 use columns::split;
-pub(super) use columns::{Layout, Terms, floats, rows_together, takes, terms};
+pub(in crate::kernels) use columns::{
+    Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose_into, unpack_columns,
+};
 use tiles::{Next, Tiles, two_by_one, two_by_two};
 
 /// Rows and columns of a tile of sums.
-pub(super) const SIDE: usize = 16;
+pub(in crate::kernels) const SIDE: usize = 16;
 
 /// Elements of K in a tile.
 const DEPTH: usize = 32;
 
 /// Rows of the weight that are multiplied together: two tiles.
-pub(super) const COLUMNS: usize = 2 * SIDE;
+pub(in crate::kernels) const COLUMNS: usize = 2 * SIDE;
 
 /// Elements of K that are multiplied before the next rows of the weight are: of x they take 1 MiB, of a weight 128 KiB.
-pub(super) const BLOCK: usize = 64 * DEPTH;
+pub(in crate::kernels) const BLOCK: usize = 64 * DEPTH;
 
 /// Tiles of columns up to which no weight is copied that could be used where it lies.
 const FEW: usize = 4;
@@ -45,17 +47,17 @@ const FEW: usize = 4;
 const LINE: usize = 64;
 
 /// A tile as 32-bit words: sums, or pairs of bf16.
-pub(super) type Words = [u32; SIDE * SIDE];
+pub(in crate::kernels) type Words = [u32; SIDE * SIDE];
 
 /// A weight `[N, K]` of bf16, row-major.
 #[derive(Clone, Copy)]
-pub(super) struct Weight<'a> {
-    pub(super) data: &'a [bf16],
-    pub(super) inner: usize,
+pub(in crate::kernels) struct Weight<'a> {
+    pub(in crate::kernels) data: &'a [bf16],
+    pub(in crate::kernels) inner: usize,
 }
 
 /// The tiles of this thread, configured while this lives.
-pub(super) struct Session(());
+pub(in crate::kernels) struct Session(());
 
 #[repr(C, align(64))]
 struct Config {
@@ -68,7 +70,7 @@ struct Config {
 
 impl Session {
     /// Configures the tiles, where there are some.
-    pub(super) fn begin() -> Self {
+    pub(in crate::kernels) fn begin() -> Self {
         assert!(simd::isa() == simd::Isa::Amx, "tiles are used where there are none");
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
         config.bytes[..8].fill(64);
@@ -89,14 +91,14 @@ impl Drop for Session {
 
 /// 32 rows of a weight, or the last ones, and a part of K in tiles.
 #[derive(Clone)]
-pub(super) struct Part<'a> {
-    pub(super) weight: Weight<'a>,
-    pub(super) rows: Range<usize>,
-    pub(super) steps: Range<usize>,
+pub(in crate::kernels) struct Part<'a> {
+    pub(in crate::kernels) weight: Weight<'a>,
+    pub(in crate::kernels) rows: Range<usize>,
+    pub(in crate::kernels) steps: Range<usize>,
 }
 
 /// Part `nth` of the parts into which K is cut, in tiles.
-pub(super) fn block(inner: usize, nth: usize) -> Range<usize> {
+pub(in crate::kernels) fn block(inner: usize, nth: usize) -> Range<usize> {
     let steps = BLOCK / DEPTH;
     nth * steps..((nth + 1) * steps).min(inner.div_ceil(DEPTH))
 }
@@ -125,7 +127,7 @@ impl Part<'_> {
 
 /// Adds the products of `part` with x to `sums`, as many as [`Layout::sums_room`]; sets them if it is the first of K.
 /// Meanwhile brings `next` to cache.
-pub(super) fn multiply(
+pub(in crate::kernels) fn multiply(
     _configured: &Session,
     layout: &Layout,
     part: &Part<'_>,
@@ -201,6 +203,48 @@ fn add_products(
             } else {
                 two_by_one(w, first, steps.len(), sums, fresh);
             }
+        }
+    }
+}
+
+/// 32 rows of bf16 that lie together somehow; all numbers are elements.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Rows<'a> {
+    pub(in crate::kernels) data: &'a [bf16],
+    /// Where the second 16 rows begin.
+    pub(in crate::kernels) high: usize,
+    /// From a row to the next.
+    pub(in crate::kernels) stride: usize,
+    /// From a tile to the next along K.
+    pub(in crate::kernels) step: usize,
+}
+
+/// Adds the products of `w` with one or two tiles of columns over `steps` tiles of K to `sums`, two for each tile of
+/// columns, or sets them. The second tile of columns lies `apart` tiles after the first.
+pub(in crate::kernels) fn multiply_rows(
+    _configured: &Session,
+    w: Rows<'_>,
+    x: &[Words],
+    apart: usize,
+    steps: usize,
+    sums: &mut [Words],
+    fresh: bool,
+) {
+    assert!(steps > 0 && w.data.len() >= w.high + (SIDE - 1) * w.stride + (steps - 1) * w.step + DEPTH);
+    let low = w.data.as_ptr();
+    let size = size_of::<bf16>();
+    let at =
+        Tiles { low: low.cast(), high: low.wrapping_add(w.high).cast(), stride: w.stride * size, step: w.step * size };
+    let x_at = x.as_ptr();
+    // SAFETY: the tiles are configured; the rows are inside of the data, the second 16 after the first, and x and the
+    // sums are as many tiles as is checked here.
+    unsafe {
+        if sums.len() == 4 {
+            assert!(x.len() >= apart + steps);
+            two_by_two(&at, [x_at, x_at.wrapping_add(apart)], steps, sums.as_mut_ptr(), fresh, None);
+        } else {
+            assert!(x.len() >= steps && sums.len() == 2);
+            two_by_one(&at, x_at, steps, sums.as_mut_ptr(), fresh);
         }
     }
 }

@@ -13,7 +13,7 @@ use crate::kernel::Pod;
 use crate::simd;
 
 /// A float dtype of x as terms of bf16.
-pub(in super::super) trait Terms: Pod {
+pub(in crate::kernels) trait Terms: Pod {
     /// How many.
     const COUNT: usize;
     /// Nothing.
@@ -57,7 +57,7 @@ impl Terms for f32 {
 }
 
 /// Terms of `dtype`.
-pub(in super::super) fn terms(dtype: DType) -> usize {
+pub(in crate::kernels) fn terms(dtype: DType) -> usize {
     match dtype {
         DType::BF16 => bf16::COUNT,
         DType::F16 => f16::COUNT,
@@ -66,70 +66,89 @@ pub(in super::super) fn terms(dtype: DType) -> usize {
 }
 
 /// Is x of this dtype and width multiplied on tiles?
-pub(in super::super) fn takes(dtype: DType, inner: usize) -> bool {
+pub(in crate::kernels) fn takes(dtype: DType, inner: usize) -> bool {
     matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && inner >= DEPTH
 }
 
 /// Of `rows` rows of x, those that are multiplied together: at most 18 tiles of columns, all blocks alike.
-pub(in super::super) fn rows_together(dtype: DType, rows: usize) -> usize {
+pub(in crate::kernels) fn rows_together(dtype: DType, rows: usize) -> usize {
     let most = 18 / terms(dtype) * SIDE;
     rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
 }
 
 /// Words as the floats that they hold.
-pub(in super::super) fn floats(words: &mut [u32]) -> &mut [f32] {
+pub(in crate::kernels) fn floats(words: &mut [u32]) -> &mut [f32] {
     // SAFETY: of the same size and alignment, and any bits are an f32.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }
 
+/// Words as elements of `T`, of which each takes a word at most.
+pub(in crate::kernels) fn elements<T: Terms>(words: &mut [u32]) -> &mut [T] {
+    assert!(size_of::<T>() <= size_of::<u32>() && align_of::<T>() <= align_of::<u32>());
+    let len = size_of_val(words) / size_of::<T>();
+    // SAFETY: inside of the words, aligned as just checked, and any bits are an element.
+    unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), len) }
+}
+
+/// Tiles as the halves of their words.
+pub(in crate::kernels) fn halves(tiles: &[Words]) -> &[bf16] {
+    // SAFETY: the same memory, and any bits are a bf16.
+    unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), size_of_val(tiles) / size_of::<bf16>()) }
+}
+
 /// How rows of x and their terms lie in tiles of columns.
 #[derive(Clone, Copy)]
-pub(in super::super) struct Layout {
+pub(in crate::kernels) struct Layout {
     rows: usize,
-    terms: usize,
+    pub(in crate::kernels) terms: usize,
     /// Do all rows and terms fit into one tile of columns?
-    pub(in super::super) compact: bool,
+    pub(in crate::kernels) compact: bool,
     /// Tiles of K.
     pub(super) depth: usize,
     /// Tiles of columns.
-    pub(in super::super) tiles: usize,
+    pub(in crate::kernels) tiles: usize,
 }
 
 impl Layout {
-    pub(in super::super) fn new(rows: usize, inner: usize, terms: usize) -> Self {
+    pub(in crate::kernels) fn new(rows: usize, inner: usize, terms: usize) -> Self {
         let compact = rows * terms <= SIDE;
         let tiles = if compact { 1 } else { rows.div_ceil(SIDE) * terms };
         Self { rows, terms, compact, depth: inner.div_ceil(DEPTH), tiles }
     }
 
+    /// With tiles of their own for each term, however few rows there are.
+    pub(in crate::kernels) fn of_whole_tiles(rows: usize, inner: usize, terms: usize) -> Self {
+        Self { compact: false, tiles: rows.div_ceil(SIDE) * terms, ..Self::new(rows, inner, terms) }
+    }
+
     /// As this, for a block of `rows` of its rows.
-    pub(in super::super) fn of_rows(&self, rows: usize) -> Self {
+    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
         let tiles = if self.compact { 1 } else { rows.div_ceil(SIDE) * self.terms };
         Self { rows, tiles, ..*self }
     }
 
     /// Words of x as tiles.
-    pub(in super::super) fn x_room(&self) -> usize {
+    pub(in crate::kernels) fn x_room(&self) -> usize {
         self.tiles * self.depth * SIDE * SIDE
     }
 
     /// Words of x as tiles before those of row `row`, a multiple of 16, where rows take whole tiles.
-    pub(in super::super) fn x_before(&self, row: usize) -> usize {
+    pub(in crate::kernels) fn x_before(&self, row: usize) -> usize {
         row * self.terms * self.depth * SIDE
     }
 
     /// Words of sums.
-    pub(in super::super) fn sums_room(&self) -> usize {
+    pub(in crate::kernels) fn sums_room(&self) -> usize {
         2 * self.tiles * SIDE * SIDE
     }
 
     /// Words of a copied block of the weight.
-    pub(in super::super) fn weight_room() -> usize {
+    pub(in crate::kernels) fn weight_room() -> usize {
         2 * BLOCK / DEPTH * SIDE * SIDE
     }
 
     /// Rows of x, `inner` elements each, as tiles: pairs of K down, columns across.
-    pub(in super::super) fn pack_x<T: Terms>(&self, x: &[T], inner: usize, to: &mut [Words]) {
+    pub(in crate::kernels) fn pack_x<T: Terms>(&self, x: &[T], inner: usize, to: &mut [Words]) {
         assert!(x.len() >= self.rows * inner && self.depth == inner.div_ceil(DEPTH));
         let tiles = if self.compact { 1 } else { self.terms };
         for (group, to) in to[..self.tiles * self.depth].chunks_exact_mut(tiles * self.depth).enumerate() {
@@ -147,7 +166,7 @@ impl Layout {
     }
 
     /// The sums of two tiles of weight rows as rows of x: `columns` elements each, `stride` apart.
-    pub(in super::super) fn unpack(&self, sums: &[Words], columns: usize, stride: usize, out: &mut [f32]) {
+    pub(in crate::kernels) fn unpack(&self, sums: &[Words], columns: usize, stride: usize, out: &mut [f32]) {
         for half in 0..columns.div_ceil(SIDE) {
             let begin = half * SIDE;
             let width = SIDE.min(columns - begin);
@@ -202,6 +221,19 @@ fn pack_tiles<T: Terms>(x: &[T], inner: usize, compact: bool, to: &mut [Words]) 
             transpose(lines, |i, line| store(line, &mut to[tile * depth + step].as_chunks_mut::<SIDE>().0[i]));
         }
     }
+}
+
+/// A tile of sums as rows: `rows` columns of it, `width` elements each, `stride` apart.
+pub(in crate::kernels) fn unpack_columns(sums: &Words, size: [usize; 2], stride: usize, out: &mut [f32]) {
+    // SAFETY: there is AMX, and every machine that has it has AVX-512.
+    unsafe { unpack_tile(&[sums], size, stride, out) };
+}
+
+/// Columns of `lines` as lines.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(in crate::kernels) fn transpose_into(lines: &[[u32; SIDE]; SIDE], to: &mut Words) {
+    transpose(lines, |i, line| store(line, &mut to.as_chunks_mut::<SIDE>().0[i]));
 }
 
 /// The sum of tiles that are terms of one, as `rows` rows of `width` elements, `stride` apart.

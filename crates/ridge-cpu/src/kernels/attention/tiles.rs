@@ -1,0 +1,306 @@
+//! Attention on matrix tiles (AMX), for heads of 32 elements and more.
+//!
+//! All is turned so that a query is a column: the tiles of scores have a key in each row and a query in each lane, so
+//! the largest score, the exponentials and their sum are taken lane by lane, and two rows of exponentials together are
+//! a row of the tile by which values are multiplied. Values are transposed once for all queries of a piece.
+//!
+//! Queries, keys, exponentials and values are as many terms of bf16 as the dtype of the queries has ([`amx::Terms`]);
+//! with one they are rounded to bf16, and the sum of the exponentials is that of the rounded ones.
+//!
+//! Floor: 16 cycles for each term product of 16 queries, 16 keys and 32 elements, twice; some 20 cycles for 16
+//! exponentials.
+
+mod softmax;
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use ridge_graph::DType;
+
+use super::{Attention, Rows};
+use crate::kernel::{Io, Scratch};
+use crate::kernels::amx::{self, SIDE, Words};
+use crate::simd::{self, Element};
+use softmax::Span;
+
+/// Positions of a span: the scores of two tiles of queries stay in L1.
+const SPAN: usize = 256;
+
+/// Keys of a tile along which values are summed.
+const STEP: usize = 2 * SIDE;
+
+/// Tiles of a span along its keys.
+const STEPS: usize = SPAN / STEP;
+
+/// Rows (a query head of a token each) of a piece, at most, if tokens have fewer.
+const ROWS: usize = 64;
+
+type Lanes<T> = [T; SIDE];
+
+/// Tokens of a piece.
+pub(super) fn together(tokens: usize, group: usize) -> usize {
+    (ROWS / group.max(1)).clamp(1, tokens.max(1))
+}
+
+/// What is kept for the rows of a piece.
+struct State<'a> {
+    /// Queries as they lie in memory, then as tiles of columns: `[tile][term][depth]`.
+    q: &'a mut [u32],
+    q_tiles: &'a mut [Words],
+    /// Terms of a span's keys, or values: `[term][SPAN][width]`.
+    span: &'a mut [bf16],
+    /// Terms of a span's values, transposed: `[term][width / 16][STEPS]`.
+    values: &'a mut [Words],
+    /// Of two tiles of queries: a tile of 16 keys after another.
+    scores: &'a mut [Words],
+    /// Of two tiles of queries: `[tile][term][STEPS]`.
+    weights: &'a mut [Words],
+    /// For each two tiles of queries those of `width` elements.
+    out: &'a mut [Words],
+    largest: &'a mut [Lanes<f32>],
+    total: &'a mut [Lanes<f32>],
+    /// Rows of a tile of queries on their way out.
+    line: &'a mut [f32],
+}
+
+impl Attention {
+    pub(super) fn run_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        match self.dtype {
+            DType::BF16 => self.run_of::<bf16, 1>(io, pieces, scratch),
+            DType::F16 => self.run_of::<f16, 2>(io, pieces, scratch),
+            _ => self.run_of::<f32, 3>(io, pieces, scratch),
+        }
+    }
+
+    /// Elements of a head, filled up to whole tiles.
+    fn width(&self) -> usize {
+        self.dim.next_multiple_of(STEP)
+    }
+
+    fn run_of<T: amx::Terms, const TERMS: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let (rows, width) = (self.together * self.group(), self.width());
+        let (tiles, tile) = (rows.div_ceil(SIDE), SIDE * SIDE);
+        let pairs = tiles.next_multiple_of(2);
+        let [q, q_tiles, span, values, scores, weights, out, largest, total, line] = scratch.slices::<u32, 10>([
+            rows * self.dim,
+            tiles * TERMS * (width / STEP) * tile,
+            TERMS * SPAN * width / 2,
+            TERMS * width / SIDE * STEPS * tile,
+            2 * SPAN / SIDE * tile,
+            2 * TERMS * STEPS * tile,
+            pairs * width / SIDE * tile,
+            pairs * SIDE,
+            pairs * SIDE,
+            SIDE * width,
+        ]);
+        let mut state = State {
+            q,
+            q_tiles: q_tiles.as_chunks_mut().0,
+            span: amx::elements::<bf16>(span),
+            values: values.as_chunks_mut().0,
+            scores: scores.as_chunks_mut().0,
+            weights: weights.as_chunks_mut().0,
+            out: out.as_chunks_mut().0,
+            largest: amx::floats(largest).as_chunks_mut().0,
+            total: amx::floats(total).as_chunks_mut().0,
+            line: amx::floats(line),
+        };
+        let configured = amx::Session::begin();
+        let per_head = self.tokens.div_ceil(self.together);
+        for piece in pieces {
+            let (head, block) = (piece / per_head, piece % per_head);
+            let end = ((block + 1) * self.together).min(self.tokens);
+            let mut token = block * self.together;
+            while token < end {
+                let rows = self.rows(io, token..end);
+                token = rows.tokens.end;
+                self.attend_on_tiles::<T, TERMS>(&configured, io, head, &rows, &mut state);
+            }
+        }
+    }
+
+    fn attend_on_tiles<T: amx::Terms, const TERMS: usize>(
+        &self,
+        configured: &amx::Session,
+        io: &Io<'_>,
+        head: usize,
+        rows: &Rows,
+        state: &mut State<'_>,
+    ) {
+        let (group, width) = (self.group(), self.width());
+        let count = rows.tokens.len() * group;
+        let tiles = count.div_ceil(SIDE);
+        let first_row = |token: usize| (token * self.heads + head * group) * self.dim;
+        let q = amx::elements::<T>(state.q);
+        for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(group * self.dim)) {
+            to.copy_from_slice(&io.input::<T>(0)[first_row(token)..][..group * self.dim]);
+        }
+        let layout = amx::Layout::of_whole_tiles(count, self.dim, TERMS);
+        layout.pack_x(&q[..count * self.dim], self.dim, state.q_tiles);
+        let d_tiles = width / SIDE;
+        state.out[..tiles.next_multiple_of(2) * d_tiles].as_flattened_mut().fill(0);
+        state.largest[..tiles].fill([f32::NEG_INFINITY; SIDE]);
+        state.total[..tiles].fill([0.0; SIDE]);
+        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
+        let start = self.start(rows, 0) / SPAN * SPAN;
+        for from in (start..most).step_by(SPAN) {
+            let span = from..most.min(from + SPAN);
+            self.fill_span::<TERMS>(io, head, rows, 1, &span, state);
+            // SAFETY: there is AMX, and every machine that has it has AVX-512.
+            unsafe { transpose_values::<TERMS>(state.span, width, span.len().div_ceil(STEP), state.values) };
+            self.fill_span::<TERMS>(io, head, rows, 0, &span, state);
+            for pair in (0..tiles).step_by(2) {
+                let of_pair = pair..tiles.min(pair + 2);
+                // Keys after the last that the pair's rows see are left out.
+                let last = (of_pair.end * SIDE).min(count) - 1;
+                let seen = (rows.seen + last / group).saturating_sub(from).min(span.len());
+                if seen > 0 {
+                    self.attend_pair::<TERMS>(configured, &layout, rows, from, seen, of_pair, state);
+                }
+            }
+        }
+        for tile in 0..tiles {
+            let of_tile = SIDE.min(count - tile * SIDE);
+            let (pair, together) = (tile / 2 * 2, (tiles - tile / 2 * 2).min(2));
+            for d in 0..d_tiles {
+                let sums = &state.out[pair * d_tiles + d * together + tile % 2];
+                amx::unpack_columns(sums, [of_tile, SIDE], width, &mut state.line[d * SIDE..]);
+            }
+            for (i, line) in state.line.chunks_exact_mut(width).take(of_tile).enumerate() {
+                let (row, total) = (tile * SIDE + i, state.total[tile][i]);
+                if total > 0.0 {
+                    simd::scale(&mut line[..self.dim], 1.0 / total);
+                }
+                let at = first_row(rows.tokens.start + row / group) + row % group * self.dim;
+                // SAFETY: this token's query heads of this kv head are our piece's alone.
+                unsafe { simd::store(io, 0, self.dtype, at, &line[..self.dim]) };
+            }
+        }
+    }
+
+    /// The span's keys (side 0) or values (side 1) as terms; zeros where there are none, up to a whole step.
+    fn fill_span<const TERMS: usize>(
+        &self,
+        io: &Io<'_>,
+        head: usize,
+        rows: &Rows,
+        side: usize,
+        span: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let (width, term) = (self.width(), SPAN * self.width());
+        let to = &mut *state.span;
+        simd::with_element!(self.cache, T => {
+            let cache = io.input::<T>(1);
+            self.runs(io, rows.sequence, span, |keys, at| match at {
+                Some(at) => {
+                    let from = &self.slab(cache, head, side, at)[..keys.len() * self.dim];
+                    // SAFETY: there is AMX, and every machine that has it has AVX-512.
+                    unsafe { split_rows::<T, TERMS>(from, self.dim, width, term, &mut to[keys.start * width..]) };
+                }
+                None => (0..TERMS).for_each(|t| to[t * term..][keys.start * width..keys.end * width].fill(bf16::ZERO)),
+            });
+        });
+        for t in 0..TERMS {
+            to[t * term..][span.len() * width..span.len().next_multiple_of(STEP) * width].fill(bf16::ZERO);
+        }
+    }
+
+    /// One or two tiles of queries with the first `keys` keys of the span that begins at `from`.
+    fn attend_pair<const TERMS: usize>(
+        &self,
+        configured: &amx::Session,
+        layout: &amx::Layout,
+        rows: &Rows,
+        from: usize,
+        keys: usize,
+        tiles: Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let (group, width, depth) = (self.group(), self.width(), self.width() / STEP);
+        let (together, steps, d_tiles) = (tiles.len(), keys.div_ceil(STEP), width / SIDE);
+        for step in 0..steps {
+            let scores = &mut state.scores[step * 2 * together..][..2 * together];
+            // The products of terms, the smallest first.
+            for order in (0..TERMS).rev() {
+                for of_key in 0..=order {
+                    let data = &state.span[(of_key * SPAN + step * STEP) * width..];
+                    let w = amx::Rows { data, high: SIDE * width, stride: width, step: STEP };
+                    let x = &state.q_tiles[(tiles.start * TERMS + order - of_key) * depth..];
+                    let fresh = order == TERMS - 1 && of_key == 0;
+                    amx::multiply_rows(configured, w, x, layout.terms * depth, depth, scores, fresh);
+                }
+            }
+        }
+        let out = &mut state.out[tiles.start * d_tiles..][..together * d_tiles];
+        for (nth, tile) in tiles.clone().enumerate() {
+            let seen = lanes(|lane| {
+                let row = tile * SIDE + lane;
+                let seen = if row < rows.tokens.len() * group { rows.seen + row / group } else { 0 };
+                seen.saturating_sub(from).min(SPAN) as i32
+            });
+            let start =
+                lanes(|lane| self.start(rows, (tile * SIDE + lane) / group).saturating_sub(from).min(SPAN) as i32);
+            let span = Span { seen, start, scale: self.scale, softcap: self.softcap };
+            let mut scores = softmax::OfTile { tiles: &mut state.scores[..steps * 2 * together], nth, together };
+            let weights = &mut state.weights[nth * TERMS * STEPS..][..TERMS * STEPS];
+            let sums = (&mut state.largest[tile], &mut state.total[tile]);
+            // SAFETY: there is AMX, and every machine that has it has AVX-512.
+            unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, out) };
+        }
+        for (d, out) in out.chunks_exact_mut(2 * together).enumerate() {
+            for order in (0..TERMS).rev() {
+                for of_value in 0..=order {
+                    let data = amx::halves(&state.values[(of_value * d_tiles + 2 * d) * STEPS..]);
+                    let w = amx::Rows { data, high: STEPS * SIDE * STEP, stride: STEP, step: SIDE * STEP };
+                    let x = &state.weights[(order - of_value) * STEPS..];
+                    amx::multiply_rows(configured, w, x, TERMS * STEPS, steps, out, false);
+                }
+            }
+        }
+    }
+}
+
+fn lanes<T>(f: impl FnMut(usize) -> T) -> Lanes<T> {
+    std::array::from_fn(f)
+}
+
+/// Rows of `dim` elements as rows of `width` for each term, which are `term` elements apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn split_rows<T: Element, const TERMS: usize>(from: &[T], dim: usize, width: usize, term: usize, to: &mut [bf16]) {
+    for (row, from) in from.chunks_exact(dim).enumerate() {
+        for t in 0..TERMS {
+            let to = &mut to[t * term + row * width..][..width];
+            for (to, x) in to.iter_mut().zip(from) {
+                *to = bf16::from_bits(nth_term::<TERMS>(x.widen(), t));
+            }
+            to[dim..].fill(bf16::ZERO);
+        }
+    }
+}
+
+/// Bits of term `nth` of `TERMS`: one is rounded, several are cut off.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+fn nth_term<const TERMS: usize>(x: f32, nth: usize) -> u16 {
+    if TERMS == 1 { bf16::narrow(x).to_bits() } else { amx::Terms::term(x, nth) }
+}
+
+/// The terms of `steps` steps of values `[SPAN][width]` as tiles of transposed values, pairs of keys across.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn transpose_values<const TERMS: usize>(span: &[bf16], width: usize, steps: usize, to: &mut [Words]) {
+    for (t, to) in to.chunks_exact_mut(width / SIDE * STEPS).enumerate().take(TERMS) {
+        for (step, keys) in span[t * SPAN * width..].chunks_exact(STEP * width).enumerate().take(steps) {
+            for d in 0..width / SIDE {
+                let mut lines = [[0; SIDE]; SIDE];
+                for (line, pair) in lines.iter_mut().zip(keys.chunks_exact(2 * width)) {
+                    let (even, odd) = (&pair[d * SIDE..][..SIDE], &pair[width + d * SIDE..][..SIDE]);
+                    for i in 0..SIDE {
+                        line[i] = u32::from(even[i].to_bits()) | u32::from(odd[i].to_bits()) << 16;
+                    }
+                }
+                amx::transpose_into(&lines, &mut to[d * STEPS + step]);
+            }
+        }
+    }
+}
