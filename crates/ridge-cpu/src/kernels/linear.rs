@@ -6,10 +6,13 @@
 //! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
-//! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles where the machine has them (`amx.rs`).
+//! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles
+//! where the machine has them (`on_tiles.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).
 
 #[cfg(target_arch = "x86_64")]
 mod on_tiles;
+#[cfg(target_arch = "x86_64")]
+mod one_row;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -113,6 +116,9 @@ struct Linear {
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     on_tiles: bool,
+    /// Is it one row by weights of f32?
+    #[cfg(target_arch = "x86_64")]
+    by_one_row: bool,
 }
 
 /// Products on matrix tiles take weights of bf16, as long as a tile.
@@ -134,6 +140,12 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     #[cfg(target_arch = "x86_64")]
     let on_tiles = on_tiles(x, &spec.inputs[first + 1..][..count]);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
+    #[cfg(target_arch = "x86_64")]
+    let plain = |w: &Operand| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
+    #[cfg(target_arch = "x86_64")]
+    let by_one_row = rows == 1 && spec.inputs[first + 1..][..count].iter().all(plain);
+    #[cfg(target_arch = "x86_64")]
+    let tile = if by_one_row { one_row::COLUMNS } else { tile };
     #[cfg(target_arch = "x86_64")]
     let (tile, row_block) =
         if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
@@ -175,6 +187,8 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         nanos_per_piece: nanos / tiles.max(1) as f64,
         #[cfg(target_arch = "x86_64")]
         on_tiles,
+        #[cfg(target_arch = "x86_64")]
+        by_one_row,
     }))
 }
 
@@ -305,6 +319,11 @@ impl Linear {
         let input = self.x + 1 + which;
         let x = x.as_chunks::<LANES>().0;
         let out = &mut out[..tile.rows * tile.columns.len()];
+        #[cfg(target_arch = "x86_64")]
+        if self.by_one_row {
+            let data = &io.input::<f32>(input)[..weight.columns * self.inner];
+            return one_row::run(data, self.inner, tile.columns.clone(), x, out);
+        }
         if let Some(rows) = &weight.stored {
             let data = io.input::<u8>(input);
             for first in tile.columns.clone().step_by(WIDENED) {
