@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::format::Q8_0;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, FormatRef, Type};
 use ridge_runtime::{Session, WeightData};
@@ -21,13 +20,14 @@ struct Case {
     weight: DType,
     /// Dtype of x.
     x: DType,
-    quantised: bool,
+    /// The format that it is stored in.
+    format: Option<&'static str>,
     /// Distinct weights, so that together they are in memory rather than in cache, or not.
     weights: usize,
 }
 
 const fn case(name: &'static str, rows: usize, inner: usize, columns: usize, weight: DType, weights: usize) -> Case {
-    Case { name, rows, inner, columns, weight, x: DType::F32, quantised: false, weights }
+    Case { name, rows, inner, columns, weight, x: DType::F32, format: None, weights }
 }
 
 fn cases() -> Vec<Case> {
@@ -40,7 +40,11 @@ fn cases() -> Vec<Case> {
         case("llama-1b gate f32", 1, 2048, 8192, f32, 4),
         case("llama-1b gate bf16", 1, 2048, 8192, bf16, 8),
         case("llama-1b gate f16", 1, 2048, 8192, f16, 8),
-        Case { quantised: true, ..case("llama-1b gate q8_0", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("q8_0"), ..case("llama-1b gate q8_0", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("q8_0"), x: bf16, ..case("llama-1b gate q8_0 by bf16", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("q4_0"), x: bf16, ..case("llama-1b gate q4_0 by bf16", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("q4_k"), x: bf16, ..case("llama-1b gate q4_k by bf16", 1, 2048, 8192, f32, 16) },
+        Case { format: Some("q6_k"), x: bf16, ..case("llama-1b gate q6_k by bf16", 1, 2048, 8192, f32, 16) },
         case("llama-1b down bf16", 1, 8192, 2048, bf16, 8),
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16", 1, 2048, 8192, bf16, 8) },
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16 x256", 256, 2048, 8192, bf16, 1) },
@@ -50,16 +54,21 @@ fn cases() -> Vec<Case> {
         case("llama-1b gate bf16 x256", 256, 2048, 8192, bf16, 1),
         case("llama-1b down bf16 x256", 256, 8192, 2048, bf16, 1),
         case("llama-1b gate f32 x256", 256, 2048, 8192, f32, 1),
-        Case { quantised: true, ..case("llama-1b gate q8_0 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q8_0"), ..case("llama-1b gate q8_0 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q8_0"), x: bf16, ..case("llama-1b gate q8_0 by bf16 x256", 256, 2048, 8192, f32, 1) },
+        Case { format: Some("q4_k"), x: bf16, ..case("llama-1b gate q4_k by bf16 x256", 256, 2048, 8192, f32, 1) },
     ]
 }
 
-/// Least and median seconds of one product.
-fn seconds(case: &Case, threads: usize) -> [f64; 2] {
+/// Least and median seconds of one product, and bytes of its weight.
+fn seconds(case: &Case, threads: usize) -> ([f64; 2], usize) {
     let mut g = Builder::new();
     let x = g.step_input("x", Type::tensor(case.x, [case.rows, case.inner])).expect("a fresh name");
     let plain = Type::tensor(case.weight, [case.columns, case.inner]);
-    let ty = if case.quantised { plain.stored_as(FormatRef::new(Q8_0)) } else { plain };
+    let ty = match case.format {
+        Some(name) => plain.stored_as(FormatRef::from_name(name).expect("a format")),
+        None => plain,
+    };
     let names: Vec<String> = (0..case.weights).map(|i| format!("w{i}")).collect();
     let cpu = Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("threads start");
     let mut session = Session::new(Arc::new(cpu));
@@ -71,6 +80,7 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
         None => vec![case.weight.encode(values.iter().map(|v| f64::from(*v)))],
     };
     let parts = parts();
+    let bytes: usize = parts.iter().map(Vec::len).sum();
     let mut outputs = Vec::new();
     for name in &names {
         session.load(name, &ty, parts.iter().cloned().map(WeightData::Owned).collect()).expect("loads");
@@ -94,7 +104,7 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
         })
         .collect();
     times.sort_by(f64::total_cmp);
-    [times[0], times[times.len() / 2]].map(|t| t / case.weights as f64)
+    ([times[0], times[times.len() / 2]].map(|t| t / case.weights as f64), bytes)
 }
 
 fn main() {
@@ -104,10 +114,8 @@ fn main() {
     println!("{threads} threads");
     println!("{:26}{:>6}{:>6}{:>6}{:>12}{:>12}{:>10}{:>8}", "", "M", "K", "N", "us", "median", "GFLOP/s", "GB/s");
     for case in cases().iter().filter(|c| c.name.contains(part)) {
-        let [seconds, median] = seconds(case, threads);
+        let ([seconds, median], bytes) = seconds(case, threads);
         let products = (case.rows * case.inner * case.columns) as f64;
-        let weights = case.inner * case.columns;
-        let bytes = if case.quantised { weights + weights / 16 } else { weights * case.weight.size_bytes() };
         println!(
             "{:26}{:6}{:6}{:6}{:12.2}{:12.2}{:10.1}{:8.1}",
             case.name,

@@ -59,7 +59,10 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             (DType::F8E5M2, DType::F32, None),
         ];
         let fits = |f: &FormatRef| inner < 1000 && inner % f.granularity(1)[0] == 0;
-        let stored = format::all().into_iter().filter(fits).map(|f| (DType::F32, DType::F32, Some(f)));
+        let stored = format::all()
+            .into_iter()
+            .filter(fits)
+            .flat_map(|f| [DType::F32, DType::BF16].map(|of_x| (DType::F32, of_x, Some(f.clone()))));
         for (dtype, of_x, stored) in plain.into_iter().chain(stored) {
             let mut rng = Rng::new(inner as u64);
             let (x, w) = (rng.normal(of_x, &[rows, inner]), rng.normal(dtype, &[columns, inner]));

@@ -1,4 +1,4 @@
-//! Products on the matrix tiles of x86 (AMX), for weights of bf16.
+//! Products on the matrix tiles of x86 (AMX), for weights of bf16, and for weights in blocks as bf16.
 //!
 //! A tile instruction multiplies 16 rows of the weight, as they lie in memory, by 16 columns, over 32 elements of K, and
 //! adds into f32. A row of x is a column for each of the terms that it is taken apart into: bf16 numbers that sum to it
@@ -11,8 +11,10 @@
 //! For prompts K is cut so that a block of x ([`Layout`]) stays in L2 while 32 rows of the weight after another pass by;
 //! sums of several such tiles wait for the next part of K. A weight is multiplied where it lies, which costs nothing,
 //! while the rows that come next are brought to L2. What no tile can be loaded from is copied: rows that begin inside
-//! of cache lines, the last of a weight, the rest of K.
+//! of cache lines, the last of a weight, the rest of K. Weights in blocks are rounded to bf16 on the way, a tile at a
+//! time (`blocks.rs`); for x of bf16, whose products are rounded to as much, that is what the dtype means.
 
+pub(super) mod blocks;
 mod columns;
 mod tiles;
 
@@ -21,11 +23,12 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::quant;
 use crate::simd;
-use columns::split;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose_into, unpack_columns,
 };
+use columns::{round_line, split};
 use tiles::{Next, Tiles, two_by_one, two_by_two};
 
 /// Rows and columns of a tile of sums.
@@ -40,6 +43,9 @@ pub(in crate::kernels) const COLUMNS: usize = 2 * SIDE;
 /// Elements of K that are multiplied before the next rows of the weight are: of x they take 1 MiB, of a weight 128 KiB.
 pub(in crate::kernels) const BLOCK: usize = 64 * DEPTH;
 
+/// Elements of K that are copied at once for a few tiles of columns, and widened at once: the largest block of a format.
+const SHORT: usize = 256;
+
 /// Tiles of columns up to which no weight is copied that could be used where it lies.
 const FEW: usize = 4;
 
@@ -49,11 +55,45 @@ const LINE: usize = 64;
 /// A tile as 32-bit words: sums, or pairs of bf16.
 pub(in crate::kernels) type Words = [u32; SIDE * SIDE];
 
-/// A weight `[N, K]` of bf16, row-major.
+/// A weight `[N, K]`, row-major.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Weight<'a> {
-    pub(in crate::kernels) data: &'a [bf16],
+    pub(in crate::kernels) data: Data<'a>,
     pub(in crate::kernels) inner: usize,
+}
+
+/// What a weight is stored in.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) enum Data<'a> {
+    Plain(&'a [bf16]),
+    /// In blocks, whose values are rounded to bf16.
+    Blocks(&'a [u8], quant::Rows),
+}
+
+impl Weight<'_> {
+    fn address(&self) -> *const u8 {
+        match self.data {
+            Data::Plain(data) => data.as_ptr().cast(),
+            Data::Blocks(data, _) => data.as_ptr(),
+        }
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(&self) -> usize {
+        match self.data {
+            Data::Plain(_) => self.inner * size_of::<bf16>(),
+            Data::Blocks(_, rows) => rows.bytes(),
+        }
+    }
+
+    /// Rows.
+    fn len(&self) -> usize {
+        let bytes = match self.data {
+            Data::Plain(data) => size_of_val(data),
+            Data::Blocks(data, _) => data.len(),
+        };
+        bytes / self.row_bytes()
+    }
 }
 
 /// The tiles of this thread, configured while this lives.
@@ -106,22 +146,22 @@ pub(in crate::kernels) fn block(inner: usize, nth: usize) -> Range<usize> {
 impl Part<'_> {
     /// Tiles of K that can be multiplied where they lie.
     fn in_place(&self, layout: &Layout) -> Range<usize> {
-        let at = self.weight.data.as_ptr().cast::<u8>();
-        let on_lines =
-            (at as usize).is_multiple_of(LINE) && (self.weight.inner * size_of::<bf16>()).is_multiple_of(LINE);
-        let whole = self.rows.len() == COLUMNS && (layout.tiles <= FEW || on_lines);
+        let on_lines = (self.weight.address() as usize).is_multiple_of(LINE) && self.stride().is_multiple_of(LINE);
+        let plain = matches!(self.weight.data, Data::Plain(_));
+        let whole = plain && self.rows.len() == COLUMNS && (layout.tiles <= FEW || on_lines);
         let end = if whole { self.steps.end.min(self.weight.inner / DEPTH) } else { self.steps.start };
         self.steps.start..end
     }
 
     /// Where tile `step` of K of its row `row` lies.
     fn at(&self, row: usize, step: usize) -> *const u8 {
-        self.weight.data.as_ptr().wrapping_add((self.rows.start + row) * self.weight.inner + step * DEPTH).cast()
+        let in_row = step * DEPTH * self.stride() / self.weight.inner;
+        self.weight.address().wrapping_add((self.rows.start + row) * self.stride() + in_row)
     }
 
     /// Bytes from a row to the next.
     fn stride(&self) -> usize {
-        self.weight.inner * size_of::<bf16>()
+        self.weight.row_bytes()
     }
 }
 
@@ -136,18 +176,23 @@ pub(in crate::kernels) fn multiply(
     room: &mut [Words],
     sums: &mut [Words],
 ) {
-    let Weight { data, inner } = part.weight;
+    let inner = part.weight.inner;
     assert!(x.len() >= layout.tiles * layout.depth && sums.len() >= 2 * layout.tiles);
-    assert!(part.rows.end * inner <= data.len() && part.rows.len() <= COLUMNS);
+    assert!(part.rows.end <= part.weight.len() && part.rows.len() <= COLUMNS);
     assert!(part.steps.end <= layout.depth && layout.depth == inner.div_ceil(DEPTH));
     let in_place = part.in_place(layout);
     let low = part.at(0, in_place.start);
     let stride = part.stride();
     let at = Tiles { low, high: low.wrapping_add(SIDE * stride), stride, step: DEPTH * size_of::<bf16>() };
     add_products(layout, &at, in_place.clone(), next, x, sums);
-    let copied = in_place.end..part.steps.end;
-    if !copied.is_empty() {
-        copy(part, copied.clone(), room);
+    // For many columns the sums are loaded once for all of K, for few what is copied stays in L1.
+    let together = if layout.tiles <= FEW { SHORT } else { BLOCK } / DEPTH;
+    for from in (in_place.end..part.steps.end).step_by(together) {
+        let copied = from..part.steps.end.min(from + together);
+        match part.weight.data {
+            Data::Plain(data) => copy(part, data, copied.clone(), room),
+            Data::Blocks(data, rows) => widen(part, data, &rows, copied.clone(), room),
+        }
         let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
         let at = Tiles { low, high, stride: LINE, step: size_of::<Words>() };
         add_products(layout, &at, copied, next, x, sums);
@@ -155,8 +200,8 @@ pub(in crate::kernels) fn multiply(
 }
 
 /// Copies tiles `steps` of K of `part` into tiles that lie together, zeros where there is nothing.
-fn copy(part: &Part<'_>, steps: Range<usize>, to: &mut [Words]) {
-    let Weight { data, inner } = part.weight;
+fn copy(part: &Part<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
+    let inner = part.weight.inner;
     for half in 0..2 {
         for line in 0..SIDE {
             let row = part.rows.start + half * SIDE + line;
@@ -168,6 +213,34 @@ fn copy(part: &Part<'_>, steps: Range<usize>, to: &mut [Words]) {
                     // SAFETY: both are 64 bytes, of which any are words.
                     Some(of_row) => *to = unsafe { of_row.as_ptr().cast::<[u32; SIDE]>().read_unaligned() },
                     None => split(of_row, to),
+                }
+            }
+        }
+    }
+}
+
+/// Tiles `steps` of K of `part`, stored in blocks, as tiles of bf16 that lie together.
+fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, to: &mut [Words]) {
+    let mut values = [0f32; SHORT];
+    for half in 0..2 {
+        for line in 0..SIDE {
+            let row = part.rows.start + half * SIDE + line;
+            for from in steps.clone().step_by(SHORT / DEPTH) {
+                let count = (SHORT / DEPTH).min(steps.end - from);
+                let to = &mut to[half * (BLOCK / DEPTH) + from - steps.start..][..count];
+                if row < part.rows.end {
+                    let values = &mut values[..count * DEPTH];
+                    let blocks = rows.part(data, row, from * DEPTH, values.len());
+                    simd::fetch(blocks.as_ptr_range().end, blocks.len());
+                    if let Some(to_tiles) = rows.to_tiles() {
+                        to_tiles(blocks, line, to);
+                        continue;
+                    }
+                    rows.read_part(blocks, values);
+                    // SAFETY: there is AMX, and every machine that has it has AVX-512.
+                    unsafe { round_line(values, line, to) };
+                } else {
+                    to.iter_mut().for_each(|tile| tile.as_chunks_mut::<SIDE>().0[line].fill(0));
                 }
             }
         }

@@ -121,11 +121,12 @@ struct Linear {
     by_one_row: bool,
 }
 
-/// Products on matrix tiles take weights of bf16, as long as a tile.
+/// Products on matrix tiles take weights of bf16, as long as a tile, and those in blocks if x is of bf16: in any other
+/// dtype their values would have to be more than one term.
 #[cfg(target_arch = "x86_64")]
 fn on_tiles(x: &Operand, weights: &[Operand]) -> bool {
-    let plain = |w: &Operand| w.dtype == DType::BF16 && w.format.is_none();
-    weights.iter().all(plain) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
+    let fits = |w: &Operand| if w.format.is_some() { x.dtype == DType::BF16 } else { w.dtype == DType::BF16 };
+    weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
 fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {

@@ -7,7 +7,9 @@ use ridge_hw::cpu::{Cpu, Feature};
 /// Does this machine have tiles of bf16, and may this process use them?
 pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
-    *AVAILABLE.get_or_init(|| Cpu::detect().features.has_all(&[Feature::AmxTile, Feature::AmxBf16]) && asked_for())
+    *AVAILABLE.get_or_init(|| {
+        Cpu::detect().features.has_all(&[Feature::AmxTile, Feature::AmxBf16, Feature::Avx512Bf16]) && asked_for()
+    })
 }
 
 /// Asks the system for the leave to use tiles, which it gives to the whole process.

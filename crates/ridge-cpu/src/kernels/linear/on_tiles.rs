@@ -86,7 +86,11 @@ impl Linear {
             let (which, columns) = self.place((group.start + nth / of_piece) % self.tiles);
             let which = which + nth % of_piece;
             let weight = &self.weights[which];
-            let data = &io.input(self.x + 1 + which)[..weight.columns * self.inner];
+            let input = self.x + 1 + which;
+            let data = match weight.stored {
+                None => amx::Data::Plain(&io.input(input)[..weight.columns * self.inner]),
+                Some(rows) => amx::Data::Blocks(io.input(input), rows),
+            };
             let weight = amx::Weight { data, inner: self.inner };
             amx::Part { weight, rows: columns, steps: amx::block(self.inner, steps) }
         };
