@@ -84,6 +84,17 @@ pub enum ModelError {
         keys: Vec<(String, String)>,
     },
 
+    /// A GGUF file breaks the format, or holds what is not supported.
+    #[error("{file}: {problem}; {remedy}")]
+    Gguf {
+        /// The file.
+        file: String,
+        /// What is wrong with it.
+        problem: String,
+        /// What would mend it.
+        remedy: String,
+    },
+
     /// A safetensors file or its index breaks the format or is not supported.
     #[error("{file}: {problem}; {remedy}")]
     Safetensors {

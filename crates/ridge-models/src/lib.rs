@@ -8,6 +8,7 @@
 //! | `config.json`, `generation_config.json` | [`config`] | [`ModelConfig`]: every size and switch of the model |
 //! | `*.safetensors`, `model.safetensors.index.json` | [`checkpoint`] | [`Checkpoint`]: named tensors, mapped, not copied |
 //! | `tokenizer.json`, `tokenizer_config.json` | [`tokenizer`] | [`Tokenizer`], [`StreamDecoder`] |
+//! | `*.gguf`, which is all of these in one | [`gguf`] | [`Gguf`], and from it each of them |
 //! | `tokenizer_config.json`, `chat_template.jinja` and others | [`template`] | [`ChatTemplates`]: messages to text |
 //!
 //! All of these files come from strangers. Whatever they hold, reading them gives a value or a [`ModelError`] that
@@ -19,6 +20,7 @@ pub mod embedded;
 mod error;
 mod families;
 mod files;
+pub mod gguf;
 mod json;
 mod loss;
 mod model;
@@ -37,6 +39,7 @@ pub use config::{
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
 pub use families::llama;
+pub use gguf::Gguf;
 pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,

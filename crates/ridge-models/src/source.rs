@@ -8,6 +8,7 @@ use crate::config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, Mo
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
 use crate::files::read_text;
+use crate::gguf::Gguf;
 use crate::pooling::SentenceConfig;
 use crate::template::ChatTemplates;
 use crate::tokenizer::Tokenizer;
@@ -24,6 +25,11 @@ pub struct ModelFiles {
 enum Origin {
     Embedded(&'static EmbeddedModel),
     Folder(PathBuf),
+    /// A file that holds all parts.
+    Gguf {
+        path: PathBuf,
+        gguf: Box<Gguf>,
+    },
     /// A configuration file that stands for its model alone.
     Config(PathBuf),
 }
@@ -39,7 +45,8 @@ const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
 const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
 
 impl ModelFiles {
-    /// Opens the model in `folder`, in the layout of Hugging Face, or the embedded model if there is no folder.
+    /// Opens the model in `folder`, in the layout of Hugging Face or a GGUF file, or the embedded model if there is no
+    /// folder.
     ///
     /// # Errors
     ///
@@ -49,6 +56,11 @@ impl ModelFiles {
         let Some(folder) = folder else {
             return Ok(Self { origin: Origin::Embedded(&STORIES_260K), config_text: STORIES_260K.config.to_owned() });
         };
+        if folder.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && folder.is_file() {
+            let gguf = Box::new(Gguf::open(folder)?);
+            let config_text = gguf.config_json()?;
+            return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text });
+        }
         check_folder(folder)?;
         let config_text = read_text(&folder.join(CONFIG), "read the configuration")?;
         Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
@@ -78,6 +90,7 @@ impl ModelFiles {
         };
         match &self.origin {
             Origin::Embedded(_) => true,
+            Origin::Gguf { gguf, .. } => !gguf.tensors().is_empty(),
             Origin::Folder(folder) => {
                 folder.read_dir().is_ok_and(|mut files| files.any(|f| f.is_ok_and(|f| weights(&f.file_name()))))
             }
@@ -85,10 +98,19 @@ impl ModelFiles {
         }
     }
 
+    /// The GGUF file, if the model is one.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.origin {
+            Origin::Gguf { gguf, .. } => Some(gguf),
+            _ => None,
+        }
+    }
+
     /// Is there a `tokenizer.json`?
     pub fn has_tokenizer(&self) -> bool {
         match &self.origin {
             Origin::Embedded(_) => true,
+            Origin::Gguf { gguf, .. } => gguf.metadata().contains_key("tokenizer.ggml.tokens"),
             Origin::Folder(folder) => folder.join(TOKENIZER).exists(),
             Origin::Config(_) => false,
         }
@@ -169,6 +191,7 @@ impl ModelFiles {
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         match &self.origin {
             Origin::Embedded(model) => Checkpoint::from_bytes(&self.to_string(), model.weights),
+            Origin::Gguf { gguf, .. } => gguf.checkpoint(),
             Origin::Folder(folder) => Checkpoint::open(folder),
             Origin::Config(file) => Err(config_alone(file, "weights")),
         }
@@ -183,6 +206,10 @@ impl ModelFiles {
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = match &self.origin {
             Origin::Embedded(model) => Tokenizer::from_bytes(&self.file(TOKENIZER), model.tokenizer.as_bytes())?,
+            Origin::Gguf { gguf, .. } => {
+                let (tokenizer, config) = gguf.tokenizer_json()?;
+                return Tokenizer::from_bytes(gguf.file(), tokenizer.as_bytes())?.with_config(gguf.file(), &config);
+            }
             Origin::Folder(folder) => {
                 check_tokenizer(folder)?;
                 Tokenizer::from_file(folder.join(TOKENIZER))?
@@ -243,6 +270,10 @@ impl ModelFiles {
                 let path = folder.join(name);
                 if path.exists() { read_text(&path, action).map(Some) } else { Ok(None) }
             }
+            Origin::Gguf { gguf, .. } => match name {
+                TOKENIZER_CONFIG if self.has_tokenizer() => gguf.tokenizer_json().map(|(_, config)| Some(config)),
+                _ => Ok(None),
+            },
             Origin::Config(_) => Ok(None),
         }
     }
@@ -252,7 +283,7 @@ impl ModelFiles {
         match &self.origin {
             Origin::Embedded(model) => format!("{} (embedded) {name}", model.name),
             Origin::Folder(folder) => folder.join(name).display().to_string(),
-            Origin::Config(file) => file.display().to_string(),
+            Origin::Gguf { path: file, .. } | Origin::Config(file) => file.display().to_string(),
         }
     }
 }
@@ -262,7 +293,7 @@ impl fmt::Display for ModelFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {
             Origin::Embedded(model) => write!(f, "{} (embedded)", model.name),
-            Origin::Folder(path) | Origin::Config(path) => write!(f, "{}", path.display()),
+            Origin::Folder(path) | Origin::Config(path) | Origin::Gguf { path, .. } => write!(f, "{}", path.display()),
         }
     }
 }

@@ -50,7 +50,7 @@ impl WeightSource {
             };
             let plain = Type { dtype, ..ty.clone() };
             let quantised = format.filter(|f| ty.shape.rank() == 2 && f.check(&ty.shape).is_ok());
-            Some(match quantised {
+            Some(match quantised.or_else(|| self.format(name)) {
                 Some(f) => plain.stored_as(f.clone()),
                 None => plain,
             })
@@ -81,6 +81,14 @@ impl WeightSource {
         Ok(())
     }
 
+    /// The format that the source has the weight `name` in, if it is in one.
+    fn format(&self, name: &str) -> Option<&FormatRef> {
+        match self {
+            Self::Checkpoint(checkpoint) => checkpoint.format(name),
+            Self::Random(_) => None,
+        }
+    }
+
     fn parts(&self, arg: &Arg) -> Result<Vec<WeightData>> {
         let plain = match self {
             Self::Checkpoint(checkpoint) => {
@@ -90,8 +98,14 @@ impl WeightSource {
             }
             Self::Random(_) => WeightData::Owned(random(&arg.name, &arg.ty)),
         };
-        let Some(format) = &arg.ty.format else { return Ok(vec![plain]) };
-        let values: Vec<f32> = arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect();
+        let stored = self.format(&arg.name);
+        let Some(format) = arg.ty.format.as_ref().filter(|format| Some(*format) != stored) else {
+            return Ok(vec![plain]);
+        };
+        let values: Vec<f32> = match stored {
+            Some(stored) => stored.values(&[plain.bytes()]),
+            None => arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect(),
+        };
         Ok(format.encode(&values, &extents(&arg.ty), None).into_iter().map(WeightData::Owned).collect())
     }
 }

@@ -11,12 +11,14 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use ridge_graph::DType;
+use ridge_graph::{DType, FormatRef};
 use ridge_runtime::mem::MappedFile;
 
 use crate::error::{ModelError, Result, TensorMismatch};
 
+pub(crate) use parts::Change;
 pub use parts::{Part, Rows};
 
 /// The named tensors of a model, in one safetensors file or several.
@@ -29,6 +31,8 @@ pub struct Checkpoint {
     name: String,
     shards: Vec<Shard>,
     tensors: BTreeMap<String, Entry>,
+    /// Are names and shapes those of the graph's weights already?
+    arranged: bool,
 }
 
 /// One tensor of a [`Checkpoint`], borrowed from it.
@@ -36,8 +40,10 @@ pub struct Checkpoint {
 pub struct TensorView<'a> {
     /// The name in the checkpoint, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: &'a str,
-    /// The type of each element.
+    /// The type of each element; f32 if they are stored in a format.
     pub dtype: DType,
+    /// The format that they are stored in, if they are: `data` is its one component then.
+    pub format: Option<&'a FormatRef>,
     /// Extents, outermost first; empty for a scalar.
     pub shape: &'a [usize],
     /// The elements, little-endian, in row-major order without gaps: the product of `shape` times
@@ -49,17 +55,18 @@ pub struct TensorView<'a> {
 #[derive(Debug)]
 struct Shard {
     file: String,
-    bytes: Bytes,
+    bytes: Arc<Bytes>,
 }
 
+/// The bytes of a file.
 #[derive(Debug)]
-enum Bytes {
+pub(crate) enum Bytes {
     Mapped(MappedFile),
     Held(Cow<'static, [u8]>),
 }
 
 impl Bytes {
-    fn get(&self) -> &[u8] {
+    pub(crate) fn get(&self) -> &[u8] {
         match self {
             Self::Mapped(file) => file,
             Self::Held(bytes) => bytes,
@@ -67,10 +74,22 @@ impl Bytes {
     }
 }
 
+/// A tensor for [`Checkpoint::gathered`].
+pub(crate) struct Gathered {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) format: Option<FormatRef>,
+    pub(crate) shape: Vec<usize>,
+    /// Where its bytes lie in the file.
+    pub(crate) range: Range<usize>,
+    pub(crate) change: Change,
+}
+
 #[derive(Debug)]
 struct Entry {
     shard: usize,
     dtype: DType,
+    format: Option<FormatRef>,
     shape: Vec<usize>,
     /// Where the data lies in the shard's bytes.
     range: Range<usize>,
@@ -117,7 +136,7 @@ impl Checkpoint {
     }
 
     fn empty(name: String) -> Self {
-        Self { name, shards: Vec::new(), tensors: BTreeMap::new() }
+        Self { name, shards: Vec::new(), tensors: BTreeMap::new(), arranged: false }
     }
 
     fn add(&mut self, file: String, bytes: Bytes) -> Result<()> {
@@ -130,11 +149,41 @@ impl Checkpoint {
                     remedy: "remove the file that does not belong to the checkpoint".to_owned(),
                 });
             }
-            let entry = Entry { shard, dtype: tensor.dtype, shape: tensor.shape, range: tensor.range, moved: None };
+            let entry = Entry {
+                shard,
+                dtype: tensor.dtype,
+                format: None,
+                shape: tensor.shape,
+                range: tensor.range,
+                moved: None,
+            };
             self.tensors.insert(tensor.name, entry);
         }
-        self.shards.push(Shard { file, bytes });
+        self.shards.push(Shard { file, bytes: Arc::new(bytes) });
         Ok(())
+    }
+
+    /// Tensors of one file, under the names and in the shapes that the graph's weights have.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Files`] if two of them have one name.
+    pub(crate) fn gathered(file: &str, bytes: &Arc<Bytes>, tensors: Vec<Gathered>) -> Result<Self> {
+        let shards = vec![Shard { file: file.to_owned(), bytes: Arc::clone(bytes) }];
+        let mut checkpoint = Self { name: file.to_owned(), shards, tensors: BTreeMap::new(), arranged: true };
+        for tensor in tensors {
+            let moved = parts::Moved::changed(&tensor);
+            let Gathered { name, dtype, format, shape, range, .. } = tensor;
+            let entry = Entry { shard: 0, dtype, format, shape, range, moved };
+            if checkpoint.tensors.insert(name.clone(), entry).is_some() {
+                return Err(ModelError::Files {
+                    path: file.into(),
+                    problem: format!("it has two tensors that are {name}"),
+                    remedy: "convert the model anew".to_owned(),
+                });
+            }
+        }
+        Ok(checkpoint)
     }
 
     /// Holds the tensors found in the shards against those that the index lists.
@@ -199,6 +248,11 @@ impl Checkpoint {
         self.tensors.get(name).map(|entry| entry.dtype)
     }
 
+    /// The format that the tensor called `name` is stored in, if it is.
+    pub fn format(&self, name: &str) -> Option<&FormatRef> {
+        self.tensors.get(name)?.format.as_ref()
+    }
+
     /// Can the tensor called `name` be computed with as it is?
     ///
     /// # Errors
@@ -224,7 +278,7 @@ impl Checkpoint {
     fn view<'a>(&'a self, name: &'a str, entry: &'a Entry) -> TensorView<'a> {
         let data = &self.shards[entry.shard].bytes.get()[entry.range.clone()];
         let data = entry.moved.as_ref().map_or(data, |moved| moved.bytes(data));
-        TensorView { name, dtype: entry.dtype, shape: &entry.shape, data }
+        TensorView { name, dtype: entry.dtype, format: entry.format.as_ref(), shape: &entry.shape, data }
     }
 
     /// Holds the checkpoint against the tensors that a model expects, given as names and shapes.

@@ -6,7 +6,9 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use super::{Checkpoint, Entry, glob};
+use ridge_graph::DType;
+
+use super::{Checkpoint, Entry, Gathered, glob};
 use crate::error::{ModelError, Result};
 
 /// A weight of a graph as a part of a published tensor.
@@ -55,27 +57,78 @@ impl Rows {
     }
 }
 
-/// Elements that are not where the file has them: rows of a matrix that is perhaps transposed.
+/// Elements that are not where the file has them, or not what it has.
 #[derive(Debug)]
 pub(super) struct Moved {
-    /// Extents of the published matrix.
-    shape: [usize; 2],
-    transposed: bool,
-    rows: Rows,
-    element: usize,
+    how: How,
     bytes: OnceLock<Vec<u8>>,
+}
+
+#[derive(Debug)]
+enum How {
+    /// Rows of a matrix of `shape` that is perhaps transposed.
+    Rows { shape: [usize; 2], transposed: bool, rows: Rows, element: usize },
+    /// As [`Change::Interleaved`], of rows of so many bytes.
+    Halves { heads: usize, row: usize },
+    /// As [`Change::MinusOne`].
+    MinusOne(DType),
+}
+
+/// How a weight follows from what a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// It is that.
+    None,
+    /// Within each head, the rows of the first half lie between those of the second.
+    Interleaved {
+        /// How many heads there are.
+        heads: usize,
+    },
+    /// One is added to each number.
+    MinusOne,
+}
+
+/// Which row of a head of `rows` rows, halves interleaved, is the `i`-th.
+pub(crate) fn interleaved(rows: usize, i: usize) -> usize {
+    let half = rows / 2;
+    if i < half { 2 * i } else { 2 * (i - half) + 1 }
 }
 
 impl Moved {
     /// The elements, moved from those of the published tensor.
     pub(super) fn bytes(&self, published: &[u8]) -> &[u8] {
-        self.bytes.get_or_init(|| match self.transposed {
-            false => {
-                let row = self.shape[1] * self.element;
-                self.rows.iter().flat_map(|r| &published[r * row..][..row]).copied().collect()
+        self.bytes.get_or_init(|| match &self.how {
+            How::Rows { shape, transposed: false, rows, element } => {
+                let row = shape[1] * element;
+                rows.iter().flat_map(|r| &published[r * row..][..row]).copied().collect()
             }
-            true => transpose(published, self.shape, &self.rows.iter().collect::<Vec<_>>(), self.element),
+            How::Rows { shape, transposed: true, rows, element } => {
+                transpose(published, *shape, &rows.iter().collect::<Vec<_>>(), *element)
+            }
+            How::Halves { heads, row } => {
+                let (all, of_head) = (published.len() / row, published.len() / row / heads);
+                let from = |i: usize| (i / of_head * of_head + interleaved(of_head, i % of_head)) * row;
+                (0..all).flat_map(|i| &published[from(i)..][..*row]).copied().collect()
+            }
+            How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
         })
+    }
+
+    /// What `tensor` needs, if it is not what the file has.
+    pub(super) fn changed(tensor: &Gathered) -> Option<Self> {
+        let how = match tensor.change {
+            Change::Interleaved { heads } => {
+                let rows = tensor.shape.first().copied().unwrap_or(1);
+                // Heads of other widths are refused where shapes are held against the model's.
+                if heads == 0 || !rows.is_multiple_of(heads * 2) || !tensor.range.len().is_multiple_of(rows) {
+                    return None;
+                }
+                How::Halves { heads, row: tensor.range.len() / rows }
+            }
+            Change::MinusOne if tensor.format.is_none() => How::MinusOne(tensor.dtype),
+            Change::None | Change::MinusOne => return None,
+        };
+        Some(Self { how, bytes: OnceLock::new() })
     }
 }
 
@@ -96,13 +149,17 @@ fn transpose(from: &[u8], [rows, width]: [usize; 2], columns: &[usize], element:
 }
 
 impl Checkpoint {
-    /// The checkpoint with each tensor that `parts` name replaced by its parts.
+    /// The checkpoint with each tensor that `parts` name replaced by its parts; as it is if it came from a file whose
+    /// tensors have been taken apart.
     ///
     /// # Errors
     ///
     /// [`ModelError::Safetensors`] if a tensor has fewer rows than its parts need, or is transposed and no matrix, or
     /// if none has a name that a part asks for.
     pub fn divided(mut self, parts: &[Part]) -> Result<Self> {
+        if self.arranged {
+            return Ok(self);
+        }
         let mut whole = Vec::new();
         for part in parts {
             let before = whole.len();
@@ -131,7 +188,7 @@ impl Checkpoint {
     /// without its head has names of its own.
     #[must_use]
     pub fn prefixed(mut self, prefix: &str, tensor: &str) -> Self {
-        let bare = tensor.strip_prefix(prefix).is_some_and(|bare| self.contains(bare));
+        let bare = !self.arranged && tensor.strip_prefix(prefix).is_some_and(|bare| self.contains(bare));
         if bare && !self.contains(tensor) {
             self.tensors = self.tensors.into_iter().map(|(name, entry)| (format!("{prefix}{name}"), entry)).collect();
         }
@@ -190,11 +247,12 @@ impl Entry {
         let (mut range, mut moved) = (self.range.clone(), None);
         if transposed || wanted.blocks > 1 {
             let published = [self.shape[0], self.shape.get(1).copied().unwrap_or(1)];
-            moved = Some(Moved { shape: published, transposed, rows: wanted, element, bytes: OnceLock::new() });
+            let how = How::Rows { shape: published, transposed, rows: wanted, element };
+            moved = Some(Moved { how, bytes: OnceLock::new() });
         } else {
             let row = self.shape.get(1).copied().unwrap_or(1) * element;
             range = Range { start: range.start + wanted.first * row, end: range.start + wanted.end() * row };
         }
-        Ok(Self { shard: self.shard, dtype: self.dtype, shape: extents, range, moved })
+        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, moved })
     }
 }

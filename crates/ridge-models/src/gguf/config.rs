@@ -1,0 +1,313 @@
+//! Metadata as a `config.json`. What a key must be is checked where that is read; here keys get their other names.
+
+use serde_json::{Map, Value as Json, json};
+
+use super::read::Value;
+use super::{Gguf, Kind};
+use crate::error::Result;
+
+/// Names of architectures in GGUF, and the `model_type` that they are.
+pub(super) const ARCHITECTURES: [(&str, &str); 10] = [
+    ("llama", "llama"),
+    ("qwen2", "qwen2"),
+    ("qwen3", "qwen3"),
+    ("gemma2", "gemma2"),
+    ("gemma3", "gemma3_text"),
+    ("phi3", "phi3"),
+    ("olmo2", "olmo2"),
+    ("gpt2", "gpt2"),
+    ("gptneox", "gpt_neox"),
+    ("falcon", "falcon"),
+];
+
+/// The family of an architecture; an unknown one keeps its name.
+pub(super) fn model_type(architecture: &str) -> &str {
+    ARCHITECTURES.iter().find(|(theirs, _)| *theirs == architecture).map_or(architecture, |(_, ours)| ours)
+}
+
+/// Keys of metadata behind the architecture's name, and what they are called in most families.
+const USUAL: [(&str, &str); 8] = [
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("block_count", "num_hidden_layers"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("context_length", "max_position_embeddings"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
+    ("attention.key_length", "head_dim"),
+];
+
+/// What families call them that differ; `None` for what they do not have.
+const OTHERS: [(&str, &str, Option<&str>); 11] = [
+    ("gpt2", "embedding_length", Some("n_embd")),
+    ("gpt2", "feed_forward_length", Some("n_inner")),
+    ("gpt2", "block_count", Some("n_layer")),
+    ("gpt2", "attention.head_count", Some("n_head")),
+    ("gpt2", "attention.head_count_kv", None),
+    ("gpt2", "context_length", Some("n_positions")),
+    ("gpt2", "attention.layer_norm_epsilon", Some("layer_norm_epsilon")),
+    ("gpt_neox", "attention.head_count_kv", None),
+    ("gpt_neox", "attention.layer_norm_epsilon", Some("layer_norm_eps")),
+    ("falcon", "attention.head_count_kv", Some("num_kv_heads")),
+    ("falcon", "attention.layer_norm_epsilon", Some("layer_norm_epsilon")),
+];
+
+/// The text of the `config.json`.
+pub(super) fn json(gguf: &Gguf) -> Result<String> {
+    let architecture = gguf.needed("general.architecture", gguf.text("general.architecture")?)?;
+    let mut reader = Reader { gguf, architecture, family: model_type(architecture), out: Map::new() };
+    reader.read()?;
+    Ok(Json::Object(reader.out).to_string())
+}
+
+struct Reader<'a> {
+    gguf: &'a Gguf,
+    architecture: &'a str,
+    family: &'a str,
+    out: Map<String, Json>,
+}
+
+impl Reader<'_> {
+    fn read(&mut self) -> Result<()> {
+        let family = self.family;
+        self.out.insert("model_type".into(), family.into());
+        let others = OTHERS.iter().filter(|(of, ..)| *of == family);
+        let renamed = |key: &str| OTHERS.iter().find(|(of, theirs, _)| *of == family && *theirs == key);
+        for (theirs, ours) in USUAL.iter().filter(|(theirs, _)| renamed(theirs).is_none()) {
+            self.copy(theirs, ours)?;
+        }
+        for (_, theirs, ours) in others {
+            if let Some(ours) = ours {
+                self.copy(theirs, ours)?;
+            }
+        }
+        self.refuse()?;
+        let gguf = self.gguf;
+        let embedding = gguf.tensors().iter().find(|t| t.name == "token_embd.weight").and_then(|t| t.shape.first());
+        let tokens = gguf.array("tokenizer.ggml.tokens")?.map(|tokens| tokens.len);
+        let vocab = embedding.copied().or(gguf.int(&self.key("vocab_size"))?.map(|n| n as usize)).or(tokens);
+        if let Some(vocab) = vocab {
+            self.out.insert("vocab_size".into(), vocab.into());
+            self.tokens(vocab as u64)?;
+        }
+        // An output projection that is not there is the embedding.
+        let output = self.has("output.weight");
+        self.out.insert("tie_word_embeddings".into(), (!output).into());
+        self.rope()?;
+        self.family()
+    }
+
+    fn key(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.gguf.tensors().iter().any(|t| t.name == tensor)
+    }
+
+    /// Copies a number, or the number that an array with one for each layer has throughout.
+    fn copy(&mut self, theirs: &str, ours: &str) -> Result<()> {
+        let key = self.key(theirs);
+        let value = match self.gguf.value(&key) {
+            None => return Ok(()),
+            Some(Value::Array(array)) if array.kind != Kind::Array => {
+                let mut all = self.gguf.elements(array);
+                all.dedup();
+                match &all[..] {
+                    [one] => one.clone(),
+                    _ => return Err(self.gguf.wrong(&key, "differs between layers, which Ridge does not do")),
+                }
+            }
+            Some(value) => value.clone(),
+        };
+        let number = match (value.as_u64(), &value) {
+            (Some(whole), _) => Json::from(whole),
+            (_, Value::F32(v)) => json!(shortest(*v)),
+            (_, other) => match other.as_f64() {
+                Some(number) => json!(number),
+                None => return Err(self.gguf.wrong(&key, &format!("= {other} is not a number"))),
+            },
+        };
+        self.out.insert(ours.to_owned(), number);
+        Ok(())
+    }
+
+    /// What would be computed otherwise than the file means.
+    fn refuse(&self) -> Result<()> {
+        for (key, harmless) in [("expert_count", 0), ("attention.max_alibi_bias", 0)] {
+            let key = self.key(key);
+            if let Some(value) = self.gguf.float(&key)?
+                && value != f64::from(harmless)
+            {
+                return Err(self.gguf.wrong(&key, &format!("= {value} asks for layers that Ridge does not run")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begin and end tokens.
+    fn tokens(&mut self, vocab: u64) -> Result<()> {
+        for (theirs, ours) in [("bos", "bos_token_id"), ("eos", "eos_token_id")] {
+            let key = format!("tokenizer.ggml.{theirs}_token_id");
+            if let Some(id) = self.gguf.int(&key)?
+                && id < vocab
+            {
+                self.out.insert(ours.into(), id.into());
+            }
+        }
+        let ends = super::tokenizer::ends(self.gguf)?;
+        if !ends.is_empty() {
+            self.out.insert("eos_token_id".into(), ends.into());
+        }
+        Ok(())
+    }
+
+    /// The rotation. Factors of single frequencies, which Llama 3 has as a tensor, are those of LongRoPE.
+    fn rope(&mut self) -> Result<()> {
+        if self.family == "gpt2" {
+            return Ok(());
+        }
+        let gguf = self.gguf;
+        let theta = gguf.float(&self.key("rope.freq_base"))?;
+        let name = if self.family == "gpt_neox" { "rotary_emb_base" } else { "rope_theta" };
+        self.out.insert(name.into(), json!(theta.unwrap_or(10_000.0)));
+        let positions = gguf.int(&self.key("context_length"))?;
+        let original = gguf.int(&self.key("rope.scaling.original_context_length"))?;
+        let factor = gguf.float(&self.key("rope.scaling.factor"))?;
+        let kind = gguf.text(&self.key("rope.scaling.type"))?;
+        let attention = gguf.float(&self.key("rope.scaling.attn_factor"))?;
+        let (every, long, short) = (
+            self.factors("rope_freqs.weight")?,
+            self.factors("rope_factors_long.weight")?,
+            self.factors("rope_factors_short.weight")?,
+        );
+        let scaling = match (every, long, short, kind) {
+            (Some(every), ..) => Some(json!({
+                "rope_type": "longrope", "short_factor": every.clone(), "long_factor": every,
+                "original_max_position_embeddings": positions, "attention_factor": 1.0,
+            })),
+            (_, Some(long), Some(short), _) => Some(json!({
+                "rope_type": "longrope", "short_factor": short, "long_factor": long,
+                "original_max_position_embeddings": original.or(positions), "attention_factor": attention,
+            })),
+            (.., Some("linear")) => Some(json!({ "rope_type": "linear", "factor": factor })),
+            (.., Some("yarn")) => Some(json!({
+                "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
+                "attention_factor": attention,
+            })),
+            (.., None | Some("none")) => None,
+            (.., Some(_)) => {
+                return Err(gguf.wrong(&self.key("rope.scaling.type"), "names a scaling that Ridge does not know"));
+            }
+        };
+        if let Some(Json::Object(mut scaling)) = scaling {
+            scaling.retain(|_, value| !value.is_null());
+            self.out.insert("rope_scaling".into(), scaling.into());
+        }
+        Ok(())
+    }
+
+    /// The elements of a tensor of factors.
+    fn factors(&self, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(tensor) = self.gguf.tensors().iter().find(|t| t.name == name) else { return Ok(None) };
+        if tensor.shape.len() != 1 || tensor.storage.format.is_some() {
+            return Err(self.gguf.wrong(name, "is not a plain vector"));
+        }
+        Ok(Some(tensor.storage.decode(self.gguf.data(tensor)).into_iter().map(f64::from).collect()))
+    }
+
+    /// What one family alone has.
+    fn family(&mut self) -> Result<()> {
+        let gguf = self.gguf;
+        let window = gguf.int(&self.key("attention.sliding_window"))?;
+        let mut put = Map::new();
+        match self.family {
+            "llama" => {
+                if let Some(window) = window.filter(|window| *window > 0) {
+                    put.insert("model_type".into(), "mistral".into());
+                    put.insert("sliding_window".into(), window.into());
+                } else {
+                    put.insert("attention_bias".into(), self.has("blk.0.attn_q.bias").into());
+                    put.insert("mlp_bias".into(), self.has("blk.0.ffn_up.bias").into());
+                }
+            }
+            "qwen3" | "olmo2" => {
+                put.insert("attention_bias".into(), self.has("blk.0.attn_q.bias").into());
+            }
+            "phi3" => {
+                put.insert("sliding_window".into(), window.filter(|window| *window > 0).into());
+                self.partial(&mut put, "partial_rotary_factor")?;
+            }
+            "gpt_neox" => {
+                let parallel = gguf.flag(&self.key("use_parallel_residual"))?;
+                put.insert("use_parallel_residual".into(), parallel.unwrap_or(true).into());
+                put.insert("attention_bias".into(), self.has("blk.0.attn_qkv.bias").into());
+                self.partial(&mut put, "rotary_pct")?;
+            }
+            "falcon" => {
+                let (heads, kv) =
+                    (gguf.int(&self.key("attention.head_count"))?, gguf.int(&self.key("attention.head_count_kv"))?);
+                put.insert("new_decoder_architecture".into(), (kv.unwrap_or(1) > 1 && kv < heads).into());
+                put.insert("multi_query".into(), (kv.unwrap_or(1) == 1).into());
+                put.insert(
+                    "num_ln_in_parallel_attn".into(),
+                    (1 + u8::from(self.has("blk.0.attn_norm_2.weight"))).into(),
+                );
+                put.insert("bias".into(), self.has("blk.0.attn_qkv.bias").into());
+            }
+            "gemma2" | "gemma3_text" => self.gemma(&mut put, window)?,
+            _ => {}
+        }
+        self.out.append(&mut put);
+        Ok(())
+    }
+
+    fn gemma(&self, put: &mut Map<String, Json>, window: Option<u64>) -> Result<()> {
+        let gguf = self.gguf;
+        put.insert("sliding_window".into(), window.unwrap_or(4096).into());
+        put.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
+        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = gguf.float(&self.key(key))? {
+                put.insert(key.into(), json!(cap));
+            }
+        }
+        // The largest models divide by the width of a head of the residual stream, the others by that of a head.
+        let layers = gguf.int(&self.key("block_count"))?.unwrap_or_default();
+        let (hidden, heads) = (gguf.int(&self.key("embedding_length"))?, gguf.int(&self.key("attention.head_count"))?);
+        let largest = (self.family == "gemma2" && layers == 46) || (self.family == "gemma3_text" && layers == 62);
+        let scalar = match (largest, hidden, heads) {
+            (true, Some(hidden), Some(heads)) if heads > 0 => Some(hidden / heads),
+            _ => gguf.int(&self.key("attention.key_length"))?,
+        };
+        // A converter of Ridge's says what it is.
+        let said = gguf.float(&self.key("attention.query_pre_attn_scalar"))?;
+        put.insert("query_pre_attn_scalar".into(), said.map_or_else(|| scalar.into(), |said| json!(said)));
+        if self.family == "gemma3_text" {
+            let local = gguf.float(&self.key("rope.freq_base_swa"))?.unwrap_or(10_000.0);
+            put.insert("rope_local_base_freq".into(), json!(local));
+            let pattern = gguf.int(&self.key("attention.sliding_window_pattern"));
+            put.insert("sliding_window_pattern".into(), pattern.ok().flatten().unwrap_or(6).into());
+        }
+        Ok(())
+    }
+
+    /// The share of a head that is rotated.
+    fn partial(&self, put: &mut Map<String, Json>, name: &str) -> Result<()> {
+        let rotated = self.gguf.int(&self.key("rope.dimension_count"))?;
+        let (hidden, heads) =
+            (self.gguf.int(&self.key("embedding_length"))?, self.gguf.int(&self.key("attention.head_count"))?);
+        let dim = match self.gguf.int(&self.key("attention.key_length"))? {
+            Some(dim) => Some(dim),
+            None => hidden.zip(heads).filter(|(_, heads)| *heads > 0).map(|(hidden, heads)| hidden / heads),
+        };
+        if let Some((rotated, dim)) = rotated.zip(dim.filter(|dim| *dim > 0)) {
+            put.insert(name.into(), json!(rotated as f64 / dim as f64));
+        }
+        Ok(())
+    }
+}
+
+/// The f64 that is written as `value` is: 1e-5 and not 9.999999747378752e-6.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or_else(|_| value.into())
+}

@@ -1,0 +1,416 @@
+//! Reads a file's header: `GGUF`, a version, counts, metadata, and where the tensors are. Everything is little-endian;
+//! a text is its length in 64 bits and its bytes.
+//!
+//! Nothing is allocated by a claimed length: texts are cut out of what is there, and an array stays in the file, where
+//! it was walked once, so memory is within a small multiple of the file's header.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use super::TensorInfo;
+use super::storage::Storage;
+use crate::error::{ModelError, Result};
+
+/// How deep arrays may lie in arrays. No known writer nests them at all.
+const MOST_NESTING: usize = 8;
+
+/// How many axes a tensor may have.
+const MOST_AXES: u32 = 4;
+
+/// Data begins at a multiple of this unless `general.alignment` says otherwise.
+pub(super) const ALIGNMENT: usize = 32;
+
+/// The type of a metadata value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    F32,
+    Bool,
+    String,
+    Array,
+    U64,
+    I64,
+    F64,
+}
+
+/// A metadata value.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Value {
+    U8(u8),
+    I8(i8),
+    U16(u16),
+    I16(i16),
+    U32(u32),
+    I32(i32),
+    F32(f32),
+    Bool(bool),
+    String(String),
+    Array(Array),
+    U64(u64),
+    I64(i64),
+    F64(f64),
+}
+
+/// An array of a file's metadata, which stays in the file: see [`Gguf::elements`](super::Gguf::elements).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Array {
+    /// The type of its elements.
+    pub kind: Kind,
+    /// How many there are.
+    pub len: usize,
+    /// Where they lie.
+    pub(super) range: Range<usize>,
+}
+
+impl Kind {
+    const ALL: [Self; 13] = [
+        Self::U8,
+        Self::I8,
+        Self::U16,
+        Self::I16,
+        Self::U32,
+        Self::I32,
+        Self::F32,
+        Self::Bool,
+        Self::String,
+        Self::Array,
+        Self::U64,
+        Self::I64,
+        Self::F64,
+    ];
+
+    /// Its number in a file.
+    pub(super) fn number(self) -> u32 {
+        Self::ALL.iter().position(|kind| *kind == self).unwrap_or_default() as u32
+    }
+
+    /// Bytes of a value, if they are always as many.
+    fn size(self) -> Option<usize> {
+        Some(match self {
+            Self::U8 | Self::I8 | Self::Bool => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+            Self::String | Self::Array => return None,
+        })
+    }
+}
+
+impl Value {
+    /// It as a whole number of 0 or more, if it is one.
+    pub fn as_u64(&self) -> Option<u64> {
+        match *self {
+            Self::U8(v) => Some(v.into()),
+            Self::U16(v) => Some(v.into()),
+            Self::U32(v) => Some(v.into()),
+            Self::U64(v) => Some(v),
+            Self::I8(v) => v.try_into().ok(),
+            Self::I16(v) => v.try_into().ok(),
+            Self::I32(v) => v.try_into().ok(),
+            Self::I64(v) => v.try_into().ok(),
+            _ => None,
+        }
+    }
+
+    /// It as a number, if it is one.
+    pub fn as_f64(&self) -> Option<f64> {
+        match *self {
+            Self::F32(v) => Some(v.into()),
+            Self::F64(v) => Some(v),
+            Self::I8(v) => Some(v.into()),
+            Self::I16(v) => Some(v.into()),
+            Self::I32(v) => Some(v.into()),
+            Self::I64(v) => Some(v as f64),
+            _ => self.as_u64().map(|v| v as f64),
+        }
+    }
+
+    /// It as a text, if it is one.
+    pub fn as_str(&self) -> Option<&str> {
+        match self {
+            Self::String(text) => Some(text),
+            _ => None,
+        }
+    }
+}
+
+/// As an error shows it: long texts are cut, of arrays the length is told.
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::U8(v) => write!(f, "{v}"),
+            Self::I8(v) => write!(f, "{v}"),
+            Self::U16(v) => write!(f, "{v}"),
+            Self::I16(v) => write!(f, "{v}"),
+            Self::U32(v) => write!(f, "{v}"),
+            Self::I32(v) => write!(f, "{v}"),
+            Self::F32(v) => write!(f, "{v}"),
+            Self::Bool(v) => write!(f, "{v}"),
+            Self::U64(v) => write!(f, "{v}"),
+            Self::I64(v) => write!(f, "{v}"),
+            Self::F64(v) => write!(f, "{v}"),
+            Self::String(text) => write!(f, "{:?}", shortened(text)),
+            Self::Array(array) => write!(f, "an array of {} values", array.len),
+        }
+    }
+}
+
+fn shortened(text: &str) -> String {
+    const MOST: usize = 60;
+    let short: String = text.chars().take(MOST).collect();
+    if short.len() < text.len() { short + "..." } else { short }
+}
+
+/// What is left of the file, and where that is.
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+type Why<T> = std::result::Result<T, String>;
+
+impl<'a> Cursor<'a> {
+    fn take(&mut self, len: usize, what: &str) -> Why<&'a [u8]> {
+        let rest = &self.bytes[self.at..];
+        match rest.get(..len) {
+            Some(taken) => {
+                self.at += len;
+                Ok(taken)
+            }
+            None => Err(format!("ends at byte {} within {what}, which needs {len} bytes more", self.bytes.len())),
+        }
+    }
+
+    fn array<const N: usize>(&mut self, what: &str) -> Why<[u8; N]> {
+        let mut out = [0; N];
+        out.copy_from_slice(self.take(N, what)?);
+        Ok(out)
+    }
+
+    fn u32(&mut self, what: &str) -> Why<u32> {
+        self.array(what).map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self, what: &str) -> Why<u64> {
+        self.array(what).map(u64::from_le_bytes)
+    }
+
+    /// A count or a length, within what is left of the file at `least` bytes each.
+    fn count(&mut self, least: usize, what: &str) -> Why<usize> {
+        let claimed = self.u64(what)?;
+        let left = (self.bytes.len() - self.at) / least;
+        match usize::try_from(claimed) {
+            Ok(count) if count <= left => Ok(count),
+            _ => Err(format!("claims {claimed} for {what}, and has room for {left} at most")),
+        }
+    }
+
+    fn text(&mut self, what: &str) -> Why<&'a str> {
+        let len = self.count(1, &format!("the length of {what}"))?;
+        let bytes = self.take(len, what)?;
+        std::str::from_utf8(bytes).map_err(|e| format!("has {what} that is no UTF-8 text at byte {}", e.valid_up_to()))
+    }
+
+    fn kind(&mut self, what: &str) -> Why<Kind> {
+        let number = self.u32(what)?;
+        let kind = Kind::ALL.get(number as usize).copied();
+        kind.ok_or_else(|| format!("has {what} of type {number}, and there are types 0 to {}", Kind::ALL.len() - 1))
+    }
+
+    fn value(&mut self, kind: Kind, what: &str, depth: usize) -> Why<Value> {
+        Ok(match kind {
+            Kind::U8 => Value::U8(self.array::<1>(what)?[0]),
+            Kind::I8 => Value::I8(self.array(what).map(i8::from_le_bytes)?),
+            Kind::U16 => Value::U16(self.array(what).map(u16::from_le_bytes)?),
+            Kind::I16 => Value::I16(self.array(what).map(i16::from_le_bytes)?),
+            Kind::U32 => Value::U32(self.u32(what)?),
+            Kind::I32 => Value::I32(self.array(what).map(i32::from_le_bytes)?),
+            Kind::F32 => Value::F32(self.array(what).map(f32::from_le_bytes)?),
+            Kind::Bool => match self.array::<1>(what)? {
+                [0] => Value::Bool(false),
+                [1] => Value::Bool(true),
+                [other] => return Err(format!("has {what} of type bool with the value {other}")),
+            },
+            Kind::String => Value::String(self.text(what)?.to_owned()),
+            Kind::U64 => Value::U64(self.u64(what)?),
+            Kind::I64 => Value::I64(self.array(what).map(i64::from_le_bytes)?),
+            Kind::F64 => Value::F64(self.array(what).map(f64::from_le_bytes)?),
+            Kind::Array => Value::Array(self.array_value(what, depth)?),
+        })
+    }
+
+    /// Walks an array without keeping its elements.
+    fn array_value(&mut self, what: &str, depth: usize) -> Why<Array> {
+        if depth == MOST_NESTING {
+            return Err(format!("has {what} with arrays nested deeper than {MOST_NESTING}"));
+        }
+        let kind = self.kind(what)?;
+        // An array is at least its type and count, a text its length.
+        let least = kind.size().unwrap_or(if kind == Kind::String { 8 } else { 12 });
+        let len = self.count(least, &format!("the elements of {what}"))?;
+        let start = self.at;
+        match kind {
+            Kind::String => {
+                for _ in 0..len {
+                    self.text(what)?;
+                }
+            }
+            Kind::Array => {
+                for _ in 0..len {
+                    self.array_value(what, depth + 1)?;
+                }
+            }
+            Kind::Bool => {
+                if let Some(other) = self.take(len, what)?.iter().find(|b| **b > 1) {
+                    return Err(format!("has {what} of type bool with the value {other}"));
+                }
+            }
+            _ => {
+                self.take(len * least, what)?;
+            }
+        }
+        Ok(Array { kind, len, range: start..self.at })
+    }
+}
+
+/// The elements of an array that [`read`] has walked.
+pub(super) fn elements(bytes: &[u8], array: &Array) -> Vec<Value> {
+    let mut cursor = Cursor { bytes: &bytes[..array.range.end], at: array.range.start };
+    (0..array.len).map_while(|_| cursor.value(array.kind, "an array", 0).ok()).collect()
+}
+
+/// Metadata and tensors of a file.
+pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Value>, Vec<TensorInfo>)> {
+    parse(bytes).map_err(|(problem, remedy)| ModelError::Gguf {
+        file: file.to_owned(),
+        problem: format!("it {problem}"),
+        remedy: remedy.to_owned(),
+    })
+}
+
+const DAMAGED: &str = "the file is damaged or incomplete: download it again";
+
+fn parse(bytes: &[u8]) -> std::result::Result<(BTreeMap<String, Value>, Vec<TensorInfo>), (String, &'static str)> {
+    let damaged = |problem| (problem, DAMAGED);
+    let mut cursor = Cursor { bytes, at: 0 };
+    if cursor.take(4, "its first word") != Ok(b"GGUF") {
+        return Err(("does not begin with GGUF".to_owned(), "give a GGUF file, or a folder with config.json"));
+    }
+    match cursor.u32("its version").map_err(damaged)? {
+        2 | 3 => {}
+        swapped if swapped.swap_bytes() < 0x1_0000 => {
+            return Err(("is big-endian".to_owned(), "convert it to little-endian, or download such a one"));
+        }
+        other => {
+            return Err((format!("is of version {other}"), "Ridge reads versions 2 and 3: convert the model anew"));
+        }
+    }
+    // Name, axes, type and offset; key, type and a byte.
+    let tensor_count = cursor.count(8 + 4 + 4 + 8, "the number of tensors").map_err(damaged)?;
+    let key_count = cursor.count(8 + 4 + 1, "the number of keys").map_err(damaged)?;
+    let mut metadata = BTreeMap::new();
+    for _ in 0..key_count {
+        let key = cursor.text("a key").map_err(damaged)?;
+        let what = shortened(key);
+        let kind = cursor.kind(&what).map_err(damaged)?;
+        let value = cursor.value(kind, &what, 0).map_err(damaged)?;
+        if metadata.insert(key.to_owned(), value).is_some() {
+            return Err(damaged(format!("has the key {what} twice")));
+        }
+    }
+    let alignment = match metadata.get("general.alignment").map(|v| (v, v.as_u64())) {
+        None => ALIGNMENT,
+        Some((_, Some(n))) if n.is_power_of_two() && n <= 1 << 20 => n as usize,
+        Some((value, _)) => {
+            return Err(damaged(format!("has general.alignment = {value}, which is no power of two up to 2^20")));
+        }
+    };
+    let mut tensors = Vec::new();
+    for _ in 0..tensor_count {
+        tensors.push(tensor(&mut cursor).map_err(damaged)?);
+    }
+    let start = cursor.at.next_multiple_of(alignment);
+    let mut unreadable = None;
+    for (tensor, problem) in &mut tensors {
+        if let Some(problem) = problem.take() {
+            unreadable = Some(format!("has the tensor {}, which {problem}", tensor.name));
+            continue;
+        }
+        place(tensor, start, alignment, bytes.len())
+            .map_err(|problem| damaged(format!("has the tensor {}, which {problem}", shortened(&tensor.name))))?;
+    }
+    if let Some(problem) = unreadable {
+        return Err((problem, "choose a file in f32, f16, bf16 or one of the formats that `ridge quantize` writes"));
+    }
+    let tensors: Vec<TensorInfo> = tensors.into_iter().map(|(tensor, _)| tensor).collect();
+    check_apart(&tensors).map_err(damaged)?;
+    Ok((metadata, tensors))
+}
+
+/// A tensor whose range is yet its offset, and why it cannot be read, if its type is not known.
+fn tensor(cursor: &mut Cursor<'_>) -> Why<(TensorInfo, Option<String>)> {
+    let name = cursor.text("the name of a tensor")?.to_owned();
+    let what = format!("the tensor {}", shortened(&name));
+    let axes = cursor.u32(&what)?;
+    if axes > MOST_AXES {
+        return Err(format!("has {what} with {axes} axes, and {MOST_AXES} are the most"));
+    }
+    let mut shape = Vec::new();
+    for _ in 0..axes {
+        let extent = cursor.u64(&what)?;
+        shape.push(usize::try_from(extent).map_err(|_| format!("has {what} with an extent of {extent}"))?);
+    }
+    shape.reverse();
+    let storage = Storage::from_number(cursor.u32(&what)?);
+    let offset = cursor.u64(&what)?;
+    let offset = usize::try_from(offset).map_err(|_| format!("has {what} at {offset}, outside the file"))?;
+    let (storage, problem) = match storage {
+        Ok(storage) => (storage, None),
+        Err(problem) => (Storage::plain(ridge_graph::DType::U8), Some(problem)),
+    };
+    Ok((TensorInfo { name, storage, shape, range: offset..offset }, problem))
+}
+
+/// Turns the offset of `tensor` from `start` on into its range.
+fn place(tensor: &mut TensorInfo, start: usize, alignment: usize, end: usize) -> Why<()> {
+    let (offset, bytes) = (tensor.range.start, tensor.storage.bytes(&tensor.shape)?);
+    if !offset.is_multiple_of(alignment) {
+        return Err(format!("begins at {offset}, which is no multiple of {alignment}"));
+    }
+    let from = start.checked_add(offset);
+    let to = from.and_then(|from| from.checked_add(bytes));
+    match (from, to) {
+        (Some(from), Some(to)) if to <= end => {
+            tensor.range = from..to;
+            Ok(())
+        }
+        _ => {
+            Err(format!("needs {bytes} bytes from {offset} on, outside the {} of the data", end.saturating_sub(start)))
+        }
+    }
+}
+
+/// Tensors have names of their own and do not overlap.
+fn check_apart(tensors: &[TensorInfo]) -> Why<()> {
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by(|a, b| a.name.cmp(&b.name));
+    if let Some(pair) = order.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        return Err(format!("has the tensor {} twice", shortened(&pair[0].name)));
+    }
+    order.retain(|tensor| !tensor.range.is_empty());
+    order.sort_by_key(|tensor| tensor.range.start);
+    match order.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {
+        Some(pair) => {
+            Err(format!("has the tensors {} and {} overlapping", shortened(&pair[0].name), shortened(&pair[1].name)))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,132 @@
+//! Writes a file: the header, then each tensor as it comes.
+
+use std::io::{self, Write};
+
+use super::read::{ALIGNMENT, Kind};
+use super::storage::Storage;
+
+/// What a file will hold, gathered before its data is written.
+#[derive(Debug, Default)]
+pub struct Writer {
+    keys: usize,
+    metadata: Vec<u8>,
+    tensors: Vec<(String, Vec<usize>, Storage, usize)>,
+}
+
+macro_rules! scalars {
+    ($($method:ident($ty:ty) => $kind:ident),* $(,)?) => {$(
+        #[doc = concat!("Adds a value of type `", stringify!($ty), "`.")]
+        pub fn $method(&mut self, key: &str, value: $ty) {
+            self.key(key, Kind::$kind);
+            self.metadata.extend(value.to_le_bytes());
+        }
+    )*};
+}
+
+impl Writer {
+    scalars! { u32(u32) => U32, i32(i32) => I32, f32(f32) => F32, u64(u64) => U64 }
+
+    /// Adds a truth.
+    pub fn bool(&mut self, key: &str, value: bool) {
+        self.key(key, Kind::Bool);
+        self.metadata.push(u8::from(value));
+    }
+
+    /// Adds a text.
+    pub fn text(&mut self, key: &str, value: &str) {
+        self.key(key, Kind::String);
+        put_text(&mut self.metadata, value);
+    }
+
+    /// Adds an array of texts.
+    pub fn texts<'a>(&mut self, key: &str, values: impl ExactSizeIterator<Item = &'a str>) {
+        self.array(key, Kind::String, values.len());
+        for value in values {
+            put_text(&mut self.metadata, value);
+        }
+    }
+
+    /// Adds an array of floats.
+    pub fn f32s(&mut self, key: &str, values: &[f32]) {
+        self.array(key, Kind::F32, values.len());
+        values.iter().for_each(|v| self.metadata.extend(v.to_le_bytes()));
+    }
+
+    /// Adds an array of integers.
+    pub fn i32s(&mut self, key: &str, values: &[i32]) {
+        self.array(key, Kind::I32, values.len());
+        values.iter().for_each(|v| self.metadata.extend(v.to_le_bytes()));
+    }
+
+    /// Adds bytes as they are in another file, of which `kind` is the type.
+    pub(super) fn raw(&mut self, key: &str, kind: Kind, bytes: &[u8]) {
+        self.key(key, kind);
+        self.metadata.extend(bytes);
+    }
+
+    /// Announces a tensor; `shape` is outermost first. Data must be written in this order.
+    ///
+    /// # Errors
+    /// Why it cannot be stored so.
+    pub fn tensor(&mut self, name: &str, shape: &[usize], storage: &Storage) -> Result<(), String> {
+        let bytes = storage.bytes(shape)?;
+        if storage.number().is_none() {
+            return Err(format!("is {}, which GGUF has no type for", storage.name()));
+        }
+        self.tensors.push((name.to_owned(), shape.to_vec(), storage.clone(), bytes));
+        Ok(())
+    }
+
+    /// Writes the header and then what `data` gives for each tensor in turn.
+    ///
+    /// # Errors
+    /// Those of writing, those of `data`, and where it gives another number of bytes than the tensor has.
+    pub fn write<E: From<io::Error>>(
+        &self,
+        to: &mut impl Write,
+        mut data: impl FnMut(usize) -> Result<Vec<u8>, E>,
+    ) -> Result<(), E> {
+        let mut header = Vec::from(*b"GGUF");
+        header.extend(3u32.to_le_bytes());
+        header.extend((self.tensors.len() as u64).to_le_bytes());
+        header.extend((self.keys as u64).to_le_bytes());
+        header.extend(&self.metadata);
+        let mut offset = 0usize;
+        for (name, shape, storage, bytes) in &self.tensors {
+            put_text(&mut header, name);
+            header.extend((shape.len() as u32).to_le_bytes());
+            shape.iter().rev().for_each(|n| header.extend((*n as u64).to_le_bytes()));
+            header.extend(storage.number().unwrap_or_default().to_le_bytes());
+            header.extend((offset as u64).to_le_bytes());
+            offset = (offset + bytes).next_multiple_of(ALIGNMENT);
+        }
+        header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
+        to.write_all(&header)?;
+        for (index, (name, _, _, bytes)) in self.tensors.iter().enumerate() {
+            let data = data(index)?;
+            if data.len() != *bytes {
+                return Err(io::Error::other(format!("{name} has {} bytes of {bytes}", data.len())).into());
+            }
+            to.write_all(&data)?;
+            to.write_all(&[0; ALIGNMENT][..bytes.next_multiple_of(ALIGNMENT) - bytes])?;
+        }
+        Ok(())
+    }
+
+    fn key(&mut self, key: &str, kind: Kind) {
+        self.keys += 1;
+        put_text(&mut self.metadata, key);
+        self.metadata.extend(kind.number().to_le_bytes());
+    }
+
+    fn array(&mut self, key: &str, kind: Kind, len: usize) {
+        self.key(key, Kind::Array);
+        self.metadata.extend(kind.number().to_le_bytes());
+        self.metadata.extend((len as u64).to_le_bytes());
+    }
+}
+
+fn put_text(to: &mut Vec<u8>, text: &str) {
+    to.extend((text.len() as u64).to_le_bytes());
+    to.extend(text.as_bytes());
+}
