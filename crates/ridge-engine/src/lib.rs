@@ -16,6 +16,7 @@ pub mod evaluate;
 mod programs;
 mod sampling;
 pub mod scoring;
+pub mod service;
 mod text;
 
 pub use blocks::{BlockId, Blocks};
