@@ -19,7 +19,7 @@ pub mod scoring;
 pub mod service;
 mod text;
 
-pub use blocks::{BlockId, Blocks};
+pub use blocks::{BlockId, Blocks, Prefix};
 pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Finish, Generated, Request, SequenceId};
 pub use error::{EngineError, Result};
