@@ -232,7 +232,7 @@ pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
             model::step_bytes(&model.graph, cpu, &["next", "logits"], step, (context, model))
         })?;
     let backend = std::sync::Arc::clone(session.backend());
-    let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk })?;
+    let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk, blocks: None })?;
     let cost = StepCost::new(&model, backend.kernels())?;
 
     let spinner = Spinner::new();

@@ -144,7 +144,7 @@ pub(crate) fn start(
     let tokens = context.next_multiple_of(settings.options.block_size);
     let workspace = |model: &Model, backend: &dyn Backend| workspace(model, backend, context, running.prompt, chunk);
     let Prepared { session, model, device, threads } = prepare(files, config, settings, running, tokens, workspace)?;
-    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk })?;
+    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk, blocks: None })?;
     Ok(Started { engine, model, device, threads })
 }
 

@@ -1,14 +1,13 @@
-//! Requests to steps to tokens.
-
-use std::ops::ControlFlow;
+//! Sequences, their blocks, and steps over them.
 
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols};
 use ridge_runtime::{LaunchTime, Session};
 
-use crate::blocks::{BlockId, Blocks};
+use crate::blocks::{BlockId, Blocks, Prefix};
 use crate::error::{EngineError, Result};
-use crate::programs::{Extents, Input, Programs, Ready, Wanted};
+use crate::inputs::{Line, fill, rounded};
+use crate::programs::{Extents, Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
 
 /// How much an engine can hold.
@@ -20,43 +19,15 @@ pub struct EngineOptions {
     pub sequences: usize,
     /// Tokens of a prompt that one step processes at most.
     pub chunk: usize,
+    /// Blocks of the cache; enough for all sequences at full context if `None`.
+    pub blocks: Option<usize>,
 }
 
-/// What is to be generated.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// Tokens of the prompt.
-    pub prompt: Vec<u32>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens to generate at most.
-    pub max_tokens: usize,
-    /// Tokens that end the answer, and are not part of it.
-    pub stop_tokens: Vec<u32>,
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// The model ended it with one of the stop tokens.
-    Stop,
-    /// It has `max_tokens` tokens.
-    Length,
-    /// The context is full.
-    Context,
-    /// Whoever receives the tokens wanted no more.
-    Cancelled,
-}
-
-/// A finished answer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Generated {
-    /// Its tokens.
-    pub tokens: Vec<u32>,
-    /// The probabilities of each, if they were asked for.
-    pub logprobs: Vec<Logprobs>,
-    /// Why it ended.
-    pub finish: Finish,
+impl EngineOptions {
+    /// Blocks of the cache, of `block_size` tokens each.
+    pub fn cache_blocks(&self, block_size: usize) -> usize {
+        self.blocks.unwrap_or(self.context.div_ceil(block_size) * self.sequences)
+    }
 }
 
 /// A running sequence. That of one that ended is never taken for that of another.
@@ -67,6 +38,65 @@ pub struct SequenceId {
     number: u64,
 }
 
+impl std::fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.number.fmt(f)
+    }
+}
+
+/// What is to become a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// How its tokens are chosen.
+    pub sampling: &'a Sampling,
+    /// Tokens before its answer: penalties of frequency and presence count what comes after.
+    pub prompt: usize,
+    /// Which of the sequences of its seed it is: their random numbers differ.
+    pub stream: u64,
+    /// Its tokens as far as they are known, and the root of the prefixes that it shares; none where it shares nothing.
+    pub shared: Option<(u64, &'a [u32])>,
+}
+
+/// A sequence's part of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens to append to it.
+    pub tokens: &'a [u32],
+    /// Is the token after them wanted?
+    pub sample: bool,
+    /// What follows each of the first tokens, where it is to be told how probable that was.
+    pub targets: &'a [u32],
+    /// Tokens that may not be chosen: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
+    pub forbidden: &'a [u32],
+}
+
+/// The token after a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It was not asked for.
+    NotAsked,
+    /// The token.
+    Token(u32),
+    /// No token can be chosen: the model's output is not finite after so many tokens.
+    NotFinite(usize),
+}
+
+/// What a step brought a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The sequence.
+    pub id: SequenceId,
+    /// The token after it.
+    pub next: Next,
+    /// How probable that is, if the sequence's sampling asks.
+    pub logprobs: Option<Logprobs>,
+    /// Natural logarithms of the probabilities of the row's targets.
+    pub scores: Vec<f32>,
+}
+
+#[derive(Debug)]
 struct Sequence {
     number: u64,
     /// The last step that it stood in.
@@ -77,15 +107,37 @@ struct Sequence {
     prompt: usize,
     blocks: Vec<BlockId>,
     sampling: Sampling,
+    stream: u64,
+    shared: Option<Shared>,
+}
+
+/// How far a sequence's blocks have names.
+#[derive(Debug)]
+struct Shared {
+    /// That of the full blocks.
+    prefix: Prefix,
+    /// The tokens behind them.
+    rest: Vec<u32>,
+}
+
+/// A step that was submitted.
+#[derive(Default)]
+struct Flight {
+    wanted: Wanted,
+    extents: Extents,
+    /// Sequence, tokens, whether it is sampled, and targets of each row.
+    rows: Vec<(SequenceId, usize, bool, usize)>,
+    /// The tokens of all rows.
+    tokens: Vec<u32>,
 }
 
 /// Runs one model on one device.
 pub struct Engine {
-    vocab: usize,
+    pub(crate) vocab: usize,
     block_size: usize,
-    options: EngineOptions,
+    pub(crate) options: EngineOptions,
+    /// The most blocks of a sequence.
     table: usize,
-    block_count: usize,
     programs: Programs,
     blocks: Blocks,
     sequences: Vec<Option<Sequence>>,
@@ -93,10 +145,10 @@ pub struct Engine {
     started: u64,
     /// Steps begun.
     steps: u64,
-    /// Of the last step's rows that asked for them.
-    logprobs: Vec<Option<Logprobs>>,
-    /// What the launches of the step took, while that is asked for.
-    watch: Option<Vec<LaunchTime>>,
+    flight: Flight,
+    in_flight: bool,
+    /// Of the last step that [`Engine::step`] ran.
+    outcomes: Vec<Outcome>,
 }
 
 impl Engine {
@@ -105,8 +157,13 @@ impl Engine {
     /// # Errors
     /// When a setting is out of range, memory runs out, or the device cannot run the model.
     pub fn new(mut session: Session, model: &Model, options: EngineOptions) -> Result<Self> {
-        for (name, value) in [("context", options.context), ("sequences", options.sequences), ("chunk", options.chunk)]
-        {
+        let blocks = options.cache_blocks(model.block_size);
+        for (name, value) in [
+            ("context", options.context),
+            ("sequences", options.sequences),
+            ("chunk", options.chunk),
+            ("blocks", blocks),
+        ] {
             if value == 0 {
                 return Err(EngineError::Setting { name, value: "0".into(), why: "must be at least 1".into() });
             }
@@ -118,11 +175,8 @@ impl Engine {
                 why: format!("the model was made for at most {} tokens", model.max_context),
             });
         }
-        let table = options.context.div_ceil(model.block_size);
-        let block_count = table * options.sequences;
-        let cache = Bindings::new().with(symbols::BLOCKS, block_count);
-        session.allocate_states(&model.graph, &cache)?;
-        let mut programs = Programs::new(session, &model.graph);
+        session.allocate_states(&model.graph, &Bindings::new().with(symbols::BLOCKS, blocks))?;
+        let mut programs = Programs::new(session, model)?;
         for tokens in [false, true] {
             programs.compile(Wanted { tokens, ..Wanted::default() })?;
         }
@@ -130,15 +184,15 @@ impl Engine {
             vocab: model.vocab_size,
             block_size: model.block_size,
             options,
-            table,
-            block_count,
+            table: options.context.div_ceil(model.block_size),
             programs,
-            blocks: Blocks::new(block_count),
+            blocks: Blocks::new(blocks),
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
-            logprobs: Vec::new(),
-            watch: None,
+            flight: Flight::default(),
+            in_flight: false,
+            outcomes: Vec::new(),
         })
     }
 
@@ -147,65 +201,128 @@ impl Engine {
         self.blocks.free()
     }
 
-    /// Starts a sequence, if there is a free row. Penalties of frequency and presence count what comes after its first
-    /// `prompt` tokens.
+    /// The cache's blocks.
+    pub fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+
+    /// Tokens of a cache block.
+    pub fn block_size(&self) -> usize {
+        self.block_size
+    }
+
+    /// Starts a sequence that shares no blocks, if there is a free row. Penalties of frequency and presence count what
+    /// comes after its first `prompt` tokens.
     pub fn start(&mut self, sampling: Sampling, prompt: usize) -> Option<SequenceId> {
+        self.start_sharing(Start { sampling: &sampling, prompt, stream: 0, shared: None })
+    }
+
+    /// Starts a sequence, if there is a free row. Of the tokens that it shares it has those of the longest prefix of full
+    /// blocks that the cache holds, but for the last token: [`length`](Self::length) says how many.
+    pub fn start_sharing(&mut self, start: Start<'_>) -> Option<SequenceId> {
         let row = self.sequences.iter().position(Option::is_none)?;
         let number = self.started;
         self.started += 1;
-        self.sequences[row] = Some(Sequence { number, step: 0, length: 0, prompt, blocks: Vec::new(), sampling });
+        let mut blocks = Vec::new();
+        let shared = start.shared.map(|(root, tokens)| {
+            let mut prefix = Prefix::Root(root);
+            for (block, next) in self.found(root, tokens) {
+                blocks.push(block);
+                prefix = next;
+            }
+            Shared { prefix, rest: Vec::with_capacity(self.block_size) }
+        });
+        blocks.iter().for_each(|block| self.blocks.share(*block));
+        self.sequences[row] = Some(Sequence {
+            number,
+            step: 0,
+            length: blocks.len() * self.block_size,
+            prompt: start.prompt,
+            blocks,
+            sampling: start.sampling.clone(),
+            stream: start.stream,
+            shared,
+        });
         Some(SequenceId { row, number })
     }
 
-    /// Ends a sequence and frees its blocks; nothing where it has ended already.
+    /// How many blocks without owners a sequence that starts with `tokens` takes until all of them are in the cache.
+    pub fn blocks_to_start(&self, root: u64, tokens: &[u32]) -> usize {
+        let owned = self.found(root, tokens).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
+        tokens.len().div_ceil(self.block_size) - owned
+    }
+
+    /// The blocks that hold the beginning of `tokens`, but for the last token.
+    fn found<'a>(&'a self, root: u64, tokens: &'a [u32]) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
+        let whole = &tokens[..tokens.len().saturating_sub(1)];
+        whole.chunks_exact(self.block_size).scan(Prefix::Root(root), |prefix, tokens| {
+            let found = self.blocks.find(*prefix, tokens)?;
+            *prefix = found.1;
+            Some(found)
+        })
+    }
+
+    /// Ends a sequence and frees its blocks; nothing where it has ended already. Blocks that others may share keep what
+    /// they hold, until they are needed.
     pub fn end(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences[id.row].take_if(|s| s.number == id.number) {
-            for block in sequence.blocks {
+            for block in sequence.blocks.into_iter().rev() {
                 self.blocks.give_back(block);
             }
         }
+    }
+
+    fn sequence(&self, id: SequenceId) -> Option<&Sequence> {
+        self.sequences[id.row].as_ref().filter(|s| s.number == id.number)
+    }
+
+    fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
+        self.sequences[id.row].as_mut().filter(|s| s.number == id.number)
     }
 
     /// Tokens that a running sequence has in the cache.
     pub fn length(&self, id: SequenceId) -> Option<usize> {
-        self.sequences[id.row].as_ref().filter(|s| s.number == id.number).map(|s| s.length)
+        self.sequence(id).map(|s| s.length)
+    }
+
+    /// The sampling of a running sequence from now on, and where its prompt ends.
+    pub(crate) fn set_sampling(&mut self, id: SequenceId, sampling: &Sampling, prompt: usize) {
+        if let Some(sequence) = self.sequence_mut(id) {
+            sequence.sampling = sampling.clone();
+            sequence.prompt = prompt;
+        }
     }
 
     /// Takes a running sequence back to its first `length` tokens, so that it can go on otherwise, and frees the blocks
-    /// behind them. Nothing where it has no more than these, or has ended.
+    /// behind them. Nothing where it has no more than these, or has ended. One that shares its blocks goes back to the
+    /// end of a full block, if need be of one before.
     pub fn truncate(&mut self, id: SequenceId, length: usize) {
-        if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
-            sequence.length = sequence.length.min(length);
-            for block in sequence.blocks.drain(sequence.length.div_ceil(self.block_size)..) {
-                self.blocks.give_back(block);
-            }
+        let size = self.block_size;
+        let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number && s.length > length)
+        else {
+            return;
+        };
+        sequence.length = length;
+        if let Some(shared) = &mut sequence.shared {
+            let full = sequence.blocks.len().min(length / size);
+            shared.rest.truncate(if length / size < sequence.length / size { 0 } else { length % size });
+            sequence.length = full * size + shared.rest.len();
+        }
+        for block in sequence.blocks.drain(sequence.length.div_ceil(size)..) {
+            self.blocks.give_back(block);
         }
     }
 
-    /// Goes on with a running sequence: `request.prompt` follows what it has in the cache, and the answer follows that.
-    /// The last token of the answer is not in the cache yet, unless a stop token came after it.
-    ///
-    /// # Errors
-    /// As for [`generate`](Self::generate), and when the sequence has ended.
-    pub fn resume(
-        &mut self,
-        id: SequenceId,
-        request: &Request,
-        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Generated> {
-        let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
-        let sequence = sequence.ok_or_else(|| EngineError::Setting {
-            name: "sequence",
-            value: id.number.to_string(),
-            why: "is not running".into(),
-        })?;
-        let cached = sequence.length;
-        self.check_after(cached, request)?;
-        if let Some(sequence) = &mut self.sequences[id.row] {
-            sequence.sampling = request.sampling.clone();
-            sequence.prompt = cached + request.prompt.len();
+    /// Gives a running sequence the blocks that its next `tokens` tokens need, or none: is that possible?
+    pub fn grow(&mut self, id: SequenceId, tokens: usize) -> bool {
+        let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) else { return false };
+        let needed = (sequence.length + tokens).div_ceil(self.block_size);
+        let more = needed.saturating_sub(sequence.blocks.len());
+        if needed > self.table || more > self.blocks.free() {
+            return false;
         }
-        self.run(id, cached, request, &mut on_token)
+        sequence.blocks.extend((0..more).filter_map(|_| self.blocks.take()));
+        true
     }
 
     /// Runs one step over `(sequence, tokens)` pairs: appends each sequence's tokens to the cache, and gives the token
@@ -220,63 +337,12 @@ impl Engine {
         if work.is_empty() {
             return Ok(());
         }
-        self.reserve(work)?;
-        self.logprobs.clear();
-        let (wanted, extents) = self.needs(work, sample);
-        let ready = self.programs.ready(wanted, extents)?;
-        let sequences = |id: &SequenceId| self.sequences[id.row].as_ref().expect("reserved above");
-        let ids = |(row, (_, tokens)): (usize, &(SequenceId, &[u32]))| std::iter::repeat_n(row as i32, tokens.len());
-        ready.fill(Input::TokenIds, work.iter().flat_map(|(_, t)| t.iter().map(|t| (*t as i32).to_le_bytes())));
-        ready.fill(Input::SeqIds, work.iter().enumerate().flat_map(ids).map(i32::to_le_bytes));
-        let mut start = 0;
-        let starts = work.iter().map(|(_, t)| {
-            start += t.len() as i32;
-            start
-        });
-        ready.fill(Input::QueryStart, std::iter::once(0).chain(starts).map(i32::to_le_bytes));
-        ready.fill(Input::Lengths, work.iter().map(|(id, _)| (sequences(id).length as i32).to_le_bytes()));
-        let row = |(id, _): &(SequenceId, &[u32])| {
-            let blocks = &sequences(id).blocks;
-            (0..extents.table).map(|i| blocks.get(i).map_or(-1, |b| b.0 as i32).to_le_bytes())
-        };
-        ready.fill(Input::BlockTable, work.iter().flat_map(row));
-        if sample {
-            fill_sampling(ready, extents, || work.iter().map(|(id, _)| sequences(id)));
-        }
-        match &mut self.watch {
-            Some(times) => *times = ready.bucket.timed()?,
-            None => {
-                ready.bucket.submit()?;
-                ready.bucket.wait()?;
-            }
-        }
-        if sample {
-            for ((id, tokens), chosen) in work.iter().zip(ready.output(0)) {
-                let chosen = i32::from_le_bytes(*chosen);
-                let position = sequences(id).length + tokens.len();
-                next.push(u32::try_from(chosen).map_err(|_| EngineError::NotFinite { position })?);
-            }
-        }
-        if wanted.logprobs {
-            let top = |row: usize| {
-                let row = row * extents.top..(row + 1) * extents.top;
-                ready.output(2)[row.clone()].iter().zip(&ready.output(3)[row])
-            };
-            let token = |(id, logprob): (&[u8; 4], &[u8; 4])| (u32::from_le_bytes(*id), f32::from_le_bytes(*logprob));
-            for (row, (id, _)) in work.iter().enumerate() {
-                let asked = sequences(id).sampling.logprobs;
-                self.logprobs.push(asked.map(|n| Logprobs {
-                    chosen: f32::from_le_bytes(ready.output(1)[row]),
-                    top: top(row).take(n as usize).map(token).collect(),
-                }));
-            }
-        }
-        for (id, tokens) in work {
-            if let Some(sequence) = &mut self.sequences[id.row] {
-                sequence.length += tokens.len();
-            }
-        }
-        Ok(())
+        self.submit(&rows(work, sample))?;
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        let completed = self.complete(&mut outcomes);
+        self.outcomes = outcomes;
+        completed?;
+        self.tokens(next)
     }
 
     /// Runs a step as [`Engine::step`] does, and tells what each of its launches took.
@@ -289,10 +355,57 @@ impl Engine {
         sample: bool,
         next: &mut Vec<u32>,
     ) -> Result<Vec<LaunchTime>> {
-        self.watch = Some(Vec::new());
-        let outcome = self.step(work, sample, next);
-        let times = self.watch.take().unwrap_or_default();
-        outcome.map(|()| times)
+        next.clear();
+        self.prepare(&rows(work, sample))?;
+        let times = self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.timed()?;
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        let collected = self.collect(&mut outcomes);
+        self.outcomes = outcomes;
+        collected?;
+        self.tokens(next)?;
+        Ok(times)
+    }
+
+    /// The tokens of the last step's outcomes.
+    fn tokens(&self, next: &mut Vec<u32>) -> Result<()> {
+        for outcome in &self.outcomes {
+            match outcome.next {
+                Next::NotAsked => {}
+                Next::Token(token) => next.push(token),
+                Next::NotFinite(position) => return Err(EngineError::NotFinite { position }),
+            }
+        }
+        Ok(())
+    }
+
+    /// What row `row` of the last [`step`](Self::step) asked to know of its token's probability.
+    pub fn logprobs(&self, row: usize) -> Option<&Logprobs> {
+        self.outcomes.get(row)?.logprobs.as_ref()
+    }
+
+    /// Queues a step and returns at once; [`complete`](Self::complete) waits for it. A sequence stands in it once.
+    ///
+    /// # Errors
+    /// As for [`step`](Self::step), and where a step is queued already.
+    pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
+        self.prepare(rows)?;
+        self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.submit()?;
+        self.in_flight = true;
+        Ok(())
+    }
+
+    /// Waits for the step that is queued, if one is, and says what it brought each row. Sequences that ended meanwhile
+    /// have outcomes too.
+    ///
+    /// # Errors
+    /// When the device failed: the step's tokens are not in the cache.
+    pub fn complete(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        outcomes.clear();
+        if !std::mem::take(&mut self.in_flight) {
+            return Ok(());
+        }
+        self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.wait()?;
+        self.collect(outcomes)
     }
 
     /// The graph as the device runs it in steps that sample without adjustments, or that only fill the cache.
@@ -300,39 +413,62 @@ impl Engine {
         self.programs.lowered(Wanted { tokens: sample, ..Wanted::default() })
     }
 
-    /// What row `row` of the last step's work asked to know of its token's probability.
-    pub fn logprobs(&self, row: usize) -> Option<&Logprobs> {
-        self.logprobs.get(row)?.as_ref()
-    }
-
-    /// The program and the bucket that some work needs.
-    fn needs(&self, work: &[(SequenceId, &[u32])], sample: bool) -> (Wanted, Extents) {
-        let mut wanted = Wanted { tokens: sample, ..Wanted::default() };
-        let mut extents = Extents {
-            tokens: work.iter().map(|(_, t)| t.len()).sum(),
-            seqs: work.len(),
-            table: self.table,
-            blocks: self.block_count,
-            biases: 0,
-            breakers: 0,
-            top: 0,
-        };
-        if sample {
-            for sampling in work.iter().filter_map(|(id, _)| self.sequences[id.row].as_ref()).map(|s| &s.sampling) {
-                wanted.adjusted |= sampling.adjusts();
-                wanted.logprobs |= sampling.logprobs.is_some();
-                extents.make_room(sampling, self.vocab);
-            }
+    /// Reserves blocks for a step and fills its inputs.
+    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<()> {
+        if self.in_flight {
+            return Err(EngineError::Setting {
+                name: "steps",
+                value: "2".into(),
+                why: "one is queued already; complete it first".into(),
+            });
         }
-        (wanted, extents)
+        self.reserve(rows)?;
+        let flight = &mut self.flight;
+        flight.rows.clear();
+        flight.tokens.clear();
+        for row in rows {
+            flight.rows.push((row.id, row.tokens.len(), row.sample, row.targets.len()));
+            flight.tokens.extend_from_slice(row.tokens);
+        }
+        let sequences = &self.sequences;
+        let line = |row: usize| -> Line<'_> {
+            let sequence = sequences[rows[row].id.row].as_ref().expect("reserved above");
+            Line {
+                row: rows[row],
+                length: sequence.length,
+                prompt: sequence.prompt,
+                blocks: &sequence.blocks,
+                sampling: if rows[row].sample { &sequence.sampling } else { &NOT_SAMPLED },
+                stream: sequence.stream,
+            }
+        };
+        let mut wanted = Wanted::default();
+        let mut extents = Extents {
+            tokens: rounded(flight.tokens.len()),
+            seqs: rounded(rows.len()),
+            blocks: self.blocks.count(),
+            ..Extents::default()
+        };
+        for (index, row) in rows.iter().enumerate() {
+            let line = line(index);
+            wanted.tokens |= row.sample;
+            wanted.scores |= !row.targets.is_empty();
+            wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
+            wanted.logprobs |= line.sampling.logprobs.is_some();
+            extents.table = extents.table.max(line.blocks.len());
+            extents.make_room(&line, self.vocab);
+        }
+        extents.table = extents.table.next_power_of_two().max(LEAST_TABLE).min(self.table);
+        (flight.wanted, flight.extents) = (wanted, extents);
+        fill(self.programs.ready(wanted, extents)?, extents, &flight.tokens, rows.len(), line);
+        Ok(())
     }
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
-    fn reserve(&mut self, work: &[(SequenceId, &[u32])]) -> Result<()> {
-        let wanted = |s: &Sequence, tokens: usize| (s.length + tokens).div_ceil(self.block_size) - s.blocks.len();
+    fn reserve(&mut self, rows: &[Row<'_>]) -> Result<()> {
         let mut total = 0;
         self.steps += 1;
-        for (id, tokens) in work {
+        for Row { id, tokens, .. } in rows {
             let wrong =
                 |why: &str| EngineError::Setting { name: "sequence", value: id.number.to_string(), why: why.into() };
             self.known(tokens)?;
@@ -344,147 +480,80 @@ impl Engine {
             if tokens.is_empty() {
                 return Err(wrong("has no tokens in this step; leave it out"));
             }
-            if sequence.length + tokens.len() > self.table * self.block_size {
+            let needed = (sequence.length + tokens.len()).div_ceil(self.block_size);
+            if needed > self.table {
                 return Err(EngineError::CacheFull { tokens: tokens.len() });
             }
-            total += wanted(sequence, tokens.len());
+            total += needed.saturating_sub(sequence.blocks.len());
         }
         if total > self.blocks.free() {
-            return Err(EngineError::CacheFull { tokens: work.iter().map(|(_, t)| t.len()).sum() });
+            return Err(EngineError::CacheFull { tokens: rows.iter().map(|r| r.tokens.len()).sum() });
         }
-        for (id, tokens) in work {
-            if let Some(sequence) = &mut self.sequences[id.row] {
-                let count = (sequence.length + tokens.len()).div_ceil(self.block_size) - sequence.blocks.len();
-                sequence.blocks.extend((0..count).filter_map(|_| self.blocks.take()));
-            }
+        for row in rows {
+            self.grow(row.id, row.tokens.len());
         }
         Ok(())
     }
 
-    /// Generates one answer. `on_token` is given each token as it comes, and can end the answer after it.
-    ///
-    /// # Errors
-    /// When the request is not valid, all rows are taken, the cache is full, or the device fails.
-    pub fn generate(
-        &mut self,
-        request: &Request,
-        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Generated> {
-        self.check(request)?;
-        let id = self.start(request.sampling.clone(), request.prompt.len()).ok_or_else(|| EngineError::Setting {
-            name: "sequences",
-            value: self.options.sequences.to_string(),
-            why: "all of them are running; wait for one to end".into(),
-        })?;
-        let result = self.run(id, 0, request, &mut on_token);
-        self.end(id);
-        result
-    }
-
-    /// Is `request` one that this engine can run?
-    ///
-    /// # Errors
-    /// Says what is wrong with it.
-    pub fn check(&self, request: &Request) -> Result<()> {
-        self.check_after(0, request)
-    }
-
-    /// Is `request` one that can follow `cached` tokens?
-    fn check_after(&self, cached: usize, request: &Request) -> Result<()> {
-        request.sampling.check()?;
-        let mut biased = request.sampling.logit_bias.iter().map(|(id, _)| *id);
-        if let Some(token) = biased.find(|id| *id as usize >= self.vocab) {
-            return Err(EngineError::Setting {
-                name: "logit_bias",
-                value: token.to_string(),
-                why: format!("is no token of a vocabulary of {}", self.vocab),
-            });
-        }
-        if request.prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        self.known(&request.prompt)?;
-        let (prompt, context) = (cached + request.prompt.len(), self.options.context);
-        if request.max_tokens > 0 && prompt >= context {
-            return Err(EngineError::PromptTooLong { prompt, context });
+    /// Takes over what the step that is complete brought.
+    fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        outcomes.clear();
+        let Flight { wanted, extents, rows, tokens } = &self.flight;
+        let ready = self.programs.ready(*wanted, *extents)?;
+        let float = |word: &[u8; 4]| f32::from_le_bytes(*word);
+        let mut first = 0;
+        for (row, (id, count, sample, targets)) in rows.iter().enumerate() {
+            let part = first..first + count;
+            first = part.end;
+            let mut outcome = Outcome { id: *id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
+            if *targets > 0 {
+                outcome.scores.extend(ready.scores()[part.clone()][..*targets].iter().map(float));
+            }
+            if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
+                sequence.length += count;
+                if *sample {
+                    let token = u32::try_from(i32::from_le_bytes(ready.output(0)[row]));
+                    outcome.next = token.map_or(Next::NotFinite(sequence.length), Next::Token);
+                    outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
+                        let top = row * extents.top..row * extents.top + asked as usize;
+                        let pairs = ready.output(2)[top.clone()].iter().zip(&ready.output(3)[top]);
+                        Logprobs {
+                            chosen: float(&ready.output(1)[row]),
+                            top: pairs.map(|(id, logprob)| (u32::from_le_bytes(*id), float(logprob))).collect(),
+                        }
+                    });
+                }
+                if let Some(shared) = &mut sequence.shared {
+                    shared.take(&tokens[part], &sequence.blocks, sequence.length, self.block_size, &mut self.blocks);
+                }
+            }
+            outcomes.push(outcome);
         }
         Ok(())
     }
+}
 
-    fn known(&self, tokens: &[u32]) -> Result<()> {
-        let unknown = tokens.iter().find(|t| **t as usize >= self.vocab);
-        unknown.map_or(Ok(()), |t| Err(EngineError::UnknownToken { token: *t, vocab: self.vocab }))
-    }
+/// How rows are sampled whose token nobody wants.
+static NOT_SAMPLED: Sampling = Sampling::GREEDY;
 
-    fn run(
-        &mut self,
-        id: SequenceId,
-        cached: usize,
-        request: &Request,
-        on_token: &mut impl FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<Generated> {
-        let mut tokens = Vec::with_capacity(request.max_tokens.min(self.options.context));
-        let mut logprobs = Vec::new();
-        if request.max_tokens == 0 {
-            return Ok(Generated { tokens, logprobs, finish: Finish::Length });
-        }
-        let mut next = Vec::with_capacity(1);
-        let mut chunks = request.prompt.chunks(self.options.chunk).peekable();
-        while let Some(chunk) = chunks.next() {
-            self.step(&[(id, chunk)], chunks.peek().is_none(), &mut next)?;
-        }
-        let mut length = cached + request.prompt.len();
-        loop {
-            let token = next[0];
-            if request.stop_tokens.contains(&token) {
-                return Ok(Generated { tokens, logprobs, finish: Finish::Stop });
+/// Columns of the block table at least.
+const LEAST_TABLE: usize = 16;
+
+impl Shared {
+    /// Takes over tokens that are in the cache now, which has `length` of them, and names the blocks that they fill.
+    fn take(&mut self, tokens: &[u32], owned: &[BlockId], length: usize, size: usize, blocks: &mut Blocks) {
+        let mut full = (length - tokens.len()) / size;
+        for token in tokens {
+            self.rest.push(*token);
+            if self.rest.len() == size {
+                self.prefix = blocks.name(owned[full], self.prefix, &self.rest);
+                self.rest.clear();
+                full += 1;
             }
-            tokens.push(token);
-            logprobs.extend(self.logprobs(0).cloned());
-            length += 1;
-            let finish = match on_token(token) {
-                ControlFlow::Break(()) => Some(Finish::Cancelled),
-                ControlFlow::Continue(()) if tokens.len() == request.max_tokens => Some(Finish::Length),
-                ControlFlow::Continue(()) if length == self.options.context => Some(Finish::Context),
-                ControlFlow::Continue(()) => None,
-            };
-            if let Some(finish) = finish {
-                return Ok(Generated { tokens, logprobs, finish });
-            }
-            self.step(&[(id, &[token])], true, &mut next)?;
         }
     }
 }
 
-/// Fills what sampling reads, from the rows of a step.
-fn fill_sampling<'a, I: Iterator<Item = &'a Sequence>>(ready: &mut Ready, extents: Extents, rows: impl Fn() -> I) {
-    let mut float = |input, of: fn(&Sampling) -> f32| {
-        ready.fill(input, rows().map(|s| of(&s.sampling).to_le_bytes()));
-    };
-    float(Input::Temperature, |s| s.temperature);
-    float(Input::TopP, |s| s.top_p);
-    float(Input::MinP, |s| s.min_p);
-    float(Input::TypicalP, |s| s.typical_p);
-    float(Input::Repetition, |s| s.repetition_penalty);
-    float(Input::Frequency, |s| s.frequency_penalty);
-    float(Input::Presence, |s| s.presence_penalty);
-    float(Input::DryMultiplier, |s| s.dry.multiplier);
-    float(Input::DryBase, |s| s.dry.base);
-    let mut int = |input, of: fn(&Sampling) -> u32| {
-        ready.fill(input, rows().map(|s| (of(&s.sampling).min(i32::MAX as u32) as i32).to_le_bytes()));
-    };
-    int(Input::TopK, |s| s.top_k);
-    int(Input::DryAllowed, |s| s.dry.allowed_length);
-    int(Input::DryRange, |s| s.dry.range);
-    ready.fill(Input::PromptLengths, rows().map(|s| i32::try_from(s.prompt).unwrap_or(i32::MAX).to_le_bytes()));
-    ready.fill(Input::Seed, rows().map(|s| (s.sampling.seed as i64).to_le_bytes()));
-    // The stream of a sequence that is alone under its seed.
-    ready.fill(Input::Sequence, rows().map(|_| 0i64.to_le_bytes()));
-    let breaker = |s: &'a Sequence| {
-        (0..extents.breakers).map(|i| s.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
-    };
-    ready.fill(Input::DryBreakers, rows().flat_map(breaker));
-    let bias = |s: &'a Sequence| (0..extents.biases).map(|i| s.sampling.logit_bias.get(i).copied());
-    ready.fill(Input::BiasIds, rows().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes()));
-    ready.fill(Input::BiasValues, rows().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes()));
+fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
+    work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[] }).collect()
 }

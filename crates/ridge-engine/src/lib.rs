@@ -13,6 +13,8 @@ mod embed;
 mod engine;
 mod error;
 pub mod evaluate;
+mod generate;
+mod inputs;
 mod programs;
 mod sampling;
 pub mod scoring;
@@ -21,7 +23,8 @@ mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
 pub use embed::{EmbedOptions, Embedder, similarities};
-pub use engine::{Engine, EngineOptions, Finish, Generated, Request, SequenceId};
+pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SequenceId, Start};
 pub use error::{EngineError, Result};
+pub use generate::{Finish, Generated, Request};
 pub use sampling::{Dry, Logprobs, Sampling};
 pub use text::TextStream;

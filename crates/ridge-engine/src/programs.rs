@@ -3,14 +3,17 @@
 use std::collections::HashMap;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::symbols;
-use ridge_runtime::{Bucket, Compiled, Session};
+use ridge_models::{Model, symbols, with_scores};
+use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::Result;
-use crate::sampling::Sampling;
+use crate::inputs::Line;
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
-const BUCKETS: usize = 16;
+const BUCKETS: usize = 64;
+
+/// The output that tells how probable targets are.
+const SCORES: &str = "scores";
 
 /// What a step gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -21,21 +24,25 @@ pub(crate) struct Wanted {
     pub(crate) adjusted: bool,
     /// And the logarithms of probabilities.
     pub(crate) logprobs: bool,
+    /// The logarithms of the probabilities of the targets.
+    pub(crate) scores: bool,
 }
 
 impl Wanted {
     fn outputs(self) -> Vec<&'static str> {
         let (next, logprob) = if self.adjusted { ("next_adjusted", "adjusted_logprob") } else { ("next", "logprob") };
-        match (self.tokens, self.logprobs) {
+        let mut outputs = match (self.tokens, self.logprobs) {
             (false, _) => Vec::new(),
             (true, false) => vec![next],
             (true, true) => vec![next, logprob, "top_ids", "top_logprobs"],
-        }
+        };
+        outputs.extend(self.scores.then_some(SCORES));
+        outputs
     }
 }
 
 /// Extents of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Extents {
     pub(crate) tokens: usize,
     pub(crate) seqs: usize,
@@ -47,15 +54,19 @@ pub(crate) struct Extents {
     pub(crate) breakers: usize,
     /// Tokens of a row whose log-probabilities are told.
     pub(crate) top: usize,
+    /// Words of a row that say which tokens are forbidden.
+    pub(crate) forbidden: usize,
 }
 
 impl Extents {
     /// Makes room for the lists of a row; by powers of two, so that few buckets serve all lengths.
-    pub(crate) fn make_room(&mut self, sampling: &Sampling, vocab: usize) {
+    pub(crate) fn make_room(&mut self, line: &Line<'_>, vocab: usize) {
+        let sampling = line.sampling;
         let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
         self.biases = self.biases.max(room(sampling.logit_bias.len()));
         self.breakers = self.breakers.max(room(sampling.dry.breakers.len()));
         self.top = self.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
+        self.forbidden = self.forbidden.max(line.row.forbidden.len());
     }
 
     fn bindings(self) -> Bindings {
@@ -67,6 +78,7 @@ impl Extents {
             .with(symbols::BIASES, self.biases)
             .with(symbols::BREAKERS, self.breakers)
             .with(symbols::TOP, self.top)
+            .with(symbols::FORBIDDEN, self.forbidden)
     }
 }
 
@@ -107,6 +119,8 @@ inputs! {
     DryBreakers = "dry_breakers",
     BiasIds = "bias_ids",
     BiasValues = "bias_values",
+    Forbidden = "forbidden",
+    Targets = "targets",
 }
 
 /// A bucket with the positions of its inputs.
@@ -115,16 +129,32 @@ pub(crate) struct Ready {
     inputs: [Option<usize>; INPUT_NAMES.len()],
     /// Positions of [`Wanted::outputs`].
     outputs: [usize; 4],
+    /// And of the scores.
+    scores: usize,
 }
 
 impl Ready {
-    /// Fills an input, if the program reads it.
-    pub(crate) fn fill<const N: usize>(&mut self, input: Input, values: impl Iterator<Item = [u8; N]>) {
+    /// Fills an input, if the program reads it, and what `values` leave of it with `rest`.
+    pub(crate) fn fill<const N: usize>(&mut self, input: Input, values: impl Iterator<Item = [u8; N]>, rest: [u8; N]) {
         if let Some(index) = self.inputs[input as usize] {
-            for (to, from) in self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut().zip(values) {
-                *to = from;
-            }
+            let mut to = self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut();
+            // Values first: the side that ends must not have taken a place.
+            values.zip(to.by_ref()).for_each(|(from, to)| *to = from);
+            to.for_each(|to| *to = rest);
         }
+    }
+
+    /// Fills an input of rows of `width` words, if the program reads it.
+    pub(crate) fn fill_rows(&mut self, input: Input, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
+        if let Some(index) = self.inputs[input as usize].filter(|_| width > 0) {
+            let words = self.bucket.input(index).as_chunks_mut::<4>().0;
+            words.chunks_exact_mut(width).enumerate().for_each(|(at, words)| row(at, words));
+        }
+    }
+
+    /// The scores, in words.
+    pub(crate) fn scores(&self) -> &[[u8; 4]] {
+        self.bucket.output(self.scores).as_chunks::<4>().0
     }
 
     /// Output `nth` of those wanted, in words.
@@ -148,8 +178,9 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    pub(crate) fn new(session: Session, graph: &Graph) -> Self {
-        Self { session, graph: graph.clone(), programs: HashMap::new(), uses: 0 }
+    pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
+        let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
+        Ok(Self { session, graph, programs: HashMap::new(), uses: 0 })
     }
 
     /// Compiles a program, if that has not been done.
@@ -184,7 +215,8 @@ impl Programs {
             for (position, name) in outputs.iter_mut().zip(wanted.outputs()) {
                 *position = bucket.output_index(name).unwrap_or_default();
             }
-            program.ready.insert(extents, (0, Ready { bucket, inputs, outputs }));
+            let scores = bucket.output_index(SCORES).unwrap_or_default();
+            program.ready.insert(extents, (0, Ready { bucket, inputs, outputs, scores }));
         }
         let (used, ready) = program.ready.get_mut(&extents).expect("inserted above");
         *used = self.uses;

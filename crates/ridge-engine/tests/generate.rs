@@ -14,7 +14,7 @@ use ridge_runtime::{Backend, Session, late::Late};
 
 /// Tokens of `expected_greedy`.
 const TOKENS: usize = 200;
-const OPTIONS: EngineOptions = EngineOptions { context: 512, sequences: 2, chunk: 512 };
+const OPTIONS: EngineOptions = EngineOptions { context: 512, sequences: 2, chunk: 512, blocks: None };
 
 fn cpu(threads: usize) -> Arc<dyn Backend> {
     Arc::new(Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("starts"))

@@ -94,6 +94,8 @@ pub mod symbols {
     pub const BREAKERS: &str = "breakers";
     /// Tokens whose log-probabilities are told beside the chosen one's.
     pub const TOP: &str = "top";
+    /// Columns of the table of forbidden tokens: 0, or enough for a bit of each token.
+    pub const FORBIDDEN: &str = "forbidden";
     /// (query, key) pairs of the step: an extent of no tensor, for costs.
     pub const PAIRS: &str = "pairs";
     /// Tokens that the step reads from the cache: an extent of no tensor, for costs.

@@ -16,8 +16,9 @@ use ridge_runtime::Session;
 pub use options::{Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};
 
-use crate::engine::{Engine, Finish, SequenceId};
+use crate::engine::{Engine, SequenceId};
 use crate::error::{EngineError, Result};
+use crate::generate::Finish;
 
 /// How long after arrival a request without targets is due.
 pub const PATIENCE: Duration = Duration::from_secs(10);
@@ -126,7 +127,7 @@ impl Service {
         if waiting >= self.options.queue {
             return Err(Refused::Busy { waiting, limit: self.options.queue });
         }
-        self.engine.check(&crate::engine::Request {
+        self.engine.check(&crate::generate::Request {
             prompt: request.prompt.clone(),
             sampling: request.sampling.clone(),
             max_tokens: request.max_tokens,

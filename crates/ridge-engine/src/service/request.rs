@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::engine::Finish;
 use crate::error::EngineError;
+use crate::generate::Finish;
 use crate::sampling::{Logprobs, Sampling};
 
 /// A request of a service. That of one that is over is never taken for that of another.

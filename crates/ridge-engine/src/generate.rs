@@ -1,0 +1,161 @@
+//! One answer at a time: the token loop of whoever has one conversation.
+
+use std::ops::ControlFlow;
+
+use crate::engine::{Engine, SequenceId};
+use crate::error::{EngineError, Result};
+use crate::sampling::{Logprobs, Sampling};
+
+/// What is to be generated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens to generate at most.
+    pub max_tokens: usize,
+    /// Tokens that end the answer, and are not part of it.
+    pub stop_tokens: Vec<u32>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// The model ended it with one of the stop tokens.
+    Stop,
+    /// It has `max_tokens` tokens.
+    Length,
+    /// The context is full.
+    Context,
+    /// Whoever receives the tokens wanted no more.
+    Cancelled,
+}
+
+/// A finished answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Generated {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// The probabilities of each, if they were asked for.
+    pub logprobs: Vec<Logprobs>,
+    /// Why it ended.
+    pub finish: Finish,
+}
+
+impl Engine {
+    /// Generates one answer. `on_token` is given each token as it comes, and can end the answer after it.
+    ///
+    /// # Errors
+    /// When the request is not valid, all rows are taken, the cache is full, or the device fails.
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        self.check(request)?;
+        let id = self.start(request.sampling.clone(), request.prompt.len()).ok_or_else(|| EngineError::Setting {
+            name: "sequences",
+            value: self.options.sequences.to_string(),
+            why: "all of them are running; wait for one to end".into(),
+        })?;
+        let result = self.run(id, 0, request, &mut on_token);
+        self.end(id);
+        result
+    }
+
+    /// Is `request` one that this engine can run?
+    ///
+    /// # Errors
+    /// Says what is wrong with it.
+    pub fn check(&self, request: &Request) -> Result<()> {
+        self.check_after(0, request)
+    }
+
+    /// Is `request` one that can follow `cached` tokens?
+    fn check_after(&self, cached: usize, request: &Request) -> Result<()> {
+        request.sampling.check()?;
+        let mut biased = request.sampling.logit_bias.iter().map(|(id, _)| *id);
+        if let Some(token) = biased.find(|id| *id as usize >= self.vocab) {
+            return Err(EngineError::Setting {
+                name: "logit_bias",
+                value: token.to_string(),
+                why: format!("is no token of a vocabulary of {}", self.vocab),
+            });
+        }
+        if request.prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        self.known(&request.prompt)?;
+        let (prompt, context) = (cached + request.prompt.len(), self.options.context);
+        if request.max_tokens > 0 && prompt >= context {
+            return Err(EngineError::PromptTooLong { prompt, context });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn known(&self, tokens: &[u32]) -> Result<()> {
+        let unknown = tokens.iter().find(|t| **t as usize >= self.vocab);
+        unknown.map_or(Ok(()), |t| Err(EngineError::UnknownToken { token: *t, vocab: self.vocab }))
+    }
+
+    fn run(
+        &mut self,
+        id: SequenceId,
+        cached: usize,
+        request: &Request,
+        on_token: &mut impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let mut tokens = Vec::with_capacity(request.max_tokens.min(self.options.context));
+        let mut logprobs = Vec::new();
+        if request.max_tokens == 0 {
+            return Ok(Generated { tokens, logprobs, finish: Finish::Length });
+        }
+        let mut next = Vec::with_capacity(1);
+        let mut chunks = request.prompt.chunks(self.options.chunk).peekable();
+        while let Some(chunk) = chunks.next() {
+            self.step(&[(id, chunk)], chunks.peek().is_none(), &mut next)?;
+        }
+        let mut length = cached + request.prompt.len();
+        loop {
+            let token = next[0];
+            if request.stop_tokens.contains(&token) {
+                return Ok(Generated { tokens, logprobs, finish: Finish::Stop });
+            }
+            tokens.push(token);
+            logprobs.extend(self.logprobs(0).cloned());
+            length += 1;
+            let finish = match on_token(token) {
+                ControlFlow::Break(()) => Some(Finish::Cancelled),
+                ControlFlow::Continue(()) if tokens.len() == request.max_tokens => Some(Finish::Length),
+                ControlFlow::Continue(()) if length == self.options.context => Some(Finish::Context),
+                ControlFlow::Continue(()) => None,
+            };
+            if let Some(finish) = finish {
+                return Ok(Generated { tokens, logprobs, finish });
+            }
+            self.step(&[(id, &[token])], true, &mut next)?;
+        }
+    }
+
+    /// Goes on with a running sequence: `request.prompt` follows what it has in the cache, and the answer follows that.
+    /// The last token of the answer is not in the cache yet, unless a stop token came after it.
+    ///
+    /// # Errors
+    /// As for [`generate`](Self::generate), and when the sequence has ended.
+    pub fn resume(
+        &mut self,
+        id: SequenceId,
+        request: &Request,
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated> {
+        let cached = self.length(id).ok_or_else(|| EngineError::Setting {
+            name: "sequence",
+            value: id.to_string(),
+            why: "is not running".into(),
+        })?;
+        self.check_after(cached, request)?;
+        self.set_sampling(id, &request.sampling, cached + request.prompt.len());
+        self.run(id, cached, request, &mut on_token)
+    }
+}
