@@ -14,8 +14,10 @@ pub struct BlockId(pub u32);
 /// The tokens up to the end of some block, or none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Prefix {
-    /// No tokens yet. Sequences of different numbers share nothing.
+    /// No tokens yet, of requests of this salt. Different salts share nothing.
     Root(u64),
+    /// No tokens yet, of one request alone.
+    Alone(u64),
     /// Those that were given this number when they were first in the cache. It is never given to others, so equal
     /// numbers are equal tokens: no hash is trusted.
     Tokens(u64),

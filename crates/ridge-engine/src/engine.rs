@@ -53,8 +53,8 @@ pub struct Start<'a> {
     pub prompt: usize,
     /// Which of the sequences of its seed it is: their random numbers differ.
     pub stream: u64,
-    /// Its tokens as far as they are known, and the root of the prefixes that it shares; none where it shares nothing.
-    pub shared: Option<(u64, &'a [u32])>,
+    /// What comes before its tokens, and those of them that may be in the cache; none where it shares nothing.
+    pub shared: Option<(Prefix, &'a [u32])>,
 }
 
 /// A sequence's part of a step.
@@ -225,7 +225,7 @@ impl Engine {
         self.started += 1;
         let mut blocks = Vec::new();
         let shared = start.shared.map(|(root, tokens)| {
-            let mut prefix = Prefix::Root(root);
+            let mut prefix = root;
             for (block, next) in self.found(root, tokens) {
                 blocks.push(block);
                 prefix = next;
@@ -246,16 +246,17 @@ impl Engine {
         Some(SequenceId { row, number })
     }
 
-    /// How many blocks without owners a sequence that starts with `tokens` takes until all of them are in the cache.
-    pub fn blocks_to_start(&self, root: u64, tokens: &[u32]) -> usize {
-        let owned = self.found(root, tokens).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
-        tokens.len().div_ceil(self.block_size) - owned
+    /// How many blocks without owners a sequence takes until all its `tokens` tokens are in the cache, if it starts
+    /// with those that it shares.
+    pub fn blocks_to_start(&self, (root, shared): (Prefix, &[u32]), tokens: usize) -> usize {
+        let owned = self.found(root, shared).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
+        tokens.div_ceil(self.block_size) - owned
     }
 
     /// The blocks that hold the beginning of `tokens`, but for the last token.
-    fn found<'a>(&'a self, root: u64, tokens: &'a [u32]) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
+    fn found<'a>(&'a self, root: Prefix, tokens: &'a [u32]) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
         let whole = &tokens[..tokens.len().saturating_sub(1)];
-        whole.chunks_exact(self.block_size).scan(Prefix::Root(root), |prefix, tokens| {
+        whole.chunks_exact(self.block_size).scan(root, |prefix, tokens| {
             let found = self.blocks.find(*prefix, tokens)?;
             *prefix = found.1;
             Some(found)

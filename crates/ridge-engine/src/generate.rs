@@ -74,8 +74,18 @@ impl Engine {
 
     /// Is `request` one that can follow `cached` tokens?
     fn check_after(&self, cached: usize, request: &Request) -> Result<()> {
-        request.sampling.check()?;
-        let mut biased = request.sampling.logit_bias.iter().map(|(id, _)| *id);
+        self.check_parts(&request.sampling, &request.prompt)?;
+        let (prompt, context) = (cached + request.prompt.len(), self.options.context);
+        if request.max_tokens > 0 && prompt >= context {
+            return Err(EngineError::PromptTooLong { prompt, context });
+        }
+        Ok(())
+    }
+
+    /// Are these settings and tokens that the model has?
+    pub(crate) fn check_parts(&self, sampling: &Sampling, prompt: &[u32]) -> Result<()> {
+        sampling.check()?;
+        let mut biased = sampling.logit_bias.iter().map(|(id, _)| *id);
         if let Some(token) = biased.find(|id| *id as usize >= self.vocab) {
             return Err(EngineError::Setting {
                 name: "logit_bias",
@@ -83,15 +93,10 @@ impl Engine {
                 why: format!("is no token of a vocabulary of {}", self.vocab),
             });
         }
-        if request.prompt.is_empty() {
+        if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
         }
-        self.known(&request.prompt)?;
-        let (prompt, context) = (cached + request.prompt.len(), self.options.context);
-        if request.max_tokens > 0 && prompt >= context {
-            return Err(EngineError::PromptTooLong { prompt, context });
-        }
-        Ok(())
+        self.known(prompt)
     }
 
     pub(crate) fn known(&self, tokens: &[u32]) -> Result<()> {

@@ -3,8 +3,8 @@
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
-//! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry` and
-//! `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
+//! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
+//! `forbid_tokens` and `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
 //! `rope_scaling.rs` and `paging.rs` are no ops: they make rotary frequencies, and the valid block tables of samples.
 
 mod adamw;
@@ -12,6 +12,7 @@ mod attention;
 mod cross_entropy;
 mod dry;
 mod embedding;
+mod forbid_tokens;
 mod gelu;
 mod grouped_linear;
 mod history;
@@ -37,6 +38,7 @@ pub use attention::PagedAttention;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
 pub use dry::Dry;
 pub use embedding::Embedding;
+pub use forbid_tokens::ForbidTokens;
 pub use gelu::Gelu;
 pub use grouped_linear::GroupedLinear;
 pub use history::HistoryWrite;
@@ -81,6 +83,7 @@ pub fn registry() -> &'static [Entry] {
         Entry { name: "cross_entropy_backward", samples: cross_entropy::samples_backward },
         Entry { name: "dry", samples: dry::samples },
         Entry { name: "embedding", samples: embedding::samples },
+        Entry { name: "forbid_tokens", samples: forbid_tokens::samples },
         Entry { name: "gelu", samples: gelu::samples },
         Entry { name: "grouped_linear", samples: grouped_linear::samples },
         Entry { name: "history_write", samples: history::samples },

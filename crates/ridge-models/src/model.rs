@@ -179,7 +179,8 @@ pub(crate) fn history_group() -> StateGroup {
 ///   that which the token will have); -1 where it cannot be;
 /// - `next_adjusted`: the same after each row's biases (`bias_ids`, `bias_values`), penalties (`prompt_lengths`,
 ///   `repetition_penalty`, `frequency_penalty`, `presence_penalty`) and those of DRY (`dry_multiplier`, `dry_base`,
-///   `dry_allowed_length`, `dry_range`, `dry_breakers`), in that order; rows that ask for none get the same token;
+///   `dry_allowed_length`, `dry_range`, `dry_breakers`), in that order, of the tokens that are not `forbidden`; rows that
+///   ask for none get the same token;
 /// - `logprob`, `adjusted_logprob`: f32 `[seqs]`, the natural logarithm of `next`'s or `next_adjusted`'s probability by
 ///   `logits` as they are;
 /// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the likeliest tokens by `logits` as they are.
@@ -256,10 +257,12 @@ fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
     let breakers = table("dry_breakers", DType::I32, symbols::BREAKERS)?;
     let ids = table("bias_ids", DType::I32, symbols::BIASES)?;
     let values = table("bias_values", DType::F32, symbols::BIASES)?;
+    let forbidden = table("forbidden", DType::I32, symbols::FORBIDDEN)?;
     let logits = g.logit_bias(logits, ids, values)?;
     let [history, blocks, lengths] = said;
     let logits = g.penalties(logits, [history, blocks, lengths, prompts], penalties)?;
-    g.dry(logits, said, dry, breakers)
+    let logits = g.dry(logits, said, dry, breakers)?;
+    g.forbid_tokens(logits, forbidden)
 }
 
 /// The logarithms of the probabilities of `chosen` tokens, and the likeliest tokens with theirs.

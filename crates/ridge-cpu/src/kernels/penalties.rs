@@ -1,4 +1,5 @@
-//! What is done to logits before a token is chosen: biases, penalties, and those of DRY.
+//! What is done to logits before a token is chosen: biases, penalties, those of DRY, and what a
+//! grammar forbids.
 //!
 //! Floor: the logits read and written once, and the history of the rows that ask for it read once. A row whose settings
 //! change nothing is copied.
@@ -32,6 +33,12 @@ pub(super) const ENTRIES: &[Entry] = &[
         supports: |_| true,
         make: |s| make(s, What::Dry),
     },
+    Entry {
+        name: "forbid_tokens",
+        pattern: "forbid_tokens(x, forbidden)",
+        supports: |_| true,
+        make: |s| make(s, What::Forbid),
+    },
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -39,6 +46,14 @@ enum What {
     Bias,
     Penalties,
     Dry,
+    Forbid,
+}
+
+impl What {
+    /// Is it about what was said before?
+    fn reads_history(self) -> bool {
+        matches!(self, Self::Penalties | Self::Dry)
+    }
 }
 
 struct Adjust {
@@ -48,7 +63,7 @@ struct Adjust {
     dtype: DType,
     /// Where rows find their history, where they have one.
     history: Option<Rows>,
-    /// Biases, or breakers, of a row.
+    /// Biases, breakers, or words of forbidden tokens, of a row.
     listed: usize,
 }
 
@@ -59,8 +74,8 @@ fn make(spec: &Spec<'_>, what: What) -> Result<Box<dyn Kernel>, String> {
         rows: x.shape[0],
         vocab: x.shape[1],
         dtype: x.dtype,
-        history: (what != What::Bias).then(|| Rows::new(&spec.inputs, 1)),
-        listed: spec.inputs[if what == What::Bias { 1 } else { spec.inputs.len() - 1 }].last(),
+        history: what.reads_history().then(|| Rows::new(&spec.inputs, 1)),
+        listed: spec.inputs[if what.reads_history() { spec.inputs.len() - 1 } else { 1 }].last(),
     }))
 }
 
@@ -75,7 +90,7 @@ impl Kernel for Adjust {
 
     fn run(&self, io: &Io<'_>, rows: Range<usize>, scratch: &mut Scratch) {
         let history = self.history.as_ref().map_or(0, Rows::most);
-        let counted = if self.what == What::Bias { 0 } else { self.vocab };
+        let counted = if self.what.reads_history() { self.vocab } else { 0 };
         let [ids, counts, answered] = scratch.slices::<i32, 3>([history, counted, counted]);
         for row in rows {
             // SAFETY: this row is ours alone.
@@ -84,6 +99,7 @@ impl Kernel for Adjust {
             match (self.what, &self.history) {
                 (What::Penalties, Some(history)) => penalise(io, row, history, logits, ids, [counts, answered]),
                 (What::Dry, Some(history)) => self.dry(io, row, history, logits, ids, counts),
+                (What::Forbid, _) => self.forbid(io, row, logits),
                 _ => self.bias(io, row, logits),
             }
         }
@@ -97,6 +113,14 @@ impl Adjust {
             if let Some(logit) = usize::try_from(*id).ok().and_then(|id| logits.get_mut(id)) {
                 *logit += value;
             }
+        }
+    }
+
+    fn forbid(&self, io: &Io<'_>, row: usize, logits: &mut [f32]) {
+        let words = &io.input::<i32>(1)[row * self.listed..(row + 1) * self.listed];
+        for (word, logits) in words.iter().zip(logits.chunks_mut(32)).filter(|(word, _)| **word != 0) {
+            let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 1);
+            forbidden.for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
         }
     }
 

@@ -3,11 +3,17 @@
 //! A [`Service`] is driven by its owner, who has the clock and the thread: [`submit`](Service::submit) and
 //! [`cancel`](Service::cancel) at any time, and [`step`](Service::step) as long as [`is_idle`](Service::is_idle) says
 //! no. Times are [`Duration`]s since a moment of the owner's choice.
+//!
+//! `request` is what users see, `scheduler` decides which tokens a step runs, `task` is one answer on its way.
 
 mod options;
 mod request;
+mod scheduler;
+mod stats;
+mod task;
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ridge_models::Model;
@@ -15,13 +21,20 @@ use ridge_runtime::Session;
 
 pub use options::{Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};
+pub use stats::{BlockUse, Stats};
 
-use crate::engine::{Engine, SequenceId};
+use crate::blocks::{BlockId, Prefix};
+use crate::engine::{Engine, Next, Outcome, Row, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
+use scheduler::Scheduler;
+use task::Task;
 
 /// How long after arrival a request without targets is due.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Answers to one request at most.
+pub const MOST_ANSWERS: usize = 128;
 
 /// What a step ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,82 +44,65 @@ pub struct Ran {
     pub work: Vec<(usize, usize)>,
 }
 
-/// A service's state and what it has done since its start, for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Sequences that run.
-    pub running: usize,
-    /// Requests that wait, those that were preempted among them.
-    pub waiting: usize,
-    /// Blocks of the cache.
-    pub blocks: usize,
-    /// Blocks that running sequences own.
-    pub blocks_used: usize,
-    /// Blocks that nobody owns and that hold a prefix.
-    pub blocks_cached: usize,
-    /// Steps that ran.
-    pub steps: u64,
-    /// Steps that failed as a whole.
-    pub failed_steps: u64,
-    /// Tokens of prompts that were computed.
-    pub prompt_tokens: u64,
-    /// Tokens of answers.
-    pub generated_tokens: u64,
-    /// Tokens of prompts that were looked up in the cache.
-    pub prefix_queries: u64,
-    /// Tokens of prompts that were found there.
-    pub prefix_hits: u64,
-    /// Sequences that gave their blocks to others, to be computed again.
-    pub preemptions: u64,
-}
-
-/// What a block of the cache is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockUse {
-    /// Nothing.
-    Free,
-    /// A prefix that nobody uses now.
-    Cached,
-    /// This many sequences.
-    Used(usize),
-}
-
-struct Live {
-    id: RequestId,
-    request: Request,
-    sequence: Option<SequenceId>,
-    fed: usize,
-    answer: Vec<u32>,
+/// A request that is not over.
+struct Ticket {
     usage: Usage,
+    /// Answers that are not complete.
+    open: usize,
+    /// Answers that wait for the prompt to be in the cache.
+    followers: Vec<Task>,
 }
 
 /// An engine with its queue and scheduler.
 pub struct Service {
     engine: Engine,
     options: ServiceOptions,
-    live: VecDeque<Live>,
+    /// Tokens of a sequence at most: of the context, or of the cache if that is less.
+    context: usize,
+    scheduler: Scheduler,
+    tickets: HashMap<RequestId, Ticket>,
     submitted: u64,
-    stats: Stats,
-    blocks: usize,
+    /// The rows of the step that runs, and their work.
+    flight: Vec<SequenceId>,
+    flying: Ran,
     ran: Ran,
+    outcomes: Vec<Outcome>,
+    stats: Stats,
+}
+
+/// How an answer ended.
+enum End {
+    Finished(Finish, Option<u32>),
+    Failed(String),
 }
 
 impl Service {
     /// A service of `model`, whose weights `session` has. Allocates the cache.
     ///
     /// # Errors
-    /// As for [`Engine::new`].
+    /// As for [`Engine::new`], and when a step has fewer tokens than sequences.
     pub fn new(session: Session, model: &Model, options: ServiceOptions) -> Result<Self> {
+        let (chunk, sequences) = (options.engine.chunk, options.engine.sequences);
+        if chunk < sequences {
+            return Err(EngineError::Setting {
+                name: "chunk",
+                value: chunk.to_string(),
+                why: format!("a step must have room for a token of each of {sequences} sequences"),
+            });
+        }
         let engine = Engine::new(session, model, options.engine)?;
-        let blocks = engine.free_blocks();
         Ok(Self {
+            context: options.engine.context.min(engine.blocks().count() * engine.block_size()),
             engine,
             options,
-            live: VecDeque::new(),
+            scheduler: Scheduler::new(options.policy, chunk, sequences),
+            tickets: HashMap::new(),
             submitted: 0,
-            stats: Stats::default(),
-            blocks,
+            flight: Vec::with_capacity(sequences),
+            flying: Ran::default(),
             ran: Ran::default(),
+            outcomes: Vec::with_capacity(sequences),
+            stats: Stats::default(),
         })
     }
 
@@ -115,127 +111,262 @@ impl Service {
     /// # Errors
     /// [`Refused::Invalid`] says why it can never run, [`Refused::Busy`] that too many wait.
     pub fn submit(&mut self, request: Request, now: Duration) -> Result<RequestId, Refused> {
-        let _ = now;
-        if request.n != 1 || request.constraint.is_some() || request.prompt_logprobs {
-            return Err(Refused::Invalid(EngineError::Setting {
-                name: "request",
-                value: format!("n = {}", request.n),
-                why: "only one free answer without prompt log-probabilities is served so far".into(),
-            }));
+        self.engine.check_parts(&request.sampling, &request.prompt)?;
+        let (prompt, context) = (request.prompt.len(), self.context);
+        if prompt > context || (request.max_tokens > 0 && prompt == context) {
+            return Err(EngineError::PromptTooLong { prompt, context }.into());
         }
-        let waiting = self.live.iter().filter(|l| l.sequence.is_none()).count();
-        if waiting >= self.options.queue {
-            return Err(Refused::Busy { waiting, limit: self.options.queue });
+        let invalid = |name, value: String, why: String| Refused::Invalid(EngineError::Setting { name, value, why });
+        if !(1..=MOST_ANSWERS).contains(&request.n) {
+            return Err(invalid("n", request.n.to_string(), format!("must be from 1 to {MOST_ANSWERS}")));
         }
-        self.engine.check(&crate::generate::Request {
-            prompt: request.prompt.clone(),
-            sampling: request.sampling.clone(),
-            max_tokens: request.max_tokens,
-            stop_tokens: Vec::new(),
-        })?;
+        if request.constraint.is_some() {
+            return Err(invalid("constraint", "given".into(), "this service has no grammars".into()));
+        }
+        let (waiting, room) =
+            (self.scheduler.waiting.len(), self.options.engine.sequences - self.scheduler.running.len());
+        let limit = self.options.queue;
+        if waiting >= limit.saturating_add(room) {
+            return Err(Refused::Busy { waiting, limit });
+        }
         let id = RequestId(self.submitted);
         self.submitted += 1;
-        let usage = Usage { prompt_tokens: request.prompt.len(), ..Usage::default() };
-        self.live.push_back(Live { id, request, sequence: None, fed: 0, answer: Vec::new(), usage });
+        let root = if self.options.prefix_cache { Prefix::Root(request.salt) } else { Prefix::Alone(id.0) };
+        let (n, request) = (request.n, Arc::new(request));
+        let task = |choice| Task {
+            id,
+            choice,
+            request: Arc::clone(&request),
+            tokens: request.prompt.clone(),
+            root,
+            sequence: None,
+            arrived: now,
+            started: None,
+            latest: None,
+            scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
+            forbidden: early(&request, self.engine.vocab),
+        };
+        let usage = Usage { prompt_tokens: prompt, ..Usage::default() };
+        self.tickets.insert(id, Ticket { usage, open: n, followers: (1..n).map(task).collect() });
+        self.scheduler.add(task(0));
         Ok(id)
     }
 
     /// Ends a request, running or not, and frees what it has. No event of it follows. Nothing where it is over.
     pub fn cancel(&mut self, id: RequestId) {
-        if let Some(at) = self.live.iter().position(|l| l.id == id)
-            && let Some(live) = self.live.remove(at)
-            && let Some(sequence) = live.sequence
-        {
-            self.engine.end(sequence);
+        if self.tickets.remove(&id).is_some() {
+            self.scheduler.remove(&mut self.engine, |task| task.id == id);
         }
     }
 
     /// Ends one answer of a request, as a stop string does: it has [`Finish::Stop`], and the others go on. Nothing where
     /// it has ended.
     pub fn stop(&mut self, id: RequestId, choice: usize, events: &mut Vec<Event>) {
-        if choice == 0
-            && let Some(live) = self.live.iter().find(|l| l.id == id)
-        {
-            let usage = live.usage;
-            self.cancel(id);
-            let ended = Happened::Ended { choice, finish: Finish::Stop, stop_token: None };
-            events.extend([ended, Happened::Done(usage)].map(|what| Event { id, what }));
+        let all = || self.scheduler.running.iter().chain(&self.scheduler.waiting);
+        if all().any(|task| (task.id, task.choice) == (id, choice)) {
+            self.end(id, choice, End::Finished(Finish::Stop, None), events);
         }
     }
 
-    /// Is there nothing to run?
+    /// Is there nothing to run, and no step whose outcome is to be taken?
     pub fn is_idle(&self) -> bool {
-        self.live.is_empty()
+        self.tickets.is_empty() && self.flight.is_empty()
     }
 
     /// Waits for the step that runs, starts the next one, and appends what the former brought to `events`; so the device
-    /// works while the owner handles them. Failures of the device are events of the requests that they met.
+    /// works while the owner handles them. Tells what ran. Failures of the device are events of the requests that they
+    /// met.
     pub fn step(&mut self, now: Duration, events: &mut Vec<Event>) -> &Ran {
-        let _ = now;
-        self.ran.work.clear();
-        let mut next = Vec::new();
-        for at in (0..self.live.len()).rev() {
-            let live = &mut self.live[at];
-            if live.sequence.is_none() {
-                live.sequence = self.engine.start(live.request.sampling.clone(), live.request.prompt.len());
-            }
-            let Some(sequence) = live.sequence else { continue };
-            let whole: Vec<u32> = live.request.prompt.iter().chain(&live.answer).copied().collect();
-            let chunk = &whole[live.fed..whole.len().min(live.fed + self.options.engine.chunk)];
-            let last = live.fed + chunk.len() == whole.len();
-            let id = live.id;
-            self.ran.work.push((live.fed, chunk.len()));
-            let outcome = self.engine.step(&[(sequence, chunk)], last, &mut next);
-            self.stats.steps += 1;
-            live.fed += chunk.len();
-            let over = match outcome {
-                Err(error) => Some(Happened::Failed(error.to_string())),
-                Ok(()) if !last => None,
-                Ok(()) => {
-                    let token = next[0];
-                    let stop = live.request.stop_tokens.contains(&token);
-                    let finish = match live.answer.len() + 1 {
-                        _ if stop => Some(Finish::Stop),
-                        n if n >= live.request.max_tokens => Some(Finish::Length),
-                        n if n + live.request.prompt.len() >= self.options.engine.context => Some(Finish::Context),
-                        _ => None,
-                    };
-                    if !stop {
-                        live.answer.push(token);
-                        live.usage.completion_tokens += 1;
-                        let logprobs = self.engine.logprobs(0).cloned();
-                        events.push(Event { id, what: Happened::Token { choice: 0, token, logprobs } });
-                    }
-                    finish.map(|finish| {
-                        let stop_token = stop.then_some(token);
-                        events.push(Event { id, what: Happened::Ended { choice: 0, finish, stop_token } });
-                        Happened::Done(live.usage)
-                    })
-                }
-            };
-            if let Some(what) = over {
-                events.push(Event { id, what });
-                self.cancel(id);
+        self.complete(now, events);
+        self.scheduler.compose(&mut self.engine, now);
+        let rows: Vec<Row<'_>> = (self.scheduler.plan.iter())
+            .filter_map(|(at, count)| self.scheduler.running[*at].row(&self.engine, *count))
+            .collect();
+        if !rows.is_empty() {
+            self.flight.extend(rows.iter().map(|row| row.id));
+            let length = |id| self.engine.length(id).unwrap_or(0);
+            self.flying.work.extend(rows.iter().map(|row| (length(row.id), row.tokens.len())));
+            if let Err(error) = self.engine.submit(&rows) {
+                drop(rows);
+                self.fail_flight(&error, events);
             }
         }
         &self.ran
     }
 
+    /// Takes over what the step that runs brings.
+    fn complete(&mut self, now: Duration, events: &mut Vec<Event>) {
+        self.ran.work.clear();
+        if self.flight.is_empty() {
+            return;
+        }
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        match self.engine.complete(&mut outcomes) {
+            Err(error) => self.fail_flight(&error, events),
+            Ok(()) => {
+                self.stats.steps += 1;
+                std::mem::swap(&mut self.ran, &mut self.flying);
+                self.flight.clear();
+                // Tasks lie in the order of the step's rows, but for those that were cancelled meanwhile.
+                let mut at = 0;
+                let mut over = Vec::new();
+                for (outcome, (from, count)) in outcomes.drain(..).zip(&self.ran.work) {
+                    let running = &mut self.scheduler.running;
+                    if let Some(place) = running[at..].iter().position(|task| task.sequence == Some(outcome.id)) {
+                        at += place;
+                        let task = &mut running[at];
+                        let ticket = self.tickets.get_mut(&task.id).expect("a task that runs has a ticket");
+                        let mut advance =
+                            Advance { context: self.context, ticket, stats: &mut self.stats, now, events };
+                        if let Some(end) = advance.task(task, outcome, (*from, *count)) {
+                            over.push((task.id, task.choice, end));
+                        }
+                        // The prompt is in the cache now.
+                        if from + count >= task.request.prompt.len() {
+                            for follower in std::mem::take(&mut ticket_of(&mut self.tickets, task.id).followers) {
+                                self.scheduler.add(follower);
+                            }
+                        }
+                        at += 1;
+                    }
+                }
+                over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));
+            }
+        }
+        self.outcomes = outcomes;
+    }
+
+    /// Ends an answer, and the request with its last one or with one that failed.
+    fn end(&mut self, id: RequestId, choice: usize, end: End, events: &mut Vec<Event>) {
+        let Some(ticket) = self.tickets.get_mut(&id) else { return };
+        match end {
+            End::Failed(why) => {
+                self.cancel(id);
+                events.push(Event { id, what: Happened::Failed(why) });
+            }
+            End::Finished(finish, stop_token) => {
+                events.push(Event { id, what: Happened::Ended { choice, finish, stop_token } });
+                ticket.open -= 1;
+                let (usage, open) = (ticket.usage, ticket.open);
+                // Where the first answer ends before its prompt has run, the others run it.
+                for follower in std::mem::take(&mut ticket.followers) {
+                    self.scheduler.add(follower);
+                }
+                self.scheduler.remove(&mut self.engine, |task| (task.id, task.choice) == (id, choice));
+                if open == 0 {
+                    self.tickets.remove(&id);
+                    events.push(Event { id, what: Happened::Done(usage) });
+                }
+            }
+        }
+    }
+
+    /// Ends the requests of a step that failed.
+    fn fail_flight(&mut self, error: &EngineError, events: &mut Vec<Event>) {
+        self.stats.failed_steps += 1;
+        let why = error.to_string();
+        let flight = std::mem::take(&mut self.flight);
+        let met = |task: &&Task| task.sequence.is_some_and(|id| flight.contains(&id));
+        let mut ids: Vec<RequestId> = self.scheduler.running.iter().filter(met).map(|task| task.id).collect();
+        ids.dedup();
+        ids.into_iter().for_each(|id| self.end(id, 0, End::Failed(why.clone()), events));
+        self.flying.work.clear();
+    }
+
     /// State and counters.
     pub fn stats(&self) -> Stats {
-        let running = self.live.iter().filter(|l| l.sequence.is_some()).count();
+        let blocks = self.engine.blocks();
+        let (prefix_queries, prefix_hits) = self.scheduler.looked_up;
         Stats {
-            running,
-            waiting: self.live.len() - running,
-            blocks: self.blocks,
-            blocks_used: self.blocks - self.engine.free_blocks(),
+            running: self.scheduler.running.len(),
+            waiting: self.scheduler.waiting.len(),
+            blocks: blocks.count(),
+            blocks_used: blocks.count() - blocks.free(),
+            blocks_cached: if self.options.prefix_cache { blocks.cached() } else { 0 },
+            prefix_queries,
+            prefix_hits,
+            preemptions: self.scheduler.preemptions,
             ..self.stats
         }
     }
 
     /// What each block of the cache is used for.
     pub fn blocks(&self) -> Vec<BlockUse> {
-        let used = self.blocks - self.engine.free_blocks();
-        (0..self.blocks).map(|i| if i < used { BlockUse::Used(1) } else { BlockUse::Free }).collect()
+        let blocks = self.engine.blocks();
+        let of = |block| match blocks.owners(block) {
+            0 if self.options.prefix_cache && blocks.is_named(block) => BlockUse::Cached,
+            0 => BlockUse::Free,
+            owners => BlockUse::Used(owners),
+        };
+        (0..blocks.count() as u32).map(BlockId).map(of).collect()
+    }
+}
+
+fn ticket_of(tickets: &mut HashMap<RequestId, Ticket>, id: RequestId) -> &mut Ticket {
+    tickets.get_mut(&id).expect("a task that runs has a ticket")
+}
+
+/// The stop tokens, if none of them may come first.
+fn early(request: &Request, vocab: usize) -> Vec<u32> {
+    if request.min_tokens == 0 || request.stop_tokens.is_empty() {
+        return Vec::new();
+    }
+    let mut forbidden = vec![0; vocab.div_ceil(32)];
+    for token in request.stop_tokens.iter().filter(|t| (**t as usize) < vocab) {
+        forbidden[*token as usize / 32] |= 1 << (token % 32);
+    }
+    forbidden
+}
+
+/// What an outcome changes.
+struct Advance<'a> {
+    context: usize,
+    ticket: &'a mut Ticket,
+    stats: &'a mut Stats,
+    now: Duration,
+    events: &'a mut Vec<Event>,
+}
+
+impl Advance<'_> {
+    /// Takes over what a step of `count` tokens behind `from` brought a task. How does it end, if it does?
+    fn task(&mut self, task: &mut Task, outcome: Outcome, (from, count): (usize, usize)) -> Option<End> {
+        let prompt = task.request.prompt.len();
+        self.stats.prompt_tokens += prompt.saturating_sub(from).min(count) as u64;
+        if let Some((started, cached)) = task.started.filter(|_| task.choice == 0) {
+            self.ticket.usage.queued = started - task.arrived;
+            self.ticket.usage.cached_tokens = cached;
+        }
+        task.take_scores(from, &outcome.scores);
+        let next = match outcome.next {
+            Next::NotAsked => return None,
+            Next::NotFinite(position) => return Some(End::Failed(EngineError::NotFinite { position }.to_string())),
+            Next::Token(token) => token,
+        };
+        let id = task.id;
+        if let Some(scores) = task.scores.take() {
+            self.events.push(Event { id, what: Happened::Prompt(scores) });
+        }
+        let request = &task.request;
+        if request.max_tokens == 0 {
+            return Some(End::Finished(Finish::Length, None));
+        }
+        let answered = task.answered();
+        if answered >= request.min_tokens && request.stop_tokens.contains(&next) {
+            return Some(End::Finished(Finish::Stop, Some(next)));
+        }
+        if answered + 1 >= request.min_tokens {
+            task.forbidden.clear();
+        }
+        task.tokens.push(next);
+        task.latest = Some(self.now);
+        self.stats.generated_tokens += 1;
+        self.ticket.usage.completion_tokens += 1;
+        let what = Happened::Token { choice: task.choice, token: next, logprobs: outcome.logprobs };
+        self.events.push(Event { id, what });
+        match task.tokens.len() {
+            _ if answered + 1 >= task.request.max_tokens => Some(End::Finished(Finish::Length, None)),
+            n if n >= self.context => Some(End::Finished(Finish::Context, None)),
+            _ => None,
+        }
     }
 }

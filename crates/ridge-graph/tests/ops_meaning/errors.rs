@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{
-    AdamW, CrossEntropy, CrossEntropyBackward, Dry, Embedding, Gelu, HistoryWrite, KvWrite, LayerNorm, Linear,
-    LinearGroup, LogitBias, PagedAttention, Penalties, Rope, SampleToken, Softmax, Swiglu, TokenLayout,
+    AdamW, CrossEntropy, CrossEntropyBackward, Dry, Embedding, ForbidTokens, Gelu, HistoryWrite, KvWrite, LayerNorm,
+    Linear, LinearGroup, LogitBias, PagedAttention, Penalties, Rope, SampleToken, Softmax, Swiglu, TokenLayout,
     rope_frequencies,
 };
 use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
@@ -75,6 +75,8 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
         (&HistoryWrite, vec![i32s([9, 16]), i32s([3]), i32s([3])]),
         (&HistoryWrite, vec![history, i32s([3]), i32s([4])]),
         (&LogitBias, vec![f32s([3, 8]), i32s([3, 2]), i32s([3, 2])]),
+        (&ForbidTokens, vec![f32s([3, 8]), f32s([3, 1])]),
+        (&ForbidTokens, vec![f32s([3, 8]), i32s([2, 1])]),
         (&Penalties, said.to_vec()),
         (&Penalties, [&said[..], &[i32s([3]), f32s([3]), f32s([3]), f32s([2])]].concat()),
         (&Dry, [&said[..], &[f32s([3]), f32s([3]), i32s([3]), f32s([3]), i32s([3, 1])]].concat()),

@@ -1,0 +1,189 @@
+//! Which tokens the next step runs.
+//!
+//! A step is `{sequence: tokens}` within a budget of tokens. Sequences that run come first, in the order of the policy: one
+//! that lacks a single token, the last one sampled, always has it, and prompts share what the others leave. When blocks
+//! run out, the last in order gives its blocks to the first: it waits again, and what it had is computed anew, but for the
+//! prefix that is still in the cache then. (A prefix that is left in the cache costs nothing to bring back, and computing
+//! the rest costs less than a way of its own through the host.) What remains of budget, rows and blocks goes to those
+//! that wait, in order; the first of them is never passed by.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::PATIENCE;
+use super::options::Policy;
+use super::request::RequestId;
+use super::task::Task;
+use crate::engine::{Engine, Start};
+
+/// Tasks in their order, and what a tenant has had.
+pub(super) struct Scheduler {
+    policy: Policy,
+    /// Tokens of a step at most: at least one for each sequence.
+    budget: usize,
+    /// Sequences at a time.
+    rows: usize,
+    pub(super) running: Vec<Task>,
+    /// The next one last.
+    pub(super) waiting: Vec<Task>,
+    served: HashMap<Arc<str>, Served>,
+    /// Places in `running` of the next step's tasks, and how many tokens each has in it.
+    pub(super) plan: Vec<(usize, usize)>,
+    pub(super) preemptions: u64,
+    /// Tokens that were looked for in the cache when a task started, and those found.
+    pub(super) looked_up: (u64, u64),
+}
+
+#[derive(Default)]
+struct Served {
+    tokens: u64,
+    tasks: usize,
+}
+
+impl Scheduler {
+    pub(super) fn new(policy: Policy, budget: usize, rows: usize) -> Self {
+        Self {
+            policy,
+            budget,
+            rows,
+            running: Vec::with_capacity(rows),
+            waiting: Vec::new(),
+            served: HashMap::new(),
+            plan: Vec::with_capacity(rows),
+            preemptions: 0,
+            looked_up: (0, 0),
+        }
+    }
+
+    /// Takes a new task. A tenant who had none starts with as much as the one served least, so that nobody saves up.
+    pub(super) fn add(&mut self, task: Task) {
+        let least = self.served.values().filter(|s| s.tasks > 0).map(|s| s.tokens).min();
+        let served = self.served.entry(Arc::clone(&task.request.tenant)).or_default();
+        if let (0, Some(least)) = (served.tasks, least) {
+            served.tokens = served.tokens.max(least);
+        }
+        served.tasks += 1;
+        self.waiting.push(task);
+    }
+
+    /// Takes out the tasks that `over` names, and frees their blocks.
+    pub(super) fn remove(&mut self, engine: &mut Engine, over: impl Fn(&Task) -> bool) {
+        for tasks in [&mut self.running, &mut self.waiting] {
+            tasks.retain(|task| {
+                let over = over(task);
+                if over {
+                    task.sequence.into_iter().for_each(|id| engine.end(id));
+                    if let Some(served) = self.served.get_mut(&task.request.tenant) {
+                        served.tasks -= 1;
+                    }
+                }
+                !over
+            });
+        }
+        if self.running.is_empty() && self.waiting.is_empty() {
+            self.served.clear();
+        }
+    }
+
+    /// Smaller comes first; no two tasks are equal.
+    fn order(policy: Policy, served: &HashMap<Arc<str>, Served>, task: &Task) -> (i128, RequestId, usize) {
+        let first = match policy {
+            Policy::FirstCome => 0,
+            Policy::Priority => i128::from(task.request.priority),
+            Policy::Deadline => {
+                let targets = task.request.targets;
+                let (from, within) = task.latest.map_or((task.arrived, targets.ttft), |last| (last, targets.tpot));
+                (from + within.unwrap_or(PATIENCE)).as_nanos() as i128
+            }
+            Policy::Fair => served.get(&task.request.tenant).map_or(0, |s| i128::from(s.tokens)),
+        };
+        (first, task.id, task.choice)
+    }
+
+    /// Plans the next step and reserves its blocks.
+    pub(super) fn compose(&mut self, engine: &mut Engine, now: Duration) {
+        self.plan.clear();
+        let (policy, served) = (self.policy, &self.served);
+        self.running.sort_by_key(|task| Self::order(policy, served, task));
+        let mut budget = self.budget;
+        let preempted = self.go_on(engine, &mut budget);
+        if !preempted && budget > 0 && self.running.len() < self.rows && !self.waiting.is_empty() {
+            let (policy, served) = (self.policy, &self.served);
+            self.waiting.sort_by_key(|task| Reverse(Self::order(policy, served, task)));
+            self.admit(engine, &mut budget, now);
+        }
+        for (at, count) in &self.plan {
+            if let Some(served) = self.served.get_mut(&self.running[*at].request.tenant) {
+                served.tokens += *count as u64;
+            }
+        }
+    }
+
+    /// Plans tokens of those that run. Had one to give its blocks away?
+    fn go_on(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
+        let single = |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.missing(engine) == 1).count();
+        let mut preempted = false;
+        // One token each of those behind `at` that lack one.
+        let mut owed = single(&self.running, engine);
+        let mut at = 0;
+        'tasks: while at < self.running.len() {
+            let missing = self.running[at].missing(engine);
+            owed -= usize::from(missing == 1);
+            let count = missing.min(*budget - owed);
+            while let Some(id) = self.running[at].sequence.filter(|id| count > 0 && !engine.grow(*id, count)) {
+                let last = self.running.pop().expect("at least the one at `at`");
+                preempted = true;
+                self.preempt(engine, last);
+                if self.running.len() == at {
+                    break 'tasks;
+                }
+                debug_assert!(engine.length(id).is_some());
+                owed = single(&self.running[at + 1..], engine);
+            }
+            if count > 0 {
+                self.plan.push((at, count));
+                *budget -= count;
+            }
+            at += 1;
+        }
+        preempted
+    }
+
+    fn preempt(&mut self, engine: &mut Engine, mut task: Task) {
+        task.sequence.take().into_iter().for_each(|id| engine.end(id));
+        self.preemptions += 1;
+        self.waiting.push(task);
+    }
+
+    /// Starts those that wait, in order, while there is room.
+    fn admit(&mut self, engine: &mut Engine, budget: &mut usize, now: Duration) {
+        while let Some(task) = self.waiting.last().filter(|_| *budget > 0 && self.running.len() < self.rows) {
+            // A whole prompt, and a block for each that runs to go on with: what starts should not have to stop.
+            let needed = engine.blocks_to_start((task.root, task.sharable()), task.tokens.len());
+            if !self.running.is_empty() && needed + self.running.len() > engine.free_blocks() {
+                break;
+            }
+            let start = Start {
+                sampling: &task.request.sampling,
+                prompt: task.request.prompt.len(),
+                stream: task.choice as u64,
+                shared: Some((task.root, task.sharable())),
+            };
+            let Some(id) = engine.start_sharing(start) else { break };
+            let Some(mut task) = self.waiting.pop() else { break };
+            task.sequence = Some(id);
+            let found = engine.length(id).unwrap_or(0);
+            task.started.get_or_insert((now, found));
+            self.looked_up.0 += task.sharable().len() as u64;
+            self.looked_up.1 += found as u64;
+            let count = task.missing(engine).min(*budget);
+            self.running.push(task);
+            if engine.grow(id, count) {
+                *budget -= count;
+                self.plan.push((self.running.len() - 1, count));
+            }
+        }
+    }
+}
