@@ -290,6 +290,11 @@ impl Service {
         }
     }
 
+    /// Tokens of a cache block.
+    pub fn block_size(&self) -> usize {
+        self.engine.block_size()
+    }
+
     /// What each block of the cache is used for.
     pub fn blocks(&self) -> Vec<BlockUse> {
         let blocks = self.engine.blocks();

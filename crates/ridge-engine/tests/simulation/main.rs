@@ -1,0 +1,22 @@
+//! A service on a device that costs nothing, driven by a clock that is none, with everything that may happen to it.
+
+mod device;
+mod world;
+
+use world::World;
+
+/// Printed with each failure; `cargo run --release --example simulate -- SEED` runs longer.
+const SEEDS: std::ops::Range<u64> = 0..24;
+
+#[test]
+fn every_answer_is_the_one_it_has_alone_and_nothing_is_left_behind() {
+    let mut all = world::Seen::default();
+    for seed in SEEDS {
+        println!("seed {seed}");
+        all.add(&World::new(seed).run(400));
+    }
+    println!("{all:#?}");
+    // A simulation in which nothing happens shows nothing.
+    assert!(all.done > 100 && all.cancelled > 10 && all.failed > 10 && all.stats.failed_steps > 3);
+    assert!(all.stats.preemptions > 50 && all.stats.prefix_hits > 1000);
+}
