@@ -1,0 +1,194 @@
+//! Errors: those of a request, in OpenAI's shape, and those of the server's start.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, StatusCode, header};
+use axum::response::IntoResponse;
+use ridge_engine::EngineError;
+use ridge_models::ModelError;
+use serde_json::{Value, json};
+
+/// Why a server cannot start or go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {cause}; choose another --port or --host, or end what listens there")]
+    Listen {
+        /// Host and port.
+        address: String,
+        /// The system's answer.
+        cause: std::io::Error,
+    },
+    /// A file of keys.
+    #[error("{place}: {problem}")]
+    Keys {
+        /// The file or the variable.
+        place: String,
+        /// What is wrong with it, and the way out.
+        problem: String,
+    },
+    /// The system refused threads or signals.
+    #[error("cannot start the server: {0}")]
+    System(#[from] std::io::Error),
+    /// The engine.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The model's files.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// Why a request is not answered, as OpenAI's clients read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    /// `invalid_request_error` and the like.
+    pub(crate) kind: &'static str,
+    pub(crate) message: String,
+    /// The parameter that is at fault.
+    pub(crate) param: Option<String>,
+    pub(crate) code: Option<&'static str>,
+}
+
+/// The result of handling a request.
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, kind, message: message.into(), param: None, code }
+    }
+
+    /// A request that has no meaning.
+    pub(crate) fn bad(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", None, message)
+    }
+
+    /// A parameter that has no meaning.
+    pub(crate) fn param(param: impl Into<String>, message: impl std::fmt::Display) -> Self {
+        let param = param.into();
+        Self { message: format!("{param}: {message}"), param: Some(param), ..Self::bad("") }
+    }
+
+    /// A key that is missing or wrong.
+    pub(crate) fn unauthorized(message: &str) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)
+    }
+
+    /// A thing that is not there.
+    pub(crate) fn not_found(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some(code), message)
+    }
+
+    /// A body that is too large.
+    pub(crate) fn too_large(most: usize) -> Self {
+        let message = format!("the request has more than {most} bytes, the most that this server takes");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
+    }
+
+    /// A client that does not send what it began, or an answer that takes longer than it may.
+    pub(crate) fn timeout(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, "timeout_error", Some("timeout"), message)
+    }
+
+    /// More requests than are taken.
+    pub(crate) fn overloaded(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("server_overloaded"), message)
+    }
+
+    /// The server is about to end, or its engine has.
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable"), message)
+    }
+
+    /// A failure that is not the client's.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", None, message)
+    }
+
+    /// A thing of this name that the server does not do.
+    pub(crate) fn unsupported(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
+        Self { code: Some("unsupported_parameter"), ..Self::param(param, why) }
+    }
+
+    pub(crate) fn body(&self) -> Value {
+        json!({ "error": { "message": self.message, "type": self.kind, "param": self.param, "code": self.code } })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut response = json_response(self.status, &self.body());
+        if matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        // A client that is slow in sending must not keep the connection.
+        if self.status == StatusCode::REQUEST_TIMEOUT || self.status == StatusCode::PAYLOAD_TOO_LARGE {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+/// What the engine or a model refuses of a request is the client's; what fails is ours.
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Setting { name, value, why } => Self::param(name, format!("{value}: {why}")),
+            EngineError::EmptyPrompt => Self::param("prompt", error),
+            EngineError::UnknownToken { .. } => Self::param("prompt", error),
+            EngineError::PromptTooLong { .. } => {
+                Self { code: Some("context_length_exceeded"), ..Self::param("prompt", error) }
+            }
+            EngineError::Model(error) => error.into(),
+            error => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<ModelError> for ApiError {
+    fn from(error: ModelError) -> Self {
+        match error {
+            // What the template says to whoever sent the conversation.
+            ModelError::TemplateRefusal { message, .. } => Self::param("messages", message),
+            ModelError::Template { .. } | ModelError::Value { .. } | ModelError::Json { .. } => {
+                Self::param("messages", error)
+            }
+            error => Self::bad(error.to_string()),
+        }
+    }
+}
+
+/// A value as a response.
+pub(crate) fn json_response(status: StatusCode, value: &Value) -> Response<Body> {
+    let mut response = Response::new(Body::from(value.to_string()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_openais_shape() {
+        let error = ApiError::param("top_p", "2 is above 1");
+        assert_eq!(error.status, StatusCode::BAD_REQUEST);
+        let body = json!({ "error": {
+            "message": "top_p: 2 is above 1", "type": "invalid_request_error", "param": "top_p", "code": null,
+        } });
+        assert_eq!(error.body(), body);
+    }
+
+    #[test]
+    fn the_engines_refusals_name_their_parameter() {
+        let error = ApiError::from(EngineError::Setting { name: "min_p", value: "7".into(), why: "must be low".into() });
+        assert_eq!((error.param.as_deref(), &*error.message), (Some("min_p"), "min_p: 7: must be low"));
+        let error = ApiError::from(EngineError::PromptTooLong { prompt: 9, context: 4 });
+        assert_eq!(error.code, Some("context_length_exceeded"));
+        assert_eq!(ApiError::from(EngineError::NotFinite { position: 1 }).status, StatusCode::INTERNAL_SERVER_ERROR);
+    }
+}

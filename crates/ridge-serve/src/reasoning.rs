@@ -1,0 +1,131 @@
+//! What a model thinks before it answers, between `<think>` and `</think>`, taken apart from the answer.
+
+const OPEN: &str = "<think>";
+const CLOSE: &str = "</think>";
+
+enum State {
+    /// Nothing but white space, or the beginning of the mark, has come.
+    Before(String),
+    Thinking(String),
+    /// Behind the mark: white space before the answer is left out.
+    Behind,
+    Answering,
+}
+
+/// Takes one answer apart.
+pub(crate) struct Reasoning(State);
+
+/// A piece of an answer, taken apart.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Apart {
+    pub(crate) reasoning: String,
+    pub(crate) answer: String,
+}
+
+impl Reasoning {
+    /// For an answer behind `prompt`, which may have opened the mark already.
+    pub(crate) fn after(prompt: &str) -> Self {
+        let thinking = prompt.trim_end().ends_with(OPEN);
+        Self(if thinking { State::Thinking(String::new()) } else { State::Before(String::new()) })
+    }
+
+    /// Does a template know of the marks?
+    pub(crate) fn is_known_to(template: &str) -> bool {
+        template.contains(CLOSE)
+    }
+
+    /// Has the answer itself begun?
+    pub(crate) fn answering(&self) -> bool {
+        matches!(self.0, State::Answering | State::Behind)
+    }
+
+    pub(crate) fn push(&mut self, text: &str) -> Apart {
+        let mut apart = Apart::default();
+        let mut text = text.to_owned();
+        loop {
+            match &mut self.0 {
+                State::Before(held) => {
+                    held.push_str(&text);
+                    let begun = held.trim_start();
+                    if let Some(rest) = begun.strip_prefix(OPEN) {
+                        text = rest.to_owned();
+                        self.0 = State::Thinking(String::new());
+                    } else if OPEN.starts_with(begun) {
+                        return apart;
+                    } else {
+                        text = std::mem::take(held);
+                        self.0 = State::Answering;
+                    }
+                }
+                State::Thinking(held) => {
+                    held.push_str(&text);
+                    if let Some((thought, rest)) = held.split_once(CLOSE) {
+                        apart.reasoning.push_str(thought);
+                        text = rest.to_owned();
+                        self.0 = State::Behind;
+                    } else {
+                        let may_begin = CLOSE.char_indices().map(|(i, _)| i).filter(|i| held.ends_with(&CLOSE[..*i]));
+                        let keep = may_begin.max().unwrap_or(0);
+                        let rest = held.split_off(held.len() - keep);
+                        apart.reasoning.push_str(&std::mem::replace(held, rest));
+                        return apart;
+                    }
+                }
+                State::Behind => {
+                    let rest = text.trim_start();
+                    if rest.is_empty() {
+                        return apart;
+                    }
+                    text = rest.to_owned();
+                    self.0 = State::Answering;
+                }
+                State::Answering => {
+                    apart.answer.push_str(&text);
+                    return apart;
+                }
+            }
+        }
+    }
+
+    /// The answer has ended: what was held back.
+    pub(crate) fn finish(&mut self) -> Apart {
+        match std::mem::replace(&mut self.0, State::Answering) {
+            State::Before(answer) => Apart { answer, ..Apart::default() },
+            State::Thinking(reasoning) => Apart { reasoning, ..Apart::default() },
+            State::Behind | State::Answering => Apart::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(prompt: &str, text: &str, reasoning: &str, answer: &str) {
+        let chars: Vec<char> = text.chars().collect();
+        for size in [1, 3, 5, 1000] {
+            let mut split = Reasoning::after(prompt);
+            let mut whole = Apart::default();
+            let pieces = chars.chunks(size).map(|p| p.iter().collect::<String>());
+            let mut parts: Vec<Apart> = pieces.map(|p| split.push(&p)).collect();
+            parts.push(split.finish());
+            for part in parts {
+                whole.reasoning += &part.reasoning;
+                whole.answer += &part.answer;
+            }
+            assert_eq!(whole, Apart { reasoning: reasoning.into(), answer: answer.into() }, "in pieces of {size}");
+        }
+    }
+
+    #[test]
+    fn thoughts_are_taken_apart() {
+        check("", "<think>a < b</think>\n\nAnswer </think>", "a < b", "Answer </think>");
+        check("", "\n<think>\nyes\n</think>x", "\nyes\n", "x");
+        check("assistant<think>\n", "so</think>x", "so", "x");
+        check("<think>\n\n</think>\n\n", "plain", "", "plain");
+        check("", " <thin air", "", " <thin air");
+        check("", "<think>cut </thi", "cut </thi", "");
+        check("", " <thi", "", " <thi");
+    }
+}

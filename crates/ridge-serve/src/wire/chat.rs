@@ -1,0 +1,222 @@
+//! A request of `/v1/chat/completions`.
+
+use ridge_models::template::Data;
+use serde_json::{Value, json};
+
+use super::constraint::Form;
+use super::fields::{Fields, shown, wrong};
+use super::messages::{self, Tool};
+use super::sampling::{self, Common, MOST_LOGPROBS};
+use crate::error::{ApiError, ApiResult};
+
+/// Whether an answer may, or must, call tools.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    None,
+    Auto,
+    Required,
+    Named(String),
+}
+
+/// A request of `/v1/chat/completions`.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatRequest {
+    pub(crate) common: Common,
+    pub(crate) messages: Vec<Data>,
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    /// May an answer call more than one tool?
+    pub(crate) parallel_calls: bool,
+    pub(crate) documents: Option<Vec<Data>>,
+    /// More variables for the template.
+    pub(crate) variables: Vec<(String, Data)>,
+    pub(crate) add_generation_prompt: bool,
+    pub(crate) continue_final_message: bool,
+    pub(crate) add_special_tokens: bool,
+    /// Tell reasoning apart from the answer, where the model thinks aloud.
+    pub(crate) separate_reasoning: bool,
+}
+
+pub(crate) fn read(body: &[u8]) -> ApiResult<ChatRequest> {
+    let mut fields = Fields::body(body)?;
+    let mut common = sampling::read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
+    let told = fields.bool("logprobs")?.unwrap_or(false);
+    let top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
+    if top.is_some_and(|n| n > 0) && !told {
+        return Err(ApiError::param("top_logprobs", "needs logprobs to be true"));
+    }
+    common.sampling.logprobs = told.then(|| top.unwrap_or(0) as u32);
+    let request = ChatRequest {
+        messages: conversation(&mut fields)?,
+        tools: messages::tools(fields.list("tools")?.unwrap_or_default())?,
+        choice: ToolChoice::Auto,
+        parallel_calls: fields.bool("parallel_tool_calls")?.unwrap_or(true),
+        documents: documents(&mut fields)?,
+        variables: variables(&mut fields)?,
+        add_generation_prompt: fields.bool("add_generation_prompt")?.unwrap_or(true),
+        continue_final_message: fields.bool("continue_final_message")?.unwrap_or(false),
+        add_special_tokens: fields.bool("add_special_tokens")?.unwrap_or(false),
+        separate_reasoning: fields.bool("separate_reasoning")?.unwrap_or(true),
+        common,
+    };
+    let choice = tool_choice(&mut fields, &request.tools)?;
+    fields.only("modalities", &[json!(["text"])], "is not supported: answers are text; give [\"text\"]")?;
+    fields.done()?;
+    request.with_choice(choice)
+}
+
+impl ChatRequest {
+    /// A call that must be made fixes the form of the answer.
+    fn with_choice(mut self, choice: ToolChoice) -> ApiResult<Self> {
+        if self.continue_final_message && self.add_generation_prompt {
+            let why = "excludes add_generation_prompt, which is true unless it is given as false";
+            return Err(ApiError::param("continue_final_message", why));
+        }
+        let schema = match &choice {
+            ToolChoice::None | ToolChoice::Auto => None,
+            ToolChoice::Required => Some(one_or_more_of(&self.tools, self.parallel_calls)),
+            ToolChoice::Named(name) => self.tools.iter().find(|t| t.name == *name).map(|t| t.parameters.clone()),
+        };
+        if let Some(schema) = schema {
+            if let Some((param, _)) = &self.common.form {
+                return Err(ApiError::param(param.as_str(), "excludes a tool_choice that must call a tool"));
+            }
+            self.common.form = Some(("tools".to_owned(), Form::Schema(schema)));
+        }
+        self.choice = choice;
+        Ok(self)
+    }
+}
+
+/// The schema of a list of calls.
+fn one_or_more_of(tools: &[Tool], several: bool) -> Value {
+    let call = |tool: &Tool| {
+        json!({
+            "type": "object",
+            "properties": { "name": { "const": tool.name }, "parameters": tool.parameters },
+            "required": ["name", "parameters"],
+            "additionalProperties": false,
+        })
+    };
+    let calls: Vec<Value> = tools.iter().map(call).collect();
+    let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls } });
+    if !several {
+        schema["maxItems"] = json!(1);
+    }
+    schema
+}
+
+fn conversation(fields: &mut Fields) -> ApiResult<Vec<Data>> {
+    let list = fields.list("messages")?;
+    messages::messages(fields.needed("messages", list)?)
+}
+
+fn documents(fields: &mut Fields) -> ApiResult<Option<Vec<Data>>> {
+    let Some(list) = fields.list("documents")? else { return Ok(None) };
+    let document = |(i, value): (usize, &Value)| {
+        let place = format!("documents[{i}]");
+        match value {
+            Value::Object(_) => Data::from_value(&place, value).map_err(|error| ApiError::param(&place, error)),
+            other => Err(wrong(&place, other, "an object")),
+        }
+    };
+    list.iter().enumerate().map(document).collect::<ApiResult<_>>().map(Some)
+}
+
+/// `chat_template_kwargs`, and OpenAI's `reasoning_effort`, which templates know as a variable.
+fn variables(fields: &mut Fields) -> ApiResult<Vec<(String, Data)>> {
+    const TAKEN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+    let mut variables = Vec::new();
+    if let Some(effort) = fields.text("reasoning_effort")? {
+        variables.push(("reasoning_effort".to_owned(), Data::Text(effort)));
+    }
+    let Some(value) = fields.take("chat_template_kwargs") else { return Ok(variables) };
+    let Value::Object(map) = value else { return Err(wrong("chat_template_kwargs", &value, "an object")) };
+    for (name, value) in map {
+        let place = format!("chat_template_kwargs.{}", name.chars().take(64).collect::<String>());
+        if TAKEN.contains(&name.as_str()) {
+            return Err(ApiError::param(place, "is a parameter of its own; give it as one"));
+        }
+        let data = Data::from_value(&place, &value).map_err(|error| ApiError::param(&place, error))?;
+        variables.push((name, data));
+    }
+    Ok(variables)
+}
+
+fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> ApiResult<ToolChoice> {
+    let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
+    let choice = match &value {
+        Value::String(text) => match text.as_str() {
+            "none" => ToolChoice::None,
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => return Err(wrong("tool_choice", &value, "none, auto, required or an object that names a function")),
+        },
+        Value::Object(_) => {
+            let mut choice = Fields::of("tool_choice", value)?;
+            let kind = choice.one_of("type", &["function"])?;
+            choice.needed("type", kind)?;
+            let function = choice.object("function")?;
+            let mut function = choice.needed("function", function)?;
+            let name = function.text("name")?;
+            let name = function.needed("name", name)?;
+            function.done()?;
+            choice.done()?;
+            if !tools.iter().any(|tool| tool.name == name) {
+                let why = format!("{} is not the name of one of the tools", shown(&json!(name)));
+                return Err(ApiError::param("tool_choice.function.name", why));
+            }
+            ToolChoice::Named(name)
+        }
+        other => return Err(wrong("tool_choice", other, "a string or an object")),
+    };
+    if tools.is_empty() && choice == ToolChoice::Required {
+        return Err(ApiError::param("tool_choice", "must call a tool, and there are no tools"));
+    }
+    Ok(choice)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chat(more: &str) -> ApiResult<ChatRequest> {
+        read(format!(r#"{{"messages": [{{"role": "user", "content": "x"}}]{more}}}"#).as_bytes())
+    }
+
+    const TOOLS: &str = r#", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]"#;
+
+    #[test]
+    fn tools_that_must_be_called_fix_the_form() {
+        assert_eq!(chat(TOOLS).unwrap().choice, ToolChoice::Auto);
+        let required = chat(&format!(r#"{TOOLS}, "tool_choice": "required""#)).unwrap();
+        assert!(matches!(required.common.form, Some((_, Form::Schema(schema))) if schema["minItems"] == 1));
+        let named = r#", "tool_choice": {"type": "function", "function": {"name": "f"}}"#;
+        let named = chat(&format!("{TOOLS}{named}")).unwrap();
+        assert_eq!(named.choice, ToolChoice::Named("f".into()));
+        assert_eq!(named.common.form, Some(("tools".into(), Form::Schema(json!({ "a": 1 })))));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(chat("").is_ok());
+        for (more, param) in [
+            (r#", "tool_choice": "required""#, "tool_choice"),
+            (r#", "tool_choice": "maybe""#, "tool_choice"),
+            (r#", "tool_choice": {"type": "function", "function": {"name": "g"}}"#, "tool_choice.function.name"),
+            (r#", "top_logprobs": 2"#, "top_logprobs"),
+            (r#", "logprobs": 2"#, "logprobs"),
+            (r#", "logprobs": true, "top_logprobs": 21"#, "top_logprobs"),
+            (r#", "continue_final_message": true"#, "continue_final_message"),
+            (r#", "chat_template_kwargs": {"messages": []}"#, "chat_template_kwargs.messages"),
+            (r#", "documents": [3]"#, "documents[0]"),
+            (r#", "modalities": ["audio"]"#, "modalities"),
+            (r#", "best_of": 2"#, "best_of"),
+            (r#", "echo": true"#, "echo"),
+            (r#", "prompt": "x""#, "prompt"),
+        ] {
+            assert_eq!(chat(more).unwrap_err().param.as_deref(), Some(param), "{more}");
+        }
+        assert_eq!(read(b"{}").unwrap_err().param.as_deref(), Some("messages"));
+    }
+}

@@ -1,0 +1,255 @@
+//! The settings that completions and chats share.
+
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+
+use ridge_engine::{Dry, Sampling};
+use serde_json::{Value, json};
+
+use super::constraint::{self, Asked};
+use super::fields::{Fields, shown, wrong};
+use crate::error::{ApiError, ApiResult};
+
+/// Answers to one prompt at most.
+pub(crate) const MOST_ANSWERS: u64 = 128;
+/// Alternatives told for each token at most.
+pub(crate) const MOST_LOGPROBS: u64 = 20;
+const MOST_STOPS: usize = 64;
+const LONGEST_STOP: usize = 1024;
+const MOST_BIASES: usize = 1024;
+
+/// What may be asked of any answer.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    /// The model that is meant, if the request says.
+    pub(crate) model: Option<String>,
+    /// Its seed is that of the first answer.
+    pub(crate) sampling: Sampling,
+    /// Answers to give.
+    pub(crate) n: usize,
+    /// Tokens of an answer at most, if the request says.
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) min_tokens: usize,
+    pub(crate) stops: Vec<String>,
+    /// Tokens that end an answer besides those of the model.
+    pub(crate) stop_tokens: Vec<u32>,
+    pub(crate) ignore_eos: bool,
+    /// Keep the last tokens of the prompt alone.
+    pub(crate) truncate: Option<usize>,
+    pub(crate) form: Asked,
+    pub(crate) stream: bool,
+    pub(crate) include_usage: bool,
+    pub(crate) priority: i32,
+    /// Tell the ids of prompt and answer.
+    pub(crate) return_token_ids: bool,
+    /// Write tokens as `token_id:7` where log-probabilities are told.
+    pub(crate) tokens_as_ids: bool,
+    /// Whom the client answers to; for logs.
+    pub(crate) user: Option<String>,
+}
+
+/// Reads them. `max_tokens` are the names of its limit, the first one that is preferred first.
+pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResult<Common> {
+    let model = fields.text("model")?;
+    let mut sampling = Sampling { temperature: 1.0, seed: random(), ..Sampling::GREEDY };
+    let set = |to: &mut f32, value: Option<f32>| *to = value.unwrap_or(*to);
+    set(&mut sampling.temperature, fields.float("temperature")?);
+    set(&mut sampling.top_p, fields.float("top_p")?);
+    set(&mut sampling.min_p, fields.float("min_p")?);
+    set(&mut sampling.typical_p, fields.float("typical_p")?);
+    set(&mut sampling.repetition_penalty, fields.float("repetition_penalty")?);
+    set(&mut sampling.frequency_penalty, fields.float("frequency_penalty")?);
+    set(&mut sampling.presence_penalty, fields.float("presence_penalty")?);
+    sampling.top_k = top_k(fields)?;
+    sampling.seed = fields.seed("seed")?.unwrap_or(sampling.seed);
+    sampling.logit_bias = logit_bias(fields)?;
+    sampling.dry = dry(fields)?;
+    sampling.check()?;
+    let most = u64::from(u32::MAX);
+    let mut limit = None;
+    for name in max_tokens {
+        let value = fields.whole(name, 1, most)?;
+        limit = limit.or(value);
+    }
+    let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0);
+    if let Some(limit) = limit.filter(|limit| *limit < min_tokens) {
+        return Err(ApiError::param("min_tokens", format!("{min_tokens} is above the limit of {limit} tokens")));
+    }
+    let stream = fields.bool("stream")?.unwrap_or(false);
+    let options = fields.object("stream_options")?;
+    let mut include_usage = false;
+    if let Some(mut options) = options {
+        if !stream {
+            return Err(ApiError::param("stream_options", "is for streams alone; set stream to true"));
+        }
+        include_usage = options.bool("include_usage")?.unwrap_or(false);
+        options.only("include_obfuscation", &[json!(false)], "is not supported: give false")?;
+        options.done()?;
+    }
+    fields.only("store", &[json!(false)], "is not supported: nothing is stored; give false")?;
+    fields.only("service_tier", &[json!("auto"), json!("default")], "is not a tier of this server; give auto")?;
+    Ok(Common {
+        model,
+        sampling,
+        n: fields.whole("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
+        max_tokens: limit.map(|n| n as usize),
+        min_tokens: min_tokens as usize,
+        stops: stops(fields)?,
+        stop_tokens: fields.ids("stop_token_ids")?.unwrap_or_default(),
+        ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
+        truncate: fields.whole("truncate_prompt_tokens", 1, most)?.map(|n| n as usize),
+        form: constraint::read(fields)?,
+        stream,
+        include_usage,
+        priority: priority(fields)?,
+        return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
+        tokens_as_ids: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
+        user: fields.text("user")?,
+    })
+}
+
+/// A number that nobody chose.
+pub(crate) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// vLLM says -1 for all tokens.
+fn top_k(fields: &mut Fields) -> ApiResult<u32> {
+    let Some(value) = fields.take("top_k") else { return Ok(0) };
+    match value.as_i64().and_then(|k| if k == -1 { Some(0) } else { u32::try_from(k).ok() }) {
+        Some(k) => Ok(k),
+        None => Err(wrong("top_k", &value, "a whole number from 1, or 0 or -1 for all tokens")),
+    }
+}
+
+fn priority(fields: &mut Fields) -> ApiResult<i32> {
+    let Some(value) = fields.take("priority") else { return Ok(0) };
+    let number = value.as_i64().and_then(|p| i32::try_from(p).ok());
+    number.ok_or_else(|| wrong("priority", &value, "a whole number of 32 bits; lower ones go first"))
+}
+
+fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
+    let list = match fields.take("stop") {
+        None => Vec::new(),
+        Some(Value::Array(list)) => list,
+        Some(text @ Value::String(_)) => vec![text],
+        Some(other) => return Err(wrong("stop", &other, "a string or a list of strings")),
+    };
+    if list.len() > MOST_STOPS {
+        return Err(ApiError::param("stop", format!("has {} texts, and may have {MOST_STOPS}", list.len())));
+    }
+    let text = |(i, v): (usize, &Value)| match v.as_str() {
+        Some(text) if (1..=LONGEST_STOP).contains(&text.len()) => Ok(text.to_owned()),
+        _ => Err(wrong(&format!("stop[{i}]"), v, &format!("a string of 1 to {LONGEST_STOP} bytes"))),
+    };
+    list.iter().enumerate().map(text).collect()
+}
+
+fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(u32, f32)>> {
+    let map = match fields.take("logit_bias") {
+        None => return Ok(Vec::new()),
+        Some(Value::Object(map)) => map,
+        Some(other) => return Err(wrong("logit_bias", &other, "an object of token ids and numbers")),
+    };
+    if map.len() > MOST_BIASES {
+        return Err(ApiError::param("logit_bias", format!("has {} tokens, and may have {MOST_BIASES}", map.len())));
+    }
+    let bias = |(id, value): (&String, &Value)| {
+        let number = value.as_f64().map(|x| x as f32).filter(|x| (-100.0..=100.0).contains(x));
+        match (id.parse::<u32>(), number) {
+            (Ok(id), Some(number)) => Ok((id, number)),
+            (Ok(_), None) => Err(wrong(&format!("logit_bias.{id}"), value, "a number from -100 to 100")),
+            (Err(_), _) => Err(wrong("logit_bias", &json!(id), "of ids of tokens, whole numbers")),
+        }
+    };
+    map.iter().map(bias).collect()
+}
+
+fn dry(fields: &mut Fields) -> ApiResult<Dry> {
+    let mut dry = Dry::OFF;
+    let most = u64::from(u32::MAX);
+    dry.multiplier = fields.float("dry_multiplier")?.unwrap_or(dry.multiplier);
+    dry.base = fields.float("dry_base")?.unwrap_or(dry.base);
+    dry.allowed_length = fields.whole("dry_allowed_length", 0, most)?.map_or(dry.allowed_length, |n| n as u32);
+    dry.range = fields.whole("dry_range", 0, most)?.map_or(dry.range, |n| n as u32);
+    Ok(dry)
+}
+
+/// Refuses a model that is not `served`.
+pub(crate) fn check_model(asked: Option<&str>, served: &str) -> ApiResult<()> {
+    match asked.filter(|asked| *asked != served) {
+        Some(asked) => {
+            let asked = shown(&json!(asked));
+            let message = format!("there is no model {asked} here; this server has {served:?}");
+            Err(ApiError { param: Some("model".to_owned()), ..ApiError::not_found("model_not_found", message) })
+        }
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn common(text: &str) -> ApiResult<Common> {
+        let mut fields = Fields::body(text.as_bytes())?;
+        let common = read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
+        fields.done()?;
+        Ok(common)
+    }
+
+    #[test]
+    fn defaults_are_openais() {
+        let c = common("{}").unwrap();
+        assert_eq!((c.sampling.temperature, c.sampling.top_p, c.sampling.top_k, c.n), (1.0, 1.0, 0, 1));
+        assert!(!c.stream && !c.ignore_eos && c.max_tokens.is_none() && c.stops.is_empty());
+        assert_ne!(common("{}").unwrap().sampling.seed, common("{}").unwrap().sampling.seed);
+    }
+
+    #[test]
+    fn settings_are_read() {
+        let c = common(
+            r#"{"temperature": 0, "top_k": -1, "seed": 7, "stop": "x", "logit_bias": {"5": -100}, "max_tokens": 3,
+                "max_completion_tokens": 2, "stream": true, "stream_options": {"include_usage": true}, "n": 2.0}"#,
+        )
+        .unwrap();
+        assert_eq!((c.sampling.temperature, c.sampling.seed, c.max_tokens, c.n), (0.0, 7, Some(2), 2));
+        assert_eq!((c.stops, c.sampling.logit_bias, c.include_usage), (vec!["x".into()], vec![(5, -100.0)], true));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, param) in [
+            (r#"{"temperature": -1}"#, "temperature"),
+            (r#"{"temperature": "hot"}"#, "temperature"),
+            (r#"{"top_p": 0}"#, "top_p"),
+            (r#"{"top_k": -2}"#, "top_k"),
+            (r#"{"n": 0}"#, "n"),
+            (r#"{"n": 129}"#, "n"),
+            (r#"{"max_tokens": 0}"#, "max_tokens"),
+            (r#"{"max_tokens": 1e99}"#, "max_tokens"),
+            (r#"{"min_tokens": 5, "max_tokens": 4}"#, "min_tokens"),
+            (r#"{"stop": ""}"#, "stop[0]"),
+            (r#"{"stop": [1]}"#, "stop[0]"),
+            (r#"{"stop": {}}"#, "stop"),
+            (r#"{"logit_bias": {"a": 1}}"#, "logit_bias"),
+            (r#"{"logit_bias": {"1": 101}}"#, "logit_bias.1"),
+            (r#"{"logit_bias": [1]}"#, "logit_bias"),
+            (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
+            (r#"{"stream": true, "stream_options": {"usage": true}}"#, "stream_options.usage"),
+            (r#"{"store": true}"#, "store"),
+            (r#"{"service_tier": "flex"}"#, "service_tier"),
+            (r#"{"seed": 1.5}"#, "seed"),
+            (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids[0]"),
+            (r#"{"functions": []}"#, "functions"),
+            (r#"{"dry_base": 0.5}"#, "dry_base"),
+        ] {
+            assert_eq!(common(text).unwrap_err().param.as_deref(), Some(param), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_models_are_not_found() {
+        assert!(check_model(None, "a").is_ok() && check_model(Some("a"), "a").is_ok());
+        assert_eq!(check_model(Some("b"), "a").unwrap_err().status.as_u16(), 404);
+    }
+}
