@@ -14,6 +14,7 @@ use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
 use crate::embed::EmbedArgs;
 use crate::eval::EvalArgs;
+use crate::serve::ServeArgs;
 use crate::shell::{CompletionsArgs, ManArgs};
 use crate::tokenize::TokenizeArgs;
 
@@ -29,6 +30,7 @@ Examples:
   ridge generate                              a story by the small model that is compiled in
   ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
   ridge chat --model DIR                      a conversation with it
+  ridge serve --model DIR                     OpenAI's API and a page, for many users
   ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge eval --perplexity FILE                how well a model predicts a text
   ridge bench --model DIR                     how fast it is, beside its floor
@@ -45,6 +47,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Generate(GenerateArgs),
     Chat(ChatArgs),
+    Serve(ServeArgs),
     Embed(EmbedArgs),
     Tokenize(TokenizeArgs),
     Bench(BenchArgs),

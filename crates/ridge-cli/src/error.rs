@@ -9,6 +9,7 @@ use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
 use ridge_plan::PlanError;
 use ridge_runtime::RuntimeError;
+use ridge_serve::ServeError;
 
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -121,6 +122,9 @@ pub(crate) enum Error {
 
     #[error(transparent)]
     Plan(#[from] PlanError),
+
+    #[error(transparent)]
+    Serve(#[from] ServeError),
 
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -18,6 +18,7 @@ mod inspect;
 mod model;
 mod output;
 mod plan;
+mod serve;
 mod settings;
 mod shell;
 mod tokenize;
@@ -62,6 +63,7 @@ fn run(command: Command) -> Result<()> {
         Command::Generate(args) => generate::run(&args.resolve()?),
         Command::Chat(args) => chat::run(args.resolve()?),
         Command::Embed(args) => embed::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Bench(args) => bench::run(&args.resolve()?),
         Command::Eval(args) => eval::run(&args.resolve()?),

@@ -13,18 +13,24 @@ pub struct TextStream {
     decoder: StreamDecoder,
     stops: Vec<String>,
     held: String,
-    stopped: bool,
+    /// Which of `stops` was met.
+    stopped: Option<usize>,
 }
 
 impl TextStream {
     /// A stream that ends before the first of `stops`; empty strings stop nothing.
     pub fn new(tokenizer: &Tokenizer, stops: &[String]) -> Self {
-        Self {
-            decoder: tokenizer.stream_decoder(true),
-            stops: stops.iter().filter(|s| !s.is_empty()).cloned().collect(),
-            held: String::new(),
-            stopped: false,
-        }
+        Self::of(tokenizer.stream_decoder(true), stops)
+    }
+
+    /// As [`new`](Self::new), with the text of special tokens left in.
+    pub fn with_special(tokenizer: &Tokenizer, stops: &[String]) -> Self {
+        Self::of(tokenizer.stream_decoder(false), stops)
+    }
+
+    fn of(decoder: StreamDecoder, stops: &[String]) -> Self {
+        let stops = stops.iter().filter(|s| !s.is_empty()).cloned().collect();
+        Self { decoder, stops, held: String::new(), stopped: None }
     }
 
     /// Takes the tokens of a prompt, whose text is not given: they decide whether the first token of the answer keeps
@@ -56,7 +62,7 @@ impl TextStream {
     pub fn finish(&mut self) -> Result<String> {
         let text = self.decoder.finish()?;
         let mut text = self.release(&text);
-        if !self.stopped {
+        if !self.stopped() {
             text.push_str(&std::mem::take(&mut self.held));
         }
         Ok(text)
@@ -64,16 +70,22 @@ impl TextStream {
 
     /// Has a stop string been met?
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.stopped.is_some()
+    }
+
+    /// The stop string that was met.
+    pub fn stopped_by(&self) -> Option<&str> {
+        self.stopped.map(|i| self.stops[i].as_str())
     }
 
     fn release(&mut self, text: &str) -> String {
-        if self.stopped {
+        if self.stopped() {
             return String::new();
         }
         self.held.push_str(text);
-        if let Some(at) = self.stops.iter().filter_map(|s| self.held.find(s.as_str())).min() {
-            self.stopped = true;
+        let met = self.stops.iter().enumerate().filter_map(|(i, s)| Some((self.held.find(s.as_str())?, i)));
+        if let Some((at, which)) = met.min() {
+            self.stopped = Some(which);
             self.held.truncate(at);
             return std::mem::take(&mut self.held);
         }
@@ -106,7 +118,7 @@ mod tests {
         assert_eq!(s.release("T a"), "ENT ");
         assert_eq!(s.release("a"), "");
         assert_eq!(s.release("ab!"), "a");
-        assert!(s.stopped());
+        assert_eq!(s.stopped_by(), Some("aab"));
         assert_eq!(s.release("more"), "");
     }
 

@@ -30,12 +30,6 @@ pub enum ServeError {
     /// The system refused threads or signals.
     #[error("cannot start the server: {0}")]
     System(#[from] std::io::Error),
-    /// The engine.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The model's files.
-    #[error(transparent)]
-    Model(#[from] ModelError),
 }
 
 /// Why a request is not answered, as OpenAI's clients read it.
@@ -137,8 +131,7 @@ impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         match error {
             EngineError::Setting { name, value, why } => Self::param(name, format!("{value}: {why}")),
-            EngineError::EmptyPrompt => Self::param("prompt", error),
-            EngineError::UnknownToken { .. } => Self::param("prompt", error),
+            EngineError::EmptyPrompt | EngineError::UnknownToken { .. } => Self::param("prompt", error),
             EngineError::PromptTooLong { .. } => {
                 Self { code: Some("context_length_exceeded"), ..Self::param("prompt", error) }
             }
@@ -185,7 +178,8 @@ mod tests {
 
     #[test]
     fn the_engines_refusals_name_their_parameter() {
-        let error = ApiError::from(EngineError::Setting { name: "min_p", value: "7".into(), why: "must be low".into() });
+        let error =
+            ApiError::from(EngineError::Setting { name: "min_p", value: "7".into(), why: "must be low".into() });
         assert_eq!((error.param.as_deref(), &*error.message), (Some("min_p"), "min_p: 7: must be low"));
         let error = ApiError::from(EngineError::PromptTooLong { prompt: 9, context: 4 });
         assert_eq!(error.code, Some("context_length_exceeded"));

@@ -34,11 +34,6 @@ impl Reasoning {
         template.contains(CLOSE)
     }
 
-    /// Has the answer itself begun?
-    pub(crate) fn answering(&self) -> bool {
-        matches!(self.0, State::Answering | State::Behind)
-    }
-
     pub(crate) fn push(&mut self, text: &str) -> Apart {
         let mut apart = Apart::default();
         let mut text = text.to_owned();

@@ -61,31 +61,24 @@ impl Answer {
 }
 
 impl Talker {
-    /// The text that the model reads.
-    fn render(&self, messages: Vec<Data>, add_generation_prompt: bool) -> Result<String> {
+    fn input(&self, messages: Vec<Data>) -> ChatInput {
         let mut input = ChatInput::new(messages, Clock::now_utc());
         input.tools.clone_from(&self.tools);
         input.variables.clone_from(&self.variables);
-        input.add_generation_prompt = add_generation_prompt;
-        Ok(self.templates.render(self.template.as_deref(), &input)?.text)
+        input
     }
 
     fn ids(&self, conversation: &Conversation) -> Result<Vec<u32>> {
+        let mut input = self.input(conversation.read()?);
+        input.add_generation_prompt = true;
+        let text = self.templates.render(self.template.as_deref(), &input)?.text;
         // Templates spell the begin token themselves.
-        Ok(self.tokenizer.encode(&self.render(conversation.read()?, true)?, false)?)
+        Ok(self.tokenizer.encode(&text, false)?)
     }
 
-    /// The special token that the template puts behind an answer, if it does: not every model names it among those that
-    /// end a text.
+    /// The special token that the template puts behind an answer, if it does.
     pub(super) fn end_of_turn(&self) -> Option<u32> {
-        const ANSWER: &str = "ANSWER";
-        let message = |role: &str, text: &str| {
-            Data::Map(vec![("role".to_owned(), role.into()), ("content".to_owned(), text.into())])
-        };
-        let text = self.render(vec![message("user", "QUESTION"), message("assistant", ANSWER)], false).ok()?;
-        let behind = text.rsplit_once(ANSWER)?.1.trim_start();
-        let first = *self.tokenizer.encode(behind, false).ok()?.first()?;
-        self.tokenizer.is_special(first).then_some(first)
+        self.templates.end_of_turn(self.template.as_deref(), &self.input(Vec::new()), &self.tokenizer)
     }
 
     /// The tokens of the conversation; where they leave too little room for an answer, without its oldest turns.

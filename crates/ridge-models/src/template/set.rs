@@ -8,6 +8,7 @@ use super::jinja::{self, Fault};
 use super::{ChatTemplate, RenderedChat, error};
 use crate::error::{ModelError, Result};
 use crate::json;
+use crate::tokenizer::Tokenizer;
 
 /// The chat templates of a model, by name, and the special tokens that they are given.
 #[derive(Debug, Default)]
@@ -134,6 +135,22 @@ impl ChatTemplates {
         let mut input = input.clone();
         input.variables = tokens.chain(std::mem::take(&mut input.variables)).collect();
         template.render(&input)
+    }
+
+    /// The special token that a template puts behind an answer, if it does: not every model names it among those that end
+    /// a text. `input` has the tools and variables to render with; its messages are replaced.
+    pub fn end_of_turn(&self, name: Option<&str>, input: &ChatInput, tokenizer: &Tokenizer) -> Option<u32> {
+        const ANSWER: &str = "ANSWER";
+        let message = |role: &str, text: &str| {
+            Data::Map(vec![("role".to_owned(), role.into()), ("content".to_owned(), text.into())])
+        };
+        let mut input = input.clone();
+        input.messages = vec![message("user", "QUESTION"), message("assistant", ANSWER)];
+        input.add_generation_prompt = false;
+        let text = self.render(name, &input).ok()?.text;
+        let behind = text.rsplit_once(ANSWER)?.1.trim_start();
+        let first = *tokenizer.encode(behind, false).ok()?.first()?;
+        tokenizer.is_special(first).then_some(first)
     }
 
     fn insert(&mut self, name: String, file: String, source: &str) {

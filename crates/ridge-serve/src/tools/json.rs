@@ -157,7 +157,11 @@ struct Scan {
 
 enum Token {
     /// Is it a key, and is the next character escaped? An escape of `\u` owes digits.
-    Text { key: bool, escaped: bool, digits: u8 },
+    Text {
+        key: bool,
+        escaped: bool,
+        digits: u8,
+    },
     Literal(String),
 }
 
@@ -283,9 +287,31 @@ mod tests {
     #[test]
     fn the_scan_accepts_what_serde_json_accepts() {
         for text in [
-            "{}", "[]", "[1, 2.5e-3, -0]", r#"{"a": {"b": [true, false, null]}}"#, r#"["\u00e9\n\"\\"]"#, "[[],{}]", "{\"a\":\n1\t}",
-            "[1,]", "{,}", "{\"a\"}", "[01]", "[tru]", "{\"a\": 1,}", "[\"\\x\"]", "[\"\\u12g4\"]", "[}", "]", "[1 2]", "[\"\n\"]",
-            "{\"a\" 1}", "[-]", "[+1]", "[1.]", "[.5]", "{1: 2}",
+            "{}",
+            "[]",
+            "[1, 2.5e-3, -0]",
+            r#"{"a": {"b": [true, false, null]}}"#,
+            r#"["\u00e9\n\"\\"]"#,
+            "[[],{}]",
+            "{\"a\":\n1\t}",
+            "[1,]",
+            "{,}",
+            "{\"a\"}",
+            "[01]",
+            "[tru]",
+            "{\"a\": 1,}",
+            "[\"\\x\"]",
+            "[\"\\u12g4\"]",
+            "[}",
+            "]",
+            "[1 2]",
+            "[\"\n\"]",
+            "{\"a\" 1}",
+            "[-]",
+            "[+1]",
+            "[1.]",
+            "[.5]",
+            "{1: 2}",
         ] {
             let known: Result<serde_json::Value, _> = serde_json::from_str(text);
             assert_eq!(valid(text), known.is_ok(), "{text}");

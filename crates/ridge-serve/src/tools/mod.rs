@@ -85,6 +85,7 @@ pub(crate) struct Parser {
     /// What was read since the last mark, and becomes text if no call comes of it.
     unsure: String,
     calls: usize,
+    ended: usize,
     parts: Vec<Part>,
 }
 
@@ -96,12 +97,17 @@ impl Parser {
             Style::Arguments(name) => State::Call(Box::new(Call::of(name.clone()))),
             _ => State::Start,
         };
-        Self { style, names, state, in_array: false, unsure: String::new(), calls: 0, parts: Vec::new() }
+        Self { style, names, state, in_array: false, unsure: String::new(), calls: 0, ended: 0, parts: Vec::new() }
     }
 
     /// Calls that have begun.
     pub(crate) fn calls(&self) -> usize {
         self.calls
+    }
+
+    /// Calls that have ended.
+    pub(crate) fn calls_ended(&self) -> usize {
+        self.ended
     }
 
     /// Takes the next piece of the answer.
@@ -258,6 +264,7 @@ impl Parser {
                     }
                 }
                 if done {
+                    self.ended += 1;
                     self.state = match self.style {
                         Style::Hermes => State::Close { read: String::new() },
                         Style::Llama3 | Style::Array => State::Gap,
@@ -350,7 +357,8 @@ mod tests {
         let style = &Style::Hermes;
         let one = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo {\\\"}\"}}\n</tool_call>";
         check(style, one, "", &[("weather", "{\"city\": \"Oslo {\\\"}\"}")]);
-        let two = format!("Let me see.\n{one}\n<tool_call>{{\"arguments\": {{\"a\":1}}, \"name\":\"add\"}}</tool_call>\n");
+        let two =
+            format!("Let me see.\n{one}\n<tool_call>{{\"arguments\": {{\"a\":1}}, \"name\":\"add\"}}</tool_call>\n");
         check(style, &two, "Let me see.", &[("weather", "{\"city\": \"Oslo {\\\"}\"}"), ("add", "{\"a\":1}")]);
         check(style, "a < b, <tool and  so on ", "a < b, <tool and  so on ", &[]);
         // A name that nobody gave, no JSON, no name, and an end before the name are text.
@@ -364,10 +372,12 @@ mod tests {
             check(style, text, text, &[]);
         }
         // Without its closing mark, and cut.
-        check(style, "<tool_call>{\"name\": \"add\"}<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": [1", "", &[
-            ("add", "{}"),
-            ("add", "{\"b\": [1"),
-        ]);
+        check(
+            style,
+            "<tool_call>{\"name\": \"add\"}<tool_call>{\"name\": \"add\", \"arguments\": {\"b\": [1",
+            "",
+            &[("add", "{}"), ("add", "{\"b\": [1")],
+        );
     }
 
     #[test]
@@ -387,7 +397,8 @@ mod tests {
     #[test]
     fn mistral_calls_are_found() {
         let style = &Style::Mistral;
-        let list = "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"weather\", \"arguments\": {}}]";
+        let list =
+            "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"weather\", \"arguments\": {}}]";
         check(style, list, "", &[("add", "{\"a\": 1}"), ("weather", "{}")]);
         check(style, &list.replace("[{", " [ {"), "", &[("add", "{\"a\": 1}"), ("weather", "{}")]);
         let named = "Ok. [TOOL_CALLS]add[ARGS]{\"a\": 1}[TOOL_CALLS]weather[CALL_ID]x1[ARGS]{}";

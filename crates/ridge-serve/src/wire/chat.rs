@@ -38,7 +38,11 @@ pub(crate) struct ChatRequest {
 }
 
 pub(crate) fn read(body: &[u8]) -> ApiResult<ChatRequest> {
-    let mut fields = Fields::body(body)?;
+    of_fields(Fields::body(body)?)
+}
+
+/// The request that an object makes.
+pub(crate) fn of_fields(mut fields: Fields) -> ApiResult<ChatRequest> {
     let mut common = sampling::read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
     let told = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;

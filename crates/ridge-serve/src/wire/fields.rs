@@ -43,7 +43,12 @@ impl Fields {
         self.map.swap_remove(key).filter(|value| !value.is_null())
     }
 
-    fn read<T>(&mut self, key: &'static str, what: &str, as_type: impl Fn(&Value) -> Option<T>) -> ApiResult<Option<T>> {
+    fn read<T>(
+        &mut self,
+        key: &'static str,
+        what: &str,
+        as_type: impl Fn(&Value) -> Option<T>,
+    ) -> ApiResult<Option<T>> {
         let Some(value) = self.take(key) else { return Ok(None) };
         as_type(&value).map(Some).ok_or_else(|| wrong(&self.name(key), &value, what))
     }

@@ -228,7 +228,10 @@ mod tests {
             (json!([{ "type": "function", "function": {} }]), "tools[0].function.name"),
             (json!([named("a b")]), "tools[0].function.name"),
             (json!([named("a"), named("a")]), "tools[1].function.name"),
-            (json!([{ "type": "function", "function": { "name": "f", "parameters": 3 } }]), "tools[0].function.parameters"),
+            (
+                json!([{ "type": "function", "function": { "name": "f", "parameters": 3 } }]),
+                "tools[0].function.parameters",
+            ),
         ] {
             assert_eq!(tools(list(value.clone())).unwrap_err().param.as_deref(), Some(param), "{value}");
         }

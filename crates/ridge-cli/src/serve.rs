@@ -1,0 +1,320 @@
+//! `ridge serve`: a model for many users, over HTTP.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
+use ridge_models::template::Clock;
+use ridge_models::{ChatInput, ChatTemplates, Model, ModelFiles, Pooling, Tokenizer};
+use ridge_runtime::{Backend, Session};
+use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, Runs, ServeOptions, ServedModel, listen, serve, start_log};
+
+use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, device, whole};
+use crate::error::Result;
+use crate::input;
+use crate::model::{self, Prepared, Running};
+use crate::output::{count, note};
+use crate::settings::{ModelSettings, refused};
+
+/// Serve a model over HTTP, by OpenAI's API, to many users at a time
+///
+/// Without --model, the model is stories260K, a small one that is compiled in. A browser shows a chat and the engine at
+/// work at the same address.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge serve
+  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 50}'
+  ridge serve --model ~/models/Qwen2.5-0.5B-Instruct --dtype bf16 --cache-dtype bf16 --host 0.0.0.0 --api-keys keys.txt
+  ridge serve --model DIR --dry-run                what it would allocate
+
+Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize. State: \
+/health, /ready, /metrics (Prometheus), /version, /live.
+
+SIGTERM or Ctrl-C ends it when the answers that run have ended, a second one at once. The log goes to standard error.
+Exit codes: 0 ended when told, 1 failed, 2 not understood.")]
+pub(crate) struct ServeArgs {
+    /// Folder of a model in the layout of Hugging Face
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Take random numbers for weights
+    #[arg(long)]
+    random_weights: bool,
+
+    /// What clients call the model [default: the name of its folder]
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Option<String>,
+
+    /// Take this chat template in place of the model's
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
+
+    /// Address to listen at; 0.0.0.0 is every address of this machine
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
+    host: String,
+
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, default_value_t = 8000, value_name = "PORT", help_heading = "Network")]
+    port: u16,
+
+    /// Let pages of this origin use the server, `*` for any; may be given several times
+    #[arg(long, value_name = "ORIGIN", help_heading = "Network")]
+    cors_origin: Vec<String>,
+
+    /// Let in only those who have a key of this file: one a line, perhaps behind a name. The variable RIDGE_API_KEY may
+    /// hold one, too
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    api_keys: Option<PathBuf>,
+
+    /// Tokens of a prompt and its answer together at most [default: what the model was made for, at most 4096]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    context: Option<usize>,
+
+    /// Answers that run at a time at most
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, 65536>,
+        allow_negative_numbers = true, default_value_t = 32, help_heading = "Running"
+    )]
+    sequences: usize,
+
+    /// Tokens that one step processes at most
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
+    )]
+    chunk: usize,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
+    device: DeviceChoice,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MOST_THREADS>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    threads: Option<usize>,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Requests that run or wait at most; more are refused with status 429
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MOST>, default_value_t = 2048, help_heading = "Limits")]
+    max_requests: usize,
+
+    /// Connections at a time at most
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MOST>, default_value_t = 4096, help_heading = "Limits")]
+    max_connections: usize,
+
+    /// Mebibytes of a request at most
+    #[arg(long, value_name = "MIB", value_parser = whole::<usize, 1, 1024>, default_value_t = 16, help_heading = "Limits")]
+    max_body: usize,
+
+    /// Seconds that a client may take to send the head of a request, and as many for its body
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, SECONDS>, default_value_t = 15, help_heading = "Limits")]
+    read_timeout: u64,
+
+    /// Seconds that a client may take nothing of its answer
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, SECONDS>, default_value_t = 30, help_heading = "Limits")]
+    write_timeout: u64,
+
+    /// Seconds that an answer may take [default: any]
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, SECONDS>, help_heading = "Limits")]
+    request_timeout: Option<u64>,
+
+    /// Seconds that a step may take before /health says that the engine hangs
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, SECONDS>, default_value_t = 60, help_heading = "Limits")]
+    stall_timeout: u64,
+
+    /// Seconds that answers which run may go on when the server is told to end
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 0, SECONDS>, default_value_t = 30, help_heading = "Limits")]
+    drain_timeout: u64,
+
+    /// How the log looks
+    #[arg(long, value_enum, default_value = "text", help_heading = "Log")]
+    log_format: LogFormatArg,
+
+    /// What the log has
+    #[arg(long, value_enum, default_value = "info", help_heading = "Log")]
+    log_level: LogLevelArg,
+
+    /// Write requests, prompts and all, to the log
+    #[arg(long, help_heading = "Log")]
+    log_prompts: bool,
+
+    /// Print what would be allocated, and end
+    #[arg(long)]
+    dry_run: bool,
+}
+
+const SECONDS: u64 = 86400;
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormatArg {
+    Text,
+    Json,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogLevelArg {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+/// The context where nobody chose one: what most use, without the memory that a model's longest would take.
+const USUAL_CONTEXT: usize = 4096;
+
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    let settings = ModelSettings::new(args.model.clone(), &args.numbers)?;
+    let options = options(&args)?;
+    // Before anything slow: a port that is taken, or a key file that is not there, should be told at once.
+    let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
+    let files = ModelFiles::open(args.model.as_deref())?;
+    let served = match files.encoder_config()? {
+        Some(_) => encoder(&args, &settings, &files)?,
+        None => generator(&args, &settings, &files)?,
+    };
+    let Some(listener) = listener else { return Ok(()) };
+    start_log(
+        match args.log_format {
+            LogFormatArg::Text => LogFormat::Text,
+            LogFormatArg::Json => LogFormat::Json,
+        },
+        match args.log_level {
+            LogLevelArg::Error => tracing::Level::ERROR,
+            LogLevelArg::Warn => tracing::Level::WARN,
+            LogLevelArg::Info => tracing::Level::INFO,
+            LogLevelArg::Debug => tracing::Level::DEBUG,
+        },
+    );
+    if options.keys.is_empty() && !matches!(args.host.as_str(), "127.0.0.1" | "localhost" | "::1") {
+        note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
+    }
+    let address = listener.local_addr().map_or(args.host, |a| a.to_string());
+    note(&format!("serving {} at http://{address}, context of {}", served.name, count(served.context, "token")));
+    Ok(serve(listener, served, options)?)
+}
+
+fn options(args: &ServeArgs) -> Result<ServeOptions> {
+    let variable = match std::env::var(KEY_VARIABLE) {
+        Ok(key) => Some(key),
+        Err(std::env::VarError::NotPresent) => None,
+        Err(std::env::VarError::NotUnicode(_)) => return Err(refused(KEY_VARIABLE, "", "must be a text")),
+    };
+    if args.cors_origin.len() > 1 && args.cors_origin.iter().any(|o| o == "*") {
+        return Err(refused("--cors-origin", "*", "is any origin; give it alone"));
+    }
+    if let Some(bad) = args.cors_origin.iter().find(|o| *o != "*" && !o.starts_with("http")) {
+        return Err(refused("--cors-origin", bad, "must be an origin such as https://example.org, or *"));
+    }
+    let seconds = Duration::from_secs;
+    Ok(ServeOptions {
+        keys: Keys::read(args.api_keys.as_deref(), variable.as_deref())?,
+        cors: args.cors_origin.clone(),
+        max_body: args.max_body << 20,
+        max_connections: args.max_connections,
+        max_requests: args.max_requests,
+        read_timeout: seconds(args.read_timeout),
+        write_timeout: seconds(args.write_timeout),
+        request_timeout: args.request_timeout.map(seconds),
+        stall: seconds(args.stall_timeout),
+        drain: seconds(args.drain_timeout),
+        log_prompts: args.log_prompts,
+    })
+}
+
+fn name(args: &ServeArgs, files: &ModelFiles) -> String {
+    let folder = || args.model.as_ref().and_then(|m| m.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned));
+    let whole = || files.to_string().trim_end_matches(" (embedded)").to_owned();
+    args.served_model_name.clone().or_else(folder).unwrap_or_else(whole)
+}
+
+fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {
+    Ok(if files.has_tokenizer() { Some(files.tokenizer()?) } else { None })
+}
+
+/// The embedded model has never seen a conversation: what is said to it, one message behind the other, is a story that
+/// it goes on with.
+const STORY: &str = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}";
+
+fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
+    let templates = files.chat_templates()?;
+    let given = match &args.chat_template {
+        Some(file) => Some((file.display().to_string(), input::file(file)?)),
+        None if templates.is_empty() && files.is_embedded() => {
+            Some(("the template of the embedded model".to_owned(), STORY.to_owned()))
+        }
+        None => None,
+    };
+    Ok(match given {
+        Some((file, source)) => templates.with_files(vec![("default".to_owned(), file, source)]),
+        None => templates,
+    })
+}
+
+fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<ServedModel> {
+    let config = files.config()?;
+    let tokenizer = tokenizer(files)?;
+    let templates = templates(args, files)?;
+    let most = config.max_context();
+    if let Some(context) = args.context.filter(|context| *context > most) {
+        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+    }
+    let context = args.context.unwrap_or(USUAL_CONTEXT.min(most));
+    let chunk = args.chunk.max(args.sequences);
+    let running = Running {
+        device: args.device,
+        context,
+        prompt: context,
+        chunk,
+        threads: args.threads,
+        random_weights: args.random_weights,
+        notes: true,
+    };
+    let tokens = context.next_multiple_of(settings.options.block_size) * args.sequences;
+    let workspace = |model: &Model, backend: &dyn Backend| {
+        model::step_bytes(&model.graph, backend, &["next"], (chunk, args.sequences), (context, model))
+    };
+    let Prepared { session, model, .. } = model::prepare(files, &config, settings, &running, tokens, workspace)?;
+    let engine = Engine::new(session, &model, EngineOptions { context, sequences: args.sequences, chunk, blocks: None })?;
+    let mut eos: Vec<u32> = model.eos_token_ids.clone();
+    if let Some(tokenizer) = &tokenizer {
+        let input = ChatInput::new(Vec::new(), Clock::now_utc());
+        eos.extend(tokenizer.eos().into_iter().chain(templates.end_of_turn(None, &input, tokenizer)));
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    let runs = Runs::Engine(Box::new(engine));
+    Ok(ServedModel { name: name(args, files), tokenizer, templates, eos, context, runs })
+}
+
+fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<ServedModel> {
+    let Some(config) = files.encoder_config()? else { return Err(refused("--model", "", "is no encoder")) };
+    let said = files.sentence_config()?;
+    let options = EmbedOptions {
+        pooling: said.map_or(Pooling::Mean, |s| s.pooling),
+        normalize: said.is_some_and(|s| s.normalize),
+        tokens: args.chunk.max(4096),
+    };
+    let cpu = Cpu::new(CpuOptions { threads: args.threads, ..CpuOptions::default() })?;
+    let source = model::encoder_weights(files, &config, args.random_weights)?;
+    let mut encoder = config.build(&settings.options)?;
+    encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
+    let mut session = Session::new(Arc::new(cpu));
+    source.load(&mut session, &encoder.graph, |_| ())?;
+    let embedder = Embedder::of_encoder(session, &encoder, options)?;
+    let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
+    let context = args.context.unwrap_or(context).min(context);
+    let (templates, eos) = (ChatTemplates::default(), Vec::new());
+    let runs = Runs::Embedder(Box::new(embedder));
+    Ok(ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context, runs })
+}

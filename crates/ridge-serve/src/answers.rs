@@ -1,0 +1,186 @@
+//! The answers to one request, as their pieces come from the engine.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use tokio::sync::mpsc;
+use tokio::time::Sleep;
+
+use crate::choice::{Choice, Ending, Piece, Told};
+use crate::error::{ApiError, ApiResult};
+use crate::tools::Part;
+use crate::worker::{Event, Ticket};
+
+/// Tokens of a request, as OpenAI counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    /// Tokens of the prompt that were in the cache already.
+    pub(crate) cached: usize,
+    pub(crate) completion: usize,
+}
+
+/// The answers to one request. Dropping them cancels what still runs.
+pub(crate) struct Answers {
+    choices: Vec<Choice>,
+    events: mpsc::Receiver<Event>,
+    /// The jobs that give the answers.
+    tickets: Vec<Ticket>,
+    prompt_tokens: usize,
+    cached_tokens: usize,
+    deadline: Option<Pin<Box<Sleep>>>,
+    /// What went wrong, once something has.
+    failed: bool,
+    id: String,
+}
+
+impl Answers {
+    pub(crate) fn new(
+        id: String,
+        choices: Vec<Choice>,
+        events: mpsc::Receiver<Event>,
+        tickets: Vec<Ticket>,
+        prompt_tokens: usize,
+        limit: Option<Duration>,
+    ) -> Self {
+        let deadline = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
+        Self { choices, events, tickets, prompt_tokens, cached_tokens: 0, deadline, failed: false, id }
+    }
+
+    pub(crate) fn usage(&self) -> Usage {
+        let completion = self.choices.iter().map(|c| c.tokens).sum();
+        Usage { prompt: self.prompt_tokens, cached: self.cached_tokens, completion }
+    }
+
+    fn ended(&self) -> bool {
+        self.failed || self.choices.iter().all(|c| c.ended)
+    }
+
+    /// The next piece that is not empty, and the answer that it belongs to; `None` when all have ended.
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, Piece)>>> {
+        let next = self.poll_piece(cx);
+        if let Poll::Ready(Some(Err(_))) = next {
+            self.failed = true;
+            self.tickets.clear();
+        }
+        next
+    }
+
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, Piece)>>> {
+        while !self.ended() {
+            let event = match self.events.poll_recv(cx) {
+                Poll::Ready(Some(event)) => event,
+                Poll::Ready(None) => return Poll::Ready(Some(Err(self.broken_off()))),
+                Poll::Pending => {
+                    let late = self.deadline.as_mut().is_some_and(|d| d.as_mut().poll(cx).is_ready());
+                    let message = "the answer takes longer than this server allows";
+                    let error = || Some(Err(ApiError::timeout(StatusCode::GATEWAY_TIMEOUT, message)));
+                    return if late { Poll::Ready(error()) } else { Poll::Pending };
+                }
+            };
+            match self.take(event) {
+                Ok(Some(piece)) => return Poll::Ready(Some(Ok(piece))),
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn take(&mut self, event: Event) -> ApiResult<Option<(usize, Piece)>> {
+        let (index, piece) = match event {
+            Event::Token { choice, id, logprobs } => (choice, self.choices[choice].token(id, logprobs.as_ref())?),
+            Event::End { choice, reason, by } => (choice, self.choices[choice].end(reason, by)?),
+            Event::Cached(tokens) => {
+                self.cached_tokens += tokens;
+                return Ok(None);
+            }
+            Event::Failed(error) => return Err(error),
+        };
+        if piece.ending.is_some() {
+            for ticket in &mut self.tickets {
+                ticket.ended(index);
+            }
+        }
+        Ok(Some((index, piece)).filter(|(_, piece)| !piece.is_empty()))
+    }
+
+    /// Why the engine says nothing more.
+    fn broken_off(&self) -> ApiError {
+        let cut = self.tickets.first().and_then(Ticket::why_cut);
+        cut.unwrap_or_else(crate::worker::stopped)
+    }
+
+    /// All of the answers, whole.
+    pub(crate) async fn whole(&mut self) -> ApiResult<Vec<Whole>> {
+        let mut wholes: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
+        while let Some(next) = poll_fn(|cx| self.poll_next(cx)).await {
+            let (index, piece) = next?;
+            wholes[index].add(piece);
+        }
+        Ok(wholes)
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        let usage = self.usage();
+        let outcome = if self.failed {
+            "failed"
+        } else if self.ended() {
+            "done"
+        } else {
+            "left"
+        };
+        tracing::info!(
+            id = self.id,
+            outcome,
+            prompt_tokens = usage.prompt,
+            cached_tokens = usage.cached,
+            completion_tokens = usage.completion,
+            "answered"
+        );
+    }
+}
+
+/// One answer, whole.
+#[derive(Debug, Default)]
+pub(crate) struct Whole {
+    pub(crate) text: String,
+    pub(crate) reasoning: String,
+    /// Names of tools and the arguments in JSON.
+    pub(crate) calls: Vec<(String, String)>,
+    pub(crate) logprobs: Vec<Told>,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) ending: Option<Ending>,
+}
+
+impl Whole {
+    fn add(&mut self, piece: Piece) {
+        self.text += &piece.text;
+        self.reasoning += &piece.reasoning;
+        for part in piece.calls {
+            match part {
+                Part::Call { name, .. } => self.calls.push((name, String::new())),
+                Part::Arguments { index, json } => {
+                    if let Some((_, arguments)) = self.calls.get_mut(index) {
+                        arguments.push_str(&json);
+                    }
+                }
+                Part::Text(text) => self.text += &text,
+            }
+        }
+        self.logprobs.extend(piece.logprobs);
+        self.ids.extend(piece.ids);
+        self.ending = self.ending.take().or(piece.ending);
+    }
+
+    /// How likely a token of it was on average: what the best of several is chosen by.
+    pub(crate) fn mean_logprob(&self) -> f64 {
+        let sum: f64 = self.logprobs.iter().map(|t| f64::from(t.logprob)).sum();
+        sum / self.logprobs.len().max(1) as f64
+    }
+}

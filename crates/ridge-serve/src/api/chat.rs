@@ -1,0 +1,251 @@
+//! `/v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::http::{Response, StatusCode};
+use ridge_models::ChatInput;
+use ridge_models::template::Clock;
+use serde_json::{Map, Value, json};
+
+use super::router::Caller;
+use super::submit::{Head, fitted, submit, told, usage, with_ending};
+use crate::answers::{Usage, Whole};
+use crate::app::{App, new_id, unix_now};
+use crate::choice::{Apart, Piece, Told};
+use crate::error::{ApiError, ApiResult, json_response};
+use crate::reasoning::Reasoning;
+use crate::sse::{self, Chunks};
+use crate::tools::{Parser, Part, Style};
+use crate::wire::chat::{self, ChatRequest, ToolChoice};
+use crate::wire::sampling::check_model;
+
+/// A request that is ready for the engine.
+struct Prepared {
+    request: ChatRequest,
+    prompt: Vec<u32>,
+    /// The end of the prompt as text.
+    end: String,
+    calls: Option<Calls>,
+    /// Does the model think aloud?
+    thinks: bool,
+}
+
+/// How calls are found.
+#[derive(Clone)]
+struct Calls {
+    style: Style,
+    names: Vec<String>,
+    most: Option<usize>,
+    /// Ids of calls as the model's template wants them: Mistral's has nine characters.
+    short_ids: bool,
+}
+
+/// The text that the model reads, and the chat template's source.
+pub(super) fn render(app: &App, request: &ChatRequest) -> ApiResult<(String, String)> {
+    if app.templates.is_empty() {
+        let message = format!(
+            "{} has no chat template, as base models have not; use /v1/completions, or start the server with \
+             --chat-template FILE",
+            app.name
+        );
+        return Err(ApiError::not_found("no_chat_template", message));
+    }
+    let tools = !request.tools.is_empty() && request.choice != ToolChoice::None;
+    let mut input = ChatInput::new(request.messages.clone(), Clock::now_utc());
+    input.tools = tools.then(|| request.tools.iter().map(|t| t.data.clone()).collect());
+    input.documents.clone_from(&request.documents);
+    input.variables.clone_from(&request.variables);
+    input.add_generation_prompt = request.add_generation_prompt;
+    input.continue_final_message = request.continue_final_message.then(|| "content".to_owned());
+    let source = app.templates.select(None, tools)?.source().to_owned();
+    if let Some((name, _)) = request.variables.iter().find(|(name, _)| !source.contains(name.as_str())) {
+        let param = if name == "reasoning_effort" { name.clone() } else { format!("chat_template_kwargs.{name}") };
+        return Err(ApiError::unsupported(param, "is not a variable of the model's chat template"));
+    }
+    Ok((app.templates.render(None, &input)?.text, source))
+}
+
+fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
+    let request = chat::read(body)?;
+    check_model(request.common.model.as_deref(), &app.name)?;
+    let (text, source) = render(app, &request)?;
+    let ids = app.encode("messages", &text, request.add_special_tokens)?;
+    let prompt = fitted(app, &request.common, "messages", ids)?;
+    let calls = calls(&request, &source)?;
+    let forced = matches!(request.choice, ToolChoice::Required | ToolChoice::Named(_));
+    let thinks = request.separate_reasoning && !forced && Reasoning::is_known_to(&source);
+    let end = text.chars().rev().take(64).collect::<Vec<_>>().into_iter().rev().collect();
+    Ok(Prepared { request, prompt, end, calls, thinks })
+}
+
+/// How calls are found in the answers to a request, if it has tools.
+fn calls(request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
+    if request.tools.is_empty() {
+        return Ok(None);
+    }
+    let of_model = Style::of_template(source);
+    let short_ids = of_model == Some(Style::Mistral);
+    let style = match &request.choice {
+        ToolChoice::None => return Ok(None),
+        ToolChoice::Required => Style::Array,
+        ToolChoice::Named(name) => Style::Arguments(name.clone()),
+        ToolChoice::Auto => of_model.ok_or_else(|| {
+            let why = "the model's chat template writes calls in no style that this server reads (Llama 3, Hermes and Qwen, \
+                       Mistral); set tool_choice to none, required or a tool";
+            ApiError::unsupported("tools", why)
+        })?,
+    };
+    let names = request.tools.iter().map(|t| t.name.clone()).collect();
+    let most = (!request.parallel_calls).then_some(1);
+    Ok(Some(Calls { style, names, most, short_ids }))
+}
+
+pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiResult<Response<Body>> {
+    app.engine()?;
+    let prepared = app.blocking(move |app| prepare(app, &body)).await?;
+    let Prepared { request, prompt, end, calls, thinks } = prepared;
+    let common = request.common;
+    caller.log(app, &common, prompt.len());
+    let apart = || Apart {
+        reasoning: thinks.then(|| Reasoning::after(&end)),
+        parser: calls.as_ref().map(|c| Parser::new(c.style.clone(), c.names.clone())),
+        most_calls: calls.as_ref().and_then(|c| c.most),
+        // A call that the client named is an answer like any other, as with OpenAI.
+        calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, Style::Arguments(_))),
+    };
+    let prompts = [prompt];
+    let mut answers = submit(app, caller, &common, &prompts, common.n, apart).await?;
+    let [prompt] = prompts;
+    let object = if common.stream { "chat.completion.chunk" } else { "chat.completion" };
+    let mut writer = Writer {
+        head: Head { id: new_id("chatcmpl-"), object, created: unix_now(), model: app.name.clone() },
+        n: common.n,
+        tell: common.sampling.logprobs.is_some(),
+        ids: common.return_token_ids.then_some(prompt),
+        include_usage: common.include_usage,
+        short_ids: calls.is_some_and(|c| c.short_ids),
+    };
+    if common.stream {
+        return Ok(sse::response(answers, writer));
+    }
+    let wholes = answers.whole().await?;
+    let choices = wholes.into_iter().enumerate().map(|(i, whole)| writer.whole(i, whole)).collect();
+    let mut response = writer.head.with(choices);
+    response.insert("usage".to_owned(), usage(answers.usage()));
+    if let Some(prompt) = writer.ids.take() {
+        response.insert("prompt_token_ids".to_owned(), json!(prompt));
+    }
+    Ok(json_response(StatusCode::OK, &Value::Object(response)))
+}
+
+/// Writes answers in the form of chats.
+struct Writer {
+    head: Head,
+    n: usize,
+    tell: bool,
+    /// The prompt's tokens, where ids are told.
+    ids: Option<Vec<u32>>,
+    include_usage: bool,
+    short_ids: bool,
+}
+
+impl Writer {
+    fn call_id(&self) -> String {
+        let id = new_id("");
+        if self.short_ids { id[..9].to_owned() } else { format!("call_{id}") }
+    }
+
+    fn whole(&self, index: usize, whole: Whole) -> Value {
+        let mut message = Map::new();
+        message.insert("role".to_owned(), json!("assistant"));
+        let content = if whole.text.is_empty() && !whole.calls.is_empty() { Value::Null } else { json!(whole.text) };
+        message.insert("content".to_owned(), content);
+        message.insert("refusal".to_owned(), Value::Null);
+        if !whole.reasoning.is_empty() {
+            message.insert("reasoning_content".to_owned(), json!(whole.reasoning));
+        }
+        if !whole.calls.is_empty() {
+            let call = |(name, arguments): &(String, String)| {
+                let function = json!({ "name": name, "arguments": arguments });
+                json!({ "id": self.call_id(), "type": "function", "function": function })
+            };
+            message.insert("tool_calls".to_owned(), whole.calls.iter().map(call).collect());
+        }
+        let logprobs = if self.tell { logprobs(&whole.logprobs) } else { Value::Null };
+        let mut choice = json!({ "index": index, "message": message, "logprobs": logprobs });
+        if self.ids.is_some() {
+            choice["token_ids"] = json!(whole.ids);
+        }
+        with_ending(choice, whole.ending.as_ref())
+    }
+
+    fn chunk(&self, choice: Value) -> Value {
+        let mut map = self.head.with(vec![choice]);
+        if self.include_usage {
+            map.insert("usage".to_owned(), Value::Null);
+        }
+        Value::Object(map)
+    }
+}
+
+fn logprobs(all: &[Told]) -> Value {
+    let each = |t: &Told| {
+        let mut entry = told(&t.token, t.logprob);
+        entry["top_logprobs"] = t.top.iter().map(|(token, logprob)| told(token, *logprob)).collect();
+        entry
+    };
+    json!({ "content": all.iter().map(each).collect::<Vec<_>>(), "refusal": null })
+}
+
+impl Chunks for Writer {
+    fn first(&mut self) -> Vec<Value> {
+        let first = |index: usize| {
+            let delta = json!({ "role": "assistant", "content": "" });
+            let choice = json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null });
+            let mut chunk = self.chunk(choice);
+            if let Some(ids) = self.ids.as_ref().filter(|_| index == 0) {
+                chunk["prompt_token_ids"] = json!(ids);
+            }
+            chunk
+        };
+        (0..self.n).map(first).collect()
+    }
+
+    fn piece(&mut self, index: usize, piece: Piece, _: Usage) -> Vec<Value> {
+        let mut delta = Map::new();
+        if !piece.reasoning.is_empty() {
+            delta.insert("reasoning_content".to_owned(), json!(piece.reasoning));
+        }
+        if !piece.text.is_empty() {
+            delta.insert("content".to_owned(), json!(piece.text));
+        }
+        let call = |part: &Part| match part {
+            Part::Call { index, name } => {
+                let function = json!({ "name": name, "arguments": "" });
+                Some(json!({ "index": index, "id": self.call_id(), "type": "function", "function": function }))
+            }
+            Part::Arguments { index, json } => Some(json!({ "index": index, "function": { "arguments": json } })),
+            Part::Text(_) => None,
+        };
+        let calls: Vec<Value> = piece.calls.iter().filter_map(call).collect();
+        if !calls.is_empty() {
+            delta.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        let logprobs = if piece.logprobs.is_empty() { Value::Null } else { logprobs(&piece.logprobs) };
+        let mut choice = json!({ "index": index, "delta": delta, "logprobs": logprobs });
+        if self.ids.is_some() {
+            choice["token_ids"] = json!(piece.ids);
+        }
+        vec![self.chunk(with_ending(choice, piece.ending.as_ref()))]
+    }
+
+    fn last(&mut self, all: Usage) -> Vec<Value> {
+        if !self.include_usage {
+            return Vec::new();
+        }
+        let mut map = self.head.with(Vec::new());
+        map.insert("usage".to_owned(), usage(all));
+        vec![Value::Object(map)]
+    }
+}

@@ -1,0 +1,12 @@
+//! The endpoints. `router` says which there are and what every request goes through; `submit` brings prompts to the
+//! engine for `completions` and `chat`; `embeddings`, `tokens` and `status` are the others.
+
+mod chat;
+mod completions;
+mod embeddings;
+mod router;
+mod status;
+mod submit;
+mod tokens;
+
+pub(crate) use router::router;

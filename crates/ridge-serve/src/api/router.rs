@@ -1,0 +1,207 @@
+//! Which endpoints there are, and what every request goes through: an id, a key, a bounded body, a line in the log.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::IntoResponse as _;
+use axum::routing::{MethodRouter, get, post};
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use super::{chat, completions, embeddings, status, tokens};
+use crate::app::{App, new_id};
+use crate::error::{ApiError, ApiResult};
+use crate::keys::Holder;
+use crate::page;
+use crate::wire::sampling::Common;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Who asks, and under which id.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) id: String,
+    pub(super) holder: Holder,
+}
+
+impl Caller {
+    /// Writes what is asked to the log, if that is wanted.
+    pub(super) fn log(&self, app: &App, common: &Common, prompt_tokens: usize) {
+        let user = common.user.as_deref().unwrap_or_default();
+        tracing::debug!(id = self.id, user, prompt_tokens, n = common.n, stream = common.stream, "accepted");
+        if app.options.log_prompts {
+            tracing::info!(id = self.id, sampling = ?common.sampling, max_tokens = common.max_tokens, "settings");
+        }
+    }
+}
+
+/// An endpoint that takes a body.
+macro_rules! takes_body {
+    ($handler:expr) => {
+        post(|State(app): State<Arc<App>>, request: Request| async move {
+            let caller = request.extensions().get::<Caller>().cloned().ok_or_else(|| ApiError::internal("no caller"))?;
+            let body = read_body(&app, request).await?;
+            if app.options.log_prompts {
+                tracing::info!(id = caller.id, body = %String::from_utf8_lossy(&body), "asked");
+            }
+            $handler(&app, &caller, body).await
+        })
+    };
+}
+
+/// All routes.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let wrong_method = |methods: MethodRouter<Arc<App>>| methods.fallback(no_such_method);
+    let guarded = Router::new()
+        .route("/v1/completions", wrong_method(takes_body!(completions::completions)))
+        .route("/v1/chat/completions", wrong_method(takes_body!(chat::chat)))
+        .route(
+            "/v1/embeddings",
+            wrong_method(takes_body!(async |app, _: &Caller, body| embeddings::embeddings(app, body).await)),
+        )
+        .route("/tokenize", wrong_method(takes_body!(async |app, _: &Caller, body| tokens::tokenize(app, body).await)))
+        .route(
+            "/detokenize",
+            wrong_method(takes_body!(async |app, _: &Caller, body| tokens::detokenize(app, body).await)),
+        )
+        .route("/v1/models", wrong_method(get(status::models)))
+        .route("/v1/models/{*name}", wrong_method(get(status::model)))
+        .layer(from_fn_with_state(Arc::clone(&app), with_key));
+    let open = Router::new()
+        .route("/health", wrong_method(get(status::health)))
+        .route("/ready", wrong_method(get(status::ready)))
+        .route("/metrics", wrong_method(get(status::metrics)))
+        .route("/version", wrong_method(get(status::version)))
+        .route("/live", wrong_method(get(status::live)))
+        .merge(page::routes());
+    let routes = guarded.merge(open).fallback(no_such_path);
+    let routes = routes.layer(from_fn_with_state(Arc::clone(&app), observed));
+    let routes = match cors(&app.options.cors) {
+        Some(layer) => routes.layer(layer),
+        None => routes,
+    };
+    routes.with_state(app)
+}
+
+fn cors(origins: &[String]) -> Option<CorsLayer> {
+    let layer = CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID])
+        .expose_headers([REQUEST_ID]);
+    match origins {
+        [] => None,
+        [any] if any == "*" => Some(layer.allow_origin(AllowOrigin::any())),
+        origins => {
+            Some(layer.allow_origin(AllowOrigin::list(origins.iter().filter_map(|o| HeaderValue::from_str(o).ok()))))
+        }
+    }
+}
+
+async fn no_such_path(request: Request) -> ApiError {
+    let path: String = request.uri().path().chars().take(100).collect();
+    ApiError::not_found("not_found", format!("there is no {path} here; the API is below /v1"))
+}
+
+async fn no_such_method(request: Request) -> ApiError {
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError { status: StatusCode::METHOD_NOT_ALLOWED, ..ApiError::not_found("method_not_allowed", message) }
+}
+
+/// Lets those in that have a key, while the server takes requests.
+async fn with_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+    match app.options.keys.holder(request.headers()) {
+        Ok(holder) => {
+            if app.draining.load(Relaxed) && request.method() == Method::POST {
+                return ApiError::unavailable("the server is ending; ask another one").into_response();
+            }
+            if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
+                caller.holder = holder;
+            }
+            let name = app.options.keys.name(holder).to_owned();
+            let mut response = next.run(request).await;
+            response.extensions_mut().insert(KeyName(name));
+            response
+        }
+        Err(error) => error.into_response(),
+    }
+}
+
+/// The holder's name, for the log.
+#[derive(Clone)]
+struct KeyName(String);
+
+/// Gives the request an id, and writes a line when its response begins.
+async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+    let came = Instant::now();
+    let id = id_of(request.headers()).unwrap_or_else(|| new_id("req-"));
+    request.extensions_mut().insert(Caller { id: id.clone(), holder: Holder::default() });
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    app.metrics.responded(status);
+    let key = response.extensions().get::<KeyName>().map_or("-", |k| k.0.as_str());
+    let seconds = came.elapsed().as_secs_f64();
+    let quiet = matches!(path.as_str(), "/health" | "/ready" | "/metrics" | "/live");
+    if quiet {
+        tracing::debug!(id, %method, path, status, seconds, "request");
+    } else {
+        tracing::info!(id, %method, path, status, key, seconds, "request");
+    }
+    if let Ok(value) = HeaderValue::from_str(&id) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// The id that a client gave its request, if it is one that may go into a log.
+fn id_of(headers: &HeaderMap) -> Option<String> {
+    let id = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':');
+    ((1..=128).contains(&id.len()) && id.bytes().all(good)).then(|| id.to_owned())
+}
+
+/// The body of a request: whole, no longer than it may be, and in time.
+async fn read_body(app: &App, request: Request) -> ApiResult<Bytes> {
+    let most = app.options.max_body;
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length.and_then(|l| l.to_str().ok()).and_then(|l| l.parse::<u64>().ok());
+    if length.is_some_and(|length| length > most as u64) {
+        return Err(ApiError::too_large(most));
+    }
+    let kib = length.map_or(most, |length| length as usize).div_ceil(1024).max(1);
+    let budget = app.body_budget.acquire_many(kib as u32);
+    let read = async {
+        let _budget = budget.await;
+        Limited::new(request.into_body(), most).collect().await
+    };
+    let late = || {
+        let message = format!("the body of the request did not come within {:?}", app.options.read_timeout);
+        ApiError::timeout(StatusCode::REQUEST_TIMEOUT, message)
+    };
+    match tokio::time::timeout(app.options.read_timeout, read).await {
+        Err(_) => Err(late()),
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(most)),
+        Ok(Err(_)) => Err(ApiError::bad("the body of the request broke off")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_could_forge_a_log_are_replaced() {
+        let with = |id: &str| id_of(&HeaderMap::from_iter([(REQUEST_ID, HeaderValue::from_str(id).unwrap())]));
+        assert_eq!(with("abc-1.2:3_4").as_deref(), Some("abc-1.2:3_4"));
+        for bad in ["", "a b", "a\"b", "{}", &"x".repeat(129)] {
+            assert_eq!(with(bad), None, "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! One answer on its way to the client: tokens become text, reasoning and calls of tools.
+//!
+//! Streams and whole answers are made of the same pieces, so they cannot differ.
+
+use ridge_engine::{Logprobs, TextStream};
+use ridge_models::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::error::ApiResult;
+use crate::reasoning::Reasoning;
+use crate::tools::{Parser, Part};
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Ending {
+    /// `stop`, `length` or `tool_calls`.
+    pub(crate) reason: &'static str,
+    /// The stop string or token that ended it, if one did that the client named.
+    pub(crate) by: Value,
+}
+
+/// What a token adds to an answer.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Piece {
+    pub(crate) text: String,
+    pub(crate) reasoning: String,
+    /// Calls and arguments; no texts.
+    pub(crate) calls: Vec<Part>,
+    pub(crate) logprobs: Vec<Told>,
+    pub(crate) ids: Vec<u32>,
+    pub(crate) ending: Option<Ending>,
+}
+
+impl Piece {
+    /// Is there nothing in it that a client could read?
+    pub(crate) fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty() && self.ending.is_none()
+    }
+}
+
+/// What is told of a token's probability.
+#[derive(Clone, Debug)]
+pub(crate) struct Told {
+    pub(crate) token: Spelt,
+    pub(crate) logprob: f32,
+    pub(crate) top: Vec<(Spelt, f32)>,
+    /// Characters of the answer before it.
+    pub(crate) offset: usize,
+}
+
+/// A token by itself.
+#[derive(Clone, Debug)]
+pub(crate) struct Spelt {
+    pub(crate) text: String,
+    /// Its bytes, where they are text.
+    pub(crate) bytes: Option<Vec<u8>>,
+}
+
+/// Spells tokens.
+#[derive(Clone)]
+pub(crate) struct Speller {
+    tokenizer: Option<Tokenizer>,
+    /// A token with a text, and that text: what follows it is spelt as in the middle of one.
+    anchor: Option<(u32, String)>,
+    /// Write `token_id:7`.
+    as_ids: bool,
+}
+
+impl Speller {
+    pub(crate) fn new(tokenizer: Option<&Tokenizer>) -> Self {
+        let anchor = tokenizer.and_then(|t| {
+            let id = *t.encode("a", false).ok()?.last()?;
+            Some((id, t.decode(&[id], false).ok()?)).filter(|(_, text)| !text.is_empty())
+        });
+        Self { tokenizer: tokenizer.cloned(), anchor, as_ids: false }
+    }
+
+    pub(crate) fn with_ids(mut self, as_ids: bool) -> Self {
+        self.as_ids = as_ids;
+        self
+    }
+
+    pub(crate) fn spell(&self, id: u32) -> Spelt {
+        let text = self.text(id);
+        let bytes = text.as_ref().filter(|t| !t.contains('\u{fffd}')).map(|t| t.as_bytes().to_vec());
+        let text = if self.as_ids { format!("token_id:{id}") } else { text.unwrap_or_else(|| id.to_string()) };
+        Spelt { text, bytes }
+    }
+
+    fn text(&self, id: u32) -> Option<String> {
+        let tokenizer = self.tokenizer.as_ref()?;
+        match &self.anchor {
+            Some((anchor, before)) => {
+                let both = tokenizer.decode(&[*anchor, id], false).ok()?;
+                both.strip_prefix(before.as_str()).map(str::to_owned)
+            }
+            None => tokenizer.decode(&[id], false).ok(),
+        }
+    }
+}
+
+enum Text {
+    Stream(Box<TextStream>),
+    /// There is no tokenizer: ids stand for themselves.
+    Ids,
+}
+
+/// How an answer is taken apart.
+#[derive(Default)]
+pub(crate) struct Apart {
+    pub(crate) reasoning: Option<Reasoning>,
+    pub(crate) parser: Option<Parser>,
+    /// End the answer behind this many calls.
+    pub(crate) most_calls: Option<usize>,
+    /// Do calls that end the answer make it end with `tool_calls`?
+    pub(crate) calls_end: bool,
+}
+
+/// One answer.
+pub(crate) struct Choice {
+    text: Text,
+    apart: Apart,
+    speller: Speller,
+    /// Log-probabilities and ids that wait for a text to go with.
+    waiting: Piece,
+    /// Characters of text so far, held back or not.
+    offset: usize,
+    /// Tokens so far.
+    pub(crate) tokens: usize,
+    pub(crate) ended: bool,
+}
+
+impl Choice {
+    /// An answer to `prompt`.
+    pub(crate) fn new(
+        tokenizer: Option<&Tokenizer>,
+        prompt: &[u32],
+        stops: &[String],
+        apart: Apart,
+        speller: Speller,
+    ) -> ApiResult<Self> {
+        // Marks of reasoning and calls are special tokens in some vocabularies.
+        let marks = apart.reasoning.is_some() || apart.parser.is_some();
+        let text = match tokenizer {
+            Some(tokenizer) => {
+                let new = if marks { TextStream::with_special } else { TextStream::new };
+                let mut stream = new(tokenizer, stops);
+                stream.skip(prompt)?;
+                Text::Stream(Box::new(stream))
+            }
+            None => Text::Ids,
+        };
+        Ok(Self { text, apart, speller, waiting: Piece::default(), offset: 0, tokens: 0, ended: false })
+    }
+
+    /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
+    pub(crate) fn token(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<Piece> {
+        if self.ended {
+            return Ok(Piece::default());
+        }
+        self.tokens += 1;
+        self.waiting.ids.push(id);
+        if let Some(logprobs) = logprobs {
+            let token = self.speller.spell(id);
+            let length = token.text.chars().count();
+            let top = logprobs.top.iter().map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
+            self.waiting.logprobs.push(Told { token, logprob: logprobs.chosen, top, offset: self.offset });
+            self.offset += length;
+        }
+        let (text, stopped) = match &mut self.text {
+            Text::Stream(stream) => {
+                let text = stream.push(id)?;
+                (text, stream.stopped_by().map(|s| json!(s)))
+            }
+            Text::Ids => (format!("{id} "), None),
+        };
+        let mut piece = self.apart(&text);
+        let enough = self
+            .apart
+            .most_calls
+            .is_some_and(|most| self.apart.parser.as_ref().is_some_and(|parser| parser.calls_ended() >= most));
+        if stopped.is_some() || enough {
+            self.end_with("stop", stopped.unwrap_or_default(), &mut piece);
+        }
+        Ok(self.with_waiting(piece))
+    }
+
+    /// The engine has ended the answer, for `reason`, by the token `by` if the client named it.
+    pub(crate) fn end(&mut self, reason: &'static str, by: Option<u32>) -> ApiResult<Piece> {
+        if self.ended {
+            return Ok(Piece::default());
+        }
+        let (rest, stopped) = match &mut self.text {
+            Text::Stream(stream) => {
+                let rest = stream.finish()?;
+                (rest, stream.stopped_by().map(|s| json!(s)))
+            }
+            Text::Ids => (String::new(), None),
+        };
+        let mut piece = self.apart(&rest);
+        let reason = if stopped.is_some() { "stop" } else { reason };
+        self.end_with(reason, stopped.or(by.map(|id| json!(id))).unwrap_or_default(), &mut piece);
+        Ok(self.with_waiting(piece))
+    }
+
+    fn end_with(&mut self, reason: &'static str, by: Value, piece: &mut Piece) {
+        self.ended = true;
+        if let Some(reasoning) = &mut self.apart.reasoning {
+            let rest = reasoning.finish();
+            piece.reasoning += &rest.reasoning;
+            Self::parse(&mut self.apart.parser, &rest.answer, piece);
+        }
+        let mut called = false;
+        if let Some(parser) = &mut self.apart.parser {
+            let parts = parser.finish();
+            called = parser.calls() > 0;
+            take_parts(parts, piece);
+        }
+        if let Some(most) = self.apart.most_calls {
+            piece.calls.retain(
+                |part| !matches!(part, Part::Call { index, .. } | Part::Arguments { index, .. } if *index >= most),
+            );
+        }
+        let calls = called && self.apart.calls_end && reason == "stop";
+        piece.ending = Some(Ending { reason: if calls { "tool_calls" } else { reason }, by });
+    }
+
+    /// Takes `text` apart.
+    fn apart(&mut self, text: &str) -> Piece {
+        let mut piece = Piece::default();
+        match &mut self.apart.reasoning {
+            Some(reasoning) => {
+                let split = reasoning.push(text);
+                piece.reasoning = split.reasoning;
+                Self::parse(&mut self.apart.parser, &split.answer, &mut piece);
+            }
+            None => Self::parse(&mut self.apart.parser, text, &mut piece),
+        }
+        piece
+    }
+
+    fn parse(parser: &mut Option<Parser>, text: &str, piece: &mut Piece) {
+        match parser {
+            Some(parser) => take_parts(parser.push(text), piece),
+            None => piece.text.push_str(text),
+        }
+    }
+
+    /// What waited goes with the first piece that a client can read.
+    fn with_waiting(&mut self, mut piece: Piece) -> Piece {
+        if !piece.is_empty() {
+            let waiting = std::mem::take(&mut self.waiting);
+            (piece.logprobs, piece.ids) = (waiting.logprobs, waiting.ids);
+        }
+        piece
+    }
+}
+
+fn take_parts(parts: Vec<Part>, piece: &mut Piece) {
+    for part in parts {
+        match part {
+            Part::Text(text) => piece.text.push_str(&text),
+            call => piece.calls.push(call),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_models::ModelFiles;
+
+    use super::*;
+    use crate::tools::Style;
+
+    fn tokenizer() -> Tokenizer {
+        ModelFiles::open(None).unwrap().tokenizer().unwrap()
+    }
+
+    fn choice(stops: &[&str], apart: Apart) -> Choice {
+        let tokenizer = tokenizer();
+        let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
+        Choice::new(Some(&tokenizer), &[1], &stops, apart, Speller::new(Some(&tokenizer))).unwrap()
+    }
+
+    fn said(choice: &mut Choice, text: &str) -> (String, Vec<Part>, Option<Ending>) {
+        let (mut whole, mut calls, mut ending) = (String::new(), Vec::new(), None);
+        let mut take = |piece: Piece| {
+            whole += &piece.text;
+            calls.extend(piece.calls);
+            ending = ending.take().or(piece.ending);
+        };
+        for id in tokenizer().encode(text, false).unwrap() {
+            take(choice.token(id, None).unwrap());
+        }
+        take(choice.end("length", None).unwrap());
+        (whole, calls, ending)
+    }
+
+    #[test]
+    fn stop_strings_end_answers_and_are_named() {
+        let mut choice = choice(&["park", "zzz"], Apart::default());
+        let (text, _, ending) = said(&mut choice, "She went to the park. It was");
+        assert_eq!(text.trim_start(), "She went to the ");
+        assert_eq!(ending, Some(Ending { reason: "stop", by: json!("park") }));
+    }
+
+    #[test]
+    fn one_call_ends_an_answer_that_may_make_but_one() {
+        let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
+        let parser = || Some(Parser::new(Style::Hermes, vec!["f".into()]));
+        let count = |calls: &[Part]| calls.iter().filter(|c| matches!(c, Part::Call { .. })).count();
+        let mut both = choice(&[], Apart { parser: parser(), calls_end: true, ..Apart::default() });
+        let (_, calls, ending) = said(&mut both, &format!("{call}{call}"));
+        assert_eq!((count(&calls), ending.unwrap().reason), (2, "length"));
+        let apart = Apart { parser: parser(), calls_end: true, most_calls: Some(1), ..Apart::default() };
+        let (_, calls, ending) = said(&mut choice(&[], apart), &format!("{call}{call}"));
+        assert_eq!((count(&calls), ending.unwrap().reason), (1, "tool_calls"));
+    }
+
+    #[test]
+    fn tokens_are_spelt_as_in_the_middle_of_a_text() {
+        let tokenizer = tokenizer();
+        let speller = Speller::new(Some(&tokenizer));
+        let ids = tokenizer.encode("Lily went to", false).unwrap();
+        let spelt: String = ids.iter().map(|id| speller.spell(*id).text).collect();
+        assert_eq!(spelt.trim_start(), "Lily went to");
+        assert_eq!(speller.with_ids(true).spell(7).text, "token_id:7");
+    }
+}

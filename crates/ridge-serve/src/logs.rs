@@ -1,0 +1,23 @@
+//! The log: a line for each thing that happens, on standard error.
+
+use tracing::Level;
+
+/// How lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object each.
+    Json,
+}
+
+/// Starts the log of the process, up to `level`. It has no prompts and no answers unless
+/// [`ServeOptions::log_prompts`](crate::ServeOptions::log_prompts) says so.
+pub fn start_log(format: LogFormat, level: Level) {
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(level).with_target(false);
+    // A log that was started before goes on.
+    let _ = match format {
+        LogFormat::Text => log.with_ansi(false).try_init(),
+        LogFormat::Json => log.json().flatten_event(true).try_init(),
+    };
+}

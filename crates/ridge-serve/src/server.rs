@@ -1,0 +1,159 @@
+//! Listening, connections, and the end.
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, Semaphore};
+use tower_service::Service as _;
+
+use crate::api;
+use crate::app::{App, Device, Runs, ServeOptions, ServedModel};
+use crate::connection::Impatient;
+use crate::embedding::EmbedWorker;
+use crate::error::ServeError;
+use crate::metrics::Metrics;
+use crate::worker::Worker;
+
+/// Bytes of a request's head at most.
+const MOST_HEAD: usize = 64 << 10;
+const MOST_HEADERS: usize = 100;
+/// Threads that serve connections; what computes has its own.
+const THREADS: usize = 2;
+
+/// Listens at `host` and `port`.
+///
+/// # Errors
+/// Says what is in the way, such as another program at that port.
+pub fn listen(host: &str, port: u16) -> Result<TcpListener, ServeError> {
+    TcpListener::bind((host, port)).map_err(|cause| ServeError::Listen { address: format!("{host}:{port}"), cause })
+}
+
+/// Serves `model` at `listener` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
+/// and those that run have [`ServeOptions::drain`] to end. A second signal ends at once.
+///
+/// # Errors
+/// When the system refuses threads or signals.
+pub fn serve(listener: TcpListener, model: ServedModel, options: ServeOptions) -> Result<(), ServeError> {
+    let metrics = Arc::new(Metrics::default());
+    let ServedModel { name, tokenizer, templates, eos, context, runs } = model;
+    let most = options.max_requests;
+    let (device, thread) = match runs {
+        Runs::Engine(engine) => {
+            let (worker, thread) = Worker::start(*engine, most, Arc::clone(&metrics))?;
+            (Device::Engine(worker), thread)
+        }
+        Runs::Embedder(embedder) => {
+            let (worker, thread) = EmbedWorker::start(*embedder, most)?;
+            (Device::Embedder(worker), thread)
+        }
+    };
+    let app = Arc::new(App::new((name, tokenizer, templates, eos, context), options, device, metrics));
+    let runtime = Builder::new_multi_thread().worker_threads(THREADS).max_blocking_threads(16).enable_all().build()?;
+    let drained = runtime.block_on(run(listener, Arc::clone(&app)))?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    // The thread ends when nothing runs and nobody can send any more; one that hangs is left to the system.
+    if let Device::Engine(worker) = &app.worker {
+        worker.drain();
+    }
+    let engine_stopped = drained && thread_ends(&thread, Duration::from_secs(5), app);
+    tracing::info!(drained, engine_stopped, "ended");
+    Ok(())
+}
+
+fn thread_ends(thread: &std::thread::JoinHandle<()>, patience: Duration, app: Arc<App>) -> bool {
+    drop(app);
+    let until = Instant::now() + patience;
+    while !thread.is_finished() && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    thread.is_finished()
+}
+
+/// Accepts connections until a signal comes, then waits for them. True if all ended in time.
+async fn run(listener: TcpListener, app: Arc<App>) -> Result<bool, ServeError> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let router = api::router(Arc::clone(&app));
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(app.options.max_connections));
+    let told = Arc::new(Notify::new());
+    let teller = Arc::clone(&told);
+    tokio::spawn(async move {
+        loop {
+            let term = std::pin::pin!(terminate.recv());
+            let int = std::pin::pin!(interrupt.recv());
+            futures_util::future::select(term, int).await;
+            teller.notify_one();
+        }
+    });
+    loop {
+        let accept = std::pin::pin!(accept(&listener, &places));
+        let signal = std::pin::pin!(told.notified());
+        let (stream, place) = match futures_util::future::select(signal, accept).await {
+            futures_util::future::Either::Left(_) => break,
+            futures_util::future::Either::Right((accepted, _)) => accepted,
+        };
+        let _ = stream.set_nodelay(true);
+        let io = TokioIo::new(Impatient::new(stream, app.options.write_timeout));
+        let router = router.clone();
+        let service = service_fn(move |request: Request<Incoming>| answer(router.clone(), request));
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(app.options.read_timeout)
+            .max_buf_size(MOST_HEAD)
+            .max_headers(MOST_HEADERS)
+            .serve_connection(io, service);
+        let connection = graceful.watch(connection);
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection broke off");
+            }
+            drop(place);
+        });
+    }
+    drop(listener);
+    app.draining.store(true, Relaxed);
+    tracing::info!(seconds = app.options.drain.as_secs(), "ending: waiting for answers that run");
+    let all = std::pin::pin!(tokio::time::timeout(app.options.drain, graceful.shutdown()));
+    let again = std::pin::pin!(told.notified());
+    Ok(match futures_util::future::select(all, again).await {
+        futures_util::future::Either::Left((in_time, _)) => in_time.is_ok(),
+        futures_util::future::Either::Right(_) => false,
+    })
+}
+
+/// The next connection, once there is a place for it.
+async fn accept(
+    listener: &tokio::net::TcpListener,
+    places: &Arc<Semaphore>,
+) -> (tokio::net::TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
+    let place = Arc::clone(places).acquire_owned().await.ok();
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return (stream, place),
+            Err(error) => {
+                // Out of files, or the client left already: neither ends the server.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn answer(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    router.call(request).await
+}

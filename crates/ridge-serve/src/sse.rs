@@ -1,0 +1,117 @@
+//! Answers as a stream of server-sent events.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, Response, header};
+use http_body::Frame;
+use serde_json::Value;
+use tokio::time::Interval;
+
+use crate::answers::{Answers, Usage};
+use crate::choice::Piece;
+
+/// Makes the chunks that a kind of request streams.
+pub(crate) trait Chunks: Send + 'static {
+    /// What comes before all answers.
+    fn first(&mut self) -> Vec<Value>;
+    /// What a piece of answer `index` becomes. `usage` is that of all answers so far.
+    fn piece(&mut self, index: usize, piece: Piece, usage: Usage) -> Vec<Value>;
+    /// What comes behind all answers.
+    fn last(&mut self, usage: Usage) -> Vec<Value>;
+}
+
+/// A comment is sent when nothing else was for so long: proxies cut connections that are silent.
+const SILENCE: Duration = Duration::from_secs(15);
+
+/// The body: it pulls, so that a client that reads slowly is not answered faster than it reads.
+struct Stream<C> {
+    answers: Answers,
+    chunks: C,
+    ready: VecDeque<Bytes>,
+    silence: Interval,
+    state: State,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    Start,
+    Running,
+    Ended,
+}
+
+/// The response that streams `answers`.
+pub(crate) fn response<C: Chunks + Unpin>(answers: Answers, chunks: C) -> Response<Body> {
+    let mut silence = tokio::time::interval(SILENCE);
+    silence.reset();
+    let stream = Stream { answers, chunks, ready: VecDeque::new(), silence, state: State::Start };
+    let mut response = Response::new(Body::new(stream));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx would hold the events back.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+impl<C: Chunks> Stream<C> {
+    fn say(&mut self, values: impl IntoIterator<Item = Value>) {
+        let event = |value: Value| Bytes::from(format!("data: {value}\n\n"));
+        self.ready.extend(values.into_iter().map(event));
+    }
+
+    /// Makes something ready, or nothing if the stream has ended.
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self.state {
+            State::Ended => return Poll::Ready(()),
+            State::Start => {
+                let first = self.chunks.first();
+                self.say(first);
+                self.state = State::Running;
+            }
+            State::Running => {}
+        }
+        while self.ready.is_empty() {
+            match self.answers.poll_next(cx) {
+                Poll::Ready(Some(Ok((index, piece)))) => {
+                    let usage = self.answers.usage();
+                    let values = self.chunks.piece(index, piece, usage);
+                    self.say(values);
+                }
+                Poll::Ready(end) => {
+                    let usage = self.answers.usage();
+                    let values = match end {
+                        Some(Err(error)) => vec![error.body()],
+                        _ => self.chunks.last(usage),
+                    };
+                    self.say(values);
+                    self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
+                    self.state = State::Ended;
+                }
+                Poll::Pending if self.silence.poll_tick(cx).is_ready() => {
+                    self.ready.push_back(Bytes::from_static(b": still here\n\n"));
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+impl<C: Chunks + Unpin> http_body::Body for Stream<C> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let stream = &mut *self;
+        if stream.ready.is_empty() && stream.poll_more(cx).is_pending() {
+            return Poll::Pending;
+        }
+        stream.silence.reset();
+        Poll::Ready(stream.ready.pop_front().map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,268 @@
+//! The one thread that owns the engine, and how requests reach it.
+//!
+//! The thread never waits for a client: requests come by a channel that it looks into between steps, and tokens leave by
+//! a bounded channel for each request. A request whose channel is full is cut. If the thread panics, every channel is
+//! dropped, so that every request that waits is told, and [`Worker::health`] says so from then on.
+
+mod runner;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, OnceLock, mpsc as std_mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ridge_engine::{Engine, Logprobs, Sampling};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::{ApiError, ApiResult};
+use crate::keys::Holder;
+use crate::metrics::Metrics;
+use crate::wire::constraint::Asked;
+
+/// What one prompt asks of the engine.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) prompt: Vec<u32>,
+    /// Answers to give: choices `first` to `first + n` of the request.
+    pub(crate) n: usize,
+    pub(crate) first: usize,
+    pub(crate) sampling: Sampling,
+    pub(crate) max_tokens: usize,
+    pub(crate) min_tokens: usize,
+    /// Tokens that end an answer, those of the model first.
+    pub(crate) eos: Vec<u32>,
+    pub(crate) stop_tokens: Vec<u32>,
+    pub(crate) form: Asked,
+    pub(crate) priority: i32,
+    pub(crate) holder: Holder,
+}
+
+/// What comes of a job.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Token {
+        choice: usize,
+        id: u32,
+        logprobs: Option<Logprobs>,
+    },
+    /// An answer has ended, perhaps by a token that the client named.
+    End {
+        choice: usize,
+        reason: &'static str,
+        by: Option<u32>,
+    },
+    /// Tokens of the prompt that were in the cache.
+    Cached(usize),
+    Failed(ApiError),
+}
+
+/// Events of one request that wait for its client at most. A client that reads as fast as the engine writes never has
+/// more than a few.
+pub(crate) const MOST_EVENTS: usize = 1024;
+
+/// What the engine has at one moment, as it was after its last step.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) running: usize,
+    pub(crate) waiting: usize,
+    pub(crate) blocks_free: usize,
+    pub(crate) blocks_total: usize,
+    pub(crate) steps: u64,
+}
+
+enum Command {
+    Submit(Box<Submit>),
+    Cancel {
+        job: u64,
+        choice: Option<usize>,
+    },
+    /// End when nothing runs any more.
+    Drain,
+}
+
+struct Submit {
+    job: Job,
+    id: u64,
+    came: Instant,
+    events: mpsc::Sender<Event>,
+    cut: Arc<OnceLock<ApiError>>,
+    reply: oneshot::Sender<ApiResult<()>>,
+}
+
+/// What the thread and the requests share.
+pub(crate) struct Shared {
+    pub(crate) metrics: Arc<Metrics>,
+    snapshot: Mutex<Snapshot>,
+    /// Jobs that were submitted and have not ended.
+    jobs: AtomicUsize,
+    next: AtomicU64,
+    /// Milliseconds from `started` to the last sign of progress.
+    progress: AtomicU64,
+    dead: AtomicBool,
+    started: Instant,
+}
+
+/// The way to the engine's thread. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    commands: std_mpsc::Sender<Command>,
+    pub(crate) shared: Arc<Shared>,
+    /// Jobs at a time, waiting ones included.
+    most: usize,
+}
+
+/// Is the engine well?
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Well,
+    /// There is work, and no step has ended for this long.
+    Stalled(Duration),
+    /// Its thread has ended.
+    Dead,
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub(crate) fn start(
+        engine: Engine,
+        most: usize,
+        metrics: Arc<Metrics>,
+    ) -> std::io::Result<(Self, thread::JoinHandle<()>)> {
+        let (commands, orders) = std_mpsc::channel();
+        let shared = Arc::new(Shared {
+            metrics,
+            snapshot: Mutex::default(),
+            jobs: AtomicUsize::new(0),
+            next: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+            dead: AtomicBool::new(false),
+            started: Instant::now(),
+        });
+        let of_thread = Arc::clone(&shared);
+        let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || {
+            // A panic unwinds through the runner, which drops every channel.
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| runner::Runner::new(engine, Arc::clone(&of_thread)).run(&orders)));
+            of_thread.dead.store(true, Relaxed);
+            drop(orders);
+            if outcome.is_err() {
+                tracing::error!(
+                    "the engine's thread has panicked; no request is answered any more: start the server again"
+                );
+            }
+        })?;
+        Ok((Self { commands, shared, most }, thread))
+    }
+
+    /// Hands a job to the engine, which accepts or refuses it between two steps.
+    pub(crate) fn submit(&self, job: Job, events: mpsc::Sender<Event>) -> ApiResult<Submitted> {
+        let waiting = self.shared.jobs.fetch_add(1, Relaxed);
+        if waiting == 0 {
+            // What comes after idleness is no standstill.
+            self.shared.progressed();
+        }
+        let id = self.shared.next.fetch_add(1, Relaxed);
+        let cut = Arc::new(OnceLock::new());
+        let (first, n) = (job.first, job.n);
+        // From here on, dropping the ticket undoes what is done.
+        let running = (first..first + n).collect();
+        let ticket = Ticket { worker: self.clone(), id, running, cut: Arc::clone(&cut) };
+        if waiting >= self.most {
+            let message =
+                format!("{waiting} requests run or wait already, as many as this server takes; try again later");
+            return Err(ApiError::overloaded(message));
+        }
+        let (reply, accepted) = oneshot::channel();
+        let submit = Submit { job, id, came: Instant::now(), events, cut, reply };
+        self.commands.send(Command::Submit(Box::new(submit))).map_err(|_| stopped())?;
+        Ok(Submitted { ticket, accepted })
+    }
+
+    /// Tells the thread to end when all jobs have.
+    pub(crate) fn drain(&self) {
+        let _ = self.commands.send(Command::Drain);
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.shared.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Jobs that run or wait.
+    pub(crate) fn jobs(&self) -> usize {
+        self.shared.jobs.load(Relaxed)
+    }
+
+    /// Is the engine well, where it may take `patience` for a step?
+    pub(crate) fn health(&self, patience: Duration) -> Health {
+        if self.shared.dead.load(Relaxed) {
+            return Health::Dead;
+        }
+        let since =
+            self.shared.started.elapsed().saturating_sub(Duration::from_millis(self.shared.progress.load(Relaxed)));
+        if self.jobs() > 0 && since > patience { Health::Stalled(since) } else { Health::Well }
+    }
+}
+
+impl Shared {
+    /// A step has ended, or there is nothing to do.
+    fn progressed(&self) {
+        self.progress.store(self.started.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    fn publish(&self, snapshot: Snapshot) {
+        *self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = snapshot;
+    }
+}
+
+/// What a request is told when the engine's thread has ended.
+pub(crate) fn stopped() -> ApiError {
+    ApiError::unavailable("the engine has stopped; see the server's log")
+}
+
+/// A job that the engine has not answered yet.
+pub(crate) struct Submitted {
+    ticket: Ticket,
+    accepted: oneshot::Receiver<ApiResult<()>>,
+}
+
+impl Submitted {
+    /// The job, once the engine has accepted it.
+    pub(crate) async fn accepted(self) -> ApiResult<Ticket> {
+        self.accepted.await.map_err(|_| stopped())??;
+        Ok(self.ticket)
+    }
+}
+
+/// A job that was submitted. Dropping it cancels those of its answers that have not ended.
+pub(crate) struct Ticket {
+    worker: Worker,
+    id: u64,
+    /// Choices that have not ended.
+    running: Vec<usize>,
+    cut: Arc<OnceLock<ApiError>>,
+}
+
+impl Ticket {
+    /// Answer `choice` has ended, perhaps before the engine knows.
+    pub(crate) fn ended(&mut self, choice: usize) {
+        if let Some(at) = self.running.iter().position(|c| *c == choice) {
+            self.running.swap_remove(at);
+            let _ = self.worker.commands.send(Command::Cancel { job: self.id, choice: Some(choice) });
+        }
+    }
+
+    /// Why the engine cut the job, if it did.
+    pub(crate) fn why_cut(&self) -> Option<ApiError> {
+        self.cut.get().cloned()
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.worker.shared.jobs.fetch_sub(1, Relaxed);
+        if !self.running.is_empty() {
+            let _ = self.worker.commands.send(Command::Cancel { job: self.id, choice: None });
+        }
+    }
+}
