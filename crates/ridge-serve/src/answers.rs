@@ -94,10 +94,6 @@ impl Answers {
         let (index, piece) = match event {
             Event::Token { choice, id, logprobs } => (choice, self.choices[choice].token(id, logprobs.as_ref())?),
             Event::End { choice, reason, by } => (choice, self.choices[choice].end(reason, by)?),
-            Event::Cached(tokens) => {
-                self.cached_tokens += tokens;
-                return Ok(None);
-            }
             Event::Failed(error) => return Err(error),
         };
         if piece.ending.is_some() {

@@ -52,8 +52,6 @@ pub(crate) enum Event {
         reason: &'static str,
         by: Option<u32>,
     },
-    /// Tokens of the prompt that were in the cache.
-    Cached(usize),
     Failed(ApiError),
 }
 

@@ -139,7 +139,7 @@ impl Runner {
     }
 
     fn admit(&mut self) {
-        while let Some(mut run) = self.waiting.pop_front() {
+        while let Some(mut run) = self.next_waiting() {
             let sampling = ridge_engine::Sampling { seed: run.seed, ..run.request.sampling.clone() };
             let Some(sequence) = self.engine.start(sampling, run.request.prompt.len()) else {
                 self.waiting.push_front(run);
@@ -150,6 +150,16 @@ impl Runner {
             self.shared.metrics.prompt_tokens.add(run.request.prompt.len() as u64);
             self.running.push(run);
         }
+    }
+
+    /// The next answer: by priority, then of the holder of a key that has the fewest, then by when it came.
+    fn next_waiting(&mut self) -> Option<Run> {
+        let order = |run: &Run| {
+            let same = |other: &&Run| other.request.holder == run.request.holder;
+            (run.request.priority, self.running.iter().filter(same).count())
+        };
+        let (at, _) = self.waiting.iter().enumerate().min_by_key(|(_, run)| order(run))?;
+        self.waiting.remove(at)
     }
 
     fn step(&mut self) {
