@@ -1,7 +1,8 @@
 //! Listening, connections, and the end.
 
 use std::convert::Infallible;
-use std::net::TcpListener;
+use std::io;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -14,6 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use socket2::{Domain, Protocol, Socket, Type};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, Semaphore};
@@ -33,12 +35,34 @@ const MOST_HEADERS: usize = 100;
 /// Threads that serve connections; what computes has its own.
 const THREADS: usize = 2;
 
+/// Connections that wait to be accepted at most.
+const BACKLOG: i32 = 4096;
+
 /// Listens at `host` and `port`.
 ///
 /// # Errors
 /// Says what is in the way, such as another program at that port.
 pub fn listen(host: &str, port: u16) -> Result<TcpListener, ServeError> {
-    TcpListener::bind((host, port)).map_err(|cause| ServeError::Listen { address: format!("{host}:{port}"), cause })
+    let fail = |cause| ServeError::Listen { address: format!("{host}:{port}"), cause };
+    let mut outcome = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+    for address in (host, port).to_socket_addrs().map_err(fail)? {
+        outcome = listen_at(address);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome.map_err(fail)
+}
+
+/// The standard library's listener lets 128 connections wait, and a crowd that comes at once is more.
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    // A server that is started again need not wait for its predecessor's connections to be forgotten.
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Serves `model` at `listener` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,

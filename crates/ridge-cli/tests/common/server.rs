@@ -80,6 +80,9 @@ impl Server {
         // The log must not fill the pipe; a panic in it fails the test that made it.
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
+                if std::env::var_os("RIDGE_TEST_LOG").is_some() {
+                    eprintln!("{line}");
+                }
                 assert!(!line.contains("panicked"), "{line}");
             }
         });
@@ -177,7 +180,8 @@ impl Drop for Server {
 pub fn read_answer(stream: &mut TcpStream) -> Answer {
     let mut bytes = Vec::new();
     // A reset behind a refusal leaves what was read.
-    let _ = stream.read_to_end(&mut bytes);
+    let ended = stream.read_to_end(&mut bytes);
+    assert!(!bytes.is_empty(), "no answer: {ended:?}");
     parse(&bytes)
 }
 
