@@ -17,7 +17,7 @@ fn ask(i: usize) -> Value {
     const PROMPTS: [&str; 4] = ["Once upon a time", "Lily and the dog", "The sun was", "One day, a boy named Tim"];
     json!({
         "prompt": PROMPTS[i % 4], "max_tokens": 5 + i * 7 % 60, "temperature": i % 3, "seed": i, "stream": true,
-        "top_k": 50, "stop": if i % 5 == 0 { json!(["dog", "."]) } else { Value::Null },
+        "top_k": 50, "stop": if i.is_multiple_of(5) { json!(["dog", "."]) } else { Value::Null },
     })
 }
 
