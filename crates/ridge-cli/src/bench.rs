@@ -300,13 +300,14 @@ fn timed(engine: &mut Engine, model: &Model, test: Test, depth: usize, batch: us
 }
 
 /// Rates that the machine was measured to reach.
-struct Machine {
+pub(crate) struct Machine {
     memory: Figure<BytesPerSecond>,
     arithmetic: Figure<FlopsPerSecond>,
 }
 
 impl Machine {
-    fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
+    /// For a model with this many tokens in the cache, on this many threads.
+    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
         let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
         spinner.now("measuring memory");
@@ -328,7 +329,7 @@ impl Machine {
         Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
     }
 
-    fn roofline(&self) -> Roofline {
+    pub(crate) fn roofline(&self) -> Roofline {
         Roofline { bandwidth: self.memory.value, peak: self.arithmetic.value }
     }
 }

@@ -6,17 +6,21 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions};
+use ridge_engine::costs::StepCost;
+use ridge_engine::service::{Policy, Service, ServiceOptions};
+use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
+use ridge_hw::units::{Bytes, Flops};
 use ridge_models::template::Clock;
 use ridge_models::{ChatInput, ChatTemplates, Model, ModelFiles, Pooling, Tokenizer};
 use ridge_runtime::{Backend, Session};
-use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, Runs, ServeOptions, ServedModel, listen, serve, start_log};
+use ridge_serve::{Floor, KEY_VARIABLE, Keys, LogFormat, Runs, ServeOptions, ServedModel, listen, serve, start_log};
 
 use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, device, whole};
+use crate::bench::Machine;
 use crate::error::Result;
 use crate::input;
 use crate::model::{self, Prepared, Running};
-use crate::output::{count, note};
+use crate::output::{Spinner, count, note};
 use crate::settings::{ModelSettings, refused};
 
 /// Serve a model over HTTP, by OpenAI's API, to many users at a time
@@ -91,6 +95,19 @@ pub(crate) struct ServeArgs {
     )]
     chunk: usize,
 
+    /// Whose tokens a step runs first when not all fit: of whoever came first, of the smallest `priority`, of those due
+    /// first, or of the key that was served least
+    #[arg(long, value_enum, default_value = "first-come", help_heading = "Running")]
+    policy: PolicyArg,
+
+    /// Compute every prompt anew, also where the cache has its beginning
+    #[arg(long, help_heading = "Running")]
+    no_prefix_cache: bool,
+
+    /// Do not measure what the machine reaches, which takes half a second, to tell each step's time beside its floor
+    #[arg(long, help_heading = "Running")]
+    no_roofline: bool,
+
     /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
     #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
     device: DeviceChoice,
@@ -155,6 +172,25 @@ pub(crate) struct ServeArgs {
 }
 
 const SECONDS: u64 = 86400;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum PolicyArg {
+    FirstCome,
+    Priority,
+    Deadline,
+    Fair,
+}
+
+impl PolicyArg {
+    fn policy(self) -> Policy {
+        match self {
+            Self::FirstCome => Policy::FirstCome,
+            Self::Priority => Policy::Priority,
+            Self::Deadline => Policy::Deadline,
+            Self::Fair => Policy::Fair,
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormatArg {
@@ -222,6 +258,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         cors: args.cors_origin.clone(),
         max_body: args.max_body << 20,
         max_connections: args.max_connections,
+        priorities: args.policy == PolicyArg::Priority,
         max_requests: args.max_requests,
         read_timeout: seconds(args.read_timeout),
         write_timeout: seconds(args.write_timeout),
@@ -284,8 +321,12 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let workspace = |model: &Model, backend: &dyn Backend| {
         model::step_bytes(&model.graph, backend, &["next"], (chunk, args.sequences), (context, model))
     };
-    let Prepared { session, model, .. } = model::prepare(files, &config, settings, &running, tokens, workspace)?;
-    let engine = Engine::new(session, &model, EngineOptions { context, sequences: args.sequences, chunk, blocks: None })?;
+    let prepared = model::prepare(files, &config, settings, &running, tokens, workspace)?;
+    let floor = if args.no_roofline { None } else { floor(&prepared, tokens)? };
+    let Prepared { session, model, .. } = prepared;
+    let engine = EngineOptions { context, sequences: args.sequences, chunk };
+    let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
+    let service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();
     if let Some(tokenizer) = &tokenizer {
         let input = ChatInput::new(Vec::new(), Clock::now_utc());
@@ -293,8 +334,20 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     }
     eos.sort_unstable();
     eos.dedup();
-    let runs = Runs::Engine(Box::new(engine));
+    let runs = Runs::Engine(Box::new(service), floor);
     Ok(ServedModel { name: name(args, files), tokenizer, templates, eos, context, runs })
+}
+
+/// Tells what a step takes at least, by what this machine was measured to reach.
+fn floor(prepared: &Prepared, cached: usize) -> Result<Option<Floor>> {
+    // Only CPUs are measured.
+    let Some(threads) = prepared.threads else { return Ok(None) };
+    let cost = StepCost::new(&prepared.model, prepared.session.backend().kernels())?;
+    let roofline = Machine::measure(&prepared.model, cached, threads, &Spinner::new())?.roofline();
+    Ok(Some(Box::new(move |work: &[(usize, usize)]| {
+        let work = cost.at(work).ok()?;
+        Duration::try_from_secs_f64(roofline.floor(Flops(work.flops), Bytes(work.bytes)).as_f64()).ok()
+    })))
 }
 
 fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<ServedModel> {

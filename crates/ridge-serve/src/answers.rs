@@ -30,7 +30,11 @@ pub(crate) struct Answers {
     /// The jobs that give the answers.
     tickets: Vec<Ticket>,
     prompt_tokens: usize,
+    /// Tokens that the client named to end answers.
+    own_stops: Vec<u32>,
     cached_tokens: usize,
+    /// Jobs that are over.
+    jobs_over: usize,
     deadline: Option<Pin<Box<Sleep>>>,
     /// What went wrong, once something has.
     failed: bool,
@@ -43,11 +47,22 @@ impl Answers {
         choices: Vec<Choice>,
         events: mpsc::Receiver<Event>,
         tickets: Vec<Ticket>,
-        prompt_tokens: usize,
+        (prompt_tokens, own_stops): (usize, Vec<u32>),
         limit: Option<Duration>,
     ) -> Self {
         let deadline = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
-        Self { choices, events, tickets, prompt_tokens, cached_tokens: 0, deadline, failed: false, id }
+        Self {
+            choices,
+            events,
+            tickets,
+            prompt_tokens,
+            own_stops,
+            cached_tokens: 0,
+            jobs_over: 0,
+            deadline,
+            failed: false,
+            id,
+        }
     }
 
     pub(crate) fn usage(&self) -> Usage {
@@ -55,8 +70,9 @@ impl Answers {
         Usage { prompt: self.prompt_tokens, cached: self.cached_tokens, completion }
     }
 
+    /// Have all answers ended, and all jobs said what they took?
     fn ended(&self) -> bool {
-        self.failed || self.choices.iter().all(|c| c.ended)
+        self.failed || self.jobs_over == self.tickets.len() && self.choices.iter().all(|c| c.ended)
     }
 
     /// The next piece that is not empty, and the answer that it belongs to; `None` when all have ended.
@@ -91,15 +107,27 @@ impl Answers {
     }
 
     fn take(&mut self, event: Event) -> ApiResult<Option<(usize, Piece)>> {
-        let (index, piece) = match event {
-            Event::Token { choice, id, logprobs } => (choice, self.choices[choice].token(id, logprobs.as_ref())?),
-            Event::End { choice, reason, by } => (choice, self.choices[choice].end(reason, by)?),
+        let (index, piece, engine_knows) = match event {
+            Event::Token { choice, id, logprobs } => {
+                (choice, self.choices[choice].token(id, logprobs.as_ref())?, false)
+            }
+            Event::End { choice, reason, by } => {
+                let by = by.filter(|id| self.own_stops.contains(id));
+                (choice, self.choices[choice].end(reason, by)?, true)
+            }
+            Event::Cached(tokens) => {
+                self.cached_tokens += tokens;
+                self.jobs_over += 1;
+                return Ok(None);
+            }
+            Event::Prompt { first, n, logprobs } => {
+                self.choices[first..first + n].iter_mut().for_each(|choice| choice.prompt(&logprobs));
+                return Ok(None);
+            }
             Event::Failed(error) => return Err(error),
         };
         if piece.ending.is_some() {
-            for ticket in &mut self.tickets {
-                ticket.ended(index);
-            }
+            self.tickets.iter_mut().for_each(|ticket| ticket.ended(index, engine_knows));
         }
         Ok(Some((index, piece)).filter(|(_, piece)| !piece.is_empty()))
     }
@@ -176,7 +204,7 @@ impl Whole {
 
     /// How likely a token of it was on average: what the best of several is chosen by.
     pub(crate) fn mean_logprob(&self) -> f64 {
-        let sum: f64 = self.logprobs.iter().map(|t| f64::from(t.logprob)).sum();
+        let sum: f64 = self.logprobs.iter().map(|t| t.logprob.map_or(0.0, f64::from)).sum();
         sum / self.logprobs.len().max(1) as f64
     }
 }

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ridge_engine::{Embedder, Engine};
+use ridge_engine::Embedder;
+use ridge_engine::service::Service;
 use ridge_models::{ChatTemplates, Tokenizer};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -13,7 +14,7 @@ use crate::embedding::EmbedWorker;
 use crate::error::{ApiError, ApiResult};
 use crate::keys::Keys;
 use crate::metrics::Metrics;
-use crate::worker::Worker;
+use crate::worker::{Floor, Worker};
 
 /// The model that a server has.
 pub struct ServedModel {
@@ -33,8 +34,8 @@ pub struct ServedModel {
 
 /// What runs a model.
 pub enum Runs {
-    /// It generates.
-    Engine(Box<Engine>),
+    /// It generates; perhaps with what tells the floor of a step.
+    Engine(Box<Service>, Option<Floor>),
     /// It makes vectors of texts.
     Embedder(Box<Embedder>),
 }
@@ -50,6 +51,8 @@ pub struct ServeOptions {
     pub max_body: usize,
     /// Connections at a time at most.
     pub max_connections: usize,
+    /// Does the engine heed the priority that a request may have?
+    pub priorities: bool,
     /// Requests that run or wait at most.
     pub max_requests: usize,
     /// How long a client may take to send the head of a request, and its body.
@@ -73,6 +76,7 @@ impl Default for ServeOptions {
             cors: Vec::new(),
             max_body: 16 << 20,
             max_connections: 4096,
+            priorities: false,
             max_requests: 2048,
             read_timeout: Duration::from_secs(15),
             write_timeout: Duration::from_secs(30),

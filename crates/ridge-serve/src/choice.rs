@@ -42,9 +42,10 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub(crate) token: Spelt,
-    pub(crate) logprob: f32,
+    /// Not known of the first token of a prompt.
+    pub(crate) logprob: Option<f32>,
     pub(crate) top: Vec<(Spelt, f32)>,
-    /// Characters of the answer before it.
+    /// Characters of the text before it.
     pub(crate) offset: usize,
 }
 
@@ -87,6 +88,10 @@ impl Speller {
         Spelt { text, bytes }
     }
 
+    fn is_special(&self, id: u32) -> bool {
+        self.tokenizer.as_ref().is_some_and(|t| t.is_special(id))
+    }
+
     fn text(&self, id: u32) -> Option<String> {
         let tokenizer = self.tokenizer.as_ref()?;
         match &self.anchor {
@@ -123,6 +128,8 @@ pub(crate) struct Choice {
     speller: Speller,
     /// Log-probabilities and ids that wait for a text to go with.
     waiting: Piece,
+    /// The tokens of the prompt, where it is given back with log-probabilities.
+    echo: Vec<u32>,
     /// Characters of text so far, held back or not.
     offset: usize,
     /// Tokens so far.
@@ -150,7 +157,39 @@ impl Choice {
             }
             None => Text::Ids,
         };
-        Ok(Self { text, apart, speller, waiting: Piece::default(), offset: 0, tokens: 0, ended: false })
+        Ok(Self {
+            text,
+            apart,
+            speller,
+            waiting: Piece::default(),
+            echo: Vec::new(),
+            offset: 0,
+            tokens: 0,
+            ended: false,
+        })
+    }
+
+    /// This answer behind `prompt`, which is given back as a text of `characters`, with log-probabilities if `told`.
+    #[must_use]
+    pub(crate) fn behind(mut self, prompt: &[u32], characters: usize, told: bool) -> Self {
+        self.offset = characters;
+        if told {
+            self.echo = prompt.to_vec();
+        }
+        self
+    }
+
+    /// The log-probabilities of the prompt's tokens from the second on.
+    pub(crate) fn prompt(&mut self, logprobs: &[f32]) {
+        let mut offset = 0;
+        let logprobs = std::iter::once(None).chain(logprobs.iter().copied().map(Some));
+        for (id, logprob) in std::mem::take(&mut self.echo).into_iter().zip(logprobs) {
+            let token = self.speller.spell(id);
+            // Tokens without text, such as that which begins it, are not in the text that is given back.
+            let length = if self.speller.is_special(id) { 0 } else { token.text.chars().count() };
+            self.waiting.logprobs.push(Told { token, logprob, top: Vec::new(), offset });
+            offset += length;
+        }
     }
 
     /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
@@ -164,7 +203,7 @@ impl Choice {
             let token = self.speller.spell(id);
             let length = token.text.chars().count();
             let top = logprobs.top.iter().map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
-            self.waiting.logprobs.push(Told { token, logprob: logprobs.chosen, top, offset: self.offset });
+            self.waiting.logprobs.push(Told { token, logprob: Some(logprobs.chosen), top, offset: self.offset });
             self.offset += length;
         }
         let (text, stopped) = match &mut self.text {

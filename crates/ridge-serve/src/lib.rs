@@ -29,3 +29,4 @@ pub use error::ServeError;
 pub use keys::{KEY_VARIABLE, Keys};
 pub use logs::{LogFormat, start_log};
 pub use server::{listen, serve};
+pub use worker::Floor;

@@ -58,7 +58,7 @@ impl Counter {
 /// Why answers ended, as the label `finished_reason` says it.
 pub(crate) const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// What the server counts. What the engine knows at one moment is in its snapshot.
+/// What the server counts. What the engine counts itself comes as gauges.
 pub(crate) struct Metrics {
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token: Histogram,

@@ -75,8 +75,8 @@ pub fn serve(listener: TcpListener, model: ServedModel, options: ServeOptions) -
     let ServedModel { name, tokenizer, templates, eos, context, runs } = model;
     let most = options.max_requests;
     let (device, thread) = match runs {
-        Runs::Engine(engine) => {
-            let (worker, thread) = Worker::start(*engine, most, Arc::clone(&metrics))?;
+        Runs::Engine(service, floor) => {
+            let (worker, thread) = Worker::start(*service, floor, most, Arc::clone(&metrics))?;
             (Device::Engine(worker), thread)
         }
         Runs::Embedder(embedder) => {

@@ -9,7 +9,7 @@ use ridge_models::template::Clock;
 use serde_json::{Map, Value, json};
 
 use super::router::Caller;
-use super::submit::{Head, fitted, submit, told, usage, with_ending};
+use super::submit::{Echo, Head, fitted, submit, told, usage, with_ending};
 use crate::answers::{Usage, Whole};
 use crate::app::{App, new_id, unix_now};
 use crate::choice::{Apart, Piece, Told};
@@ -115,7 +115,7 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
         calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, Style::Arguments(_))),
     };
     let prompts = [prompt];
-    let mut answers = submit(app, caller, &common, &prompts, common.n, apart).await?;
+    let mut answers = submit(app, caller, &common, &prompts, common.n, Echo::default(), apart).await?;
     let [prompt] = prompts;
     let object = if common.stream { "chat.completion.chunk" } else { "chat.completion" };
     let mut writer = Writer {
@@ -191,7 +191,7 @@ impl Writer {
 
 fn logprobs(all: &[Told]) -> Value {
     let each = |t: &Told| {
-        let mut entry = told(&t.token, t.logprob);
+        let mut entry = told(&t.token, t.logprob.unwrap_or_default());
         entry["top_logprobs"] = t.top.iter().map(|(token, logprob)| told(token, *logprob)).collect();
         entry
     };

@@ -7,7 +7,7 @@ use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::router::Caller;
-use super::submit::{Head, finite, fitted, submit, usage, with_ending};
+use super::submit::{Echo, Head, finite, fitted, submit, usage, with_ending};
 use crate::answers::{Usage, Whole};
 use crate::app::{App, new_id, unix_now};
 use crate::choice::{Apart, Piece, Told};
@@ -57,7 +57,8 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
         request.common.sampling.logprobs.get_or_insert(0);
     }
     let head = Head { id: new_id("cmpl-"), object: "text_completion", created: unix_now(), model: app.name.clone() };
-    let mut answers = submit(app, caller, &request.common, &prompts, best_of, Apart::default).await?;
+    let echo = Echo { texts: &echoes, told: request.echo && tell };
+    let mut answers = submit(app, caller, &request.common, &prompts, best_of, echo, Apart::default).await?;
     let common = request.common;
     let mut writer = Writer {
         head,
@@ -117,10 +118,9 @@ impl Writer {
     /// Choice `index`, whose `piece` is its `first`.
     fn choice(&mut self, index: usize, piece: Piece, first: bool) -> Value {
         let echo = self.echoes.get(index / self.n).map_or("", String::as_str);
-        let before = echo.chars().count();
         let text = if first { format!("{echo}{}", piece.text) } else { piece.text };
         let told = self.tell && !piece.logprobs.is_empty();
-        let logprobs = if told { logprobs(&piece.logprobs, before) } else { Value::Null };
+        let logprobs = if told { logprobs(&piece.logprobs) } else { Value::Null };
         let mut choice = json!({ "index": index, "text": text, "logprobs": logprobs });
         if let Some(prompts) = &self.ids {
             if first {
@@ -140,18 +140,19 @@ impl Writer {
     }
 }
 
-fn logprobs(told: &[Told], before: usize) -> Value {
+fn logprobs(told: &[Told]) -> Value {
     let top = |t: &Told| {
-        let chosen = (t.token.text.clone(), json!(finite(t.logprob)));
+        let Some(logprob) = t.logprob else { return Value::Null };
+        let chosen = (t.token.text.clone(), json!(finite(logprob)));
         let top = t.top.iter().map(|(token, logprob)| (token.text.clone(), json!(finite(*logprob))));
         // The chosen token is among them, as with OpenAI.
         Value::Object(top.chain([chosen]).collect::<Map<String, Value>>())
     };
     json!({
         "tokens": told.iter().map(|t| &t.token.text).collect::<Vec<_>>(),
-        "token_logprobs": told.iter().map(|t| finite(t.logprob)).collect::<Vec<_>>(),
+        "token_logprobs": told.iter().map(|t| t.logprob.map(finite)).collect::<Vec<_>>(),
         "top_logprobs": told.iter().map(top).collect::<Vec<_>>(),
-        "text_offset": told.iter().map(|t| t.offset + before).collect::<Vec<_>>(),
+        "text_offset": told.iter().map(|t| t.offset).collect::<Vec<_>>(),
     })
 }
 

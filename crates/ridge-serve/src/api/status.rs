@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, Response, StatusCode, header};
+use ridge_engine::service::{BlockUse, Stats};
 use serde_json::{Value, json};
 
 use crate::app::{App, Device};
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::metrics::Gauge;
 use crate::wire::sampling::check_model;
-use crate::worker::{Health, Snapshot};
+use crate::worker::Health;
 
 fn card(app: &App) -> Value {
     json!({
@@ -70,26 +71,29 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response<Bod
     Ok(json_response(StatusCode::OK, &json!({ "status": "ready", "model": app.name })))
 }
 
-fn gauges(snapshot: &Snapshot) -> Vec<Gauge> {
-    let used = snapshot.blocks_total - snapshot.blocks_free;
+fn gauges(stats: &Stats) -> Vec<Gauge> {
+    let usage = stats.blocks_used as f64 / stats.blocks.max(1) as f64;
     let gauge = |name, help, value| Gauge { name, help, counter: false, value };
-    let counter = |name, help, value| Gauge { name, help, counter: true, value };
+    let counter = |name, help, value: u64| Gauge { name, help, counter: true, value: value as f64 };
     vec![
-        gauge("ridge:num_requests_running", "Answers that run.", snapshot.running as f64),
-        gauge("ridge:num_requests_waiting", "Answers that wait.", snapshot.waiting as f64),
-        gauge(
-            "ridge:kv_cache_usage_perc",
-            "Share of the cache's blocks in use, 0 to 1.",
-            used as f64 / snapshot.blocks_total.max(1) as f64,
-        ),
-        counter("ridge:steps_total", "Steps of the engine.", snapshot.steps as f64),
+        gauge("ridge:num_requests_running", "Answers that run.", stats.running as f64),
+        gauge("ridge:num_requests_waiting", "Requests that wait.", stats.waiting as f64),
+        gauge("ridge:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
+        gauge("ridge:kv_cache_blocks", "Blocks of the cache.", stats.blocks as f64),
+        gauge("ridge:kv_cache_blocks_cached", "Blocks with a prefix that nobody uses.", stats.blocks_cached as f64),
+        counter("ridge:steps_total", "Steps of the engine.", stats.steps),
+        counter("ridge:steps_failed_total", "Steps that failed.", stats.failed_steps),
+        counter("ridge:prompt_tokens_computed_total", "Tokens of prompts that were computed.", stats.prompt_tokens),
+        counter("ridge:prefix_cache_queries_total", "Tokens of prompts looked up in the cache.", stats.prefix_queries),
+        counter("ridge:prefix_cache_hits_total", "Tokens of prompts found in the cache.", stats.prefix_hits),
+        counter("ridge:num_preemptions_total", "Answers that gave their blocks to others.", stats.preemptions),
     ]
 }
 
 /// Prometheus' text format.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     let gauges = match &app.worker {
-        Device::Engine(worker) => gauges(&worker.snapshot()),
+        Device::Engine(worker) => gauges(&worker.stats()),
         Device::Embedder(worker) => {
             let help = "Requests that run or wait.";
             vec![Gauge { name: "ridge:num_requests_running", help, counter: false, value: worker.jobs() as f64 }]
@@ -101,17 +105,35 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     response
 }
 
-/// What the engine does at this moment, for the page.
+/// What the engine does at this moment, for the page:
+///
+/// `model`, `context`, and `engine` with `running`, `waiting`, `steps`, `preemptions`, `prefix_queries`, `prefix_hits`,
+/// `blocks` (`total`, `used`, `cached` and `map`: for each block 0 if it is free, -1 if it holds a prefix that nobody
+/// uses, else how many sequences use it; null while the engine is busy), `recent_steps` (`at_s`, `ms`, `floor_ms` or
+/// null, `sequences`, `tokens`) and `recent_answers` (`at_s`, `ttft_ms`, `tpot_ms` or null, `tokens`), oldest first.
+/// `uptime_s` is the present on the clock of `at_s`.
 pub(super) async fn live(State(app): State<Arc<App>>) -> Response<Body> {
     let state = match &app.worker {
         Device::Engine(worker) => {
-            let s = worker.snapshot();
+            let map = worker.blocks().await.map(|blocks| blocks.iter().map(block).collect::<Vec<_>>());
+            let s = worker.stats();
+            let (recent_steps, recent_answers) = worker.shared.live.to_json();
             json!({
-                "running": s.running, "waiting": s.waiting, "steps": s.steps,
-                "blocks": { "total": s.blocks_total, "free": s.blocks_free },
+                "running": s.running, "waiting": s.waiting, "steps": s.steps, "preemptions": s.preemptions,
+                "prefix_queries": s.prefix_queries, "prefix_hits": s.prefix_hits,
+                "blocks": { "total": s.blocks, "used": s.blocks_used, "cached": s.blocks_cached, "map": map },
+                "recent_steps": recent_steps, "recent_answers": recent_answers, "uptime_s": worker.uptime().as_secs_f64(),
             })
         }
         Device::Embedder(worker) => json!({ "running": worker.jobs() }),
     };
-    json_response(StatusCode::OK, &json!({ "model": app.name, "engine": state }))
+    json_response(StatusCode::OK, &json!({ "model": app.name, "context": app.context, "engine": state }))
+}
+
+fn block(block: &BlockUse) -> i64 {
+    match block {
+        BlockUse::Free => 0,
+        BlockUse::Cached => -1,
+        BlockUse::Used(by) => *by as i64,
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ridge_engine::service::{Constraint, Request};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
@@ -10,8 +11,9 @@ use crate::answers::{Answers, Usage};
 use crate::app::App;
 use crate::choice::{Apart, Choice, Ending, Spelt};
 use crate::error::{ApiError, ApiResult};
+use crate::wire::constraint::Form;
 use crate::wire::sampling::Common;
-use crate::worker::{Job, MOST_EVENTS};
+use crate::worker::MOST_EVENTS;
 
 /// The tokens of a prompt, cut if the request says so, if they leave room for an answer.
 pub(super) fn fitted(app: &App, common: &Common, param: &str, mut ids: Vec<u32>) -> ApiResult<Vec<u32>> {
@@ -34,6 +36,13 @@ fn max_tokens(app: &App, common: &Common, prompt: usize) -> usize {
     common.max_tokens.map_or(room, |most| most.min(room))
 }
 
+/// What is given back of prompts: their texts, where they are, and whether their log-probabilities are told.
+#[derive(Default)]
+pub(super) struct Echo<'a> {
+    pub(super) texts: &'a [String],
+    pub(super) told: bool,
+}
+
 /// Hands the prompts to the engine, each for `n` answers. `apart` says how an answer to a prompt is taken apart.
 pub(super) async fn submit(
     app: &Arc<App>,
@@ -41,39 +50,57 @@ pub(super) async fn submit(
     common: &Common,
     prompts: &[Vec<u32>],
     n: usize,
+    echo: Echo<'_>,
     apart: impl Fn() -> Apart,
 ) -> ApiResult<Answers> {
     let worker = app.engine()?;
+    if common.priority != 0 && !app.options.priorities {
+        let why = "is not heeded by this server; it is where `ridge serve` has --policy priority";
+        return Err(ApiError::unsupported("priority", why));
+    }
     let (events, received) = mpsc::channel(MOST_EVENTS.max(16 * n * prompts.len()));
     let (mut choices, mut submitted) = (Vec::new(), Vec::new());
-    for prompt in prompts {
+    let eos: &[u32] = if common.ignore_eos { &[] } else { &app.eos };
+    let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
+    let tenant: Arc<str> = app.options.keys.name(caller.holder).into();
+    for (i, prompt) in prompts.iter().enumerate() {
         let first = choices.len();
+        let characters = echo.texts.get(i).map_or(0, |text| text.chars().count());
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            choices.push(Choice::new(app.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?);
+            let choice = Choice::new(app.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
+            choices.push(choice.behind(prompt, characters, echo.told));
         }
-        let job = Job {
-            prompt: prompt.clone(),
-            n,
-            first,
+        let job = Request {
             sampling: common.sampling.clone(),
-            max_tokens: max_tokens(app, common, prompt.len()),
+            n,
             min_tokens: common.min_tokens,
-            eos: if common.ignore_eos { Vec::new() } else { app.eos.clone() },
-            stop_tokens: common.stop_tokens.clone(),
-            form: common.form.clone(),
+            stop_tokens: Arc::clone(&stop_tokens),
             priority: common.priority,
-            holder: caller.holder,
+            tenant: Arc::clone(&tenant),
+            salt: common.salt,
+            constraint: common.form.as_ref().map(|(_, form)| constraint(form)),
+            prompt_logprobs: echo.told,
+            ..Request::new(prompt.clone(), max_tokens(app, common, prompt.len()))
         };
-        submitted.push(worker.submit(job, events.clone())?);
+        submitted.push(worker.submit(job, first, events.clone())?);
     }
     let mut tickets = Vec::with_capacity(submitted.len());
     for job in submitted {
-        tickets.push(job.accepted().await?);
+        tickets.push(job.accepted().await.map_err(|error| named(error, common))?);
     }
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let limit = app.options.request_timeout;
-    Ok(Answers::new(caller.id.clone(), choices, received, tickets, prompt_tokens, limit))
+    let own_stops = common.stop_tokens.clone();
+    Ok(Answers::new(caller.id.clone(), choices, received, tickets, (prompt_tokens, own_stops), limit))
+}
+
+/// An error of the engine with the parameter as the client calls it.
+fn named(error: ApiError, common: &Common) -> ApiError {
+    match (&common.form, error.param.as_deref()) {
+        (Some((param, _)), Some("constraint")) => ApiError { param: Some(param.clone()), ..error },
+        _ => error,
+    }
 }
 
 /// What every response and chunk has.
@@ -125,4 +152,14 @@ pub(super) fn told(spelt: &Spelt, logprob: f32) -> Value {
 /// JSON has no infinities, and OpenAI says -9999 for them.
 pub(super) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
+}
+
+fn constraint(form: &Form) -> Constraint {
+    match form {
+        Form::Object => Constraint::JsonObject,
+        Form::Schema(schema) => Constraint::JsonSchema(schema.to_string()),
+        Form::Regex(regex) => Constraint::Regex(regex.clone()),
+        Form::Choice(texts) => Constraint::Choice(texts.clone()),
+        Form::Grammar(grammar) => Constraint::Lark(grammar.clone()),
+    }
 }

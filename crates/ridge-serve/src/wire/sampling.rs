@@ -1,6 +1,6 @@
 //! The settings that completions and chats share.
 
-use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
 
 use ridge_engine::{Dry, Sampling};
 use serde_json::{Value, json};
@@ -39,6 +39,8 @@ pub(crate) struct Common {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) priority: i32,
+    /// Prefixes in the cache are shared only between requests that have this in common.
+    pub(crate) salt: u64,
     /// Tell the ids of prompt and answer.
     pub(crate) return_token_ids: bool,
     /// Write tokens as `token_id:7` where log-probabilities are told.
@@ -101,6 +103,7 @@ pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResul
         stream,
         include_usage,
         priority: priority(fields)?,
+        salt: fields.text("cache_salt")?.map_or(0, |salt| hash(&salt)),
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
         tokens_as_ids: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
         user: fields.text("user")?,
@@ -110,6 +113,12 @@ pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResul
 /// A number that nobody chose.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// vLLM says -1 for all tokens.

@@ -4,39 +4,25 @@
 //! a bounded channel for each request. A request whose channel is full is cut. If the thread panics, every channel is
 //! dropped, so that every request that waits is told, and [`Worker::health`] says so from then on.
 
+mod live;
 mod runner;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, mpsc as std_mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc as std_mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ridge_engine::{Engine, Logprobs, Sampling};
+use ridge_engine::Logprobs;
+use ridge_engine::service::{BlockUse, Request, Service, Stats};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::{ApiError, ApiResult};
-use crate::keys::Holder;
 use crate::metrics::Metrics;
-use crate::wire::constraint::Asked;
+use live::Live;
 
-/// What one prompt asks of the engine.
-#[derive(Clone, Debug)]
-pub(crate) struct Job {
-    pub(crate) prompt: Vec<u32>,
-    /// Answers to give: choices `first` to `first + n` of the request.
-    pub(crate) n: usize,
-    pub(crate) first: usize,
-    pub(crate) sampling: Sampling,
-    pub(crate) max_tokens: usize,
-    pub(crate) min_tokens: usize,
-    /// Tokens that end an answer, those of the model first.
-    pub(crate) eos: Vec<u32>,
-    pub(crate) stop_tokens: Vec<u32>,
-    pub(crate) form: Asked,
-    pub(crate) priority: i32,
-    pub(crate) holder: Holder,
-}
+/// Tells what a step over sequences of `(tokens in the cache, tokens of the step)` takes at least.
+pub type Floor = Box<dyn FnMut(&[(usize, usize)]) -> Option<Duration> + Send>;
 
 /// What comes of a job.
 #[derive(Debug)]
@@ -53,21 +39,19 @@ pub(crate) enum Event {
         by: Option<u32>,
     },
     Failed(ApiError),
+    /// Tokens of the prompt that were in the cache. The last event of a job, but for `Failed`.
+    Cached(usize),
+    /// The log-probabilities of the prompt's tokens from the second on, for choices `first` to `first + n`.
+    Prompt {
+        first: usize,
+        n: usize,
+        logprobs: Vec<f32>,
+    },
 }
 
 /// Events of one request that wait for its client at most. A client that reads as fast as the engine writes never has
 /// more than a few.
 pub(crate) const MOST_EVENTS: usize = 1024;
-
-/// What the engine has at one moment, as it was after its last step.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) running: usize,
-    pub(crate) waiting: usize,
-    pub(crate) blocks_free: usize,
-    pub(crate) blocks_total: usize,
-    pub(crate) steps: u64,
-}
 
 enum Command {
     Submit(Box<Submit>),
@@ -75,13 +59,17 @@ enum Command {
         job: u64,
         choice: Option<usize>,
     },
+    /// Tell what each block of the cache is used for.
+    Look(oneshot::Sender<Vec<BlockUse>>),
     /// End when nothing runs any more.
     Drain,
 }
 
 struct Submit {
-    job: Job,
+    job: Request,
     id: u64,
+    /// The first of the request's choices that the job answers.
+    first: usize,
     came: Instant,
     events: mpsc::Sender<Event>,
     cut: Arc<OnceLock<ApiError>>,
@@ -91,7 +79,8 @@ struct Submit {
 /// What the thread and the requests share.
 pub(crate) struct Shared {
     pub(crate) metrics: Arc<Metrics>,
-    snapshot: Mutex<Snapshot>,
+    pub(crate) live: Live,
+    stats: Mutex<Stats>,
     /// Jobs that were submitted and have not ended.
     jobs: AtomicUsize,
     next: AtomicU64,
@@ -123,14 +112,16 @@ pub(crate) enum Health {
 impl Worker {
     /// Starts the thread.
     pub(crate) fn start(
-        engine: Engine,
+        service: Service,
+        floor: Option<Floor>,
         most: usize,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<(Self, thread::JoinHandle<()>)> {
         let (commands, orders) = std_mpsc::channel();
         let shared = Arc::new(Shared {
             metrics,
-            snapshot: Mutex::default(),
+            live: Live::default(),
+            stats: Mutex::default(),
             jobs: AtomicUsize::new(0),
             next: AtomicU64::new(0),
             progress: AtomicU64::new(0),
@@ -140,8 +131,9 @@ impl Worker {
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || {
             // A panic unwinds through the runner, which drops every channel.
-            let outcome =
-                catch_unwind(AssertUnwindSafe(|| runner::Runner::new(engine, Arc::clone(&of_thread)).run(&orders)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                runner::Runner::new(service, floor, Arc::clone(&of_thread)).run(&orders)
+            }));
             of_thread.dead.store(true, Relaxed);
             drop(orders);
             if outcome.is_err() {
@@ -154,7 +146,8 @@ impl Worker {
     }
 
     /// Hands a job to the engine, which accepts or refuses it between two steps.
-    pub(crate) fn submit(&self, job: Job, events: mpsc::Sender<Event>) -> ApiResult<Submitted> {
+    /// Its answers are choices `first` and so on of `events`.
+    pub(crate) fn submit(&self, job: Request, first: usize, events: mpsc::Sender<Event>) -> ApiResult<Submitted> {
         let waiting = self.shared.jobs.fetch_add(1, Relaxed);
         if waiting == 0 {
             // What comes after idleness is no standstill.
@@ -162,9 +155,8 @@ impl Worker {
         }
         let id = self.shared.next.fetch_add(1, Relaxed);
         let cut = Arc::new(OnceLock::new());
-        let (first, n) = (job.first, job.n);
         // From here on, dropping the ticket undoes what is done.
-        let running = (first..first + n).collect();
+        let running = (first..first + job.n).collect();
         let ticket = Ticket { worker: self.clone(), id, running, cut: Arc::clone(&cut) };
         if waiting >= self.most {
             let message =
@@ -172,7 +164,7 @@ impl Worker {
             return Err(ApiError::overloaded(message));
         }
         let (reply, accepted) = oneshot::channel();
-        let submit = Submit { job, id, came: Instant::now(), events, cut, reply };
+        let submit = Submit { job, id, first, came: Instant::now(), events, cut, reply };
         self.commands.send(Command::Submit(Box::new(submit))).map_err(|_| stopped())?;
         Ok(Submitted { ticket, accepted })
     }
@@ -182,8 +174,22 @@ impl Worker {
         let _ = self.commands.send(Command::Drain);
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        self.shared.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    /// As the engine was after its last step.
+    pub(crate) fn stats(&self) -> Stats {
+        *self.shared.stats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What each block of the cache is used for, if the engine finds the time to say so soon.
+    pub(crate) async fn blocks(&self) -> Option<Vec<BlockUse>> {
+        const SOON: Duration = Duration::from_millis(500);
+        let (reply, blocks) = oneshot::channel();
+        self.commands.send(Command::Look(reply)).ok()?;
+        tokio::time::timeout(SOON, blocks).await.ok()?.ok()
+    }
+
+    /// Since the server's start.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.shared.started.elapsed()
     }
 
     /// Jobs that run or wait.
@@ -208,8 +214,8 @@ impl Shared {
         self.progress.store(self.started.elapsed().as_millis() as u64, Relaxed);
     }
 
-    fn publish(&self, snapshot: Snapshot) {
-        *self.snapshot.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = snapshot;
+    fn publish(&self, service: &Service) {
+        *self.stats.lock().unwrap_or_else(PoisonError::into_inner) = service.stats();
     }
 }
 
@@ -242,11 +248,13 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// Answer `choice` has ended, perhaps before the engine knows.
-    pub(crate) fn ended(&mut self, choice: usize) {
+    /// Answer `choice` has ended; the engine does not know yet unless it said so itself.
+    pub(crate) fn ended(&mut self, choice: usize, engine_knows: bool) {
         if let Some(at) = self.running.iter().position(|c| *c == choice) {
             self.running.swap_remove(at);
-            let _ = self.worker.commands.send(Command::Cancel { job: self.id, choice: Some(choice) });
+            if !engine_knows {
+                let _ = self.worker.commands.send(Command::Cancel { job: self.id, choice: Some(choice) });
+            }
         }
     }
 

@@ -1,59 +1,64 @@
-//! The loop of the engine's thread: commands, a step, its tokens, and again.
+//! The loop of the engine's thread: commands, a step, its events, and again.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use ridge_engine::{Engine, Request, SequenceId};
+use ridge_engine::service::{self, Happened, Refused, RequestId, Service};
+use ridge_engine::{Finish, Logprobs};
 use tokio::sync::mpsc;
 
-use super::{Command, Event, Job, Shared, Snapshot, Submit};
-use crate::error::{ApiError, ApiResult};
+use super::live::{AnswerSeen, StepSeen};
+use super::{Command, Event, Floor, Shared, Submit};
+use crate::error::ApiError;
 
-/// One answer that runs or waits.
-struct Run {
+/// A request that the service has.
+struct Entry {
     job: u64,
-    choice: usize,
-    request: Arc<Job>,
-    seed: u64,
-    sequence: Option<SequenceId>,
-    /// Tokens of the prompt in the cache.
-    read: usize,
-    /// Tokens given, and the last one, which is not in the cache yet.
-    given: usize,
-    last: u32,
+    first: usize,
     events: mpsc::Sender<Event>,
     cut: Arc<OnceLock<ApiError>>,
     came: Instant,
-    last_at: Instant,
+    prompt_tokens: usize,
+    answers: Vec<Timing>,
+    began: bool,
 }
 
+/// When tokens of an answer came.
+#[derive(Clone, Copy)]
+struct Timing {
+    tokens: usize,
+    first: Instant,
+    last: Instant,
+}
+
+/// The floor of a step is told at most so often: working it out takes as long as a small step.
+const FLOOR_EVERY: Duration = Duration::from_millis(50);
+
 pub(super) struct Runner {
-    engine: Engine,
+    service: Service,
     shared: Arc<Shared>,
-    chunk: usize,
-    total_blocks: usize,
-    waiting: VecDeque<Run>,
-    running: Vec<Run>,
-    steps: u64,
+    floor: Option<Floor>,
+    floor_told: Instant,
+    entries: HashMap<RequestId, Entry>,
+    /// The requests of jobs.
+    ids: HashMap<u64, RequestId>,
+    events: Vec<service::Event>,
     draining: bool,
-    next: Vec<u32>,
 }
 
 impl Runner {
-    pub(super) fn new(engine: Engine, shared: Arc<Shared>) -> Self {
-        let (chunk, total_blocks) = (engine.options().chunk, engine.free_blocks());
-        let (waiting, running, next) = (VecDeque::new(), Vec::new(), Vec::new());
-        Self { engine, shared, chunk, total_blocks, waiting, running, steps: 0, draining: false, next }
+    pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<Shared>) -> Self {
+        let (entries, ids, events) = (HashMap::new(), HashMap::new(), Vec::new());
+        Self { service, shared, floor, floor_told: Instant::now(), entries, ids, events, draining: false }
     }
 
     /// Runs until it is to drain and has.
     pub(super) fn run(mut self, orders: &Receiver<Command>) {
         loop {
-            let idle = self.waiting.is_empty() && self.running.is_empty();
-            self.publish();
-            if idle {
+            self.shared.publish(&self.service);
+            if self.service.is_idle() {
                 if self.draining {
                     return;
                 }
@@ -67,200 +72,188 @@ impl Runner {
                     Err(TryRecvError::Disconnected) => return,
                 }
             }
-            self.admit();
-            self.step();
+            if !self.service.is_idle() {
+                self.step();
+            }
+            self.tell();
             self.shared.progressed();
         }
+    }
+
+    fn now(&self) -> Duration {
+        self.shared.started.elapsed()
     }
 
     fn obey(&mut self, command: Command) {
         match command {
             Command::Submit(submit) => self.submit(*submit),
-            Command::Cancel { job, choice } => {
-                self.forget(|run| run.job == job && choice.is_none_or(|choice| choice == run.choice));
+            Command::Cancel { job, choice } => self.cancel(job, choice),
+            Command::Look(reply) => {
+                let _ = reply.send(self.service.blocks());
             }
             Command::Drain => self.draining = true,
         }
     }
 
     fn submit(&mut self, submit: Submit) {
-        let Submit { job, id, came, events, cut, reply } = submit;
-        let outcome = self.check(&job);
-        let accepted = outcome.is_ok();
+        let Submit { job, id, first, came, events, cut, reply } = submit;
+        let (n, prompt_tokens) = (job.n, job.prompt.len());
+        let outcome = self.service.submit(job, came.saturating_duration_since(self.shared.started));
+        let request = match outcome {
+            Ok(request) => request,
+            Err(refused) => {
+                let _ = reply.send(Err(refusal(refused)));
+                return;
+            }
+        };
         // A client that has left needs no answers.
-        if reply.send(outcome).is_err() || !accepted {
+        if reply.send(Ok(())).is_err() {
+            self.service.cancel(request);
             return;
         }
-        let request = Arc::new(job);
-        for i in 0..request.n {
-            self.waiting.push_back(Run {
-                job: id,
-                choice: request.first + i,
-                seed: request.sampling.seed.wrapping_add(i as u64),
-                request: Arc::clone(&request),
-                sequence: None,
-                read: 0,
-                given: 0,
-                last: 0,
-                events: events.clone(),
-                cut: Arc::clone(&cut),
-                came,
-                last_at: came,
-            });
-        }
+        let answers = vec![Timing { tokens: 0, first: came, last: came }; n];
+        let entry = Entry { job: id, first, events, cut, came, prompt_tokens, answers, began: false };
+        self.entries.insert(request, entry);
+        self.ids.insert(id, request);
     }
 
-    fn check(&self, job: &Job) -> ApiResult<()> {
-        if let Some((param, _)) = &job.form {
-            return Err(ApiError::unsupported(param.as_str(), "answers of a form are not supported yet"));
-        }
-        if job.min_tokens > 0 {
-            return Err(ApiError::unsupported("min_tokens", "is not supported yet"));
-        }
-        let request = Request {
-            prompt: job.prompt.clone(),
-            sampling: job.sampling.clone(),
-            max_tokens: job.max_tokens,
-            stop_tokens: Vec::new(),
-        };
-        Ok(self.engine.check(&request)?)
-    }
-
-    fn forget(&mut self, which: impl Fn(&Run) -> bool) {
-        let engine = &mut self.engine;
-        self.waiting.retain(|run| !which(run));
-        self.running.retain(|run| {
-            let gone = which(run);
-            if gone && let Some(sequence) = run.sequence {
-                engine.end(sequence);
+    fn cancel(&mut self, job: u64, choice: Option<usize>) {
+        let Some(request) = self.ids.get(&job).copied() else { return };
+        match choice {
+            Some(choice) => {
+                let first = self.entries.get(&request).map_or(0, |entry| entry.first);
+                self.service.stop(request, choice - first, &mut self.events);
             }
-            !gone
-        });
-    }
-
-    fn admit(&mut self) {
-        while let Some(mut run) = self.next_waiting() {
-            let sampling = ridge_engine::Sampling { seed: run.seed, ..run.request.sampling.clone() };
-            let Some(sequence) = self.engine.start(sampling, run.request.prompt.len()) else {
-                self.waiting.push_front(run);
-                return;
-            };
-            run.sequence = Some(sequence);
-            self.shared.metrics.queue.observe(run.came.elapsed().as_secs_f64());
-            self.shared.metrics.prompt_tokens.add(run.request.prompt.len() as u64);
-            self.running.push(run);
+            None => {
+                self.service.cancel(request);
+                self.shared.metrics.finished("abort");
+                self.forget(request);
+            }
         }
     }
 
-    /// The next answer: by priority, then of the holder of a key that has the fewest, then by when it came.
-    fn next_waiting(&mut self) -> Option<Run> {
-        let order = |run: &Run| {
-            let same = |other: &&Run| other.request.holder == run.request.holder;
-            (run.request.priority, self.running.iter().filter(same).count())
-        };
-        let (at, _) = self.waiting.iter().enumerate().min_by_key(|(_, run)| order(run))?;
-        self.waiting.remove(at)
+    fn forget(&mut self, request: RequestId) {
+        if let Some(entry) = self.entries.remove(&request) {
+            self.ids.remove(&entry.job);
+        }
     }
 
     fn step(&mut self) {
-        if self.running.is_empty() {
+        let (began, now) = (Instant::now(), self.now());
+        let ran = self.service.step(now, &mut self.events);
+        if ran.work.is_empty() {
             return;
         }
-        let began = Instant::now();
-        let mut room = self.chunk;
-        let mut stands = Vec::with_capacity(self.running.len());
-        let mut work: Vec<(SequenceId, &[u32])> = Vec::with_capacity(self.running.len());
-        for (i, run) in self.running.iter().enumerate() {
-            let Some(sequence) = run.sequence else { continue };
-            let prompt = &run.request.prompt;
-            if run.read < prompt.len() {
-                let take = room.min(prompt.len() - run.read);
-                if take > 0 {
-                    room -= take;
-                    work.push((sequence, &prompt[run.read..run.read + take]));
-                    stands.push((i, take));
-                }
-            } else {
-                work.push((sequence, std::slice::from_ref(&run.last)));
-                stands.push((i, 0));
+        let took = began.elapsed();
+        let tokens: usize = ran.work.iter().map(|(_, tokens)| tokens).sum();
+        let metrics = &self.shared.metrics;
+        metrics.step.observe(took.as_secs_f64());
+        metrics.step_tokens.observe(tokens as f64);
+        let mut floor = None;
+        if let Some(of) = self.floor.as_mut().filter(|_| began.duration_since(self.floor_told) >= FLOOR_EVERY) {
+            self.floor_told = began;
+            floor = of(&ran.work);
+            if let Some(floor) = floor {
+                metrics.step_roofline.observe(floor.as_secs_f64() / took.as_secs_f64().max(1e-9));
             }
         }
-        let tokens: usize = work.iter().map(|(_, t)| t.len()).sum();
-        let outcome = self.engine.step(&work, true, &mut self.next);
-        self.steps += 1;
-        self.shared.metrics.step.observe(began.elapsed().as_secs_f64());
-        self.shared.metrics.step_tokens.observe(tokens as f64);
-        if let Err(error) = outcome {
-            let error = ApiError::internal(error.to_string());
-            tracing::error!(error = error.message, "a step failed");
-            for (i, _) in &stands {
-                let run = &self.running[*i];
-                let _ = run.events.try_send(Event::Failed(error.clone()));
-                self.shared.metrics.finished("error");
-            }
-            let failed: Vec<u64> = stands.iter().map(|(i, _)| self.running[*i].job).collect();
-            self.forget(|run| failed.contains(&run.job));
-            return;
-        }
-        let mut over = Vec::new();
-        for (row, (i, read)) in stands.iter().enumerate() {
-            let run = &mut self.running[*i];
-            run.read += read;
-            if run.read < run.request.prompt.len() {
-                continue;
-            }
-            if !Self::token(run, self.next[row], self.engine.logprobs(row).cloned(), &self.shared) {
-                over.push((run.job, run.choice));
-            }
-        }
-        if !over.is_empty() {
-            self.forget(|run| over.contains(&(run.job, run.choice)));
-        }
+        let seen = StepSeen { at: now, took, floor, sequences: ran.work.len(), tokens };
+        self.shared.live.step(seen);
     }
 
-    /// Gives a token to its client. False if the answer has ended.
-    fn token(run: &mut Run, id: u32, logprobs: Option<ridge_engine::Logprobs>, shared: &Shared) -> bool {
-        let metrics = &shared.metrics;
-        let now = Instant::now();
-        let since = now.duration_since(run.last_at).as_secs_f64();
-        if run.given == 0 { &metrics.time_to_first_token } else { &metrics.inter_token }.observe(since);
-        run.last_at = now;
-        let choice = run.choice;
-        let by = run.request.stop_tokens.contains(&id).then_some(id);
-        let stop = by.is_some() || run.request.eos.contains(&id);
-        let mut events = Vec::with_capacity(2);
-        if !stop {
-            run.last = id;
-            run.given += 1;
-            metrics.generation_tokens.add(1);
-            events.push(Event::Token { choice, id, logprobs });
-        }
-        let reason = match (stop, run.given == run.request.max_tokens) {
-            (true, _) => Some("stop"),
-            (false, true) => Some("length"),
-            _ => None,
-        };
-        if let Some(reason) = reason {
-            metrics.finished(reason);
-            metrics.end_to_end.observe(run.came.elapsed().as_secs_f64());
-            metrics.request_prompt_tokens.observe(run.request.prompt.len() as f64);
-            metrics.request_generation_tokens.observe(run.given as f64);
-            events.push(Event::End { choice, reason, by });
-        }
-        for event in events {
-            if run.events.try_send(event).is_err() {
-                metrics.finished("abort");
+    /// Hands the events out.
+    fn tell(&mut self) {
+        let mut events = std::mem::take(&mut self.events);
+        for service::Event { id, what } in events.drain(..) {
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            let over = matches!(what, Happened::Done(_) | Happened::Failed(_));
+            let told = tell(entry, what, &self.shared);
+            if !told {
                 let slow = "the client reads too slowly: more tokens wait for it than this server keeps";
-                let _ = run.cut.set(ApiError::unavailable(slow));
-                return false;
+                let _ = entry.cut.set(ApiError::unavailable(slow));
+                self.shared.metrics.finished("abort");
+                self.service.cancel(id);
+            }
+            if over || !told {
+                self.forget(id);
             }
         }
-        reason.is_none()
+        self.events = events;
     }
+}
 
-    fn publish(&self) {
-        let (blocks_free, blocks_total) = (self.engine.free_blocks(), self.total_blocks);
-        let (running, waiting, steps) = (self.running.len(), self.waiting.len(), self.steps);
-        self.shared.publish(Snapshot { running, waiting, blocks_free, blocks_total, steps });
+/// Tells a client what happened. False if it does not take it.
+fn tell(entry: &mut Entry, what: Happened, shared: &Shared) -> bool {
+    let metrics = &shared.metrics;
+    let event = match what {
+        Happened::Prompt(logprobs) => Event::Prompt { first: entry.first, n: entry.answers.len(), logprobs },
+        Happened::Token { choice, token, logprobs } => {
+            token_came(entry, choice, shared);
+            token_event(entry.first + choice, token, logprobs)
+        }
+        Happened::Ended { choice, finish, stop_token } => {
+            let reason = reason(finish);
+            metrics.finished(reason);
+            let answer = entry.answers[choice];
+            metrics.end_to_end.observe(entry.came.elapsed().as_secs_f64());
+            metrics.request_generation_tokens.observe(answer.tokens as f64);
+            shared.live.answer(AnswerSeen {
+                at: shared.started.elapsed(),
+                ttft: answer.first - entry.came,
+                tpot: (answer.tokens > 1).then(|| (answer.last - answer.first) / (answer.tokens as u32 - 1)),
+                tokens: answer.tokens,
+            });
+            Event::End { choice: entry.first + choice, reason, by: stop_token }
+        }
+        Happened::Done(usage) => {
+            metrics.queue.observe(usage.queued.as_secs_f64());
+            metrics.request_prompt_tokens.observe(entry.prompt_tokens as f64);
+            Event::Cached(usage.cached_tokens)
+        }
+        Happened::Failed(why) => {
+            metrics.finished("error");
+            tracing::error!(why, "an answer failed");
+            Event::Failed(ApiError::internal(why))
+        }
+    };
+    // A client that has left is about to be cancelled, and takes nothing: that is no slowness.
+    !matches!(entry.events.try_send(event), Err(mpsc::error::TrySendError::Full(_)))
+}
+
+fn token_came(entry: &mut Entry, choice: usize, shared: &Shared) {
+    let metrics = &shared.metrics;
+    let now = Instant::now();
+    let answer = &mut entry.answers[choice];
+    let since = now.duration_since(answer.last).as_secs_f64();
+    if answer.tokens == 0 {
+        metrics.time_to_first_token.observe(since);
+        answer.first = now;
+    } else {
+        metrics.inter_token.observe(since);
+    }
+    answer.last = now;
+    answer.tokens += 1;
+    metrics.generation_tokens.add(1);
+    if !std::mem::replace(&mut entry.began, true) {
+        metrics.prompt_tokens.add(entry.prompt_tokens as u64);
+    }
+}
+
+fn token_event(choice: usize, id: u32, logprobs: Option<Logprobs>) -> Event {
+    Event::Token { choice, id, logprobs }
+}
+
+fn reason(finish: Finish) -> &'static str {
+    match finish {
+        Finish::Stop => "stop",
+        Finish::Length | Finish::Context => "length",
+        Finish::Cancelled => "abort",
+    }
+}
+
+fn refusal(refused: Refused) -> ApiError {
+    match refused {
+        Refused::Invalid(error) => error.into(),
+        busy => ApiError::overloaded(busy.to_string()),
     }
 }
