@@ -63,6 +63,8 @@ enum Command {
     Look(oneshot::Sender<Vec<BlockUse>>),
     /// End when nothing runs any more.
     Drain,
+    #[cfg(test)]
+    Panic,
 }
 
 struct Submit {
@@ -270,5 +272,95 @@ impl Drop for Ticket {
         if !self.running.is_empty() {
             let _ = self.worker.commands.send(Command::Cancel { job: self.id, choice: None });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_cpu::{Cpu, CpuOptions};
+    use ridge_engine::EngineOptions;
+    use ridge_engine::service::{Policy, ServiceOptions};
+    use ridge_models::{BuildOptions, ModelFiles, WeightSource};
+    use ridge_runtime::Session;
+
+    use super::*;
+
+    fn worker(most: usize) -> (Worker, thread::JoinHandle<()>) {
+        let files = ModelFiles::open(None).unwrap();
+        let config = files.config().unwrap();
+        let source = WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint().unwrap()).unwrap()));
+        let mut model = config.build(&BuildOptions::default()).unwrap();
+        model.graph = source.retype(&model.graph, None).unwrap();
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let mut session = Session::new(Arc::new(cpu));
+        source.load(&mut session, &model.graph, |_| ()).unwrap();
+        let engine = EngineOptions { context: 256, sequences: 2, chunk: 64 };
+        let options = ServiceOptions { engine, queue: 64, policy: Policy::FirstCome, prefix_cache: false };
+        let service = Service::new(session, &model, options).unwrap();
+        Worker::start(service, None, most, Arc::default()).unwrap()
+    }
+
+    fn run<T>(test: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(test)
+    }
+
+    fn long() -> Request {
+        Request::new(vec![1, 2, 3], 250)
+    }
+
+    #[test]
+    fn a_panic_is_told_to_all_that_wait() {
+        run(async {
+            let (worker, thread) = worker(8);
+            let (events, mut received) = mpsc::channel(MOST_EVENTS);
+            let ticket = worker.submit(long(), 0, events).unwrap().accepted().await.unwrap();
+            assert!(matches!(received.recv().await, Some(Event::Token { .. })));
+            worker.commands.send(Command::Panic).unwrap();
+            while received.recv().await.is_some() {}
+            thread.join().unwrap();
+            assert_eq!(worker.health(Duration::from_secs(60)), Health::Dead);
+            assert_eq!(ticket.why_cut(), None);
+            let (events, _received) = mpsc::channel(1);
+            let refused = match worker.submit(long(), 0, events) {
+                Ok(submitted) => submitted.accepted().await.err(),
+                Err(error) => Some(error),
+            };
+            assert_eq!(refused.map(|e| e.status.as_u16()), Some(503));
+        });
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_cut_and_told_why() {
+        run(async {
+            let (worker, _) = worker(8);
+            let (events, mut received) = mpsc::channel(4);
+            let ticket = worker.submit(long(), 0, events).unwrap().accepted().await.unwrap();
+            while worker.jobs() > 0 && ticket.why_cut().is_none() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let mut kept = 0;
+            while received.recv().await.is_some() {
+                kept += 1;
+            }
+            assert_eq!(kept, 4);
+            assert!(ticket.why_cut().is_some_and(|e| e.message.contains("too slowly")));
+        });
+    }
+
+    #[test]
+    fn work_without_progress_is_no_health() {
+        run(async {
+            let (worker, _) = worker(1);
+            assert_eq!(worker.health(Duration::ZERO), Health::Well);
+            let (events, _received) = mpsc::channel(MOST_EVENTS);
+            let ticket = worker.submit(long(), 0, events.clone()).unwrap();
+            // Some time has passed since the last step, however little.
+            std::thread::sleep(Duration::from_millis(2));
+            worker.shared.progress.store(0, Relaxed);
+            assert!(matches!(worker.health(Duration::ZERO), Health::Stalled(_)));
+            assert_eq!(worker.submit(long(), 0, events).err().map(|e| e.status.as_u16()), Some(429));
+            drop(ticket);
+            assert_eq!(worker.jobs(), 0);
+        });
     }
 }

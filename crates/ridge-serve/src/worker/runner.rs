@@ -51,13 +51,13 @@ pub(super) struct Runner {
 impl Runner {
     pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<Shared>) -> Self {
         let (entries, ids, events) = (HashMap::new(), HashMap::new(), Vec::new());
+        shared.publish(&service);
         Self { service, shared, floor, floor_told: Instant::now(), entries, ids, events, draining: false }
     }
 
     /// Runs until it is to drain and has.
     pub(super) fn run(mut self, orders: &Receiver<Command>) {
         loop {
-            self.shared.publish(&self.service);
             if self.service.is_idle() {
                 if self.draining {
                     return;
@@ -75,6 +75,8 @@ impl Runner {
             if !self.service.is_idle() {
                 self.step();
             }
+            // Before anyone is told, so that who was told finds it so.
+            self.shared.publish(&self.service);
             self.tell();
             self.shared.progressed();
         }
@@ -92,6 +94,8 @@ impl Runner {
                 let _ = reply.send(self.service.blocks());
             }
             Command::Drain => self.draining = true,
+            #[cfg(test)]
+            Command::Panic => panic!("a test wants it"),
         }
     }
 
