@@ -3,14 +3,15 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// A running `ridge serve`, ended when dropped.
 pub struct Server {
-    child: Child,
+    /// Nothing where somebody else has it.
+    child: Option<Child>,
     pub address: SocketAddr,
 }
 
@@ -68,25 +69,23 @@ impl Server {
         command.arg("serve").args(["--port", "0", "--threads", "1", "--no-roofline"]).args(args);
         command.env_remove("RIDGE_API_KEY").envs(variables.iter().copied());
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        let mut said = String::new();
-        let address = loop {
-            let Some(Ok(line)) = lines.next() else { panic!("the server ended: {said}") };
-            if let Some(rest) = line.split("at http://").nth(1) {
-                break rest.split(',').next().unwrap().parse().unwrap();
-            }
-            said += &line;
-        };
+        let (address, log) = address(&mut child);
         // The log must not fill the pipe; a panic in it fails the test that made it.
         std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
+            for line in log.lines().map_while(Result::ok) {
                 if std::env::var_os("RIDGE_TEST_LOG").is_some() {
                     eprintln!("{line}");
                 }
                 assert!(!line.contains("panicked"), "{line}");
             }
         });
-        Self { child, address }
+        Self { child: Some(child), address }
+    }
+
+    /// The server that a child is, whom the caller ends, and its log.
+    pub fn adopt(child: &mut Child) -> (Self, BufReader<ChildStderr>) {
+        let (address, log) = address(child);
+        (Self { child: None, address }, log)
     }
 
     pub fn connect(&self) -> TcpStream {
@@ -154,7 +153,7 @@ impl Server {
     }
 
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.child.as_ref().unwrap().id()
     }
 
     /// Sends a signal, as `kill` does.
@@ -165,14 +164,30 @@ impl Server {
 
     /// Its exit code, once it has ended.
     pub fn wait(&mut self) -> i32 {
-        self.child.wait().unwrap().code().unwrap_or(-1)
+        self.child.as_mut().unwrap().wait().unwrap().code().unwrap_or(-1)
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Where a server says that it listens, and the rest of what it says.
+fn address(child: &mut Child) -> (SocketAddr, BufReader<ChildStderr>) {
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let mut said = String::new();
+    loop {
+        let mut line = String::new();
+        assert!(log.read_line(&mut line).unwrap() > 0, "the server ended: {said}");
+        if let Some(rest) = line.split("at http://").nth(1) {
+            return (rest.split(',').next().unwrap().parse().unwrap(), log);
+        }
+        said += &line;
     }
 }
 

@@ -22,10 +22,6 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
     let mut fields = Fields::body(body)?;
     check_model(fields.text("model")?.as_deref(), &app.name)?;
     let input = fields.take("input");
-    let renamed = |error: ApiError| {
-        let param = error.param.map(|p| p.replacen("prompt", "input", 1));
-        ApiError { message: error.message.replacen("prompt", "input", 1), param, ..error }
-    };
     let inputs = prompts(fields.needed("input", input)?).map_err(renamed)?;
     let base64 = fields.one_of("encoding_format", &["float", "base64"])? == Some("base64");
     let dimensions = fields.whole("dimensions", 1, u64::from(u32::MAX))?.map(|n| n as usize);
@@ -56,6 +52,12 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
     Ok(Request { texts, base64, dimensions })
 }
 
+/// What completions call a prompt is an input here.
+fn renamed(error: ApiError) -> ApiError {
+    let param = error.param.map(|p| p.replacen("prompt", "input", 1));
+    ApiError { message: error.message.replacen("prompt", "input", 1), param, ..error }
+}
+
 pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let Device::Embedder(worker) = &app.worker else {
         let message = format!("{} generates, and this server makes vectors with encoders alone", app.name);
@@ -65,7 +67,7 @@ pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
     let Request { texts, base64, dimensions } = app.blocking(move |app| prepare(app, most, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     app.metrics.prompt_tokens.add(tokens as u64);
-    let vectors = worker.embed(texts).await?;
+    let vectors = worker.embed(texts).await.map_err(renamed)?;
     let size = vectors.first().map_or(0, Vec::len);
     if let Some(other) = dimensions.filter(|d| *d != size) {
         let why = format!("{other} is not supported: the model's vectors have {size} numbers, and are not cut");

@@ -1,0 +1,266 @@
+//! `ridge serve` and answers of a form: JSON, choices, grammars, calls of tools; encoders; prompts that are scored.
+
+mod common;
+#[path = "common/server.rs"]
+mod server;
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+use server::Server;
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// A server whose chat template knows tools, in few tokens: the embedded model's context is short.
+fn with_tools(marks: &str) -> (tempfile::TempDir, Server) {
+    let template = "{{ bos_token }}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{% for m in messages %}\
+        {{ m.content }}{% for c in m.tool_calls or [] %}MARKS{{ c.function | tojson }}{% endfor %}{% endfor %}";
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("template.jinja");
+    std::fs::write(&file, template.replace("MARKS", marks)).unwrap();
+    let server = Server::start(&["--chat-template", file.to_str().unwrap()]);
+    (folder, server)
+}
+
+fn ask(more: &Value) -> Value {
+    let mut body = json!({
+        "messages": [{ "role": "user", "content": "Once upon a time" }], "temperature": 1, "seed": 4, "max_tokens": 300,
+    });
+    for (key, value) in more.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    body
+}
+
+fn tools() -> Value {
+    let parameters = json!({
+        "type": "object", "properties": { "colour": { "enum": ["red", "blue"] }, "twice": { "type": "boolean" } },
+        "required": ["colour", "twice"], "additionalProperties": false,
+    });
+    let tool = |name: &str| json!({ "type": "function", "function": { "name": name, "parameters": parameters } });
+    json!([tool("paint"), tool("mix")])
+}
+
+fn content(answer: &Value) -> &str {
+    answer["choices"][0]["message"]["content"].as_str().unwrap_or_else(|| panic!("{answer}"))
+}
+
+#[test]
+fn answers_have_the_form_that_was_asked_for() {
+    let server = Server::start(&[]);
+    let said = |more: Value| {
+        let answer = server.post(CHAT, &ask(&more));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let answer = answer.json();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        content(&answer).to_owned()
+    };
+    let schema = json!({
+        "type": "object", "properties": { "n": { "enum": [1, 2] }, "b": { "type": "boolean" } },
+        "required": ["n", "b"], "additionalProperties": false,
+    });
+    for more in [
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } }),
+        json!({ "guided_json": schema }),
+        json!({ "structured_outputs": { "json": schema } }),
+    ] {
+        let value: Value = serde_json::from_str(&said(more)).unwrap();
+        assert!(value["b"].is_boolean() && (value["n"] == 1 || value["n"] == 2), "{value}");
+    }
+    assert!(["cat", "dog"].contains(&said(json!({ "guided_choice": ["cat", "dog"] })).as_str()));
+    let number = said(json!({ "guided_regex": "[0-9]{3}-[ab]" }));
+    assert!(number.len() == 5 && number[..3].bytes().all(|b| b.is_ascii_digit()), "{number}");
+    let sum = said(json!({ "guided_grammar": "start: N \"+\" N\nN: /[0-9]/" }));
+    assert!(sum.len() == 3 && &sum[1..2] == "+", "{sum}");
+    let object =
+        server.post(CHAT, &ask(&json!({ "response_format": { "type": "json_object" }, "max_tokens": 20 }))).json();
+    assert!(content(&object).trim_start().starts_with('{'), "{object}");
+}
+
+#[test]
+fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
+    let server = Server::start(&[]);
+    let mut deep = json!({ "type": "object" });
+    for _ in 0..40 {
+        deep = json!({ "type": "object", "properties": { "a": deep, "b": deep } })
+            .get("properties")
+            .map_or(json!({}), |p| json!({ "properties": { "a": p["a"] } }));
+    }
+    for (more, param) in [
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (json!({ "guided_grammar": "start: nothing" }), "guided_grammar"),
+        (json!({ "guided_json": { "type": "no such type" } }), "guided_json"),
+        (json!({ "guided_json": { "$ref": "#/$defs/none" } }), "guided_json"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": 3 } } } }),
+            "response_format",
+        ),
+    ] {
+        let refused = server.post(CHAT, &ask(&more));
+        assert!(refused.refused(400).starts_with(param), "{more}: {}", refused.text());
+    }
+    // Heavy, and perhaps refused, but never fatal.
+    for more in [
+        json!({ "guided_regex": "(a+)+(a|aa)*b" }),
+        json!({ "guided_regex": "(((a{1,200}){1,200}){1,200}){1,200}" }),
+        json!({ "guided_json": deep }),
+        json!({ "guided_choice": vec!["x".repeat(1000); 200] }),
+    ] {
+        let mut body = ask(&more);
+        body["max_tokens"] = json!(4);
+        let answer = server.post(CHAT, &body);
+        assert!(matches!(answer.status, 200 | 400), "{}", answer.text());
+    }
+    let plain = server.post(CHAT, &ask(&json!({ "max_tokens": 5 })));
+    assert_eq!((plain.status, server.get("/health").status), (200, 200));
+}
+
+#[test]
+fn tools_that_must_be_called_are_called() {
+    let (_folder, server) = with_tools("<tool_call>");
+    for (choice, reason) in
+        [(json!("required"), "tool_calls"), (json!({ "type": "function", "function": { "name": "mix" } }), "stop")]
+    {
+        let body = ask(&json!({ "tools": tools(), "tool_choice": choice, "parallel_tool_calls": false }));
+        let whole = server.post(CHAT, &body).json();
+        assert_eq!(whole["choices"][0]["finish_reason"], reason, "{whole}");
+        let message = &whole["choices"][0]["message"];
+        assert!(message["content"].is_null(), "{whole}");
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1);
+        let function = &calls[0]["function"];
+        assert!(reason == "tool_calls" || function["name"] == "mix");
+        let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        assert!(arguments["twice"].is_boolean() && arguments["colour"].is_string(), "{arguments}");
+
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let events = server.post(CHAT, &streamed).events();
+        let deltas: Vec<&Value> =
+            events.iter().filter_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+        // The first names the call, the others go on with its arguments.
+        assert_eq!(deltas[0]["function"]["name"], function["name"]);
+        assert!(deltas[0]["id"].is_string() && deltas[0]["type"] == "function");
+        assert!(deltas.iter().skip(1).all(|d| d.get("id").is_none() && d["index"] == 0));
+        let said: String = deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
+        assert_eq!(function["arguments"], said);
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], reason);
+    }
+}
+
+#[test]
+fn tools_that_may_be_called_leave_text_alone() {
+    for marks in ["<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"] {
+        let (_folder, server) = with_tools(marks);
+        let body = |more: &Value| {
+            let mut body = ask(more);
+            (body["temperature"], body["max_tokens"]) = (json!(0), json!(20));
+            body
+        };
+        let auto = server.post(CHAT, &body(&json!({ "tools": tools() }))).json();
+        assert!(content(&auto).len() > 10 && auto["choices"][0]["message"].get("tool_calls").is_none(), "{auto}");
+        // Tools change the prompt, unless they may not be called.
+        let plain = server.post(CHAT, &body(&json!({}))).json();
+        let none = server.post(CHAT, &body(&json!({ "tools": tools(), "tool_choice": "none" }))).json();
+        assert_eq!(content(&none), content(&plain));
+        assert!(auto["usage"]["prompt_tokens"].as_u64() > plain["usage"]["prompt_tokens"].as_u64());
+    }
+}
+
+#[test]
+fn prompts_are_scored_where_they_are_given_back() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once upon a time", "echo": true, "logprobs": 0, "max_tokens": 4, "temperature": 0 });
+    let whole = server.post(COMPLETIONS, &body).json();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let scores = logprobs["token_logprobs"].as_array().unwrap();
+    assert_eq!(scores.len(), 5 + 4, "{whole}");
+    assert!(scores[0].is_null() && scores[1..].iter().all(|s| s.as_f64().unwrap() < 0.0), "{whole}");
+    let spelt: String = logprobs["tokens"].as_array().unwrap()[1..].iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(spelt.trim_start(), whole["choices"][0]["text"]);
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let events = server.post(COMPLETIONS, &streamed).events();
+    let pieces = events.iter().filter_map(|e| e["choices"][0]["logprobs"]["token_logprobs"].as_array()).flatten();
+    assert_eq!(scores, &pieces.cloned().collect::<Vec<_>>());
+}
+
+#[test]
+fn answers_have_at_least_the_tokens_asked_for() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| {
+        let mut body =
+            json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 30, "return_token_ids": true });
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        server.post(COMPLETIONS, &body).json()["choices"][0]["token_ids"].clone()
+    };
+    let free = ask(json!({}));
+    let stop = json!([free[5]]);
+    assert_eq!(ask(json!({ "stop_token_ids": stop })).as_array().unwrap().len(), 5);
+    let longer = ask(json!({ "stop_token_ids": stop, "min_tokens": 12 }));
+    assert!(longer.as_array().unwrap().len() >= 12, "{longer}");
+}
+
+#[test]
+fn encoders_make_vectors() {
+    let bert = common::repository().join("fixtures/families/bert").display().to_string();
+    let server = Server::start(&["--model", &bert, "--served-model-name", "bert"]);
+    let embed = |more: Value| {
+        let mut body = json!({ "model": "bert", "input": [[5, 6, 7], [8]] });
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        server.post("/v1/embeddings", &body)
+    };
+    let both = embed(json!({})).json();
+    assert_eq!((&both["object"], &both["usage"]["prompt_tokens"]), (&json!("list"), &json!(4)));
+    let vector = |answer: &Value, i: usize| answer["data"][i]["embedding"].clone();
+    let size = vector(&both, 0).as_array().unwrap().len();
+    assert!(size > 8 && both["data"][1]["index"] == 1);
+    // Alone as in company.
+    assert_eq!(vector(&embed(json!({ "input": [8] })).json(), 0), vector(&both, 1));
+    let coded = embed(json!({ "encoding_format": "base64" })).json();
+    assert_eq!(vector(&coded, 0).as_str().unwrap().len(), (size * 4).div_ceil(3) * 4);
+    assert_eq!(embed(json!({ "dimensions": size })).status, 200);
+    for (more, param) in [
+        (json!({ "dimensions": 3 }), "dimensions"),
+        (json!({ "input": [] }), "input"),
+        (json!({ "input": [[5], []] }), "input[1]"),
+        (json!({ "input": "text" }), "input"),
+        (json!({ "input": [99_999_999] }), "input"),
+        (json!({ "input": vec![5; 1000] }), "input"),
+        (json!({ "encoding_format": "hex" }), "encoding_format"),
+    ] {
+        assert_eq!(embed(more.clone()).refused(400), param, "{more}");
+    }
+    server.post(COMPLETIONS, &json!({ "prompt": [1] })).refused(404);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn the_log_has_no_prompts_unless_it_is_asked_to() {
+    for (args, has) in [(&["--log-format", "json"][..], false), (&["--log-prompts", "--log-level", "debug"], true)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+        command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline"]).args(args);
+        let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
+        let (server, mut log) = Server::adopt(&mut child);
+        let answer = server.post(COMPLETIONS, &json!({ "prompt": "SECRET", "max_tokens": 2 }));
+        assert_eq!(answer.status, 200);
+        child.kill().unwrap();
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        child.wait().unwrap();
+        assert_eq!(text.contains("SECRET"), has, "{text}");
+        assert!(text.contains("/v1/completions") && text.contains("req-"), "{text}");
+        if args.contains(&"json") {
+            for line in text.lines() {
+                let line: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+                assert!(line["timestamp"].is_string());
+            }
+        }
+    }
+}
