@@ -236,7 +236,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
     }
     let address = listener.local_addr().map_or(args.host, |a| a.to_string());
-    note(&format!("serving {} at http://{address}, context of {}", served.name, count(served.context, "token")));
+    let serving = format!("serving {} at http://{address}, context of {}", served.name, count(served.context, "token"));
+    match args.log_format {
+        LogFormatArg::Text => note(&serving),
+        LogFormatArg::Json => tracing::info!("{serving}"),
+    }
     Ok(serve(listener, served, options)?)
 }
 
@@ -258,7 +262,7 @@ fn options(args: &ServeArgs) -> Result<ServeOptions> {
         cors: args.cors_origin.clone(),
         max_body: args.max_body << 20,
         max_connections: args.max_connections,
-        priorities: args.policy == PolicyArg::Priority,
+        policy: args.policy.policy(),
         max_requests: args.max_requests,
         read_timeout: seconds(args.read_timeout),
         write_timeout: seconds(args.write_timeout),

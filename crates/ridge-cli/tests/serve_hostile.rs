@@ -92,6 +92,8 @@ fn values_out_of_range_are_refused_by_name() {
         ("logit_bias", json!({ "-1": 1 }), "logit_bias"),
         ("logprobs", json!(1000), "logprobs"),
         ("stream", json!("yes"), "stream"),
+        ("priority", json!(1), "priority"),
+        ("targets", json!({ "ttft_ms": 5 }), "targets"),
         ("model", json!("gpt-4"), "model"),
         ("frequency_penality", json!(1), "frequency_penality"),
         (
@@ -104,6 +106,7 @@ fn values_out_of_range_are_refused_by_name() {
         assert_eq!(with(key, value.clone()).refused(status), param, "{key}: {value}");
     }
     assert_eq!(server.post(COMPLETIONS, &json!({ "prompt": "a ".repeat(2000) })).refused(400), "prompt");
+    assert_eq!(server.post(COMPLETIONS, &json!({ "prompt": vec!["a"; 200], "n": 100 })).refused(400), "n");
     // Far too long to be worth tokenising.
     assert_eq!(server.post(COMPLETIONS, &json!({ "prompt": "a".repeat(4 << 20) })).refused(400), "prompt");
     is_well(&server);
@@ -230,7 +233,7 @@ fn more_requests_than_are_taken_are_refused() {
 #[test]
 fn answers_that_take_too_long_end_with_an_error() {
     let server = Server::start(&["--request-timeout", "1"]);
-    let ask = json!({ "prompt": "Once", "max_tokens": 500, "n": 128, "ignore_eos": true, "logprobs": 20, "prompt": vec!["Once"; 200] });
+    let ask = json!({ "max_tokens": 500, "n": 128, "ignore_eos": true, "logprobs": 20, "prompt": vec!["Once"; 8] });
     server.post(COMPLETIONS, &ask).refused(504);
     is_well(&server);
 }

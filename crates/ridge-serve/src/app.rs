@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ridge_engine::Embedder;
-use ridge_engine::service::Service;
+use ridge_engine::service::{Policy, Service};
 use ridge_models::{ChatTemplates, Tokenizer};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
@@ -51,8 +51,8 @@ pub struct ServeOptions {
     pub max_body: usize,
     /// Connections at a time at most.
     pub max_connections: usize,
-    /// Does the engine heed the priority that a request may have?
-    pub priorities: bool,
+    /// What the engine heeds of a request: its priority, or the times that it wants tokens in.
+    pub policy: Policy,
     /// Requests that run or wait at most.
     pub max_requests: usize,
     /// How long a client may take to send the head of a request, and its body.
@@ -76,7 +76,7 @@ impl Default for ServeOptions {
             cors: Vec::new(),
             max_body: 16 << 20,
             max_connections: 4096,
-            priorities: false,
+            policy: Policy::FirstCome,
             max_requests: 2048,
             read_timeout: Duration::from_secs(15),
             write_timeout: Duration::from_secs(30),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_engine::service::{Constraint, Request};
+use ridge_engine::service::{Constraint, Policy, Request, Targets};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
@@ -36,6 +36,9 @@ fn max_tokens(app: &App, common: &Common, prompt: usize) -> usize {
     common.max_tokens.map_or(room, |most| most.min(room))
 }
 
+/// Answers to one request at most, over all of its prompts.
+const MOST_ANSWERS: usize = 1024;
+
 /// What is given back of prompts: their texts, where they are, and whether their log-probabilities are told.
 #[derive(Default)]
 pub(super) struct Echo<'a> {
@@ -54,11 +57,16 @@ pub(super) async fn submit(
     apart: impl Fn() -> Apart,
 ) -> ApiResult<Answers> {
     let worker = app.engine()?;
-    if common.priority != 0 && !app.options.priorities {
-        let why = "is not heeded by this server; it is where `ridge serve` has --policy priority";
-        return Err(ApiError::unsupported("priority", why));
+    heeded(app, common)?;
+    let answers = n * prompts.len();
+    if answers > MOST_ANSWERS {
+        let why = format!(
+            "{n} for each of {} prompts are {answers} answers, and one request may have {MOST_ANSWERS}",
+            prompts.len()
+        );
+        return Err(ApiError::param("n", why));
     }
-    let (events, received) = mpsc::channel(MOST_EVENTS.max(16 * n * prompts.len()));
+    let (events, received) = mpsc::channel(MOST_EVENTS.max(16 * answers));
     let (mut choices, mut submitted) = (Vec::new(), Vec::new());
     let eos: &[u32] = if common.ignore_eos { &[] } else { &app.eos };
     let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
@@ -77,6 +85,7 @@ pub(super) async fn submit(
             min_tokens: common.min_tokens,
             stop_tokens: Arc::clone(&stop_tokens),
             priority: common.priority,
+            targets: common.targets,
             tenant: Arc::clone(&tenant),
             salt: common.salt,
             constraint: common.form.as_ref().map(|(_, form)| constraint(form)),
@@ -93,6 +102,22 @@ pub(super) async fn submit(
     let limit = app.options.request_timeout;
     let own_stops = common.stop_tokens.clone();
     Ok(Answers::new(caller.id.clone(), choices, received, tickets, (prompt_tokens, own_stops), limit))
+}
+
+/// Refuses what the scheduling policy would not heed.
+fn heeded(app: &App, common: &Common) -> ApiResult<()> {
+    let policy = app.options.policy;
+    let refused = |param, name| {
+        let why = format!("is not heeded by this server; it is where `ridge serve` has --policy {name}");
+        Err(ApiError::unsupported(param, why))
+    };
+    if common.priority != 0 && policy != Policy::Priority {
+        return refused("priority", "priority");
+    }
+    if common.targets != Targets::default() && policy != Policy::Deadline {
+        return refused("targets", "deadline");
+    }
+    Ok(())
 }
 
 /// An error of the engine with the parameter as the client calls it.

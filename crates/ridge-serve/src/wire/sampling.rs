@@ -1,7 +1,9 @@
 //! The settings that completions and chats share.
 
 use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
+use std::time::Duration;
 
+use ridge_engine::service::Targets;
 use ridge_engine::{Dry, Sampling};
 use serde_json::{Value, json};
 
@@ -39,6 +41,8 @@ pub(crate) struct Common {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) priority: i32,
+    /// When tokens are wanted.
+    pub(crate) targets: Targets,
     /// Prefixes in the cache are shared only between requests that have this in common.
     pub(crate) salt: u64,
     /// Tell the ids of prompt and answer.
@@ -103,6 +107,7 @@ pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResul
         stream,
         include_usage,
         priority: priority(fields)?,
+        targets: targets(fields)?,
         salt: fields.text("cache_salt")?.map_or(0, |salt| hash(&salt)),
         return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
         tokens_as_ids: fields.bool("return_tokens_as_token_ids")?.unwrap_or(false),
@@ -113,6 +118,15 @@ pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResul
 /// A number that nobody chose.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+/// `targets`: milliseconds to the first token and from token to token.
+fn targets(fields: &mut Fields) -> ApiResult<Targets> {
+    let Some(mut fields) = fields.object("targets")? else { return Ok(Targets::default()) };
+    let mut millis = |key| Ok(fields.whole(key, 1, 1 << 32)?.map(Duration::from_millis));
+    let targets = Targets { ttft: millis("ttft_ms")?, tpot: millis("tpot_ms")? };
+    fields.done()?;
+    Ok(targets)
 }
 
 fn hash(text: &str) -> u64 {
@@ -251,6 +265,8 @@ mod tests {
             (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids[0]"),
             (r#"{"functions": []}"#, "functions"),
             (r#"{"dry_base": 0.5}"#, "dry_base"),
+            (r#"{"targets": {"ttft_ms": 0}}"#, "targets.ttft_ms"),
+            (r#"{"priority": 1e10}"#, "priority"),
         ] {
             assert_eq!(common(text).unwrap_err().param.as_deref(), Some(param), "{text}");
         }
