@@ -328,7 +328,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let prepared = model::prepare(files, &config, settings, &running, tokens, workspace)?;
     let floor = if args.no_roofline { None } else { floor(&prepared, tokens)? };
     let Prepared { session, model, .. } = prepared;
-    let engine = EngineOptions { context, sequences: args.sequences, chunk };
+    let engine = EngineOptions { context, sequences: args.sequences, chunk, blocks: None };
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
     let service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();

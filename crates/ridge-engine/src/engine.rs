@@ -196,11 +196,6 @@ impl Engine {
         })
     }
 
-    /// How much it can hold.
-    pub fn options(&self) -> EngineOptions {
-        self.options
-    }
-
     /// Cache blocks that no sequence owns.
     pub fn free_blocks(&self) -> usize {
         self.blocks.free()

@@ -123,7 +123,7 @@ pub(crate) fn random() -> u64 {
 /// `targets`: milliseconds to the first token and from token to token.
 fn targets(fields: &mut Fields) -> ApiResult<Targets> {
     let Some(mut fields) = fields.object("targets")? else { return Ok(Targets::default()) };
-    let mut millis = |key| Ok(fields.whole(key, 1, 1 << 32)?.map(Duration::from_millis));
+    let mut millis = |key| fields.whole(key, 1, 1 << 32).map(|n| n.map(Duration::from_millis));
     let targets = Targets { ttft: millis("ttft_ms")?, tpot: millis("tpot_ms")? };
     fields.done()?;
     Ok(targets)

@@ -294,7 +294,7 @@ mod tests {
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let mut session = Session::new(Arc::new(cpu));
         source.load(&mut session, &model.graph, |_| ()).unwrap();
-        let engine = EngineOptions { context: 256, sequences: 2, chunk: 64 };
+        let engine = EngineOptions { context: 256, sequences: 2, chunk: 64, blocks: None };
         let options = ServiceOptions { engine, queue: 64, policy: Policy::FirstCome, prefix_cache: false };
         let service = Service::new(session, &model, options).unwrap();
         Worker::start(service, None, most, Arc::default()).unwrap()
