@@ -134,7 +134,7 @@ impl Worker {
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || {
             // A panic unwinds through the runner, which drops every channel.
             let outcome = catch_unwind(AssertUnwindSafe(|| {
-                runner::Runner::new(service, floor, Arc::clone(&of_thread)).run(&orders)
+                runner::Runner::new(service, floor, Arc::clone(&of_thread)).run(&orders);
             }));
             of_thread.dead.store(true, Relaxed);
             drop(orders);

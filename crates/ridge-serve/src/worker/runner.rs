@@ -41,6 +41,8 @@ pub(super) struct Runner {
     shared: Arc<Shared>,
     floor: Option<Floor>,
     floor_told: Instant,
+    /// When the step that runs was started.
+    started: Instant,
     entries: HashMap<RequestId, Entry>,
     /// The requests of jobs.
     ids: HashMap<u64, RequestId>,
@@ -52,7 +54,17 @@ impl Runner {
     pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<Shared>) -> Self {
         let (entries, ids, events) = (HashMap::new(), HashMap::new(), Vec::new());
         shared.publish(&service);
-        Self { service, shared, floor, floor_told: Instant::now(), entries, ids, events, draining: false }
+        Self {
+            service,
+            shared,
+            floor,
+            floor_told: Instant::now(),
+            started: Instant::now(),
+            entries,
+            ids,
+            events,
+            draining: false,
+        }
     }
 
     /// Runs until it is to drain and has.
@@ -143,19 +155,21 @@ impl Runner {
     }
 
     fn step(&mut self) {
-        let (began, now) = (Instant::now(), self.now());
+        let now = self.now();
         let ran = self.service.step(now, &mut self.events);
+        // The step that has ended was started by the last call, and the next one by this.
+        let ended = Instant::now();
+        let took = ended - std::mem::replace(&mut self.started, ended);
         if ran.work.is_empty() {
             return;
         }
-        let took = began.elapsed();
         let tokens: usize = ran.work.iter().map(|(_, tokens)| tokens).sum();
         let metrics = &self.shared.metrics;
         metrics.step.observe(took.as_secs_f64());
         metrics.step_tokens.observe(tokens as f64);
         let mut floor = None;
-        if let Some(of) = self.floor.as_mut().filter(|_| began.duration_since(self.floor_told) >= FLOOR_EVERY) {
-            self.floor_told = began;
+        if let Some(of) = self.floor.as_mut().filter(|_| ended.duration_since(self.floor_told) >= FLOOR_EVERY) {
+            self.floor_told = ended;
             floor = of(&ran.work);
             if let Some(floor) = floor {
                 metrics.step_roofline.observe(floor.as_secs_f64() / took.as_secs_f64().max(1e-9));
