@@ -30,10 +30,12 @@ use crate::settings::{ModelSettings, refused};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge serve
-  curl http://127.0.0.1:8000/v1/completions -d '{\"prompt\": \"Once upon a time\", \"max_tokens\": 50}'
-  ridge serve --model ~/models/Qwen2.5-0.5B-Instruct --dtype bf16 --cache-dtype bf16 --host 0.0.0.0 --api-keys keys.txt
-  ridge serve --model DIR --dry-run                what it would allocate
+  ridge serve                        the small model that is compiled in
+  ridge serve --model DIR --dtype bf16 --cache-dtype bf16
+  ridge serve --model DIR --host 0.0.0.0 --api-keys keys.txt
+  ridge serve --model DIR --dry-run  what it would allocate
+
+Then: curl localhost:8000/v1/completions -d '{\"prompt\": \"Once\"}'
 
 Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize. State: \
 /health, /ready, /metrics (Prometheus), /version, /live.
