@@ -9,6 +9,7 @@ pub mod accuracy;
 pub mod efficiency;
 mod error;
 pub mod ledger;
+pub mod pipeline;
 pub mod reading;
 pub mod search;
 pub mod serve;
