@@ -23,7 +23,7 @@ target/gpu-bundle, which holds less than 60 MB.
 Usage: cargo xtask gpu-bundle
 
 Copy that folder to a machine with a GPU, which needs no Rust, and run `run.sh` there: it prints how many passed.
-`run.sh memcheck` runs the conformance of the ops under compute-sanitizer.
+`run.sh memcheck` (or racecheck, initcheck) runs ops and kernels under that tool of compute-sanitizer.
 ",
     run,
 };

@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
 # Runs the GPU tests of this folder and prints how many passed. It needs an NVIDIA GPU of compute capability 8.0 or
 # higher, its driver and NVRTC; no Rust, no network. Logs go to $OUT, or to the folder `logs` beside this script.
-# With `memcheck` as argument, the op conformance of one dtype runs under compute-sanitizer instead.
+# With `memcheck`, `racecheck` or `initcheck` as argument, the ops in bf16 and the hand-written kernels run under that
+# tool of compute-sanitizer instead.
 set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 logs=${OUT:-$PWD/logs}
 mkdir -p -- "$logs"
 export RIDGE_GPU_TESTS=required RIDGE_FIXTURES=$PWD/fixtures
 
-if [[ ${1:-} == memcheck ]]; then
-    compute-sanitizer --tool memcheck --error-exitcode 9 ./conformance every_op_conforms_in_bf16 |& tee -- "$logs/memcheck.log" | tail -n 3
-    exit
-fi
+case ${1:-} in
+memcheck | racecheck | initcheck)
+    failed=0
+    for tests in "conformance every_op_conforms_in_bf16" kernels; do
+        # shellcheck disable=SC2086
+        compute-sanitizer --tool "$1" --error-exitcode 9 ./$tests > "$logs/$1-${tests%% *}.log" 2>&1 || failed=1
+        printf '%s, %s: %s\n' "$1" "${tests%% *}" "$(grep 'SUMMARY' "$logs/$1-${tests%% *}.log")"
+    done
+    exit $failed
+    ;;
+esac
 
 passed=0 failed=0
 count() {

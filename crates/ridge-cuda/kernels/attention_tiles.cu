@@ -23,7 +23,7 @@ __device__ inline float power(float x) {
     return y;
 }
 
-extern "C" __global__ __launch_bounds__(WARPS * 32) void attention_tiles(
+extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_tiles(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out, float scale, Numbers<4> n
 ) {
