@@ -29,11 +29,12 @@ Copy that folder to a machine with a GPU, which needs no Rust, and run `run.sh` 
 };
 
 /// Cargo's arguments for each test program of the bundle, its name there, and the line by which cargo tells its file.
-const TESTS: [(&str, &[&str], &str); 5] = [
+const TESTS: [(&str, &[&str], &str); 6] = [
     ("unit", &["--package", "ridge-cuda", "--lib"], "src/lib.rs"),
     ("conformance", &["--package", "ridge-cuda", "--test", "conformance"], "tests/conformance.rs"),
     ("graphs", &["--package", "ridge-cuda", "--test", "graphs"], "tests/graphs.rs"),
     ("kernels", &["--package", "ridge-cuda", "--test", "kernels"], "tests/kernels.rs"),
+    ("gemm", &["--package", "ridge-cuda", "--test", "gemm"], "tests/gemm.rs"),
     ("models", &["--package", "ridge-models", "--test", "cuda"], "tests/cuda.rs"),
 ];
 

@@ -27,7 +27,7 @@ count() {
 }
 
 ./ridge doctor > "$logs/doctor.txt" 2>&1
-for tests in unit conformance graphs kernels models; do
+for tests in unit conformance graphs kernels gemm models; do
     ./$tests --nocapture > "$logs/$tests.log" 2>&1
     status=$?
     result=$(grep '^test result: ' "$logs/$tests.log")

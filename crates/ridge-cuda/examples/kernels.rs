@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ridge_cuda::{KernelSource, Nvrtc, sources};
 use ridge_graph::conformance::all_samples;
-use ridge_graph::{Bindings, DType, Role};
+use ridge_graph::{Bindings, Builder, DType, Graph, Role, Type, Var};
 use ridge_hw::gpu::Nvidia;
 
 /// What the instances of one kernel need at most.
@@ -73,7 +73,38 @@ fn instances() -> Result<Vec<KernelSource>, String> {
         let lowered = lowered.map_err(|e| format!("{}, {}: {e}", case.kernel, case.what))?;
         seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
     }
+    for dtype in [DType::BF16, DType::F16] {
+        for graph in large_products(dtype).map_err(|e| e.to_string())? {
+            let lowered = ridge_runtime::lower(&graph, &["y"], &ridge_cuda::patterns()).map_err(|e| e.to_string())?;
+            seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("a product in {dtype}: {e}"))?);
+        }
+    }
     Ok(seen.into_iter().collect())
+}
+
+/// Products beyond what samples have, alone and with what follows them.
+fn large_products(dtype: DType) -> ridge_graph::Result<Vec<Graph>> {
+    let product = |build: fn(&mut Builder, [Var; 4]) -> ridge_graph::Result<Var>| {
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(dtype, [64, 512]))?;
+        let r = g.step_input("r", Type::tensor(dtype, [64, 512]))?;
+        let w = g.weight("w", Type::tensor(dtype, [512, 512]))?;
+        let up = g.weight("up", Type::tensor(dtype, [512, 512]))?;
+        let y = build(&mut g, [x, r, w, up])?;
+        g.finish(vec![("y".into(), y)])
+    };
+    Ok(vec![
+        product(|g, [x, _, w, _]| g.linear(x, w))?,
+        product(|g, [x, _, w, _]| g.matmul(x, w, false, true, DType::F32))?,
+        product(|g, [x, r, w, _]| {
+            let y = g.linear(x, w)?;
+            g.add(r, y)
+        })?,
+        product(|g, [x, _, w, up]| {
+            let (gate, up) = (g.linear(x, w)?, g.linear(x, up)?);
+            g.swiglu(gate, up)
+        })?,
+    ])
 }
 
 type All = BTreeMap<(String, &'static str), Needs>;

@@ -1,4 +1,8 @@
-// What Hopper adds (PTX ISA, sm_90): barriers in shared memory that count bytes, and bulk copies that arrive at them.
+// What Hopper adds (PTX ISA, sm_90): barriers in shared memory that count bytes, bulk copies that arrive at them, of boxes
+// of a matrix too, and products by whole warpgroups (sm_90a: wgmma.mma_async, setmaxnreg).
+
+// What the driver encodes of a matrix; a parameter of the kernel, by value.
+struct __align__(64) TensorMap { u64 opaque[16]; };
 
 #if __CUDA_ARCH__ >= 900
 // A barrier for `count` arrivals a phase. Initialised by one thread, before a barrier of the block.
@@ -29,4 +33,68 @@ __device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrie
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
         :: "r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
 }
+
+// The box of the matrix at (column, row) to shared memory; what lies outside of the matrix is 0.
+__device__ inline void copy_box(u32 to, const TensorMap* map, u32 barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+        :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
+__device__ inline void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
+}
+
+// Registers of each thread of this warpgroup from here on.
+template <int N> __device__ inline void registers_raise() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(N)); }
+template <int N> __device__ inline void registers_lower() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
+
+// A matrix in shared memory of rows of 128 bytes, swizzled by 128 bytes, from `at` on, which is a multiple of 1024 and
+// then of 32 along the row.
+__device__ inline u64 swizzled(u32 at) {
+    const u64 groups = 1024 >> 4;  // from eight rows to the next eight
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | groups << 32 | (u64)1 << 62;
+}
+
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> __device__ inline void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+}
+
+#define PLACES_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31 "
+#define PLACES_1 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63 "
+#define PLACES_2 "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95 "
+#define PLACES_3 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127 "
+// Sums are read behind the wait before this, not earlier.
+template <int N> __device__ inline void products_done(float* d) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+
+#define SUMS_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define SUMS_16(d, i) SUMS_4(d, i), SUMS_4(d, i + 4), SUMS_4(d, i + 8), SUMS_4(d, i + 12)
+#define SUMS_32(d, i) SUMS_16(d, i), SUMS_16(d, i + 16)
+
+// d += a b^T, or d = a b^T where `add` is 0: a is 64 x 16, b COLUMNS x 16, d in f32; of the warpgroup's thread t in warp w
+// d[4 j + i] is at row 16 w + t % 32 / 4 + 8 (i / 2), column 8 j + 2 (t % 4) + i % 2.
+template <class D, int COLUMNS> struct Wgmma;
+#define WGMMA(D, TYPE, COLUMNS, PLACES, A, B, ADD, ...) \
+    template <> struct Wgmma<D, COLUMNS> { \
+        __device__ static void of(float* d, u64 a, u64 b, int add) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n" \
+                "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" PLACES "}, " A ", " B \
+                ", p, 1, 1, 0, 0;\n}" : __VA_ARGS__ : "l"(a), "l"(b), "r"(add)); \
+        } \
+    };
+#define WGMMAS(D, TYPE) \
+    WGMMA(D, TYPE, 64, PLACES_0, "%32", "%33", "%34", SUMS_32(d, 0)) \
+    WGMMA(D, TYPE, 128, PLACES_0 ", " PLACES_1, "%64", "%65", "%66", SUMS_32(d, 0), SUMS_32(d, 32)) \
+    WGMMA(D, TYPE, 256, PLACES_0 ", " PLACES_1 ", " PLACES_2 ", " PLACES_3, "%128", "%129", "%130", \
+        SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64), SUMS_32(d, 96))
+WGMMAS(BF16, "bf16")
+WGMMAS(F16, "f16")
 #endif

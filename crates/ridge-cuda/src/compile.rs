@@ -44,15 +44,20 @@ pub(crate) fn kernels(graph: &Graph, plan: &Plan, bindings: &Bindings) -> Result
     plan.kernels.iter().map(|k| kernel(graph, k, bindings)).collect()
 }
 
+/// The sources of an action, whichever way it goes.
+fn sources_of(action: &Action) -> Vec<&Arc<Source>> {
+    match action {
+        Action::Launch { source, .. } => vec![source],
+        Action::Product { otherwise, .. } => otherwise.iter().flat_map(sources_of).collect(),
+        Action::Fastest { ways, .. } => ways.iter().flat_map(|w| &w.actions).flat_map(sources_of).collect(),
+        Action::Copy { .. } | Action::Constant { .. } => Vec::new(),
+    }
+}
+
 /// The distinct sources of some kernels.
 pub(crate) fn distinct<'a>(kernels: impl IntoIterator<Item = &'a Kernel>) -> Vec<Arc<Source>> {
     let mut seen = HashSet::new();
-    let actions = kernels.into_iter().flat_map(|k| &k.actions);
-    let each = actions.flat_map(|action| match action {
-        Action::Product { otherwise, .. } => otherwise.as_slice(),
-        other => std::slice::from_ref(other),
-    });
-    let sources = each.filter_map(|action| if let Action::Launch { source, .. } = action { Some(source) } else { None });
+    let sources = kernels.into_iter().flat_map(|k| &k.actions).flat_map(sources_of);
     sources.filter(|s| seen.insert(Arc::clone(s))).cloned().collect()
 }
 

@@ -290,7 +290,10 @@ impl Product {
     /// What the library thinks quickest, the best first.
     fn guesses(&self, lt: &CublasLt) -> Result<Vec<Guess>> {
         const MAX_WORKSPACE: c_int = 1;
+        const REDUCTIONS: c_int = 3;
         const MIN_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
+        // CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: parts of a split sum are added in f32, in an order of their own.
+        let in_f32: u32 = 2;
         let f = &lt.functions;
         let what = "choose an algorithm";
         let mut wish = std::ptr::null_mut();
@@ -304,6 +307,8 @@ impl Product {
             // SAFETY: the attribute is one 32-bit number.
             code |= unsafe { (f.wish_set)(wish, attribute, (&raw const aligned).cast(), 4) };
         }
+        // SAFETY: as above.
+        code |= unsafe { (f.wish_set)(wish, REDUCTIONS, (&raw const in_f32).cast(), 4) };
         let mut guesses = [Guess::default(); MOST_ALGORITHMS];
         let mut count = 0;
         if code == 0 {

@@ -2,6 +2,7 @@
 
 mod held;
 mod products;
+mod ways;
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -25,6 +26,7 @@ pub(crate) use held::{Captured, Event, Loaded};
 /// Attributes by their numbers in `CUdevice_attribute`.
 const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
 const COMPUTE_CAPABILITY_MINOR: i32 = 76;
+const MULTIPROCESSORS: i32 = 16;
 /// The least compute capability: bf16 conversions are instructions since then.
 const LEAST_CAPABILITY: (i32, i32) = (8, 0);
 
@@ -38,6 +40,8 @@ pub(crate) struct Context {
     arch: String,
     /// May launches begin before those ahead of them have ended?
     overlaps: bool,
+    /// Multiprocessors.
+    processors: u32,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and the handles are only ever given to them.
@@ -65,6 +69,7 @@ impl Context {
                 "{name} has compute capability {major}.{minor}, needs at least {least_major}.{least_minor}; use --device cpu"
             )));
         }
+        let processors = attribute(MULTIPROCESSORS)?.unsigned_abs();
         // From 9.0 on, the suffix opens the instructions of exactly this architecture.
         let suffix = if major >= 9 { "a" } else { "" };
         let handle = driver.retain(gpu)?;
@@ -76,6 +81,7 @@ impl Context {
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlaps: major >= 9,
+            processors,
         };
         context.enter()?;
         context.stream = context.driver.stream()?;
@@ -171,6 +177,8 @@ pub(crate) struct Device {
     /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
     products: OnceLock<Option<(CublasLt, Memory)>>,
     products_file: Option<PathBuf>,
+    /// Which way was the fastest, by what it was for.
+    ways: Mutex<HashMap<String, usize>>,
     /// Two halves of page-locked memory through which weights pass, and the marks behind their last copies.
     staging: Mutex<(Pinned, [Event; 2])>,
 }
@@ -198,6 +206,7 @@ impl Device {
             arena: Mutex::new(Arc::new(memory(&context, 0, "workspace")?)),
             arenas: AtomicUsize::new(0),
             products: OnceLock::new(),
+            ways: Mutex::default(),
             products_file: library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf),
             staging: Mutex::new(staging),
             context,

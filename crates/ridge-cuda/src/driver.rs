@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 
 use libloading::Library;
+use ridge_graph::DType;
 
 use crate::error::device;
 use ridge_runtime::Result;
@@ -33,6 +34,11 @@ struct Config {
     attributes: *const Attribute,
     count: c_uint,
 }
+
+/// `CUtensorMap`, opaque.
+#[repr(C, align(64))]
+#[derive(Default)]
+struct TensorMap([u64; 16]);
 
 /// `CUlaunchAttribute`.
 #[repr(C)]
@@ -121,6 +127,10 @@ functions! {
     module_unload = b"cuModuleUnload" (Handle);
     module_function = b"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
     function_set = b"cuFuncSetAttribute" (Handle, c_int, c_int);
+    tensor_map = b"cuTensorMapEncodeTiled" (
+        *mut TensorMap, c_int, c_uint, Address, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int,
+        c_int
+    );
     launch = b"cuLaunchKernelEx" (*const Config, Handle, *mut *mut c_void, *mut *mut c_void);
 }
 
@@ -411,6 +421,29 @@ impl Driver {
         // SAFETY: a function of a module that lives.
         let code = unsafe { (self.function_set)(function, MOST_SHARED, bytes as c_int) };
         self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
+    }
+
+    /// What the copy engine is told of a matrix of 16-bit floats: boxes of `tile` rows and columns, swizzled by 128 bytes.
+    pub(crate) fn tensor_map(
+        &self,
+        matrix: Address,
+        dtype: DType,
+        [rows, columns]: [usize; 2],
+        tile: [usize; 2],
+    ) -> Result<[u64; 16]> {
+        // CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_L2_128B.
+        let number = if dtype == DType::F16 { 6 } else { 9 };
+        const SWIZZLE: c_int = 3;
+        const PROMOTION: c_int = 2;
+        let mut map = TensorMap::default();
+        let (extents, stride) = ([columns as u64, rows as u64], (columns * dtype.size_bytes()) as u64);
+        let (tile, steps) = ([tile[1] as c_uint, tile[0] as c_uint], [1, 1]);
+        let (extents, stride, tile, steps) = (extents.as_ptr(), &raw const stride, tile.as_ptr(), steps.as_ptr());
+        // SAFETY: writes one map, and reads two numbers of each and one stride; the matrix is not touched.
+        let code = unsafe {
+            (self.tensor_map)(&raw mut map, number, 2, matrix, extents, stride, tile, steps, 0, SWIZZLE, PROMOTION, 0)
+        };
+        self.check(code, "describe a matrix to the copy engine").map(|()| map.0)
     }
 
     /// Queues a kernel over a grid of blocks of `threads` threads, with `shared` bytes of shared memory each. If `early`,

@@ -14,6 +14,8 @@ use crate::cublaslt::Shape;
 const HEADER: &str = include_str!("../kernels/ridge.cuh");
 /// The header of kernels that work on tiles.
 const TILE: &str = include_str!("../kernels/tile.cuh");
+/// The header of kernels for Hopper.
+const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
 /// Most threads of a launch of the simple kernels, which then loop.
 const MOST_BLOCKS: usize = 1 << 16;
@@ -90,6 +92,8 @@ pub(crate) enum Arg {
     Numbers(Vec<i64>),
     /// A `float`.
     Float(f32),
+    /// A `TensorMap` of an operand: a matrix of so many rows and columns, copied by boxes of so many.
+    Matrix { at: At, dtype: DType, extents: [usize; 2], tile: [usize; 2] },
 }
 
 /// Something that the device does in one go.
@@ -100,10 +104,21 @@ pub(crate) enum Action {
     Launch { source: Arc<Source>, grid: [u32; 3], threads: u32, shared: u32, args: Vec<Arg> },
     /// A matrix product of x, w and perhaps a summand by cuBLASLt, or where that is not to be had by other actions.
     Product { shape: Shape, x: At, w: At, r: Option<At>, y: At, otherwise: Vec<Self> },
+    /// The way that takes least time on this GPU, timed on random operands of so many elements; a choice is kept under
+    /// the key. The first way runs everywhere.
+    Fastest { key: String, operands: Vec<(At, DType, usize)>, ways: Vec<Way> },
     /// Moves bytes between operands.
     Copy { from: Slot, to: Slot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
     Constant { bytes: Vec<u8>, to: Slot },
+}
+
+/// Actions that do the same as others.
+#[derive(Clone, Debug)]
+pub(crate) struct Way {
+    pub(crate) actions: Vec<Action>,
+    /// The architecture that they are for, or any.
+    pub(crate) arch: Option<&'static str>,
 }
 
 /// A kernel made for fixed extents.
@@ -136,6 +151,11 @@ impl Source {
     /// The same with the header of tiles.
     pub(crate) fn tiled(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
         Self::behind([HEADER, TILE].concat(), entry, defines, body)
+    }
+
+    /// The same with the headers of tiles and of Hopper.
+    pub(crate) fn hopper(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
+        Self::behind([HEADER, TILE, HOPPER].concat(), entry, defines, body)
     }
 
     fn behind(mut text: String, entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {

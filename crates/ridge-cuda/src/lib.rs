@@ -8,6 +8,7 @@
 //! Every result is a function of the operands and their extents alone: sums have an order that extents fix.
 #![allow(unsafe_code)] // the doors to NVIDIA's libraries; each block says why it is sound
 
+mod args;
 mod backend;
 mod cache;
 mod compile;
@@ -16,6 +17,7 @@ mod device;
 mod driver;
 mod error;
 mod fused;
+mod gemm;
 mod kernel;
 mod kernels;
 mod library;

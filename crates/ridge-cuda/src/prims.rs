@@ -7,6 +7,7 @@ use ridge_graph::{DType, Prim};
 
 use crate::cublaslt::Shape;
 use crate::fused::combine;
+use crate::gemm::{self, After};
 use crate::kernel::{Action, Arg, At, Kernel, Slot, Source, Spec, blocks, each, input, name, numbers, output};
 use crate::space::around;
 
@@ -90,7 +91,7 @@ pub(crate) struct Product {
 fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
     let (a, b, out) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
     let rank = out.shape.len();
-    product(&Product {
+    let of = Product {
         batches: out.shape[..rank - 2].iter().product(),
         rows: out.shape[rank - 2],
         columns: out.shape[rank - 1],
@@ -99,7 +100,19 @@ fn matmul(spec: &Spec<'_>, trans_a: bool, trans_b: bool) -> Kernel {
         b: ((Slot::Input(1), 0), b.dtype),
         out: ((Slot::Output(0), 0), out.dtype),
         transposed: (trans_a, trans_b),
-    })
+    };
+    of.fastest(After::Nothing, product(&of))
+}
+
+impl Product {
+    /// The fastest of `kernel`, which makes the product and what follows, and of others that do.
+    pub(crate) fn fastest(&self, after: After, kernel: Kernel) -> Kernel {
+        let Self { batches, rows, columns, depth, a: (x, dtype), b: (w, other), out: (y, result), transposed } = *self;
+        if batches != 1 || transposed != (false, true) || dtype != other || rows <= 16 {
+            return kernel;
+        }
+        gemm::fastest(kernel, &gemm::Problem { rows, columns, depth, operands: dtype, result, x, w, y, after })
+    }
 }
 
 /// The kernel of a product.

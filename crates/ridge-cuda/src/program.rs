@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ridge_graph::{Bindings, Graph};
 use ridge_runtime::{Buffer, LaunchTime, Place, Plan, Program, Region, Result, Run, RuntimeError, plan};
 
+use crate::args;
 use crate::backend::{CudaOptions, memory};
 use crate::compile;
 use crate::cublaslt::{Operands, Product};
@@ -207,13 +208,17 @@ impl CudaRun {
                             continue;
                         }
                     },
+                    Action::Fastest { key, operands, ways } => {
+                        actions.extend(ways[device.fastest(key, operands, ways)].actions.iter().rev());
+                        continue;
+                    }
                     Action::Launch { source, grid, threads, shared, args } => {
                         let first = words;
-                        words += args.iter().map(arg_words).sum::<usize>();
+                        words += args.iter().map(args::words).sum::<usize>();
                         most = most.max(args.len());
                         let kernel = device.kernel(source)?;
                         kernel.reserve(*shared)?;
-                        let (grid, threads, shared) = (*grid, *threads, *shared);
+                        let (grid, threads, shared) = (device.grid(source, *grid), *threads, *shared);
                         let behind = matches!(steps.last(), Some(Step { work: Work::Launch { .. }, .. }));
                         let early = behind && device.overlaps() && source.waits();
                         Work::Launch { kernel, grid, threads, shared, early, first, args: args.clone() }
@@ -262,7 +267,7 @@ impl CudaRun {
             ran: false,
             failure: None,
         };
-        run.resolve();
+        run.resolve()?;
         Ok(run)
     }
 
@@ -292,29 +297,20 @@ impl CudaRun {
     }
 
     /// Writes the arguments of all launches, with addresses as they are now.
-    fn resolve(&mut self) {
+    fn resolve(&mut self) -> Result<()> {
         self.captured = None;
         let mut words = std::mem::take(&mut self.words);
         for step in &self.steps {
             let Work::Launch { first, args, .. } = &step.work else { continue };
-            let mut at = *first;
-            for arg in args {
-                match arg {
-                    Arg::Pointer(slot, offset) => words[at] = self.address(step.launch, *slot) + *offset as u64,
-                    Arg::Pointers(slots) => {
-                        for (word, slot) in words[at..].iter_mut().zip(slots) {
-                            *word = self.address(step.launch, *slot);
-                        }
-                    }
-                    Arg::Float(value) => words[at] = u64::from(value.to_bits()),
-                    Arg::Numbers(numbers) => {
-                        words[at..at + numbers.len()].iter_mut().zip(numbers).for_each(|(w, n)| *w = *n as u64);
-                    }
-                }
-                at += arg_words(arg);
+            let outcome =
+                args::write(&self.device, args, &mut words[*first..], &|slot| self.address(step.launch, slot));
+            if outcome.is_err() {
+                self.words = words;
+                return outcome;
             }
         }
         self.words = words;
+        Ok(())
     }
 
     /// Queues one step: launch by launch the first time, captured as one launch from then on.
@@ -383,12 +379,7 @@ impl CudaRun {
         let step = &self.steps[index];
         match &step.work {
             Work::Launch { kernel, grid, threads, shared, early, first, args } => {
-                self.params.clear();
-                let mut at = *first;
-                for arg in args {
-                    self.params.push((&raw mut self.words[at]).cast());
-                    at += arg_words(arg);
-                }
+                args::point(args, &mut self.words[*first..], &mut self.params);
                 // SAFETY: the arguments are what the kernel's text declares, in its order; operands are as large as the
                 // plan says, and this bucket holds them until the step is done.
                 unsafe { queue.launch(kernel, *grid, *threads, *shared, *early, &mut self.params) }
@@ -453,15 +444,6 @@ impl CudaRun {
     }
 }
 
-/// Words of an argument.
-fn arg_words(arg: &Arg) -> usize {
-    match arg {
-        Arg::Pointer(..) | Arg::Float(_) => 1,
-        Arg::Pointers(slots) => slots.len(),
-        Arg::Numbers(numbers) => numbers.len(),
-    }
-}
-
 impl Run for CudaRun {
     fn input(&mut self, index: usize) -> &mut [u8] {
         // A failure is told by the next `submit`.
@@ -476,7 +458,8 @@ impl Run for CudaRun {
         self.noted(waited)?;
         if self.arena_number != self.device.arena_number() {
             (self.arena, self.arena_number) = self.device.arena(self.arena_bytes)?;
-            self.resolve();
+            let resolved = self.resolve();
+            self.noted(resolved)?;
         }
         let queued = self.queue();
         self.noted(queued)
@@ -487,7 +470,8 @@ impl Run for CudaRun {
         self.noted(waited)?;
         if self.arena_number != self.device.arena_number() {
             (self.arena, self.arena_number) = self.device.arena(self.arena_bytes)?;
-            self.resolve();
+            let resolved = self.resolve();
+            self.noted(resolved)?;
         }
         let times = self.queue_timed();
         self.noted(times)

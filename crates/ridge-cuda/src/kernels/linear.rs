@@ -4,6 +4,7 @@ use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
 use ridge_graph::{DType, Function, Op};
 
 use super::{Entry, norm};
+use crate::gemm;
 use crate::kernel::{
     Action, Arg, At, Kernel, Operand, Slot, Source, Spec, composite, each, grid, input, name, numbers, output,
 };
@@ -162,8 +163,7 @@ impl Linears<'_> {
         // One row's norm is made on the way; those of several would keep the weights waiting.
         let on_the_way = self.norm.is_some() && self.rows == 1;
         let threads = norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16);
-        let (mut kernel, x) =
-            if on_the_way { (Kernel::default(), (Slot::Input(self.x), 0)) } else { self.normed()? };
+        let (mut kernel, x) = if on_the_way { (Kernel::default(), (Slot::Input(self.x), 0)) } else { self.normed()? };
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
             ("D", name(self.x().dtype)),
@@ -205,6 +205,8 @@ impl Linears<'_> {
         let (mut kernel, x) = self.normed()?;
         let beside = kernel.scratch;
         let gated = self.after == After::Swiglu;
+        let (ahead, alone) = (kernel.actions.len(), self.after == After::Nothing && !self.biases);
+        let mut first = None;
         for (i, w) in self.weights().iter().enumerate() {
             let elements = self.rows * w.shape[0];
             // What is rounded once more, and what is combined with another, waits in scratch memory.
@@ -226,7 +228,9 @@ impl Linears<'_> {
                 out: (y, result),
                 transposed: (false, true),
             };
-            kernel.actions.extend(product(&of).actions);
+            let made = product(&of);
+            kernel.actions.extend(if alone { of.fastest(gemm::After::Nothing, made) } else { made }.actions);
+            first.get_or_insert(of);
             if self.biases || self.after == After::Add || (gated && i == 1) {
                 let (y, other) = if gated { ((Slot::Output(0), 0), y) } else { (y, (Slot::Input(0), 0)) };
                 let args = vec![
@@ -238,6 +242,16 @@ impl Linears<'_> {
                 ];
                 self.follow(&mut kernel, result, elements, args);
             }
+        }
+        let after = match self.after {
+            After::Add if !self.biases => Some(gemm::After::Add((Slot::Input(0), 0))),
+            After::Swiglu => Some(gemm::After::Swiglu((Slot::Input(self.first + 1), 0))),
+            _ => None,
+        };
+        if let (Some(after), Some(of)) = (after, first) {
+            let actions = kernel.actions.split_off(ahead);
+            let way = of.fastest(after, Kernel { actions, scratch: kernel.scratch });
+            kernel.actions.extend(way.actions);
         }
         Ok(kernel)
     }
