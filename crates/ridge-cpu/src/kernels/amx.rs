@@ -25,6 +25,7 @@ use half::bf16;
 
 use super::quant;
 use crate::simd;
+use blocks::OfRows;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose_into, unpack_columns,
 };
@@ -221,29 +222,37 @@ fn copy(part: &Part<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
 
 /// Tiles `steps` of K of `part`, stored in blocks, as tiles of bf16 that lie together.
 fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, to: &mut [Words]) {
-    let mut values = [0f32; SHORT];
     for half in 0..2 {
-        for line in 0..SIDE {
-            let row = part.rows.start + half * SIDE + line;
-            for from in steps.clone().step_by(SHORT / DEPTH) {
-                let count = (SHORT / DEPTH).min(steps.end - from);
-                let to = &mut to[half * (BLOCK / DEPTH) + from - steps.start..][..count];
-                if row < part.rows.end {
-                    let values = &mut values[..count * DEPTH];
-                    let blocks = rows.part(data, row, from * DEPTH, values.len());
-                    simd::fetch(blocks.as_ptr_range().end, blocks.len());
-                    if let Some(to_tiles) = rows.to_tiles() {
-                        to_tiles(blocks, line, to);
-                        continue;
-                    }
-                    rows.read_part(blocks, values);
-                    // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                    unsafe { round_line(values, line, to) };
-                } else {
-                    to.iter_mut().for_each(|tile| tile.as_chunks_mut::<SIDE>().0[line].fill(0));
-                }
+        let first = (part.rows.start + half * SIDE).min(part.rows.end);
+        let count = SIDE.min(part.rows.end - first);
+        for from in steps.clone().step_by(SHORT / DEPTH) {
+            let tiles = (SHORT / DEPTH).min(steps.end - from);
+            let to = &mut to[half * (BLOCK / DEPTH) + from - steps.start..][..tiles];
+            if count < SIDE {
+                to.iter_mut().for_each(|tile| tile[count * SIDE..].fill(0));
+            }
+            if count == 0 {
+                continue;
+            }
+            let at = rows.offset(first, from * DEPTH);
+            let blocks =
+                OfRows { data: &data[at..], stride: rows.bytes(), bytes: rows.offset(0, tiles * DEPTH), rows: count };
+            match rows.to_tiles() {
+                Some(to_tiles) => to_tiles(&blocks, to),
+                None => round(rows, &blocks, to),
             }
         }
+    }
+}
+
+/// Brings blocks to tiles by way of their values in f32.
+fn round(rows: &quant::Rows, blocks: &OfRows<'_>, to: &mut [Words]) {
+    let mut values = [0f32; SHORT];
+    let values = &mut values[..to.len() * DEPTH];
+    for line in 0..blocks.rows {
+        rows.read_blocks(&blocks.data[line * blocks.stride..][..blocks.bytes], values);
+        // SAFETY: there is AMX, and every machine that has it has AVX-512.
+        unsafe { round_line(values, line, to) };
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) struct Rows {
     /// Bytes of a row.
     bytes: usize,
     /// Values and bytes of a block.
+    #[cfg(target_arch = "x86_64")]
     block: [usize; 2],
     read: fn(&[u8], &mut [f32]),
     #[cfg(target_arch = "x86_64")]
@@ -33,6 +34,7 @@ impl Rows {
         with_block_format!(format.name(), B => {
             Some(Self {
                 bytes: elements / B::ELEMENTS * B::BYTES,
+                #[cfg(target_arch = "x86_64")]
                 block: [B::ELEMENTS, B::BYTES],
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
@@ -42,18 +44,21 @@ impl Rows {
     }
 
     /// Bytes of a row.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Blocks of `len` values of row `row` from element `from` on, both whole blocks.
-    pub(super) fn part<'a>(&self, data: &'a [u8], row: usize, from: usize, len: usize) -> &'a [u8] {
+    /// Where element `element` of row `row`, the first of a block, begins.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn offset(&self, row: usize, element: usize) -> usize {
         let [elements, bytes] = self.block;
-        &data[row * self.bytes + from / elements * bytes..][..len / elements * bytes]
+        row * self.bytes + element / elements * bytes
     }
 
-    /// The values of blocks.
-    pub(super) fn read_part(&self, blocks: &[u8], out: &mut [f32]) {
+    /// The values of whole blocks.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn read_blocks(&self, blocks: &[u8], out: &mut [f32]) {
         (self.read)(blocks, out);
     }
 

@@ -14,9 +14,21 @@ use std::arch::x86_64::{
 use ridge_graph::format::{BlockFormat, Q4_0, Q4K, Q5K, Q6K, Q8_0};
 
 use super::{DEPTH, SIDE, Words};
+use crate::simd;
 
-/// Writes the values of whole blocks to line `line` of one tile after another.
-pub(in crate::kernels) type ToTiles = fn(&[u8], usize, &mut [Words]);
+/// The same blocks of up to 16 rows.
+pub(in crate::kernels) struct OfRows<'a> {
+    /// From the blocks of the first row on.
+    pub(in crate::kernels) data: &'a [u8],
+    /// Bytes from a row to the next.
+    pub(in crate::kernels) stride: usize,
+    /// Bytes of the blocks of a row.
+    pub(in crate::kernels) bytes: usize,
+    pub(in crate::kernels) rows: usize,
+}
+
+/// Writes each row's values to its line of one tile after another.
+pub(in crate::kernels) type ToTiles = fn(&OfRows<'_>, &mut [Words]);
 
 /// How blocks of the format called `name` are brought to tiles, if there is a way of its own.
 pub(in crate::kernels) fn to_tiles(name: &str) -> Option<ToTiles> {
@@ -39,21 +51,26 @@ trait Lanes: BlockFormat {
     unsafe fn each(block: &[u8], to: impl FnMut(usize, [__m512; 2]));
 }
 
-fn lines<B: Lanes>(blocks: &[u8], line: usize, to: &mut [Words]) {
-    assert!(to.len() * DEPTH == blocks.len() / B::BYTES * B::ELEMENTS && line < SIDE);
+fn lines<B: Lanes>(blocks: &OfRows<'_>, to: &mut [Words]) {
+    assert!(to.len() * DEPTH == blocks.bytes / B::BYTES * B::ELEMENTS && blocks.rows <= SIDE);
     // SAFETY: tiles are used where there is AMX, and then there is AVX-512 with instructions for bf16.
-    unsafe { lines_of::<B>(blocks, line, to) };
+    unsafe { lines_of::<B>(blocks, to) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-fn lines_of<B: Lanes>(blocks: &[u8], line: usize, to: &mut [Words]) {
-    for (block, to) in blocks.chunks_exact(B::BYTES).zip(to.chunks_exact_mut(B::ELEMENTS / DEPTH)) {
-        // SAFETY: the caller has AVX-512; a line is 64 bytes.
-        unsafe {
-            B::each(block, |i, [low, high]| {
-                let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
-                _mm512_storeu_si512(to[i].as_mut_ptr().add(line * SIDE).cast(), rounded);
-            });
+fn lines_of<B: Lanes>(blocks: &OfRows<'_>, to: &mut [Words]) {
+    for line in 0..blocks.rows {
+        let of_row = &blocks.data[line * blocks.stride..][..blocks.bytes];
+        // What follows in the row is needed next.
+        simd::fetch(of_row.as_ptr_range().end, blocks.bytes);
+        for (block, to) in of_row.chunks_exact(B::BYTES).zip(to.chunks_exact_mut(B::ELEMENTS / DEPTH)) {
+            // SAFETY: the caller has AVX-512; a line is 64 bytes.
+            unsafe {
+                B::each(block, |i, [low, high]| {
+                    let rounded = std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+                    _mm512_storeu_si512(to[i].as_mut_ptr().add(line * SIDE).cast(), rounded);
+                });
+            }
         }
     }
 }
@@ -202,12 +219,14 @@ mod tests {
         for format in ridge_graph::format::all() {
             let Some(to_tiles) = to_tiles(format.name()) else { continue };
             let mut rng = Rng::new(7);
-            let values: Vec<f32> = (0..512).map(|_| rng.gauss() as f32).collect();
-            let blocks = format.encode(&values, &[512], None).remove(0);
+            let values: Vec<f32> = (0..3 * 512).map(|_| rng.gauss() as f32).collect();
+            let blocks = format.encode(&values, &[3, 512], None).remove(0);
+            let stride = blocks.len() / 3;
             let mut tiles = vec![[0u32; SIDE * SIDE]; 512 / DEPTH];
-            to_tiles(&blocks, 3, &mut tiles);
+            to_tiles(&OfRows { data: &blocks, stride, bytes: stride, rows: 3 }, &mut tiles);
             for (i, exact) in format.values(&[&blocks]).into_iter().enumerate() {
-                let word = tiles[i / DEPTH][3 * SIDE + i % DEPTH / 2];
+                let (row, i) = (i / 512, i % 512);
+                let word = tiles[i / DEPTH][row * SIDE + i % DEPTH / 2];
                 let got = bf16::from_bits((word >> (i % 2 * 16)) as u16).to_f32();
                 assert!((got - exact).abs() <= exact.abs() / 255.0, "{}, {i}: {got}, {exact}", format.name());
             }
