@@ -12,8 +12,10 @@ pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
 use crate::bench::BenchArgs;
 use crate::chat::ChatArgs;
+use crate::convert::ConvertArgs;
 use crate::embed::EmbedArgs;
 use crate::eval::EvalArgs;
+use crate::quantize::QuantizeArgs;
 use crate::serve::ServeArgs;
 use crate::shell::{CompletionsArgs, ManArgs};
 use crate::tokenize::TokenizeArgs;
@@ -34,6 +36,7 @@ Examples:
   ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge eval --perplexity FILE                how well a model predicts a text
   ridge bench --model DIR                     how fast it is, beside its floor
+  ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
   ridge inspect DIR                           what it is made of and what a token costs
   ridge doctor                                what this machine has and reaches
   ridge plan fit DIR --device H100            whether it fits, and for how many users"
@@ -55,6 +58,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Doctor(DoctorArgs),
     Plan(PlanArgs),
+    Convert(ConvertArgs),
+    Quantize(QuantizeArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -83,9 +88,9 @@ pub(crate) struct NumberArgs {
     pub(crate) cache_dtype: String,
 }
 
-const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
+pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
 
-fn formats() -> PossibleValuesParser {
+pub(crate) fn formats() -> PossibleValuesParser {
     format::all().iter().map(|f| f.name()).collect::<Vec<_>>().into()
 }
 

@@ -8,6 +8,7 @@
 mod args;
 mod bench;
 mod chat;
+mod convert;
 mod doctor;
 mod embed;
 mod error;
@@ -18,6 +19,7 @@ mod inspect;
 mod model;
 mod output;
 mod plan;
+mod quantize;
 mod serve;
 mod settings;
 mod shell;
@@ -62,6 +64,8 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Generate(args) => generate::run(&args.resolve()?),
         Command::Chat(args) => chat::run(args.resolve()?),
+        Command::Convert(args) => convert::run(&args),
+        Command::Quantize(args) => quantize::run(&args),
         Command::Embed(args) => embed::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Tokenize(args) => tokenize::run(&args),

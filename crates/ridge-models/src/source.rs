@@ -222,6 +222,26 @@ impl ModelFiles {
         }
     }
 
+    /// The texts of `tokenizer.json` and `tokenizer_config.json`.
+    pub(crate) fn tokenizer_texts(&self) -> Result<(String, Option<String>)> {
+        const ACTION: &str = "read the tokenizer";
+        let tokenizer = match &self.origin {
+            Origin::Embedded(model) => model.tokenizer.to_owned(),
+            Origin::Folder(folder) => {
+                check_tokenizer(folder)?;
+                read_text(&folder.join(TOKENIZER), ACTION)?
+            }
+            Origin::Gguf { gguf, .. } => return gguf.tokenizer_json().map(|(text, config)| (text, Some(config))),
+            Origin::Config(file) => return Err(config_alone(file, "a tokenizer")),
+        };
+        Ok((tokenizer, self.optional_text(TOKENIZER_CONFIG, ACTION)?))
+    }
+
+    /// The text of `chat_template.jinja`, if there is one.
+    pub(crate) fn chat_template_text(&self) -> Result<Option<String>> {
+        self.optional_text(CHAT_TEMPLATE, "read the chat template")
+    }
+
     /// Reads the chat templates: those of `chat_template.jinja` and `additional_chat_templates/*.jinja` if there are
     /// such files, else `chat_template` of `tokenizer_config.json`, else that of `chat_template.json`. A model without
     /// any gives an empty set.

@@ -5,6 +5,7 @@
 
 mod header;
 mod parts;
+mod published;
 mod shards;
 
 use std::borrow::Cow;
@@ -18,8 +19,9 @@ use ridge_runtime::mem::MappedFile;
 
 use crate::error::{ModelError, Result, TensorMismatch};
 
-pub(crate) use parts::Change;
+pub(crate) use parts::{Change, deinterleaved};
 pub use parts::{Part, Rows};
+pub(crate) use published::Published;
 
 /// The named tensors of a model, in one safetensors file or several.
 ///

@@ -51,10 +51,15 @@ impl Rows {
         self.len * self.blocks
     }
 
-    fn iter(&self) -> impl Iterator<Item = usize> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
         let Self { first, len, stride, blocks } = *self;
         (0..blocks).flat_map(move |block| (0..len).map(move |row| first + block * stride + row))
     }
+}
+
+/// The way back of [`interleaved`].
+pub(crate) fn deinterleaved(rows: usize, i: usize) -> usize {
+    i % 2 * (rows / 2) + i / 2
 }
 
 /// Elements that are not where the file has them, or not what it has.
@@ -89,7 +94,7 @@ pub(crate) enum Change {
 }
 
 /// Which row of a head of `rows` rows, halves interleaved, is the `i`-th.
-pub(crate) fn interleaved(rows: usize, i: usize) -> usize {
+fn interleaved(rows: usize, i: usize) -> usize {
     let half = rows / 2;
     if i < half { 2 * i } else { 2 * (i - half) + 1 }
 }
@@ -133,7 +138,7 @@ impl Moved {
 }
 
 /// Columns `columns` of a matrix as rows, in blocks that fit a cache.
-fn transpose(from: &[u8], [rows, width]: [usize; 2], columns: &[usize], element: usize) -> Vec<u8> {
+pub(super) fn transpose(from: &[u8], [rows, width]: [usize; 2], columns: &[usize], element: usize) -> Vec<u8> {
     const BLOCK: usize = 64;
     let mut to = vec![0; columns.len() * rows * element];
     for row_block in (0..rows).step_by(BLOCK) {
@@ -212,7 +217,7 @@ impl Checkpoint {
 }
 
 /// What `*` stands for when `name` matches `pattern`.
-fn matched<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
+pub(super) fn matched<'a>(pattern: &str, name: &'a str) -> Option<&'a str> {
     match pattern.split_once('*') {
         Some((head, tail)) => name.strip_prefix(head)?.strip_suffix(tail),
         None => (pattern == name).then_some(""),

@@ -21,7 +21,7 @@ mod qwen;
 
 use ridge_graph::Result as GraphResult;
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, Published};
 use crate::config::{LlamaConfig, ModelConfig};
 use crate::error::Result;
 use crate::model::{BuildOptions, Model};
@@ -58,6 +58,11 @@ impl ModelConfig {
     /// [`ModelError::Safetensors`](crate::ModelError::Safetensors) when a fused tensor is missing or has too few rows.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
         decoder::arrange(self.family(), checkpoint)
+    }
+
+    /// The tensors of an arranged checkpoint as the family publishes them.
+    pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
+        checkpoint.published(&self.family().parts())
     }
 }
 

@@ -1,15 +1,19 @@
 //! GGUF: one file with a model's configuration, tokenizer and weights.
 //!
-//! `read.rs` reads a file's bytes and `write.rs` makes one; `storage.rs` has the types of tensors. What a file says is
+//! `read.rs` reads a file's bytes and `write.rs` makes one; `storage.rs` has the types of tensors. `convert.rs`
+//! goes from any layout to a file, with `metadata.rs` and `vocabulary.rs`, and from a file to a folder. What a file says is
 //! told in the words of Hugging Face, so that everything behind it reads one kind of model: `config.rs` makes a
 //! `config.json` of the metadata, `tokenizer.rs` a `tokenizer.json`, and `names.rs` gives the tensors their names.
 
 mod config;
+mod convert;
+mod metadata;
 mod names;
 mod pretokenizers;
 mod read;
 mod storage;
 mod tokenizer;
+mod vocabulary;
 mod write;
 
 use std::collections::BTreeMap;
@@ -22,6 +26,7 @@ use ridge_runtime::mem::MappedFile;
 use crate::checkpoint::{Bytes, Checkpoint};
 use crate::error::{ModelError, Result};
 
+pub use convert::{Quantisation, Written, to_folder, to_gguf};
 pub use read::{Array, Kind, Value};
 pub use storage::Storage;
 pub use write::Writer;

@@ -11,7 +11,7 @@ pub(super) struct Cut {
     pub(super) bos: bool,
 }
 
-const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 macro_rules! contractions {
     ($rest:literal) => {
@@ -38,6 +38,41 @@ const SEED_CODER: &str =
     contractions!(r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+");
 
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
+
+/// Names to offer for a cut, one for each.
+const NAMES: [&str; 17] = [
+    "gpt-2",
+    "starcoder",
+    "llama-bpe",
+    "dbrx",
+    "glm4",
+    "qwen2",
+    "qwen35",
+    "tekken",
+    "gpt-4o",
+    "deepseek-v3",
+    "deepseek-coder",
+    "falcon",
+    "seed-coder",
+    "bloom",
+    "viking",
+    "default",
+    "smollm",
+];
+
+/// The name of the cut by `expressions`, in which a piece that is a token is taken whole or not.
+pub(super) fn named(expressions: &[String], whole: bool) -> Option<&'static str> {
+    // Two spellings of one expression.
+    let plain =
+        |text: &str| text.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", contractions!("")).replace(r"\p{N}{1}", r"\p{N}");
+    let wanted: Vec<String> = expressions.iter().map(|e| plain(e)).collect();
+    NAMES.into_iter().find(|name| {
+        cut(name).is_some_and(|cut| {
+            let same = cut.expressions.iter().map(|e| plain(e)).eq(wanted.iter().cloned());
+            cut.whole == whole && same
+        })
+    })
+}
 
 /// The cut called `name`.
 pub(super) fn cut(name: &str) -> Option<Cut> {

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::read::{ALIGNMENT, Kind};
+use super::read::{ALIGNMENT, Kind, Value};
 use super::storage::Storage;
 
 /// What a file will hold, gathered before its data is written.
@@ -24,7 +24,10 @@ macro_rules! scalars {
 }
 
 impl Writer {
-    scalars! { u32(u32) => U32, i32(i32) => I32, f32(f32) => F32, u64(u64) => U64 }
+    scalars! {
+        u8(u8) => U8, i8(i8) => I8, u16(u16) => U16, i16(i16) => I16, u32(u32) => U32, i32(i32) => I32, f32(f32) => F32,
+        u64(u64) => U64, i64(i64) => I64, f64(f64) => F64,
+    }
 
     /// Adds a truth.
     pub fn bool(&mut self, key: &str, value: bool) {
@@ -58,10 +61,26 @@ impl Writer {
         values.iter().for_each(|v| self.metadata.extend(v.to_le_bytes()));
     }
 
-    /// Adds bytes as they are in another file, of which `kind` is the type.
-    pub(super) fn raw(&mut self, key: &str, kind: Kind, bytes: &[u8]) {
-        self.key(key, kind);
-        self.metadata.extend(bytes);
+    /// Adds a value of the file whose bytes are `file`.
+    pub(super) fn value(&mut self, key: &str, value: &Value, file: &[u8]) {
+        match value {
+            Value::U8(v) => self.u8(key, *v),
+            Value::I8(v) => self.i8(key, *v),
+            Value::U16(v) => self.u16(key, *v),
+            Value::I16(v) => self.i16(key, *v),
+            Value::U32(v) => self.u32(key, *v),
+            Value::I32(v) => self.i32(key, *v),
+            Value::F32(v) => self.f32(key, *v),
+            Value::U64(v) => self.u64(key, *v),
+            Value::I64(v) => self.i64(key, *v),
+            Value::F64(v) => self.f64(key, *v),
+            Value::Bool(v) => self.bool(key, *v),
+            Value::String(text) => self.text(key, text),
+            Value::Array(array) => {
+                self.array(key, array.kind, array.len);
+                self.metadata.extend(&file[array.range.clone()]);
+            }
+        }
     }
 
     /// Announces a tensor; `shape` is outermost first. Data must be written in this order.

@@ -1,0 +1,93 @@
+//! `ridge convert`: from a folder in the layout of Hugging Face to a GGUF file, and back.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ridge_graph::DType;
+use ridge_hw::units::Bytes;
+use ridge_models::ModelFiles;
+use ridge_models::gguf::{self, Quantisation, Storage};
+
+use crate::args::FLOATS;
+use crate::error::Result;
+use crate::output::{Progress, note};
+use crate::settings::refused;
+
+/// Write a model in another layout
+///
+/// A folder in the layout of Hugging Face becomes a GGUF file, and a GGUF file such a folder: configuration,
+/// tokenizer, chat template and weights.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge convert DIR model.gguf                a file for llama.cpp, with weights as they are
+  ridge convert DIR model.gguf --dtype bf16   with matrices in bf16
+  ridge convert model.gguf DIR                a folder for transformers
+
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct ConvertArgs {
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file
+    from: PathBuf,
+
+    /// What to write: a file that ends in .gguf, or a folder that is yet to be made
+    to: PathBuf,
+
+    /// Dtype of the matrices [default: as they are; f32 for what a folder has no format for]
+    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    dtype: Option<String>,
+
+    /// Write over what is there
+    #[arg(long)]
+    force: bool,
+
+    /// Print no notes
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Is it the name of a GGUF file?
+pub(crate) fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
+}
+
+/// Refuses to write over what is there, or over what is read, which stays mapped.
+pub(crate) fn check_target(from: &Path, to: &Path, force: bool) -> Result<()> {
+    let shown = to.display().to_string();
+    if let (Ok(from), Ok(to)) = (from.canonicalize(), to.canonicalize())
+        && from == to
+    {
+        return Err(refused("the output", &shown, "is what is read: give another name"));
+    }
+    if to.exists() && !force {
+        return Err(refused("the output", &shown, "is there: give another name, or --force"));
+    }
+    Ok(())
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
+    let files = ModelFiles::open(Some(&args.from))?;
+    check_target(&args.from, &args.to, args.force)?;
+    let dtype = args.dtype.as_deref().and_then(DType::from_name);
+    let mut progress = None;
+    let told = |done, total| progress.get_or_insert_with(|| Progress::new("writing weights", total)).at(done);
+    match (files.gguf(), is_gguf(&args.to)) {
+        (_, true) => {
+            let how = Quantisation { matrices: dtype.map(Storage::plain), ..Quantisation::default() };
+            let written = gguf::to_gguf(&files, &args.to, &how, told)?;
+            if !args.quiet {
+                note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));
+            }
+        }
+        (Some(file), false) => {
+            gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), told)?;
+            if !args.quiet {
+                note(&format!("wrote {}", args.to.display()));
+            }
+        }
+        (None, false) => {
+            let shown = args.to.display().to_string();
+            return Err(refused("the output", &shown, "does not end in .gguf, and a folder is what is read"));
+        }
+    }
+    Ok(())
+}

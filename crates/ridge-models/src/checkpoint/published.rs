@@ -1,0 +1,76 @@
+//! The tensors of a checkpoint as its family publishes them: the way back of `parts.rs`.
+
+use std::collections::BTreeMap;
+
+use super::parts::{Part, matched, transpose};
+use super::{Checkpoint, TensorView};
+
+/// A tensor as it is published.
+pub(crate) struct Published<'a> {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    /// The weights that it is made of.
+    pub(crate) views: Vec<TensorView<'a>>,
+    /// Where their rows go; nothing if it is one weight as it is.
+    parts: Vec<Part>,
+}
+
+impl Checkpoint {
+    /// The tensors of which the weights in this checkpoint are `parts`, and those weights that are published as they
+    /// are.
+    pub(crate) fn published(&self, parts: &[Part]) -> Vec<Published<'_>> {
+        let mut fused: BTreeMap<String, (Vec<TensorView<'_>>, Vec<Part>)> = BTreeMap::new();
+        let mut out = Vec::new();
+        for view in self.tensors() {
+            let part = parts.iter().find_map(|part| Some((part, matched(&part.name, view.name)?)));
+            if let Some((part, star)) = part {
+                let (views, parts) = fused.entry(part.of.replace('*', star)).or_default();
+                views.push(view);
+                parts.push(part.clone());
+            } else {
+                let (name, shape) = (view.name.to_owned(), view.shape.to_vec());
+                out.push(Published { name, shape, views: vec![view], parts: Vec::new() });
+            }
+        }
+        for (name, (views, parts)) in fused {
+            let mut shape = views[0].shape.to_vec();
+            shape[0] = views.iter().map(|view| view.shape[0]).sum();
+            if parts[0].transposed && shape.len() == 2 {
+                shape.swap(0, 1);
+            }
+            out.push(Published { name, shape, views, parts });
+        }
+        out
+    }
+}
+
+impl Published<'_> {
+    /// Its elements; `plain` gives those of a weight, row-major.
+    pub(crate) fn bytes(&self, plain: impl Fn(&TensorView<'_>) -> Vec<u8>) -> Vec<u8> {
+        if self.parts.is_empty() {
+            return plain(&self.views[0]);
+        }
+        let rows: usize = self.views.iter().map(|view| view.shape[0]).sum();
+        let width = self.views[0].shape.get(1).copied().unwrap_or(1);
+        let mut whole = Vec::new();
+        let mut element = 1;
+        for (view, part) in self.views.iter().zip(&self.parts) {
+            let bytes = plain(view);
+            let row = bytes.len() / view.shape[0].max(1);
+            element = row / width.max(1);
+            whole.resize(rows * row, 0);
+            let to: Vec<usize> = match part.rows {
+                Some(rows) => rows.iter().collect(),
+                None => (0..view.shape[0]).collect(),
+            };
+            for (from, to) in bytes.chunks_exact(row.max(1)).zip(to) {
+                whole[to * row..][..row].copy_from_slice(from);
+            }
+        }
+        if self.parts[0].transposed && self.shape.len() == 2 {
+            let columns: Vec<usize> = (0..width).collect();
+            return transpose(&whole, [rows, width], &columns, element);
+        }
+        whole
+    }
+}

@@ -1,0 +1,412 @@
+//! From a model in any layout to a GGUF file, and from a GGUF file to a folder.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+
+use ridge_graph::DType;
+use serde_json::{Value as Json, json};
+
+use super::names::{Rule, rules};
+use super::storage::Storage;
+use super::write::Writer;
+use super::{Gguf, metadata, vocabulary};
+use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
+use crate::config::ModelConfig;
+use crate::error::{ModelError, Result};
+use crate::source::ModelFiles;
+
+/// How tensors are to be stored.
+#[derive(Debug, Default)]
+pub struct Quantisation {
+    /// Of matrices; as they are if `None`.
+    pub matrices: Option<Storage>,
+    /// Of the embedding and the output projection; as the other matrices if `None`.
+    pub outer: Option<Storage>,
+    /// An importance matrix: a GGUF file as llama.cpp's `llama-imatrix` writes it.
+    pub importance: Option<Gguf>,
+}
+
+/// What has been written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes of the tensors.
+    pub bytes: u64,
+    /// Tensors by the name of their storage.
+    pub tensors: std::collections::BTreeMap<&'static str, usize>,
+    /// Matrices that the storage asked for cannot hold, each with what it has instead.
+    pub instead: Vec<(String, &'static str)>,
+    /// Matrices that the importance matrix says nothing of, though there is one.
+    pub unweighed: usize,
+}
+
+/// Where a file's tensor comes from.
+enum Source<'a> {
+    /// Weights of the model, one after another.
+    Weights(Vec<TensorView<'a>>, Change),
+    /// A tensor of a GGUF file.
+    Bytes(&'a [u8], Storage),
+    /// Numbers.
+    Table(Vec<f32>),
+}
+
+struct Planned<'a> {
+    name: String,
+    shape: Vec<usize>,
+    storage: Storage,
+    source: Source<'a>,
+}
+
+/// Writes the model `files` to the file `path`. `progress` is told the bytes written after each tensor, and their sum.
+///
+/// # Errors
+///
+/// When the model cannot be read, GGUF has no words for it, or the file cannot be written.
+pub fn to_gguf(
+    files: &ModelFiles,
+    path: &Path,
+    how: &Quantisation,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<Written> {
+    let mut writer = Writer::default();
+    let mut written = Written::default();
+    let checkpoint;
+    let planned = match files.gguf() {
+        Some(gguf) => {
+            for (key, value) in gguf.metadata() {
+                if !matches!(key.as_str(), "general.file_type" | "general.quantization_version" | "general.alignment") {
+                    writer.value(key, value, gguf.bytes.get());
+                }
+            }
+            let each = gguf.tensors().iter().map(|tensor| Planned {
+                name: tensor.name.clone(),
+                shape: tensor.shape.clone(),
+                storage: tensor.storage.clone(),
+                source: Source::Bytes(gguf.data(tensor), tensor.storage.clone()),
+            });
+            each.collect()
+        }
+        None => {
+            let config = files.config()?;
+            checkpoint = config.arrange(files.checkpoint()?)?;
+            metadata::write(files, &config, &mut writer)?;
+            if files.has_tokenizer() {
+                vocabulary::write(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
+            } else {
+                writer.text("tokenizer.ggml.model", "none");
+            }
+            weights(files, &config, &checkpoint)?
+        }
+    };
+    let mut planned: Vec<Planned<'_>> = planned;
+    for tensor in &mut planned {
+        choose(tensor, how, &mut written);
+    }
+    writer.u32("general.file_type", file_type(&planned, how));
+    if planned.iter().any(|t| t.storage.format.is_some()) {
+        writer.u32("general.quantization_version", 2);
+    }
+    for tensor in &planned {
+        let refused = |problem| ModelError::Files {
+            path: path.to_owned(),
+            problem: format!("the tensor {} {problem}", tensor.name),
+            remedy: "choose another format".to_owned(),
+        };
+        writer.tensor(&tensor.name, &tensor.shape, &tensor.storage).map_err(refused)?;
+        *written.tensors.entry(tensor.storage.name()).or_default() += 1;
+        written.bytes += tensor.storage.bytes(&tensor.shape).map_err(refused)? as u64;
+    }
+    let importances = Importances::read(how.importance.as_ref())?;
+    let failed = |cause| ModelError::Io { path: path.to_owned(), action: "write the model", cause };
+    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
+    let (total, mut done) = (written.bytes, 0u64);
+    let unweighed = &mut written.unweighed;
+    writer
+        .write::<std::io::Error>(&mut out, |index| {
+            let tensor = &planned[index];
+            let importance = importances.of(tensor);
+            let quantised = tensor.storage.format.is_some();
+            *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
+            let bytes = tensor.bytes(importance.as_deref());
+            done += bytes.len() as u64;
+            progress(done, total);
+            Ok(bytes)
+        })
+        .and_then(|()| out.flush())
+        .map_err(failed)?;
+    Ok(written)
+}
+
+/// The tensors of a model that is no GGUF file.
+fn weights<'a>(files: &ModelFiles, config: &ModelConfig, checkpoint: &'a Checkpoint) -> Result<Vec<Planned<'a>>> {
+    let family = metadata::family(config);
+    let two_norms = matches!(config, ModelConfig::Falcon(c) if c.two_norms);
+    let mut planned = Vec::new();
+    for (name, factors) in metadata::tables(config) {
+        planned.push(Planned {
+            name: name.to_owned(),
+            shape: vec![factors.len()],
+            storage: Storage::plain(DType::F32),
+            source: Source::Table(factors),
+        });
+    }
+    for Rule { file, weights, change } in rules(family, config, two_norms) {
+        if file == "output.weight" && config.tie_word_embeddings {
+            continue;
+        }
+        let there = weights.iter().filter(|(name, _)| checkpoint.contains(name)).count();
+        if there == 0 {
+            continue;
+        }
+        let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>>>()?;
+        let (first, mut shape) = (views[0], views[0].shape.to_vec());
+        shape[0] = views.iter().map(|view| view.shape[0]).sum();
+        if let Some(other) = views.iter().find(|v| v.dtype != first.dtype || v.shape[1..] != first.shape[1..]) {
+            return Err(ModelError::Files {
+                path: files.to_string().into(),
+                problem: format!("{} and {} have other dtypes or widths", first.name, other.name),
+                remedy: "GGUF has them as one tensor: store them alike".to_owned(),
+            });
+        }
+        // Norms, biases and the like are few, and are read as f32 everywhere.
+        let dtype = if shape.len() < 2 || !matches!(first.dtype, DType::F32 | DType::F16 | DType::BF16) {
+            DType::F32
+        } else {
+            first.dtype
+        };
+        planned.push(Planned {
+            name: file,
+            shape,
+            storage: Storage::plain(dtype),
+            source: Source::Weights(views, change),
+        });
+    }
+    Ok(planned)
+}
+
+/// Gives a matrix the storage that is asked for, or the nearest that can hold it.
+fn choose(tensor: &mut Planned<'_>, how: &Quantisation, written: &mut Written) {
+    let outer = matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
+    let wanted = if outer { how.outer.as_ref().or(how.matrices.as_ref()) } else { how.matrices.as_ref() };
+    // Positions and tables are looked up and added, and small.
+    let Some(wanted) = wanted.filter(|_| tensor.shape.len() == 2 && tensor.name != "position_embd.weight") else {
+        return;
+    };
+    let mut storage = wanted.clone();
+    while storage.bytes(&tensor.shape).is_err() {
+        storage = instead(&storage);
+    }
+    if storage != *wanted {
+        written.instead.push((tensor.name.clone(), storage.name()));
+    }
+    tensor.storage = storage;
+}
+
+/// What holds rows that `storage` cannot, with about as many bits.
+fn instead(storage: &Storage) -> Storage {
+    let name = match storage.name() {
+        "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
+        "q4_k" => "q5_0",
+        "q5_k" => "q5_1",
+        "q6_k" => "q8_0",
+        _ => "f16",
+    };
+    Storage::from_name(name).unwrap_or_else(|| Storage::plain(DType::F16))
+}
+
+/// The number by which llama.cpp tells what most tensors are.
+fn file_type(planned: &[Planned<'_>], how: &Quantisation) -> u32 {
+    let most = how.matrices.as_ref().map(Storage::name);
+    let name = most.unwrap_or_else(|| {
+        let matrices = || planned.iter().filter(|t| t.shape.len() == 2);
+        let names = matrices().map(|t| t.storage.name());
+        names.max_by_key(|name| matrices().filter(|t| t.storage.name() == *name).count()).unwrap_or("f32")
+    });
+    match name {
+        "f32" => 0,
+        "f16" => 1,
+        "q4_0" => 2,
+        "q4_1" => 3,
+        "q8_0" => 7,
+        "q5_0" => 8,
+        "q5_1" => 9,
+        "q2_k" => 10,
+        "q3_k" => 12,
+        "q4_k" => 15,
+        "q5_k" => 17,
+        "q6_k" => 18,
+        "iq4_nl" => 25,
+        "iq4_xs" => 30,
+        "bf16" => 32,
+        "mxfp4" => 38,
+        _ => 1024,
+    }
+}
+
+impl Planned<'_> {
+    /// Its bytes in its storage.
+    fn bytes(&self, importance: Option<&[f32]>) -> Vec<u8> {
+        let (storage, bytes) = match &self.source {
+            Source::Table(values) => return self.storage.encode(values, &self.shape, None),
+            Source::Bytes(bytes, storage) => (storage.clone(), bytes.to_vec()),
+            Source::Weights(views, change) => {
+                let storage = Storage { dtype: views[0].dtype, format: views[0].format.cloned() };
+                let bytes: Vec<u8> = views.iter().flat_map(|view| view.data).copied().collect();
+                match *change {
+                    Change::Interleaved { heads } => {
+                        let (rows, row) = (self.shape[0], bytes.len() / self.shape[0]);
+                        let of_head = rows / heads;
+                        let from = |i: usize| (i / of_head * of_head + deinterleaved(of_head, i % of_head)) * row;
+                        (storage, (0..rows).flat_map(|i| &bytes[from(i)..][..row]).copied().collect())
+                    }
+                    Change::MinusOne => {
+                        let values: Vec<f32> = storage.decode(&bytes).iter().map(|v| v + 1.0).collect();
+                        return self.storage.encode(&values, &self.shape, None);
+                    }
+                    Change::None => (storage, bytes),
+                }
+            }
+        };
+        if storage == self.storage {
+            return bytes;
+        }
+        restored(&bytes, &storage, &self.storage, &self.shape, importance)
+    }
+}
+
+/// `bytes` of tensors of `shape` in another storage, on all cores.
+fn restored(bytes: &[u8], from: &Storage, to: &Storage, shape: &[usize], importance: Option<&[f32]>) -> Vec<u8> {
+    let width = shape.last().copied().unwrap_or(1);
+    let rows = shape.iter().product::<usize>() / width.max(1);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.max(1));
+    let share = rows.div_ceil(threads.max(1)).max(1);
+    let row = bytes.len() / rows.max(1);
+    let part = |bytes: &[u8]| {
+        let values = from.decode(bytes);
+        to.encode(&values, &[values.len() / width.max(1), width], importance)
+    };
+    std::thread::scope(|scope| {
+        let parts: Vec<_> = bytes.chunks((share * row).max(1)).map(|chunk| scope.spawn(move || part(chunk))).collect();
+        parts
+            .into_iter()
+            .flat_map(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            .collect()
+    })
+}
+
+/// What an importance matrix says: for each matrix, the mean square of each input.
+struct Importances<'a>(Option<&'a Gguf>);
+
+impl<'a> Importances<'a> {
+    fn read(gguf: Option<&'a Gguf>) -> Result<Self> {
+        if let Some(gguf) = gguf
+            && !gguf.tensors().iter().any(|t| t.name.ends_with(".in_sum2"))
+        {
+            let problem = "it holds no tensors *.in_sum2, so it is no importance matrix".to_owned();
+            return Err(gguf.fail(problem, "make one with llama-imatrix, which writes GGUF"));
+        }
+        Ok(Self(gguf))
+    }
+
+    fn of(&self, tensor: &Planned<'_>) -> Option<Vec<f32>> {
+        let gguf = self.0?;
+        let values = |suffix: &str| {
+            let name = format!("{}.{suffix}", tensor.name);
+            let found = gguf.tensors().iter().find(|t| t.name == name && t.storage == Storage::plain(DType::F32))?;
+            Some(found.storage.decode(gguf.data(found)))
+        };
+        let (sums, counts) = (values("in_sum2")?, values("counts")?);
+        let count = counts.first().copied().filter(|count| *count > 0.0)?;
+        (tensor.shape.last() == Some(&sums.len())).then(|| sums.iter().map(|sum| sum / count).collect())
+    }
+}
+
+/// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
+/// everything else if `all`.
+///
+/// # Errors
+///
+/// When the file cannot be read as a model, or the folder cannot be written.
+pub fn to_folder(
+    gguf: &Gguf,
+    folder: &Path,
+    dtype: DType,
+    all: bool,
+    mut progress: impl FnMut(u64, u64),
+) -> Result<()> {
+    let config_text = gguf.config_json()?;
+    let config = ModelConfig::from_json(gguf.file(), &config_text)?;
+    let checkpoint = gguf.checkpoint()?;
+    let tensors = config.published(&checkpoint);
+    let kept = |view: &TensorView<'_>| if all || view.format.is_some() { dtype } else { view.dtype };
+    let io = |path: &Path, action| {
+        let path = path.to_owned();
+        move |cause| ModelError::Io { path, action, cause }
+    };
+    std::fs::create_dir_all(folder).map_err(io(folder, "make the folder"))?;
+    let put = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(io(&path, "write the file"))
+    };
+    let pretty = |text: &str| match serde_json::from_str::<Json>(text) {
+        Ok(json) => format!("{json:#}\n"),
+        Err(_) => text.to_owned(),
+    };
+    put("config.json", &pretty(&config_text))?;
+    if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
+        let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
+        put("tokenizer.json", &tokenizer)?;
+        put("tokenizer_config.json", &pretty(&tokenizer_config))?;
+    }
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut offset = 0usize;
+    for tensor in &tensors {
+        let dtype = kept(&tensor.views[0]);
+        let bytes = tensor.shape.iter().product::<usize>() * dtype.size_bytes();
+        let entry = json!({
+            "dtype": safetensors_name(dtype), "shape": tensor.shape, "data_offsets": [offset, offset + bytes],
+        });
+        header.insert(tensor.name.clone(), entry);
+        offset += bytes;
+    }
+    let mut text = Json::Object(header).to_string();
+    while !text.len().is_multiple_of(8) {
+        text.push(' ');
+    }
+    let path = folder.join("model.safetensors");
+    let failed = io(&path, "write the weights");
+    let mut write = || -> std::io::Result<()> {
+        let mut out = BufWriter::new(File::create(&path)?);
+        out.write_all(&(text.len() as u64).to_le_bytes())?;
+        out.write_all(text.as_bytes())?;
+        let mut done = 0u64;
+        for tensor in &tensors {
+            let to = Storage::plain(kept(&tensor.views[0]));
+            let bytes = tensor.bytes(|view| {
+                let from = Storage { dtype: view.dtype, format: view.format.cloned() };
+                if from == to { view.data.to_vec() } else { restored(view.data, &from, &to, view.shape, None) }
+            });
+            out.write_all(&bytes)?;
+            done += bytes.len() as u64;
+            progress(done, offset as u64);
+        }
+        out.flush()
+    };
+    write().map_err(failed)
+}
+
+fn safetensors_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::F8E4M3 => "F8_E4M3",
+        DType::F8E5M2 => "F8_E5M2",
+        DType::I8 => "I8",
+        DType::U8 => "U8",
+        DType::I32 => "I32",
+        DType::I64 => "I64",
+        DType::Bool => "BOOL",
+    }
+}
