@@ -1,6 +1,7 @@
-//! A device whose model is a hash: the token that follows a sequence is a function of all its tokens, which it reads from
-//! the cache through the block table as attention does. A block that two sequences own, that was freed too early or that
-//! was found for another prefix gives other tokens, and a step costs next to nothing.
+//! A device whose model is a hash. What it keeps of a token in the cache depends on all tokens before it, as keys and
+//! values do, and the token that follows a sequence depends on all that it keeps, which it reads through the block table,
+//! as attention does. A block that two sequences own, that was freed too early or that was found for another prefix gives
+//! other tokens, and a step costs next to nothing.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,28 +12,48 @@ use ridge_graph::{Bindings, Graph, Role, Sym, Type};
 use ridge_models::{HISTORY, symbols};
 use ridge_runtime::{Backend, Buffer, Program, Result, Run, RuntimeError, WeightData, plan};
 
-/// The next token of a model of `vocab` tokens after `tokens`, of which `forbidden` are not to come; none where the
-/// sequence holds [`DAMAGED`].
-pub(crate) fn next_token(tokens: &[u32], stream: u64, vocab: usize, forbidden: impl Fn(u32) -> bool) -> Option<u32> {
-    if tokens.contains(&DAMAGED) {
+/// What the model keeps of `token` behind one of which it keeps `before`.
+pub(crate) fn keep(before: Option<i32>, token: u32) -> i32 {
+    if before == Some(NOT_FINITE) || token == DAMAGED {
+        return NOT_FINITE;
+    }
+    (before.unwrap_or(0x5bd1).wrapping_mul(0x0100_0193) ^ (token as i32).wrapping_mul(0x9e37)).rotate_left(9) | 1
+}
+
+/// What the model keeps of `tokens`.
+pub(crate) fn cache(tokens: &[u32]) -> Vec<i32> {
+    let mut before = None;
+    tokens.iter().map(|token| *before.insert(keep(before, *token))).collect()
+}
+
+/// The next token behind those of which the model keeps `cache`, of which `forbidden` are not to come; none where one was
+/// [`DAMAGED`].
+pub(crate) fn next_token(cache: &[i32], stream: u64, forbidden: impl Fn(u32) -> bool) -> Option<u32> {
+    if cache.contains(&NOT_FINITE) {
         return None;
     }
-    let start = 0xcbf2_9ce4_8422_2325 ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let hash = tokens.iter().fold(start, |h, t| (h ^ u64::from(*t)).wrapping_mul(0x0100_0000_01b3).rotate_left(23));
-    let first = (hash % vocab as u64) as u32;
-    (0..vocab as u32).map(|i| (first + i) % vocab as u32).find(|token| *token != DAMAGED && !forbidden(*token))
+    let first = (fold(cache, stream) % VOCAB as u64) as u32;
+    (0..VOCAB as u32).map(|i| (first + i) % VOCAB as u32).find(|token| *token != DAMAGED && !forbidden(*token))
 }
+
+/// What it says of the probability of `token` there.
+pub(crate) fn score(cache: &[i32], token: u32) -> f32 {
+    -((fold(cache, u64::from(token)) >> 48) as f32)
+}
+
+fn fold(cache: &[i32], start: u64) -> u64 {
+    let start = 0xcbf2_9ce4_8422_2325 ^ start.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    cache.iter().fold(start, |h, kept| (h ^ *kept as u32 as u64).wrapping_mul(0x0100_0000_01b3).rotate_left(23))
+}
+
+/// What is kept where something is not finite. All else is odd.
+const NOT_FINITE: i32 = 2;
 
 /// Tokens of the model.
 pub(crate) const VOCAB: usize = 512;
 
 /// The token whose logits are not finite.
 pub(crate) const DAMAGED: u32 = 13;
-
-/// What a model of this kind says of the probability of `token` behind `tokens`.
-pub(crate) fn score(tokens: &[u32], token: u32) -> f32 {
-    -((tokens.iter().sum::<u32>() + token) as f32)
-}
 
 #[derive(Clone, Default)]
 pub(crate) struct Parrot {
@@ -166,14 +187,16 @@ impl Step {
         let mut written = HashSet::new();
         for (at, (id, row)) in ids.iter().zip(&rows).enumerate() {
             if let Ok(row) = usize::try_from(*row) {
-                let slot = slot(row, lengths[row] as usize + at - starts[row] as usize);
+                let position = lengths[row] as usize + at - starts[row] as usize;
+                let before = position.checked_sub(1).map(|before| history[slot(row, before)]);
+                let slot = slot(row, position);
                 assert!(written.insert(slot), "two tokens of a step are written to slot {slot}");
-                history[slot] = *id;
+                history[slot] = keep(before, *id as u32);
             }
         }
         let streams = self.streams();
-        let said = |row: usize, length: usize| -> Vec<u32> {
-            (0..length).map(|position| history[slot(row, position)] as u32).collect()
+        let said = |row: usize, length: usize| -> Vec<i32> {
+            (0..length).map(|position| history[slot(row, position)]).collect()
         };
         let mut put = |name: &str, index: usize, word: [u8; 4]| {
             if let Some(at) = self.results.iter().position(|n| n == name) {
@@ -183,26 +206,26 @@ impl Step {
         for row in 0..self.rows {
             let count = (starts[row + 1] - starts[row]) as usize;
             let Some(stream) = streams.get(row).filter(|_| count > 0) else { continue };
-            let tokens = said(row, lengths[row] as usize + count);
+            let cache = said(row, lengths[row] as usize + count);
             let bit =
                 |t: u32| forbidden.get(row * self.words + t as usize / 32).is_some_and(|w| w >> (t % 32) & 1 == 1);
             let bit = |t: u32| self.words > 0 && bit(t);
-            let token = next_token(&tokens, *stream, VOCAB, bit);
+            let token = next_token(&cache, *stream, bit);
             let word = token.map_or(-1, |t| t as i32).to_le_bytes();
-            let logprob = token.map_or(f32::NAN, |t| score(&tokens, t)).to_le_bytes();
+            let logprob = token.map_or(f32::NAN, |t| score(&cache, t)).to_le_bytes();
             for (next, its) in [("next", "logprob"), ("next_adjusted", "adjusted_logprob")] {
                 put(next, row, word);
                 put(its, row, logprob);
             }
             for i in 0..self.top {
                 put("top_ids", row * self.top + i, (i as i32).to_le_bytes());
-                put("top_logprobs", row * self.top + i, score(&tokens, i as u32).to_le_bytes());
+                put("top_logprobs", row * self.top + i, score(&cache, i as u32).to_le_bytes());
             }
         }
         for (at, target) in targets.iter().enumerate() {
             if let (Ok(target), Ok(row)) = (u32::try_from(*target), usize::try_from(rows[at])) {
-                let tokens = said(row, lengths[row] as usize + at - starts[row] as usize + 1);
-                put("scores", at, score(&tokens, target).to_le_bytes());
+                let cache = said(row, lengths[row] as usize + at - starts[row] as usize + 1);
+                put("scores", at, score(&cache, target).to_le_bytes());
             }
         }
         Ok(outputs)
