@@ -6,6 +6,7 @@
 //!
 //! `request` is what users see, `scheduler` decides which tokens a step runs, `task` is one answer on its way.
 
+mod grammar;
 mod options;
 mod request;
 mod scheduler;
@@ -16,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ridge_models::Model;
+use ridge_models::{Model, Tokenizer};
 use ridge_runtime::Session;
 
 pub use options::{Policy, ServiceOptions};
@@ -27,6 +28,7 @@ use crate::blocks::{BlockId, Prefix};
 use crate::engine::{Engine, Next, Outcome, Row, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
+use grammar::{Grammar, Grammars};
 use scheduler::Scheduler;
 use task::Task;
 
@@ -57,6 +59,9 @@ struct Ticket {
 pub struct Service {
     engine: Engine,
     options: ServiceOptions,
+    grammars: Option<Grammars>,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
     /// Tokens of a sequence at most: of the context, or of the cache if that is less.
     context: usize,
     scheduler: Scheduler,
@@ -95,6 +100,8 @@ impl Service {
             context: options.engine.context.min(engine.blocks().count() * engine.block_size()),
             engine,
             options,
+            grammars: None,
+            ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences),
             tickets: HashMap::new(),
             submitted: 0,
@@ -104,6 +111,16 @@ impl Service {
             outcomes: Vec::with_capacity(sequences),
             stats: Stats::default(),
         })
+    }
+
+    /// This service with grammars over the tokens of `tokenizer`, the model's, for requests with a
+    /// [`Constraint`].
+    ///
+    /// # Errors
+    /// When it is not known which bytes its tokens are.
+    pub fn with_grammars(mut self, tokenizer: &Tokenizer) -> Result<Self> {
+        self.grammars = Some(Grammars::new(tokenizer, self.engine.vocab, &self.ends)?);
+        Ok(self)
     }
 
     /// Takes a request that arrives `now`.
@@ -120,20 +137,25 @@ impl Service {
         if !(1..=MOST_ANSWERS).contains(&request.n) {
             return Err(invalid("n", request.n.to_string(), format!("must be from 1 to {MOST_ANSWERS}")));
         }
-        if request.constraint.is_some() {
-            return Err(invalid("constraint", "given".into(), "this service has no grammars".into()));
-        }
         let (waiting, room) =
             (self.scheduler.waiting.len(), self.options.engine.sequences - self.scheduler.running.len());
         let limit = self.options.queue;
         if waiting >= limit.saturating_add(room) {
             return Err(Refused::Busy { waiting, limit });
         }
+        let mut grammars: Vec<Option<Box<Grammar>>> = (0..request.n).map(|_| None).collect();
+        if let Some(constraint) = &request.constraint {
+            let known = self.grammars.as_ref().ok_or_else(|| {
+                invalid("constraint", format!("{constraint:?}"), "this service has no tokenizer for grammars".into())
+            })?;
+            let first = known.start(constraint)?;
+            grammars.fill_with(|| Some(Box::new(first.another())));
+        }
         let id = RequestId(self.submitted);
         self.submitted += 1;
         let root = if self.options.prefix_cache { Prefix::Root(request.salt) } else { Prefix::Alone(id.0) };
         let (n, request) = (request.n, Arc::new(request));
-        let task = |choice| Task {
+        let task = |(choice, grammar)| Task {
             id,
             choice,
             request: Arc::clone(&request),
@@ -144,11 +166,19 @@ impl Service {
             started: None,
             latest: None,
             scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
-            forbidden: early(&request, self.engine.vocab),
+            forbidden: Vec::new(),
+            grammar,
         };
         let usage = Usage { prompt_tokens: prompt, ..Usage::default() };
-        self.tickets.insert(id, Ticket { usage, open: n, followers: (1..n).map(task).collect() });
-        self.scheduler.add(task(0));
+        let mut tasks =
+            grammars.into_iter().enumerate().map(task).map(|mut task| match task.forbid(self.engine.vocab) {
+                Ok(()) => Ok(task),
+                Err(why) => Err(invalid("constraint", format!("{:?}", request.constraint), why)),
+            });
+        let first = tasks.next().transpose()?;
+        let followers = tasks.collect::<Result<_, Refused>>()?;
+        self.tickets.insert(id, Ticket { usage, open: n, followers });
+        first.into_iter().for_each(|first| self.scheduler.add(first));
         Ok(id)
     }
 
@@ -216,8 +246,14 @@ impl Service {
                         at += place;
                         let task = &mut running[at];
                         let ticket = self.tickets.get_mut(&task.id).expect("a task that runs has a ticket");
-                        let mut advance =
-                            Advance { context: self.context, ticket, stats: &mut self.stats, now, events };
+                        let mut advance = Advance {
+                            context: self.context,
+                            vocab: self.engine.vocab,
+                            ticket,
+                            stats: &mut self.stats,
+                            now,
+                            events,
+                        };
                         if let Some(end) = advance.task(task, outcome, (*from, *count)) {
                             over.push((task.id, task.choice, end));
                         }
@@ -311,21 +347,10 @@ fn ticket_of(tickets: &mut HashMap<RequestId, Ticket>, id: RequestId) -> &mut Ti
     tickets.get_mut(&id).expect("a task that runs has a ticket")
 }
 
-/// The stop tokens, if none of them may come first.
-fn early(request: &Request, vocab: usize) -> Vec<u32> {
-    if request.min_tokens == 0 || request.stop_tokens.is_empty() {
-        return Vec::new();
-    }
-    let mut forbidden = vec![0; vocab.div_ceil(32)];
-    for token in request.stop_tokens.iter().filter(|t| (**t as usize) < vocab) {
-        forbidden[*token as usize / 32] |= 1 << (token % 32);
-    }
-    forbidden
-}
-
 /// What an outcome changes.
 struct Advance<'a> {
     context: usize,
+    vocab: usize,
     ticket: &'a mut Ticket,
     stats: &'a mut Stats,
     now: Duration,
@@ -359,8 +384,15 @@ impl Advance<'_> {
         if answered >= request.min_tokens && request.stop_tokens.contains(&next) {
             return Some(End::Finished(Finish::Stop, Some(next)));
         }
-        if answered + 1 >= request.min_tokens {
-            task.forbidden.clear();
+        let mut complete = false;
+        if let Some(grammar) = &mut task.grammar {
+            if grammar.is_end(next) {
+                return Some(End::Finished(Finish::Stop, Some(next)));
+            }
+            match grammar.take(next) {
+                Ok(stopped) => complete = stopped,
+                Err(why) => return Some(End::Failed(why)),
+            }
         }
         task.tokens.push(next);
         task.latest = Some(self.now);
@@ -369,9 +401,10 @@ impl Advance<'_> {
         let what = Happened::Token { choice: task.choice, token: next, logprobs: outcome.logprobs };
         self.events.push(Event { id, what });
         match task.tokens.len() {
+            _ if complete => Some(End::Finished(Finish::Stop, None)),
             _ if answered + 1 >= task.request.max_tokens => Some(End::Finished(Finish::Length, None)),
             n if n >= self.context => Some(End::Finished(Finish::Context, None)),
-            _ => None,
+            _ => task.forbid(self.vocab).err().map(End::Failed),
         }
     }
 }

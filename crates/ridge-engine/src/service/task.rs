@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::grammar::Grammar;
 use super::request::{Request, RequestId};
 use crate::blocks::Prefix;
 use crate::engine::{Engine, Row, SequenceId};
@@ -28,6 +29,8 @@ pub(super) struct Task {
     pub(super) scores: Option<Vec<f32>>,
     /// Tokens that may not come next, as [`Row::forbidden`] has them.
     pub(super) forbidden: Vec<u32>,
+    /// What the answer must be.
+    pub(super) grammar: Option<Box<Grammar>>,
 }
 
 impl Task {
@@ -44,6 +47,43 @@ impl Task {
     /// The tokens whose place in the cache it need not compute: none while it is asked how probable they are.
     pub(super) fn sharable(&self) -> &[u32] {
         if self.scores.is_some() { &[] } else { &self.tokens }
+    }
+
+    /// Works out which tokens may not come next.
+    ///
+    /// # Errors
+    /// Says why the grammar cannot go on.
+    pub(super) fn forbid(&mut self, vocab: usize) -> Result<(), String> {
+        let Some(grammar) = &mut self.grammar else {
+            match self.is_early() {
+                true if self.forbidden.is_empty() => self.forbidden = self.early(vec![0; vocab.div_ceil(32)], vocab),
+                true => {}
+                false => self.forbidden.clear(),
+            }
+            return Ok(());
+        };
+        self.forbidden = grammar.forbidden()?;
+        if self.is_early() {
+            let both = self.early(self.forbidden.clone(), vocab);
+            // A grammar that allows only the end has its way.
+            let allowed = |word: usize| both[word] != u32::MAX;
+            if (0..both.len()).any(allowed) {
+                self.forbidden = both;
+            }
+        }
+        Ok(())
+    }
+
+    /// May the answer not end yet?
+    fn is_early(&self) -> bool {
+        self.answered() < self.request.min_tokens && !self.request.stop_tokens.is_empty()
+    }
+
+    fn early(&self, mut forbidden: Vec<u32>, vocab: usize) -> Vec<u32> {
+        for token in self.request.stop_tokens.iter().filter(|t| (**t as usize) < vocab) {
+            forbidden[*token as usize / 32] |= 1 << (token % 32);
+        }
+        forbidden
     }
 
     /// Its next `count` tokens in a step.

@@ -333,6 +333,9 @@ impl World {
         }
         for (choice, (answer, ended)) in open.answers.iter().zip(&open.ended).enumerate() {
             let ended = ended.expect("every answer ends before its request is done");
+            if open.stopped.contains(&choice) && answer.is_empty() {
+                continue;
+            }
             let (alone, finish) = alone(request, choice as u64, context);
             if open.stopped.contains(&choice) {
                 assert!(alone.starts_with(answer), "{request:?}: {answer:?} is not how {alone:?} begins");

@@ -171,6 +171,15 @@ impl Tokenizer {
         self.inner.get_vocab_size(true)
     }
 
+    /// The text of a `tokenizer.json` that describes it.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Tokenizer`] if a part of it cannot be written.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(false).map_err(|e| self.fail(format!("it cannot be written: {e}")))
+    }
+
     /// The id of the begin token, if `tokenizer_config.json` names one.
     pub fn bos(&self) -> Option<u32> {
         self.special.bos

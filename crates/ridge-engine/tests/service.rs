@@ -1,0 +1,325 @@
+//! Many requests at once on the embedded model on the CPU: each has the answer that it has alone.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_engine::service::{
+    Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Usage,
+};
+use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Sampling};
+use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
+use ridge_runtime::late::Late;
+use ridge_runtime::{Backend, Session};
+
+const OPTIONS: ServiceOptions = ServiceOptions {
+    engine: EngineOptions { context: 256, sequences: 8, chunk: 64, blocks: None },
+    queue: 100,
+    policy: Policy::FirstCome,
+    prefix_cache: true,
+};
+
+fn cpu() -> Arc<dyn Backend> {
+    Arc::new(Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).expect("starts"))
+}
+
+fn tokenizer() -> Tokenizer {
+    ModelFiles::open(None).and_then(|f| f.tokenizer()).expect("embedded")
+}
+
+fn loaded(backend: Arc<dyn Backend>) -> (Session, Model) {
+    let files = ModelFiles::open(None).expect("embedded");
+    let mut model = files.config().expect("is supported").build(&BuildOptions::default()).expect("builds");
+    let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
+    model.graph = source.retype(&model.graph, None).expect("fits");
+    let mut session = Session::new(backend);
+    source.load(&mut session, &model.graph, |_| ()).expect("loads");
+    (session, model)
+}
+
+fn service_on(backend: Arc<dyn Backend>, options: ServiceOptions) -> Service {
+    let (session, model) = loaded(backend);
+    let service = Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
+    service.with_grammars(&tokenizer()).unwrap_or_else(|e| panic!("{e}"))
+}
+
+fn service(options: ServiceOptions) -> Service {
+    service_on(cpu(), options)
+}
+
+fn encode(text: &str) -> Vec<u32> {
+    tokenizer().encode(text, true).expect("encodes")
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    prompt: Vec<f32>,
+    answers: BTreeMap<usize, (Vec<u32>, Vec<Logprobs>)>,
+    ended: BTreeMap<usize, (Finish, Option<u32>)>,
+    done: Option<Usage>,
+    failed: Option<String>,
+}
+
+fn hear(heard: &mut BTreeMap<RequestId, Heard>, events: &mut Vec<Event>) {
+    for Event { id, what } in events.drain(..) {
+        let heard = heard.entry(id).or_default();
+        match what {
+            Happened::Prompt(scores) => heard.prompt = scores,
+            Happened::Token { choice, token, logprobs } => {
+                let answer = heard.answers.entry(choice).or_default();
+                answer.0.push(token);
+                answer.1.extend(logprobs);
+            }
+            Happened::Ended { choice, finish, stop_token } => {
+                heard.ended.insert(choice, (finish, stop_token));
+            }
+            Happened::Done(usage) => heard.done = Some(usage),
+            Happened::Failed(why) => heard.failed = Some(why),
+        }
+    }
+}
+
+/// Runs a service until nothing is left to do.
+fn run(service: &mut Service) -> BTreeMap<RequestId, Heard> {
+    let (mut heard, mut events) = (BTreeMap::new(), Vec::new());
+    for step in 0.. {
+        assert!(step < 5000, "it never ends: {:?}", service.stats());
+        if service.is_idle() {
+            break;
+        }
+        service.step(Duration::from_millis(step), &mut events);
+        hear(&mut heard, &mut events);
+    }
+    assert_eq!(service.stats().blocks_used, 0, "every block is free again");
+    heard
+}
+
+fn one(service: &mut Service, request: Request) -> Heard {
+    let id = service.submit(request, Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
+    run(service).remove(&id).expect("it has events")
+}
+
+fn requests() -> Vec<Request> {
+    let texts = [
+        "Once upon a time, there was a",
+        "Once upon a time, there was a little dog who",
+        "Lily",
+        "Tim and Tom saw a big",
+    ];
+    let particular = |seed| Sampling {
+        temperature: 0.9,
+        top_k: 40,
+        repetition_penalty: 1.1,
+        frequency_penalty: 0.2,
+        dry: Dry { multiplier: 0.8, ..Dry::OFF },
+        logit_bias: vec![(261, -1.0)],
+        logprobs: Some(2),
+        seed,
+        ..Sampling::GREEDY
+    };
+    let samplings = [Sampling::GREEDY, Sampling { temperature: 1.0, seed: 3, ..Sampling::GREEDY }, particular(4)];
+    let all = samplings.iter().flat_map(|sampling| texts.map(|text| (sampling, text)));
+    all.enumerate()
+        .map(|(i, (sampling, text))| Request {
+            sampling: sampling.clone(),
+            ..Request::new(encode(&text.repeat(1 + i % 3)), 20 + 5 * i)
+        })
+        .collect()
+}
+
+#[test]
+fn many_at_once_have_the_answers_that_each_has_alone() {
+    let (session, model) = loaded(cpu());
+    let alone = EngineOptions { context: 256, sequences: 1, chunk: 256, blocks: None };
+    let mut engine = Engine::new(session, &model, alone).unwrap_or_else(|e| panic!("{e}"));
+    let expected: Vec<_> = requests()
+        .into_iter()
+        .map(|r| {
+            let request = ridge_engine::Request {
+                prompt: r.prompt,
+                sampling: r.sampling,
+                max_tokens: r.max_tokens,
+                stop_tokens: vec![],
+            };
+            engine.generate(&request, |_| ControlFlow::Continue(())).unwrap_or_else(|e| panic!("{e}"))
+        })
+        .collect();
+    let (mut preempted, mut shared) = (0, 0);
+    for (policy, blocks, prefix_cache, late) in [
+        (Policy::FirstCome, None, true, false),
+        (Policy::Deadline, Some(20), true, true),
+        (Policy::Fair, Some(17), false, false),
+        (Policy::Priority, Some(30), true, false),
+    ] {
+        let engine = EngineOptions { blocks, ..OPTIONS.engine };
+        let backend = if late { Arc::new(Late::new(cpu(), 2)) } else { cpu() };
+        let mut service = service_on(backend, ServiceOptions { engine, policy, prefix_cache, ..OPTIONS });
+        for _ in 0..2 {
+            let submit = |r| service.submit(r, Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
+            let ids: Vec<RequestId> = requests().into_iter().map(submit).collect();
+            let heard = run(&mut service);
+            for (id, expected) in ids.iter().zip(&expected) {
+                let (tokens, logprobs) = &heard[id].answers[&0];
+                assert_eq!((tokens, logprobs), (&expected.tokens, &expected.logprobs), "{policy:?}, {blocks:?} blocks");
+                assert_eq!(heard[id].ended[&0], (expected.finish, None));
+            }
+        }
+        preempted += service.stats().preemptions;
+        shared += service.stats().prefix_hits;
+    }
+    assert!(preempted > 0 && shared > 0, "{preempted} preempted, {shared} shared");
+}
+
+#[test]
+fn answers_to_one_prompt_share_it_and_differ() {
+    let mut service = service(ServiceOptions { prefix_cache: false, ..OPTIONS });
+    let prompt = encode(&"Once upon a time, there was a little girl. ".repeat(6));
+    let sampling = Sampling { temperature: 1.0, seed: 9, ..Sampling::GREEDY };
+    let request = Request { sampling, n: 5, ..Request::new(prompt.clone(), 12) };
+    let heard = one(&mut service, request.clone());
+    let distinct: std::collections::HashSet<_> = heard.answers.values().map(|a| a.0.clone()).collect();
+    assert_eq!((heard.answers.len(), distinct.len()), (5, 5));
+    let computed = service.stats().prompt_tokens as usize;
+    assert!(computed < prompt.len() + 5 * 16, "{computed} tokens of the prompt were computed");
+    // Without a cache of prefixes the next request finds nothing; the answers are the same.
+    let again = one(&mut service, request);
+    assert_eq!((again.done.map(|u| u.cached_tokens), &again.answers), (Some(0), &heard.answers));
+}
+
+#[test]
+fn a_prefix_is_found_under_its_own_salt() {
+    let mut service = service(OPTIONS);
+    let prompt = encode(&"Lily and Tim went to the park. ".repeat(8));
+    let cached = |service: &mut Service, salt| {
+        one(service, Request { salt, ..Request::new(prompt.clone(), 3) }).done.expect("done").cached_tokens
+    };
+    assert_eq!(cached(&mut service, 1), 0);
+    assert_eq!(cached(&mut service, 1), (prompt.len() - 1) / 16 * 16);
+    assert_eq!(cached(&mut service, 2), 0);
+    assert!(service.stats().blocks_cached > 0);
+}
+
+#[test]
+fn prompts_are_told_how_probable_they_are() {
+    let mut service = service(OPTIONS);
+    let prompt = encode(&"Once upon a time, there was a little dog. ".repeat(7));
+    let request = Request { prompt_logprobs: true, ..Request::new(prompt.clone(), 0) };
+    let heard = one(&mut service, request.clone());
+    assert!(heard.answers.is_empty() && heard.ended[&0] == (Finish::Length, None));
+    assert_eq!(heard.prompt.len(), prompt.len() - 1);
+    // What is told of a token behind a prompt is what is told of it as an answer.
+    for at in [3, 40, prompt.len() - 1] {
+        let asked = Sampling { logprobs: Some(512), ..Sampling::GREEDY };
+        let answer = one(&mut service, Request { sampling: asked, ..Request::new(prompt[..at].to_vec(), 1) });
+        let top = &answer.answers[&0].1[0].top;
+        let said = top.iter().find(|(id, _)| *id == prompt[at]).expect("all are told").1;
+        assert!((said - heard.prompt[at - 1]).abs() < 1e-5, "{said} and {}", heard.prompt[at - 1]);
+    }
+    assert_eq!(one(&mut service, request).prompt, heard.prompt, "what is cached makes no difference");
+}
+
+#[test]
+fn an_answer_does_not_stop_too_early() {
+    let mut service = service(OPTIONS);
+    let prompt = encode("Once upon a time");
+    let free = one(&mut service, Request::new(prompt.clone(), 30)).answers[&0].0.clone();
+    let stop = |min_tokens| Request { min_tokens, stop_tokens: free[..6].into(), ..Request::new(prompt.clone(), 30) };
+    let heard = one(&mut service, stop(0));
+    assert_eq!((heard.answers.len(), heard.ended[&0]), (0, (Finish::Stop, Some(free[0]))));
+    let heard = one(&mut service, stop(8));
+    let tokens = &heard.answers[&0].0;
+    assert!(tokens.len() >= 8 && tokens[..8].iter().all(|t| !free[..6].contains(t)), "{tokens:?}");
+}
+
+fn text_of(heard: &Heard) -> String {
+    assert_eq!(heard.failed, None);
+    tokenizer().decode(&heard.answers.get(&0).map_or(vec![], |a| a.0.clone()), true).expect("decodes")
+}
+
+#[test]
+fn constrained_answers_are_of_their_language() {
+    let mut service = service(OPTIONS);
+    let warm = |seed| Sampling { temperature: 1.0, seed, ..Sampling::GREEDY };
+    let schema = r##"{"type": "object", "properties": {"name": {"$ref": "#/$defs/name"}, "age": {"type": "integer", "minimum": 1, "maximum": 99}},
+        "required": ["name", "age"], "additionalProperties": false, "x-guidance": {"whitespace_flexible": false}, "$defs": {"name": {"enum": ["Lily", "Tim"]}}}"##;
+    let mut ask = |constraint: Constraint, seed| {
+        let request = Request {
+            sampling: warm(seed),
+            constraint: Some(constraint),
+            ..Request::new(encode("Once upon a time"), 150)
+        };
+        let heard = one(&mut service, request);
+        assert_eq!(heard.ended[&0].0, Finish::Stop, "{heard:?}");
+        text_of(&heard)
+    };
+    for seed in 0..4 {
+        let text = ask(Constraint::JsonSchema(schema.into()), seed);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        assert!(["Lily", "Tim"].contains(&value["name"].as_str().expect("a name")), "{text}");
+        assert!((1..100).contains(&value["age"].as_i64().expect("an age")), "{text}");
+        let text = ask(Constraint::Regex("[a-c]{3}-[0-9]{2}".into()), seed);
+        let (letters, digits) = text.trim_start().split_once('-').unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            letters.len() == 3 && letters.chars().all(|c| ('a'..='c').contains(&c)) && digits.parse::<u32>().is_ok()
+        );
+        let choices = ["yes \"sir\"".to_owned(), "no".to_owned(), "a|b".to_owned()];
+        let text = ask(Constraint::Choice(choices.to_vec()), seed);
+        assert!(choices.iter().any(|c| c == text.trim_start()), "{text}");
+        let text = ask(Constraint::Lark("start: \"dog\" (\" \" WORD)+ \".\"\nWORD: /[a-z]{2}/".into()), seed);
+        assert!(text.trim_start().starts_with("dog ") && text.ends_with('.'), "{text}");
+    }
+}
+
+#[test]
+fn a_bad_constraint_fails_its_request_alone() {
+    let mut service = service(OPTIONS);
+    let good = service.submit(Request::new(encode("Lily"), 10), Duration::ZERO).expect("taken");
+    let bad = |constraint| Request { constraint: Some(constraint), ..Request::new(encode("Tim"), 10) };
+    for (constraint, says) in [
+        (Constraint::JsonSchema("{".into()), "json_schema = {: is not JSON"),
+        (Constraint::JsonSchema(r#"{"type": "nonsense"}"#.into()), "json_schema"),
+        (Constraint::Regex("(((".into()), "regex = (((:"),
+        (Constraint::Choice(vec![]), "choice = : names nothing"),
+        (Constraint::Lark("start: nothing".into()), "grammar = start: nothing:"),
+        (Constraint::Regex("((a{1,500}){1,500}){1,500}".into()), "regex"),
+    ] {
+        let refused = service.submit(bad(constraint), Duration::ZERO).expect_err(says);
+        assert!(matches!(refused, Refused::Invalid(_)) && refused.to_string().starts_with(says), "{refused}");
+    }
+    assert_eq!(run(&mut service)[&good].answers[&0].0.len(), 10);
+}
+
+#[test]
+fn what_cannot_run_is_refused_and_too_many_wait_elsewhere() {
+    let mut service =
+        service(ServiceOptions { queue: 2, engine: EngineOptions { sequences: 1, ..OPTIONS.engine }, ..OPTIONS });
+    let refuse =
+        |service: &mut Service, request| service.submit(request, Duration::ZERO).expect_err("refused").to_string();
+    assert!(refuse(&mut service, Request::new(vec![], 5)).contains("no tokens"));
+    assert!(refuse(&mut service, Request::new(vec![512], 5)).contains("vocabulary of 512"));
+    assert!(refuse(&mut service, Request::new(vec![1; 256], 5)).contains("256 tokens"));
+    assert!(refuse(&mut service, Request { n: 0, ..Request::new(vec![1], 5) }).starts_with("n = 0"));
+    let hot = Sampling { temperature: f32::NAN, ..Sampling::GREEDY };
+    assert!(
+        refuse(&mut service, Request { sampling: hot, ..Request::new(vec![1], 5) }).starts_with("temperature = NaN")
+    );
+    let ids: Vec<_> =
+        (0..3).map(|_| service.submit(Request::new(vec![1], 5), Duration::ZERO).expect("taken")).collect();
+    let busy = service.submit(Request::new(vec![1], 5), Duration::ZERO).expect_err("refused");
+    assert!(matches!(busy, Refused::Busy { waiting: 3, limit: 2 }), "{busy}");
+    service.cancel(ids[0]);
+    service.cancel(ids[0]);
+    assert_eq!(run(&mut service).len(), 2);
+    let few = ServiceOptions { engine: EngineOptions { chunk: 7, ..OPTIONS.engine }, ..OPTIONS };
+    let (session, model) = loaded(cpu());
+    let refused = Service::new(session, &model, few).err().expect("refused").to_string();
+    assert!(refused.starts_with("chunk = 7: a step must have room"), "{refused}");
+}
+
+#[test]
+fn a_service_goes_to_another_thread() {
+    fn send<T: Send>(_: &T) {}
+    send(&service(OPTIONS));
+}
