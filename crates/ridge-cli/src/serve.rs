@@ -217,7 +217,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     // Before anything slow: a port that is taken, or a key file that is not there, should be told at once.
     let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
     let files = ModelFiles::open(args.model.as_deref())?;
-    let served = match files.encoder_config()? {
+    let (served, runs) = match files.encoder_config()? {
         Some(_) => encoder(&args, &settings, &files)?,
         None => generator(&args, &settings, &files)?,
     };
@@ -243,7 +243,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         LogFormatArg::Text => note(&serving),
         LogFormatArg::Json => tracing::info!("{serving}"),
     }
-    Ok(serve(listener, served, options)?)
+    Ok(serve(listener, served, runs, options)?)
 }
 
 fn options(args: &ServeArgs) -> Result<ServeOptions> {
@@ -304,7 +304,7 @@ fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     })
 }
 
-fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<ServedModel> {
+fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
     let config = files.config()?;
     let tokenizer = tokenizer(files)?;
     let templates = templates(args, files)?;
@@ -341,7 +341,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     eos.sort_unstable();
     eos.dedup();
     let runs = Runs::Engine(Box::new(service), floor);
-    Ok(ServedModel { name: name(args, files), tokenizer, templates, eos, context, runs })
+    Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context }, runs))
 }
 
 /// Tells what a step takes at least, by what this machine was measured to reach.
@@ -356,7 +356,7 @@ fn floor(prepared: &Prepared, cached: usize) -> Result<Option<Floor>> {
     })))
 }
 
-fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<ServedModel> {
+fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
     let Some(config) = files.encoder_config()? else { return Err(refused("--model", "", "is no encoder")) };
     let said = files.sentence_config()?;
     let options = EmbedOptions {
@@ -375,5 +375,5 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     let context = args.context.unwrap_or(context).min(context);
     let (templates, eos) = (ChatTemplates::default(), Vec::new());
     let runs = Runs::Embedder(Box::new(embedder));
-    Ok(ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context, runs })
+    Ok((ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context }, runs))
 }

@@ -1,6 +1,7 @@
 //! What every handler may use, and what the server was told.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ridge_engine::Embedder;
@@ -28,8 +29,6 @@ pub struct ServedModel {
     pub eos: Vec<u32>,
     /// Tokens of prompt and answer together at most.
     pub context: usize,
-    /// What runs it.
-    pub runs: Runs,
 }
 
 /// What runs a model.
@@ -90,17 +89,15 @@ impl Default for ServeOptions {
 
 /// What the handlers share.
 pub(crate) struct App {
-    pub(crate) name: String,
+    pub(crate) model: ServedModel,
+    /// When the server started, in Unix seconds.
     pub(crate) created: u64,
-    pub(crate) tokenizer: Option<Tokenizer>,
     pub(crate) speller: Speller,
-    pub(crate) templates: ChatTemplates,
-    pub(crate) eos: Vec<u32>,
-    pub(crate) context: usize,
     pub(crate) options: ServeOptions,
     pub(crate) worker: Device,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) draining: std::sync::atomic::AtomicBool,
+    /// Is the server about to end?
+    pub(crate) draining: AtomicBool,
     /// KiB of bodies that may be held at a time.
     pub(crate) body_budget: Semaphore,
     /// How much is rendered and tokenised at a time.
@@ -120,30 +117,20 @@ pub(crate) const BODY_BUDGET: usize = 256 << 10;
 const BLOCKING: usize = 4;
 
 impl App {
-    pub(crate) fn new(
-        model: (String, Option<Tokenizer>, ChatTemplates, Vec<u32>, usize),
-        options: ServeOptions,
-        worker: Device,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        let (name, tokenizer, templates, eos, context) = model;
+    pub(crate) fn new(model: ServedModel, options: ServeOptions, worker: Device, metrics: Arc<Metrics>) -> Self {
         let spelt =
             |t: &Tokenizer| (0..t.vocab_size() as u32).filter_map(|id| t.id_to_token(id)).map(|s| s.len()).max();
-        let longest_token = tokenizer.as_ref().and_then(spelt).unwrap_or(1);
+        let longest_token = model.tokenizer.as_ref().and_then(spelt).unwrap_or(1);
         let budget = BODY_BUDGET.max(options.max_body.div_ceil(1024));
         Self {
-            speller: Speller::new(tokenizer.as_ref()),
-            longest_prompt: context.saturating_mul(longest_token).saturating_mul(4).max(64 << 10),
-            name,
+            speller: Speller::new(model.tokenizer.as_ref()),
+            longest_prompt: model.context.saturating_mul(longest_token).saturating_mul(4).max(64 << 10),
+            model,
             created: unix_now(),
-            tokenizer,
-            templates,
-            eos,
-            context,
             options,
             worker,
             metrics,
-            draining: false.into(),
+            draining: AtomicBool::new(false),
             body_budget: Semaphore::new(budget),
             blocking: Semaphore::new(BLOCKING),
         }
@@ -167,14 +154,15 @@ impl App {
 
     pub(crate) fn tokenizer(&self, param: &str) -> ApiResult<&Tokenizer> {
         let why = "the model has no tokenizer, so that prompts must be ids of tokens";
-        self.tokenizer.as_ref().ok_or_else(|| ApiError::unsupported(param, why))
+        self.model.tokenizer.as_ref().ok_or_else(|| ApiError::unsupported(param, why))
     }
 
     /// The tokens of a text.
     pub(crate) fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
         let tokenizer = self.tokenizer(param)?;
         if text.len() > self.longest_prompt {
-            let message = format!("has {} bytes, which cannot fit a context of {} tokens", text.len(), self.context);
+            let message =
+                format!("has {} bytes, which cannot fit a context of {} tokens", text.len(), self.model.context);
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) });
         }
         tokenizer.encode(text, add_special).map_err(|error| ApiError::param(param, error))
@@ -184,7 +172,7 @@ impl App {
         match &self.worker {
             Device::Engine(worker) => Ok(worker),
             Device::Embedder(_) => {
-                let message = format!("{} makes vectors and does not generate; use /v1/embeddings", self.name);
+                let message = format!("{} makes vectors and does not generate; use /v1/embeddings", self.model.name);
                 Err(ApiError::not_found("model_not_supported", message))
             }
         }

@@ -65,14 +65,13 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Serves `model` at `listener` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
+/// Serves `model`, which `runs`, at `listener` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
 /// and those that run have [`ServeOptions::drain`] to end. A second signal ends at once.
 ///
 /// # Errors
 /// When the system refuses threads or signals.
-pub fn serve(listener: TcpListener, model: ServedModel, options: ServeOptions) -> Result<(), ServeError> {
+pub fn serve(listener: TcpListener, model: ServedModel, runs: Runs, options: ServeOptions) -> Result<(), ServeError> {
     let metrics = Arc::new(Metrics::default());
-    let ServedModel { name, tokenizer, templates, eos, context, runs } = model;
     let most = options.max_requests;
     let (device, thread) = match runs {
         Runs::Engine(service, floor) => {
@@ -84,7 +83,7 @@ pub fn serve(listener: TcpListener, model: ServedModel, options: ServeOptions) -
             (Device::Embedder(worker), thread)
         }
     };
-    let app = Arc::new(App::new((name, tokenizer, templates, eos, context), options, device, metrics));
+    let app = Arc::new(App::new(model, options, device, metrics));
     let runtime = Builder::new_multi_thread().worker_threads(THREADS).max_blocking_threads(16).enable_all().build()?;
     let drained = runtime.block_on(run(listener, Arc::clone(&app)))?;
     runtime.shutdown_timeout(Duration::from_secs(1));

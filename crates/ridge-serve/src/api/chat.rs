@@ -43,11 +43,11 @@ struct Calls {
 
 /// The text that the model reads, and the chat template's source.
 pub(super) fn render(app: &App, request: &ChatRequest) -> ApiResult<(String, String)> {
-    if app.templates.is_empty() {
+    if app.model.templates.is_empty() {
         let message = format!(
             "{} has no chat template, as base models have not; use /v1/completions, or start the server with \
              --chat-template FILE",
-            app.name
+            app.model.name
         );
         return Err(ApiError::not_found("no_chat_template", message));
     }
@@ -58,17 +58,17 @@ pub(super) fn render(app: &App, request: &ChatRequest) -> ApiResult<(String, Str
     input.variables.clone_from(&request.variables);
     input.add_generation_prompt = request.add_generation_prompt;
     input.continue_final_message = request.continue_final_message.then(|| "content".to_owned());
-    let source = app.templates.select(None, tools)?.source().to_owned();
+    let source = app.model.templates.select(None, tools)?.source().to_owned();
     if let Some((name, _)) = request.variables.iter().find(|(name, _)| !source.contains(name.as_str())) {
         let param = if name == "reasoning_effort" { name.clone() } else { format!("chat_template_kwargs.{name}") };
         return Err(ApiError::unsupported(param, "is not a variable of the model's chat template"));
     }
-    Ok((app.templates.render(None, &input)?.text, source))
+    Ok((app.model.templates.render(None, &input)?.text, source))
 }
 
 fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
     let request = chat::read(body)?;
-    check_model(request.common.model.as_deref(), &app.name)?;
+    check_model(request.common.model.as_deref(), &app.model.name)?;
     let (text, source) = render(app, &request)?;
     let ids = app.encode("messages", &text, request.add_special_tokens)?;
     let prompt = fitted(app, &request.common, "messages", ids)?;
@@ -119,7 +119,7 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
     let [prompt] = prompts;
     let object = if common.stream { "chat.completion.chunk" } else { "chat.completion" };
     let mut writer = Writer {
-        head: Head { id: new_id("chatcmpl-"), object, created: unix_now(), model: app.name.clone() },
+        head: Head { id: new_id("chatcmpl-"), object, created: unix_now(), model: app.model.name.clone() },
         n: common.n,
         tell: common.sampling.logprobs.is_some(),
         ids: common.return_token_ids.then_some(prompt),

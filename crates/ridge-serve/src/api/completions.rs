@@ -25,7 +25,7 @@ struct Prepared {
 
 fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
     let request = completion::read(body)?;
-    check_model(request.common.model.as_deref(), &app.name)?;
+    check_model(request.common.model.as_deref(), &app.model.name)?;
     let (mut prompts, mut echoes) = (Vec::new(), Vec::new());
     for (i, prompt) in request.prompts.iter().enumerate() {
         let param = if request.prompts.len() == 1 { "prompt".to_owned() } else { format!("prompt[{i}]") };
@@ -35,7 +35,7 @@ fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
         };
         let ids = fitted(app, &request.common, &param, ids)?;
         if request.echo {
-            echoes.push(match (prompt, &app.tokenizer) {
+            echoes.push(match (prompt, &app.model.tokenizer) {
                 (Prompt::Text(text), _) => text.clone(),
                 (Prompt::Ids(_), Some(tokenizer)) => tokenizer.decode(&ids, true)?,
                 (Prompt::Ids(_), None) => ids.iter().map(|id| format!("{id} ")).collect(),
@@ -56,7 +56,8 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
         // The best are known by their probabilities.
         request.common.sampling.logprobs.get_or_insert(0);
     }
-    let head = Head { id: new_id("cmpl-"), object: "text_completion", created: unix_now(), model: app.name.clone() };
+    let head =
+        Head { id: new_id("cmpl-"), object: "text_completion", created: unix_now(), model: app.model.name.clone() };
     let echo = Echo { texts: &echoes, told: request.echo && tell };
     let mut answers = submit(app, caller, &request.common, &prompts, best_of, echo, Apart::default).await?;
     let common = request.common;

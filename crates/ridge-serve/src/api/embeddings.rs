@@ -20,7 +20,7 @@ struct Request {
 
 fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
     let mut fields = Fields::body(body)?;
-    check_model(fields.text("model")?.as_deref(), &app.name)?;
+    check_model(fields.text("model")?.as_deref(), &app.model.name)?;
     let input = fields.take("input");
     let inputs = prompts(fields.needed("input", input)?).map_err(renamed)?;
     let base64 = fields.one_of("encoding_format", &["float", "base64"])? == Some("base64");
@@ -60,10 +60,10 @@ fn renamed(error: ApiError) -> ApiError {
 
 pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let Device::Embedder(worker) = &app.worker else {
-        let message = format!("{} generates, and this server makes vectors with encoders alone", app.name);
+        let message = format!("{} generates, and this server makes vectors with encoders alone", app.model.name);
         return Err(ApiError::not_found("model_not_supported", message));
     };
-    let most = worker.max_tokens.min(app.context);
+    let most = worker.max_tokens.min(app.model.context);
     let Request { texts, base64, dimensions } = app.blocking(move |app| prepare(app, most, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     app.metrics.prompt_tokens.add(tokens as u64);
@@ -79,7 +79,7 @@ pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
     };
     let data: Vec<Value> = vectors.iter().enumerate().map(embedding).collect();
     let usage = json!({ "prompt_tokens": tokens, "total_tokens": tokens });
-    let response = json!({ "object": "list", "data": data, "model": app.name, "usage": usage });
+    let response = json!({ "object": "list", "data": data, "model": app.model.name, "usage": usage });
     Ok(json_response(StatusCode::OK, &response))
 }
 

@@ -17,8 +17,8 @@ use crate::worker::Health;
 
 fn card(app: &App) -> Value {
     json!({
-        "id": app.name, "object": "model", "created": app.created, "owned_by": "ridge",
-        "max_model_len": app.context, "root": app.name, "parent": null,
+        "id": app.model.name, "object": "model", "created": app.created, "owned_by": "ridge",
+        "max_model_len": app.model.context, "root": app.model.name, "parent": null,
     })
 }
 
@@ -27,7 +27,7 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Response<Body> {
 }
 
 pub(super) async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> ApiResult<Response<Body>> {
-    check_model(Some(&name), &app.name)?;
+    check_model(Some(&name), &app.model.name)?;
     Ok(json_response(StatusCode::OK, &card(&app)))
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response<Bod
     if app.draining.load(Relaxed) {
         return Err(ApiError::unavailable("the server is ending"));
     }
-    Ok(json_response(StatusCode::OK, &json!({ "status": "ready", "model": app.name })))
+    Ok(json_response(StatusCode::OK, &json!({ "status": "ready", "model": app.model.name })))
 }
 
 fn gauges(stats: &Stats) -> Vec<Gauge> {
@@ -99,7 +99,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
             vec![Gauge { name: "ridge:num_requests_running", help, counter: false, value: worker.jobs() as f64 }]
         }
     };
-    let mut response = Response::new(Body::from(app.metrics.text(&app.name, &gauges)));
+    let mut response = Response::new(Body::from(app.metrics.text(&app.model.name, &gauges)));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
@@ -127,7 +127,7 @@ pub(super) async fn live(State(app): State<Arc<App>>) -> Response<Body> {
         }
         Device::Embedder(worker) => json!({ "running": worker.jobs() }),
     };
-    json_response(StatusCode::OK, &json!({ "model": app.name, "context": app.context, "engine": state }))
+    json_response(StatusCode::OK, &json!({ "model": app.model.name, "context": app.model.context, "engine": state }))
 }
 
 fn block(block: &BlockUse) -> i64 {

@@ -22,8 +22,8 @@ pub(super) fn fitted(app: &App, common: &Common, param: &str, mut ids: Vec<u32>)
     }
     let too_long =
         |message: String| ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) };
-    if ids.len() >= app.context {
-        let (prompt, context) = (ids.len(), app.context);
+    if ids.len() >= app.model.context {
+        let (prompt, context) = (ids.len(), app.model.context);
         let message = format!("has {prompt} tokens and the context holds {context}, which leaves none to generate");
         return Err(too_long(message));
     }
@@ -32,7 +32,7 @@ pub(super) fn fitted(app: &App, common: &Common, param: &str, mut ids: Vec<u32>)
 
 /// Tokens of an answer to `prompt` at most.
 fn max_tokens(app: &App, common: &Common, prompt: usize) -> usize {
-    let room = app.context - prompt;
+    let room = app.model.context - prompt;
     common.max_tokens.map_or(room, |most| most.min(room))
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn submit(
     }
     let (events, received) = mpsc::channel(MOST_EVENTS.max(16 * answers));
     let (mut choices, mut submitted) = (Vec::new(), Vec::new());
-    let eos: &[u32] = if common.ignore_eos { &[] } else { &app.eos };
+    let eos: &[u32] = if common.ignore_eos { &[] } else { &app.model.eos };
     let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
     let tenant: Arc<str> = app.options.keys.name(caller.holder).into();
     for (i, prompt) in prompts.iter().enumerate() {
@@ -76,7 +76,7 @@ pub(super) async fn submit(
         let characters = echo.texts.get(i).map_or(0, |text| text.chars().count());
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            let choice = Choice::new(app.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
+            let choice = Choice::new(app.model.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
             choices.push(choice.behind(prompt, characters, echo.told));
         }
         let job = Request {

@@ -20,19 +20,19 @@ pub(super) async fn tokenize(app: &Arc<App>, body: Bytes) -> ApiResult<Response<
             let mut fields = Fields::body(&body)?;
             let strings = fields.bool("return_token_strs")?.unwrap_or(false);
             let ids = if let Some(text) = fields.text("prompt")? {
-                check_model(fields.text("model")?.as_deref(), &app.name)?;
+                check_model(fields.text("model")?.as_deref(), &app.model.name)?;
                 let add_special = fields.bool("add_special_tokens")?.unwrap_or(true);
                 fields.done()?;
                 app.encode("prompt", &text, add_special)?
             } else {
                 let request = chat::of_fields(fields)?;
-                check_model(request.common.model.as_deref(), &app.name)?;
+                check_model(request.common.model.as_deref(), &app.model.name)?;
                 app.encode("messages", &render(app, &request)?.0, request.add_special_tokens)?
             };
             let tokenizer = app.tokenizer("prompt")?;
             let spelt = || ids.iter().map(|id| tokenizer.id_to_token(*id).unwrap_or_default()).collect::<Vec<_>>();
             let strings = strings.then(spelt);
-            Ok(json!({ "count": ids.len(), "max_model_len": app.context, "tokens": ids, "token_strs": strings }))
+            Ok(json!({ "count": ids.len(), "max_model_len": app.model.context, "tokens": ids, "token_strs": strings }))
         })
         .await?;
     Ok(json_response(StatusCode::OK, &value))
@@ -43,7 +43,7 @@ pub(super) async fn detokenize(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
     let value = app
         .blocking(move |app| {
             let mut fields = Fields::body(&body)?;
-            check_model(fields.text("model")?.as_deref(), &app.name)?;
+            check_model(fields.text("model")?.as_deref(), &app.model.name)?;
             let ids = fields.ids("tokens")?;
             let ids = fields.needed("tokens", ids)?;
             fields.done()?;
