@@ -158,15 +158,16 @@ pub(crate) struct Prepared {
     pub(crate) threads: Option<usize>,
 }
 
-/// Loads a model, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
-pub(crate) fn prepare(
-    files: &ModelFiles,
-    config: &ModelConfig,
-    settings: &ModelSettings,
-    running: &Running,
-    cached: usize,
-    workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
-) -> Result<Prepared> {
+/// A model before its weights are loaded.
+struct Opened {
+    source: WeightSource,
+    model: Model,
+    device: Device,
+    /// Are weights kept in memory of their own, rather than used where the file is mapped?
+    weights_are_made: bool,
+}
+
+fn open(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, running: &Running) -> Result<Opened> {
     let source = weights(files, config, running.random_weights)?;
     let model = build(config, settings, &source, Some(running.context))?;
     if running.notes
@@ -177,11 +178,63 @@ pub(crate) fn prepare(
     let device = Device::open(running.device, running.threads)?;
     // A GPU takes a copy of weights that the CPU would use where they are mapped.
     let weights_are_made = running.random_weights || settings.format.is_some() || device.threads.is_none();
+    Ok(Opened { source, model, device, weights_are_made })
+}
+
+/// Loads a model, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
+pub(crate) fn prepare(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    settings: &ModelSettings,
+    running: &Running,
+    cached: usize,
+    workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
+) -> Result<Prepared> {
+    let Opened { source, model, device, weights_are_made } = open(files, config, settings, running)?;
     if let Some(available) = device.available {
         check_memory(&model, cached, || workspace(&model, &*device.backend), weights_are_made, available)?;
     }
     let session = load(&model, &source, device.backend)?;
     Ok(Prepared { session, model, device: device.name, threads: device.threads })
+}
+
+/// What [`prepare`] and an engine behind it would take.
+pub(crate) struct Memory {
+    pub(crate) device: String,
+    pub(crate) weights: Bytes,
+    /// Are the weights used where the file is mapped?
+    pub(crate) mapped: bool,
+    pub(crate) cache: Bytes,
+    /// Tokens of a block of the cache.
+    pub(crate) block_size: usize,
+    pub(crate) workspace: Bytes,
+    pub(crate) available: Option<Bytes>,
+}
+
+/// What a model takes with a cache of `cached` tokens, without loading it.
+pub(crate) fn memory(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    settings: &ModelSettings,
+    running: &Running,
+    cached: usize,
+    workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
+) -> Result<Memory> {
+    let Opened { model, device, weights_are_made, .. } = open(files, config, settings, running)?;
+    Ok(Memory {
+        weights: Bytes(weight_bytes(&model.graph)),
+        mapped: !weights_are_made,
+        cache: cache_bytes(&model, cached),
+        block_size: model.block_size,
+        workspace: workspace(&model, &*device.backend)?,
+        device: device.name,
+        available: device.available,
+    })
+}
+
+fn cache_bytes(model: &Model, tokens: usize) -> Bytes {
+    let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
+    Bytes(per_token as u64) * tokens as u64
 }
 
 /// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
@@ -217,8 +270,7 @@ fn check_memory(
     weights_are_made: bool,
     available: Bytes,
 ) -> Result<()> {
-    let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
-    let cache = Bytes(per_token as u64) * cached as u64;
+    let cache = cache_bytes(model, cached);
     let weights = if weights_are_made { Bytes(weight_bytes(&model.graph)) } else { Bytes(0) };
     let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
     if weights > available {
@@ -244,8 +296,7 @@ mod tests {
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let weights = Bytes(weight_bytes(&model.graph));
-        let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
-        let cache = Bytes(512 * per_token as u64);
+        let cache = cache_bytes(&model, 512);
         let workspace = |chunk| workspace(&model, &cpu, 512, 500, chunk);
         let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), true, available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();

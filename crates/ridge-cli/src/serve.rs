@@ -11,7 +11,7 @@ use ridge_engine::service::{Policy, Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::template::Clock;
-use ridge_models::{ChatInput, ChatTemplates, Model, ModelFiles, Pooling, Tokenizer};
+use ridge_models::{ChatInput, ChatTemplates, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, weight_bytes};
 use ridge_runtime::{Backend, Session};
 use ridge_serve::{Floor, KEY_VARIABLE, Keys, LogFormat, Runs, ServeOptions, ServedModel, listen, serve, start_log};
 
@@ -20,7 +20,7 @@ use crate::bench::Machine;
 use crate::error::Result;
 use crate::input;
 use crate::model::{self, Prepared, Running};
-use crate::output::{Spinner, count, note};
+use crate::output::{Spinner, columns, count, note, print};
 use crate::settings::{ModelSettings, refused};
 
 /// Serve a model over HTTP, by OpenAI's API, to many users at a time
@@ -89,6 +89,13 @@ pub(crate) struct ServeArgs {
         allow_negative_numbers = true, default_value_t = 32, help_heading = "Running"
     )]
     sequences: usize,
+
+    /// Tokens that the cache holds, of all answers together [default: as many as they could have]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MOST>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    cache_tokens: Option<usize>,
 
     /// Tokens that one step processes at most
     #[arg(
@@ -218,6 +225,15 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {
+        None if args.dry_run => return dry_run(&args, &settings, &files),
+        Some(config) if args.dry_run => {
+            let weights = Bytes(weight_bytes(&config.build(&settings.options)?.graph)).to_string();
+            return print(&columns(&[vec![
+                "weights".to_owned(),
+                weights,
+                "of an encoder, which has no cache".to_owned(),
+            ]]));
+        }
         Some(_) => encoder(&args, &settings, &files)?,
         None => generator(&args, &settings, &files)?,
     };
@@ -304,16 +320,23 @@ fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     })
 }
 
-fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+/// How a generator is to run.
+struct Plan {
+    config: ModelConfig,
+    running: Running,
+    engine: EngineOptions,
+    /// Tokens that the cache holds.
+    cached: usize,
+}
+
+fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<Plan> {
     let config = files.config()?;
-    let tokenizer = tokenizer(files)?;
-    let templates = templates(args, files)?;
     let most = config.max_context();
     if let Some(context) = args.context.filter(|context| *context > most) {
         return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
     }
     let context = args.context.unwrap_or(USUAL_CONTEXT.min(most));
-    let chunk = args.chunk.max(args.sequences);
+    let (sequences, chunk) = (args.sequences, args.chunk.max(args.sequences));
     let running = Running {
         device: args.device,
         context,
@@ -323,14 +346,54 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
         random_weights: args.random_weights,
         notes: true,
     };
-    let tokens = context.next_multiple_of(settings.options.block_size) * args.sequences;
-    let workspace = |model: &Model, backend: &dyn Backend| {
-        model::step_bytes(&model.graph, backend, &["next"], (chunk, args.sequences), (context, model))
-    };
-    let prepared = model::prepare(files, &config, settings, &running, tokens, workspace)?;
-    let floor = if args.no_roofline { None } else { floor(&prepared, tokens)? };
+    let block_size = settings.options.block_size;
+    let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
+    let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
+    Ok(Plan { config, running, engine, cached: blocks * block_size })
+}
+
+impl Plan {
+    /// Bytes of a step's workspace.
+    fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes> {
+        let step = (self.engine.chunk, self.engine.sequences);
+        model::step_bytes(&model.graph, backend, &["next"], step, (self.engine.context, model))
+    }
+}
+
+/// What would be allocated.
+fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<()> {
+    let plan = plan(args, settings, files)?;
+    let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
+    let memory = model::memory(files, &plan.config, settings, &plan.running, plan.cached, workspace)?;
+    let EngineOptions { context, sequences, chunk, .. } = plan.engine;
+    let blocks = plan.cached / memory.block_size;
+    let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
+    let own = if memory.mapped { Bytes(0) } else { memory.weights };
+    let all = own + memory.cache + memory.workspace;
+    let of = memory.available.map_or(String::new(), |a| format!("of {a} that this process can take"));
+    let weights = if memory.mapped { "used where the file is mapped, not counted" } else { "" };
+    let full = plan.cached / context;
+    print(&columns(&[
+        row("device", memory.device, String::new()),
+        row("weights", memory.weights.to_string(), weights.to_owned()),
+        row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
+        row("workspace", memory.workspace.to_string(), format!("{} a step", count(chunk, "token"))),
+        row("in all", all.to_string(), of),
+        row("context", count(context, "token"), "prompt and answer together".to_owned()),
+        row("sequences", sequences.to_string(), format!("at a time; {} at full context", full.min(sequences))),
+    ]))
+}
+
+fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+    let plan = plan(args, settings, files)?;
+    let Plan { config, running, engine, cached } = &plan;
+    let tokenizer = tokenizer(files)?;
+    let templates = templates(args, files)?;
+    let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
+    let prepared = model::prepare(files, config, settings, running, *cached, workspace)?;
+    let floor = if args.no_roofline { None } else { floor(&prepared, *cached)? };
     let Prepared { session, model, .. } = prepared;
-    let engine = EngineOptions { context, sequences: args.sequences, chunk, blocks: None };
+    let engine = *engine;
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
     let service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();
@@ -341,7 +404,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     eos.sort_unstable();
     eos.dedup();
     let runs = Runs::Engine(Box::new(service), floor);
-    Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context }, runs))
+    Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context: engine.context }, runs))
 }
 
 /// Tells what a step takes at least, by what this machine was measured to reach.

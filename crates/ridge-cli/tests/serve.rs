@@ -226,6 +226,26 @@ fn concurrent_answers_are_those_given_alone() {
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     });
     assert_eq!(alone, together);
+    // Also where the cache is too small for all of them, so that some give their blocks to others and come back.
+    let small = Server::start(&["--sequences", "8", "--cache-tokens", "96"]);
+    let crowded: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = asks.iter().map(|a| scope.spawn(|| said(&small, a))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    });
+    assert_eq!(alone, crowded);
+}
+
+#[test]
+fn a_dry_run_tells_what_is_allocated() {
+    let args = ["--sequences", "4", "--cache-tokens", "1000", "--context", "256"];
+    let told = common::stdout(&[&["serve", "--dry-run"], &args[..]].concat());
+    let row = |name: &str| told.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("{told}"));
+    assert!(row("cache").contains("63 blocks of 16 tokens") && row("context").contains("256 tokens"), "{told}");
+    assert!(row("sequences").contains("4 ") && row("sequences").contains("at a time; 3 at full context"), "{told}");
+    assert!(row("in all").contains("that this process can take"), "{told}");
+    assert_eq!(Server::start(&args).metric("ridge:kv_cache_blocks"), 63.0);
+    let bert = common::repository().join("fixtures/families/bert").display().to_string();
+    assert!(common::stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));
 }
 
 /// The text of a completion, streamed or not.
