@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::mpsc;
@@ -39,6 +39,7 @@ pub(crate) struct Answers {
     /// What went wrong, once something has.
     failed: bool,
     id: String,
+    began: Instant,
 }
 
 impl Answers {
@@ -62,6 +63,7 @@ impl Answers {
             deadline,
             failed: false,
             id,
+            began: Instant::now(),
         }
     }
 
@@ -165,6 +167,7 @@ impl Drop for Answers {
             prompt_tokens = usage.prompt,
             cached_tokens = usage.cached,
             completion_tokens = usage.completion,
+            seconds = self.began.elapsed().as_secs_f64(),
             "answered"
         );
     }
