@@ -120,10 +120,14 @@ fn heeded(app: &App, common: &Common) -> ApiResult<()> {
     Ok(())
 }
 
-/// An error of the engine with the parameter as the client calls it.
+/// An error of the engine with the parameter as the client calls it: what an answer is held to has many names.
 fn named(error: ApiError, common: &Common) -> ApiError {
-    match (&common.form, error.param.as_deref()) {
-        (Some((param, _)), Some("constraint")) => ApiError { param: Some(param.clone()), ..error },
+    const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
+    match (&common.form, &error.param) {
+        (Some((param, _)), Some(engines)) if FORMS.contains(&engines.as_str()) => {
+            let message = error.message.replacen(engines, param, 1);
+            ApiError { message, param: Some(param.clone()), ..error }
+        }
         _ => error,
     }
 }

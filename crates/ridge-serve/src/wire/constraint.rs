@@ -20,6 +20,20 @@ pub(crate) enum Form {
     Grammar(String),
 }
 
+/// Bytes of a form at most: what is made of it takes much more.
+const LONGEST: usize = 64 << 10;
+
+impl Form {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Object => 0,
+            Self::Schema(schema) => schema.to_string().len(),
+            Self::Regex(text) | Self::Grammar(text) => text.len(),
+            Self::Choice(texts) => texts.iter().map(String::len).sum(),
+        }
+    }
+}
+
 /// The form asked for and the parameter that asked for it.
 pub(crate) type Asked = Option<(String, Form)>;
 
@@ -36,6 +50,12 @@ pub(crate) fn read(fields: &mut Fields) -> ApiResult<Asked> {
             asked.push((inner.name("json_object"), Form::Object));
         }
         inner.done()?;
+    }
+    for (name, form) in &asked {
+        let bytes = form.bytes();
+        if bytes > LONGEST {
+            return Err(ApiError::param(name.as_str(), format!("has {bytes} bytes, and may have {LONGEST}")));
+        }
     }
     match asked.as_slice() {
         [(first, _), (second, _), ..] => {
