@@ -5,6 +5,7 @@
 //! significant digits, a fitting prefix (`1.22 GiB`, `31.2 GB/s`, `4.85 ms`); a precision (`{:.1}`) fixes the decimals.
 
 mod human;
+mod parse;
 
 use std::fmt;
 use std::iter::Sum;
@@ -12,6 +13,8 @@ use std::ops::{Add, AddAssign, Div, Mul, Sub};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use parse::UnitError;
 
 /// An amount of memory or of data moved, in bytes. Shown with binary prefixes.
 ///

@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use ridge_hw::spec::{DeviceSpec, Precision};
 use serde::{Deserialize, Serialize};
 
+use crate::comm::{Algorithm, Collective, Fabric, Group, Link};
 use crate::error::PlanError;
 use crate::reading::Class;
 
@@ -72,10 +73,8 @@ pub struct Machine {
     pub peak_16: f64,
     /// Compute units.
     pub units: f64,
-    /// Bytes per second, one way, that the link in a node reaches.
-    pub link: f64,
-    /// GPUs of a node.
-    pub node: usize,
+    /// Links in a node and between nodes.
+    pub fabric: Fabric,
     /// Shares.
     pub efficiency: Efficiency,
 }
@@ -84,8 +83,8 @@ pub struct Machine {
 const TILE: f64 = 128.0;
 /// Depth of an inner loop at which half of the time goes into filling the pipeline.
 const DEPTH: f64 = 192.0;
-/// Seconds that a message takes to begin, between neighbours of a ring.
-const HOP: f64 = 1.5e-6;
+/// Bytes per second from which a link is taken for NVLink or one of its kind: sheets do not name it.
+const LEAST_NVLINK: f64 = 100e9;
 
 impl Machine {
     /// The machine made of the device called `name`, in nodes of 8, in `precision`.
@@ -100,6 +99,7 @@ impl Machine {
             .or_else(|| of("other"))
             .cloned()
             .ok_or_else(|| PlanError::setting("device", name, "has no efficiencies", "add it to efficiency.toml"))?;
+        let link = spec.interconnect.as_ref().map_or(25e9, |l| l.value.as_f64());
         Ok(Self {
             name: spec.name.clone(),
             memory: spec.memory.value.as_f64(),
@@ -109,8 +109,12 @@ impl Machine {
             peak: roofline.peak.as_f64(),
             peak_16: spec.roofline(Precision::Bf16)?.peak.as_f64(),
             units: spec.compute_units.as_ref().map_or(128.0, |u| u.value as f64),
-            link: spec.interconnect.as_ref().map_or(25e9, |l| l.value.as_f64()) * efficiency.link,
-            node: if spec.name.contains("NVL72") { 72 } else { 8 },
+            fabric: Fabric {
+                inside: if link >= LEAST_NVLINK { Link::nvlink } else { Link::pcie }(link * efficiency.link),
+                node: if spec.name.contains("NVL72") { 72 } else { 8 },
+                outside: Link::network(efficiency.scale_out),
+                in_network: false,
+            },
             efficiency,
         })
     }
@@ -162,33 +166,17 @@ impl Machine {
         bytes / self.bandwidth
     }
 
-    /// Bytes per second of one rank in a group of `ranks` that lie `stride` apart: the link's inside a node; outside, the
-    /// network's, of which all ranks of the group in a node have their own.
-    pub fn rate(&self, ranks: usize, stride: usize) -> f64 {
-        if ranks * stride <= self.node {
-            return self.link;
-        }
-        let beside = (self.node / stride).clamp(1, ranks) as f64;
-        self.link.min(0.9 * self.efficiency.scale_out * beside)
+    /// Seconds of `collective` over `ranks` that lie `stride` apart, by what NCCL would choose; `bytes` are those of the
+    /// larger buffer of a rank.
+    pub fn communicate(&self, collective: Collective, bytes: f64, ranks: usize, stride: usize) -> f64 {
+        self.fabric.nccl(collective, bytes, Group { ranks, stride }).map_or(0.0, |e| e.seconds)
     }
 
-    /// Seconds of a ring all-gather or reduce-scatter over `ranks` of `bytes` in all.
-    pub fn gather(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
-        if ranks <= 1 {
-            return 0.0;
-        }
-        let n = ranks as f64;
-        (n - 1.0) / n * bytes / self.rate(ranks, stride) + (n - 1.0).min(16.0) * HOP
-    }
-
-    /// Seconds of a ring all-reduce over `ranks` of `bytes` on each.
-    pub fn all_reduce(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
-        2.0 * self.gather(bytes, ranks, stride)
-    }
-
-    /// Seconds of an all-to-all in which each rank has `bytes` and keeps its own part.
-    pub fn all_to_all(&self, bytes: f64, ranks: usize, stride: usize) -> f64 {
-        self.gather(bytes, ranks, stride)
+    /// The same in a server, whose sums of few bytes are kernels that read all ranks' buffers at once.
+    pub fn communicate_in_a_server(&self, collective: Collective, bytes: f64, ranks: usize, stride: usize) -> f64 {
+        let nccl = self.communicate(collective, bytes, ranks, stride);
+        let group = Group { ranks, stride };
+        self.fabric.best(collective, bytes, group, &[Algorithm::OneShot]).map_or(nccl, |e| e.seconds.min(nccl))
     }
 }
 
@@ -230,13 +218,17 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_moves_two_times_n_minus_one_over_n() {
+    fn a_link_of_the_sheet_is_the_one_of_the_fabric() {
         let a100 = Machine::find("A100", Precision::Bf16).unwrap();
-        let bytes = 1e9;
-        let time = a100.all_reduce(bytes, 8, 1);
-        assert!((time - (2.0 * 7.0 / 8.0 * bytes / a100.link + 14.0 * HOP)).abs() < 1e-12);
-        assert_eq!(a100.all_reduce(bytes, 1, 1), 0.0);
+        assert_eq!(a100.fabric.inside.rate, 300e9 * a100.efficiency.link);
+        let time = a100.communicate(Collective::AllReduce, 1e9, 8, 1);
+        assert!((time - 2.0 * 7.0 / 8.0 * 1e9 / a100.fabric.inside.rate) < 1e-4 && time > 6.6e-3, "{time}");
         // One rank a node has one port; eight of a node have eight.
-        assert!(a100.all_reduce(bytes, 16, 8) > 5.0 * time && a100.all_reduce(bytes, 16, 1) < 2.0 * time);
+        let apart = a100.communicate(Collective::AllReduce, 1e9, 16, 8);
+        assert!(apart > 5.0 * time && a100.communicate(Collective::AllReduce, 1e9, 16, 1) < 2.0 * time);
+        assert_eq!(Machine::find("L4", Precision::Bf16).unwrap().fabric.inside.name, "PCIe");
+        // A sum of a few rows is one kernel.
+        let few = a100.communicate_in_a_server(Collective::AllReduce, 1e4, 8, 1);
+        assert!(few < 0.5 * a100.communicate(Collective::AllReduce, 1e4, 8, 1), "{few}");
     }
 }

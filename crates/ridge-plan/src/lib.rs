@@ -6,6 +6,7 @@
 //! ways to divide a step), [`serve`] (latencies and throughput of a server).
 
 pub mod accuracy;
+pub mod comm;
 pub mod efficiency;
 mod error;
 pub mod ledger;

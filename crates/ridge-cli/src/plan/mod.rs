@@ -1,6 +1,8 @@
 //! `ridge plan`: what a model needs and takes on given hardware. One file a subcommand; what they share is here.
 
+mod comm;
 mod fit;
+mod pipeline;
 mod serve;
 mod train;
 
@@ -23,6 +25,8 @@ pub(crate) enum PlanCommand {
     Fit(fit::FitArgs),
     Train(train::TrainArgs),
     Serve(serve::ServeArgs),
+    Comm(comm::CommArgs),
+    Pipeline(pipeline::PipelineArgs),
 }
 
 /// Runs one.
@@ -31,6 +35,8 @@ pub(crate) fn run(command: &PlanCommand) -> Result<()> {
         PlanCommand::Fit(args) => fit::run(args),
         PlanCommand::Train(args) => train::run(args),
         PlanCommand::Serve(args) => serve::run(args),
+        PlanCommand::Comm(args) => comm::run(args),
+        PlanCommand::Pipeline(args) => pipeline::run(args),
     }
 }
 
@@ -110,6 +116,18 @@ pub(crate) fn amount(typed: &str) -> Result<f64, String> {
     };
     let value = digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
     value.map(|v| v * unit).ok_or_else(|| "must be a number above 0, such as 2.5, 15e12 or 15T (K, M, B, T)".to_owned())
+}
+
+/// One of `all` by its name.
+pub(crate) fn named<T: Copy>(typed: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T, String> {
+    let found = all.iter().copied().find(|one| name(*one).eq_ignore_ascii_case(typed));
+    let names = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
+    found.ok_or_else(|| format!("must be one of {}", names()))
+}
+
+/// Writes a plot or a trace.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })
 }
 
 /// Seconds for people.

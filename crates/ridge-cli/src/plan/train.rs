@@ -133,7 +133,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         _ => StateBytes::MIXED,
     };
     let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
-    let space = Space::new(args.gpus, machine.node);
+    let space = Space::new(args.gpus, machine.fabric.node);
     let found = match args.layout.layout(args.gpus) {
         None => search(&reading, &machine, &work, &space),
         Some(layout) => {

@@ -4,6 +4,7 @@
 //! (what overlaps, which interleavings are tried, bytes of a logit) was settled with all rows in view, and shares and host
 //! times for serving were chosen by hand beside the medians of all pairs. Notes say so where it counts.
 
+mod collectives;
 mod serving;
 mod table;
 mod training;
@@ -131,6 +132,7 @@ impl fmt::Display for Section {
 /// Says which file cannot be read or holds what is not understood.
 pub fn report(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
     let mut sections = training::sections(folder, configs)?;
+    sections.extend(collectives::sections(folder)?);
     sections.extend(serving::sections(folder, configs)?);
     Ok(sections)
 }

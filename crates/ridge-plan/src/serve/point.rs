@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::comm::Collective;
 use crate::efficiency::Machine;
 use crate::ledger::Quantisation;
 use crate::reading::{Class, OpWork, Reading};
@@ -64,8 +65,6 @@ pub struct Point {
 const KERNEL: f64 = 1.2e-6;
 /// Kernels that an op of the graph becomes, casts and tables included.
 const KERNELS_PER_OP: f64 = 1.0;
-/// Seconds that a sum over ranks takes before bandwidth counts: one-shot kernels.
-const SUM: f64 = 6.0e-6;
 /// Seconds of scheduler, sampling and detokenising that a step does not hide.
 const HOST: f64 = 0.7e-3;
 /// Tokens of a prompt that one step takes at most.
@@ -134,22 +133,24 @@ fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 
         for op in &layer.ops {
             of += op_seconds(m, l, op, step) + KERNEL * KERNELS_PER_OP;
             if op.reduced && l.tp > 1 && op.class == Class::Matmul {
-                of += SUM + 2.0 * (l.tp as f64 - 1.0) / l.tp as f64 * 2.0 * step.tokens * hidden / m.rate(l.tp, 1);
+                of += m.communicate_in_a_server(Collective::AllReduce, 2.0 * step.tokens * hidden, l.tp, 1);
             }
             if op.reduced && op.class == Class::Experts {
                 let ranks = l.tp * l.attention_dp;
                 if l.ep > 1 && l.attention_dp > 1 {
                     let bytes = 2.0 * step.tokens * op.top_k as f64 * hidden;
-                    of += 2.0 * (SUM + bytes / m.rate(l.ep, 1));
+                    of += 2.0 * m.communicate_in_a_server(Collective::AllToAll, bytes, l.ep, 1);
                 } else if ranks > 1 {
-                    of += SUM + 2.0 * 2.0 * step.tokens * hidden / m.rate(ranks, 1);
+                    let bytes = 2.0 * step.tokens * hidden;
+                    of += m.communicate_in_a_server(Collective::AllReduce, bytes, ranks, 1);
                 }
             }
         }
         total += count * of;
     }
     // Stages work one after another on a step; the messages between them are of its tokens.
-    total += (l.pp as f64 - 1.0) * (SUM + 2.0 * step.tokens * hidden / m.rate(l.pp, l.tp));
+    let message = m.communicate_in_a_server(Collective::SendRecv, 2.0 * step.tokens * hidden, l.pp, l.tp);
+    total += (l.pp as f64 - 1.0) * message;
     total + m.matmul_16(step.rows, reading.vocab as f64 / l.tp as f64, hidden)
 }
 

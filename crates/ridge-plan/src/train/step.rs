@@ -5,8 +5,10 @@ use ridge_hw::spec::Precision;
 use serde::Serialize;
 
 use super::{Layout, Recompute, Workload};
+use crate::comm::{self, Collective};
 use crate::efficiency::Machine;
 use crate::ledger::rank_parameters;
+use crate::pipeline;
 use crate::reading::{ACTIVATION, Class, LayerWork, OpWork, Reading};
 
 /// A step's time and its parts, in seconds.
@@ -125,11 +127,11 @@ impl At<'_> {
             // A sum over the ranks, or with sequence parallelism a scatter here and a gather before the next product.
             let bytes =
                 ACTIVATION * self.tokens * hidden * if op.class == Class::Experts { op.top_k as f64 } else { 1.0 };
-            pass.communication += m.all_reduce(bytes, self.layout.tp, 1);
+            pass.communication += m.communicate(Collective::AllReduce, bytes, self.layout.tp, 1);
         }
         if op.class == Class::Experts && op.reduced && self.layout.ep > 1 {
             let bytes = ACTIVATION * self.tokens * op.top_k as f64 * hidden;
-            pass.communication += 2.0 * m.all_to_all(bytes, self.layout.ep, self.layout.tp);
+            pass.communication += 2.0 * m.communicate(Collective::AllToAll, bytes, self.layout.ep, self.layout.tp);
         }
     }
 
@@ -151,7 +153,8 @@ impl At<'_> {
         if self.layout.cp > 1 {
             // Keys and values go round the ring; attention hides what it can.
             let kv: f64 = layer.ops.iter().map(|o| o.bytes_cached).sum::<f64>() / self.tp;
-            let ring = self.machine.gather(kv * self.tokens * self.layout.cp as f64, self.layout.cp, self.layout.tp);
+            let bytes = kv * self.tokens * self.layout.cp as f64;
+            let ring = self.machine.communicate(Collective::AllGather, bytes, self.layout.cp, self.layout.tp);
             pass.communication += (ring - pass.attention).max(0.0);
         }
         pass
@@ -206,13 +209,14 @@ pub fn step_time(reading: &Reading, machine: &Machine, layout: &Layout, work: &W
     let p = layout.pp as f64;
     // The last stage has the logits too. The others wait for it while the pipeline is full.
     let slowest = stage + ends;
+    // The sender waits for its message.
     let message = if layout.pp > 1 {
         let bytes = ACTIVATION * tokens * hidden / tp;
-        2.0 * bytes / machine.rate(layout.pp, layout.tp * layout.dp * layout.cp) * layout.interleave as f64
+        machine.communicate(Collective::SendRecv, bytes, layout.pp, layout.tp * layout.dp * layout.cp)
     } else {
         0.0
     };
-    let bubble = (p - 1.0) * (stage + ends / p) / layout.interleave as f64 + (p - 1.0 + micro_batches) * message;
+    let bubble = pipeline::bubble(layout.pp, layout.interleave, micro_batches as usize, stage, message);
     let compute = micro_batches * (slowest - exposed);
     let params = rank_parameters(reading, layout);
     let (data, optimiser) = data_parallel(machine, layout, work, params.dense + params.experts, compute);
@@ -239,18 +243,21 @@ pub fn step_time(reading: &Reading, machine: &Machine, layout: &Layout, work: &W
     }
 }
 
+/// Parts in which gradients are sent as they are computed.
+const BUCKETS: usize = 20;
+
 /// Exposed seconds of data parallelism, and of the optimiser.
 fn data_parallel(machine: &Machine, layout: &Layout, work: &Workload, params: f64, compute: f64) -> (f64, f64) {
     let ranks = layout.dp * layout.cp;
     let stride = layout.tp;
     let gradient = if layout.zero == 3 { ACTIVATION.max(work.states.gradient.min(4.0)) } else { work.states.gradient };
+    let gather = machine.communicate(Collective::AllGather, ACTIVATION * params, ranks, stride);
+    let scatter = machine.communicate(Collective::ReduceScatter, gradient * params, ranks, stride);
     let traffic = match layout.zero {
         // Weights are gathered for the forward and for the backward pass, gradients scattered.
-        3 => {
-            2.0 * machine.gather(ACTIVATION * params, ranks, stride) + machine.gather(gradient * params, ranks, stride)
-        }
-        0 => machine.all_reduce(gradient * params, ranks, stride),
-        _ => machine.gather(gradient * params, ranks, stride) + machine.gather(ACTIVATION * params, ranks, stride),
+        3 => 2.0 * gather + scatter,
+        0 => machine.communicate(Collective::AllReduce, gradient * params, ranks, stride),
+        _ => scatter + gather,
     };
     // With overlap the backward pass of the last micro-batch hides what it can; ZeRO 3 has the whole step.
     let hidden_by = match (work.overlap, layout.zero) {
@@ -258,7 +265,7 @@ fn data_parallel(machine: &Machine, layout: &Layout, work: &Workload, params: f6
         (true, 3) => compute,
         (true, _) => compute * 0.6 * (layout.dp * layout.micro_batch) as f64 / work.global_batch as f64,
     };
-    let exposed = (traffic - 0.9 * hidden_by).max(0.05 * traffic);
+    let exposed = comm::exposed(hidden_by, BUCKETS, traffic / BUCKETS as f64);
     let owned = if layout.zero >= 1 { params / ranks as f64 } else { params };
     let s = work.states;
     // Gradient, master weight and moments are read, the last two and the weight written.

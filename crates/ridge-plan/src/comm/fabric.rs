@@ -1,0 +1,265 @@
+//! Nodes of GPUs and the network between them, and the time of a collective over a group of their ranks.
+
+use serde::Serialize;
+
+use super::link::TABLE;
+use super::{Algorithm, Collective, Estimate, Link, Protocol};
+
+/// Links in a node and between nodes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fabric {
+    /// Between GPUs of a node.
+    pub inside: Link,
+    /// GPUs of a node.
+    pub node: usize,
+    /// Each GPU's port to other nodes.
+    pub outside: Link,
+    /// Do the switches of a node add?
+    pub in_network: bool,
+}
+
+/// Ranks that communicate, `stride` apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Group {
+    /// How many.
+    pub ranks: usize,
+    /// From one to the next.
+    pub stride: usize,
+}
+
+impl Group {
+    /// Neighbours.
+    pub fn of(ranks: usize) -> Self {
+        Self { ranks, stride: 1 }
+    }
+}
+
+/// A path with the hops and bytes of one algorithm.
+struct Path {
+    base: f64,
+    /// Hops in a node and between nodes.
+    hops: [usize; 2],
+    wire: f64,
+    /// Bytes per second, protocols aside.
+    rate: f64,
+    /// Is the slowest link between nodes?
+    outside: bool,
+}
+
+/// Steps of a tree over `n`.
+fn depth(n: usize) -> usize {
+    n.max(1).next_power_of_two().trailing_zeros() as usize
+}
+
+impl Fabric {
+    /// Ranks of a group in one node, and nodes that it touches.
+    fn split(&self, group: Group) -> (usize, usize) {
+        let local = (self.node / group.stride.max(1)).clamp(1, group.ranks.max(1));
+        (local, group.ranks.div_ceil(local))
+    }
+
+    /// Rate of the busiest link where all ranks of a node have ports of their own and share their node's traffic, and
+    /// whether it is one between nodes.
+    fn rate(&self, local: usize, nodes: usize) -> (f64, bool) {
+        let ports = self.outside.rate * local as f64;
+        if nodes > 1 && (ports < self.inside.rate || local == 1) { (ports, true) } else { (self.inside.rate, false) }
+    }
+
+    /// `collective` of `bytes` over `group` by `algorithm` in `protocol`; `None` where there is no such thing. One rank
+    /// takes no time.
+    pub fn estimate(
+        &self,
+        collective: Collective,
+        bytes: f64,
+        group: Group,
+        algorithm: Algorithm,
+        protocol: Protocol,
+    ) -> Option<Estimate> {
+        if group.ranks <= 1 {
+            return Some(Estimate {
+                algorithm,
+                protocol,
+                seconds: 0.0,
+                latency: 0.0,
+                steps: 0,
+                wire: 0.0,
+                rate: self.inside.rate,
+            });
+        }
+        if algorithm == Algorithm::Hierarchical {
+            return self.hierarchical(collective, bytes, group, protocol);
+        }
+        let path = self.path(collective, bytes, group, algorithm)?;
+        let p = protocol as usize;
+        if algorithm == Algorithm::InNetwork && protocol != Protocol::Simple {
+            return None;
+        }
+        let base = if path.base > 0.0 { path.base } else { TABLE.base[p] };
+        let latency = base + path.hops[0] as f64 * self.inside.hop[p] + path.hops[1] as f64 * self.outside.hop[p];
+        let share = match algorithm {
+            Algorithm::InNetwork => TABLE.in_network.1,
+            _ if path.outside => self.outside.share[p],
+            _ => self.inside.share[p],
+        };
+        let rate = path.rate * share;
+        let steps = path.hops[0] + path.hops[1];
+        let seconds = latency + path.wire / rate;
+        Some(Estimate { algorithm, protocol, seconds, latency, steps, wire: path.wire, rate })
+    }
+
+    fn path(&self, collective: Collective, bytes: f64, group: Group, algorithm: Algorithm) -> Option<Path> {
+        let (local, nodes) = self.split(group);
+        let (ranks, n) = (group.ranks, group.ranks as f64);
+        let (rate, outside) = self.rate(local, nodes);
+        let of = |hops: [usize; 2], wire: f64| Path { base: 0.0, hops, wire, rate, outside };
+        let part = (n - 1.0) / n * bytes;
+        // Once round a ring, a chain in each node and a tree over nodes, and partners at growing distances.
+        let round = if nodes > 1 { [ranks - nodes, nodes - 1] } else { [ranks - 1, 0] };
+        let tree = if nodes > 1 { [depth(local), depth(nodes)] } else { [depth(ranks), 0] };
+        let twice = |h: [usize; 2]| [2 * h[0], 2 * h[1]];
+        let whole = ranks.is_power_of_two();
+        Some(match (collective, algorithm) {
+            (Collective::AllReduce, Algorithm::Ring) => of(twice(round), 2.0 * part),
+            (Collective::AllGather | Collective::ReduceScatter, Algorithm::Ring) => of(round, part),
+            (Collective::Broadcast, Algorithm::Ring) => of(round, bytes),
+            // An inner rank takes two children's sums and its parent's total.
+            (Collective::AllReduce, Algorithm::Tree) => of(twice(tree), if ranks == 2 { bytes } else { 3.0 * bytes }),
+            (Collective::Broadcast, Algorithm::Tree) => of(tree, if ranks == 2 { bytes } else { 2.0 * bytes }),
+            (Collective::AllReduce, Algorithm::DoubleTree) => of(twice(tree), 2.0 * bytes),
+            (Collective::Broadcast, Algorithm::DoubleTree) => of(tree, bytes),
+            (Collective::AllReduce, Algorithm::HalvingDoubling) => {
+                // Ranks beyond a power of two give their buffers to others before, and get the sums behind.
+                let power = if whole { ranks } else { ranks.next_power_of_two() / 2 };
+                let p = power as f64;
+                let (steps, wire) = (2 * depth(power), 2.0 * (p - 1.0) / p * bytes);
+                let (steps, wire) = if whole { (steps, wire) } else { (steps + 2, wire + 2.0 * bytes) };
+                let between = if nodes > 1 { (2 * depth(nodes)).min(steps) } else { 0 };
+                of([steps - between, between], wire)
+            }
+            (Collective::AllGather | Collective::ReduceScatter, Algorithm::HalvingDoubling) if whole => of(tree, part),
+            (Collective::AllReduce, Algorithm::OneShot) => {
+                let path = self.direct((n - 1.0) * bytes, group);
+                Path { base: TABLE.one_shot, ..path }
+            }
+            (Collective::AllToAll | Collective::AllGather | Collective::ReduceScatter, Algorithm::OneShot) => {
+                self.direct(part, group)
+            }
+            (Collective::SendRecv, Algorithm::OneShot) => {
+                let away = usize::from(nodes > 1);
+                let rate = if nodes > 1 { self.outside.rate } else { self.inside.rate };
+                Path { base: 0.0, hops: [1 - away, away], wire: bytes, rate, outside: nodes > 1 }
+            }
+            (Collective::AllReduce, Algorithm::InNetwork) if self.in_network && nodes == 1 => {
+                Path { base: TABLE.in_network.0, ..of([2, 0], (n + 1.0) / n * bytes) }
+            }
+            (Collective::AllGather | Collective::ReduceScatter, Algorithm::InNetwork)
+                if self.in_network && nodes == 1 =>
+            {
+                // The switch copies what a rank sends once, or adds what a rank gets once: the other way carries all.
+                Path { base: TABLE.in_network.0, ..of([1, 0], bytes) }
+            }
+            _ => return None,
+        })
+    }
+
+    /// All ranks to all, `sent` bytes of each: what stays in the node and what leaves it go at once.
+    fn direct(&self, sent: f64, group: Group) -> Path {
+        let (local, nodes) = self.split(group);
+        let others = (group.ranks - 1) as f64;
+        let inner = sent * (local - 1) as f64 / others;
+        let outer = sent - inner;
+        let outside = nodes > 1 && outer / self.outside.rate > inner / self.inside.rate;
+        let (wire, rate) = if outside { (outer, self.outside.rate) } else { (inner, self.inside.rate) };
+        Path { base: 0.0, hops: if nodes > 1 { [0, 1] } else { [1, 0] }, wire, rate, outside }
+    }
+
+    /// A reduce-scatter in each node, the collective between nodes on a part, an all-gather in each node.
+    fn hierarchical(&self, collective: Collective, bytes: f64, group: Group, protocol: Protocol) -> Option<Estimate> {
+        let (local, nodes) = self.split(group);
+        if nodes < 2 || local < 2 || local * nodes != group.ranks {
+            return None;
+        }
+        let inner = Group { ranks: local, stride: group.stride };
+        let outer = Group { ranks: nodes, stride: self.node };
+        let part = bytes / local as f64;
+        let ring = |c, bytes, group| self.estimate(c, bytes, group, Algorithm::Ring, protocol);
+        let parts = match collective {
+            Collective::AllReduce => {
+                let across = [Algorithm::Ring, Algorithm::DoubleTree]
+                    .into_iter()
+                    .filter_map(|a| self.estimate(collective, part, outer, a, protocol))
+                    .min_by(|a, b| a.seconds.total_cmp(&b.seconds));
+                let scattered = ring(Collective::ReduceScatter, bytes, inner);
+                vec![scattered?, across?, ring(Collective::AllGather, bytes, inner)?]
+            }
+            Collective::AllGather => vec![ring(collective, part, outer)?, ring(collective, bytes, inner)?],
+            Collective::ReduceScatter => vec![ring(collective, bytes, inner)?, ring(collective, part, outer)?],
+            Collective::AllToAll => {
+                // First to the rank of the node that has the same place as the one it is for, then across.
+                let direct = |b, g| self.estimate(collective, b, g, Algorithm::OneShot, protocol);
+                vec![direct(bytes, inner)?, direct(bytes, outer)?]
+            }
+            Collective::Broadcast => vec![ring(collective, bytes, outer)?, ring(collective, bytes, inner)?],
+            Collective::SendRecv => return None,
+        };
+        // One launch: parts follow one another in one kernel.
+        let launches = (parts.len() - 1) as f64 * TABLE.base[protocol as usize];
+        let sum = |of: fn(&Estimate) -> f64| parts.iter().map(of).sum::<f64>();
+        let busiest = parts.iter().max_by(|a, b| (a.seconds - a.latency).total_cmp(&(b.seconds - b.latency)))?;
+        Some(Estimate {
+            algorithm: Algorithm::Hierarchical,
+            protocol,
+            seconds: sum(|p| p.seconds) - launches,
+            latency: sum(|p| p.latency) - launches,
+            steps: parts.iter().map(|p| p.steps).sum(),
+            wire: busiest.wire,
+            rate: busiest.rate,
+        })
+    }
+
+    /// The quickest of `algorithms` in any protocol; `None` if none of them does `collective`.
+    pub fn best(&self, collective: Collective, bytes: f64, group: Group, algorithms: &[Algorithm]) -> Option<Estimate> {
+        let mut best: Option<Estimate> = None;
+        for &algorithm in algorithms {
+            for protocol in Protocol::ALL {
+                if let Some(e) = self.estimate(collective, bytes, group, algorithm, protocol)
+                    && best.is_none_or(|b| e.seconds < b.seconds)
+                {
+                    best = Some(e);
+                }
+            }
+        }
+        best
+    }
+
+    /// What NCCL would choose: in a node rings, between nodes double trees too, direct sends where nothing is summed.
+    pub fn nccl(&self, collective: Collective, bytes: f64, group: Group) -> Option<Estimate> {
+        let algorithms: &[Algorithm] = match collective {
+            Collective::AllToAll | Collective::SendRecv => &[Algorithm::OneShot],
+            Collective::AllReduce if self.split(group).1 > 1 => &[Algorithm::Ring, Algorithm::DoubleTree],
+            _ => &[Algorithm::Ring],
+        };
+        let plain = self.best(collective, bytes, group, algorithms)?;
+        if !self.in_network {
+            return Some(plain);
+        }
+        let switch = self.estimate(collective, bytes, group, Algorithm::InNetwork, Protocol::Simple);
+        Some(switch.filter(|s| s.seconds < plain.seconds).unwrap_or(plain))
+    }
+
+    /// Seconds a call takes in a loop of calls: the GPU's, or the host's where that is slower.
+    pub fn called(&self, gpu_seconds: f64) -> f64 {
+        gpu_seconds.max(TABLE.host)
+    }
+
+    /// The formula of an estimate with its numbers.
+    pub fn explain(&self, e: &Estimate) -> String {
+        format!(
+            "{:.1} us base and {} hops + {:.4e} B on the busiest link / {:.1} GB/s",
+            e.latency * 1e6,
+            e.steps,
+            e.wire,
+            e.rate / 1e9
+        )
+    }
+}
