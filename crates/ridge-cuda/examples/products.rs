@@ -34,7 +34,10 @@ fn main() -> ExitCode {
 
 fn table(all_rows: &[usize]) -> Result<(), Box<dyn std::error::Error>> {
     let gpu: Arc<dyn Backend> = Arc::new(Cuda::new(CudaOptions::default())?);
-    println!("{:>6} {:>7} {:>7} {:>6}  {:>9}  {:>8}  {:>8}", "rows", "columns", "depth", "after", "us", "TFLOP/s", "bind ms");
+    println!(
+        "{:>6} {:>7} {:>7} {:>6}  {:>9}  {:>8}  {:>8}",
+        "rows", "columns", "depth", "after", "us", "TFLOP/s", "bind ms"
+    );
     for rows in all_rows {
         for (columns, depth, after) in WEIGHTS {
             let mut g = Builder::new();

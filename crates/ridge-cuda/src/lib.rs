@@ -2,10 +2,12 @@
 //!
 //! Read `kernel` first (what a kernel is), then `fused` (groups of primitives as generated CUDA C++) and `prims` (single
 //! primitives, over the texts in `kernels/`); `compile` chooses among them for the nodes of a lowered graph. `program`
-//! makes them into steps, `device` runs them, and `driver` and `nvrtc` are the doors to NVIDIA's libraries. A machine
+//! makes them into steps, `device` runs them (where there are several ways, as for large products of matrices in `gemm`,
+//! the one that was measured to be fastest), and `driver` and `nvrtc` are the doors to NVIDIA's libraries. A machine
 //! without a GPU runs the same program: what is missing is an error of [`Cuda::new`].
 //!
-//! Every result is a function of the operands and their extents alone: sums have an order that extents fix.
+//! On one machine every result is a function of the operands and their extents alone: sums have an order that extents
+//! fix, and ways that were measured are kept.
 #![allow(unsafe_code)] // the doors to NVIDIA's libraries; each block says why it is sound
 
 mod args;
