@@ -51,7 +51,7 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
     }
 }
 #else
-extern "C" __global__ __launch_bounds__(256) void attention(
+extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const D::Raw* __restrict__ q, const CACHE::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
     float* __restrict__ partial, float scale, Numbers<6> n
