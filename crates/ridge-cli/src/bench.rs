@@ -35,7 +35,7 @@ Examples:
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
-  ridge bench --model DIR --random-weights --device cuda --dtype bf16 --cache-dtype bf16 --chunk 2048 --prompt 2048
+  ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --ops    what each op takes of a step
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \

@@ -20,9 +20,9 @@ use crate::settings::refused;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge convert DIR model.gguf                a file for llama.cpp, with weights as they are
-  ridge convert DIR model.gguf --dtype bf16   with matrices in bf16
-  ridge convert model.gguf DIR                a folder for transformers
+  ridge convert DIR model.gguf               a file for llama.cpp
+  ridge convert DIR model.gguf --dtype bf16  with matrices in bf16
+  ridge convert model.gguf DIR               a folder for transformers
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct ConvertArgs {

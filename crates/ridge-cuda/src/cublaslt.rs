@@ -321,7 +321,11 @@ impl Product {
         // SAFETY: made above, destroyed once.
         unsafe { (f.wish_destroy)(wish) };
         check(code, what)?;
-        Ok(guesses[..count.clamp(0, MOST_ALGORITHMS as c_int) as usize].iter().filter(|g| g.state == 0).copied().collect())
+        Ok(guesses[..count.clamp(0, MOST_ALGORITHMS as c_int) as usize]
+            .iter()
+            .filter(|g| g.state == 0)
+            .copied()
+            .collect())
     }
 
     /// Queues the product.
@@ -375,14 +379,8 @@ mod tests {
 
     #[test]
     fn odd_extents_and_other_dtypes_are_left_to_other_kernels() {
-        let shape = Shape {
-            rows: 17,
-            columns: 64,
-            depth: 32,
-            operands: DType::BF16,
-            result: DType::BF16,
-            added: false,
-        };
+        let shape =
+            Shape { rows: 17, columns: 64, depth: 32, operands: DType::BF16, result: DType::BF16, added: false };
         assert!(shape.fits() && Shape { result: DType::F32, ..shape }.fits());
         assert!(!Shape { columns: 63, ..shape }.fits());
         assert!(!Shape { depth: 36, ..shape }.fits());

@@ -1,9 +1,9 @@
 //! Kernels that claim patterns, at the sizes at which they change their ways: few and many rows, long and ragged
 //! contexts, odd columns; each is held against its f64 meaning, and must be what runs.
 
-mod common;
 #[path = "common/cases.rs"]
 mod cases;
+mod common;
 #[path = "../../ridge-cpu/tests/common/mod.rs"]
 mod graphs;
 

@@ -24,10 +24,13 @@ impl Device {
         let (library, workspace) = self.products()?;
         let key = format!("{} {}", library.version(), shape.key());
         let kept = |chosen: Option<&[u8]>| {
-            chosen.map_or_else(|| self.cache.read(&key), |bytes| {
-                self.cache.write(&key, bytes);
-                None
-            })
+            chosen.map_or_else(
+                || self.cache.read(&key),
+                |bytes| {
+                    self.cache.write(&key, bytes);
+                    None
+                },
+            )
         };
         // Numbers to multiply, made when something is to be timed.
         let mut operands = None;

@@ -173,6 +173,7 @@ fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
         cache: kv.dtype,
         dtype: q.dtype,
     };
-    let tiled = op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
+    let tiled =
+        op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
     if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles(spec) } else { call.tokens() }
 }

@@ -57,14 +57,6 @@ pub(super) fn launch(spec: &Spec<'_>, last: usize, [out, sum]: [Arg; 2]) -> Resu
         ("VECTORS", &each),
         ("THREADS", &threads_text),
     ];
-    let args = vec![
-        input(0),
-        input(last - 1),
-        input(last),
-        out,
-        sum,
-        Arg::Float(op.eps as f32),
-        numbers(&[row]),
-    ];
+    let args = vec![input(0), input(last - 1), input(last), out, sum, Arg::Float(op.eps as f32), numbers(&[row])];
     grid(Source::new("rms_norm", &defines, NORM), [x.len() / row, 1, 1], threads as u32, args)
 }

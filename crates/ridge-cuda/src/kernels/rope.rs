@@ -46,12 +46,8 @@ pub(super) fn rotate(spec: &Spec<'_>, out: Slot) -> Result<Kernel, String> {
     let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
     let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
     let held = held(tokens, heads);
-    let defines = [
-        ("D", name(spec.inputs[0].dtype)),
-        ("DIM", &*dim.to_string()),
-        ("HEADS", &*held.to_string()),
-        ("WRITE", "0"),
-    ];
+    let defines =
+        [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim.to_string()), ("HEADS", &*held.to_string()), ("WRITE", "0")];
     let args = vec![input(0), input(1), Arg::Pointer(out, 0), numbers(&[tokens, heads])];
     grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
 }

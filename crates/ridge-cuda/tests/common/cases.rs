@@ -25,12 +25,10 @@ pub(crate) fn linears() -> Vec<Case> {
         for rows in [1, 2, 7, 8, 9, 16, 17, 70] {
             for (depth, columns) in [(8, 5), (264, 33), (1024, 48), (2056, 16)] {
                 let what = format!("{dtype}, {rows} x {depth} x {columns}");
-                let input = |g: &mut Builder, name: &str, width: usize| {
-                    g.step_input(name, Type::tensor(dtype, [rows, width]))
-                };
-                let weight = |g: &mut Builder, name: &str, columns: usize| {
-                    g.weight(name, Type::tensor(dtype, [columns, depth]))
-                };
+                let input =
+                    |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+                let weight =
+                    |g: &mut Builder, name: &str, columns: usize| g.weight(name, Type::tensor(dtype, [columns, depth]));
                 let normed = |g: &mut Builder| {
                     let x = input(g, "x", depth)?;
                     let gain = g.weight("gain", Type::tensor(dtype, [depth]))?;
