@@ -163,18 +163,6 @@ pub(crate) struct Output<'a, T> {
 }
 
 impl<'a, T: Pod> Output<'a, T> {
-    /// Brings the cache line of element `at` here, to be written soon.
-    pub(crate) fn fetch(&self, at: usize) {
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: fetching ahead touches nothing, whatever the address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_ET0>(self.ptr.wrapping_add(at).cast());
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = at;
-    }
-
     /// Elements `range`, to be written (and, of a state, read).
     ///
     /// # Safety

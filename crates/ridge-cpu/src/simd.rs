@@ -170,15 +170,13 @@ pub(crate) fn sum_each(sums: &[[f32; LANES]], out: &mut [f32]) {
 }
 
 /// Brings `bytes` bytes from `at` on, wherever that is, to cache.
+#[cfg(target_arch = "x86_64")]
 pub(crate) fn fetch(at: *const u8, bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
+    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
     for line in (0..bytes).step_by(64) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: fetching ahead touches nothing, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (at, bytes);
 }
 
 vectorised! {

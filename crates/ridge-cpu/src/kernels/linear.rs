@@ -24,7 +24,9 @@ use ridge_graph::{DType, Function, Op};
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{Entry, quant};
-use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
+#[cfg(target_arch = "x86_64")]
+use crate::kernel::Operand;
+use crate::kernel::{Io, Kernel, Preparation, Scratch, Spec};
 use crate::simd::{self, LANES};
 use source::Plain;
 use tile::{Room, Tile};
@@ -202,14 +204,28 @@ impl Kernel for Linear {
         self.nanos_per_piece
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn preparation(&self) -> Option<Preparation> {
-        self.on_tiles.then(|| self.preparation_on_tiles()).flatten()
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles {
+            return self.preparation_on_tiles();
+        }
+        // A single row is copied where it is used.
+        (self.is_copied() && self.rows > 1).then(|| Preparation {
+            bytes: self.rows * self.stride() * size_of::<f32>(),
+            pieces: self.rows,
+            nanos_per_piece: self.inner as f64 * 0.2,
+        })
     }
 
-    #[cfg(target_arch = "x86_64")]
     fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
-        self.prepare_on_tiles(io, pieces);
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles {
+            return self.prepare_on_tiles(io, pieces);
+        }
+        let stride = self.stride();
+        // SAFETY: these rows are those of these pieces.
+        let to = unsafe { io.room::<f32>().part(pieces.start * stride..pieces.end * stride) };
+        self.copy_x(io, pieces, to);
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
@@ -219,11 +235,9 @@ impl Kernel for Linear {
         }
         let n = self.inner.div_ceil(LANES);
         let block = self.row_block.min(self.rows);
-        // x lies as the sums want it if it is f32 and fills the lanes.
-        let copied = self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES);
         let quantised = self.weights.iter().any(|w| w.stored.is_some());
-        let [x, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
-            if copied { block * n * LANES } else { 0 },
+        let [copy, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
+            if self.is_copied() && self.rows == 1 { self.stride() } else { 0 },
             block * self.tile * LANES,
             tile::packed_room(block, n) * LANES,
             if quantised { WIDENED * self.inner } else { 0 },
@@ -231,16 +245,19 @@ impl Kernel for Linear {
             if self.after == After::Swiglu { block * self.tile } else { 0 },
             self.tile,
         ]);
-        let mut x_block = usize::MAX;
+        if !copy.is_empty() {
+            self.copy_x(io, 0..1, copy);
+        }
+        let x: &[f32] = match (self.is_copied(), self.rows) {
+            (true, 1) => copy,
+            (true, _) => io.prepared(),
+            (false, _) => io.input(self.x),
+        };
         for piece in pieces {
             let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
             let first = row_block * self.row_block;
             let rows = first..(first + self.row_block).min(self.rows);
-            if copied && x_block != row_block {
-                self.copy_x(io, rows.clone(), x);
-                x_block = row_block;
-            }
-            let x: &[f32] = if copied { x } else { &io.input::<f32>(self.x)[first * self.inner..] };
+            let x = &x[first * self.stride()..];
             let (which, columns) = self.place(tile);
             let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
             let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
@@ -254,6 +271,16 @@ impl Kernel for Linear {
 }
 
 impl Linear {
+    /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
+    fn is_copied(&self) -> bool {
+        self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES)
+    }
+
+    /// Elements of a row of x as sums want it.
+    fn stride(&self) -> usize {
+        self.inner.next_multiple_of(LANES)
+    }
+
     /// The weight and its columns that tile `tile` is of.
     fn place(&self, tile: usize) -> (usize, Range<usize>) {
         let which = match self.after {
@@ -298,8 +325,7 @@ impl Linear {
 
     /// Rows of x as f32, laid out as sums want them.
     fn copy_x(&self, io: &Io<'_>, rows: Range<usize>, to: &mut [f32]) {
-        let stride = self.inner.next_multiple_of(LANES).max(1);
-        for (row, to) in rows.zip(to.chunks_exact_mut(stride)) {
+        for (row, to) in rows.zip(to.chunks_exact_mut(self.stride().max(1))) {
             simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
             tile::fill(to, self.inner);
         }

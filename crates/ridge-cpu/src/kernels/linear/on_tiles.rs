@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use ridge_graph::DType;
 
 use super::{After, Linear};
-use crate::kernel::{Io, Pod, Preparation, Scratch};
+use crate::kernel::{Io, Preparation, Scratch};
 use crate::kernels::amx;
 
 /// Products of 32 rows of a weight whose sums wait for the next part of K, where K is cut: half a MiB.
@@ -111,9 +111,6 @@ impl Linear {
                 } else {
                     (!pieces_next.is_empty()).then(|| part(&pieces_next, 0))
                 };
-                if nth < parts && nth % of_piece == 0 {
-                    self.fetch_output::<T>(io, pieces_now.start + nth / of_piece, rows.clone());
-                }
                 let sums = &mut sums[nth % parts * slot..];
                 amx::multiply(&tiles, &layout, &part(&pieces_now, nth), next.as_ref(), x, weights, sums);
             }
@@ -129,15 +126,6 @@ impl Linear {
                 self.finish(io, which, rows.clone(), columns, [products, gated, line]);
             }
             pieces_now = pieces_next;
-        }
-    }
-
-    /// Brings what `piece` will write to this thread's cache.
-    fn fetch_output<T: Pod>(&self, io: &Io<'_>, piece: usize, rows: Range<usize>) {
-        let (which, columns) = self.place(piece % self.tiles);
-        let out = io.output::<T>(which);
-        for row in rows {
-            out.fetch(row * self.weights[which].columns + columns.start);
         }
     }
 }
