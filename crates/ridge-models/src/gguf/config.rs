@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
+use super::metadata::yarn_temper;
 use super::read::Value;
 use super::{Gguf, Kind};
 use crate::error::Result;
@@ -38,7 +39,7 @@ const USUAL: [(&str, &str); 8] = [
 ];
 
 /// What families call them that differ; `None` for what they do not have.
-const OTHERS: [(&str, &str, Option<&str>); 11] = [
+const OTHERS: [(&str, &str, Option<&str>); 12] = [
     ("gpt2", "embedding_length", Some("n_embd")),
     ("gpt2", "feed_forward_length", Some("n_inner")),
     ("gpt2", "block_count", Some("n_layer")),
@@ -48,6 +49,7 @@ const OTHERS: [(&str, &str, Option<&str>); 11] = [
     ("gpt2", "attention.layer_norm_epsilon", Some("layer_norm_epsilon")),
     ("gpt_neox", "attention.head_count_kv", None),
     ("gpt_neox", "attention.layer_norm_epsilon", Some("layer_norm_eps")),
+    ("falcon", "feed_forward_length", Some("ffn_hidden_size")),
     ("falcon", "attention.head_count_kv", Some("num_kv_heads")),
     ("falcon", "attention.layer_norm_epsilon", Some("layer_norm_epsilon")),
 ];
@@ -193,7 +195,9 @@ impl Reader<'_> {
             (.., Some("linear")) => Some(json!({ "rope_type": "linear", "factor": factor })),
             (.., Some("yarn")) => Some(json!({
                 "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
-                "attention_factor": attention,
+                "attention_factor": attention.zip(factor).map(|(part, factor)| part * yarn_temper(factor)),
+                "beta_fast": gguf.float(&self.key("rope.scaling.yarn_beta_fast"))?,
+                "beta_slow": gguf.float(&self.key("rope.scaling.yarn_beta_slow"))?,
             })),
             (.., None | Some("none")) => None,
             (.., Some(_)) => {

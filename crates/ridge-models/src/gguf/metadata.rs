@@ -76,14 +76,19 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
                 truncate,
                 attention_factor,
             }) => {
-                // What llama.cpp takes for granted.
-                let usual = 0.1 * factor.ln() + 1.0;
-                if (*beta_fast, *beta_slow, *truncate) != (32.0, 1.0, true) || (attention_factor - usual).abs() > 1e-6 {
-                    return refuse("its YaRN scaling has settings of its own");
+                if !truncate {
+                    return refuse("its YaRN scaling is not truncated");
                 }
                 to.text(&key("rope.scaling.type"), "yarn");
                 to.f32(&key("rope.scaling.factor"), *factor as f32);
                 to.u32(&key("rope.scaling.original_context_length"), *original_max_position_embeddings as u32);
+                to.f32(&key("rope.scaling.yarn_beta_fast"), *beta_fast as f32);
+                to.f32(&key("rope.scaling.yarn_beta_slow"), *beta_slow as f32);
+                // As a part of what the factor alone would give.
+                let usual = yarn_temper(*factor);
+                if (attention_factor - usual).abs() > 1e-9 {
+                    to.f32(&key("rope.scaling.attn_factor"), (attention_factor / usual) as f32);
+                }
             }
             Some(RopeScaling::LongRope { original_max_position_embeddings, attention_factor, .. }) => {
                 to.u32(&key("rope.scaling.original_context_length"), *original_max_position_embeddings as u32);
@@ -143,9 +148,16 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
         ModelConfig::Falcon(c) if c.activation != Gelu::Erf => {
             return refuse("its activation is not that of its family");
         }
+        // Queries, keys and values lie one after another, not by groups of heads.
+        ModelConfig::Falcon(_) => to.text(&key("tensor_data_layout"), "jploski"),
         _ => {}
     }
     Ok(())
+}
+
+/// What YaRN makes of the scores where nothing else is said (section 3.4 of its paper).
+pub(super) fn yarn_temper(factor: f64) -> f64 {
+    if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
 }
 
 /// Tensors of factors of the frequencies.

@@ -288,7 +288,10 @@ pub(super) fn elements(bytes: &[u8], array: &Array) -> Vec<Value> {
 }
 
 /// Metadata and tensors of a file.
-pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Value>, Vec<TensorInfo>)> {
+type Header = (BTreeMap<String, Value>, Vec<TensorInfo>);
+
+/// The header of the file whose bytes are `bytes`.
+pub(super) fn read(file: &str, bytes: &[u8]) -> Result<Header> {
     parse(bytes).map_err(|(problem, remedy)| ModelError::Gguf {
         file: file.to_owned(),
         problem: format!("it {problem}"),
@@ -298,7 +301,7 @@ pub(super) fn read(file: &str, bytes: &[u8]) -> Result<(BTreeMap<String, Value>,
 
 const DAMAGED: &str = "the file is damaged or incomplete: download it again";
 
-fn parse(bytes: &[u8]) -> std::result::Result<(BTreeMap<String, Value>, Vec<TensorInfo>), (String, &'static str)> {
+fn parse(bytes: &[u8]) -> Result<Header, (String, &'static str)> {
     let damaged = |problem| (problem, DAMAGED);
     let mut cursor = Cursor { bytes, at: 0 };
     if cursor.take(4, "its first word") != Ok(b"GGUF") {

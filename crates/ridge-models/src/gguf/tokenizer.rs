@@ -313,7 +313,9 @@ impl<'a> Vocabulary<'a> {
     /// The text of `tokenizer_config.json`. `begins` and `ends` say what is added where the file does not.
     fn config(&self, begins: bool, ends: bool) -> Result<Json> {
         let (bos, eos) = match self.model.as_str() {
-            "bert" => (self.spelling("cls")?.or(self.spelling("bos")?), self.spelling("seperator")?),
+            "bert" => {
+                (self.spelling("cls")?.or(self.spelling("bos")?), self.spelling("seperator")?.or(self.spelling("eos")?))
+            }
             _ => (self.spelling("bos")?, self.spelling("eos")?),
         };
         let mut out = Map::new();
