@@ -1,9 +1,52 @@
 //! The page at `/`: a chat, and a live view of the engine.
+//!
+//! Its files are those of `page/`, compiled in as they are. It reads `/live`, which says what the engine does, and asks
+//! `/v1/chat/completions` and `/v1/completions` as any client does.
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderValue, Response, header};
+use axum::routing::get;
 
-/// The routes of the page and of its assets, which need no key and no state of the server. The page reads `/live` and
-/// calls `/v1/chat/completions` as any client does.
+/// Nothing but the server's own files may run, be shown or be asked, and no other page may frame this one.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const STYLE: &str = "text/css; charset=utf-8";
+
+/// Path, type and content.
+const FILES: [(&str, &str, &str); 9] = [
+    ("/", HTML, include_str!("../page/index.html")),
+    ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+    ("/page/style.css", STYLE, include_str!("../page/style.css")),
+    ("/page/main.js", SCRIPT, include_str!("../page/main.js")),
+    ("/page/chat.js", SCRIPT, include_str!("../page/chat.js")),
+    ("/page/tokens.js", SCRIPT, include_str!("../page/tokens.js")),
+    ("/page/stream.js", SCRIPT, include_str!("../page/stream.js")),
+    ("/page/live.js", SCRIPT, include_str!("../page/live.js")),
+    ("/page/chart.js", SCRIPT, include_str!("../page/chart.js")),
+];
+
+/// The routes of the page and of its files, which need no key and no state of the server.
 pub fn routes<S: Clone + Send + Sync + 'static>() -> Router<S> {
-    Router::new()
+    FILES.into_iter().fold(Router::new(), |router, (path, kind, content)| {
+        router.route(path, get(move || async move { file(kind, content) }))
+    })
+}
+
+fn file(kind: &'static str, content: &'static str) -> Response<Body> {
+    let mut response = Response::new(Body::from(content));
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        // The binary may be another one tomorrow.
+        (header::CACHE_CONTROL, "no-cache"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
 }

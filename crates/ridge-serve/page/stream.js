@@ -1,0 +1,33 @@
+// Server-sent events of a response, as the values that their data are.
+
+/** Yields each event's JSON value until `[DONE]`; throws what the server says is wrong. */
+export async function* events(response) {
+  if (!response.ok) throw new Error(await said(response));
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let held = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) throw new Error("the answer broke off");
+    held += value;
+    let end;
+    while ((end = held.indexOf("\n\n")) >= 0) {
+      const lines = held.slice(0, end).split("\n");
+      held = held.slice(end + 2);
+      const data = lines.filter((l) => l.startsWith("data:")).map((l) => l.slice(5).trimStart()).join("\n");
+      if (data === "[DONE]") return;
+      if (!data) continue;
+      const event = JSON.parse(data);
+      if (event.error) throw new Error(event.error.message);
+      yield event;
+    }
+  }
+}
+
+async function said(response) {
+  const text = await response.text();
+  try {
+    return JSON.parse(text).error.message;
+  } catch {
+    return `${response.status} ${response.statusText} ${text.slice(0, 200)}`;
+  }
+}
