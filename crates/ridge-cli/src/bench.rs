@@ -1,11 +1,13 @@
-//! `ridge bench`: the speed of a model beside the least time that its costs need on this machine.
+//! `ridge bench`: the speed of a model beside the least time that its costs need on this machine. `serve` measures a
+//! server instead.
 
 mod ops;
+mod serve;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use ridge_cpu::measure::{MemoryProbe, f32_matmul};
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
@@ -29,9 +31,12 @@ use crate::settings::{ModelSettings, refused};
 /// Each speed stands beside its floor: the time that the step's bytes and arithmetic, told by the model's graph, need at
 /// the rates that this machine was measured to reach.
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
 Examples:
   ridge bench
+  ridge bench serve --rate 4    how a server answers, see its own help
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
@@ -40,8 +45,12 @@ Examples:
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
-1 GiB, so that a model that fits into a cache is held against the cache. On a GPU the rates are those of its specification sheet.")]
+1 GiB, so that a model that fits into a cache is held against the cache. On a GPU the rates are those of its specification sheet."
+)]
 pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+
     /// Folder of a model in the layout of Hugging Face [default: the model that is compiled in]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
@@ -116,7 +125,12 @@ pub(crate) struct BenchArgs {
     json: bool,
 }
 
-pub(crate) struct BenchSettings {
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    Serve(Box<serve::ServeBenchArgs>),
+}
+
+struct BenchSettings {
     model: ModelSettings,
     random_weights: bool,
     prompt: Vec<usize>,
@@ -132,7 +146,14 @@ pub(crate) struct BenchSettings {
 }
 
 impl BenchArgs {
-    pub(crate) fn resolve(self) -> Result<BenchSettings> {
+    pub(crate) fn run(mut self) -> Result<()> {
+        match self.command.take() {
+            Some(BenchCommand::Serve(args)) => serve::run(args.resolve()?),
+            None => run(&self.resolve()?),
+        }
+    }
+
+    fn resolve(self) -> Result<BenchSettings> {
         Ok(BenchSettings {
             model: ModelSettings::new(self.model, &self.numbers)?,
             random_weights: self.random_weights,
@@ -190,7 +211,7 @@ impl Test {
     }
 }
 
-pub(crate) fn run(settings: &BenchSettings) -> Result<()> {
+fn run(settings: &BenchSettings) -> Result<()> {
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
     let most = config.max_context();

@@ -10,6 +10,7 @@ use ridge_models::ModelError;
 use ridge_plan::PlanError;
 use ridge_runtime::RuntimeError;
 use ridge_serve::ServeError;
+use ridge_serve::load::LoadError;
 
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -127,6 +128,12 @@ pub(crate) enum Error {
     Serve(#[from] ServeError),
 
     #[error(transparent)]
+    Load(#[from] LoadError),
+
+    #[error("none of {requests} was answered; the report says why")]
+    NothingAnswered { requests: String },
+
+    #[error(transparent)]
     Model(#[from] ModelError),
 
     #[error(transparent)]
@@ -144,7 +151,9 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Setting { .. } | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
+            Self::Setting { .. }
+            | Self::Load(LoadError::Url { .. })
+            | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

@@ -69,7 +69,7 @@ fn run(command: Command) -> Result<()> {
         Command::Embed(args) => embed::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
-        Command::Bench(args) => bench::run(&args.resolve()?),
+        Command::Bench(args) => args.run(),
         Command::Eval(args) => eval::run(&args.resolve()?),
         Command::Inspect(args) => inspect::run(&args.resolve()?),
         Command::Doctor(args) => doctor::run(&args.resolve()),

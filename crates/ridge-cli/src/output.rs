@@ -95,6 +95,14 @@ impl Progress {
         Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} tokens, {eta} left", total)
     }
 
+    pub(crate) fn of_requests(what: &'static str, total: u64) -> Self {
+        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} requests, {eta} left", total)
+    }
+
+    pub(crate) fn of_seconds(what: &'static str, total: u64) -> Self {
+        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} s", total)
+    }
+
     fn with(what: &'static str, template: &'static str, total: u64) -> Self {
         Self { what, template, total, started: Instant::now(), bar: None }
     }

@@ -14,6 +14,7 @@ mod connection;
 mod embedding;
 mod error;
 mod keys;
+pub mod load;
 mod logs;
 mod metrics;
 pub mod page;

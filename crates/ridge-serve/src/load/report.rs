@@ -1,0 +1,264 @@
+//! What a run comes to.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::driver::{Outcome, Run};
+use super::{Answer, Summary};
+
+/// What an answer must keep to be good; seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Objective {
+    /// To the first token at most.
+    pub ttft: Option<f64>,
+    /// A token after the first at most.
+    pub tpot: Option<f64>,
+    /// To the end at most.
+    pub e2e: Option<f64>,
+}
+
+impl Objective {
+    /// Reads `ttft=200ms,tpot=50ms,e2e=2s`.
+    ///
+    /// # Errors
+    /// Says what must stand there.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let mut objective = Self::default();
+        for part in text.split(',') {
+            let (name, limit) = part.split_once('=').ok_or("must be as ttft=200ms,tpot=50ms,e2e=2s")?;
+            let limit = limit.trim();
+            let (number, unit) = match limit.strip_suffix("ms") {
+                Some(number) => (number, 1e-3),
+                None => (limit.strip_suffix('s').ok_or_else(|| format!("{limit:?} must end in ms or s"))?, 1.0),
+            };
+            let number = number.parse::<f64>().ok().filter(|n| *n > 0.0 && n.is_finite());
+            let seconds = number.ok_or_else(|| format!("{limit:?} is no time above 0"))? * unit;
+            let place = match name.trim() {
+                "ttft" => &mut objective.ttft,
+                "tpot" => &mut objective.tpot,
+                "e2e" => &mut objective.e2e,
+                other => return Err(format!("{other:?} is none of ttft, tpot, e2e")),
+            };
+            if place.replace(seconds).is_some() {
+                return Err(format!("has {} twice", name.trim()));
+            }
+        }
+        Ok(objective)
+    }
+
+    /// Does the answer keep it?
+    pub fn kept_by(&self, answer: &Answer) -> bool {
+        let within = |limit: Option<f64>, is: Option<f64>| limit.zip(is).is_none_or(|(limit, is)| is <= limit);
+        within(self.ttft, Some(answer.ttft)) && within(self.tpot, answer.tpot()) && within(self.e2e, Some(answer.e2e))
+    }
+
+    /// Its limits by name, in seconds.
+    pub fn limits(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let all = [("ttft", self.ttft), ("tpot", self.tpot), ("e2e", self.e2e)];
+        all.into_iter().filter_map(|(name, limit)| limit.map(|l| (name, l)))
+    }
+}
+
+/// What a run comes to. Answers that failed are counted and are in nothing else.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Requests sent.
+    pub requests: usize,
+    /// Those answered.
+    pub answered: usize,
+    /// How many failed by kind, with what one of each said.
+    pub failures: BTreeMap<String, (usize, String)>,
+    /// From the first request to the last end.
+    pub seconds: f64,
+    /// Requests a second that were sent.
+    pub offered: f64,
+    /// Tokens of the prompts of answered requests, where the server counts them.
+    pub prompt_tokens: Option<usize>,
+    /// Tokens of answers.
+    pub output_tokens: usize,
+    /// Did the server count the tokens of every answer? Else events were counted for some.
+    pub counted: bool,
+    /// Answers that have fewer tokens than were asked for.
+    pub short: usize,
+    /// Most requests at a time.
+    pub peak: usize,
+    /// Seconds to the first token.
+    pub ttft: Option<Summary>,
+    /// Seconds a token after the first, by answer.
+    pub tpot: Option<Summary>,
+    /// Seconds between events with tokens, of all answers.
+    pub itl: Option<Summary>,
+    /// Seconds to the end.
+    pub e2e: Option<Summary>,
+    /// Seconds by which requests were sent after their times: how well the load was made.
+    pub late: Option<Summary>,
+    /// How many answers keep the objective, if there is one.
+    pub good: Option<usize>,
+}
+
+impl Report {
+    /// Of a run; `asked` says how many tokens the request of a number asked for.
+    pub fn new(run: &Run, asked: impl Fn(usize) -> usize, objective: Option<&Objective>) -> Self {
+        let answers: Vec<(usize, &Answer)> =
+            run.outcomes.iter().filter_map(|o| Some((o.index, o.answer.as_ref().ok()?))).collect();
+        let mut failures = BTreeMap::new();
+        for failure in run.outcomes.iter().filter_map(|o| o.answer.as_ref().err()) {
+            failures.entry(failure.kind.clone()).or_insert_with(|| (0, failure.message.clone())).0 += 1;
+        }
+        let of = |value: &dyn Fn(&Answer) -> Option<f64>| {
+            Summary::of(answers.iter().filter_map(|(_, a)| value(a)).collect())
+        };
+        let sent = run.outcomes.last().map_or(0.0, |o| o.sent) - run.outcomes.first().map_or(0.0, |o| o.sent);
+        Self {
+            requests: run.outcomes.len(),
+            answered: answers.len(),
+            failures,
+            seconds: run.seconds,
+            offered: if sent > 0.0 { (run.outcomes.len() - 1) as f64 / sent } else { 0.0 },
+            prompt_tokens: answers.iter().map(|(_, a)| a.prompt_tokens).sum(),
+            output_tokens: answers.iter().map(|(_, a)| a.output_tokens).sum(),
+            counted: answers.iter().all(|(_, a)| a.counted),
+            short: answers.iter().filter(|(i, a)| a.output_tokens < asked(*i)).count(),
+            peak: peak(&run.outcomes),
+            ttft: of(&|a| Some(a.ttft)),
+            tpot: of(&Answer::tpot),
+            itl: Summary::of(answers.iter().flat_map(|(_, a)| a.itl.iter().copied()).collect()),
+            e2e: of(&|a| Some(a.e2e)),
+            late: Summary::of(run.outcomes.iter().filter_map(|o| o.late).collect()),
+            good: objective.map(|o| answers.iter().filter(|(_, a)| o.kept_by(a)).count()),
+        }
+    }
+
+    /// `n` a second.
+    pub fn rate(&self, n: usize) -> f64 {
+        if self.seconds > 0.0 { n as f64 / self.seconds } else { 0.0 }
+    }
+
+    /// The share of all requests whose answers are good; those that failed are not.
+    pub fn good_share(&self) -> Option<f64> {
+        self.good.map(|good| good as f64 / self.requests.max(1) as f64)
+    }
+
+    /// As JSON, times in seconds.
+    pub fn object(&self) -> Value {
+        let summary = |s: &Option<Summary>| s.as_ref().map(Summary::object);
+        let failures: serde_json::Map<String, Value> = self
+            .failures
+            .iter()
+            .map(|(kind, (count, said))| (kind.clone(), json!({ "count": count, "example": said })))
+            .collect();
+        json!({
+            "requests": self.requests,
+            "answered": self.answered,
+            "failed": self.requests - self.answered,
+            "failures": failures,
+            "seconds": self.seconds,
+            "peak_concurrency": self.peak,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "tokens_counted_by_server": self.counted,
+            "short_answers": self.short,
+            "offered_requests_per_second": self.offered,
+            "requests_per_second": self.rate(self.answered),
+            "output_tokens_per_second": self.rate(self.output_tokens),
+            "tokens_per_second": self.prompt_tokens.map(|p| self.rate(p + self.output_tokens)),
+            "good": self.good,
+            "good_share": self.good_share(),
+            "goodput_requests_per_second": self.good.map(|good| self.rate(good)),
+            "ttft_seconds": summary(&self.ttft),
+            "tpot_seconds": summary(&self.tpot),
+            "itl_seconds": summary(&self.itl),
+            "e2e_seconds": summary(&self.e2e),
+            "sent_late_seconds": summary(&self.late),
+        })
+    }
+}
+
+/// Most requests at a time.
+fn peak(outcomes: &[Outcome]) -> usize {
+    let mut ends: Vec<f64> = outcomes.iter().map(|o| o.ended).collect();
+    ends.sort_by(f64::total_cmp);
+    let (mut ended, mut peak) = (0, 0);
+    for (begun, outcome) in outcomes.iter().enumerate() {
+        while ends[ended] < outcome.sent {
+            ended += 1;
+        }
+        peak = peak.max(begun + 1 - ended);
+    }
+    peak
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Failure;
+    use super::*;
+
+    fn answered(index: usize, sent: f64, ttft: f64, tokens: usize, tpot: f64) -> Outcome {
+        let last = ttft + tpot * (tokens - 1) as f64;
+        let answer = Answer {
+            ttft,
+            last,
+            e2e: last,
+            itl: vec![tpot; tokens - 1],
+            prompt_tokens: Some(10),
+            output_tokens: tokens,
+            counted: true,
+        };
+        Outcome { index, sent, late: Some(0.0), ended: sent + last, answer: Ok(answer) }
+    }
+
+    fn failed(index: usize, sent: f64, kind: &str) -> Outcome {
+        let answer = Err(Failure { kind: kind.to_owned(), message: format!("{kind} {index}") });
+        Outcome { index, sent, late: Some(0.5), ended: sent + 100.0, answer }
+    }
+
+    #[test]
+    fn failures_are_counted_by_kind_and_averaged_nowhere() {
+        let outcomes = vec![
+            answered(0, 0.0, 1.0, 5, 0.5),
+            failed(1, 1.0, "http 429"),
+            answered(2, 2.0, 3.0, 1, 0.0),
+            failed(3, 3.0, "closed"),
+            failed(4, 4.0, "http 429"),
+        ];
+        let run = Run { outcomes, seconds: 10.0 };
+        let objective = Objective::parse("ttft=2s,tpot=600ms").unwrap();
+        let report = Report::new(&run, |i| if i == 2 { 4 } else { 5 }, Some(&objective));
+        assert_eq!((report.requests, report.answered, report.short), (5, 2, 1));
+        assert_eq!(report.failures["http 429"], (2, "http 429 1".to_owned()));
+        assert_eq!(report.failures["closed"].0, 1);
+        assert_eq!((report.ttft.unwrap().mean, report.ttft.unwrap().count), (2.0, 2));
+        assert_eq!((report.tpot.unwrap().mean, report.tpot.unwrap().count), (0.5, 1));
+        assert_eq!((report.itl.unwrap().count, report.e2e.unwrap().max), (4, 3.0));
+        assert_eq!((report.prompt_tokens, report.output_tokens), (Some(20), 6));
+        assert_eq!((report.good, report.good_share()), (Some(1), Some(0.2)));
+        assert_eq!((report.rate(report.output_tokens), report.offered), (0.6, 1.0));
+    }
+
+    #[test]
+    fn the_peak_is_the_most_that_overlap() {
+        let outcomes = [(0.0, 1.0), (0.5, 1.0), (1.4, 5.0), (1.45, 0.01), (1.6, 1.0)];
+        let outcomes: Vec<Outcome> =
+            outcomes.iter().enumerate().map(|(i, (sent, long))| answered(i, *sent, *long, 1, 0.0)).collect();
+        assert_eq!(peak(&outcomes), 3);
+        assert_eq!(peak(&[]), 0);
+    }
+
+    #[test]
+    fn objectives_are_read_and_mistakes_in_them_named() {
+        let objective = Objective::parse("ttft=200ms, tpot=0.05s").unwrap();
+        assert_eq!((objective.ttft, objective.tpot, objective.e2e), (Some(0.2), Some(0.05), None));
+        for (text, said) in [
+            ("", "must be as"),
+            ("ttft", "must be as"),
+            ("ttft=5", "end in ms or s"),
+            ("ttft=-1s", "no time above 0"),
+            ("ttft=infs", "no time above 0"),
+            ("itl=1s", "none of ttft"),
+            ("e2e=1s,e2e=2s", "twice"),
+        ] {
+            assert!(Objective::parse(text).unwrap_err().contains(said), "{text}");
+        }
+    }
+}
