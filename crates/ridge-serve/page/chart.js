@@ -1,4 +1,4 @@
-// Small charts as SVG: lines or dots over one axis of time.
+// Small charts as SVG: lines or dots.
 
 const SPACE = "http://www.w3.org/2000/svg";
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [400, 130, 44, 6, 6, 18];

@@ -166,6 +166,11 @@ export class Chat {
         message.className = "turn error";
         message.setAttribute("role", "alert");
         message.textContent = error.message;
+        if (error.code === "no_chat_template") {
+          this.#field("mode").value = "text";
+          message.textContent += " (the page now lets the model go on with a text: send it again)";
+          this.prompt.value = said;
+        }
         turn.after(message);
         if (!answer) turn.remove();
         finish = "failed";

@@ -40,26 +40,21 @@ export class Live {
       ["Preemptions", engine.preemptions],
     ]);
     if (blocks) this.#blocks(blocks);
-    const timed = steps.filter((s) => s.floor_ms !== null);
-    const last = steps.length ? [steps[0].at_s, steps.at(-1).at_s] : [0, 1];
-    this.#chart("steps", last, now, "no step yet", [
-      { name: "time", points: steps.map((s) => [s.at_s, s.ms]) },
-      { name: "floor", points: timed.map((s) => [s.at_s, s.floor_ms]) },
-    ]);
-    this.#chart("batch", last, now, "no step yet", [
-      { name: "tokens", points: steps.map((s) => [s.at_s, s.tokens]) },
-      { name: "sequences", points: steps.map((s) => [s.at_s, s.sequences]) },
-    ]);
-    const ended = answers.length ? [answers[0].at_s, answers.at(-1).at_s] : [0, 1];
-    const many = answers.filter((a) => a.tpot_ms !== null);
-    const dots = (name, points) => [{ name, points, dots: true }];
-    this.#chart("ttft", ended, now, "no answer yet", dots("ttft", answers.map((a) => [a.at_s, a.ttft_ms])));
-    this.#chart("tpot", ended, now, "no answer yet", dots("tpot", many.map((a) => [a.at_s, a.tpot_ms])));
+    this.#chart("steps", "step", steps, now, { time: "ms", floor: "floor_ms" });
+    this.#chart("batch", "step", steps, now, { tokens: "tokens", sequences: "sequences" });
+    this.#chart("ttft", "answer", answers, now, { ttft: "ttft_ms" });
+    this.#chart("tpot", "answer", answers, now, { tpot: "tpot_ms" });
   }
 
-  #chart(id, [x0, x1], now, none, series) {
-    const ago = (at) => `${Math.max(0, now - at).toFixed(0)} s ago`;
-    draw(this.at(id), { series, x0, x1, axis: `${ago(x0)} to ${ago(x1)}`, none });
+  // By number, not by time: what happens between two of them is nothing.
+  #chart(id, what, items, now, fields) {
+    const of = (field) => items.map((item, i) => [i, item[field]]).filter(([, value]) => value !== null);
+    // A line would say what lies between; floors are known of some steps alone.
+    const dots = (name) => what === "answer" || name === "floor";
+    const series = Object.entries(fields).map(([name, field]) => ({ name, points: of(field), dots: dots(name) }));
+    const ago = items.length ? Math.max(0, now - items.at(-1).at_s).toFixed(0) : 0;
+    const axis = items.length === 1 ? `one ${what}, ${ago} s ago` : `${items.length} ${what}s, the last ${ago} s ago`;
+    draw(this.at(id), { series, x0: 0, x1: items.length - 1, axis, none: `no ${what} yet` });
   }
 
   #numbers(rows) {

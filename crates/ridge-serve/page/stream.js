@@ -2,7 +2,7 @@
 
 /** Yields each event's JSON value until `[DONE]`; throws what the server says is wrong. */
 export async function* events(response) {
-  if (!response.ok) throw new Error(await said(response));
+  if (!response.ok) throw await refusal(response);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
@@ -23,11 +23,13 @@ export async function* events(response) {
   }
 }
 
-async function said(response) {
+/** An error with what the server said, and its code. */
+async function refusal(response) {
   const text = await response.text();
   try {
-    return JSON.parse(text).error.message;
+    const { message, code } = JSON.parse(text).error;
+    return Object.assign(new Error(message), { code });
   } catch {
-    return `${response.status} ${response.statusText} ${text.slice(0, 200)}`;
+    return new Error(`${response.status} ${response.statusText} ${text.slice(0, 200)}`);
   }
 }

@@ -314,11 +314,11 @@ impl ServeBenchSettings {
             Lengths::Trace(requests) => requests.len(),
             Lengths::Drawn { .. } => usize::MAX,
         };
-        let default = match (self.duration, &self.lengths, when) {
-            (_, _, When::Trace { .. }) => of_trace,
-            (Some(_), _, _) => MOST_REQUESTS,
-            (None, Lengths::Trace(_), _) => of_trace,
-            (None, Lengths::Drawn { .. }, _) => REQUESTS,
+        let default = match (&self.lengths, when) {
+            (Lengths::Trace(_), When::Trace { .. }) => of_trace,
+            _ if self.duration.is_some() => MOST_REQUESTS,
+            (Lengths::Trace(_), _) => of_trace,
+            (Lengths::Drawn { .. }, _) => REQUESTS,
         };
         let requests = self.requests.unwrap_or(default);
         let mut rng = Rng::new(self.seed ^ 0x6c65_6e67_7468);

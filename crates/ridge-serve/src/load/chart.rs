@@ -9,7 +9,9 @@ pub struct Series {
     pub name: String,
     /// Its points, from left to right.
     pub points: Vec<(f64, f64)>,
-    /// Draw the points, too.
+    /// Draw a line from point to point.
+    pub line: bool,
+    /// Draw the points.
     pub dots: bool,
 }
 
@@ -89,8 +91,10 @@ impl Chart {
         for (name, at) in self.marks.iter().filter(|m| m.1.is_finite()) {
             let at = x(*at);
             let _ = writeln!(svg, "<line class=\"mark\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>");
-            let (at, low) = (at + 4.0, bottom - 6.0);
-            let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{low}\">{}</text>", escaped(name));
+            // Its name stands where there is room.
+            let (at, anchor) = if at > 0.8 * right { (at - 4.0, "end") } else { (at + 4.0, "start") };
+            let low = bottom - 6.0;
+            let _ = writeln!(svg, "<text x=\"{at:.1}\" y=\"{low}\" text-anchor=\"{anchor}\">{}</text>", escaped(name));
         }
         let mut legend = right;
         for (i, series) in self.series.iter().enumerate().rev() {
@@ -102,7 +106,9 @@ impl Chart {
                 .map(|(a, b)| (x(*a), y(*b)))
                 .collect();
             let path: String = drawn.iter().map(|(a, b)| format!("{a:.1},{b:.1} ")).collect();
-            let _ = writeln!(svg, "<polyline class=\"line c{color}\" points=\"{}\"/>", path.trim_end());
+            if series.line {
+                let _ = writeln!(svg, "<polyline class=\"line c{color}\" points=\"{}\"/>", path.trim_end());
+            }
             if series.dots {
                 for (a, b) in &drawn {
                     let _ = writeln!(svg, "<circle class=\"d{color}\" cx=\"{a:.1}\" cy=\"{b:.1}\" r=\"3\"/>");
@@ -159,6 +165,7 @@ mod tests {
         let series = vec![Series {
             name: "<a> & b".to_owned(),
             points: vec![(0.0, 0.0), (10.0, 1.0), (f64::NAN, 1.0)],
+            line: true,
             dots: true,
         }];
         let chart = Chart {

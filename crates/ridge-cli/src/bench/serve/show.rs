@@ -1,7 +1,7 @@
 //! What `ridge bench serve` measured: as text, as JSON, as charts.
 
 use ridge_hw::units::Seconds;
-use ridge_serve::load::{Answer, Api, Chart, Report, Run, Series, Summary, draw};
+use ridge_serve::load::{Answer, Api, Chart, Objective, Report, Run, Series, Summary, draw};
 use serde_json::{Value, json};
 
 use super::{Lengths, Measured, ServeBenchSettings, When};
@@ -22,7 +22,7 @@ fn a_second(rate: f64) -> String {
 
 impl ServeBenchSettings {
     fn limits(&self) -> String {
-        let limits = self.objective.iter().flat_map(|o| o.limits());
+        let limits = self.objective.iter().flat_map(Objective::limits);
         limits.map(|(name, limit)| format!("{name} at most {}", Seconds(limit))).collect::<Vec<_>>().join(", ")
     }
 
@@ -194,10 +194,13 @@ pub(super) fn plot(settings: &ServeBenchSettings, measured: &Measured) -> String
     }
 }
 
+/// What is drawn of an answer, in seconds.
+type Time = fn(&Answer) -> Option<f64>;
+
 fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
     let answers: Vec<&Answer> = run.outcomes.iter().filter_map(|o| o.answer.as_ref().ok()).collect();
-    let limit = |name: &str| settings.objective.iter().flat_map(|o| o.limits()).find(|l| l.0 == name);
-    let spread = |title: &str, names: &[(&str, &dyn Fn(&Answer) -> Option<f64>)]| Chart {
+    let limit = |name: &str| settings.objective.iter().flat_map(Objective::limits).find(|l| l.0 == name);
+    let spread = |title: &str, names: &[(&str, Time)]| Chart {
         title: title.to_owned(),
         x: "milliseconds".to_owned(),
         y: "share of answers, %".to_owned(),
@@ -206,6 +209,7 @@ fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
             .map(|(name, of)| Series {
                 name: (*name).to_owned(),
                 points: cumulated(answers.iter().filter_map(|a| of(a)).map(|s| s * 1e3).collect()),
+                line: true,
                 dots: false,
             })
             .collect(),
@@ -222,14 +226,15 @@ fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
                 let every = answers.len().div_ceil(MOST_POINTS).max(1);
                 sent.step_by(every).collect()
             },
+            line: false,
             dots: true,
         }],
         marks: Vec::new(),
     };
     vec![
-        spread("Time to the first token", &[("ttft", &|a| Some(a.ttft))]),
-        spread("Time a token after the first", &[("tpot", &|a| a.tpot())]),
-        spread("Time to the end", &[("e2e", &|a| Some(a.e2e))]),
+        spread("Time to the first token", &[("ttft", |a| Some(a.ttft))]),
+        spread("Time a token after the first", &[("tpot", Answer::tpot)]),
+        spread("Time to the end", &[("e2e", |a| Some(a.e2e))]),
         over_time,
     ]
 }
@@ -254,6 +259,7 @@ fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, Report)]) -> Vec<Chart
     let series = |name: &str, of: &dyn Fn(&Report) -> Option<f64>| Series {
         name: name.to_owned(),
         points: sorted.iter().filter_map(|(rate, report)| Some((*rate, of(report)?))).collect(),
+        line: true,
         dots: true,
     };
     let chart = |title: String, y: &str, series: Vec<Series>| Chart {
