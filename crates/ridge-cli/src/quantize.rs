@@ -20,9 +20,9 @@ use crate::settings::refused;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge quantize DIR model.gguf --format q8_0                      hardly a difference
-  ridge quantize DIR model.gguf --format q4_k                      a quarter of bf16's bytes
-  ridge quantize m.gguf small.gguf --format q3_k --imatrix i.gguf  weighed by what matters
+  ridge quantize DIR model.gguf --format q8_0     hardly a difference
+  ridge quantize DIR model.gguf --format q4_k     a quarter of bf16's bytes
+  ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf    weighed
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct QuantizeArgs {
