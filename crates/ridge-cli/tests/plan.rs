@@ -32,6 +32,37 @@ fn json_has_the_figures_and_where_they_come_from() {
 }
 
 #[test]
+fn communication_and_pipelines_are_written_as_json_plots_and_traces() {
+    let comm = json("plan comm all-reduce 1GiB --gpus 8 --device H200 --json");
+    assert_eq!(comm["nccl"]["algorithm"], "ring");
+    let bus = comm["bus_bytes_per_second"].as_f64().unwrap();
+    assert!((3.2e11..3.7e11).contains(&bus), "{bus}");
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let (plot, trace) = (at("p.svg"), at("p.json"));
+    let pipeline = json(&format!(
+        "plan pipeline --stages 4 --micro-batches 8 --schedule 1f1b --plot {plot} --trace {trace} --json"
+    ));
+    // (p - 1) / (m + p - 1)
+    assert!((pipeline["timeline"]["bubble"].as_f64().unwrap() - 3.0 / 11.0).abs() < 1e-9);
+    assert!(std::fs::read_to_string(&plot).unwrap().starts_with("<svg"));
+    let events: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    assert_eq!(events["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count(), 2 * 4 * 8);
+    let (plot, trace) = (at("c.svg"), at("c.json"));
+    let comm = json(&format!(
+        "plan comm all-reduce 16GB --gpus 64 --compute 300ms --buckets 10 --plot {plot} --trace {trace} --json"
+    ));
+    let beside = &comm["overlap"];
+    assert!(beside["hidden"].as_f64().unwrap() > beside["exposed"].as_f64().unwrap());
+    assert!(std::fs::read_to_string(&plot).unwrap().contains("<polyline"));
+    let events: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
+    assert_eq!(events["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count(), 20);
+    let all = json("plan pipeline --stages 4 --micro-batches 6 --json");
+    let rejected: Vec<_> = all.as_array().unwrap().iter().filter(|s| s["rejected"].is_string()).collect();
+    assert_eq!(rejected.len(), 2, "{all}");
+}
+
+#[test]
 fn mistaken_input_is_refused_with_the_nearest_right_thing() {
     for (line, wanted) in [
         ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
@@ -47,6 +78,16 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
         ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
         ("plan serve Mixtral-8x7B-v0.1.json --tp 4 --ep 3", "which share the experts"),
+        ("plan comm all-reduce 64Mb", "b is bits"),
+        ("plan comm all-reduce 64", "add its unit, as in 64MiB"),
+        ("plan comm all-reduce 64MiB --network 400Gbps", "write Gb/s for bits, GB/s for bytes"),
+        ("plan comm allreduce 64MiB", "must be one of all-reduce, all-gather"),
+        ("plan comm all-reduce 1GB --device H20O", "did you mean \"H200\"?"),
+        ("plan comm send-recv 1GB --gpus 8", "send-recv has two ranks"),
+        ("plan pipeline --stages 4 --micro-batches 7 --schedule interleaved", "the nearest is 8"),
+        ("plan pipeline --stages 5 --micro-batches 20 --schedule dualpipe", "the nearest is 6"),
+        ("plan pipeline --stages 4 --micro-batches 8 --forward 10", "add its unit"),
+        ("plan pipeline --stages 4 --micro-batches 8 --paired 0 --schedule dualpipe", "give one above 0"),
     ] {
         let output = ridge(line);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -154,6 +154,13 @@ pub(crate) struct Operands {
     pub(crate) workspace: Address,
 }
 
+/// Gives what an earlier process kept, or keeps what it is given.
+pub(crate) type Kept<'a> = &'a dyn Fn(Option<&[u8]>) -> Option<Vec<u8>>;
+/// Queues a product.
+pub(crate) type Queued<'a> = &'a dyn Fn(Operands, Handle) -> Result<()>;
+/// Runs what it is given and tells its seconds, or nothing where that failed.
+pub(crate) type Timed<'a> = dyn FnMut(Queued<'_>) -> Option<f64> + 'a;
+
 impl CublasLt {
     /// Opens the library at `path`, in the context that this thread is in.
     pub(crate) fn open(path: &Path) -> Result<Self> {
@@ -172,12 +179,7 @@ impl CublasLt {
 
     /// The product of `shape` by the algorithm that was chosen for it. `kept` gives and takes what was chosen by an
     /// earlier process; `time` runs a product and tells its seconds, or nothing where it failed.
-    pub(crate) fn product(
-        &self,
-        shape: Shape,
-        kept: &dyn Fn(Option<&[u8]>) -> Option<Vec<u8>>,
-        time: &mut dyn FnMut(&dyn Fn(Operands, Handle) -> Result<()>) -> Option<f64>,
-    ) -> Result<Product> {
+    pub(crate) fn product(&self, shape: Shape, kept: Kept<'_>, time: &mut Timed<'_>) -> Result<Product> {
         let mut product = Product::new(self, shape)?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((algorithm, workspace)) = chosen.get(&shape).copied().or_else(|| decode(&kept(None)?)) {

@@ -2,8 +2,9 @@
 //!
 //! Nothing here runs anything. `reading` walks a model's graph once and keeps, for each kind of layer, coefficients of
 //! tokens, pairs and degrees of parallelism; everything else is sums of those. Read in this order: [`reading`],
-//! [`ledger`] (memory), [`efficiency`] (what devices reach), [`train`] (time of a step, cost of a run), [`search`] (all
-//! ways to divide a step), [`serve`] (latencies and throughput of a server).
+//! [`ledger`] (memory), [`efficiency`] (what devices reach), [`comm`] (collectives), [`pipeline`] (schedules, event by
+//! event), [`train`] (time of a step, cost of a run), [`search`] (all ways to divide a step), [`serve`] (latencies and
+//! throughput of a server).
 
 pub mod accuracy;
 pub mod comm;
@@ -21,6 +22,8 @@ pub use error::PlanError;
 /// The worked problems with code, run as documentation tests.
 #[cfg(doctest)]
 mod worked {
+    #[doc = include_str!("../../../docs/worked/failures-at-16k-gpus.md")]
+    struct Failures;
     #[doc = include_str!("../../../docs/worked/image-tokens-for-16-users.md")]
     struct ImageTokens;
     #[doc = include_str!("../../../docs/worked/speculation.md")]

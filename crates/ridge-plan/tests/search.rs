@@ -76,6 +76,23 @@ fn a_ledger_adds_up_to_what_the_search_holds_against_memory() {
 }
 
 #[test]
+fn the_last_stage_is_the_fullest_where_logits_outweigh_activations() {
+    let model = reading("Meta-Llama-3.1-8B");
+    let ledger = |pp, recompute| {
+        let layout = Layout { pp, micro_batch: 4, recompute, ..Layout::default() };
+        let (work, total) = (Workload::default(), |l: &Layout| training_total(&model, l, &Workload::default()));
+        (training(&model, &layout, &work), total(&layout))
+    };
+    // Layers computed again keep their inputs alone: 16 GB of logits are more than 4 micro-batches of those.
+    let (last, total) = ledger(4, Recompute::Full);
+    assert!(last.of("logits").as_f64() > 1e10 && last.of("activations").as_f64() < 5e9, "{last:?}");
+    assert!((last.total().as_f64() - total).abs() < 16.0);
+    let (first, _) = ledger(4, Recompute::None);
+    assert_eq!(first.of("logits").as_f64(), 0.0);
+    assert!(first.of("activations").as_f64() > 5e10, "{first:?}");
+}
+
+#[test]
 fn zero_cuts_states_by_the_formulas_of_its_paper() {
     // Rajbhandari et al. 2020, figure 1: 16 bytes a parameter, of which stages cut 12, 14 and 16 over the ranks.
     let model = reading("Meta-Llama-3.1-8B");

@@ -1,8 +1,8 @@
 //! Plans held against published measurements: `cargo xtask accuracy`. Nothing is fitted to a row or a model. Efficiencies
-//! belong to devices and classes of op. Rows are halved by (model, device) pairs: shares for training were searched for
-//! over the rows marked `fit` and are judged on those marked `held out`. That half is not blind: the form of the model
-//! (what overlaps, which interleavings are tried, bytes of a logit) was settled with all rows in view, and shares and host
-//! times for serving were chosen by hand beside the medians of all pairs. Notes say so where it counts.
+//! belong to devices and classes of op, and to serving programs. Rows are halved by pairs of device and model: shares were
+//! searched for over the rows marked `fit` and are judged on those marked `held out`. That half is not blind: the form of
+//! the model (what overlaps, which interleavings are tried, bytes of a logit, how a benchmark's clients come) was settled
+//! with all rows in view. Notes say so where it counts.
 
 mod collectives;
 mod serving;

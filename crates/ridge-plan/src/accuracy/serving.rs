@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use ridge_hw::spec::Precision;
+use ridge_hw::units::Bytes;
 
 use super::table::read;
 use super::{Judged, Row, Section};
 use crate::efficiency::Machine;
-use crate::ledger::Quantisation;
+use crate::ledger::{Quantisation, ServingMemory, sequence_bytes, serving};
 use crate::reading::Reading;
-use crate::serve::{ServeLayout, Traffic, aggregated};
+use crate::serve::{ServeLayout, Software, Traffic, benchmark};
 
 /// The configuration of a published model.
 fn config_of(model: &str) -> Option<&'static str> {
@@ -24,10 +25,27 @@ fn config_of(model: &str) -> Option<&'static str> {
     })
 }
 
+/// Sequences that a replica of attention holds; `None` if its weights do not fit.
+fn places(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traffic) -> Option<usize> {
+    let memory = ServingMemory {
+        tp: l.tp,
+        pp: l.pp,
+        ep: if reading.experts > 0 { l.attention_dp } else { 1 },
+        weights: l.weights,
+        cache_bytes: l.cache_bytes,
+        step_tokens: 8192,
+        utilisation: 0.9,
+    };
+    let fit = serving(reading, Bytes(machine.memory as u64), &memory, t.prompt + t.answer).ok()?;
+    // Answers are not all at their end: places are counted at the mean length.
+    let mean = sequence_bytes(reading, &memory, t.prompt + t.answer / 2);
+    Some((fit.room.as_f64() / mean.max(1.0)) as usize)
+}
+
 pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
     let mut readings: BTreeMap<&str, Reading> = BTreeMap::new();
-    // Every second pair of model and device is in view, in alphabetic order.
-    let mut pairs: BTreeMap<(&str, String), Vec<(Row, Row)>> = BTreeMap::new();
+    // Every second pair of device and model is in view, in alphabetic order.
+    let mut pairs: BTreeMap<(String, &str), Vec<(Row, Row)>> = BTreeMap::new();
     let (mut seen, mut left_out) = (BTreeSet::new(), 0);
     let mut records = read(folder, "serving_aggregated.csv")?;
     // Of rows with equal times the one with fewer ranks is taken.
@@ -75,7 +93,14 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
         let ep = layout.ep.min(layout.tp * layout.attention_dp);
         let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch: r.count("batch_size")? };
         let reading = &readings[name];
-        let point = aggregated(reading, &machine, &ServeLayout { ep, ..layout }, &traffic);
+        let layout = ServeLayout { ep, ..layout };
+        let Some(places) = places(reading, &machine, &layout, &traffic) else {
+            left_out += 1;
+            continue;
+        };
+        let software = Software::find(r.text("backend"), r.text("backend_version"))
+            .ok_or_else(|| format!("backend {:?} is not in software.toml", r.text("backend")))?;
+        let point = benchmark(reading, &machine, &layout, &traffic, places, software);
         let what = format!(
             "{name} {} {device} {quant} tp{} dp{} ep{ep} {}/{} x{}",
             r.text("backend"),
@@ -87,13 +112,13 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
         );
         let row = |measured, planned| Row { what: what.clone(), fit: false, measured, planned: planned * 1e3 };
         let rows = (row(r.number("silicon_tpot_ms")?, point.tpot), row(r.number("silicon_ttft_ms")?, point.ttft));
-        pairs.entry((name, device.to_owned())).or_default().push(rows);
+        pairs.entry((device.to_owned(), name)).or_default().push(rows);
     }
     let mut all = Vec::new();
     for (kind, experts) in [("dense", false), ("experts", true)] {
         let (mut tpot, mut ttft) = (Vec::new(), Vec::new());
         let has_experts = |name: &str| readings[name].experts > 0;
-        for (i, (_, rows)) in pairs.iter().filter(|((name, _), _)| has_experts(name) == experts).enumerate() {
+        for (i, (_, rows)) in pairs.iter().filter(|((_, name), _)| has_experts(name) == experts).enumerate() {
             for (a, b) in rows {
                 tpot.push(Row { fit: i % 2 == 0, ..a.clone() });
                 ttft.push(Row { fit: i % 2 == 0, ..b.clone() });
@@ -105,7 +130,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 "time to first token",
                 0.25,
                 ttft,
-                "; the source has several times more than a prompt takes alone where few sequences run; it does not tell how requests arrive",
+                "; clients are taken to begin at once and to ask again when they are answered, which the source does not tell",
             ),
         ] {
             all.push(Section {
@@ -114,7 +139,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 target,
                 judged: Judged::Median,
                 rows,
-                note: format!("{left_out} rows left out: they repeat the times of another layout, or their ranks do not divide the heads; shares were chosen by hand beside the medians of all pairs{note}"),
+                note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads or their weights do not fit; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn anew (by device, then model) when programs came in, so that each program has rows to be fitted on{note}"),
                 shown: false,
             });
         }

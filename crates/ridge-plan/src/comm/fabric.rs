@@ -127,14 +127,18 @@ impl Fabric {
             (Collective::Broadcast, Algorithm::Tree) => of(tree, if ranks == 2 { bytes } else { 2.0 * bytes }),
             (Collective::AllReduce, Algorithm::DoubleTree) => of(twice(tree), 2.0 * bytes),
             (Collective::Broadcast, Algorithm::DoubleTree) => of(tree, bytes),
+            (Collective::AllReduce, Algorithm::HalvingDoubling) if nodes > 1 => {
+                self.halving(2.0 * bytes, group).map(|p| Path { hops: twice(p.hops), ..p })?
+            }
+            (Collective::AllGather | Collective::ReduceScatter, Algorithm::HalvingDoubling) if nodes > 1 => {
+                self.halving(bytes, group)?
+            }
             (Collective::AllReduce, Algorithm::HalvingDoubling) => {
                 // Ranks beyond a power of two give their buffers to others before, and get the sums behind.
                 let power = if whole { ranks } else { ranks.next_power_of_two() / 2 };
                 let p = power as f64;
                 let (steps, wire) = (2 * depth(power), 2.0 * (p - 1.0) / p * bytes);
-                let (steps, wire) = if whole { (steps, wire) } else { (steps + 2, wire + 2.0 * bytes) };
-                let between = if nodes > 1 { (2 * depth(nodes)).min(steps) } else { 0 };
-                of([steps - between, between], wire)
+                if whole { of([steps, 0], wire) } else { of([steps + 2, 0], wire + 2.0 * bytes) }
             }
             (Collective::AllGather | Collective::ReduceScatter, Algorithm::HalvingDoubling) if whole => of(tree, part),
             (Collective::AllReduce, Algorithm::OneShot) => {
@@ -160,6 +164,18 @@ impl Fabric {
             }
             _ => return None,
         })
+    }
+
+    /// Halving of `bytes` in a node and then between nodes, or doubling the other way: one link waits for the other.
+    fn halving(&self, bytes: f64, group: Group) -> Option<Path> {
+        let (local, nodes) = self.split(group);
+        if !(local.is_power_of_two() && nodes.is_power_of_two() && local * nodes == group.ranks) {
+            return None;
+        }
+        let inner = bytes * (1.0 - 1.0 / local as f64);
+        let outer = bytes / local as f64 * (1.0 - 1.0 / nodes as f64);
+        let rate = (inner + outer) / (inner / self.inside.rate + outer / self.outside.rate);
+        Some(Path { base: 0.0, hops: [depth(local), depth(nodes)], wire: inner + outer, rate, outside: true })
     }
 
     /// All ranks to all, `sent` bytes of each: what stays in the node and what leaves it go at once.

@@ -80,6 +80,12 @@ fn in_flight(layout: &Layout, micro_batches: f64) -> f64 {
     most.min(micro_batches)
 }
 
+/// The same on the last stage: one, or of interleaved chunks all but the last of a first round.
+fn in_flight_last(layout: &Layout, micro_batches: f64) -> f64 {
+    let (p, v) = (layout.pp as f64, layout.interleave as f64);
+    (((v - 1.0) * p + 1.0) / v).min(micro_batches)
+}
+
 /// Shares of the group over which ZeRO cuts.
 struct Shares {
     weight: f64,
@@ -112,7 +118,6 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
     let (dense, experts) = (shares(layout.zero, ranks), shares(layout.zero, ranks / layout.ep as f64));
     let bytes = |each: f64, share: fn(&Shares) -> f64| each * (p.dense / share(&dense) + p.experts / share(&experts));
     let micro_batches = work.global_batch as f64 / (layout.dp * layout.micro_batch) as f64;
-    let alive = in_flight(layout, micro_batches);
     let (mut kept, mut transient) = (0.0, 0.0f64);
     for kind in 0..reading.kinds.len() {
         let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
@@ -124,6 +129,10 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
     // In 16 bits and as f32, and the f32 gradient; their logarithms too where the loss is not fused.
     let per_logit = if work.fused_loss { 10.0 } else { 14.0 };
     let logits = per_logit * tokens * reading.vocab as f64 / layout.tp as f64;
+    // The first stage has most micro-batches alive, the last the logits: whichever is more.
+    let (first, last) = (in_flight(layout, micro_batches), in_flight_last(layout, micro_batches));
+    let on_last = layout.pp == 1 || kept * last + logits > kept * first;
+    let (alive, logits) = if on_last { (last, logits) } else { (first, 0.0) };
     // ZeRO 3 gathers a unit in 16 bits and makes its gradient there; the next layer is fetched meanwhile.
     let buckets = if layout.zero == 3 && ranks > 1.0 { 4.0 * p.largest_unit } else { 0.0 };
     Amounts {
@@ -133,7 +142,7 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
         moments: bytes(work.states.moments, |s| s.optimiser),
         activations: kept * alive,
         transient: 2.0 * transient,
-        logits: if layout.pp == 1 { logits } else { 0.0 },
+        logits,
         buckets,
         alive,
         parameters: p,
@@ -146,8 +155,8 @@ pub fn training_total(reading: &Reading, layout: &Layout, work: &Workload) -> f6
     a.weights + a.gradients + a.master + a.moments + a.activations + a.transient + a.logits + a.buckets
 }
 
-/// What the fullest rank holds at the end of its first forward pass. The logits are an entry where one stage has all
-/// layers: the last of several holds them when it holds least activations.
+/// What the fullest rank holds at the end of its first forward pass. The logits are an entry where that rank is of the
+/// last stage.
 pub fn training(reading: &Reading, layout: &Layout, work: &Workload) -> Ledger {
     let a = amounts(reading, layout, work);
     let (p, s) = (a.parameters, work.states);

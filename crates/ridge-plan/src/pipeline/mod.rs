@@ -373,7 +373,10 @@ fn device_use(pipeline: &Pipeline, events: &[&Event]) -> DeviceUse {
         peak_alive = peak_alive.max(alive);
         peak_bytes = peak_bytes.max(bytes);
     }
-    DeviceUse { busy, waits: until - first - busy, peak_bytes, peak_alive: peak_alive.max(0) as usize }
+    // Sums of times are exact to rounding alone.
+    let waits = until - first - busy;
+    let waits = if waits > 1e-9 * until { waits } else { 0.0 };
+    DeviceUse { busy, waits, peak_bytes, peak_alive: peak_alive.max(0) as usize }
 }
 
 /// Seconds that a step of 1F1B, interleaved over `chunks` where that is above 1, takes beyond the passes of its slowest

@@ -1,8 +1,10 @@
 //! Latencies and throughput of a server at one point: a batch of sequences of one prompt length and one answer length.
 //! A point takes microseconds: each op of each kind of layer is one roofline with an efficiency.
 
+mod benchmark;
 mod point;
 
+pub use benchmark::{Software, benchmark};
 pub use point::{Point, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.

@@ -45,7 +45,7 @@ mod tests {
         match value {
             Value::Object(map) => map.iter().for_each(|(key, value)| pointers(value, format!("{at}/{key}"), out)),
             Value::Array(list) => {
-                list.iter().enumerate().for_each(|(i, value)| pointers(value, format!("{at}/{i}"), out))
+                list.iter().enumerate().for_each(|(i, value)| pointers(value, format!("{at}/{i}"), out));
             }
             _ => {}
         }
