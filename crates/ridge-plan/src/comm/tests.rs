@@ -1,3 +1,5 @@
+//! Collectives against closed forms and measurements.
+
 use super::*;
 
 fn fabric() -> Fabric {

@@ -1,3 +1,5 @@
+//! Schedules against closed forms, and what holds for every one of them.
+
 use std::collections::HashMap;
 
 use super::*;
