@@ -432,17 +432,18 @@ impl Engine {
             flight.tokens.extend_from_slice(row.tokens);
         }
         let sequences = &self.sequences;
-        let line = |row: usize| -> Line<'_> {
-            let sequence = sequences[rows[row].id.row].as_ref().expect("reserved above");
-            Line {
-                row: rows[row],
+        let lines: Vec<Line<'_>> = rows
+            .iter()
+            .map(|row| (*row, sequences[row.id.row].as_ref().expect("reserved above")))
+            .map(|(row, sequence)| Line {
+                row,
                 length: sequence.length,
                 prompt: sequence.prompt,
                 blocks: &sequence.blocks,
-                sampling: if rows[row].sample { &sequence.sampling } else { &NOT_SAMPLED },
+                sampling: if row.sample { &sequence.sampling } else { &NOT_SAMPLED },
                 stream: sequence.stream,
-            }
-        };
+            })
+            .collect();
         let mut wanted = Wanted::default();
         let mut extents = Extents {
             tokens: rounded(flight.tokens.len()),
@@ -450,18 +451,18 @@ impl Engine {
             blocks: self.blocks.count(),
             ..Extents::default()
         };
-        for (index, row) in rows.iter().enumerate() {
-            let line = line(index);
+        for line in &lines {
+            let row = line.row;
             wanted.tokens |= row.sample;
             wanted.scores |= !row.targets.is_empty();
             wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
             wanted.logprobs |= line.sampling.logprobs.is_some();
             extents.table = extents.table.max(line.blocks.len());
-            extents.make_room(&line, self.vocab);
+            extents.make_room(line, self.vocab);
         }
         extents.table = extents.table.next_power_of_two().max(LEAST_TABLE).min(self.table);
         (flight.wanted, flight.extents) = (wanted, extents);
-        fill(self.programs.ready(wanted, extents)?, extents, &flight.tokens, rows.len(), line);
+        fill(self.programs.ready(wanted, extents)?, extents, &flight.tokens, &lines);
         Ok(())
     }
 

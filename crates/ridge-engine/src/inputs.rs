@@ -23,17 +23,11 @@ pub(crate) fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// Fills the inputs of a step of `rows` rows, which `line` gives. Padding tokens belong to no sequence, and padding rows
+/// Fills the inputs of a step of these rows. Padding tokens belong to no sequence, and padding rows
 /// have none and are sampled greedily, to be dropped.
-pub(crate) fn fill<'a>(
-    ready: &mut Ready,
-    extents: Extents,
-    tokens: &[u32],
-    rows: usize,
-    line: impl Fn(usize) -> Line<'a>,
-) {
+pub(crate) fn fill<'a>(ready: &mut Ready, extents: Extents, tokens: &[u32], lines: &'a [Line<'a>]) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
-    let all = || (0..rows).map(&line);
+    let all = || lines.iter();
     ready.fill(Input::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
     let ids =
         all().enumerate().flat_map(|(row, l)| std::iter::repeat_n((row as i32).to_le_bytes(), l.row.tokens.len()));
@@ -46,7 +40,7 @@ pub(crate) fn fill<'a>(
     ready.fill(Input::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
     ready.fill(Input::Lengths, all().map(|l| i32s(l.length)), i32s(0));
     let blocks = |row: usize, to: &mut [[u8; 4]]| {
-        let blocks = if row < rows { line(row).blocks } else { &[] };
+        let blocks = lines.get(row).map_or(&[][..], |l| l.blocks);
         // A sequence may own blocks beyond those of this step only where the table is wide enough for all.
         let (used, rest) = to.split_at_mut(blocks.len().min(to.len()));
         for (to, block) in used.iter_mut().zip(blocks) {
@@ -83,17 +77,17 @@ pub(crate) fn fill<'a>(
     ready.fill(Input::PromptLengths, all().map(|l| i32s(l.prompt)), i32s(0));
     ready.fill(Input::Seed, all().map(|l| (l.sampling.seed as i64).to_le_bytes()), [0; 8]);
     ready.fill(Input::Sequence, all().map(|l| (l.stream as i64).to_le_bytes()), [0; 8]);
-    let breaker = |l: Line<'a>| {
+    let breaker = |l: &'a Line<'a>| {
         (0..extents.breakers).map(move |i| l.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
     };
     ready.fill(Input::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
-    let bias = |l: Line<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
+    let bias = |l: &'a Line<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
     let ids = all().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes());
     ready.fill(Input::BiasIds, ids, (-1i32).to_le_bytes());
     let values = all().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes());
     ready.fill(Input::BiasValues, values, 0f32.to_le_bytes());
     let forbidden = |row: usize, to: &mut [[u8; 4]]| {
-        let words = if row < rows { line(row).row.forbidden } else { &[] };
+        let words = lines.get(row).map_or(&[][..], |l| l.row.forbidden);
         let (used, rest) = to.split_at_mut(words.len().min(to.len()));
         for (to, word) in used.iter_mut().zip(words) {
             *to = word.to_le_bytes();

@@ -43,7 +43,9 @@ pub(crate) fn score(cache: &[i32], token: u32) -> f32 {
 
 fn fold(cache: &[i32], start: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ start.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    cache.iter().fold(start, |h, kept| (h ^ u64::from(*kept as u32)).wrapping_mul(0x0100_0000_01b3).rotate_left(23))
+    cache
+        .iter()
+        .fold(start, |h, kept| (h ^ u64::from(kept.cast_unsigned())).wrapping_mul(0x0100_0000_01b3).rotate_left(23))
 }
 
 /// What is kept where something is not finite. All else is odd.
