@@ -56,7 +56,7 @@ impl ModelFiles {
         let Some(folder) = folder else {
             return Ok(Self { origin: Origin::Embedded(&STORIES_260K), config_text: STORIES_260K.config.to_owned() });
         };
-        if folder.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && folder.is_file() {
+        if is_gguf(folder) {
             let gguf = Box::new(Gguf::open(folder)?);
             let config_text = gguf.config_json()?;
             return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text });
@@ -66,7 +66,8 @@ impl ModelFiles {
         Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
     }
 
-    /// Opens a `config.json` under whatever name, and nothing beside it: enough to plan a model.
+    /// Opens a `config.json` under whatever name, and nothing beside it: enough to plan a model. A GGUF file is opened as
+    /// [`ModelFiles::open`] does.
     ///
     /// # Errors
     ///
@@ -78,6 +79,9 @@ impl ModelFiles {
                 problem: "it holds weights, and a configuration is wanted".to_owned(),
                 remedy: "give the config.json beside it, or the folder that holds both".to_owned(),
             });
+        }
+        if is_gguf(file) {
+            return Self::open(Some(file));
         }
         let config_text = read_text(file, "read the configuration")?;
         Ok(Self { origin: Origin::Config(file.to_owned()), config_text })
@@ -316,6 +320,11 @@ impl fmt::Display for ModelFiles {
             Origin::Folder(path) | Origin::Config(path) | Origin::Gguf { path, .. } => write!(f, "{}", path.display()),
         }
     }
+}
+
+/// Is it a GGUF file, by its name?
+fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
 }
 
 fn config_alone(file: &Path, wanted: &str) -> ModelError {
