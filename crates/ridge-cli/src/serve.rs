@@ -395,7 +395,10 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let Prepared { session, model, .. } = prepared;
     let engine = *engine;
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
-    let service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
+    let mut service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
+    if let Some(tokenizer) = &tokenizer {
+        service = service.with_grammars(tokenizer)?;
+    }
     let mut eos: Vec<u32> = model.eos_token_ids.clone();
     if let Some(tokenizer) = &tokenizer {
         let input = ChatInput::new(Vec::new(), Clock::now_utc());
