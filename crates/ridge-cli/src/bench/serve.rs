@@ -28,12 +28,12 @@ use crate::settings::refused;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge bench serve                                       16 at a time, of a server at this machine
-  ridge bench serve --rate 4 --requests 200               as they come: Poisson, 4 a second on average
-  ridge bench serve --rate 4 --burst 3                    in bursts
+  ridge bench serve                               16 at a time
+  ridge bench serve --rate 4 --requests 200       Poisson, 4 a second
+  ridge bench serve --rate 4 --burst 3            in bursts
   ridge bench serve --trace azure_2023_conv.csv --speed 10 --duration 60 --json
-  ridge bench serve --trace mooncake_conversation.jsonl --shrink 64       prompts that share beginnings
-  ridge bench serve --slo ttft=200ms,tpot=50ms --sweep    the highest rate at which 90% keep it
+  ridge bench serve --trace mooncake_conversation.jsonl --shrink 64
+  ridge bench serve --slo ttft=200ms,tpot=50ms --sweep
   ridge bench serve --chat --corpus book.txt --tokenizer DIR --plot out.svg
 
 Times count from when a request is sent, and its connection with it. TTFT is to the first token, TPOT the time a token \
