@@ -1,4 +1,4 @@
-//! Collectives against closed forms and measurements.
+//! Traffic against its closed forms, choice by size and distance, and what compute hides.
 
 use super::*;
 

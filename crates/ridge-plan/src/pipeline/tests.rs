@@ -1,4 +1,4 @@
-//! Schedules against closed forms, and what holds for every one of them.
+//! Every schedule against its closed forms, and what any schedule must keep with any times.
 
 use std::collections::HashMap;
 
