@@ -2,6 +2,7 @@
 
 mod comm;
 mod fit;
+mod kernel;
 mod pipeline;
 mod serve;
 mod train;
@@ -23,6 +24,7 @@ use crate::output::columns;
 #[derive(Debug, Subcommand)]
 pub(crate) enum PlanCommand {
     Fit(fit::FitArgs),
+    Kernel(kernel::KernelArgs),
     Train(train::TrainArgs),
     Serve(serve::ServeArgs),
     Comm(comm::CommArgs),
@@ -33,6 +35,7 @@ pub(crate) enum PlanCommand {
 pub(crate) fn run(command: &PlanCommand) -> Result<()> {
     match command {
         PlanCommand::Fit(args) => fit::run(args),
+        PlanCommand::Kernel(args) => kernel::run(args),
         PlanCommand::Train(args) => train::run(args),
         PlanCommand::Serve(args) => serve::run(args),
         PlanCommand::Comm(args) => comm::run(args),
