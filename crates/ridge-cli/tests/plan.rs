@@ -29,6 +29,9 @@ fn json_has_the_figures_and_where_they_come_from() {
     // A step reads 15 GB at 4.8 TB/s at best.
     let step = serve["point"]["decode_step"].as_f64().unwrap();
     assert!((0.0031..0.006).contains(&step), "{step}");
+    let kernel = json("plan kernel --capability 8.0 --threads 256 --registers 128 --stride 4096 --json");
+    assert_eq!((&kernel["occupancy"]["warps"], &kernel["access"]["sectors"]), (&16.into(), &32.into()));
+    assert_eq!(kernel["sources"]["limits"], "specified");
 }
 
 #[test]
@@ -77,6 +80,9 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan train Qwen3-8B.json --gpus 8 --tokens 15tb", "15T (K, M, B, T)"),
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
         ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
+        ("plan kernel --threads 128 --registers 300", "the nearest is 255"),
+        ("plan kernel --capability 8.8 --threads 128 --registers 30", "the nearest is 8.9"),
+        ("plan kernel --threads 128 --registers 30 --stride 6", "the nearest below is 4"),
         ("plan serve Mixtral-8x7B-v0.1.json --tp 4 --ep 3", "which share the experts"),
         ("plan comm all-reduce 64Mb", "b is bits"),
         ("plan comm all-reduce 64", "add its unit, as in 64MiB"),

@@ -57,7 +57,8 @@ pub(super) fn run(args: &KernelArgs) -> Result<()> {
             json!({ "sectors": a.sectors(), "efficiency": a.efficiency(), "shared_passes": a.shared_passes(),
                 "conflict_ways": a.conflict_ways() })
         });
-        return print_json(&json!({ "occupancy": found, "fraction": found.fraction(), "access": access }));
+        return print_json(&json!({ "occupancy": found, "fraction": found.fraction(), "access": access,
+            "sources": { "limits": "specified", "occupancy": "modelled", "access": "modelled" } }));
     }
     let limited: Vec<String> = found.limited_by.iter().map(ToString::to_string).collect();
     let mut text = format!(
