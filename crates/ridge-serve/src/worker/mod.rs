@@ -130,6 +130,8 @@ impl Worker {
             dead: AtomicBool::new(false),
             started: Instant::now(),
         });
+        // Before anybody can ask.
+        shared.publish(&service);
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(move || {
             // A panic unwinds through the runner, which drops every channel.

@@ -53,7 +53,6 @@ pub(super) struct Runner {
 impl Runner {
     pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<Shared>) -> Self {
         let (entries, ids, events) = (HashMap::new(), HashMap::new(), Vec::new());
-        shared.publish(&service);
         Self {
             service,
             shared,
