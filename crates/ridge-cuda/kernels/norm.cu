@@ -7,7 +7,7 @@
 
 union Vector { uint4 whole; D::Raw part[WIDE]; };
 
-extern "C" __global__ __launch_bounds__(THREADS) void rms_norm(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void rms_norm(
     const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
     D::Raw* __restrict__ out, D::Raw* __restrict__ sum, float eps, Numbers<1> n
 ) {
