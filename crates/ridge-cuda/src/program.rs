@@ -1,5 +1,7 @@
 //! Programs and their buckets: launches with all their arguments, resolved when a bucket is bound.
 
+mod steps;
+
 use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,11 +13,12 @@ use ridge_runtime::{Buffer, LaunchTime, Place, Plan, Program, Region, Result, Ru
 use crate::args;
 use crate::backend::{CudaOptions, memory};
 use crate::compile;
-use crate::cublaslt::{Operands, Product};
-use crate::device::{Captured, Device, Event, Loaded, Memory, Pinned, Queue};
+use crate::cublaslt::Operands;
+use crate::device::{Captured, Device, Event, Memory, Pinned, Queue};
 use crate::driver::Address;
 use crate::error::device as failed;
-use crate::kernel::{Action, Arg, At, Kernel, Slot, Source};
+use crate::kernel::{Kernel, Slot, Source};
+use steps::{Step, Steps, Work};
 
 /// What no kernel may rely on: NaN in every float dtype.
 const POISON: u8 = 0xff;
@@ -113,44 +116,6 @@ impl Offsets {
     }
 }
 
-/// What a launch does.
-enum Work {
-    /// A kernel, with `params` of its arguments from `first` on in [`CudaRun::words`], each so many words long.
-    Launch {
-        kernel: Arc<Loaded>,
-        grid: [u32; 3],
-        threads: u32,
-        shared: u32,
-        /// May it begin before the launch ahead of it has ended?
-        early: bool,
-        first: usize,
-        args: Vec<Arg>,
-    },
-    /// A product by cuBLASLt of x, w, perhaps a summand, and the result.
-    Product {
-        product: Product,
-        operands: [At; 4],
-    },
-    Copy {
-        from: Slot,
-        to: Slot,
-        to_offset: usize,
-        bytes: usize,
-    },
-    /// A copy from the block of constants.
-    Constant {
-        at: usize,
-        to: Slot,
-        bytes: usize,
-    },
-}
-
-/// One action of one launch of the plan.
-struct Step {
-    launch: usize,
-    work: Work,
-}
-
 /// A bucket.
 struct CudaRun {
     device: Arc<Device>,
@@ -195,47 +160,7 @@ impl CudaRun {
         states: Vec<Arc<Memory>>,
     ) -> Result<Self> {
         let device = &of.device;
-        let (mut steps, mut words, mut most) = (Vec::new(), 0, 0);
-        let mut constants: Vec<u8> = Vec::new();
-        for (index, launch) in plan.launches.iter().enumerate() {
-            let mut actions: Vec<&Action> = kernels[launch.kernel].actions.iter().rev().collect();
-            while let Some(action) = actions.pop() {
-                let work = match action {
-                    Action::Product { shape, x, w, r, y, otherwise } => match device.product(*shape) {
-                        Some(product) => Work::Product { product, operands: [*x, *w, r.unwrap_or(*y), *y] },
-                        None => {
-                            actions.extend(otherwise.iter().rev());
-                            continue;
-                        }
-                    },
-                    Action::Fastest { key, operands, ways } => {
-                        actions.extend(ways[device.fastest(key, operands, ways)].actions.iter().rev());
-                        continue;
-                    }
-                    Action::Launch { source, grid, threads, shared, args } => {
-                        let first = words;
-                        words += args.iter().map(args::words).sum::<usize>();
-                        most = most.max(args.len());
-                        let kernel = device.kernel(source)?;
-                        kernel.reserve(*shared)?;
-                        let (grid, threads, shared) = (device.grid(source, *grid), *threads, *shared);
-                        let behind = matches!(steps.last(), Some(Step { work: Work::Launch { .. }, .. }));
-                        let early = behind && device.overlaps() && source.waits();
-                        Work::Launch { kernel, grid, threads, shared, early, first, args: args.clone() }
-                    }
-                    Action::Copy { from, to, to_offset, bytes } => {
-                        Work::Copy { from: *from, to: *to, to_offset: *to_offset, bytes: *bytes }
-                    }
-                    Action::Constant { bytes, to } => {
-                        let at = constants.len().next_multiple_of(ALIGN);
-                        constants.resize(at, 0);
-                        constants.extend_from_slice(bytes);
-                        Work::Constant { at, to: *to, bytes: bytes.len() }
-                    }
-                };
-                steps.push(Step { launch: index, work });
-            }
-        }
+        let Steps { steps, words, most_args, constants } = Steps::of(device, &plan, kernels)?;
         let held = device.allocate(constants.len(), "constants")?;
         device.upload(&held, 0, &constants)?;
         let (input_offsets, output_offsets) = (Offsets::new(&plan.input_bytes), Offsets::new(&plan.output_bytes));
@@ -262,7 +187,7 @@ impl CudaRun {
             arena_number,
             arena_bytes,
             words: vec![0; words],
-            params: Vec::with_capacity(most),
+            params: Vec::with_capacity(most_args),
             captured: None,
             ran: false,
             failure: None,

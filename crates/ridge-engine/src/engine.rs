@@ -1,4 +1,6 @@
-//! Sequences, their blocks, and steps over them.
+//! Steps over sequences, whose tokens are in blocks of the cache.
+
+mod sequence;
 
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols};
@@ -9,6 +11,8 @@ use crate::error::{EngineError, Result};
 use crate::inputs::{Line, fill, rounded};
 use crate::programs::{Extents, Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
+pub use sequence::{Next, Outcome, Row, SequenceId, Start};
+use sequence::{Sequence, Shared};
 
 /// How much an engine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,96 +32,6 @@ impl EngineOptions {
     pub fn cache_blocks(&self, block_size: usize) -> usize {
         self.blocks.unwrap_or(self.context.div_ceil(block_size) * self.sequences)
     }
-}
-
-/// A running sequence. That of one that ended is never taken for that of another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SequenceId {
-    row: usize,
-    /// How many were started before it.
-    number: u64,
-}
-
-impl std::fmt::Display for SequenceId {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.number.fmt(f)
-    }
-}
-
-/// What is to become a sequence.
-#[derive(Clone, Copy, Debug)]
-pub struct Start<'a> {
-    /// How its tokens are chosen.
-    pub sampling: &'a Sampling,
-    /// Tokens before its answer: penalties of frequency and presence count what comes after.
-    pub prompt: usize,
-    /// Which of the sequences of its seed it is: their random numbers differ.
-    pub stream: u64,
-    /// What comes before its tokens, and those of them that may be in the cache; none where it shares nothing.
-    pub shared: Option<(Prefix, &'a [u32])>,
-}
-
-/// A sequence's part of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Row<'a> {
-    /// The sequence.
-    pub id: SequenceId,
-    /// Tokens to append to it.
-    pub tokens: &'a [u32],
-    /// Is the token after them wanted?
-    pub sample: bool,
-    /// What follows each of the first tokens, where it is to be told how probable that was.
-    pub targets: &'a [u32],
-    /// Tokens that may not be chosen: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
-    pub forbidden: &'a [u32],
-}
-
-/// The token after a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// It was not asked for.
-    NotAsked,
-    /// The token.
-    Token(u32),
-    /// No token can be chosen: the model's output is not finite after so many tokens.
-    NotFinite(usize),
-}
-
-/// What a step brought a row.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Outcome {
-    /// The sequence.
-    pub id: SequenceId,
-    /// The token after it.
-    pub next: Next,
-    /// How probable that is, if the sequence's sampling asks.
-    pub logprobs: Option<Logprobs>,
-    /// Natural logarithms of the probabilities of the row's targets.
-    pub scores: Vec<f32>,
-}
-
-#[derive(Debug)]
-struct Sequence {
-    number: u64,
-    /// The last step that it stood in.
-    step: u64,
-    /// Tokens in the cache.
-    length: usize,
-    /// Tokens before its answer.
-    prompt: usize,
-    blocks: Vec<BlockId>,
-    sampling: Sampling,
-    stream: u64,
-    shared: Option<Shared>,
-}
-
-/// How far a sequence's blocks have names.
-#[derive(Debug)]
-struct Shared {
-    /// That of the full blocks.
-    prefix: Prefix,
-    /// The tokens behind them.
-    rest: Vec<u32>,
 }
 
 /// A step that was submitted.
@@ -540,21 +454,6 @@ static NOT_SAMPLED: Sampling = Sampling::GREEDY;
 
 /// Columns of the block table at least.
 const LEAST_TABLE: usize = 16;
-
-impl Shared {
-    /// Takes over tokens that are in the cache now, which has `length` of them, and names the blocks that they fill.
-    fn take(&mut self, tokens: &[u32], owned: &[BlockId], length: usize, size: usize, blocks: &mut Blocks) {
-        let mut full = (length - tokens.len()) / size;
-        for token in tokens {
-            self.rest.push(*token);
-            if self.rest.len() == size {
-                self.prefix = blocks.name(owned[full], self.prefix, &self.rest);
-                self.rest.clear();
-                full += 1;
-            }
-        }
-    }
-}
 
 fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
     work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[] }).collect()

@@ -7,26 +7,8 @@ mod gpu;
 
 use std::sync::Arc;
 
-use common::{ALL, Fixture, OnCpu as OnDevice, SHUFFLED, Sequence, judge, plain_logits, rows, stack};
+use common::{ALL, FAMILIES, Fixture, OnCpu as OnDevice, SHUFFLED, Sequence, judge, plain_logits, rows, stack};
 use ridge_graph::Tensor;
-
-const FAMILIES: [(&str, Option<usize>); 15] = [
-    ("falcon", None),
-    ("gemma2", None),
-    ("gemma3", None),
-    ("gpt2", None),
-    ("gpt_neox", None),
-    ("llama_dynamic", Some(24)),
-    ("llama_linear", None),
-    ("llama_yarn", None),
-    ("llama_yarn_mscale", None),
-    ("mistral", None),
-    ("olmo2", None),
-    ("phi3", None),
-    ("phi3_longrope", None),
-    ("qwen2", None),
-    ("qwen3", None),
-];
 
 #[test]
 fn prompt_logits_are_as_near_to_exact_as_those_of_transformers() {

@@ -5,32 +5,14 @@ mod common;
 
 use common::mesh::{on_mesh, sharded, tp};
 use common::{
-    BLOCK_SIZE, Evaluated, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, relative, rows, stack, step,
+    BLOCK_SIZE, Evaluated, FAMILIES, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, relative, rows,
+    stack, step,
 };
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
 use ridge_models::parallel::tensor_parallel;
 use ridge_models::{BuildOptions, ModelConfig};
 use ridge_runtime::Backend;
-
-/// Every decoder, with the context that it is built for: the whole sequence where frequencies depend on it.
-const ALL: [(&str, Option<usize>); 15] = [
-    ("falcon", None),
-    ("gemma2", None),
-    ("gemma3", None),
-    ("gpt2", None),
-    ("gpt_neox", None),
-    ("llama_dynamic", Some(24)),
-    ("llama_linear", None),
-    ("llama_yarn", None),
-    ("llama_yarn_mscale", None),
-    ("mistral", None),
-    ("olmo2", None),
-    ("phi3", None),
-    ("phi3_longrope", None),
-    ("qwen2", None),
-    ("qwen3", None),
-];
 
 /// Those with two sequences of different lengths.
 const BATCHED: [&str; 4] = ["gemma2", "gemma3", "mistral", "qwen3"];
@@ -39,7 +21,7 @@ const BATCHED: [&str; 4] = ["gemma2", "gemma3", "mistral", "qwen3"];
 const PROMPT: usize = 16;
 
 fn all() -> impl Iterator<Item = Fixture> {
-    ALL.into_iter().map(|(name, context)| Fixture::family(name, context))
+    FAMILIES.into_iter().map(|(name, context)| Fixture::family(name, context))
 }
 
 fn whole(tokens: &[i64]) -> [Sequence; 1] {
@@ -205,7 +187,7 @@ fn frequencies_follow_the_context_that_the_model_is_built_for() {
 
 #[test]
 fn older_spellings_of_configurations_mean_the_same() {
-    for (name, _) in ALL {
+    for (name, _) in FAMILIES {
         let read = |file: &str| {
             let text = std::fs::read_to_string(fixtures().join("families").join(name).join(file)).expect("a file");
             ModelConfig::from_json(file, &text).unwrap_or_else(|e| panic!("{name}: {e}"))
@@ -220,7 +202,7 @@ fn older_spellings_of_configurations_mean_the_same() {
 /// In bfloat16 no reference is at hand: the plain implementation is the graph itself, rounded at each step.
 #[test]
 fn bfloat16_logits_are_as_near_to_exact_as_those_of_a_plain_implementation() {
-    for (name, context) in ALL {
+    for (name, context) in FAMILIES {
         let fixture = Fixture::family_in(name, context, DType::BF16);
         let tokens = fixture.prompt();
         let exact = Evaluated::new(&fixture, Precision::Exact).run(&mut whole(&tokens), &[tokens.len()]);

@@ -22,6 +22,25 @@ use safetensors::SafeTensors;
 /// Every Llama.
 pub const ALL: [&str; 6] = ["mha_untied", "gqa2_tied", "gqa8_llama3_rope", "odd_head_dim", "bf16_sharded", "biased"];
 
+/// Every decoder, with the context that it is built for: the whole sequence where frequencies depend on it.
+pub const FAMILIES: [(&str, Option<usize>); 15] = [
+    ("falcon", None),
+    ("gemma2", None),
+    ("gemma3", None),
+    ("gpt2", None),
+    ("gpt_neox", None),
+    ("llama_dynamic", Some(24)),
+    ("llama_linear", None),
+    ("llama_yarn", None),
+    ("llama_yarn_mscale", None),
+    ("mistral", None),
+    ("olmo2", None),
+    ("phi3", None),
+    ("phi3_longrope", None),
+    ("qwen2", None),
+    ("qwen3", None),
+];
+
 /// Tokens of a block of the cache: not a divisor of anything else here.
 pub const BLOCK_SIZE: usize = 5;
 /// Blocks of the cache, and columns of its table.

@@ -1,0 +1,109 @@
+//! A sequence: how it is told from others, what it holds, what a step takes of it and brings it.
+
+use crate::blocks::{BlockId, Blocks, Prefix};
+use crate::sampling::{Logprobs, Sampling};
+
+/// A running sequence. That of one that ended is never taken for that of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SequenceId {
+    pub(super) row: usize,
+    /// How many were started before it.
+    pub(super) number: u64,
+}
+
+impl std::fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.number.fmt(f)
+    }
+}
+
+/// What is to become a sequence.
+#[derive(Clone, Copy, Debug)]
+pub struct Start<'a> {
+    /// How its tokens are chosen.
+    pub sampling: &'a Sampling,
+    /// Tokens before its answer: penalties of frequency and presence count what comes after.
+    pub prompt: usize,
+    /// Which of the sequences of its seed it is: their random numbers differ.
+    pub stream: u64,
+    /// What comes before its tokens, and those of them that may be in the cache; none where it shares nothing.
+    pub shared: Option<(Prefix, &'a [u32])>,
+}
+
+/// A sequence's part of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Row<'a> {
+    /// The sequence.
+    pub id: SequenceId,
+    /// Tokens to append to it.
+    pub tokens: &'a [u32],
+    /// Is the token after them wanted?
+    pub sample: bool,
+    /// What follows each of the first tokens, where it is to be told how probable that was.
+    pub targets: &'a [u32],
+    /// Tokens that may not be chosen: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
+    pub forbidden: &'a [u32],
+}
+
+/// The token after a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It was not asked for.
+    NotAsked,
+    /// The token.
+    Token(u32),
+    /// No token can be chosen: the model's output is not finite after so many tokens.
+    NotFinite(usize),
+}
+
+/// What a step brought a row.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outcome {
+    /// The sequence.
+    pub id: SequenceId,
+    /// The token after it.
+    pub next: Next,
+    /// How probable that is, if the sequence's sampling asks.
+    pub logprobs: Option<Logprobs>,
+    /// Natural logarithms of the probabilities of the row's targets.
+    pub scores: Vec<f32>,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequence {
+    pub(super) number: u64,
+    /// The last step that it stood in.
+    pub(super) step: u64,
+    /// Tokens in the cache.
+    pub(super) length: usize,
+    /// Tokens before its answer.
+    pub(super) prompt: usize,
+    pub(super) blocks: Vec<BlockId>,
+    pub(super) sampling: Sampling,
+    pub(super) stream: u64,
+    pub(super) shared: Option<Shared>,
+}
+
+/// How far a sequence's blocks have names.
+#[derive(Debug)]
+pub(super) struct Shared {
+    /// That of the full blocks.
+    pub(super) prefix: Prefix,
+    /// The tokens behind them.
+    pub(super) rest: Vec<u32>,
+}
+
+impl Shared {
+    /// Takes over tokens that are in the cache now, which has `length` of them, and names the blocks that they fill.
+    pub(super) fn take(&mut self, tokens: &[u32], owned: &[BlockId], length: usize, size: usize, blocks: &mut Blocks) {
+        let mut full = (length - tokens.len()) / size;
+        for token in tokens {
+            self.rest.push(*token);
+            if self.rest.len() == size {
+                self.prefix = blocks.name(owned[full], self.prefix, &self.rest);
+                self.rest.clear();
+                full += 1;
+            }
+        }
+    }
+}
