@@ -12,6 +12,8 @@ mod exp;
 
 use std::sync::LazyLock;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use convert::stream_rows;
 pub(crate) use convert::{
     E4M3, E5M2, Element, add_rows, load, place, put, round, store, store_rows, view, widen_lanes, with_element,
 };

@@ -89,6 +89,11 @@ const ROW_BLOCK: usize = 64;
 /// Columns in blocks that are widened at once: they stay in cache until they are multiplied.
 const WIDENED: usize = 4;
 
+/// Bytes of an output from which on it is written past the caches: about a core's L2. Its lines, a row apart, would else
+/// be read first and push out x, which costs a prompt's widest products a tenth.
+#[cfg(target_arch = "x86_64")]
+const STREAMED: usize = 2 << 20;
+
 struct Weight {
     columns: usize,
     dtype: DType,
@@ -316,6 +321,14 @@ impl Linear {
                 simd::add_rows(products, width, &io.input::<T>(0)[at..], of_weight);
             }),
             After::Swiglu => simd::swiglu(products, &gated[..rows.len() * width]),
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles && self.rows * of_weight * self.dtype.size_bytes() >= STREAMED {
+            // SAFETY: these columns of these rows are this piece's alone, and where there are tiles there is AVX-512.
+            simd::with_element!(self.dtype, T => unsafe {
+                simd::stream_rows(products, width, io.output::<T>(which), at, of_weight);
+            });
+            return;
         }
         // SAFETY: these columns of these rows are this piece's alone.
         simd::with_element!(self.dtype, T => unsafe {

@@ -259,6 +259,45 @@ vectorised! {
     }
 }
 
+/// Writes rows as [`store_rows`] does, whole cache lines past the caches: where there is more than they hold.
+///
+/// # Safety
+/// As for [`store_rows`], and there is AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(crate) unsafe fn stream_rows<T: Element>(
+    values: &[f32],
+    width: usize,
+    out: Output<'_, T>,
+    at: usize,
+    stride: usize,
+) {
+    use std::arch::x86_64::{__m512i, _mm_sfence, _mm512_loadu_si512, _mm512_stream_si512};
+    let per_line = size_of::<__m512i>() / size_of::<T>();
+    let mut line = [T::narrow(0.0); size_of::<__m512i>()];
+    for (i, values) in values.chunks_exact(width).enumerate() {
+        let at = at + i * stride;
+        // SAFETY: passed on to the caller.
+        let out = unsafe { out.part(at..at + width) };
+        let on_lines = (out.as_ptr() as usize).is_multiple_of(size_of::<__m512i>());
+        for (out, values) in out.chunks_mut(per_line).zip(values.chunks(per_line)) {
+            if on_lines && out.len() == per_line {
+                for (to, x) in line[..per_line].iter_mut().zip(values) {
+                    *to = T::narrow(*x);
+                }
+                // SAFETY: both have a line of 64 bytes, and the output's begins where a line does.
+                unsafe { _mm512_stream_si512(out.as_mut_ptr().cast(), _mm512_loadu_si512(line.as_ptr().cast())) };
+            } else {
+                for (to, x) in out.iter_mut().zip(values) {
+                    *to = T::narrow(*x);
+                }
+            }
+        }
+    }
+    // Such stores are in no order with those that tell others of the end of this piece, but for a fence.
+    _mm_sfence();
+}
+
 vectorised! {
     fn narrow_rows<T: Element>(values: &[f32], width: usize, out: Output<'_, T>, at: usize, stride: usize) {
         for (i, values) in values.chunks_exact(width).enumerate() {
