@@ -79,13 +79,13 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = formats())]
     pub(crate) format: Option<String>,
 
-    /// Dtype of activations
-    #[arg(long, value_parser = FLOATS, default_value = "f32", value_name = "DTYPE")]
-    pub(crate) dtype: String,
+    /// Dtype of activations [default: that of the weights; bf16 where they are in blocks]
+    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    pub(crate) dtype: Option<String>,
 
-    /// Dtype of the keys and values in the cache
-    #[arg(long, value_parser = FLOATS, default_value = "f32", value_name = "DTYPE")]
-    pub(crate) cache_dtype: String,
+    /// Dtype of the keys and values in the cache [default: that of activations]
+    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    pub(crate) cache_dtype: Option<String>,
 }
 
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];

@@ -246,7 +246,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
         random_weights: settings.random_weights,
         notes: !settings.json,
     };
-    let cached = context.next_multiple_of(settings.model.options.block_size) * batch;
+    let cached = context.next_multiple_of(settings.model.options(config.torch_dtype).block_size) * batch;
     let Prepared { session, model, device, threads } =
         model::prepare(&files, &config, &settings.model, &running, cached, |model, cpu| {
             let step = (chunk * batch, batch);
@@ -494,8 +494,8 @@ impl Shown<'_> {
                 "device": self.on.0,
                 "threads": self.on.1,
                 "format": self.settings.model.format.as_ref().map(|f| f.name()),
-                "dtype": self.settings.model.options.activations.name(),
-                "cache_dtype": self.settings.model.options.cache.name(),
+                "dtype": self.model.activations.name(),
+                "cache_dtype": self.model.cache.name(),
             },
         })
     }

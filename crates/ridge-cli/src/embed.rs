@@ -129,7 +129,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let mut embedder = match files.encoder_config()? {
         Some(config) => {
             let source = model::encoder_weights(&files, &config, args.random_weights)?;
-            let mut encoder = config.build(&settings.options)?;
+            let mut encoder = config.build(&settings.options(config.torch_dtype))?;
             encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
             let mut session = Session::new(Arc::new(cpu));
             source.load(&mut session, &encoder.graph, |_| ())?;

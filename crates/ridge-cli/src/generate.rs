@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::Seconds;
-use ridge_models::{ModelConfig, ModelFiles, Tokenizer};
+use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer};
 use serde_json::json;
 
 use crate::error::{Error, Result};
@@ -55,7 +55,7 @@ pub(crate) fn run(settings: &GenerateSettings) -> Result<()> {
     let answer = answer(&mut engine, &request, &prompt, settings)?;
     let times = Times { load, ..answer.times };
     if settings.json {
-        return print_json(&object(&files, settings, &prompt, &answer, &times, context, (&device, threads)));
+        return print_json(&object(&files, settings, &prompt, &answer, &times, context, (&built, &device, threads)));
     }
     print("\n")?;
     if settings.notes && answer.generated.finish == Finish::Context {
@@ -223,7 +223,7 @@ fn object(
     answer: &Answer,
     times: &Times,
     context: usize,
-    (device, threads): (&str, Option<usize>),
+    (built, device, threads): (&Model, &str, Option<usize>),
 ) -> serde_json::Value {
     let (prompt_rate, rate) = times.rates(prompt.ids.len(), answer.generated.tokens.len());
     let finish = match answer.generated.finish {
@@ -284,8 +284,8 @@ fn object(
             "device": device,
             "threads": threads,
             "format": settings.model.format.as_ref().map(|f| f.name()),
-            "dtype": settings.model.options.activations.name(),
-            "cache_dtype": settings.model.options.cache.name(),
+            "dtype": built.activations.name(),
+            "cache_dtype": built.cache.name(),
         },
     })
 }

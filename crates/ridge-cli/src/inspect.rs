@@ -45,8 +45,8 @@ pub(crate) fn run(settings: &InspectSettings) -> Result<()> {
         format!("modelled: as --format {} makes them", settings.model.format.as_ref().map_or("", |f| f.name()));
     let source = if settings.model.format.is_some() { &converted } else { source };
     match settings.shown {
-        Shown::Json => print_json(&object(&files, &settings.model, &summary, source)),
-        _ => print(&text(&files, &settings.model, &summary, source)),
+        Shown::Json => print_json(&object(&files, &settings.model, &model, &summary, source)),
+        _ => print(&text(&files, &model, &summary, source)),
     }
 }
 
@@ -58,20 +58,26 @@ fn lowered(model: &Model) -> Result<String> {
 
 const COSTS: &str = "modelled: the formulas of all ops of the step that makes one token";
 
-fn object(files: &ModelFiles, settings: &ModelSettings, summary: &Summary, weights: &str) -> serde_json::Value {
+fn object(
+    files: &ModelFiles,
+    settings: &ModelSettings,
+    model: &Model,
+    summary: &Summary,
+    weights: &str,
+) -> serde_json::Value {
     json!({
         "model": files.to_string(),
         "summary": summary,
         "sources": { "parameters": "exact", "weight_bytes": weights, "kv_bytes_per_token": "exact", "token": COSTS },
         "settings": {
             "format": settings.format.as_ref().map(|f| f.name()),
-            "dtype": settings.options.activations.name(),
-            "cache_dtype": settings.options.cache.name(),
+            "dtype": model.activations.name(),
+            "cache_dtype": model.cache.name(),
         },
     })
 }
 
-fn text(files: &ModelFiles, settings: &ModelSettings, s: &Summary, weights: &str) -> String {
+fn text(files: &ModelFiles, model: &Model, s: &Summary, weights: &str) -> String {
     let mut rows = Vec::new();
     tree(&s.tree, 0, &mut rows);
     // Numbers end where those above and below end.
@@ -97,7 +103,7 @@ fn text(files: &ModelFiles, settings: &ModelSettings, s: &Summary, weights: &str
             facts.push(row(&format!("  {}", part.name), bytes(part.bytes), &share));
         }
     }
-    let cache = format!("exact: keys and values in {} (--cache-dtype)", settings.options.cache);
+    let cache = format!("exact: keys and values in {} (--cache-dtype)", model.cache);
     facts.push(row("cache of a token", bytes(s.kv_bytes_per_token), &cache));
     facts.push(row(&format!("cache of {}", grouped(s.token.context as u64)), bytes(s.token.kv_bytes), "exact"));
 

@@ -39,7 +39,7 @@ pub(crate) fn build(
     source: &WeightSource,
     context: Option<usize>,
 ) -> Result<Model> {
-    let mut model = config.build(&BuildOptions { context, ..settings.options })?;
+    let mut model = config.build(&BuildOptions { context, ..settings.options(config.torch_dtype) })?;
     model.graph = source.retype(&model.graph, settings.format.as_ref())?;
     Ok(model)
 }
@@ -141,7 +141,7 @@ pub(crate) fn start(
     running: &Running,
 ) -> Result<Started> {
     let (context, chunk) = (running.context, running.chunk.min(running.context));
-    let tokens = context.next_multiple_of(settings.options.block_size);
+    let tokens = context.next_multiple_of(settings.options(config.torch_dtype).block_size);
     let workspace = |model: &Model, backend: &dyn Backend| workspace(model, backend, context, running.prompt, chunk);
     let Prepared { session, model, device, threads } = prepare(files, config, settings, running, tokens, workspace)?;
     let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk, blocks: None })?;

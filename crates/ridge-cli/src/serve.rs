@@ -227,7 +227,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let (served, runs) = match files.encoder_config()? {
         None if args.dry_run => return dry_run(&args, &settings, &files),
         Some(config) if args.dry_run => {
-            let weights = Bytes(weight_bytes(&config.build(&settings.options)?.graph)).to_string();
+            let weights = Bytes(weight_bytes(&config.build(&settings.options(config.torch_dtype))?.graph)).to_string();
             return print(&columns(&[vec![
                 "weights".to_owned(),
                 weights,
@@ -346,7 +346,7 @@ fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Resul
         random_weights: args.random_weights,
         notes: true,
     };
-    let block_size = settings.options.block_size;
+    let block_size = settings.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
     Ok(Plan { config, running, engine, cached: blocks * block_size })
@@ -432,7 +432,7 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     };
     let cpu = Cpu::new(CpuOptions { threads: args.threads, ..CpuOptions::default() })?;
     let source = model::encoder_weights(files, &config, args.random_weights)?;
-    let mut encoder = config.build(&settings.options)?;
+    let mut encoder = config.build(&settings.options(config.torch_dtype))?;
     encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
     let mut session = Session::new(Arc::new(cpu));
     source.load(&mut session, &encoder.graph, |_| ())?;

@@ -15,7 +15,10 @@ pub(crate) struct ModelSettings {
     /// A folder or a configuration; the embedded model if `None`.
     pub(crate) path: Option<PathBuf>,
     pub(crate) format: Option<FormatRef>,
-    pub(crate) options: BuildOptions,
+    /// Of activations; that of the weights if `None`.
+    activations: Option<DType>,
+    /// Of keys and values; that of activations if `None`.
+    cache: Option<DType>,
 }
 
 #[derive(Debug)]
@@ -132,12 +135,15 @@ impl ModelSettings {
         Ok(Self {
             path,
             format: numbers.format.as_ref().map(format).transpose()?,
-            options: BuildOptions {
-                activations: dtype("--dtype", &numbers.dtype)?,
-                cache: dtype("--cache-dtype", &numbers.cache_dtype)?,
-                ..BuildOptions::default()
-            },
+            activations: numbers.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
+            cache: numbers.cache_dtype.as_deref().map(|name| dtype("--cache-dtype", name)).transpose()?,
         })
+    }
+
+    /// How a model is built whose configuration names `named` as its dtype.
+    pub(crate) fn options(&self, named: Option<DType>) -> BuildOptions {
+        let activations = self.activations.or(named).unwrap_or(DType::F32);
+        BuildOptions { activations, cache: self.cache.unwrap_or(activations), ..BuildOptions::default() }
     }
 }
 

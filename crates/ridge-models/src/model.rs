@@ -51,6 +51,10 @@ pub struct Model {
     pub state_groups: Vec<StateGroup>,
     /// The tokens themselves, in the same blocks.
     pub history: StateGroup,
+    /// Dtype of activations.
+    pub activations: DType,
+    /// Dtype of keys and values in the cache.
+    pub cache: DType,
     /// Tokens of one cache block.
     pub block_size: usize,
     /// Longest context it was made for.

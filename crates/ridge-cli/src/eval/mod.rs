@@ -216,7 +216,7 @@ impl Opened {
             random_weights: settings.random_weights,
             notes: !settings.quiet && !settings.json,
         };
-        let block_size = settings.model.options.block_size;
+        let block_size = settings.model.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
             let graph = with_scores(&model.graph)?;
             model::step_bytes(&graph, backend, &["scores"], (step, options.questions.min(step)), (context, model))
@@ -261,8 +261,9 @@ fn show(
     object["settings"]["threads"] = json!(scored.threads);
     object["settings"]["random_weights"] = json!(settings.random_weights);
     object["settings"]["format"] = json!(settings.model.format.as_ref().map(|f| f.name()));
-    object["settings"]["dtype"] = json!(settings.model.options.activations.name());
-    object["settings"]["cache_dtype"] = json!(settings.model.options.cache.name());
+    let options = settings.model.options(opened.config.torch_dtype);
+    object["settings"]["dtype"] = json!(options.activations.name());
+    object["settings"]["cache_dtype"] = json!(options.cache.name());
     print_json(&object)
 }
 

@@ -210,6 +210,8 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
         graph,
         state_groups: groups,
         history: history_group(),
+        activations: options.activations,
+        cache: options.cache,
         block_size: options.block_size,
         max_context: config.max_context(),
         vocab_size: config.vocab_size,

@@ -80,6 +80,8 @@ impl PlannedConfig {
             graph,
             state_groups: groups.into_iter().map(|(_, group)| group).collect(),
             history: history_group(),
+            activations: options.activations,
+            cache: options.cache,
             block_size: options.block_size,
             max_context: c.max_context(),
             vocab_size: c.vocab_size,
