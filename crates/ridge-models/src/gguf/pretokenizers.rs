@@ -39,8 +39,46 @@ const SEED_CODER: &str =
 
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
+const JAIS_2: &str = contractions!(
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+);
+
+const EXAONE_MOE: &str = contractions!(
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+);
+
+const BAILING: &str = r"'(?:[sSdDmMtT]|[lL][lL]|[vV][eE]|[rR][eE])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
+
+const UFAKZEKA: &str = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+const MINICPM_5: &str =
+    contractions!(r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+");
+
+/// GPT-4o's with digits one by one.
+const YOUTU: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Scripts of East Asia, whose runs are pieces.
+const YOUTU_RUNS: &str = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+";
+
+/// GPT-4o's with Han apart.
+const KIMI_2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Digits by three, counted from the last.
+const THOUSANDS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+
+const AFMOE_RUNS: &str = r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+";
+
+const HAN_KANA: &str = r"[一-龥぀-ゟ゠-ヿ]+";
+
+const SPARK: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+"##;
+
+/// Letters with case, as the tokenizer of DeepSeek LLM lists them.
+const CASED: &str = r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+";
+
+const DEEPSEEK_LLM_MARKS: &str = r"\s?[!-/:-~！-／：-～‘-‟　-。]+";
+
 /// Names to offer for a cut, one for each.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 32] = [
     "gpt-2",
     "starcoder",
     "llama-bpe",
@@ -58,6 +96,21 @@ const NAMES: [&str; 17] = [
     "viking",
     "default",
     "smollm",
+    "jais-2",
+    "exaone-moe",
+    "bailingmoe",
+    "ufakzeka",
+    "minicpm5",
+    "laguna",
+    "youtu",
+    "kimi-k2",
+    "tiny_aya",
+    "granite-embed-multi-97m",
+    "superbpe",
+    "chameleon",
+    "spark2_5",
+    "afmoe",
+    "deepseek-llm",
 ];
 
 /// The name of the cut by `expressions`, in which a piece that is a token is taken whole or not.
@@ -83,9 +136,8 @@ pub(super) fn cut(name: &str) -> Option<Cut> {
         "starcoder" | "refact" | "command-r" | "smollm" | "codeshell" | "exaone" | "minerva-7b" | "mellum2" => {
             (&[r"\p{N}", GPT_2], false, false)
         }
-        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2" => {
-            (&[LLAMA_3], true, true)
-        }
+        "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0" | "lfm2"
+        | "jina-v5-nano" => (&[LLAMA_3], true, true),
         "dbrx" | "smaug-bpe" | "chatglm-bpe" => (&[LLAMA_3], false, false),
         "glm4" | "glm5" => (&[LLAMA_3], true, false),
         "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "megrez" | "stablelm2" | "hunyuan" | "solar-open"
@@ -93,9 +145,37 @@ pub(super) fn cut(name: &str) -> Option<Cut> {
         "qwen35" => (&[QWEN_35], false, false),
         "tekken" => (&[TEKKEN], true, true),
         "gpt-4o" | "llama4" | "kanana2" | "talkie" | "minimax-m2" => (&[GPT_4O], false, false),
-        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" => {
-            (&[r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK_3], false, false)
+        "deepseek-v3" | "hunyuan-dense" | "joyai-llm" | "hy_v4" => {
+            (&[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK_3], false, false)
         }
+        "spark2_5" => (&[r"\p{N}{1,3}", HAN_KANA, SPARK, r"\p{N}"], false, false),
+        "afmoe" => (&[THOUSANDS, AFMOE_RUNS, DEEPSEEK_3], false, false),
+        "deepseek-llm" => {
+            (&[r"[\r\n]", CASED, DEEPSEEK_LLM_MARKS, r"\s+$", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}+"], false, false)
+        }
+        "jais-2" => (&[JAIS_2], false, false),
+        "exaone-moe" => (&[EXAONE_MOE], false, false),
+        "bailingmoe" | "bailingmoe2" | "llada-moe" => (&[BAILING], false, false),
+        "ufakzeka" => (&[UFAKZEKA], false, false),
+        "minicpm5" => (&[r"\p{N}{1,3}", MINICPM_5], true, false),
+        "laguna" => (&[r"[^\n]+|\n+", QWEN_2], false, false),
+        "youtu" => (&[YOUTU_RUNS, YOUTU], true, false),
+        "kimi-k2" => (&[KIMI_2], false, false),
+        "tiny_aya" | "cohere2moe" => (&[THOUSANDS, GPT_4O], false, false),
+        "granite-embed-multi-97m" => (&[GPT_4O], true, false),
+        "superbpe" => (&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], false, false),
+        "chameleon" => (
+            &[
+                "<sentinel:[0-9]+>",
+                "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+                r"([\t\n]|    |  )",
+                r"\p{N}",
+                r"[\p{P}!-/:-@\[-`{-~]",
+                GPT_2,
+            ],
+            false,
+            true,
+        ),
         "deepseek-coder" => (&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"], false, false),
         "falcon" => (&[r"[\p{P}\$\+<=>\^~\|`]+", GPT_2, "[0-9][0-9][0-9]"], false, false),
         "seed-coder" => (&[SEED_CODER], false, false),
