@@ -1,9 +1,10 @@
-//! Any bytes as a GGUF file, and as the rest of one after a valid beginning. Whatever is accepted is also asked for its
-//! configuration, tokenizer and weights.
+//! Any bytes as a GGUF file, and as the rest of one after a valid beginning; and as an importance matrix. Whatever is
+//! accepted is also asked for its configuration, tokenizer and weights.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use ridge_models::Gguf;
+use ridge_models::gguf::Importance;
 
 fn check(bytes: Vec<u8>) {
     let Ok(gguf) = Gguf::from_bytes("x.gguf", bytes) else {
@@ -17,7 +18,7 @@ fn check(bytes: Vec<u8>) {
     for tensor in gguf.tensors() {
         let _ = gguf.data(tensor).len();
     }
-    let _ = gguf.config_json();
+    let _ = (gguf.config_json(), gguf.pooling());
     if let Ok(checkpoint) = gguf.checkpoint() {
         for tensor in checkpoint.tensors() {
             let _ = tensor.data.len();
@@ -31,6 +32,7 @@ fn check(bytes: Vec<u8>) {
 }
 
 fuzz_target!(|bytes: &[u8]| {
+    let _ = Importance::from_list("x.dat", bytes);
     check(bytes.to_vec());
     // A mutation seldom hits the first words.
     let mut file = b"GGUF\x03\0\0\0".to_vec();

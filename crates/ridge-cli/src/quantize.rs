@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
+use ridge_graph::format;
 use ridge_hw::units::Bytes;
-use ridge_models::gguf::{self, Gguf, Quantisation, Storage};
+use ridge_models::gguf::{self, Importance, Mix, Quantisation, Storage};
 use ridge_models::{ModelFiles, gguf::Written};
 
 use crate::args::formats;
@@ -22,6 +24,7 @@ use crate::settings::refused;
 Examples:
   ridge quantize DIR model.gguf --format q8_0     hardly a difference
   ridge quantize DIR model.gguf --format q4_k     a quarter of bf16's bytes
+  ridge quantize DIR model.gguf --format q4_k_m   with more bits where they matter
   ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf    weighed
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
@@ -32,15 +35,16 @@ pub(crate) struct QuantizeArgs {
     /// The file to write; its name ends in .gguf
     to: PathBuf,
 
-    /// Format of the matrices
-    #[arg(long, value_parser = formats())]
+    /// Format of the matrices, or a mix of formats (_s, _m, _l) as llama-quantize has it
+    #[arg(long, value_parser = formats_and_mixes())]
     format: String,
 
-    /// Format of the embedding and the output projection [default: q6_k for formats of fewer bits, else --format]
+    /// Format of the embedding and the output projection [default: that of the mix; q6_k for formats of
+    /// fewer bits; else --format]
     #[arg(long, value_parser = formats(), value_name = "FORMAT")]
     outer: Option<String>,
 
-    /// How much each input of each matrix matters: a GGUF file that llama-imatrix wrote
+    /// How much each input of each matrix matters: a file that llama-imatrix wrote, GGUF or older
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 
@@ -53,6 +57,12 @@ pub(crate) struct QuantizeArgs {
     quiet: bool,
 }
 
+fn formats_and_mixes() -> PossibleValuesParser {
+    let formats = format::all();
+    let names = formats.iter().map(|format| format.name()).chain(Mix::all().iter().map(|mix| mix.name));
+    names.collect::<Vec<_>>().into()
+}
+
 /// Bits of a stored number.
 fn bits(storage: &Storage) -> f64 {
     let (elements, bytes) = storage.block();
@@ -61,11 +71,12 @@ fn bits(storage: &Storage) -> f64 {
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let storage = |name: &str| Storage::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
-    let matrices = storage(&args.format)?;
+    let mix = Mix::from_name(&args.format);
+    let matrices = if mix.is_none() { Some(storage(&args.format)?) } else { None };
     let fine = storage("q6_k")?;
     let outer = match &args.outer {
         Some(name) => Some(storage(name)?),
-        None => (bits(&matrices) < bits(&fine)).then_some(fine),
+        None => matrices.as_ref().is_some_and(|m| bits(m) < bits(&fine)).then_some(fine),
     };
     if !is_gguf(&args.to) {
         let shown = args.to.display().to_string();
@@ -73,8 +84,8 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     }
     let files = ModelFiles::open(Some(&args.model))?;
     check_target(&args.model, &args.to, args.force)?;
-    let importance = args.imatrix.as_ref().map(Gguf::open).transpose()?;
-    let how = Quantisation { matrices: Some(matrices), outer, importance };
+    let importance = args.imatrix.as_ref().map(Importance::open).transpose()?;
+    let how = Quantisation { matrices, mix, outer, importance };
     let mut progress = None;
     let told = |done, total| progress.get_or_insert_with(|| Progress::new("quantising", total)).at(done);
     let written = gguf::to_gguf(&files, &args.to, &how, told)?;

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type, Var};
+use serde_json::json;
 
 use crate::config::Fields;
 use crate::error::{ModelError, Result};
@@ -134,6 +135,23 @@ pub struct SentenceConfig {
 }
 
 impl SentenceConfig {
+    /// The folder of the pooling module.
+    pub(crate) const POOLING: &str = "1_Pooling";
+
+    /// Files that say `pooling`, by name.
+    pub(crate) fn texts(pooling: Pooling) -> [(String, String); 2] {
+        let module = |idx: usize, path: &str, kind: &str| {
+            json!({
+                "idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}"),
+            })
+        };
+        let modules = json!([module(0, "", "Transformer"), module(1, Self::POOLING, "Pooling")]);
+        let (key, _) = MODES.iter().find(|(_, mode)| *mode == Some(pooling)).unwrap_or(&MODES[0]);
+        let config = json!({ *key: true });
+        let named = |name: String, json: serde_json::Value| (name, format!("{json:#}\n"));
+        [named("modules.json".into(), modules), named(format!("{}/config.json", Self::POOLING), config)]
+    }
+
     /// Reads `modules.json`, the pooling module's `config.json` (`read` gives the text of a file of the model) and
     /// `sentence_bert_config.json`. `file` says what errors call a file.
     ///
@@ -192,16 +210,18 @@ impl SentenceConfig {
     }
 }
 
+/// How a module's `config.json` spells the ways of pooling; `None` are those that Ridge does not do.
+const MODES: [(&str, Option<Pooling>); 6] = [
+    ("pooling_mode_cls_token", Some(Pooling::Cls)),
+    ("pooling_mode_mean_tokens", Some(Pooling::Mean)),
+    ("pooling_mode_max_tokens", Some(Pooling::Max)),
+    ("pooling_mode_lasttoken", Some(Pooling::Last)),
+    ("pooling_mode_mean_sqrt_len_tokens", None),
+    ("pooling_mode_weightedmean_tokens", None),
+];
+
 /// The way of pooling that a module's `config.json` chooses.
 fn pooling(name: &str, text: &str) -> Result<Pooling> {
-    const MODES: [(&str, Option<Pooling>); 6] = [
-        ("pooling_mode_cls_token", Some(Pooling::Cls)),
-        ("pooling_mode_mean_tokens", Some(Pooling::Mean)),
-        ("pooling_mode_max_tokens", Some(Pooling::Max)),
-        ("pooling_mode_lasttoken", Some(Pooling::Last)),
-        ("pooling_mode_mean_sqrt_len_tokens", None),
-        ("pooling_mode_weightedmean_tokens", None),
-    ];
     let map = json::object(name, text.as_bytes())?;
     let mut f = Fields::new(name, &map);
     f.harmless(&["word_embedding_dimension", "include_prompt"]);

@@ -161,6 +161,10 @@ impl ModelFiles {
     /// [`ModelError::Io`] or [`ModelError::Files`] if a file cannot be read, else as for [`SentenceConfig::read`].
     pub fn sentence_config(&self) -> Result<Option<SentenceConfig>> {
         const ACTION: &str = "read how texts become vectors";
+        if let Some(gguf) = self.gguf() {
+            let said = |pooling| SentenceConfig { pooling, normalize: false, max_tokens: None };
+            return Ok(gguf.pooling()?.map(said));
+        }
         let modules = self.optional_text(MODULES, ACTION)?;
         let read = |name: &str| self.optional_text(name, ACTION);
         modules.map(|modules| SentenceConfig::read(&modules, &|name| self.file(name), &read)).transpose()
@@ -354,6 +358,9 @@ fn check_folder(folder: &Path) -> Result<()> {
     let there = folder.try_exists().map_err(|cause| {
         fail(&format!("cannot look for it: {cause}"), "check the path and the permissions of its parents".to_owned())
     })?;
+    if !there && folder.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) {
+        return Err(fail("there is no such file", "check the path".to_owned()));
+    }
     if !there {
         return Err(match repository(folder) {
             Some(id) => fail(

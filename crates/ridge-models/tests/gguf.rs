@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::fixtures;
 use ridge_graph::{DType, format};
 use ridge_models::gguf::{Gguf, Quantisation, Storage, Value, to_folder, to_gguf};
-use ridge_models::{Checkpoint, ModelConfig, ModelFiles};
+use ridge_models::{Checkpoint, ModelConfig, ModelFiles, Pooling};
 use serde_json::Value as Json;
 
 /// A folder of this test, empty.
@@ -65,8 +65,9 @@ fn files_hold_what_llama_cpps_converter_writes() {
     let expected: Json = serde_json::from_str(&text).expect("JSON");
     let to = folder("beside");
     let expected = expected.as_object().expect("models");
-    let names: Vec<String> = expected.keys().filter(|name| models().contains(name)).cloned().collect();
-    assert!(names.len() >= 17, "{names:?}");
+    let told = |name: &&String| models().contains(name) || *name == "families/bert";
+    let names: Vec<String> = expected.keys().filter(told).cloned().collect();
+    assert!(names.len() >= 18, "{names:?}");
     each(&names, |name| {
         let theirs = &expected[name];
         let gguf = written(name, &to.join("x.gguf"), Some(Storage::plain(DType::F32)));
@@ -90,6 +91,7 @@ fn files_hold_what_llama_cpps_converter_writes() {
             }
             let is = match gguf.metadata().get(key) {
                 Some(Value::String(text)) => Json::from(text.as_str()),
+                Some(Value::Bool(flag)) => Json::from(*flag),
                 Some(value) => Json::from(value.as_f64().expect("a number")),
                 None => {
                     // What says that there is nothing.
@@ -163,6 +165,65 @@ fn a_folder_comes_back_from_a_file_as_it_was() {
         assert!(is.len() + 1 >= was.len(), "{name}");
         assert!(ModelFiles::open(Some(&back)).and_then(|files| files.config()).is_ok(), "{name}");
     }
+}
+
+#[test]
+fn an_encoder_comes_back_from_a_file_and_a_folder_as_it_was() {
+    let to = folder("encoder");
+    let (file, back) = (to.join("x.gguf"), to.join("back"));
+    let gguf = written("families/bert", &file, None);
+    to_folder(&gguf, &back, DType::F32, false, |_, _| {}).expect("writes");
+    let open = |path: &Path| {
+        let files = ModelFiles::open(Some(path)).expect("opens");
+        let mut config = files.encoder_config().expect("reads").expect("is an encoder");
+        let checkpoint = config.arrange(files.checkpoint().expect("weights"));
+        config.torch_dtype = None;
+        (config, checkpoint)
+    };
+    let (config, was) = open(&fixtures().join("families/bert"));
+    for path in [&file, &back] {
+        let (same, is) = open(path);
+        assert_eq!(config, same, "{}", path.display());
+        assert_eq!(is.len(), was.len(), "{}", path.display());
+        for tensor in is.tensors() {
+            let old = was.tensor(tensor.name).expect("has it");
+            assert_eq!((tensor.shape, tensor.dtype, tensor.data), (old.shape, old.dtype, old.data), "{}", tensor.name);
+        }
+    }
+    // A decoder's reader says what to do with it.
+    let refused = ModelFiles::open(Some(&file)).expect("opens").config().expect_err("is an encoder").to_string();
+    assert!(refused.contains("ridge embed"), "{refused}");
+}
+
+#[test]
+fn how_an_encoder_pools_goes_into_a_file_and_back() {
+    let to = folder("pooling");
+    let from = to.join("from");
+    std::fs::create_dir_all(from.join("1_Pooling")).expect("can be made");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("families/bert").join(name), from.join(name)).expect("is there");
+    }
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    std::fs::write(from.join("modules.json"), modules).expect("can be written");
+    for (mode, pooling) in [("cls_token", Pooling::Cls), ("mean_tokens", Pooling::Mean), ("lasttoken", Pooling::Last)] {
+        let said = format!("{{\"pooling_mode_{mode}\": true}}");
+        std::fs::write(from.join("1_Pooling/config.json"), said).expect("can be written");
+        let file = to.join("x.gguf");
+        to_gguf(&ModelFiles::open(Some(&from)).expect("opens"), &file, &Quantisation::default(), |_, _| {})
+            .expect("writes");
+        let gguf = Gguf::open(&file).expect("opens");
+        let back = to.join("back");
+        to_folder(&gguf, &back, DType::F32, false, |_, _| {}).expect("writes");
+        for path in [&file, &back] {
+            let said = ModelFiles::open(Some(path)).and_then(|files| files.sentence_config()).expect("reads");
+            assert_eq!(said.map(|said| said.pooling), Some(pooling), "{}", path.display());
+        }
+    }
+    std::fs::write(from.join("1_Pooling/config.json"), r#"{"pooling_mode_max_tokens": true}"#).expect("can be written");
+    let files = ModelFiles::open(Some(&from)).expect("opens");
+    let refused = to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| {}).expect_err("has no number");
+    assert!(refused.to_string().contains("it pools by max; GGUF has no words for it"), "{refused}");
 }
 
 #[test]

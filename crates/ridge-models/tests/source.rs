@@ -109,6 +109,8 @@ fn wrong_paths_say_what_would_be_right() {
     assert!(message.contains(&dir.path().display().to_string()), "{message}");
     let message = refusal(&dir.path().join("none"));
     assert!(message.contains("there is no such folder"), "{message}");
+    let message = refusal(&dir.path().join("none.gguf"));
+    assert!(message.contains("there is no such file"), "{message}");
     std::fs::remove_file(dir.path().join("config.json")).unwrap();
     assert!(refusal(dir.path()).contains("holds no config.json"));
     std::fs::write(dir.path().join("params.json"), "{}").unwrap();

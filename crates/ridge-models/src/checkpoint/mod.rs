@@ -82,7 +82,8 @@ pub(crate) struct Gathered {
     pub(crate) dtype: DType,
     pub(crate) format: Option<FormatRef>,
     pub(crate) shape: Vec<usize>,
-    /// Where its bytes lie in the file.
+    /// Which of the files has it, and where its bytes lie in that.
+    pub(crate) part: usize,
     pub(crate) range: Range<usize>,
     pub(crate) change: Change,
 }
@@ -165,18 +166,18 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Tensors of one file, under the names and in the shapes that the graph's weights have.
+    /// Tensors of `files`, each a name and its bytes, under the names and in the shapes that the graph's weights have.
     ///
     /// # Errors
     ///
     /// [`ModelError::Files`] if two of them have one name.
-    pub(crate) fn gathered(file: &str, bytes: &Arc<Bytes>, tensors: Vec<Gathered>) -> Result<Self> {
-        let shards = vec![Shard { file: file.to_owned(), bytes: Arc::clone(bytes) }];
+    pub(crate) fn gathered(file: &str, files: &[(String, Arc<Bytes>)], tensors: Vec<Gathered>) -> Result<Self> {
+        let shards = files.iter().map(|(file, bytes)| Shard { file: file.clone(), bytes: Arc::clone(bytes) }).collect();
         let mut checkpoint = Self { name: file.to_owned(), shards, tensors: BTreeMap::new(), arranged: true };
         for tensor in tensors {
             let moved = parts::Moved::changed(&tensor);
-            let Gathered { name, dtype, format, shape, range, .. } = tensor;
-            let entry = Entry { shard: 0, dtype, format, shape, range, moved };
+            let Gathered { name, dtype, format, shape, part, range, .. } = tensor;
+            let entry = Entry { shard: part, dtype, format, shape, range, moved };
             if checkpoint.tensors.insert(name.clone(), entry).is_some() {
                 return Err(ModelError::Files {
                     path: file.into(),

@@ -6,9 +6,10 @@ use super::metadata::yarn_temper;
 use super::read::Value;
 use super::{Gguf, Kind};
 use crate::error::Result;
+use crate::pooling::Pooling;
 
 /// Names of architectures in GGUF, and the `model_type` that they are.
-pub(super) const ARCHITECTURES: [(&str, &str); 10] = [
+pub(super) const ARCHITECTURES: [(&str, &str); 11] = [
     ("llama", "llama"),
     ("qwen2", "qwen2"),
     ("qwen3", "qwen3"),
@@ -19,7 +20,11 @@ pub(super) const ARCHITECTURES: [(&str, &str); 10] = [
     ("gpt2", "gpt2"),
     ("gptneox", "gpt_neox"),
     ("falcon", "falcon"),
+    ("bert", "bert"),
 ];
+
+/// Numbers of `pooling_type`.
+pub(super) const POOLINGS: [(u32, Pooling); 3] = [(1, Pooling::Mean), (2, Pooling::Cls), (3, Pooling::Last)];
 
 /// The family of an architecture; an unknown one keeps its name.
 pub(super) fn model_type(architecture: &str) -> &str {
@@ -39,7 +44,7 @@ const USUAL: [(&str, &str); 8] = [
 ];
 
 /// What families call them that differ; `None` for what they do not have.
-const OTHERS: [(&str, &str, Option<&str>); 12] = [
+const OTHERS: [(&str, &str, Option<&str>); 15] = [
     ("gpt2", "embedding_length", Some("n_embd")),
     ("gpt2", "feed_forward_length", Some("n_inner")),
     ("gpt2", "block_count", Some("n_layer")),
@@ -52,6 +57,9 @@ const OTHERS: [(&str, &str, Option<&str>); 12] = [
     ("falcon", "feed_forward_length", Some("ffn_hidden_size")),
     ("falcon", "attention.head_count_kv", Some("num_kv_heads")),
     ("falcon", "attention.layer_norm_epsilon", Some("layer_norm_epsilon")),
+    ("bert", "attention.head_count_kv", None),
+    ("bert", "attention.key_length", None),
+    ("bert", "attention.layer_norm_epsilon", Some("layer_norm_eps")),
 ];
 
 /// The text of the `config.json`.
@@ -93,8 +101,10 @@ impl Reader<'_> {
             self.tokens(vocab as u64)?;
         }
         // An output projection that is not there is the embedding.
-        let output = self.has("output.weight");
-        self.out.insert("tie_word_embeddings".into(), (!output).into());
+        if self.family != "bert" {
+            let output = self.has("output.weight");
+            self.out.insert("tie_word_embeddings".into(), (!output).into());
+        }
         self.rope()?;
         self.family()
     }
@@ -166,7 +176,7 @@ impl Reader<'_> {
 
     /// The rotation. Factors of single frequencies, which Llama 3 has as a tensor, are those of LongRoPE.
     fn rope(&mut self) -> Result<()> {
-        if self.family == "gpt2" {
+        if matches!(self.family, "gpt2" | "bert") {
             return Ok(());
         }
         let gguf = self.gguf;
@@ -260,6 +270,15 @@ impl Reader<'_> {
                 put.insert("bias".into(), self.has("blk.0.attn_qkv.bias").into());
             }
             "gemma2" | "gemma3_text" => self.gemma(&mut put, window)?,
+            "bert" => {
+                if gguf.flag(&self.key("attention.causal"))? == Some(true) {
+                    return Err(gguf.wrong(&self.key("attention.causal"), "= true asks for what no encoder does"));
+                }
+                let table = gguf.tensors().iter().find(|t| t.name == "token_types.weight");
+                let said = gguf.int("tokenizer.ggml.token_type_count")?;
+                let types = table.and_then(|t| t.shape.first().map(|n| *n as u64)).or(said);
+                put.insert("type_vocab_size".into(), types.unwrap_or(1).into());
+            }
             _ => {}
         }
         self.out.append(&mut put);

@@ -7,13 +7,16 @@ use std::path::Path;
 use ridge_graph::DType;
 use serde_json::{Value as Json, json};
 
-use super::names::{Rule, rules};
+use super::importance::Importance;
+use super::mix::{self, Mix};
+use super::names::{self, Rule, Sizes};
 use super::storage::Storage;
 use super::write::Writer;
-use super::{Gguf, metadata, vocabulary};
+use super::{Gguf, metadata, split, vocabulary};
 use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
-use crate::config::ModelConfig;
+use crate::config::{BertConfig, ModelConfig};
 use crate::error::{ModelError, Result};
+use crate::pooling::SentenceConfig;
 use crate::source::ModelFiles;
 
 /// How tensors are to be stored.
@@ -21,10 +24,12 @@ use crate::source::ModelFiles;
 pub struct Quantisation {
     /// Of matrices; as they are if `None`.
     pub matrices: Option<Storage>,
-    /// Of the embedding and the output projection; as the other matrices if `None`.
+    /// A mix of formats for matrices, in the place of `matrices`.
+    pub mix: Option<Mix>,
+    /// Of the embedding and the output projection; as the other matrices, or as the mix has it, if `None`.
     pub outer: Option<Storage>,
-    /// An importance matrix: a GGUF file as llama.cpp's `llama-imatrix` writes it.
-    pub importance: Option<Gguf>,
+    /// How much each input of each matrix matters, if that is known.
+    pub importance: Option<Importance>,
 }
 
 /// What has been written.
@@ -74,8 +79,9 @@ pub fn to_gguf(
     let planned = match files.gguf() {
         Some(gguf) => {
             for (key, value) in gguf.metadata() {
-                if !matches!(key.as_str(), "general.file_type" | "general.quantization_version" | "general.alignment") {
-                    writer.value(key, value, gguf.bytes.get());
+                let dropped = ["general.file_type", "general.quantization_version", "general.alignment"];
+                if !dropped.contains(&key.as_str()) && !split::is_of_parts(key) {
+                    writer.value(key, value, gguf.header());
                 }
             }
             let each = gguf.tensors().iter().map(|tensor| Planned {
@@ -87,20 +93,39 @@ pub fn to_gguf(
             each.collect()
         }
         None => {
-            let config = files.config()?;
-            checkpoint = config.arrange(files.checkpoint()?)?;
-            metadata::write(files, &config, &mut writer)?;
-            if files.has_tokenizer() {
-                vocabulary::write(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
+            let (rules, tables);
+            if let Some(config) = files.encoder_config()? {
+                checkpoint = config.arrange(files.checkpoint()?);
+                metadata::write_encoder(files, &config, &mut writer)?;
+                tokens(files, config.vocab_size, &[], &mut writer)?;
+                (rules, tables) = (names::rules("bert", &Sizes::from(&config), false), Vec::new());
             } else {
-                writer.text("tokenizer.ggml.model", "none");
+                let config = files.config()?;
+                checkpoint = config.arrange(files.checkpoint()?)?;
+                metadata::write(files, &config, &mut writer)?;
+                tokens(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
+                let two_norms = matches!(&config, ModelConfig::Falcon(c) if c.two_norms);
+                let mut all = names::rules(metadata::family(&config), &Sizes::from(&*config), two_norms);
+                all.retain(|rule| !config.tie_word_embeddings || rule.file != "output.weight");
+                (rules, tables) = (all, metadata::tables(&config));
             }
-            weights(files, &config, &checkpoint)?
+            weights(files, rules, tables, &checkpoint)?
         }
     };
     let mut planned: Vec<Planned<'_>> = planned;
+    let tied = !planned.iter().any(|tensor| tensor.name == "output.weight");
+    let model = match how.mix {
+        Some(_) => Some(match files.encoder_config()? {
+            Some(config) => mix::Model::new("bert", &Sizes::from(&config), tied),
+            None => {
+                let config = files.config()?;
+                mix::Model::new(metadata::family(&config), &Sizes::from(&*config), tied)
+            }
+        }),
+        None => None,
+    };
     for tensor in &mut planned {
-        choose(tensor, how, &mut written);
+        choose(tensor, how, model.as_ref(), &mut written);
     }
     writer.u32("general.file_type", file_type(&planned, how));
     if planned.iter().any(|t| t.storage.format.is_some()) {
@@ -116,7 +141,6 @@ pub fn to_gguf(
         *written.tensors.entry(tensor.storage.name()).or_default() += 1;
         written.bytes += tensor.storage.bytes(&tensor.shape).map_err(refused)? as u64;
     }
-    let importances = Importances::read(how.importance.as_ref())?;
     let failed = |cause| ModelError::Io { path: path.to_owned(), action: "write the model", cause };
     let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let (total, mut done) = (written.bytes, 0u64);
@@ -124,10 +148,11 @@ pub fn to_gguf(
     writer
         .write::<std::io::Error>(&mut out, |index| {
             let tensor = &planned[index];
-            let importance = importances.of(tensor);
+            let inputs = tensor.shape.last().copied().unwrap_or(1);
+            let importance = how.importance.as_ref().and_then(|all| all.of(&tensor.name, inputs));
             let quantised = tensor.storage.format.is_some();
             *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
-            let bytes = tensor.bytes(importance.as_deref());
+            let bytes = tensor.bytes(importance);
             done += bytes.len() as u64;
             progress(done, total);
             Ok(bytes)
@@ -137,12 +162,24 @@ pub fn to_gguf(
     Ok(written)
 }
 
-/// The tensors of a model that is no GGUF file.
-fn weights<'a>(files: &ModelFiles, config: &ModelConfig, checkpoint: &'a Checkpoint) -> Result<Vec<Planned<'a>>> {
-    let family = metadata::family(config);
-    let two_norms = matches!(config, ModelConfig::Falcon(c) if c.two_norms);
+/// Adds the tokenizer of `files`, if there is one.
+fn tokens(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mut Writer) -> Result<()> {
+    if files.has_tokenizer() {
+        return vocabulary::write(files, vocab_size, ends, to);
+    }
+    to.text("tokenizer.ggml.model", "none");
+    Ok(())
+}
+
+/// The tensors of a model that is no GGUF file, by `rules`, and `tables`.
+fn weights<'a>(
+    files: &ModelFiles,
+    rules: Vec<Rule>,
+    tables: Vec<(&str, Vec<f32>)>,
+    checkpoint: &'a Checkpoint,
+) -> Result<Vec<Planned<'a>>> {
     let mut planned = Vec::new();
-    for (name, factors) in metadata::tables(config) {
+    for (name, factors) in tables {
         planned.push(Planned {
             name: name.to_owned(),
             shape: vec![factors.len()],
@@ -150,10 +187,7 @@ fn weights<'a>(files: &ModelFiles, config: &ModelConfig, checkpoint: &'a Checkpo
             source: Source::Table(factors),
         });
     }
-    for Rule { file, weights, change } in rules(family, config, two_norms) {
-        if file == "output.weight" && config.tie_word_embeddings {
-            continue;
-        }
+    for Rule { file, weights, change } in rules {
         let there = weights.iter().filter(|(name, _)| checkpoint.contains(name)).count();
         if there == 0 {
             continue;
@@ -185,18 +219,19 @@ fn weights<'a>(files: &ModelFiles, config: &ModelConfig, checkpoint: &'a Checkpo
 }
 
 /// Gives a matrix the storage that is asked for, or the nearest that can hold it.
-fn choose(tensor: &mut Planned<'_>, how: &Quantisation, written: &mut Written) {
+fn choose(tensor: &mut Planned<'_>, how: &Quantisation, model: Option<&mix::Model>, written: &mut Written) {
     let outer = matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
-    let wanted = if outer { how.outer.as_ref().or(how.matrices.as_ref()) } else { how.matrices.as_ref() };
-    // Positions and tables are looked up and added, and small.
-    let Some(wanted) = wanted.filter(|_| tensor.shape.len() == 2 && tensor.name != "position_embd.weight") else {
-        return;
-    };
+    let width = tensor.shape.last().copied().unwrap_or(1);
+    let mixed = || how.mix.zip(model).and_then(|(mix, model)| mix.of(&tensor.name, width, model));
+    let wanted = how.outer.clone().filter(|_| outer).or_else(mixed).or_else(|| how.matrices.clone());
+    // Positions and segments are looked up and added, and small.
+    let added = matches!(tensor.name.as_str(), "position_embd.weight" | "token_types.weight");
+    let Some(wanted) = wanted.filter(|_| tensor.shape.len() == 2 && !added) else { return };
     let mut storage = wanted.clone();
     while storage.bytes(&tensor.shape).is_err() {
         storage = instead(&storage);
     }
-    if storage != *wanted {
+    if storage != wanted {
         written.instead.push((tensor.name.clone(), storage.name()));
     }
     tensor.storage = storage;
@@ -216,6 +251,9 @@ fn instead(storage: &Storage) -> Storage {
 
 /// The number by which llama.cpp tells what most tensors are.
 fn file_type(planned: &[Planned<'_>], how: &Quantisation) -> u32 {
+    if let Some(mix) = how.mix {
+        return mix.file_type;
+    }
     let most = how.matrices.as_ref().map(Storage::name);
     let name = most.unwrap_or_else(|| {
         let matrices = || planned.iter().filter(|t| t.shape.len() == 2);
@@ -294,33 +332,6 @@ fn restored(bytes: &[u8], from: &Storage, to: &Storage, shape: &[usize], importa
     })
 }
 
-/// What an importance matrix says: for each matrix, the mean square of each input.
-struct Importances<'a>(Option<&'a Gguf>);
-
-impl<'a> Importances<'a> {
-    fn read(gguf: Option<&'a Gguf>) -> Result<Self> {
-        if let Some(gguf) = gguf
-            && !gguf.tensors().iter().any(|t| t.name.ends_with(".in_sum2"))
-        {
-            let problem = "it holds no tensors *.in_sum2, so it is no importance matrix".to_owned();
-            return Err(gguf.fail(problem, "make one with llama-imatrix, which writes GGUF"));
-        }
-        Ok(Self(gguf))
-    }
-
-    fn of(&self, tensor: &Planned<'_>) -> Option<Vec<f32>> {
-        let gguf = self.0?;
-        let values = |suffix: &str| {
-            let name = format!("{}.{suffix}", tensor.name);
-            let found = gguf.tensors().iter().find(|t| t.name == name && t.storage == Storage::plain(DType::F32))?;
-            Some(found.storage.decode(gguf.data(found)))
-        };
-        let (sums, counts) = (values("in_sum2")?, values("counts")?);
-        let count = counts.first().copied().filter(|count| *count > 0.0)?;
-        (tensor.shape.last() == Some(&sums.len())).then(|| sums.iter().map(|sum| sum / count).collect())
-    }
-}
-
 /// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
 /// everything else if `all`.
 ///
@@ -335,9 +346,11 @@ pub fn to_folder(
     mut progress: impl FnMut(u64, u64),
 ) -> Result<()> {
     let config_text = gguf.config_json()?;
-    let config = ModelConfig::from_json(gguf.file(), &config_text)?;
     let checkpoint = gguf.checkpoint()?;
-    let tensors = config.published(&checkpoint);
+    let tensors = match BertConfig::is_one(gguf.file(), &config_text)? {
+        true => checkpoint.published(&[]),
+        false => ModelConfig::from_json(gguf.file(), &config_text)?.published(&checkpoint),
+    };
     let kept = |view: &TensorView<'_>| if all || view.format.is_some() { dtype } else { view.dtype };
     let io = |path: &Path, action| {
         let path = path.to_owned();
@@ -357,6 +370,13 @@ pub fn to_folder(
         let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
         put("tokenizer.json", &tokenizer)?;
         put("tokenizer_config.json", &pretty(&tokenizer_config))?;
+    }
+    if let Some(pooling) = gguf.pooling()? {
+        let folder = folder.join(SentenceConfig::POOLING);
+        std::fs::create_dir_all(&folder).map_err(io(&folder, "make the folder"))?;
+        for (name, text) in SentenceConfig::texts(pooling) {
+            put(&name, &text)?;
+        }
     }
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));

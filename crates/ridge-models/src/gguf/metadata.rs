@@ -2,9 +2,9 @@
 
 use ridge_graph::ops::{Gelu, llama3_scaling, rope_frequencies};
 
-use super::config::ARCHITECTURES;
+use super::config::{ARCHITECTURES, POOLINGS};
 use super::write::Writer;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{BertConfig, ModelConfig, RopeScaling};
 use crate::error::{ModelError, Result};
 use crate::source::ModelFiles;
 
@@ -31,17 +31,10 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
     let known = ARCHITECTURES.iter().find(|(_, ours)| *ours == family);
     // Mistral's layers are Llama's.
     let architecture = known.map_or("llama", |(theirs, _)| theirs);
-    let refuse = |problem: &str| {
-        Err(ModelError::Files {
-            path: files.to_string().into(),
-            problem: problem.to_owned(),
-            remedy: "GGUF has no words for it: run the model from its folder".to_owned(),
-        })
-    };
+    let refuse = |problem: &str| Err(no_words(files, problem));
     let key = |name: &str| format!("{architecture}.{name}");
     to.text("general.architecture", architecture);
-    let name = files.to_string();
-    to.text("general.name", std::path::Path::new(&name).file_name().and_then(|n| n.to_str()).unwrap_or(&name));
+    name(files, to);
     for (name, value) in [
         ("vocab_size", config.vocab_size),
         ("context_length", config.max_position_embeddings),
@@ -153,6 +146,47 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
         _ => {}
     }
     Ok(())
+}
+
+/// Adds what an encoder's `config` says to what is to be written.
+pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut Writer) -> Result<()> {
+    to.text("general.architecture", "bert");
+    name(files, to);
+    for (key, value) in [
+        ("bert.vocab_size", config.vocab_size),
+        ("bert.context_length", config.max_position_embeddings),
+        ("bert.embedding_length", config.hidden_size),
+        ("bert.feed_forward_length", config.intermediate_size),
+        ("bert.block_count", config.num_hidden_layers),
+        ("bert.attention.head_count", config.num_attention_heads),
+        ("tokenizer.ggml.token_type_count", config.type_vocab_size),
+    ] {
+        to.u32(key, value as u32);
+    }
+    to.f32("bert.attention.layer_norm_epsilon", config.norm_eps as f32);
+    to.bool("bert.attention.causal", false);
+    if config.activation != Gelu::Erf {
+        return Err(no_words(files, "its activation is not that of its family"));
+    }
+    if let Some(said) = files.sentence_config()? {
+        let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
+        let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;
+        to.u32("bert.pooling_type", *number);
+    }
+    Ok(())
+}
+
+fn name(files: &ModelFiles, to: &mut Writer) {
+    let name = files.to_string();
+    to.text("general.name", std::path::Path::new(&name).file_name().and_then(|n| n.to_str()).unwrap_or(&name));
+}
+
+fn no_words(files: &ModelFiles, problem: &str) -> ModelError {
+    ModelError::Files {
+        path: files.to_string().into(),
+        problem: problem.to_owned(),
+        remedy: "GGUF has no words for it: run the model from its folder".to_owned(),
+    }
 }
 
 /// What YaRN makes of the scores where nothing else is said (section 3.4 of its paper).

@@ -1,16 +1,21 @@
 //! GGUF: one file with a model's configuration, tokenizer and weights.
 //!
-//! `read.rs` reads a file's bytes and `write.rs` makes one; `storage.rs` has the types of tensors. `convert.rs`
+//! `read.rs` reads a file's bytes, `split.rs` joins the parts of a model, and `write.rs` makes a file; `storage.rs` has the
+//! types of tensors, `importance.rs` what weighs errors,
+//! `mix.rs` the formats of llama.cpp's presets. `convert.rs`
 //! goes from any layout to a file, with `metadata.rs` and `vocabulary.rs`, and from a file to a folder. What a file says is
 //! told in the words of Hugging Face, so that everything behind it reads one kind of model: `config.rs` makes a
 //! `config.json` of the metadata, `tokenizer.rs` a `tokenizer.json`, and `names.rs` gives the tensors their names.
 
 mod config;
 mod convert;
+mod importance;
 mod metadata;
+mod mix;
 mod names;
 mod pretokenizers;
 mod read;
+mod split;
 mod storage;
 mod tokenizer;
 mod vocabulary;
@@ -25,8 +30,11 @@ use ridge_runtime::mem::MappedFile;
 
 use crate::checkpoint::{Bytes, Checkpoint};
 use crate::error::{ModelError, Result};
+use crate::pooling::Pooling;
 
 pub use convert::{Quantisation, Written, to_folder, to_gguf};
+pub use importance::Importance;
+pub use mix::Mix;
 pub use read::{Array, Kind, Value};
 pub use storage::Storage;
 pub use write::Writer;
@@ -36,7 +44,8 @@ pub use write::Writer;
 pub struct Gguf {
     /// Path or name, for errors.
     file: String,
-    bytes: Arc<Bytes>,
+    /// Each file's name and bytes; the first has the metadata.
+    parts: Vec<(String, Arc<Bytes>)>,
     metadata: BTreeMap<String, Value>,
     tensors: Vec<TensorInfo>,
 }
@@ -50,18 +59,30 @@ pub struct TensorInfo {
     pub storage: Storage,
     /// Extents, outermost first (the file has them the other way round).
     pub shape: Vec<usize>,
-    /// Where its bytes lie in the file.
+    /// Which of a model's files has it.
+    pub part: usize,
+    /// Where its bytes lie in that file.
     pub range: Range<usize>,
 }
 
 impl Gguf {
-    /// Maps the file at `path` and reads its header.
+    /// Maps the file at `path` and reads its header. Of a model in several files, `path` is any, and all are opened.
     ///
     /// # Errors
     ///
-    /// [`ModelError::Io`] if the file cannot be mapped, else as for [`Gguf::from_bytes`].
+    /// [`ModelError::Io`] if a file cannot be mapped, [`ModelError::Gguf`] if a part is missing or another one's, else as
+    /// for [`Gguf::from_bytes`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
+        let part = Self::open_alone(path)?;
+        match split::count(&part)? {
+            1 => Ok(part),
+            count => split::join(path, part, count),
+        }
+    }
+
+    /// One file, whatever it is a part of.
+    fn open_alone(path: &Path) -> Result<Self> {
         let mapped = MappedFile::open(path).map_err(|cause| ModelError::Io {
             path: path.to_owned(),
             action: "map the model",
@@ -70,18 +91,22 @@ impl Gguf {
         Self::read(path.display().to_string(), Bytes::Mapped(mapped))
     }
 
-    /// Reads a file that is in memory. `file` names it in errors.
+    /// Reads a file that is in memory, the only one of its model. `file` names it in errors.
     ///
     /// # Errors
     ///
     /// [`ModelError::Gguf`] if the bytes are no GGUF file, break the format, or hold something that Ridge does not know.
     pub fn from_bytes(file: &str, bytes: impl Into<std::borrow::Cow<'static, [u8]>>) -> Result<Self> {
-        Self::read(file.to_owned(), Bytes::Held(bytes.into()))
+        let gguf = Self::read(file.to_owned(), Bytes::Held(bytes.into()))?;
+        match split::count(&gguf)? {
+            1 => Ok(gguf),
+            count => Err(gguf.fail(format!("it is one of {count} parts"), "open it where the others lie beside it")),
+        }
     }
 
     fn read(file: String, bytes: Bytes) -> Result<Self> {
         let (metadata, tensors) = read::read(&file, bytes.get())?;
-        Ok(Self { file, bytes: Arc::new(bytes), metadata, tensors })
+        Ok(Self { parts: vec![(file.clone(), Arc::new(bytes))], file, metadata, tensors })
     }
 
     /// Path or name.
@@ -101,12 +126,17 @@ impl Gguf {
 
     /// The bytes of a tensor of this file.
     pub fn data(&self, tensor: &TensorInfo) -> &[u8] {
-        &self.bytes.get()[tensor.range.clone()]
+        &self.parts[tensor.part].1.get()[tensor.range.clone()]
     }
 
     /// The elements of an array of this file's metadata.
     pub fn elements(&self, array: &Array) -> Vec<Value> {
-        read::elements(self.bytes.get(), array)
+        read::elements(self.header(), array)
+    }
+
+    /// The bytes of the file that has the metadata.
+    fn header(&self) -> &[u8] {
+        self.parts[0].1.get()
     }
 
     /// The weights under the names that the family's graph has.
@@ -135,6 +165,26 @@ impl Gguf {
     /// [`ModelError::Gguf`] if there is no tokenizer, or one of a kind that Ridge does not know.
     pub fn tokenizer_json(&self) -> Result<(String, String)> {
         tokenizer::json(self)
+    }
+
+    /// How the vectors of a text's tokens become one, if the metadata says.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Gguf`] if it says a way that Ridge does not do.
+    pub fn pooling(&self) -> Result<Option<Pooling>> {
+        let Some(architecture) = self.text("general.architecture")? else { return Ok(None) };
+        let key = format!("{architecture}.pooling_type");
+        match self.int(&key)? {
+            None | Some(0) => Ok(None),
+            Some(number) => match config::POOLINGS.iter().find(|(n, _)| u64::from(*n) == number) {
+                Some((_, pooling)) => Ok(Some(*pooling)),
+                None => {
+                    let problem = format!("{key} = {number} is a way of pooling that Ridge does not do");
+                    Err(self.fail(problem, "choose a model that pools by mean, cls or last token, or say --pooling"))
+                }
+            },
+        }
     }
 
     /// The value of `key`, if it is there.

@@ -5,9 +5,9 @@
 //! Gemma's norms have one added.
 
 use super::config::model_type;
-use super::{Gguf, TensorInfo};
+use super::{Gguf, Storage, TensorInfo};
 use crate::checkpoint::{Change, Checkpoint, Gathered};
-use crate::config::{DecoderConfig, ModelConfig};
+use crate::config::{BertConfig, DecoderConfig, ModelConfig};
 use crate::error::Result;
 
 /// One tensor of a file.
@@ -27,6 +27,8 @@ fn outer(family: &str) -> [&'static str; 4] {
         "gpt2" => ["transformer.wte", "transformer.h", "transformer.ln_f", "lm_head"],
         "gpt_neox" => ["gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm", "embed_out"],
         "falcon" => ["transformer.word_embeddings", "transformer.h", "transformer.ln_f", "lm_head"],
+        // Its first norm is that of the embeddings, and it has no head.
+        "bert" => ["bert.embeddings.word_embeddings", "bert.encoder.layer", "bert.embeddings.LayerNorm", ""],
         _ => ["model.embed_tokens", "model.layers", "model.norm", "lm_head"],
     }
 }
@@ -76,6 +78,16 @@ fn inner(family: &str) -> Vec<(&'static str, &'static [&'static str])> {
             ("ffn_up", &["mlp.dense_h_to_4h"]),
             ("ffn_down", &["mlp.dense_4h_to_h"]),
         ],
+        "bert" => vec![
+            ("attn_q", &["attention.self.query"]),
+            ("attn_k", &["attention.self.key"]),
+            ("attn_v", &["attention.self.value"]),
+            ("attn_output", &["attention.output.dense"]),
+            ("attn_output_norm", &["attention.output.LayerNorm"]),
+            ("ffn_up", &["intermediate.dense"]),
+            ("ffn_down", &["output.dense"]),
+            ("layer_output_norm", &["output.LayerNorm"]),
+        ],
         "falcon" => vec![
             BEFORE,
             ("attn_qkv", &["self_attention.q_proj", "self_attention.k_proj", "self_attention.v_proj"]),
@@ -90,10 +102,44 @@ fn inner(family: &str) -> Vec<(&'static str, &'static [&'static str])> {
     }
 }
 
+/// What decides how many rows tensors have, and which.
+pub(super) struct Sizes {
+    pub(super) layers: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+}
+
+impl From<&DecoderConfig> for Sizes {
+    fn from(config: &DecoderConfig) -> Self {
+        Self {
+            layers: config.num_hidden_layers,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            intermediate: config.intermediate_size,
+        }
+    }
+}
+
+impl From<&BertConfig> for Sizes {
+    fn from(config: &BertConfig) -> Self {
+        let heads = config.num_attention_heads;
+        Self {
+            layers: config.num_hidden_layers,
+            heads,
+            kv_heads: heads,
+            head_dim: config.hidden_size / heads,
+            intermediate: config.intermediate_size,
+        }
+    }
+}
+
 /// The tensors that a model of `family` may have; not all of them have biases, or an output of their own.
-pub(super) fn rules(family: &str, config: &DecoderConfig, two_norms: bool) -> Vec<Rule> {
+pub(super) fn rules(family: &str, sizes: &Sizes, two_norms: bool) -> Vec<Rule> {
     let [embedding, layers, norm, head] = outer(family);
-    let (q, kv) = (config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim);
+    let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
     let llama = matches!(family, "llama" | "mistral");
     let gemma = family.starts_with("gemma");
     let mut rules = Vec::new();
@@ -105,8 +151,14 @@ pub(super) fn rules(family: &str, config: &DecoderConfig, two_norms: bool) -> Ve
     };
     let of_norm = |name: &str| if gemma && name.ends_with("norm") { Change::MinusOne } else { Change::None };
     add("token_embd".into(), vec![(embedding.into(), 0)], Change::None);
-    add("output_norm".into(), vec![(norm.into(), 0)], of_norm("norm"));
-    add("output".into(), vec![(head.into(), 0)], Change::None);
+    if family == "bert" {
+        add("token_embd_norm".into(), vec![(norm.into(), 0)], Change::None);
+        add("token_types".into(), vec![("bert.embeddings.token_type_embeddings".into(), 0)], Change::None);
+        add("position_embd".into(), vec![("bert.embeddings.position_embeddings".into(), 0)], Change::None);
+    } else {
+        add("output_norm".into(), vec![(norm.into(), 0)], of_norm("norm"));
+        add("output".into(), vec![(head.into(), 0)], Change::None);
+    }
     if family == "gpt2" {
         add("position_embd".into(), vec![("transformer.wpe".into(), 0)], Change::None);
     }
@@ -115,18 +167,18 @@ pub(super) fn rules(family: &str, config: &DecoderConfig, two_norms: bool) -> Ve
         within[0] = ("attn_norm", &["ln_mlp"]);
         within.push(("attn_norm_2", &["ln_attn"]));
     }
-    for layer in 0..config.num_hidden_layers {
+    for layer in 0..sizes.layers {
         for (file, names) in &within {
             let rows = |i: usize| match (names.len(), i) {
                 (1, _) => 0,
-                (2, _) => config.intermediate_size,
+                (2, _) => sizes.intermediate,
                 (_, 0) => q,
                 _ => kv,
             };
             let weights = names.iter().enumerate().map(|(i, name)| (format!("{layers}.{layer}.{name}"), rows(i)));
             let change = match *file {
-                "attn_q" if llama => Change::Interleaved { heads: config.num_attention_heads },
-                "attn_k" if llama => Change::Interleaved { heads: config.num_key_value_heads },
+                "attn_q" if llama => Change::Interleaved { heads: sizes.heads },
+                "attn_k" if llama => Change::Interleaved { heads: sizes.kv_heads },
                 file => of_norm(file),
             };
             add(format!("blk.{layer}.{file}"), weights.collect(), change);
@@ -140,11 +192,15 @@ const TABLES: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rop
 
 /// The weights of a file.
 pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
-    let config = ModelConfig::from_json(gguf.file(), &gguf.config_json()?)?;
+    let text = gguf.config_json()?;
+    let sizes = match BertConfig::is_one(gguf.file(), &text)? {
+        true => Sizes::from(&BertConfig::from_json(gguf.file(), &text)?),
+        false => Sizes::from(&*ModelConfig::from_json(gguf.file(), &text)?),
+    };
     let family = model_type(gguf.text("general.architecture")?.unwrap_or_default());
     let named: std::collections::BTreeMap<&str, &TensorInfo> =
         gguf.tensors().iter().map(|t| (t.name.as_str(), t)).collect();
-    let rules = rules(family, &config, named.contains_key("blk.0.attn_norm_2.weight"));
+    let rules = rules(family, &sizes, named.contains_key("blk.0.attn_norm_2.weight"));
     let mut left = named.clone();
     TABLES.iter().for_each(|table| {
         left.remove(table);
@@ -181,7 +237,7 @@ pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     for (name, tensor) in left {
         tensors.push(gathered(name.to_owned(), tensor, tensor.shape.clone(), tensor.range.clone(), Change::None));
     }
-    Checkpoint::gathered(gguf.file(), &gguf.bytes, tensors)
+    Checkpoint::gathered(gguf.file(), &gguf.parts, tensors)
 }
 
 fn gathered(
@@ -191,5 +247,6 @@ fn gathered(
     range: std::ops::Range<usize>,
     change: Change,
 ) -> Gathered {
-    Gathered { name, dtype: tensor.storage.dtype, format: tensor.storage.format.clone(), shape, range, change }
+    let Storage { dtype, format } = tensor.storage.clone();
+    Gathered { name, dtype, format, shape, part: tensor.part, range, change }
 }

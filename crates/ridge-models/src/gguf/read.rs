@@ -379,7 +379,7 @@ fn tensor(cursor: &mut Cursor<'_>) -> Why<(TensorInfo, Option<String>)> {
         Ok(storage) => (storage, None),
         Err(problem) => (Storage::plain(ridge_graph::DType::U8), Some(problem)),
     };
-    Ok((TensorInfo { name, storage, shape, range: offset..offset }, problem))
+    Ok((TensorInfo { name, storage, shape, part: 0, range: offset..offset }, problem))
 }
 
 /// Turns the offset of `tensor` from `start` on into its range.
@@ -401,13 +401,20 @@ fn place(tensor: &mut TensorInfo, start: usize, alignment: usize, end: usize) ->
     }
 }
 
+/// Tensors have names of their own.
+pub(super) fn check_names(tensors: &[TensorInfo]) -> Why<()> {
+    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => Err(format!("has the tensor {} twice", shortened(pair[0]))),
+        None => Ok(()),
+    }
+}
+
 /// Tensors have names of their own and do not overlap.
 fn check_apart(tensors: &[TensorInfo]) -> Why<()> {
+    check_names(tensors)?;
     let mut order: Vec<&TensorInfo> = tensors.iter().collect();
-    order.sort_by(|a, b| a.name.cmp(&b.name));
-    if let Some(pair) = order.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        return Err(format!("has the tensor {} twice", shortened(&pair[0].name)));
-    }
     order.retain(|tensor| !tensor.range.is_empty());
     order.sort_by_key(|tensor| tensor.range.start);
     match order.windows(2).find(|pair| pair[0].range.end > pair[1].range.start) {

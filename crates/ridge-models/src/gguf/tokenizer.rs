@@ -291,7 +291,7 @@ impl<'a> Vocabulary<'a> {
             && matches!(array.kind, Kind::U8 | Kind::I8)
             && array.len > 0
         {
-            let map = base64(&self.gguf.bytes.get()[array.range.clone()]);
+            let map = base64(&self.gguf.header()[array.range.clone()]);
             normalizers.push(json!({ "type": "Precompiled", "precompiled_charsmap": map }));
         }
         if self.flag("remove_extra_whitespaces", false)? {

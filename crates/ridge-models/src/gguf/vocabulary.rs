@@ -20,7 +20,7 @@ pub(super) fn write(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mu
     };
     let json: Json = serde_json::from_str(&text).map_err(|e| fail(format!("tokenizer.json is not JSON: {e}")))?;
     let tokenizer = files.tokenizer()?;
-    let pieces = Pieces::read(&json, &tokenizer, vocab_size);
+    let mut pieces = Pieces::read(&json, &tokenizer, vocab_size);
     let model = &json["model"];
     match model["type"].as_str().unwrap_or("BPE") {
         "BPE" if byte_level(&json["pre_tokenizer"]) => {
@@ -41,6 +41,16 @@ pub(super) fn write(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mu
                 text.contains("\"Prepend\"") || text.contains("\"always\"") || text.contains("\"first\""),
             );
         }
+        "WordPiece" => {
+            let normalizer = &json["normalizer"];
+            let prefix = model["continuing_subword_prefix"].as_str();
+            if prefix != Some("##") || normalizer["type"] != "BertNormalizer" || normalizer["lowercase"] == false {
+                return Err(fail("it is of word pieces, and not as BERT has them in lower case".to_owned()));
+            }
+            to.text("tokenizer.ggml.model", "bert");
+            to.text("tokenizer.ggml.pre", "default");
+            pieces.mark_words();
+        }
         other => return Err(fail(format!("its model is of type {other}"))),
     }
     to.texts("tokenizer.ggml.tokens", pieces.tokens.iter().map(String::as_str));
@@ -48,7 +58,7 @@ pub(super) fn write(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mu
     if let Some(unknown) = model["unk_token"].as_str().and_then(|token| tokenizer.token_to_id(token)) {
         to.u32("tokenizer.ggml.unknown_token_id", unknown);
     }
-    special(&tokenizer, ends, to)?;
+    special(&tokenizer, ends, model["type"] == "WordPiece", to)?;
     if let Some(template) = template(files, config.as_deref())? {
         to.text("tokenizer.chat_template", &template);
     }
@@ -56,7 +66,7 @@ pub(super) fn write(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mu
 }
 
 /// Begin and end tokens. Whether they are added is seen from what becomes of a text.
-fn special(tokenizer: &Tokenizer, ends: &[u32], to: &mut Writer) -> Result<()> {
+fn special(tokenizer: &Tokenizer, ends: &[u32], encoder: bool, to: &mut Writer) -> Result<()> {
     let (with, without) = (tokenizer.encode("a", true)?, tokenizer.encode("a", false)?);
     let at = with.windows(without.len().max(1)).position(|part| part == without).unwrap_or(0);
     let (before, after) = (&with[..at], &with[(at + without.len()).min(with.len())..]);
@@ -67,6 +77,14 @@ fn special(tokenizer: &Tokenizer, ends: &[u32], to: &mut Writer) -> Result<()> {
         to.u32("tokenizer.ggml.eos_token_id", eos);
         if let Some(turn) = ends.iter().find(|id| **id != eos) {
             to.u32("tokenizer.ggml.eot_token_id", *turn);
+        }
+    }
+    // An encoder's first and last tokens have names of their own there (one of them spelt so).
+    if encoder {
+        for (key, token) in [("cls_token_id", before.first()), ("seperator_token_id", after.last())] {
+            if let Some(id) = token {
+                to.u32(&format!("tokenizer.ggml.{key}"), *id);
+            }
         }
     }
     to.bool("tokenizer.ggml.add_bos_token", !before.is_empty());
@@ -168,6 +186,22 @@ impl Pieces {
             tokens.push(token.unwrap_or_else(|| format!("[PAD{id}]")));
         }
         Self { tokens, types }
+    }
+
+    /// Marks the beginnings of words, where word pieces mark what continues them.
+    fn mark_words(&mut self) {
+        const CONTROL: i32 = 3;
+        for (token, kind) in self.tokens.iter_mut().zip(&mut self.types) {
+            // Nothing stands for what is unknown there but a control token.
+            if matches!(kind, 2 | 3) {
+                *kind = CONTROL;
+                continue;
+            }
+            *token = match token.strip_prefix("##") {
+                Some(continues) => continues.to_owned(),
+                None => format!("\u{2581}{token}"),
+            };
+        }
     }
 
     /// Scores that merge in the order of the model's merges: that of a token is how early it is made.

@@ -1,0 +1,106 @@
+//! A model in several files: `NAME-00001-of-00003.gguf` and so on, as `llama-gguf-split` writes them. The first has the
+//! metadata, each says which of how many it is (`split.no`, counted from 0, and `split.count`).
+
+use std::path::{Path, PathBuf};
+
+use super::Gguf;
+use crate::error::Result;
+
+/// Which part of how many.
+const NUMBER: &str = "split.no";
+const COUNT: &str = "split.count";
+/// Tensors of all parts.
+const TENSORS: &str = "split.tensors.count";
+
+/// More parts are a damaged file rather than a model.
+const MOST: u64 = 99_999;
+
+/// Does a key tell of the parts, and not of the model?
+pub(super) fn is_of_parts(key: &str) -> bool {
+    matches!(key, NUMBER | COUNT | TENSORS)
+}
+
+/// How many files the model of `gguf` is in.
+pub(super) fn count(gguf: &Gguf) -> Result<u64> {
+    let count = gguf.int(COUNT)?.unwrap_or(1).max(1);
+    if count > MOST {
+        return Err(gguf.wrong(COUNT, &format!("= {count} is more than {MOST}")));
+    }
+    Ok(count)
+}
+
+/// The whole model of which `part`, read from `path`, is one of `count` files.
+pub(super) fn join(path: &Path, part: Gguf, count: u64) -> Result<Gguf> {
+    let number = gguf_number(&part)?;
+    let beside = |i: u64| named(path, number, i, count);
+    if beside(number).is_none() {
+        let name = format!("NAME-{:05}-of-{count:05}.gguf", number + 1);
+        let problem = format!("it is part {} of {count}, and is not called {name}", number + 1);
+        return Err(part.fail(problem, "give the parts the names that they were published with"));
+    }
+    let mut all: Option<Gguf> = None;
+    let mut given = Some(part);
+    for i in 0..count {
+        let this = match given.take_if(|_| i == number) {
+            Some(given) => given,
+            None => open(&beside(i).unwrap_or_default(), i, count, path)?,
+        };
+        match &mut all {
+            None => all = Some(this),
+            Some(all) => add(all, this)?,
+        }
+    }
+    let Some(all) = all else { unreachable!("there is a part at least") };
+    super::read::check_names(&all.tensors)
+        .map_err(|problem| all.fail(format!("with its parts it {problem}"), "download all parts again"))?;
+    match all.int(TENSORS)? {
+        Some(said) if said != all.tensors.len() as u64 => {
+            let problem = format!("its {count} parts hold {} tensors, and {TENSORS} = {said}", all.tensors.len());
+            Err(all.fail(problem, "download all parts again, from one revision"))
+        }
+        _ => Ok(all),
+    }
+}
+
+fn gguf_number(part: &Gguf) -> Result<u64> {
+    let (number, count) = (part.int(NUMBER)?, part.int(COUNT)?.unwrap_or(1));
+    let number = part.needed(NUMBER, number)?;
+    if number >= count {
+        return Err(part.wrong(NUMBER, &format!("= {number}, and there are {count} parts")));
+    }
+    Ok(number)
+}
+
+/// The `i`-th part beside `path`, which is the one with `number`, if it is called so.
+fn named(path: &Path, number: u64, i: u64, count: u64) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let stem = name.strip_suffix(&format!("-{:05}-of-{count:05}.gguf", number + 1))?;
+    Some(path.with_file_name(format!("{stem}-{:05}-of-{count:05}.gguf", i + 1)))
+}
+
+fn open(path: &Path, i: u64, count: u64, of: &Path) -> Result<Gguf> {
+    if !path.exists() {
+        return Err(crate::error::ModelError::Gguf {
+            file: of.display().to_string(),
+            problem: format!("it is of {count} parts, and {} is not there", path.display()),
+            remedy: "download all parts into one folder".to_owned(),
+        });
+    }
+    let part = Gguf::open_alone(path)?;
+    if part.int(NUMBER)? != Some(i) || self::count(&part)? != count {
+        let problem = format!("by its name it is part {} of {count}, and by its metadata it is not", i + 1);
+        return Err(part.fail(problem, "download all parts again, from one revision"));
+    }
+    Ok(part)
+}
+
+/// Adds the tensors of the next part.
+fn add(all: &mut Gguf, next: Gguf) -> Result<()> {
+    let at = all.parts.len();
+    for mut tensor in next.tensors {
+        tensor.part = at;
+        all.tensors.push(tensor);
+    }
+    all.parts.extend(next.parts);
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! GGUF files as llama.cpp's tools write them (`fixtures/gguf_files.sh`): a model in parts, and importance matrices.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::fixtures;
+use ridge_graph::DType;
+use ridge_models::ModelFiles;
+use ridge_models::gguf::{Gguf, Importance, Mix, Quantisation, Storage, Writer, to_gguf};
+
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gguf_parts").join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("can be made");
+    folder
+}
+
+fn part(i: usize) -> String {
+    format!("model-{i:05}-of-00003.gguf")
+}
+
+/// The parts in a folder of this test's own.
+fn copied(name: &str) -> PathBuf {
+    let to = folder(name);
+    for i in 1..=3 {
+        std::fs::copy(fixtures().join("gguf_files").join(part(i)), to.join(part(i))).expect("is there");
+    }
+    to
+}
+
+#[test]
+fn every_part_of_a_model_opens_all_of_it() {
+    let (whole, to) = (fixtures().join("llama/gqa2_tied"), folder("whole").join("x.gguf"));
+    let how = Quantisation { matrices: Some(Storage::plain(DType::BF16)), ..Quantisation::default() };
+    to_gguf(&ModelFiles::open(Some(&whole)).expect("opens"), &to, &how, |_, _| {}).expect("writes");
+    let whole = Gguf::open(&to).and_then(|gguf| gguf.checkpoint()).expect("a model");
+    for i in 1..=3 {
+        let files = ModelFiles::open(Some(&fixtures().join("gguf_files").join(part(i)))).expect("opens");
+        assert_eq!(files.config().expect("reads").hidden_size, 32);
+        let checkpoint = files.checkpoint().expect("weights");
+        assert_eq!(checkpoint.len(), whole.len());
+        for tensor in checkpoint.tensors() {
+            let same = whole.tensor(tensor.name).expect("has it");
+            assert_eq!(
+                (tensor.shape, tensor.dtype, tensor.data),
+                (same.shape, same.dtype, same.data),
+                "{}",
+                tensor.name
+            );
+        }
+        // Written again it is one file, which says nothing of parts.
+        let joined = to.with_file_name("joined.gguf");
+        to_gguf(&files, &joined, &Quantisation::default(), |_, _| {}).expect("writes");
+        let joined = Gguf::open(&joined).expect("opens");
+        assert_eq!(joined.tensors().len(), 20);
+        assert!(joined.metadata().keys().all(|key| !key.starts_with("split.")));
+    }
+}
+
+#[test]
+fn parts_that_are_missing_renamed_or_anothers_are_refused() {
+    let refusal = |path: PathBuf| Gguf::open(path).expect_err("is broken").to_string();
+    let to = copied("missing");
+    std::fs::remove_file(to.join(part(2))).expect("can be removed");
+    let says = refusal(to.join(part(3)));
+    assert!(
+        says.contains("it is of 3 parts, and") && says.contains("model-00002-of-00003.gguf is not there"),
+        "{says}"
+    );
+    std::fs::copy(to.join(part(3)), to.join(part(2))).expect("can be written");
+    let says = refusal(to.join(part(1)));
+    assert!(says.contains("by its name it is part 2 of 3, and by its metadata it is not"), "{says}");
+    std::fs::rename(to.join(part(1)), to.join("model.gguf")).expect("can be renamed");
+    let says = refusal(to.join("model.gguf"));
+    assert!(says.contains("it is part 1 of 3, and is not called NAME-00001-of-00003.gguf"), "{says}");
+    // A part alone in memory has no neighbours.
+    let bytes = std::fs::read(to.join("model.gguf")).expect("is there");
+    let says = Gguf::from_bytes("x.gguf", bytes).expect_err("is a part").to_string();
+    assert!(says.contains("x.gguf: it is one of 3 parts"), "{says}");
+}
+
+/// A part with one tensor.
+fn written(folder: &Path, no: u16, count: u16, tensors: i32, name: &str) -> PathBuf {
+    let mut writer = Writer::default();
+    writer.u16("split.no", no);
+    writer.u16("split.count", count);
+    writer.i32("split.tensors.count", tensors);
+    writer.tensor(name, &[2], &Storage::plain(DType::F32)).expect("fits");
+    let path = folder.join(format!("x-{:05}-of-{count:05}.gguf", no + 1));
+    let mut out = Vec::new();
+    writer.write::<std::io::Error>(&mut out, |_| Ok(vec![0; 8])).expect("writes");
+    std::fs::write(&path, out).expect("can be written");
+    path
+}
+
+#[test]
+fn parts_with_the_same_tensor_or_too_few_are_refused() {
+    let to = folder("tensors");
+    written(&to, 1, 2, 2, "a");
+    let says = Gguf::open(written(&to, 0, 2, 2, "a")).expect_err("twice").to_string();
+    assert!(says.contains("with its parts it has the tensor a twice"), "{says}");
+    let says = Gguf::open(written(&to, 0, 2, 3, "b")).expect_err("too few").to_string();
+    assert!(says.contains("its 2 parts hold 2 tensors, and split.tensors.count = 3"), "{says}");
+    let says = Gguf::open(written(&to, 2, 2, 3, "b")).expect_err("no such part").to_string();
+    assert!(says.contains("split.no = 2, and there are 2 parts"), "{says}");
+}
+
+#[test]
+fn both_layouts_of_an_importance_matrix_say_the_same() {
+    let open = |name: &str| Importance::open(fixtures().join("gguf_files").join(name)).expect("reads");
+    let (new, old) = (open("imatrix.gguf"), open("imatrix.dat"));
+    // Seven matrices of each of five layers; the output projection is the embedding, and is not told of.
+    assert_eq!((new.len(), old.len()), (35, 35));
+    for (name, inputs) in [("blk.0.attn_q.weight", 64), ("blk.4.ffn_down.weight", 172)] {
+        let (new, old) = (new.of(name, inputs).expect("has it"), old.of(name, inputs).expect("has it"));
+        assert!(new.iter().all(|v| *v > 0.0));
+        for (a, b) in new.iter().zip(old) {
+            assert!((a - b).abs() <= 1e-5 * a.abs(), "{name}: {a} {b}");
+        }
+    }
+    assert!(new.of("blk.0.attn_q.weight", 63).is_none() && new.of("x", 64).is_none());
+}
+
+#[test]
+fn what_is_no_importance_matrix_is_refused() {
+    let whole = std::fs::read(fixtures().join("gguf_files/imatrix.dat")).expect("is there");
+    let says = |bytes: &[u8]| Importance::from_list("x.dat", bytes).expect_err("is broken").to_string();
+    let end = 4 + 35 * (4 + 20 + 8 + 64 * 4);
+    assert!(whole.len() > end);
+    for len in [0, 3, 4, 7, 20, 40, 1000, 8000] {
+        assert!(says(&whole[..len]).contains("neither GGUF nor a list"), "{len}");
+    }
+    let mut huge = whole.clone();
+    huge[4..8].copy_from_slice(&i32::MAX.to_le_bytes());
+    assert!(says(&huge).contains("neither GGUF nor a list"));
+    huge[4..8].copy_from_slice(&(-1i32).to_le_bytes());
+    assert!(says(&huge).contains("neither GGUF nor a list"));
+    assert!(says(&0i32.to_le_bytes()).contains("says nothing of any matrix"));
+    // A list of one matrix of one input.
+    let one = |sum: f32| {
+        let numbers = [1i32.to_le_bytes(), 1i32.to_le_bytes()].concat();
+        [&numbers[..], b"w", &1i32.to_le_bytes(), &1i32.to_le_bytes(), &sum.to_le_bytes()].concat()
+    };
+    assert_eq!(Importance::from_list("x.dat", &one(2.0)).expect("reads").of("w", 1), Some(&[2.0][..]));
+    assert!(says(&one(f32::NAN)).contains("has NaN for w"));
+    assert!(says(&one(-1.0)).contains("has -1 for w"));
+    let model = fixtures().join("gguf_files").join(part(1));
+    assert!(Importance::open(model).expect_err("is a model").to_string().contains("says nothing of any matrix"));
+}
+
+/// The squared error of what the model `files` has as `name` in a file, each input weighed by `importance`.
+fn error(file: &Gguf, exact: &Gguf, name: &str, importance: &[f32]) -> f64 {
+    let values = |gguf: &Gguf| {
+        let tensor = gguf.tensors().iter().find(|t| t.name == name).expect("has it");
+        tensor.storage.decode(gguf.data(tensor))
+    };
+    let squares = values(file).into_iter().zip(values(exact)).map(|(a, b)| f64::from(a - b).powi(2));
+    squares.enumerate().map(|(i, square)| square * f64::from(importance[i % importance.len()])).sum()
+}
+
+#[test]
+fn an_importance_matrix_lowers_the_error_that_it_weighs() {
+    let to = folder("weighed");
+    let files = ModelFiles::open(None).expect("the small model");
+    let importance = Importance::open(fixtures().join("gguf_files/imatrix.gguf")).expect("reads");
+    let write = |name: &str, matrices: Option<Storage>, importance: Option<Importance>| {
+        let path = to.join(name);
+        let how = Quantisation { matrices, importance, ..Quantisation::default() };
+        let written = to_gguf(&files, &path, &how, |_, _| {}).expect("writes");
+        (Gguf::open(path).expect("opens"), written.unweighed)
+    };
+    let (exact, _) = write("exact.gguf", None, None);
+    for format in ["q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"] {
+        let storage = Storage::from_name(format);
+        let (plain, _) = write("plain.gguf", storage.clone(), None);
+        let (weighed, unweighed) = write("weighed.gguf", storage, Some(importance.clone()));
+        // The embedding is told nothing of, and rows of 172 are in f16.
+        assert_eq!(unweighed, 1, "{format}");
+        let (mut before, mut after) = (0.0, 0.0);
+        for layer in 0..5 {
+            for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up"] {
+                let name = format!("blk.{layer}.{name}.weight");
+                let weights = importance.of(&name, 64).expect("has it");
+                before += error(&plain, &exact, &name, weights);
+                after += error(&weighed, &exact, &name, weights);
+            }
+        }
+        assert!(after < 0.95 * before, "{format}: {after} and {before} without");
+    }
+}
+
+#[test]
+fn mixes_are_those_of_llama_quantize() {
+    let text = std::fs::read_to_string(fixtures().join("gguf_mixes.json")).expect("the fixture");
+    let expected: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let (from, to) = (folder("mixes").join("x.gguf"), folder("mixed").join("y.gguf"));
+    let mut mixes = 0;
+    for (name, model) in expected.as_object().expect("models") {
+        let mut writer = Writer::default();
+        writer.text("general.architecture", model["architecture"].as_str().expect("a name"));
+        for (key, value) in model["metadata"].as_object().expect("metadata") {
+            writer.u32(key, value.as_u64().expect("a number") as u32);
+        }
+        writer.f32(model["epsilon"].as_str().expect("a key"), 1e-5);
+        let roles = model["roles"].as_array().expect("names");
+        let of_layer = |i| roles.iter().map(move |role| format!("{i}.{}", role.as_str().expect("a name")));
+        let mut short: Vec<String> = (0..model["layers"].as_u64().expect("a number")).flat_map(of_layer).collect();
+        let whole =
+            |name: &str| if name.contains('.') { format!("blk.{name}.weight") } else { format!("{name}.weight") };
+        short.push("token_embd".into());
+        short.extend((model["tied"] == false).then(|| "output".to_owned()));
+        for name in &short {
+            writer.tensor(&whole(name), &[2, 256], &Storage::plain(DType::F32)).expect("fits");
+        }
+        let mut bytes = Vec::new();
+        writer.write::<std::io::Error>(&mut bytes, |_| Ok(vec![0; 2048])).expect("writes");
+        std::fs::write(&from, bytes).expect("can be written");
+        let files = ModelFiles::open(Some(&from)).expect("opens");
+        for (mix, should) in model["mixes"].as_object().expect("mixes") {
+            let how = Quantisation { mix: Mix::from_name(mix), ..Quantisation::default() };
+            assert!(how.mix.is_some(), "{mix}");
+            to_gguf(&files, &to, &how, |_, _| {}).expect("writes");
+            let mut expected = std::collections::BTreeMap::new();
+            for (format, names) in should["others"].as_object().expect("formats") {
+                expected.extend(names.as_str().expect("names").split(' ').map(|n| (whole(n), format.as_str())));
+            }
+            let usual = should["usual"].as_str().expect("a format");
+            for tensor in Gguf::open(&to).expect("opens").tensors() {
+                let should = expected.get(&tensor.name).copied().unwrap_or(usual);
+                assert_eq!(tensor.storage.name(), should, "{name} {mix} {}", tensor.name);
+            }
+            mixes += 1;
+        }
+    }
+    assert_eq!(mixes, 7 * 9);
+}
