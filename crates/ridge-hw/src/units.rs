@@ -58,6 +58,11 @@ impl Bytes {
         Self(self.0.saturating_sub(other.0))
     }
 
+    /// The unit that it is shown in: what one is worth, and its name.
+    pub fn unit(self) -> (f64, &'static str) {
+        human::unit(self.as_f64(), human::BYTES)
+    }
+
     /// Rounds to the nearest byte; negative amounts and NaN give zero.
     fn from_f64(bytes: f64) -> Self {
         Self(bytes.round() as u64)
@@ -126,6 +131,11 @@ macro_rules! quantity {
             /// The smaller of the two.
             pub const fn min(self, other: Self) -> Self {
                 Self(self.0.min(other.0))
+            }
+
+            /// The unit that it is shown in: what one is worth, and its name.
+            pub fn unit(self) -> (f64, &'static str) {
+                human::unit(self.0, $ladder)
             }
 
             const fn from_f64(value: f64) -> Self {

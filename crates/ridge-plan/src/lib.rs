@@ -4,7 +4,7 @@
 //! tokens, pairs and degrees of parallelism; everything else is sums of those. Read in this order: [`reading`],
 //! [`ledger`] (memory), [`efficiency`] (what devices reach), [`comm`] (collectives), [`pipeline`] (schedules, event by
 //! event), [`train`] (time of a step, cost of a run), [`search`] (all ways to divide a step), [`serve`] (latencies and
-//! throughput of a server). [`kernel`] stands alone: what the shape of one GPU kernel allows.
+//! throughput of a server). [`kernel`] stands alone: what the shape of one GPU kernel allows. [`plot`] draws.
 
 pub mod accuracy;
 pub mod comm;
@@ -13,6 +13,7 @@ mod error;
 pub mod kernel;
 pub mod ledger;
 pub mod pipeline;
+pub mod plot;
 pub mod reading;
 pub mod search;
 pub mod serve;

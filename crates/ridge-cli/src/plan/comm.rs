@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond, Seconds};
-use ridge_plan::comm::{Algorithm, Collective, Estimate, Fabric, Group, Link, overlap, svg};
+use ridge_plan::comm::{Algorithm, Collective, Estimate, Fabric, Group, Link, chart, overlap};
 use ridge_plan::efficiency::Machine;
+use ridge_plan::plot;
 use serde_json::json;
 
 use super::{ShownArgs, named, seconds, write_file};
@@ -119,7 +120,7 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     });
     let title = format!("{collective} over {} GPUs, {device}, nodes of {}", args.gpus, fabric.node);
     if let Some(path) = &args.plot {
-        write_file(path, &svg(&fabric, collective, group, &title))?;
+        write_file(path, &plot::draw(&[chart(&fabric, collective, group, &title).into()]))?;
     }
     if let (Some(path), Some(beside)) = (&args.trace, &beside) {
         write_file(path, &beside.chrome_trace().to_string())?;

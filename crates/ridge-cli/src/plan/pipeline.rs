@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ridge_hw::units::{Bytes, Seconds};
 use ridge_plan::pipeline::{Pipeline, Schedule, Stage, Timeline};
+use ridge_plan::plot;
 use serde_json::json;
 
 use super::{ShownArgs, named, seconds, write_file};
@@ -175,7 +176,7 @@ fn one(args: &PipelineArgs, pipeline: &Pipeline, t: &Timeline) -> Result<()> {
     let schedule = pipeline.schedule;
     let title = format!("{schedule}: {} stages, {} micro-batches", args.stages, args.micro_batches);
     if let Some(path) = &args.plot {
-        write_file(path, &t.svg(&title))?;
+        write_file(path, &plot::draw(&[t.chart(&title).into()]))?;
     }
     if let Some(path) = &args.trace {
         write_file(path, &t.chrome_trace().to_string())?;

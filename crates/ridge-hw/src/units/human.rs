@@ -68,8 +68,8 @@ pub(super) const SECONDS: &[Rung] = &[
     rung(172_800.0, 86_400.0, "d"),
 ];
 
-/// Writes `value` on the highest rung that it reaches once rounded, so that 999.96 µs reads `1 ms`.
-pub(super) fn write(f: &mut fmt::Formatter<'_>, value: f64, ladder: &[Rung]) -> fmt::Result {
+/// The highest rung that `value` reaches once rounded, so that 999.96 µs reads `1 ms`: what one is worth, and its name.
+pub(super) fn unit(value: f64, ladder: &[Rung]) -> (f64, &'static str) {
     let on = |rung: &Rung| three_digits(value.abs() / rung.one) * rung.one;
     // Zero belongs to the base unit: `0 s`, not `0 ns`.
     let reached = if value == 0.0 {
@@ -79,6 +79,12 @@ pub(super) fn write(f: &mut fmt::Formatter<'_>, value: f64, ladder: &[Rung]) -> 
         (1..ladder.len()).rev().find(|&i| on(&ladder[i - 1]) >= ladder[i].from).map(|i| &ladder[i])
     };
     let Rung { one, suffix, .. } = reached.unwrap_or(&ladder[0]);
+    (*one, suffix)
+}
+
+/// Writes `value` in the unit that fits.
+pub(super) fn write(f: &mut fmt::Formatter<'_>, value: f64, ladder: &[Rung]) -> fmt::Result {
+    let (one, suffix) = unit(value, ladder);
     let scaled = value / one;
     let text = match f.precision() {
         Some(decimals) => format!("{scaled:.decimals$} {suffix}"),

@@ -16,7 +16,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-pub use draw::svg;
+pub use draw::chart;
 pub use fabric::{Fabric, Group};
 pub use link::{Link, Protocol};
 pub use overlap::{Bucket, Overlap, exposed, overlap};

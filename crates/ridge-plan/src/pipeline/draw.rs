@@ -1,24 +1,12 @@
-//! Timelines as text, SVG and Chrome trace.
+//! Timelines as text, charts and Chrome traces.
 
 use std::fmt::Write as _;
 
+use ridge_hw::units::Seconds;
 use serde_json::{Value, json};
 
 use super::{Event, Kind, Timeline};
-
-/// Columns and pixels of a label.
-const LABEL: f64 = 70.0;
-/// Pixels of a device's row.
-const ROW: f64 = 26.0;
-
-fn colour(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Forward => "#4e79a7",
-        Kind::Backward => "#59a14f",
-        Kind::Input => "#8cd17d",
-        Kind::Weight => "#b6992d",
-    }
-}
+use crate::plot::{Gantt, Half, Span};
 
 fn name(kind: Kind) -> &'static str {
     match kind {
@@ -60,69 +48,36 @@ impl Timeline {
         text
     }
 
-    /// A picture with a bar a pass, its legend and a scale in `unit`s of `seconds`.
-    pub fn svg(&self, title: &str) -> String {
-        let width = 1100.0;
-        let height = 60.0 + ROW * self.devices.len() as f64 + 40.0;
-        let x = |time: f64| LABEL + time / self.makespan.max(f64::MIN_POSITIVE) * (width - LABEL - 20.0);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
-             font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n<text x=\"{LABEL}\" y=\"18\" \
-             font-size=\"14\">{}</text>\n",
-            escaped(title)
-        );
-        for (i, kind) in [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight].into_iter().enumerate() {
-            let left = LABEL + 140.0 * i as f64;
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{left}\" y=\"28\" width=\"10\" height=\"10\" fill=\"{}\"/><text x=\"{}\" y=\"37\">{}</text>",
-                colour(kind),
-                left + 15.0,
-                name(kind)
-            );
-        }
-        for d in 0..self.devices.len() {
-            let y = 50.0 + ROW * d as f64;
-            let _ = writeln!(svg, "<text x=\"8\" y=\"{}\">device {d}</text>", y + 15.0);
-        }
-        for e in &self.events {
-            let y = 50.0 + ROW * e.device as f64;
-            let (left, bar) = (x(e.start), (x(e.end) - x(e.start)).max(0.2));
+    /// A row a device and a span a pass.
+    pub fn chart(&self, title: &str) -> Gantt {
+        let kinds = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];
+        let span = |e: &Event| Span {
+            row: e.device,
             // Of a pair the forward pass has the upper half.
-            let (top, high) = match (self.paired(e), e.pass.kind) {
-                (false, _) => (y, ROW - 4.0),
-                (true, Kind::Forward) => (y, ROW / 2.0 - 2.0),
-                (true, _) => (y + ROW / 2.0 - 2.0, ROW / 2.0 - 2.0),
-            };
-            let _ = write!(
-                svg,
-                "<rect x=\"{left:.2}\" y=\"{top:.1}\" width=\"{bar:.2}\" height=\"{high:.1}\" fill=\"{}\" stroke=\"white\" \
-                 stroke-width=\"0.5\"><title>{} of micro-batch {}, stage {}: {:.6e} s to {:.6e} s</title></rect>",
-                colour(e.pass.kind),
+            half: match (self.paired(e), e.pass.kind) {
+                (false, _) => Half::Whole,
+                (true, Kind::Forward) => Half::Upper,
+                (true, _) => Half::Lower,
+            },
+            start: e.start,
+            end: e.end,
+            kind: kinds.iter().position(|k| *k == e.pass.kind).unwrap_or(0),
+            label: e.pass.micro.to_string(),
+            tip: format!(
+                "{} of micro-batch {}, stage {}: {} to {}",
                 name(e.pass.kind),
                 e.pass.micro,
                 e.pass.stage,
-                e.start,
-                e.end
-            );
-            if bar > 14.0 {
-                let _ = write!(
-                    svg,
-                    "<text x=\"{:.2}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"white\" font-size=\"9\">{}</text>",
-                    left + bar / 2.0,
-                    top + high / 2.0 + 3.0,
-                    e.pass.micro
-                );
-            }
-            svg.push('\n');
+                Seconds(e.start),
+                Seconds(e.end)
+            ),
+        };
+        Gantt {
+            title: title.to_owned(),
+            rows: (0..self.devices.len()).map(|d| format!("device {d}")).collect(),
+            kinds: kinds.map(|k| name(k).to_owned()).to_vec(),
+            spans: self.events.iter().map(span).collect(),
         }
-        let bottom = 50.0 + ROW * self.devices.len() as f64 + 14.0;
-        for i in 0..=5 {
-            let time = self.makespan * f64::from(i) / 5.0;
-            let label = ridge_hw::units::Seconds(time);
-            let _ = writeln!(svg, "<text x=\"{:.1}\" y=\"{bottom}\" text-anchor=\"middle\">{label}</text>", x(time));
-        }
-        svg + "</svg>\n"
     }
 
     fn paired(&self, event: &Event) -> bool {
@@ -149,9 +104,4 @@ impl Timeline {
         });
         json!({ "displayTimeUnit": "ms", "traceEvents": names.chain(events).collect::<Vec<_>>() })
     }
-}
-
-/// Text for XML.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

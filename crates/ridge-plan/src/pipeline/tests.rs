@@ -208,7 +208,7 @@ fn drawings_show_every_pass() {
     let trace = t.chrome_trace();
     let events = trace["traceEvents"].as_array().unwrap();
     assert_eq!(events.iter().filter(|e| e["ph"] == "X").count(), 8);
-    let svg = t.svg("a < b");
+    let svg = crate::plot::draw(&[t.chart("a < b").into()]);
     assert_eq!(svg.matches("<title>").count(), 8);
     assert!(svg.contains("a &lt; b") && svg.ends_with("</svg>\n"));
 }

@@ -2,10 +2,9 @@
 //!
 //! `arrivals` says when requests come and `trace` reads when they came elsewhere; `prompts` makes their texts. `client` is
 //! one request over HTTP, its stream read by `events`; `driver` sends many of them. `report` counts what came, by
-//! `stats`, and `sweep` looks for the highest rate that keeps an objective. `chart` draws.
+//! `stats`, and `sweep` looks for the highest rate that keeps an objective.
 
 mod arrivals;
-mod chart;
 mod client;
 mod driver;
 mod error;
@@ -17,7 +16,6 @@ mod sweep;
 mod trace;
 
 pub use arrivals::Arrivals;
-pub use chart::{Chart, Series, draw};
 pub use client::{Answer, Api, Client, Failure, Target};
 pub use driver::{Outcome, Pace, Run, Shape, Workload, drive, preflight};
 pub use error::LoadError;

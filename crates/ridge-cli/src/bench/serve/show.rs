@@ -1,7 +1,8 @@
 //! What `ridge bench serve` measured: as text, as JSON, as charts.
 
 use ridge_hw::units::Seconds;
-use ridge_serve::load::{Answer, Api, Chart, Objective, Report, Run, Series, Summary, draw};
+use ridge_plan::plot::{Axis, Chart, Mark, Panel, Series, Style, Unit, draw};
+use ridge_serve::load::{Answer, Api, Objective, Report, Run, Summary};
 use serde_json::{Value, json};
 
 use super::{Lengths, Measured, ServeBenchSettings, When};
@@ -188,10 +189,11 @@ pub(super) fn object(settings: &ServeBenchSettings, measured: &Measured) -> Valu
 
 /// The charts, as SVG.
 pub(super) fn plot(settings: &ServeBenchSettings, measured: &Measured) -> String {
-    match measured {
-        Measured::Once { run, .. } => draw(&of_run(settings, run)),
-        Measured::Sweep { steps, .. } => draw(&of_sweep(settings, steps)),
-    }
+    let charts = match measured {
+        Measured::Once { run, .. } => of_run(settings, run),
+        Measured::Sweep { steps, .. } => of_sweep(settings, steps),
+    };
+    draw(&charts.into_iter().map(Panel::from).collect::<Vec<_>>())
 }
 
 /// What is drawn of an answer, in seconds.
@@ -200,37 +202,27 @@ type Time = fn(&Answer) -> Option<f64>;
 fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
     let answers: Vec<&Answer> = run.outcomes.iter().filter_map(|o| o.answer.as_ref().ok()).collect();
     let limit = |name: &str| settings.objective.iter().flat_map(Objective::limits).find(|l| l.0 == name);
-    let spread = |title: &str, names: &[(&str, Time)]| Chart {
-        title: title.to_owned(),
-        x: "milliseconds".to_owned(),
-        y: "share of answers, %".to_owned(),
-        series: names
-            .iter()
-            .map(|(name, of)| Series {
-                name: (*name).to_owned(),
-                points: cumulated(answers.iter().filter_map(|a| of(a)).map(|s| s * 1e3).collect()),
-                line: true,
-                dots: false,
-            })
-            .collect(),
-        marks: names.iter().filter_map(|(name, _)| limit(name)).map(|(n, l)| (format!("{n} limit"), l * 1e3)).collect(),
+    let time = |label: &str| Axis::linear(label, Unit::Seconds);
+    let spread = |title: &str, names: &[(&str, Time)]| {
+        let mut chart = Chart::new(title, time("time"), Axis::linear("share of answers, %", Unit::Number));
+        for (name, of) in names {
+            chart.series.push(Series::new(
+                *name,
+                Style::Line,
+                cumulated(answers.iter().filter_map(|a| of(a)).collect()),
+            ));
+            chart.marks.extend(limit(name).map(|(n, x)| Mark { name: format!("{n} limit"), x }));
+        }
+        chart
     };
-    let over_time = Chart {
-        title: "Time to the first token, by when the request was sent".to_owned(),
-        x: "seconds after the start".to_owned(),
-        y: "ttft, milliseconds".to_owned(),
-        series: vec![Series {
-            name: "ttft".to_owned(),
-            points: {
-                let sent = run.outcomes.iter().filter_map(|o| Some((o.sent, o.answer.as_ref().ok()?.ttft * 1e3)));
-                let every = answers.len().div_ceil(MOST_POINTS).max(1);
-                sent.step_by(every).collect()
-            },
-            line: false,
-            dots: true,
-        }],
-        marks: Vec::new(),
-    };
+    let sent = run.outcomes.iter().filter_map(|o| Some((o.sent, o.answer.as_ref().ok()?.ttft)));
+    let every = answers.len().div_ceil(MOST_POINTS).max(1);
+    let title = "Time to the first token, by when the request was sent";
+    let over_time = Chart::new(title, time("after the start"), time("ttft")).with(Series::new(
+        "ttft",
+        Style::Points,
+        sent.step_by(every),
+    ));
     vec![
         spread("Time to the first token", &[("ttft", |a| Some(a.ttft))]),
         spread("Time a token after the first", &[("tpot", Answer::tpot)]),
@@ -256,34 +248,28 @@ fn cumulated(mut values: Vec<f64>) -> Vec<(f64, f64)> {
 fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, Report)]) -> Vec<Chart> {
     let mut sorted: Vec<&(f64, Report)> = steps.iter().collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let series = |name: &str, of: &dyn Fn(&Report) -> Option<f64>| Series {
-        name: name.to_owned(),
-        points: sorted.iter().filter_map(|(rate, report)| Some((*rate, of(report)?))).collect(),
-        line: true,
-        dots: true,
+    let series = |name: &str, of: &dyn Fn(&Report) -> Option<f64>| {
+        Series::new(name, Style::Both, sorted.iter().filter_map(|(rate, report)| Some((*rate, of(report)?))))
     };
-    let chart = |title: String, y: &str, series: Vec<Series>| Chart {
-        title,
-        x: "requests a second".to_owned(),
-        y: y.to_owned(),
+    let chart = |title: String, y: Axis, series: Vec<Series>| Chart {
         series,
-        marks: Vec::new(),
+        ..Chart::new(title, Axis::linear("requests a second", Unit::Number), y)
     };
-    let ms = |s: &Option<Summary>, of: fn(&Summary) -> f64| s.as_ref().map(|s| of(s) * 1e3);
+    let time = || Axis::linear("time", Unit::Seconds);
     let both = |of: fn(&Report) -> &Option<Summary>| {
         vec![
-            series("p50", &move |r| ms(of(r), |s| s.p50)),
-            series("p90", &move |r| ms(of(r), |s| s.p90)),
-            series("p99", &move |r| ms(of(r), |s| s.p99)),
+            series("p50", &move |r| of(r).as_ref().map(|s| s.p50)),
+            series("p90", &move |r| of(r).as_ref().map(|s| s.p90)),
+            series("p99", &move |r| of(r).as_ref().map(|s| s.p99)),
         ]
     };
     vec![
         chart(
             format!("Answers that keep {}", settings.limits()),
-            "share of requests, %",
+            Axis::linear("share of requests, %", Unit::Number),
             vec![series("good", &|r| r.good_share().map(|s| 100.0 * s))],
         ),
-        chart("Time to the first token".to_owned(), "milliseconds", both(|r| &r.ttft)),
-        chart("Time a token after the first".to_owned(), "milliseconds", both(|r| &r.tpot)),
+        chart("Time to the first token".to_owned(), time(), both(|r| &r.ttft)),
+        chart("Time a token after the first".to_owned(), time(), both(|r| &r.tpot)),
     ]
 }
