@@ -76,6 +76,8 @@ pub struct DeviceSpec {
     pub vendor: String,
     /// Other names for it, the driver's among them.
     pub aliases: Vec<String>,
+    /// CUDA's compute capability, of NVIDIA's devices: NVIDIA's list "CUDA GPUs - Compute Capability".
+    pub compute_capability: Option<String>,
     /// Capacity of its memory as sold; the driver reports what is really there.
     pub memory: Figure<Bytes>,
     /// Peak rate of its memory.

@@ -34,6 +34,8 @@ pub enum Class {
 /// One op of a layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpWork {
+    /// What it is, such as `linear`.
+    pub name: &'static str,
     /// Where in the layer, such as `self_attn.q_proj`.
     pub scope: String,
     /// Its class.
@@ -46,6 +48,8 @@ pub struct OpWork {
     pub flops_token: f64,
     /// Matrix FLOPs for each (query, key) pair.
     pub flops_pair: f64,
+    /// FLOPs outside products for each token.
+    pub vector_token: f64,
     /// Bytes of activations read and written for each token.
     pub bytes_token: f64,
     /// Bytes of states read and written for each sequence.
@@ -315,12 +319,14 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         walk.cut.insert(function.var(index, o), any_cut);
     }
     let mut op = OpWork {
+        name,
         scope: node.scope.to_string(),
         class: Class::Memory,
         cut: any_cut,
         reduced: false,
         flops_token: coefficient(&cost.matrix_flops, symbols::TOKENS),
         flops_pair: 0.0,
+        vector_token: coefficient(&(cost.vector_flops.clone() + &cost.special_flops), symbols::TOKENS),
         bytes_token: coefficient(&cost.bytes(), symbols::TOKENS),
         bytes_seq: coefficient(&cost.bytes(), symbols::SEQS),
         bytes_cached: 0.0,

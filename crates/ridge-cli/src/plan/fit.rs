@@ -54,7 +54,7 @@ pub(crate) struct FitArgs {
 
 pub(super) fn run(args: &FitArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = serving_machine(&args.target, args.weights)?;
+    let machine = serving_machine(&args.target.device, args.weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
     let memory = ServingMemory {
         tp: args.tp,

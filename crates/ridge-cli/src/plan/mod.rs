@@ -3,6 +3,7 @@
 mod comm;
 mod fit;
 mod kernel;
+mod page;
 mod pipeline;
 mod serve;
 mod train;
@@ -71,13 +72,7 @@ pub(crate) struct ShownArgs {
 impl TargetArgs {
     /// The model's graph as plans read it.
     pub(crate) fn reading(&self) -> Result<Reading> {
-        let path = if self.model.is_dir() { self.model.join("config.json") } else { self.model.clone() };
-        let text = std::fs::read_to_string(&path).map_err(|e| Error::Setting {
-            flag: "MODEL".into(),
-            value: path.display().to_string(),
-            why: format!("cannot be read ({e}); give a folder with a config.json, or that file"),
-        })?;
-        Ok(Reading::from_json(name_of(&path), &text)?)
+        read_model(&self.model)
     }
 
     /// The device in `precision`.
@@ -86,17 +81,32 @@ impl TargetArgs {
     }
 }
 
+/// The graph of a model's config.json, or of that in a folder, as plans read it.
+pub(crate) fn read_model(path: &Path) -> Result<Reading> {
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::Setting {
+        flag: "MODEL".into(),
+        value: path.display().to_string(),
+        why: format!("cannot be read ({e}); give a folder with a config.json, or that file"),
+    })?;
+    Ok(Reading::from_json(name_of(&path), &text)?)
+}
+
 fn name_of(path: &Path) -> &str {
     path.file_name().and_then(|n| n.to_str()).unwrap_or("config.json")
 }
 
 /// The machine for weights in this format.
-pub(crate) fn serving_machine(target: &TargetArgs, weights: Quantisation) -> Result<Machine> {
+pub(crate) fn serving_machine(device: &str, weights: Quantisation) -> Result<Machine> {
     Ok(match weights {
-        Quantisation::Nvfp4 | Quantisation::Mxfp4 => target.machine(Precision::Fp8)?.in_a_server().in_four_bits(),
-        Quantisation::Fp8 => target.machine(Precision::Fp8)?.in_a_server(),
+        Quantisation::Nvfp4 | Quantisation::Mxfp4 => {
+            Machine::find(device, Precision::Fp8)?.in_a_server().in_four_bits()
+        }
+        Quantisation::Fp8 => Machine::find(device, Precision::Fp8)?.in_a_server(),
         // Integers are decoded to 16 bits on their way to the matrix units.
-        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => target.machine(Precision::Bf16)?.in_a_server(),
+        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => {
+            Machine::find(device, Precision::Bf16)?.in_a_server()
+        }
     })
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct ServeArgs {
 
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = serving_machine(&args.target, args.weights)?;
+    let machine = serving_machine(&args.target.device, args.weights)?;
     let cache_bytes = args.cache_bits as f64 / 8.0;
     let ranks = args.tp * args.attention_dp;
     if !ranks.is_multiple_of(args.ep) {

@@ -19,6 +19,7 @@ struct Sheet {
     vendor: String,
     #[serde(default)]
     aliases: Vec<String>,
+    compute_capability: Option<String>,
     memory_bytes: Entry<u64>,
     memory_bytes_per_second: Entry<f64>,
     vector_f32_flops_per_second: Option<Entry<f64>>,
@@ -95,6 +96,7 @@ pub(super) fn parse(file: &str, text: &str) -> Result<DeviceSpec, HwError> {
         name: sheet.name,
         vendor: sheet.vendor,
         aliases: sheet.aliases,
+        compute_capability: sheet.compute_capability,
     })
 }
 

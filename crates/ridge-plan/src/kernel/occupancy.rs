@@ -26,6 +26,7 @@ struct Limits {
     shared_bytes_per_block: u64,
     shared_granularity: u64,
     shared_reserved: u64,
+    f32_lanes: u64,
 }
 
 static LIMITS: LazyLock<BTreeMap<String, Limits>> =
@@ -54,6 +55,18 @@ pub enum Limit {
     Registers,
     /// Shared memory.
     SharedMemory,
+}
+
+impl Limit {
+    /// How many blocks it allows.
+    pub fn formula(self) -> &'static str {
+        match self {
+            Self::Threads => "warps of a multiprocessor / warps of the block",
+            Self::Blocks => "blocks of a multiprocessor",
+            Self::Registers => "65536 / registers of a warp in units of 256, in whole warps of 4 partitions / warps",
+            Self::SharedMemory => "shared memory / that of a block with what the system takes, in units",
+        }
+    }
 }
 
 impl fmt::Display for Limit {
@@ -137,6 +150,20 @@ pub fn occupancy(capability: &str, launch: Launch) -> Result<Occupancy, PlanErro
     }
     let limited_by = blocks_by.iter().filter(|(_, n)| *n == blocks).map(|(limit, _)| *limit).collect();
     Ok(Occupancy { blocks_by, blocks, warps: blocks * warps, max_warps: limits.threads / WARP, limited_by })
+}
+
+/// Bytes of shared memory that a block of compute capability `capability` can have.
+///
+/// # Errors
+///
+/// An unknown capability, with the nearest.
+pub fn most_shared_bytes(capability: &str) -> Result<u64, PlanError> {
+    Ok(find(capability)?.shared_bytes_per_block)
+}
+
+/// Multiply-adds in f32 that a multiprocessor of `capability` begins in a clock.
+pub(super) fn f32_lanes(capability: &str) -> Option<u64> {
+    find(capability).ok().map(|limits| limits.f32_lanes)
 }
 
 fn find(capability: &str) -> Result<Limits, PlanError> {
