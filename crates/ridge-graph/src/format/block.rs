@@ -3,7 +3,7 @@
 //! used in place.
 //!
 //! Each format says its layout three times: as graph ops ([`BlockFormat::meaning`]), as a loop that a compiler turns
-//! into vector instructions ([`BlockFormat::read`]), and in reverse ([`BlockFormat::write`]). Tests hold the loop to the
+//! into vector instructions ([`BlockFormat::codes`]), and in reverse ([`BlockFormat::write`]). Tests hold the loop to the
 //! meaning bit for bit, and both to values of the Python package `gguf`.
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
@@ -19,6 +19,9 @@ use crate::error::{Result, Why};
 use crate::graph::Var;
 use crate::types::{Shape, Type};
 
+/// Values of the largest block.
+const LARGEST: usize = 256;
+
 /// A format of blocks along the innermost axis.
 pub trait BlockFormat: fmt::Debug + Copy + Send + Sync + 'static {
     /// Name in the text form and on the command line.
@@ -27,6 +30,10 @@ pub trait BlockFormat: fmt::Debug + Copy + Send + Sync + 'static {
     const ELEMENTS: usize;
     /// Bytes of a block.
     const BYTES: usize;
+    /// Values that share a scale: 16 or 32.
+    const GROUP: usize;
+    /// Have groups a minimum, which is taken away from their values?
+    const MINIMA: bool = false;
 
     /// The values of all blocks, f32 `[.., blocks, ELEMENTS]` with any factorisation of the last axis.
     ///
@@ -34,8 +41,23 @@ pub trait BlockFormat: fmt::Debug + Copy + Send + Sync + 'static {
     /// Those of the ops it builds.
     fn meaning(block: &mut Bytes<'_>) -> Result<Var>;
 
+    /// Takes apart one block of [`Self::BYTES`] bytes. Value `i` of group `g` is `scales[g] * codes[i] - minima[g]`, where
+    /// there are [`Self::MINIMA`], and `scales[g] * codes[i]` otherwise, each operation rounded to f32.
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]);
+
     /// The values of one block of [`Self::BYTES`] bytes into [`Self::ELEMENTS`] floats.
-    fn read(block: &[u8], out: &mut [f32]);
+    #[inline(always)]
+    fn read(block: &[u8], out: &mut [f32]) {
+        let (mut codes, mut scales, mut minima) = ([0; LARGEST], [0.0; LARGEST / 16], [0.0; LARGEST / 16]);
+        Self::codes(block, &mut codes[..Self::ELEMENTS], &mut scales, &mut minima);
+        let groups = out[..Self::ELEMENTS].chunks_exact_mut(Self::GROUP).zip(codes.chunks_exact(Self::GROUP));
+        for ((out, codes), (scale, minimum)) in groups.zip(scales.iter().zip(&minima)) {
+            for (out, code) in out.iter_mut().zip(codes) {
+                let scaled = scale * f32::from(*code);
+                *out = if Self::MINIMA { scaled - minimum } else { scaled };
+            }
+        }
+    }
 
     /// Quantises [`Self::ELEMENTS`] values into a block. `importance` has as many weights of their squared errors.
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]);

@@ -13,6 +13,7 @@ impl BlockFormat for Q8_0 {
     const NAME: &'static str = "q8_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 34;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, codes) = (block.f16(0)?, block.signed(2, 32)?);
@@ -21,10 +22,10 @@ impl BlockFormat for Q8_0 {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        let scale = half_at(block, 0);
-        for (out, code) in out[..32].iter_mut().zip(&block[2..34]) {
-            *out = f32::from(*code as i8) * scale;
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        for (code, byte) in codes[..32].iter_mut().zip(&block[2..34]) {
+            *code = *byte as i8;
         }
     }
 

@@ -23,14 +23,14 @@ fn codes(block: &mut Bytes<'_>, at: usize) -> Result<Var> {
     block.with_high(low, high, 4)
 }
 
-/// The codes that begin at byte `at`, each made a value.
+/// The codes that begin at byte `at`, each less `offset`.
 #[inline(always)]
-fn read(block: &[u8], at: usize, out: &mut [f32], value: impl Fn(i32) -> f32) {
+fn unpack(block: &[u8], at: usize, offset: i8, codes: &mut [i8]) {
     let bits = u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
-    let (first, second) = out[..32].split_at_mut(16);
+    let (first, second) = codes[..32].split_at_mut(16);
     for (i, ((byte, first), second)) in block[at + 4..at + 20].iter().zip(first).zip(second).enumerate() {
-        *first = value(i32::from(byte & 15) + ((bits >> i) & 1) as i32 * 16);
-        *second = value(i32::from(byte >> 4) + ((bits >> (i + 16)) & 1) as i32 * 16);
+        *first = (byte & 15) as i8 + ((bits >> i) & 1) as i8 * 16 - offset;
+        *second = (byte >> 4) as i8 + ((bits >> (i + 16)) & 1) as i8 * 16 - offset;
     }
 }
 
@@ -44,6 +44,7 @@ impl BlockFormat for Q5_0 {
     const NAME: &'static str = "q5_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 22;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, codes) = (block.f16(0)?, codes(block, 2)?);
@@ -52,9 +53,9 @@ impl BlockFormat for Q5_0 {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        let scale = half_at(block, 0);
-        read(block, 2, out, |code| scale * (code - 16) as f32);
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        unpack(block, 2, 16, codes);
     }
 
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
@@ -72,6 +73,8 @@ impl BlockFormat for Q5_1 {
     const NAME: &'static str = "q5_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 24;
+    const GROUP: usize = 32;
+    const MINIMA: bool = true;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, codes(block, 4)?);
@@ -80,9 +83,10 @@ impl BlockFormat for Q5_1 {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        read(block, 4, out, |code| scale * code as f32 + minimum);
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        minima[0] = -half_at(block, 2);
+        unpack(block, 4, 0, codes);
     }
 
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {

@@ -15,6 +15,16 @@ pub struct Q4_0;
 #[derive(Clone, Copy, Debug)]
 pub struct Q4_1;
 
+/// The codes of 4 bits in 16 bytes, each less `offset`.
+#[inline(always)]
+pub(super) fn unpack(bytes: &[u8], offset: i8, codes: &mut [i8]) {
+    let (low, high) = codes[..32].split_at_mut(16);
+    for ((byte, low), high) in bytes[..16].iter().zip(low).zip(high) {
+        *low = (byte & 15) as i8 - offset;
+        *high = (byte >> 4) as i8 - offset;
+    }
+}
+
 /// Packs 32 codes of 4 bits, the second half of them into the high nibbles.
 pub(super) fn pack(codes: impl Fn(usize) -> u8, to: &mut [u8]) {
     for (i, byte) in to.iter_mut().enumerate() {
@@ -26,6 +36,7 @@ impl BlockFormat for Q4_0 {
     const NAME: &'static str = "q4_0";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, codes) = (block.f16(0)?, block.at(2, 16)?);
@@ -35,13 +46,9 @@ impl BlockFormat for Q4_0 {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        let scale = half_at(block, 0);
-        let (low, high) = out[..32].split_at_mut(16);
-        for ((byte, low), high) in block[2..18].iter().zip(low).zip(high) {
-            *low = scale * f32::from((byte & 15) as i8 - 8);
-            *high = scale * f32::from((byte >> 4) as i8 - 8);
-        }
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        unpack(&block[2..18], 8, codes);
     }
 
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
@@ -59,6 +66,8 @@ impl BlockFormat for Q4_1 {
     const NAME: &'static str = "q4_1";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 20;
+    const GROUP: usize = 32;
+    const MINIMA: bool = true;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, block.at(4, 16)?);
@@ -68,13 +77,10 @@ impl BlockFormat for Q4_1 {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        let (low, high) = out[..32].split_at_mut(16);
-        for ((byte, low), high) in block[4..20].iter().zip(low).zip(high) {
-            *low = scale * f32::from(byte & 15) + minimum;
-            *high = scale * f32::from(byte >> 4) + minimum;
-        }
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        minima[0] = -half_at(block, 2);
+        unpack(&block[4..20], 0, codes);
     }
 
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {

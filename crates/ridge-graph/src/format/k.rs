@@ -111,6 +111,8 @@ impl BlockFormat for Q2K {
     const NAME: &'static str = "q2_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 84;
+    const GROUP: usize = 16;
+    const MINIMA: bool = true;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (groups, codes) = (block.at(0, 16)?, block.at(16, 64)?);
@@ -121,14 +123,15 @@ impl BlockFormat for Q2K {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
         let (scale, minimum) = (half_at(block, 80), half_at(block, 82));
-        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
-            let (d, m) = (scale * f32::from(block[group] & 15), minimum * f32::from(block[group] >> 4));
+        for (group, codes) in codes[..256].chunks_exact_mut(16).enumerate() {
+            scales[group] = scale * f32::from(block[group] & 15);
+            minima[group] = minimum * f32::from(block[group] >> 4);
             // Two groups share a shift of 32 bytes.
             let (from, shift) = (16 + group / 8 * 32 + group % 2 * 16, group % 8 / 2 * 2);
-            for (out, byte) in out.iter_mut().zip(&block[from..from + 16]) {
-                *out = d * f32::from(byte >> shift & 3) - m;
+            for (code, byte) in codes.iter_mut().zip(&block[from..from + 16]) {
+                *code = (byte >> shift & 3) as i8;
             }
         }
     }
@@ -156,6 +159,7 @@ impl BlockFormat for Q3K {
     const NAME: &'static str = "q3_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 110;
+    const GROUP: usize = 16;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (high, low) = (block.at(0, 32)?, block.at(32, 64)?);
@@ -172,16 +176,16 @@ impl BlockFormat for Q3K {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
         let scale = half_at(block, 108);
-        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
+        for (group, codes) in codes[..256].chunks_exact_mut(16).enumerate() {
             let low = block[96 + group % 8] >> (group / 8 * 4) & 15;
             let high = block[104 + group % 4] >> (group / 4 * 2) & 3;
-            let d = scale * (i32::from(low | high << 4) - 32) as f32;
+            scales[group] = scale * (i32::from(low | high << 4) - 32) as f32;
             let (half, shift, bit) = (group % 2 * 16, group % 8 / 2 * 2, group / 2);
             let low = &block[32 + group / 8 * 32 + half..][..16];
-            for ((out, low), high) in out.iter_mut().zip(low).zip(&block[half..half + 16]) {
-                *out = d * f32::from((low >> shift & 3) as i8 + (high >> bit & 1) as i8 * 4 - 4);
+            for ((code, low), high) in codes.iter_mut().zip(low).zip(&block[half..half + 16]) {
+                *code = (low >> shift & 3) as i8 + (high >> bit & 1) as i8 * 4 - 4;
             }
         }
     }
@@ -243,6 +247,8 @@ impl BlockFormat for Q4K {
     const NAME: &'static str = "q4_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 144;
+    const GROUP: usize = 32;
+    const MINIMA: bool = true;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, block.at(16, 128)?);
@@ -252,20 +258,14 @@ impl BlockFormat for Q4K {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
         let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        for (pair, out) in out[..256].chunks_exact_mut(64).enumerate() {
-            let codes = &block[16 + 32 * pair..][..32];
-            let (low, high) = out.split_at_mut(32);
-            let (d, m) = packed_scale(&block[4..16], 2 * pair);
-            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
-            for (out, byte) in low.iter_mut().zip(codes) {
-                *out = d * f32::from(byte & 15) - m;
-            }
-            let (d, m) = packed_scale(&block[4..16], 2 * pair + 1);
-            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
-            for (out, byte) in high.iter_mut().zip(codes) {
-                *out = d * f32::from(byte >> 4) - m;
+        for (group, codes) in codes[..256].chunks_exact_mut(32).enumerate() {
+            let (d, m) = packed_scale(&block[4..16], group);
+            (scales[group], minima[group]) = (scale * f32::from(d), minimum * f32::from(m));
+            let shift = group % 2 * 4;
+            for (code, byte) in codes.iter_mut().zip(&block[16 + group / 2 * 32..][..32]) {
+                *code = (byte >> shift & 15) as i8;
             }
         }
     }
@@ -281,6 +281,8 @@ impl BlockFormat for Q5K {
     const NAME: &'static str = "q5_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 176;
+    const GROUP: usize = 32;
+    const MINIMA: bool = true;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, minimum) = (block.f16(0)?, block.f16(2)?);
@@ -293,14 +295,14 @@ impl BlockFormat for Q5K {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
         let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        for (group, out) in out[..256].chunks_exact_mut(32).enumerate() {
+        for (group, codes) in codes[..256].chunks_exact_mut(32).enumerate() {
             let (d, m) = packed_scale(&block[4..16], group);
-            let (d, m) = (scale * f32::from(d), minimum * f32::from(m));
+            (scales[group], minima[group]) = (scale * f32::from(d), minimum * f32::from(m));
             let (low, shift) = (&block[48 + group / 2 * 32..][..32], group % 2 * 4);
-            for ((out, low), high) in out.iter_mut().zip(low).zip(&block[16..48]) {
-                *out = d * f32::from(low >> shift & 15 | (high >> group & 1) << 4) - m;
+            for ((code, low), high) in codes.iter_mut().zip(low).zip(&block[16..48]) {
+                *code = (low >> shift & 15 | (high >> group & 1) << 4) as i8;
             }
         }
     }
@@ -317,6 +319,7 @@ impl BlockFormat for Q6K {
     const NAME: &'static str = "q6_k";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 210;
+    const GROUP: usize = 16;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (low, high) = (block.at(0, 128)?, block.at(128, 64)?);
@@ -330,17 +333,17 @@ impl BlockFormat for Q6K {
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
         let scale = half_at(block, 208);
-        for (group, out) in out[..256].chunks_exact_mut(16).enumerate() {
-            let d = scale * f32::from(block[192 + group] as i8);
+        for (group, codes) in codes[..256].chunks_exact_mut(16).enumerate() {
+            scales[group] = scale * f32::from(block[192 + group] as i8);
             // Halves of 128: a nibble of 64 bytes, and 2 bits of 32 bytes.
             let (half, within) = (group / 8, group % 8);
             let low = &block[64 * half + within % 4 * 16..][..16];
             let high = &block[128 + 32 * half + within % 2 * 16..][..16];
             let (nibble, pair) = (within / 4 * 4, within / 2 * 2);
-            for ((out, low), high) in out.iter_mut().zip(low).zip(high) {
-                *out = d * f32::from((low >> nibble & 15 | (high >> pair & 3) << 4) as i8 - 32);
+            for ((code, low), high) in codes.iter_mut().zip(low).zip(high) {
+                *code = (low >> nibble & 15 | (high >> pair & 3) << 4) as i8 - 32;
             }
         }
     }

@@ -22,10 +22,10 @@ pub struct Iq4Xs;
 pub struct Mxfp4;
 
 /// Entries of the IQ4 formats.
-const UNEVEN: [f32; 16] = [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// Entries of MXFP4.
-const E2M1: [f32; 16] = [0., 1., 2., 3., 4., 6., 8., 12., 0., -1., -2., -3., -4., -6., -8., -12.];
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// `2^(exponent - 128)`.
 #[inline(always)]
@@ -34,23 +34,32 @@ fn power(exponent: u8) -> f32 {
     f32::from_bits(if exponent < 2 { 0x0020_0000 << exponent } else { (exponent - 1) << 23 })
 }
 
-/// 32 values from 16 bytes.
+/// 32 entries from 16 bytes.
 #[inline(always)]
-fn read(codes: &[u8], scale: f32, table: &[f32; 16], out: &mut [f32]) {
-    let (low, high) = out[..32].split_at_mut(16);
-    for ((byte, low), high) in codes[..16].iter().zip(low).zip(high) {
-        *low = scale * table[usize::from(byte & 15)];
-        *high = scale * table[usize::from(byte >> 4)];
+fn look_up(bytes: &[u8], table: &[i8; 16], codes: &mut [i8]) {
+    let (low, high) = codes[..32].split_at_mut(16);
+    for ((byte, low), high) in bytes[..16].iter().zip(low).zip(high) {
+        *low = table[usize::from(byte & 15)];
+        *high = table[usize::from(byte >> 4)];
     }
+}
+
+/// An entry of [`UNEVEN`].
+fn uneven(code: u8) -> f32 {
+    f32::from(UNEVEN[usize::from(code)])
+}
+
+fn floats(table: &[i8; 16]) -> [f32; 16] {
+    table.map(f32::from)
 }
 
 /// The index of the entry of [`UNEVEN`] nearest to `x`.
 fn nearest(x: f32) -> u8 {
-    let above = UNEVEN.partition_point(|entry| *entry < x);
+    let above = UNEVEN.partition_point(|entry| f32::from(*entry) < x);
     match above {
         0 => 0,
         16 => 15,
-        i => (if x - UNEVEN[i - 1] < UNEVEN[i] - x { i - 1 } else { i }) as u8,
+        i => if x - uneven(i as u8 - 1) < uneven(i as u8) - x { i as u8 - 1 } else { i as u8 },
     }
 }
 
@@ -60,7 +69,7 @@ fn uneven_scale(values: &[f32], importance: Option<&[f32]>, mean: f32) -> f32 {
         None => fit::squares(values),
         Some(importance) => values.iter().zip(importance).map(|(v, w)| w * (mean + v * v).sqrt()).collect(),
     };
-    let entry = |x: f32| UNEVEN[usize::from(nearest(x))];
+    let entry = |x: f32| uneven(nearest(x));
     // The table's lowest entry is its farthest; steps of one are too fine for it.
     let fine = fit::by_candidates(values, &weights, 127.0, entry);
     let error = |scale: f32| -> f32 {
@@ -85,17 +94,19 @@ impl BlockFormat for Iq4Nl {
     const NAME: &'static str = "iq4_nl";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 18;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (scale, codes) = (block.f16(0)?, block.at(2, 16)?);
         let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&UNEVEN, codes)?;
+        let entries = block.lookup(&floats(&UNEVEN), codes)?;
         block.scaled(scale, entries)
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        read(&block[2..], half_at(block, 0), &UNEVEN, out);
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = half_at(block, 0);
+        look_up(&block[2..], &UNEVEN, codes);
     }
 
     fn write(values: &[f32], importance: Option<&[f32]>, block: &mut [u8]) {
@@ -109,6 +120,7 @@ impl BlockFormat for Iq4Xs {
     const NAME: &'static str = "iq4_xs";
     const ELEMENTS: usize = 256;
     const BYTES: usize = 136;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let scale = block.f16(0)?;
@@ -120,19 +132,20 @@ impl BlockFormat for Iq4Xs {
         let scales = block.scaled(scale, groups)?;
         let scales = block.split(scales, &[8, 1])?;
         let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&UNEVEN, codes)?;
+        let entries = block.lookup(&floats(&UNEVEN), codes)?;
         let entries = block.split(entries, &[8, 32])?;
         block.scaled(scales, entries)
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
         let scale = half_at(block, 0);
         let high = u16::from_le_bytes([block[2], block[3]]);
-        for (group, out) in out[..256].chunks_exact_mut(32).enumerate() {
+        for (group, codes) in codes[..256].chunks_exact_mut(32).enumerate() {
             let low = block[4 + group / 2] >> (4 * (group % 2)) & 15;
             let of_group = i32::from(low) + i32::from(high >> (2 * group) & 3) * 16 - 32;
-            read(&block[8 + 16 * group..], scale * of_group as f32, &UNEVEN, out);
+            scales[group] = scale * of_group as f32;
+            look_up(&block[8 + 16 * group..], &UNEVEN, codes);
         }
     }
 
@@ -163,19 +176,21 @@ impl BlockFormat for Mxfp4 {
     const NAME: &'static str = "mxfp4";
     const ELEMENTS: usize = 32;
     const BYTES: usize = 17;
+    const GROUP: usize = 32;
 
     fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
         let (exponent, codes) = (block.at(0, 1)?, block.at(1, 16)?);
         let powers: [f32; 256] = std::array::from_fn(|e| power(e as u8));
         let scale = block.lookup(&powers, exponent)?;
         let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&E2M1, codes)?;
+        let entries = block.lookup(&floats(&E2M1), codes)?;
         block.scaled(scale, entries)
     }
 
     #[inline(always)]
-    fn read(block: &[u8], out: &mut [f32]) {
-        read(&block[1..], power(block[0]), &E2M1, out);
+    fn codes(block: &[u8], codes: &mut [i8], scales: &mut [f32], _minima: &mut [f32]) {
+        scales[0] = power(block[0]);
+        look_up(&block[1..], &E2M1, codes);
     }
 
     /// The exponent brings the largest magnitude between 4 and 8, as the specification's section 6.3 does; nothing is
@@ -186,11 +201,8 @@ impl BlockFormat for Mxfp4 {
         block[0] = exponent;
         let scale = power(exponent);
         let code = |i: usize| {
-            let error = |entry: f32| (scale * entry - values[i]).abs();
-            (1..16).fold(
-                0u8,
-                |best, c| if error(E2M1[usize::from(c)]) < error(E2M1[usize::from(best)]) { c } else { best },
-            )
+            let error = |code: u8| (scale * f32::from(E2M1[usize::from(code)]) - values[i]).abs();
+            (1..16).fold(0u8, |best, c| if error(c) < error(best) { c } else { best })
         };
         four::pack(code, &mut block[1..]);
     }
