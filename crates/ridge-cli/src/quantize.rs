@@ -24,8 +24,8 @@ use crate::settings::refused;
 Examples:
   ridge quantize DIR model.gguf --format q8_0     hardly a difference
   ridge quantize DIR model.gguf --format q4_k     a quarter of bf16's bytes
-  ridge quantize DIR model.gguf --format q4_k_m   with more bits where they matter
-  ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf    weighed
+  ridge quantize DIR model.gguf --format q4_k_m   more bits where they matter
+  ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct QuantizeArgs {

@@ -1,5 +1,6 @@
 //! Metadata as a `config.json`. What a key must be is checked where that is read; here keys get their other names.
 
+use ridge_graph::DType;
 use serde_json::{Map, Value as Json, json};
 
 use super::metadata::yarn_temper;
@@ -62,6 +63,16 @@ const OTHERS: [(&str, &str, Option<&str>); 15] = [
     ("bert", "attention.layer_norm_epsilon", Some("layer_norm_eps")),
 ];
 
+/// What `torch_dtype` calls a dtype.
+pub(super) fn torch_name(dtype: DType) -> Option<&'static str> {
+    match dtype {
+        DType::F32 => Some("float32"),
+        DType::BF16 => Some("bfloat16"),
+        DType::F16 => Some("float16"),
+        _ => None,
+    }
+}
+
 /// The text of the `config.json`.
 pub(super) fn json(gguf: &Gguf) -> Result<String> {
     let architecture = gguf.needed("general.architecture", gguf.text("general.architecture")?)?;
@@ -99,6 +110,12 @@ impl Reader<'_> {
         if let Some(vocab) = vocab {
             self.out.insert("vocab_size".into(), vocab.into());
             self.tokens(vocab as u64)?;
+        }
+        // Values in blocks are good for no more than bf16.
+        let storage = gguf.tensors().iter().find(|t| t.shape.len() == 2).map(|t| &t.storage);
+        let dtype = storage.map(|s| if s.format.is_some() { DType::BF16 } else { s.dtype });
+        if let Some(dtype) = dtype.and_then(torch_name) {
+            self.out.insert("torch_dtype".into(), dtype.into());
         }
         // An output projection that is not there is the embedding.
         if self.family != "bert" {

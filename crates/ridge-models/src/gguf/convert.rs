@@ -7,6 +7,7 @@ use std::path::Path;
 use ridge_graph::DType;
 use serde_json::{Value as Json, json};
 
+use super::config::torch_name;
 use super::importance::Importance;
 use super::mix::{self, Mix};
 use super::names::{self, Rule, Sizes};
@@ -365,7 +366,12 @@ pub fn to_folder(
         Ok(json) => format!("{json:#}\n"),
         Err(_) => text.to_owned(),
     };
-    put("config.json", &pretty(&config_text))?;
+    let mut config: Json = serde_json::from_str(&config_text).unwrap_or_default();
+    let matrix = tensors.iter().filter(|t| t.shape.len() == 2).find_map(|t| t.views.first());
+    if let Some(name) = matrix.and_then(|view| torch_name(kept(view))) {
+        config["torch_dtype"] = name.into();
+    }
+    put("config.json", &format!("{config:#}\n"))?;
     if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
         let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
         put("tokenizer.json", &tokenizer)?;
