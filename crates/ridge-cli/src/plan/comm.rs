@@ -7,13 +7,13 @@ use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond, Seconds};
 use ridge_plan::comm::{Algorithm, Collective, Estimate, Fabric, Group, Link, chart, overlap};
 use ridge_plan::efficiency::Machine;
-use ridge_plan::plot;
+use ridge_plan::plot::Mark;
 use serde_json::json;
 
-use super::{ShownArgs, named, seconds, write_file};
+use super::page::{Block, Page, PageArgs, Table};
+use super::{named, seconds, write_file};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{columns, print, print_json};
 use crate::settings::refused;
 
 /// Time a collective in each algorithm, in a node or over many
@@ -70,16 +70,12 @@ pub(crate) struct CommArgs {
     #[arg(long, value_name = "N", default_value_t = 20, requires = "compute", value_parser = whole::<usize, 1, 100_000>)]
     buckets: usize,
 
-    /// Write time over size of each algorithm as SVG
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-
     /// Write compute and communication as a Chrome trace
     #[arg(long, value_name = "FILE", requires = "compute")]
     trace: Option<PathBuf>,
 
     #[command(flatten)]
-    shown: ShownArgs,
+    page: PageArgs,
 }
 
 impl CommArgs {
@@ -119,51 +115,51 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
         overlap(compute.0, args.buckets, part)
     });
     let title = format!("{collective} over {} GPUs, {device}, nodes of {}", args.gpus, fabric.node);
-    if let Some(path) = &args.plot {
-        write_file(path, &plot::draw(&[chart(&fabric, collective, group, &title).into()]))?;
-    }
     if let (Some(path), Some(beside)) = (&args.trace, &beside) {
         write_file(path, &beside.chrome_trace().to_string())?;
     }
-    if args.shown.json {
-        return print_json(&json!({
-            "collective": collective, "bytes": args.bytes, "group": group, "device": device, "fabric": fabric,
-            "algorithms": ways, "nccl": nccl,
-            "bus_bytes_per_second": nccl.map(|e| e.bus_bandwidth(collective, bytes, args.gpus)),
-            "overlap": beside.as_ref().map(|b| json!({ "hidden": b.hidden, "exposed": b.exposed })),
-            "sources": { "inside": fabric.inside.source, "outside": fabric.outside.source },
-        }));
-    }
-    let mut rows =
-        vec![["algorithm", "protocol", "time", "of it latency", "bus bandwidth"].map(str::to_owned).to_vec()];
+    let json = json!({
+        "collective": collective, "bytes": args.bytes, "group": group, "device": device, "fabric": fabric,
+        "algorithms": ways, "nccl": nccl,
+        "bus_bytes_per_second": nccl.map(|e| e.bus_bandwidth(collective, bytes, args.gpus)),
+        "overlap": beside.as_ref().map(|b| json!({ "hidden": b.hidden, "exposed": b.exposed })),
+        "sources": { "inside": fabric.inside.source, "outside": fabric.outside.source },
+    });
+    let mut table = Table::with_head("", ["algorithm", "protocol", "time", "of it latency", "bus bandwidth"]);
     for e in &ways {
         let bus = BytesPerSecond(e.bus_bandwidth(collective, bytes, args.gpus)).to_string();
-        let mut row =
-            vec![e.algorithm.to_string(), e.protocol.to_string(), seconds(e.seconds), seconds(e.latency), bus];
-        row.extend(args.shown.explain.then(|| fabric.explain(e)));
-        rows.push(row);
+        let cells = [e.algorithm.to_string(), e.protocol.to_string(), seconds(e.seconds), seconds(e.latency), bus];
+        table.push(cells, fabric.explain(e));
     }
-    let mut text = format!("{title}: {}\n\n{}", args.bytes, columns(&rows));
+    let mut answer = String::new();
     if let Some(e) = nccl {
-        text += &format!("\nNCCL would take {} in {}: {}\n", e.algorithm, e.protocol, seconds(e.seconds));
+        answer += &format!("NCCL would take {} in {}: {}\n", e.algorithm, e.protocol, seconds(e.seconds));
     }
     if let (Some(beside), Some(compute)) = (&beside, args.compute) {
-        text += &format!(
+        answer += &format!(
             "beside {compute} of compute in {} buckets: {} hidden, {} on the critical path\n",
             args.buckets,
             seconds(beside.hidden),
             seconds(beside.exposed)
         );
     }
-    if args.shown.explain {
-        text += &format!(
-            "\nsources\n  links in a node, {} of {:.0} GB/s: {}\n  links between nodes, {:.0} GB/s a GPU: {}\n",
-            fabric.inside.name,
-            fabric.inside.rate / 1e9,
-            fabric.inside.source,
-            fabric.outside.rate / 1e9,
-            fabric.outside.source
-        );
-    }
-    print(&text)
+    let mut figure = chart(&fabric, collective, group, &title);
+    figure.marks.push(Mark { name: args.bytes.to_string(), x: bytes });
+    let page = Page {
+        title: format!("{title}: {}", args.bytes),
+        blocks: vec![Block::Table(table), Block::Answer(answer)],
+        panels: vec![figure.into()],
+        sources: vec![
+            format!(
+                "links in a node, {} of {:.0} GB/s: {}",
+                fabric.inside.name,
+                fabric.inside.rate / 1e9,
+                fabric.inside.source
+            ),
+            format!("links between nodes, {:.0} GB/s a GPU: {}", fabric.outside.rate / 1e9, fabric.outside.source),
+        ],
+        json,
+        ..Page::default()
+    };
+    args.page.show(&page)
 }

@@ -2,13 +2,16 @@
 
 use clap::Args;
 use ridge_hw::units::Bytes;
-use ridge_plan::ledger::{Quantisation, ServingMemory, serving};
+use ridge_plan::ledger::{Quantisation, ServingMemory, sequence_bytes, sequence_states, serving};
+use ridge_plan::plot::{Axis, Bars, Chart, Mark, Series, Style, Unit};
+use ridge_plan::reading::Reading;
 use serde_json::json;
 
-use super::{ShownArgs, TargetArgs, ledger_rows, quantisation, serving_machine, sources, sources_json};
+use super::page::{Block, Page, PageArgs, Table};
+use super::{TargetArgs, ledger_bar, ledger_table, quantisation, serving_machine, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{grouped, print, print_json};
+use crate::output::grouped;
 
 /// Tell whether a model fits, what is left for caches, and for how many sequences
 #[derive(Debug, Args)]
@@ -49,7 +52,7 @@ pub(crate) struct FitArgs {
     step_tokens: usize,
 
     #[command(flatten)]
-    shown: ShownArgs,
+    page: PageArgs,
 }
 
 pub(super) fn run(args: &FitArgs) -> Result<()> {
@@ -67,22 +70,16 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
     };
     let device = Bytes(machine.memory as u64);
     let fit = serving(&reading, device, &memory, context)?;
-    if args.shown.json {
-        return print_json(&json!({
-            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
-            "memory": memory, "context": context, "fit": fit, "sources": sources_json(&machine),
-        }));
-    }
     let ranks = args.tp * args.pp * args.ep;
-    let mut text = format!(
-        "{} with {} parameters on {ranks} x {} of {device}\n\n",
+    let states = sequence_states(&reading, &memory, context);
+    let title = format!(
+        "{} with {} parameters on {ranks} x {} of {device}",
         reading.family,
         grouped(reading.parameters),
         machine.name
     );
-    text += &ledger_rows(&fit.ledger.entries, args.shown.explain);
-    text += &format!(
-        "\na token takes {} of a GPU's room; a sequence of {} tokens {}\n{} tokens of cache fit, or {} sequences of {}\n",
+    let answer = format!(
+        "a token takes {} of a GPU's room; a sequence of {} tokens {}\n{} tokens of cache fit, or {} sequences of {}",
         fit.per_token,
         grouped(context as u64),
         fit.per_sequence,
@@ -90,8 +87,51 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         grouped(fit.sequences),
         grouped(context as u64)
     );
-    if args.shown.explain {
-        text += &sources(&machine);
+    let mut of_sequence = Table::with_head("a sequence keeps", ["what", "layers", "tokens", "of a token", "in all"]);
+    for s in &states {
+        let kept = s.window.map_or(grouped(context as u64), |w| grouped(w.min(context) as u64));
+        let kept = if s.per_token.0 == 0 { "any".to_owned() } else { kept };
+        let cells =
+            [s.kind.to_owned(), s.layers.to_string(), kept, s.per_token.to_string(), s.per_sequence.to_string()];
+        of_sequence.push(
+            cells,
+            format!("{} layers over {} ranks, cut over at most {}", s.layers, args.tp * args.pp, s.heads * args.pp),
+        );
     }
-    print(&text)
+    // Where there are several kinds they are the point.
+    of_sequence.detail = states.len() < 2;
+    let mut bars = vec![ledger_bar("a GPU", &fit.ledger)];
+    bars.retain(|b| !b.parts.is_empty());
+    let limit = Some((machine.name.clone(), device.as_f64()));
+    let axis = Axis::linear("memory of a GPU", Unit::Bytes);
+    let bars = Bars { title: title.clone(), axis, bars, limit };
+    let mut page = Page {
+        title,
+        blocks: vec![
+            Block::Table(ledger_table("", &fit.ledger.entries)),
+            Block::Table(of_sequence),
+            Block::Answer(answer),
+        ],
+        panels: vec![bars.into(), over_context(&reading, &memory, fit.room, context).into()],
+        sources: sources(&machine),
+        json: json!({
+            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
+            "memory": memory, "context": context, "fit": fit, "states": states, "sources": sources_json(&machine),
+        }),
+        ..Page::default()
+    };
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+/// Sequences that fit over how long they are.
+fn over_context(reading: &Reading, memory: &ServingMemory, room: Bytes, context: usize) -> Chart {
+    let lengths = std::iter::successors(Some(256), |n| Some(n * 2)).take_while(|n| *n < reading.max_context);
+    let fits = |n: usize| (n as f64, (room.as_f64() / sequence_bytes(reading, memory, n).max(1.0)).floor());
+    let (x, y) = (Axis::log("tokens of a sequence", Unit::Number), Axis::log("sequences that fit", Unit::Number));
+    let points = lengths.chain([reading.max_context]).map(fits);
+    let mut chart = Chart::new("Sequences that fit beside the weights", x, y);
+    chart.series.push(Series::new("sequences", Style::Both, points));
+    chart.marks.push(Mark { name: "asked for".into(), x: context as f64 });
+    chart
 }

@@ -14,12 +14,13 @@ use clap::{Args, Subcommand};
 use ridge_hw::spec::Precision;
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::Machine;
-use ridge_plan::ledger::{Entry, Quantisation};
+use ridge_plan::ledger::{Entry, Ledger, Quantisation};
+use ridge_plan::plot::Bar;
 use ridge_plan::reading::Reading;
 use serde_json::json;
 
+use self::page::Table;
 use crate::error::{Error, Result};
-use crate::output::columns;
 
 /// What can be planned.
 #[derive(Debug, Subcommand)]
@@ -58,14 +59,13 @@ pub(crate) struct TargetArgs {
 
 /// How it is shown.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Output")]
 pub(crate) struct ShownArgs {
     /// Print one JSON object
-    #[arg(long)]
+    #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
     /// Show the formula and the source of each figure
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long, conflicts_with = "json", help_heading = "Output")]
     pub(crate) explain: bool,
 }
 
@@ -148,23 +148,29 @@ pub(crate) fn seconds(s: f64) -> String {
     ridge_hw::units::Seconds(s).to_string()
 }
 
-/// The entries of a ledger as rows, with formulas if they are to be explained.
-pub(crate) fn ledger_rows(entries: &[Entry], explain: bool) -> String {
-    let row = |e: &Entry| {
-        let mut row = vec![e.what.to_owned(), e.bytes.to_string()];
-        row.extend(explain.then(|| e.formula.clone()));
-        row
-    };
-    columns(&entries.iter().map(row).collect::<Vec<_>>())
+/// The entries of a ledger as a table.
+pub(crate) fn ledger_table(caption: impl Into<String>, entries: &[Entry]) -> Table {
+    let mut table = Table { caption: caption.into(), ..Table::default() };
+    for e in entries {
+        table.push([e.what.to_owned(), e.bytes.to_string()], e.formula.clone());
+    }
+    table
+}
+
+/// A ledger as a bar.
+pub(crate) fn ledger_bar(name: impl Into<String>, ledger: &Ledger) -> Bar {
+    let parts = ledger.entries.iter().map(|e| (e.what.to_owned(), e.bytes.as_f64())).collect();
+    Bar { name: name.into(), parts }
 }
 
 /// Where the figures of a device come from.
-pub(crate) fn sources(machine: &Machine) -> String {
-    format!(
-        "\nsources\n  {}: rates and capacity specified by its sheet\n  efficiencies: {}\n  parameters, FLOPs and bytes: \
-         modelled, exact for the model's graph\n  times: modelled; cargo xtask accuracy says how near they come\n",
-        machine.name, machine.efficiency.source
-    )
+pub(crate) fn sources(machine: &Machine) -> Vec<String> {
+    vec![
+        format!("{}: rates and capacity specified by its sheet", machine.name),
+        format!("efficiencies: {}", machine.efficiency.source),
+        "parameters, FLOPs and bytes: modelled, exact for the model's graph".to_owned(),
+        "times: modelled; cargo xtask accuracy says how near they come".to_owned(),
+    ]
 }
 
 /// The same for JSON.

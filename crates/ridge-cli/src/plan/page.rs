@@ -15,17 +15,16 @@ use crate::output::{columns, print, print_json};
 
 /// Where it goes.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Output")]
 pub(crate) struct PageArgs {
     #[command(flatten)]
     pub(crate) shown: ShownArgs,
 
     /// Write the figures as SVG
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 
     /// Write question, answer, tables, figures, formulas and assumptions as one HTML file
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     html: Option<PathBuf>,
 }
 
@@ -68,12 +67,14 @@ pub(crate) struct Table {
     pub(crate) head: Vec<String>,
     /// Cells, and the formula or source of the row.
     pub(crate) rows: Vec<(Vec<String>, String)>,
+    /// In the terminal it is shown with `--explain` alone.
+    pub(crate) detail: bool,
 }
 
 impl Table {
     /// A table with names of columns.
     pub(crate) fn with_head<const N: usize>(caption: impl Into<String>, head: [&str; N]) -> Self {
-        Self { caption: caption.into(), head: head.map(str::to_owned).to_vec(), rows: Vec::new() }
+        Self { caption: caption.into(), head: head.map(str::to_owned).to_vec(), ..Self::default() }
     }
 
     pub(crate) fn push(&mut self, cells: impl IntoIterator<Item = String>, formula: impl Into<String>) {
@@ -92,6 +93,11 @@ impl Table {
 }
 
 impl PageArgs {
+    /// Are figures wanted?
+    pub(crate) fn draws(&self) -> bool {
+        self.plot.is_some() || self.html.is_some()
+    }
+
     /// Shows `page` as asked.
     pub(crate) fn show(&self, page: &Page) -> Result<()> {
         if let Some(path) = &self.plot {
@@ -142,7 +148,8 @@ impl Page {
 
     fn text(&self, explain: bool) -> String {
         let mut text = format!("{}\n", self.title);
-        for block in &self.blocks {
+        let shown = |block: &&Block| explain || !matches!(block, Block::Table(table) if table.detail);
+        for block in self.blocks.iter().filter(shown) {
             let part = match block {
                 Block::Answer(lines) | Block::Text(lines) | Block::Drawn(lines) => lines.clone(),
                 Block::Table(table) => table.text(explain),
@@ -165,19 +172,18 @@ impl Page {
         );
         let typed: Vec<String> = std::iter::once("ridge".to_owned()).chain(asked.iter().map(|a| quoted(a))).collect();
         let _ = writeln!(html, "<p class=\"asked\">Asked: <code>{}</code></p>", escaped(&typed.join(" ")));
-        // The answer comes first, and the way to it behind.
+        // The answer and its figures come first, and the way to it behind.
         let (answers, others): (Vec<_>, Vec<_>) = self.blocks.iter().partition(|b| matches!(b, Block::Answer(_)));
-        for block in answers.into_iter().chain(others) {
-            match block {
-                Block::Answer(lines) => html += &format!("<p class=\"answer\">{}</p>\n", with_breaks(lines)),
-                Block::Text(lines) => html += &format!("<p>{}</p>\n", with_breaks(lines)),
-                Block::Drawn(text) => html += &format!("<pre>{}</pre>\n", escaped(text)),
-                Block::Table(table) => html += &table.html(),
-            }
+        for block in answers {
+            html += &block.html();
         }
         for panel in &self.panels {
             html += &format!("<figure>\n{}</figure>\n", draw(std::slice::from_ref(panel)));
         }
+        for block in others {
+            html += &block.html();
+        }
+
         if !self.assumptions.is_empty() {
             let mut table = Table::with_head("", ["figure", "value", "provenance", "source"]);
             table.rows = self.assumptions.iter().map(|row| (row.to_vec(), String::new())).collect();
@@ -192,6 +198,17 @@ impl Page {
         html + &format!(
             "<footer>Ridge {version}. Figures are estimates; cargo xtask accuracy says how near they come.</footer>\n</body>\n</html>\n"
         )
+    }
+}
+
+impl Block {
+    fn html(&self) -> String {
+        match self {
+            Self::Answer(lines) => format!("<p class=\"answer\">{}</p>\n", with_breaks(lines)),
+            Self::Text(lines) => format!("<p>{}</p>\n", with_breaks(lines)),
+            Self::Drawn(text) => format!("<pre>{}</pre>\n", escaped(text)),
+            Self::Table(table) => table.html(),
+        }
     }
 }
 
@@ -226,7 +243,7 @@ padding:0 1rem;color:#1b1f24;background:#fff}h1{font-size:1.35rem;line-height:1.
 code,pre{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.85rem}pre,.wide{overflow-x:auto}\
 code{overflow-wrap:anywhere}.asked{opacity:.8}.answer{font-size:1.1rem;border-left:4px solid #0072b2;padding:.2rem 0 .2rem .8rem}\
 table{border-collapse:collapse;font-size:.85rem}th,td{text-align:left;padding:.25rem .9rem .25rem 0;vertical-align:top;\
-border-bottom:1px solid #8884;font-variant-numeric:tabular-nums}td.formula{opacity:.75}figure{margin:1.5rem 0}\
+border-bottom:1px solid #8884;font-variant-numeric:tabular-nums;white-space:nowrap}td.formula,td:last-child{white-space:normal}td.formula{opacity:.75}figure{margin:1.5rem 0}\
 svg{max-width:100%;height:auto}footer{margin-top:2rem;font-size:.8rem;opacity:.7}\
 @media screen and (prefers-color-scheme:dark){body{color:#e6e8eb;background:#15181d}}\
 @media print{body{margin:0;max-width:none;font-size:11px}figure,tr{break-inside:avoid}h2{break-after:avoid}}";

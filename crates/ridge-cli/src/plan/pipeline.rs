@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use clap::Args;
 use ridge_hw::units::{Bytes, Seconds};
 use ridge_plan::pipeline::{Pipeline, Schedule, Stage, Timeline};
-use ridge_plan::plot;
+use ridge_plan::plot::Panel;
 use serde_json::json;
 
-use super::{ShownArgs, named, seconds, write_file};
+use super::page::{Block, Page, PageArgs, Table};
+use super::{named, seconds, write_file};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{columns, print, print_json};
 use crate::settings::refused;
 
 /// Simulate pipeline schedules: bubble, memory, timeline
@@ -72,16 +72,12 @@ pub(crate) struct PipelineArgs {
     #[arg(long, value_name = "BYTES", default_value = "0B")]
     activations: Bytes,
 
-    /// Write the timeline as SVG
-    #[arg(long, value_name = "FILE", requires = "schedule")]
-    plot: Option<PathBuf>,
-
     /// Write the timeline as a Chrome trace
     #[arg(long, value_name = "FILE", requires = "schedule")]
     trace: Option<PathBuf>,
 
     #[command(flatten)]
-    shown: ShownArgs,
+    page: PageArgs,
 }
 
 impl PipelineArgs {
@@ -118,12 +114,14 @@ pub(super) fn run(args: &PipelineArgs) -> Result<()> {
         let pipeline = args.pipeline(schedule)?;
         return one(args, &pipeline, &pipeline.simulate()?);
     }
-    let mut rows = vec![["schedule", "step", "bubble", "waits", "alive", "activations"].map(str::to_owned).to_vec()];
+    let mut table = Table::with_head("", ["schedule", "step", "bubble", "waits", "alive", "activations"]);
+    let mut rejected = Vec::new();
     let mut found = Vec::new();
+    let mut panels: Vec<Panel> = Vec::new();
     for schedule in Schedule::ALL {
         match args.pipeline(schedule).and_then(|p| Ok((p.simulate()?, p.chunks))) {
             Ok((t, chunks)) => {
-                let mut row = vec![
+                let cells = [
                     schedule.to_string(),
                     seconds(t.makespan),
                     percent(t.bubble),
@@ -131,32 +129,26 @@ pub(super) fn run(args: &PipelineArgs) -> Result<()> {
                     format!("{:.2}", alive(&t, chunks)),
                     Bytes(peak(&t) as u64).to_string(),
                 ];
-                row.extend(args.shown.explain.then(|| schedule.formula().to_owned()));
-                rows.push(row);
+                table.push(cells, schedule.formula());
+                panels.extend(args.page.draws().then(|| t.chart(schedule.name()).into()));
                 found.push(json!({
                     "schedule": schedule, "makespan": t.makespan, "bubble": t.bubble, "waiting": t.waiting,
                     "devices": t.devices,
                 }));
             }
             Err(why) => {
-                rows.push(vec![schedule.to_string(), format!("cannot run: {why}")]);
+                rejected.push(Block::Text(format!("{schedule} cannot run: {why}")));
                 found.push(json!({ "schedule": schedule, "rejected": why.to_string() }));
             }
         }
     }
-    if args.shown.json {
-        return print_json(&json!(found));
-    }
-    let (head, tail) =
-        (format!("{} stages, {} micro-batches\n\n", args.stages, args.micro_batches), rejected(&mut rows));
-    print(&(head + &columns(&rows) + &tail))
+    let title = format!("{} stages, {} micro-batches", args.stages, args.micro_batches);
+    let blocks = std::iter::once(Block::Table(table)).chain(rejected).collect();
+    args.page.show(&Page { title, blocks, panels, sources: sources(), json: json!(found), ..Page::default() })
 }
 
-/// Takes rows of schedules that cannot run out of the table.
-fn rejected(rows: &mut Vec<Vec<String>>) -> String {
-    let (out, kept) = std::mem::take(rows).into_iter().partition(|row: &Vec<String>| row.len() == 2);
-    *rows = kept;
-    out.into_iter().map(|row: Vec<String>| format!("\n{} {}\n", row[0], row[1])).collect()
+fn sources() -> Vec<String> {
+    vec!["times of passes and messages: as given; the rest: modelled, event by event".to_owned()]
 }
 
 fn percent(share: f64) -> String {
@@ -175,31 +167,30 @@ fn peak(t: &Timeline) -> f64 {
 fn one(args: &PipelineArgs, pipeline: &Pipeline, t: &Timeline) -> Result<()> {
     let schedule = pipeline.schedule;
     let title = format!("{schedule}: {} stages, {} micro-batches", args.stages, args.micro_batches);
-    if let Some(path) = &args.plot {
-        write_file(path, &plot::draw(&[t.chart(&title).into()]))?;
-    }
     if let Some(path) = &args.trace {
         write_file(path, &t.chrome_trace().to_string())?;
     }
-    if args.shown.json {
-        return print_json(&json!({ "pipeline": pipeline, "timeline": t }));
-    }
-    let mut text = format!(
-        "{title}\n\nstep    {}\nbubble  {} of all devices' time\nwaits   {} between a device's first pass and its last\n\n",
+    let answer = format!(
+        "step    {}\nbubble  {} of all devices' time\nwaits   {} between a device's first pass and its last",
         seconds(t.makespan),
         percent(t.bubble),
         percent(t.waiting)
     );
-    text += &t.text(96);
-    let mut rows = vec![["device", "busy", "waits", "alive", "activations"].map(str::to_owned).to_vec()];
+    let mut table = Table::with_head("", ["device", "busy", "waits", "alive", "activations"]);
     for (d, of) in t.devices.iter().enumerate() {
         let alive = format!("{:.2}", of.peak_alive as f64 / pipeline.chunks as f64);
         let bytes = Bytes(of.peak_bytes as u64).to_string();
-        rows.push(vec![d.to_string(), seconds(of.busy), seconds(of.waits), alive, bytes]);
+        table.push([d.to_string(), seconds(of.busy), seconds(of.waits), alive, bytes], "");
     }
-    text += &format!("\n{}", columns(&rows));
-    if args.shown.explain {
-        text += &format!("\nwith equal stages and no messages: {}\n", schedule.formula());
-    }
-    print(&text)
+    let mut sources = sources();
+    sources.insert(0, format!("with equal stages and no messages: {}", schedule.formula()));
+    let page = Page {
+        blocks: vec![Block::Answer(answer), Block::Drawn(t.text(96)), Block::Table(table)],
+        panels: args.page.draws().then(|| t.chart(&title).into()).into_iter().collect(),
+        sources,
+        json: json!({ "pipeline": pipeline, "timeline": t }),
+        title,
+        ..Page::default()
+    };
+    args.page.show(&page)
 }

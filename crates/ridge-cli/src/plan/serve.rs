@@ -2,14 +2,20 @@
 
 use clap::Args;
 use ridge_hw::units::Bytes;
+use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{Quantisation, ServingMemory, serving};
-use ridge_plan::serve::{ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for};
+use ridge_plan::plot::{Axis, Bars, Chart, Mark, Panel, Point as Drawn, Series, Style, Unit};
+use ridge_plan::reading::Reading;
+use ridge_plan::serve::{Point, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for};
 use serde_json::json;
 
-use super::{ShownArgs, TargetArgs, amount, quantisation, seconds, serving_machine, sources, sources_json};
+use super::page::{Block, Page, PageArgs, Table};
+use super::{
+    TargetArgs, amount, ledger_bar, ledger_table, quantisation, seconds, serving_machine, sources, sources_json,
+};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{columns, print, print_json};
+use crate::output::grouped;
 use crate::settings::refused;
 
 /// Estimate a server's latencies and throughput, the GPUs for a rate, and dollars for a million tokens
@@ -71,36 +77,19 @@ pub(crate) struct ServeArgs {
     disaggregate: Option<usize>,
 
     #[command(flatten)]
-    shown: ShownArgs,
+    page: PageArgs,
 }
 
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let reading = args.target.reading()?;
     let machine = serving_machine(&args.target.device, args.weights)?;
-    let cache_bytes = args.cache_bits as f64 / 8.0;
     let ranks = args.tp * args.attention_dp;
     if !ranks.is_multiple_of(args.ep) {
         let why = format!("does not divide the {ranks} ranks of tp x attention-dp, which share the experts");
         return Err(refused("--ep", args.ep, &why));
     }
-    let layout = ServeLayout {
-        tp: args.tp,
-        pp: args.pp,
-        attention_dp: args.attention_dp,
-        ep: args.ep,
-        weights: args.weights,
-        cache_bytes,
-    };
-    let memory = ServingMemory {
-        tp: args.tp,
-        pp: args.pp,
-        // Within a group of experts tensor parallelism cuts them too.
-        ep: if reading.experts > 0 { (ranks / args.tp).max(1) } else { args.ep },
-        weights: args.weights,
-        cache_bytes,
-        step_tokens: 8192,
-        utilisation: 0.94,
-    };
+    let layout = args.layout(args.tp);
+    let memory = args.memory(&reading, &layout);
     let context = args.prompt + args.answer;
     let fit = serving(&reading, Bytes(machine.memory as u64), &memory, context)?;
     let most = fit.sequences as usize;
@@ -110,19 +99,14 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
         return Err(refused("--batch", batch, &why));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
-    let point = match args.disaggregate {
-        None => aggregated(&reading, &machine, &layout, &traffic),
-        Some(replicas) => disaggregated(&reading, &machine, &layout, &traffic, replicas),
-    };
+    let point = args.point(&reading, &machine, &layout, &traffic);
     let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
     let dollars = args.price.map(|price| dollars_per_million(price, point.gpus, point.tokens_per_second));
-    if args.shown.json {
-        return print_json(&json!({
-            "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
-            "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
-            "sources": sources_json(&machine),
-        }));
-    }
+    let json = json!({
+        "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
+        "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
+        "ledger": fit.ledger, "sources": sources_json(&machine),
+    });
     let mut rows = vec![
         (
             "time to first token",
@@ -155,22 +139,130 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
             "price x GPUs / 3600 / tokens/s x 1e6",
         ));
     }
-    let row = |(what, figure, formula): (&str, String, &str)| {
-        let mut row = vec![what.to_owned(), figure];
-        row.extend(args.shown.explain.then(|| formula.to_owned()));
-        row
-    };
-    let mut text = format!(
-        "{} on {}: {batch} sequences of {} + {} tokens{}\n\n",
+    let mut table = Table::default();
+    for (what, figure, formula) in rows {
+        table.push([what.to_owned(), figure], formula);
+    }
+    let title = format!(
+        "{} on {}: {batch} sequences of {} + {} tokens{}",
         reading.family,
         machine.name,
         args.prompt,
         args.answer,
         if args.disaggregate.is_some() { ", prompts apart" } else { "" }
     );
-    text += &columns(&rows.into_iter().map(row).collect::<Vec<_>>());
-    if args.shown.explain {
-        text += &sources(&machine);
+    let mut ledger = ledger_table("memory of a GPU", &fit.ledger.entries);
+    ledger.detail = true;
+    let mut page = Page {
+        title,
+        blocks: vec![Block::Table(table), Block::Table(ledger)],
+        sources: sources(&machine),
+        json,
+        ..Page::default()
+    };
+    if args.page.draws() {
+        page.panels = args.panels(&reading, &machine, batch);
+        page.panels.push(
+            Bars {
+                title: "Memory of a GPU".into(),
+                axis: Axis::linear("memory", Unit::Bytes),
+                bars: vec![ledger_bar("a GPU", &fit.ledger)],
+                limit: Some((machine.name.clone(), machine.memory)),
+            }
+            .into(),
+        );
     }
-    print(&text)
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+/// Batches of a sweep: powers of 2 and those between, up to `most`, which is the last.
+fn batches(most: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(1_usize), |n| n.checked_mul(2)).take_while(|n| *n < most);
+    let mut all: Vec<usize> = powers.flat_map(|n| [n, n + n / 2]).filter(|n| *n < most).collect();
+    all.push(most);
+    all.dedup();
+    all
+}
+
+impl ServeArgs {
+    /// The layout asked for, with `tp` ranks of tensor parallelism.
+    fn layout(&self, tp: usize) -> ServeLayout {
+        ServeLayout {
+            tp,
+            pp: self.pp,
+            attention_dp: self.attention_dp,
+            ep: self.ep,
+            weights: self.weights,
+            cache_bytes: self.cache_bits as f64 / 8.0,
+        }
+    }
+
+    fn memory(&self, reading: &Reading, layout: &ServeLayout) -> ServingMemory {
+        ServingMemory {
+            tp: layout.tp,
+            pp: self.pp,
+            // Within a group of experts tensor parallelism cuts them too.
+            ep: if reading.experts > 0 { self.attention_dp } else { self.ep },
+            weights: self.weights,
+            cache_bytes: layout.cache_bytes,
+            step_tokens: 8192,
+            utilisation: 0.94,
+        }
+    }
+
+    fn point(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, traffic: &Traffic) -> Point {
+        match self.disaggregate {
+            None => aggregated(reading, machine, layout, traffic),
+            Some(replicas) => disaggregated(reading, machine, layout, traffic, replicas),
+        }
+    }
+
+    /// Batches that fit `layout` with their points; none if its weights alone do not.
+    fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, Point)> {
+        let memory = self.memory(reading, layout);
+        let fit = serving(reading, Bytes(machine.memory as u64), &memory, self.prompt + self.answer);
+        let most = fit.map_or(0, |f| f.sequences as usize).min(4096);
+        if most == 0 {
+            return Vec::new();
+        }
+        let traffic = |batch| Traffic { prompt: self.prompt, answer: self.answer, batch };
+        batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b)))).collect()
+    }
+
+    /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
+    fn panels(&self, reading: &Reading, machine: &Machine, batch: usize) -> Vec<Panel> {
+        let found = self.sweep(reading, machine, &self.layout(self.tp));
+        let over = |of: fn(&Point) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
+        let sequences = || Axis::log("sequences under way", Unit::Number);
+        let mark = Mark { name: "asked for".into(), x: batch as f64 };
+        let mut latency = Chart::new("Latency over the batch", sequences(), Axis::log("time", Unit::Seconds))
+            .with(Series::new("to the first token", Style::Both, over(|p| p.ttft)))
+            .with(Series::new("per output token", Style::Both, over(|p| p.tpot)));
+        latency.marks.push(mark.clone());
+        let rate = Axis::linear("output tokens/s of a GPU", Unit::Number);
+        let mut throughput = Chart::new("Throughput over the batch", sequences(), rate).with(Series::new(
+            "tokens/s",
+            Style::Both,
+            over(|p| p.tokens_per_second / p.gpus as f64),
+        ));
+        throughput.marks.push(mark);
+        let title = format!("What a user gets and what a GPU gives: {} + {} tokens", self.prompt, self.answer);
+        let user = Axis::linear("output tokens/s of a user", Unit::Number);
+        let mut front = Chart { height: 340.0, ..Chart::new(title, user, throughput.y.clone()) };
+        for tp in [1, 2, 4, 8, 16].into_iter().filter(|tp| (tp * self.attention_dp).is_multiple_of(self.ep)) {
+            let points = self.sweep(reading, machine, &self.layout(tp)).into_iter();
+            let points: Vec<Drawn> = points
+                .map(|(b, p)| Drawn {
+                    x: 1.0 / p.tpot,
+                    y: p.tokens_per_second / p.gpus as f64,
+                    label: grouped(b as u64),
+                })
+                .collect();
+            if !points.is_empty() {
+                front.series.push(Series { name: format!("tp {tp}, by batch"), points, style: Style::Both });
+            }
+        }
+        vec![latency.into(), throughput.into(), front.into()]
+    }
 }

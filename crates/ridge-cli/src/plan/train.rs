@@ -3,15 +3,19 @@
 use clap::Args;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::Bytes;
-use ridge_plan::ledger::training;
+use ridge_plan::efficiency::Machine;
+use ridge_plan::ledger::{training, training_stages};
+use ridge_plan::plot::{Axis, Bar, Bars, Chart, Panel, Point, Series, Style, Unit};
+use ridge_plan::reading::Reading;
 use ridge_plan::search::{Candidate, Found, Space, judge, pareto, search};
-use ridge_plan::train::{Layout, Recompute, Run, StateBytes, Workload, checkpointing, chinchilla};
+use ridge_plan::train::{Layout, Recompute, Run, StateBytes, StepTime, Workload, checkpointing, chinchilla};
 use serde_json::json;
 
-use super::{ShownArgs, TargetArgs, amount, ledger_rows, seconds, sources, sources_json};
+use super::page::{Block, Page, PageArgs, Table};
+use super::{TargetArgs, amount, ledger_bar, ledger_table, seconds, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::{columns, count, grouped, print, print_json};
+use crate::output::{count, grouped};
 
 /// Time a training step in every way to divide it, and cost a run
 ///
@@ -69,7 +73,7 @@ pub(crate) struct TrainArgs {
     top: usize,
 
     #[command(flatten)]
-    shown: ShownArgs,
+    page: PageArgs,
 }
 
 /// Degrees, where they are fixed.
@@ -151,19 +155,20 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
     let fit = found.ranked.iter().filter(|c| c.bytes <= usable).count();
     let run = best.map(|b| run_of(args, &b));
     let optimal = chinchilla(6.0 * reading.active() * args.tokens.unwrap_or(20.0 * reading.active()));
-    if args.shown.json {
+    let json = {
         let ranked: Vec<_> = found.ranked.iter().take(args.top).collect();
-        return print_json(&json!({
+        json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "work": work,
             "seen": found.seen, "fit": fit, "ranked": ranked, "rejected": found.rejected,
             "pareto": pareto(&found.ranked).iter().take(args.top).collect::<Vec<_>>(),
             "ledger": best.map(|b| training(&reading, &b.layout, &work)),
+            "ledger_of_stages": best.map(|b| training_stages(&reading, &b.layout, &work)),
             "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0)),
             "compute_optimal": { "parameters": optimal.0, "tokens": optimal.1 }, "sources": sources_json(&machine),
-        }));
-    }
-    let mut text = format!(
-        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{}, {} fit\n\n",
+        })
+    };
+    let title = format!(
+        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{}, {} fit",
         reading.family,
         grouped(reading.parameters),
         reading.active(),
@@ -172,56 +177,66 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         count(found.seen, "layout"),
         grouped(fit as u64)
     );
-    let header = ["layout", "step", "tokens/s", "MFU", "HFU", "memory"].map(str::to_owned).to_vec();
-    let row = |c: &Candidate| {
+    let mut table = Table::with_head("", ["layout", "step", "tokens/s", "MFU", "HFU", "memory"]);
+    for c in found.ranked.iter().take(args.top) {
         let percent = |share: f64| format!("{:.1} %", 100.0 * share);
         let rate = grouped(c.step.tokens_per_second as u64);
         let memory = Bytes(c.bytes as u64).to_string();
-        vec![c.layout.to_string(), seconds(c.step.total), rate, percent(c.step.mfu), percent(c.step.hfu), memory]
-    };
-    text += &columns(&std::iter::once(header).chain(found.ranked.iter().take(args.top).map(row)).collect::<Vec<_>>());
+        let cells =
+            [c.layout.to_string(), seconds(c.step.total), rate, percent(c.step.mfu), percent(c.step.hfu), memory];
+        table.push(cells, "");
+    }
+    let mut page =
+        Page { title, blocks: vec![Block::Table(table)], sources: sources(&machine), json, ..Page::default() };
     if !found.rejected.is_empty() {
-        let rejected = found
-            .rejected
-            .iter()
-            .map(|(why, (n, layout))| vec![grouped(*n as u64), why.clone(), format!("such as {layout}")]);
-        text += &format!("\nrejected\n{}", columns(&rejected.collect::<Vec<_>>()));
+        let mut rejected = Table { caption: "rejected".into(), ..Table::default() };
+        for (why, (n, layout)) in &found.rejected {
+            rejected.push([grouped(*n as u64), why.clone(), format!("such as {layout}")], "");
+        }
+        page.blocks.push(Block::Table(rejected));
     }
     if let (Some(best), Some(run)) = (best, run) {
         let fits = best.bytes <= usable;
-        text +=
-            &format!("\nmemory of the fullest GPU, {}{}\n", best.layout, if fits { "" } else { ": it does NOT fit" });
-        text += &ledger_rows(&training(&reading, &best.layout, &work).entries, args.shown.explain);
-        text += &step_text(&best, args.shown.explain);
-        let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
-        text += &format!(
-            "\na failure every {:.1} h; a checkpoint every {} loses least: {:.1} % of the time\n",
-            saves.mtbf_hours,
-            seconds(saves.interval_seconds),
-            100.0 * saves.overhead
-        );
-        if args.tokens.is_some() {
-            text += &format!(
-                "{:.1} days, {:.1} with failures: {} GPU hours",
-                run.days,
-                run.days_with_failures,
-                grouped(run.gpu_hours as u64)
-            );
-            text += &args.price.map_or(String::from("; --price gives dollars\n"), |_| {
-                format!(", {} dollars\n", grouped(run.dollars as u64))
-            });
+        let caption =
+            format!("memory of the fullest GPU, {}{}", best.layout, if fits { "" } else { ": it does NOT fit" });
+        page.blocks.push(Block::Table(ledger_table(caption, &training(&reading, &best.layout, &work).entries)));
+        page.blocks.extend(stages_table(&reading, &best, &work).map(Block::Table));
+        page.blocks.push(Block::Table(step_table(&best)));
+        page.blocks.push(Block::Answer(answer(args, &run, optimal)));
+        if args.page.draws() {
+            page.panels = panels(args, &reading, &machine, &work, &found, &space);
         }
-        text += &format!(
-            "the same FLOPs are best spent on {:.3e} parameters and {:.3e} tokens (Hoffmann et al. 2022)\n",
-            optimal.0, optimal.1
-        );
     } else {
-        text += "\nnothing fits: take more GPUs, a smaller batch or a GPU with more memory\n";
+        page.blocks
+            .push(Block::Answer("nothing fits: take more GPUs, a smaller batch or a GPU with more memory".into()));
     }
-    if args.shown.explain {
-        text += &sources(&machine);
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+fn answer(args: &TrainArgs, run: &Run, optimal: (f64, f64)) -> String {
+    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
+    let mut text = format!(
+        "a failure every {:.1} h; a checkpoint every {} loses least: {:.1} % of the time\n",
+        saves.mtbf_hours,
+        seconds(saves.interval_seconds),
+        100.0 * saves.overhead
+    );
+    if args.tokens.is_some() {
+        text += &format!(
+            "{:.1} days, {:.1} with failures: {} GPU hours",
+            run.days,
+            run.days_with_failures,
+            grouped(run.gpu_hours as u64)
+        );
+        text += &args.price.map_or(String::from("; --price gives dollars\n"), |_| {
+            format!(", {} dollars\n", grouped(run.dollars as u64))
+        });
     }
-    print(&text)
+    text + &format!(
+        "the same FLOPs are best spent on {:.3e} parameters and {:.3e} tokens (Hoffmann et al. 2022)",
+        optimal.0, optimal.1
+    )
 }
 
 fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
@@ -230,9 +245,38 @@ fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
     Run::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
-fn step_text(best: &Candidate, explain: bool) -> String {
-    let s = &best.step;
-    let parts = [
+/// What a rank of each stage holds, where there are several.
+fn stages_table(reading: &Reading, best: &Candidate, work: &Workload) -> Option<Table> {
+    let stages = training_stages(reading, &best.layout, work);
+    if stages.len() < 2 {
+        return None;
+    }
+    let mut table = Table::with_head(
+        "memory of a GPU by stage",
+        ["stage", "weights", "gradients", "states", "activations", "logits", "in all"],
+    );
+    for (i, ledger) in stages.iter().enumerate() {
+        let of = |what: &str| ledger.of(what).to_string();
+        let states = (ledger.of("master weights") + ledger.of("optimiser states")).to_string();
+        let activations = (ledger.of("activations") + ledger.of("recomputed layer")).to_string();
+        let cells = [
+            i.to_string(),
+            of("weights"),
+            of("gradients"),
+            states,
+            activations,
+            of("logits"),
+            ledger.total().to_string(),
+        ];
+        table.push(cells, "");
+    }
+    table.detail = true;
+    Some(table)
+}
+
+/// A step's parts, what they are called in a figure and how they are found.
+fn parts(s: &StepTime) -> [(&'static str, f64, &'static str); 6] {
+    [
         (
             "compute",
             s.compute,
@@ -243,11 +287,85 @@ fn step_text(best: &Candidate, explain: bool) -> String {
         ("pipeline", s.pipeline, "(p - 1) / v stages of a micro-batch, and messages"),
         ("data parallel", s.data, "reduce-scatter and all-gather that the backward pass does not hide"),
         ("optimiser", s.optimiser, "states read and written once"),
-    ];
-    let row = |(what, time, formula): &(&str, f64, &str)| {
-        let mut row = vec![(*what).to_owned(), seconds(*time)];
-        row.extend(explain.then(|| (*formula).to_owned()));
-        row
+    ]
+}
+
+fn step_table(best: &Candidate) -> Table {
+    let mut table = Table { caption: "time of a step".into(), ..Table::default() };
+    for (what, time, formula) in parts(&best.step) {
+        table.push([what.to_owned(), seconds(time)], formula);
+    }
+    table
+}
+
+/// Layouts that a figure shows at most: the fastest.
+const MOST_POINTS: usize = 1500;
+
+/// What fits, by time and memory; the best layouts' memory and time; and the money that more or fewer GPUs take.
+fn panels(
+    args: &TrainArgs,
+    reading: &Reading,
+    machine: &Machine,
+    work: &Workload,
+    found: &Found,
+    space: &Space,
+) -> Vec<Panel> {
+    let mut panels: Vec<Panel> = Vec::new();
+    let point = |c: &Candidate| (c.step.total, c.bytes);
+    if found.ranked.len() > 1 {
+        let axes = (Axis::log("time of a step", Unit::Seconds), Axis::linear("memory of the fullest GPU", Unit::Bytes));
+        let mut chart = Chart { height: 340.0, ..Chart::new("Layouts that fit", axes.0, axes.1) };
+        chart.series.push(Series::new("layouts", Style::Points, found.ranked.iter().take(MOST_POINTS).map(point)));
+        let front = pareto(&found.ranked);
+        let named = |c: &Candidate| Point { x: c.step.total, y: c.bytes, label: c.layout.to_string() };
+        let points = front.iter().map(named).collect();
+        chart.series.push(Series { name: "none is both faster and smaller".into(), points, style: Style::Both });
+        panels.push(chart.into());
+    }
+    let top: Vec<&Candidate> = found.ranked.iter().take(args.top.min(8)).collect();
+    let limit = Some((machine.name.clone(), machine.memory));
+    let bars = top.iter().map(|c| ledger_bar(c.layout.to_string(), &training(reading, &c.layout, work))).collect();
+    let axis = || Axis::linear("memory", Unit::Bytes);
+    panels.push(Bars { title: "Memory of the fullest GPU".into(), axis: axis(), bars, limit: limit.clone() }.into());
+    if let Some(best) = top.first().filter(|c| c.layout.pp > 1) {
+        let stages = training_stages(reading, &best.layout, work);
+        let bars = stages.iter().enumerate().map(|(i, ledger)| ledger_bar(format!("stage {i}"), ledger)).collect();
+        panels.push(Bars { title: format!("Memory by stage, {}", best.layout), axis: axis(), bars, limit }.into());
+    }
+    let bar = |c: &&Candidate| Bar {
+        name: c.layout.to_string(),
+        parts: parts(&c.step)
+            .into_iter()
+            .map(|(what, time, _)| match what {
+                "compute" => (what.to_owned(), time - c.step.recompute),
+                "  of it again" => ("computed again".to_owned(), time),
+                _ => (what.to_owned(), time),
+            })
+            .collect(),
     };
-    format!("\ntime of a step\n{}", columns(&parts.iter().map(row).collect::<Vec<_>>()))
+    let axis = Axis::linear("time", Unit::Seconds);
+    panels.push(Bars { title: "Time of a step".into(), axis, bars: top.iter().map(bar).collect(), limit: None }.into());
+    panels.extend(over_gpus(args, reading, machine, work, space));
+    panels
+}
+
+/// Days and GPU hours, or dollars, of the run on other numbers of GPUs, each in its fastest layout.
+fn over_gpus(args: &TrainArgs, reading: &Reading, machine: &Machine, work: &Workload, space: &Space) -> Option<Panel> {
+    let tokens = args.tokens?;
+    let fewer = [8, 4, 2].into_iter().filter(|n| args.gpus.is_multiple_of(*n)).map(|n| args.gpus / n);
+    let counts = fewer.chain([1, 2, 4].map(|n| args.gpus * n));
+    let spent = |gpus: usize| {
+        let space = Space { gpus, ..space.clone() };
+        let best = search(reading, machine, work, &space).ranked.into_iter().next()?;
+        let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, 300.0);
+        let run = Run::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
+        let label = format!("{} GPUs, {}", grouped(gpus as u64), best.layout);
+        Some(Point { x: run.days_with_failures, y: run.dollars, label })
+    };
+    let points: Vec<Point> = counts.filter_map(spent).collect();
+    let y = if args.price.is_some() { "dollars" } else { "GPU hours" };
+    let axes = (Axis::log("days, with failures", Unit::Number), Axis::linear(y, Unit::Number));
+    let mut chart = Chart::new("Time and money of the run, the batch being the same", axes.0, axes.1);
+    chart.series.push(Series { name: "fastest layout".into(), points, style: Style::Both });
+    Some(chart.into())
 }

@@ -3,8 +3,12 @@
 mod serving;
 mod training;
 
-pub use serving::{Quantisation, ServingLedger, ServingMemory, sequence_bytes, serving};
-pub use training::{Activations, RankParameters, activations_of_layer, rank_parameters, training, training_total};
+pub use serving::{
+    Quantisation, SequenceState, ServingLedger, ServingMemory, sequence_bytes, sequence_states, serving,
+};
+pub use training::{
+    Activations, RankParameters, activations_of_layer, rank_parameters, training, training_stages, training_total,
+};
 
 use ridge_hw::units::Bytes;
 use serde::Serialize;

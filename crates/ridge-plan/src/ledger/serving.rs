@@ -95,15 +95,61 @@ pub struct ServingMemory {
     pub utilisation: f64,
 }
 
-/// Bytes that a sequence of `context` tokens holds on a rank: each group of layers cut over as many ranks as it has
-/// heads, windows holding no more than themselves.
-pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize) -> f64 {
+/// What a sequence keeps in the layers of one kind, on a rank.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SequenceState {
+    /// What it is: keys and values, a latent, a recurrence.
+    pub kind: &'static str,
+    /// Layers that keep it.
+    pub layers: usize,
+    /// Ranks that it is cut over at most.
+    pub heads: usize,
+    /// Tokens that are kept at most.
+    pub window: Option<usize>,
+    /// Bytes of a token.
+    pub per_token: Bytes,
+    /// Bytes of a sequence of the context asked for.
+    pub per_sequence: Bytes,
+}
+
+/// What a sequence of `context` tokens keeps on a rank, by kind of layer: each cut over as many ranks as it has heads,
+/// windows holding no more than themselves.
+pub fn sequence_states(reading: &Reading, memory: &ServingMemory, context: usize) -> Vec<SequenceState> {
     let of = |g: &ridge_models::StateGroup| {
-        let ranks = memory.tp.min(g.heads).max(1) as f64;
-        let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
-        (g.bytes_per_token as f64 * (memory.cache_bytes / 2.0) * tokens + g.bytes_per_sequence as f64) / ranks
+        let (token, sequence) = group_bytes(g, memory, context);
+        SequenceState {
+            kind: match last(g.states.first()) {
+                "kv" => "keys and values",
+                "latent" => "latent of keys and values",
+                _ => "recurrence",
+            },
+            // Of several states a layer, one counts it.
+            layers: g.states.iter().filter(|s| last(Some(s)) == last(g.states.first())).count(),
+            heads: g.heads,
+            window: g.window,
+            per_token: Bytes(token.ceil() as u64),
+            per_sequence: Bytes(sequence.ceil() as u64),
+        }
     };
-    reading.states.iter().map(of).sum::<f64>() / memory.pp as f64
+    reading.states.iter().map(of).collect()
+}
+
+/// The last part of a state's name.
+fn last(name: Option<&String>) -> &str {
+    name.and_then(|n| n.rsplit('.').next()).unwrap_or_default()
+}
+
+/// Bytes of a token and of a sequence of `context` tokens on a rank.
+fn group_bytes(g: &ridge_models::StateGroup, memory: &ServingMemory, context: usize) -> (f64, f64) {
+    let share = (memory.tp.min(g.heads).max(1) * memory.pp) as f64;
+    let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
+    let token = g.bytes_per_token as f64 * (memory.cache_bytes / 2.0);
+    (token / share, (token * tokens + g.bytes_per_sequence as f64) / share)
+}
+
+/// Bytes that a sequence of `context` tokens holds on a rank.
+pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize) -> f64 {
+    reading.states.iter().map(|g| group_bytes(g, memory, context).1).sum()
 }
 
 /// Bytes of a rank's weights.
@@ -184,12 +230,8 @@ pub fn serving(
             remedy,
         ));
     };
-    let per_token = reading
-        .states
-        .iter()
-        .filter(|g| g.window.is_none())
-        .map(|g| g.bytes_per_token as f64 / m.tp.min(g.heads).max(1) as f64);
-    let per_token = per_token.sum::<f64>() * (m.cache_bytes / 2.0) / m.pp as f64;
+    let endless = reading.states.iter().filter(|g| g.window.is_none());
+    let per_token: f64 = endless.map(|g| group_bytes(g, m, context).0).sum();
     ledger.entries.push(Entry { what: "room for sequences", bytes: room, formula: "what is left".into() });
     Ok(ServingLedger {
         ledger,

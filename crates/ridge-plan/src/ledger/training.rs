@@ -19,6 +19,25 @@ pub struct RankParameters {
 /// Parameters of the fullest stage: an even share of the layers, and the larger of embedding and head, or both where one
 /// stage has both. Norms after the last layer count with the embedding.
 pub fn rank_parameters(reading: &Reading, layout: &Layout) -> RankParameters {
+    // A tied head that is apart from its embedding is held a second time.
+    let ends = if layout.pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
+    with_ends(reading, layout, ends)
+}
+
+/// Those of stage `stage`: the first has the embedding, the last the head, or the embedding again where they are one.
+fn stage_parameters(reading: &Reading, layout: &Layout, stage: usize) -> RankParameters {
+    let head = if reading.head > 0.0 { reading.head } else { reading.embedding };
+    let ends = match (stage, layout.pp) {
+        (_, 1) => reading.embedding + reading.head,
+        (0, _) => reading.embedding,
+        (s, pp) if s + 1 == pp => head,
+        _ => 0.0,
+    };
+    with_ends(reading, layout, ends)
+}
+
+/// An even share of the layers, and `ends`.
+fn with_ends(reading: &Reading, layout: &Layout, ends: f64) -> RankParameters {
     let (tp, pp) = (layout.tp as f64, layout.pp as f64);
     let (mut dense, mut experts, mut largest) = (0.0, 0.0, 0.0f64);
     for kind in 0..reading.kinds.len() {
@@ -29,8 +48,6 @@ pub fn rank_parameters(reading: &Reading, layout: &Layout) -> RankParameters {
         experts += of_experts * count / pp;
         largest = largest.max(own + of_experts);
     }
-    // A tied head that is apart from its embedding is held a second time.
-    let ends = if layout.pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
     RankParameters { dense: dense + ends / tp, experts, largest_unit: largest.max(ends / tp) }
 }
 
@@ -72,18 +89,13 @@ pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, w
     }
 }
 
-/// Micro-batches' worth of a stage's layers that are alive at once: `p` of `m` in 1F1B, `p (1 + (p - 1) / (p v))` when
-/// interleaved (Korthikanti et al. 2022, section 4.2.3).
-fn in_flight(layout: &Layout, micro_batches: f64) -> f64 {
-    let p = layout.pp as f64;
-    let most = if layout.interleave > 1 { p * (1.0 + (p - 1.0) / (p * layout.interleave as f64)) } else { p };
+/// Micro-batches' worth of its layers that are alive at once on stage `stage`: `p - stage` of `m` in 1F1B; interleaved, the
+/// chunks of its warm-up and one more, which on the first is `p (1 + (p - 1) / (p v))` (Korthikanti et al. 2022, section
+/// 4.2.3).
+fn in_flight(layout: &Layout, stage: usize, micro_batches: f64) -> f64 {
+    let (behind, p, v) = ((layout.pp - 1 - stage) as f64, layout.pp as f64, layout.interleave as f64);
+    let most = if layout.interleave > 1 { (2.0 * behind + (v - 1.0) * p + 1.0) / v } else { behind + 1.0 };
     most.min(micro_batches)
-}
-
-/// The same on the last stage: one, or of interleaved chunks all but the last of a first round.
-fn in_flight_last(layout: &Layout, micro_batches: f64) -> f64 {
-    let (p, v) = (layout.pp as f64, layout.interleave as f64);
-    (((v - 1.0) * p + 1.0) / v).min(micro_batches)
 }
 
 /// Shares of the group over which ZeRO cuts.
@@ -112,8 +124,12 @@ struct Amounts {
     parameters: RankParameters,
 }
 
-fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
-    let p = rank_parameters(reading, layout);
+/// Those of a stage, or of the fullest rank.
+fn amounts(reading: &Reading, layout: &Layout, work: &Workload, stage: Option<usize>) -> Amounts {
+    let p = match stage {
+        None => rank_parameters(reading, layout),
+        Some(stage) => stage_parameters(reading, layout, stage),
+    };
     let ranks = (layout.dp * layout.cp) as f64;
     let (dense, experts) = (shares(layout.zero, ranks), shares(layout.zero, ranks / layout.ep as f64));
     let bytes = |each: f64, share: fn(&Shares) -> f64| each * (p.dense / share(&dense) + p.experts / share(&experts));
@@ -130,9 +146,12 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
     let per_logit = if work.fused_loss { 10.0 } else { 14.0 };
     let logits = per_logit * tokens * reading.vocab as f64 / layout.tp as f64;
     // The first stage has most micro-batches alive, the last the logits: whichever is more.
-    let (first, last) = (in_flight(layout, micro_batches), in_flight_last(layout, micro_batches));
-    let on_last = layout.pp == 1 || kept * last + logits > kept * first;
-    let (alive, logits) = if on_last { (last, logits) } else { (first, 0.0) };
+    let stage = stage.unwrap_or_else(|| {
+        let [first, last] = [0, layout.pp - 1].map(|stage| in_flight(layout, stage, micro_batches));
+        if kept * last + logits > kept * first { layout.pp - 1 } else { 0 }
+    });
+    let alive = in_flight(layout, stage, micro_batches);
+    let logits = if stage + 1 == layout.pp { logits } else { 0.0 };
     // ZeRO 3 gathers a unit in 16 bits and makes its gradient there; the next layer is fetched meanwhile.
     let buckets = if layout.zero == 3 && ranks > 1.0 { 4.0 * p.largest_unit } else { 0.0 };
     Amounts {
@@ -151,14 +170,22 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload) -> Amounts {
 
 /// Bytes of the fullest rank, all entries of [`training`] together.
 pub fn training_total(reading: &Reading, layout: &Layout, work: &Workload) -> f64 {
-    let a = amounts(reading, layout, work);
+    let a = amounts(reading, layout, work, None);
     a.weights + a.gradients + a.master + a.moments + a.activations + a.transient + a.logits + a.buckets
 }
 
 /// What the fullest rank holds at the end of its first forward pass. The logits are an entry where that rank is of the
 /// last stage.
 pub fn training(reading: &Reading, layout: &Layout, work: &Workload) -> Ledger {
-    let a = amounts(reading, layout, work);
+    entries(reading, layout, work, &amounts(reading, layout, work, None))
+}
+
+/// What a rank of each stage of the pipeline holds when most is alive on it.
+pub fn training_stages(reading: &Reading, layout: &Layout, work: &Workload) -> Vec<Ledger> {
+    (0..layout.pp).map(|stage| entries(reading, layout, work, &amounts(reading, layout, work, Some(stage)))).collect()
+}
+
+fn entries(reading: &Reading, layout: &Layout, work: &Workload, a: &Amounts) -> Ledger {
     let (p, s) = (a.parameters, work.states);
     let mut ledger = Ledger::default();
     let ranks = layout.dp * layout.cp;
@@ -199,4 +226,41 @@ pub fn training(reading: &Reading, layout: &Layout, work: &Workload) -> Ledger {
         );
     }
     ledger
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading() -> Reading {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs/Meta-Llama-3.1-70B.json");
+        Reading::from_json("config.json", &std::fs::read_to_string(file).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn stages_hold_all_parameters_once_and_the_fullest_is_one_of_them() {
+        let reading = reading();
+        let work = Workload { global_batch: 64, ..Workload::default() };
+        for interleave in [1, 2] {
+            let layout = Layout { tp: 2, pp: 4, dp: 2, interleave, sequence_parallel: true, ..Layout::default() };
+            let stages = training_stages(&reading, &layout, &work);
+            let weights: f64 = stages.iter().map(|l| l.of("weights").as_f64()).sum();
+            // Norms are whole on both ranks of tensor parallelism.
+            assert!((weights * 2.0 / (2.0 * reading.parameters as f64) - 1.0).abs() < 1e-3, "{weights}");
+            let fullest = stages.iter().map(|l| l.total().as_f64()).fold(0.0, f64::max);
+            assert!((fullest / training_total(&reading, &layout, &work) - 1.0).abs() < 1e-6);
+            let logits = |stage: usize| stages[stage].of("logits").as_f64();
+            assert!(logits(0) == 0.0 && logits(3) > 0.0);
+        }
+    }
+
+    #[test]
+    fn stages_keep_fewer_micro_batches_towards_the_end() {
+        let layout = Layout { pp: 4, ..Layout::default() };
+        assert_eq!([0, 1, 2, 3].map(|s| in_flight(&layout, s, 16.0)), [4.0, 3.0, 2.0, 1.0]);
+        let layout = Layout { interleave: 2, ..layout };
+        // p (1 + (p - 1) / (p v)) on the first.
+        assert_eq!([0, 3].map(|s| in_flight(&layout, s, 16.0)), [5.5, 2.5]);
+        assert!((in_flight(&layout, 0, 2.0) - 2.0).abs() < 1e-12);
+    }
 }
