@@ -66,6 +66,55 @@ fn communication_and_pipelines_are_written_as_json_plots_and_traces() {
 }
 
 #[test]
+fn every_plan_is_drawn_and_written_as_one_page() {
+    let folder = tempfile::tempdir().unwrap();
+    for (i, line) in [
+        "plan fit DeepSeek-V3.json --device H200 --tp 8 --weights fp8",
+        "plan train Qwen3-8B.json --gpus 16 --batch 64 --tokens 1T --top 3",
+        "plan train Meta-Llama-3.1-70B.json --gpus 64 --batch 128 --tp 4 --pp 4 --zero 1",
+        "plan serve Meta-Llama-3.1-8B.json --device H200",
+        "plan comm all-reduce 1GiB --gpus 64",
+        "plan pipeline --stages 4 --micro-batches 8",
+        "plan kernel --matmul 4096x4096x4096",
+        "plan kernel --model Mixtral-8x7B-v0.1.json --new 512 --context 512",
+        "plan kernel --threads 128 --registers 64",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = |kind: &str| folder.path().join(format!("{i}.{kind}"));
+        let (svg, html) = (at("svg"), at("html"));
+        let output = ridge(&format!("{line} --plot {} --html {}", svg.display(), html.display()));
+        assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+        let (svg, html) = (std::fs::read_to_string(svg).unwrap(), std::fs::read_to_string(html).unwrap());
+        let figure = roxmltree::Document::parse(&svg).unwrap_or_else(|e| panic!("{line}: {e}"));
+        assert!(figure.descendants().filter(|n| n.has_tag_name("text")).count() > 10, "{line}");
+        assert!(!svg.contains("NaN") && !svg.contains("inf"), "{line}");
+        // Its figures are in the page, which asks for nothing.
+        assert!(html.contains("<svg ") && html.contains("<h2>Sources</h2>"), "{line}");
+        assert!(!["src=", "href=", "url(", "@import"].iter().any(|asks| html.contains(asks)), "{line}");
+        for line in String::from_utf8_lossy(&output.stdout).lines().take(1) {
+            assert!(html.contains(&format!("<h1>{line}")), "{line}");
+        }
+    }
+}
+
+#[test]
+fn a_model_is_placed_under_the_roofline_op_by_op() {
+    let line = "plan kernel --model Meta-Llama-3.1-8B.json --device H200 --batch 64 --json";
+    let roofline = &json(line)["roofline"];
+    let rows = roofline["rows"].as_array().unwrap();
+    let of = |scope: &str, key: &str| rows.iter().find(|r| r["scope"] == scope).unwrap()[key].as_f64().unwrap();
+    // 32 layers of 4096 x 14336 and 64 tokens.
+    assert!((of("mlp.up_proj", "flops") - 2.0 * 64.0 * 32.0 * 4096.0 * 14336.0).abs() < 1.0);
+    assert!(rows.iter().all(|r| r["floor"].as_f64().unwrap() <= r["expected"].as_f64().unwrap() * (1.0 + 1e-9)));
+    let sums = roofline["sums"].as_array().unwrap();
+    let total: f64 = rows.iter().map(|r| r["floor"].as_f64().unwrap()).sum();
+    assert!((sums.last().unwrap()["floor"].as_f64().unwrap() / total - 1.0).abs() < 1e-9);
+    assert!((roofline["ridge_point"].as_f64().unwrap() - 989e12 / 4.8e12).abs() < 1e-9);
+}
+
+#[test]
 fn mistaken_input_is_refused_with_the_nearest_right_thing() {
     for (line, wanted) in [
         ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
@@ -81,6 +130,12 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
         ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
         ("plan kernel --threads 128 --registers 300", "the nearest is 255"),
+        ("plan kernel --matmul 4096x4096", "3 whole numbers"),
+        ("plan kernel --matmul 64x64x64 --device A100 --dtype fp8", "it gives: f16, bf16, int8"),
+        ("plan kernel --model Qwen3-8B.json --context 1000000", "the longest is 40960"),
+        ("plan kernel --model Qwen3-8B.json --new 512 --context 64", "the 64 tokens of --context"),
+        ("plan kernel --device H100", "--matmul"),
+        ("plan kernel --device MI300X --threads 64 --registers 32", "give --capability"),
         ("plan kernel --capability 8.8 --threads 128 --registers 30", "the nearest is 8.9"),
         ("plan kernel --threads 128 --registers 30 --stride 6", "the nearest below is 4"),
         ("plan serve Mixtral-8x7B-v0.1.json --tp 4 --ep 3", "which share the experts"),

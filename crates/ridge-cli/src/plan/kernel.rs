@@ -6,7 +6,7 @@ use clap::{ArgGroup, Args};
 use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond};
 use ridge_plan::kernel::access::Access;
-use ridge_plan::kernel::occupancy::{Launch, Occupancy, most_shared_bytes, occupancy};
+use ridge_plan::kernel::occupancy::{Launch, Limit, Occupancy, most_shared_bytes, occupancy};
 use ridge_plan::kernel::roofline::{Roof, Row, Step, Tile};
 use ridge_plan::ledger::Quantisation;
 use ridge_plan::plot::{Axis, Chart, Mark, Series, Style, Unit};
@@ -147,10 +147,7 @@ pub(super) fn run(args: &KernelArgs) -> Result<()> {
         launch(args, Launch { threads, registers, shared_bytes: args.shared_bytes }, &mut page)?;
     }
     if let Some(stride) = args.stride {
-        access(&Access::new(args.offset, stride, args.width)?, &mut page);
-    }
-    if page.title.is_empty() {
-        page.title = "a warp's access".into();
+        access(args, stride, &Access::new(args.offset, stride, args.width)?, &mut page);
     }
     page.json["sources"] = json!({
         "limits": "specified", "rates": "specified", "flops": "modelled", "bytes": "modelled", "occupancy": "modelled",
@@ -170,7 +167,7 @@ fn cells(row: &Row) -> Vec<String> {
         row.calls.to_string(),
         row.flops.to_string(),
         row.bytes.to_string(),
-        format!("{:.4}", row.intensity.0).trim_end_matches('0').trim_end_matches('.').to_owned(),
+        row.intensity.to_string().trim_end_matches(" FLOP/B").to_owned(),
         row.bound.to_string(),
         row.floor.to_string(),
         row.expected.to_string(),
@@ -221,11 +218,13 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         );
         if let Some(capability) = args.capability.as_ref().or(roof.device.compute_capability.as_ref()) {
             let most = Bytes(most_shared_bytes(capability)?);
-            let fits = match most.0 / tile.shared.0.max(1) {
-                0 => "it does NOT fit".to_owned(),
-                n => format!("{n} such would fit"),
+            let blocks = occupancy(capability, Launch { threads: 128, registers: 32, shared_bytes: tile.shared.0 });
+            let held = blocks.ok().and_then(|o| o.blocks_by.into_iter().find(|b| b.0 == Limit::SharedMemory));
+            let fits = match held {
+                None => "the tile does NOT fit".to_owned(),
+                Some((_, n)) => format!("a multiprocessor holds {n} such"),
             };
-            answer += &format!("\na block of compute capability {capability} can have {most} of shared memory: {fits}");
+            answer += &format!("\na block of compute capability {capability} can have {most} of shared memory; {fits}");
         }
         page.blocks.push(Block::Answer(answer));
         page.json["tile"] = json!(tile);
@@ -395,8 +394,13 @@ fn over_registers(capability: &str, launch: Launch) -> Chart {
     chart
 }
 
-fn access(access: &Access, page: &mut Page) {
-    let mut table = Table { caption: "a warp's access".into(), ..Table::default() };
+fn access(args: &KernelArgs, stride: u64, access: &Access, page: &mut Page) {
+    let mut table = Table::default();
+    if page.title.is_empty() {
+        page.title = format!("a warp's access of {} bytes a lane, {} bytes apart", args.width, stride);
+    } else {
+        table.caption = "a warp's access".into();
+    }
     let global = format!("{} sectors of 32 bytes, {:.1} % of them used", access.sectors(), 100.0 * access.efficiency());
     let shared =
         format!("{} passes, {:.1} times those without conflicts", access.shared_passes(), access.conflict_ways());

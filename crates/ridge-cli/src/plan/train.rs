@@ -359,7 +359,7 @@ fn over_gpus(args: &TrainArgs, reading: &Reading, machine: &Machine, work: &Work
         let best = search(reading, machine, work, &space).ranked.into_iter().next()?;
         let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, 300.0);
         let run = Run::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
-        let label = format!("{} GPUs, {}", grouped(gpus as u64), best.layout);
+        let label = format!("{} GPUs", grouped(gpus as u64));
         Some(Point { x: run.days_with_failures, y: run.dollars, label })
     };
     let points: Vec<Point> = counts.filter_map(spent).collect();

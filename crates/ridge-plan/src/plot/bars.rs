@@ -39,7 +39,7 @@ impl Bars {
         }
         let legend: Vec<_> = keys.iter().enumerate().map(|(i, k)| (i, *k, false)).collect();
         let top = canvas.head(top, &self.title, &legend) + if self.limit.is_some() { 12.0 } else { 0.0 };
-        let names = self.bars.iter().map(|b| width(&b.name, "")).fold(0.0, f64::max).min(250.0);
+        let names = self.bars.iter().map(|b| width(&b.name, "small")).fold(0.0, f64::max).min(290.0);
         let total = |b: &Bar| b.parts.iter().map(|p| p.1.max(0.0)).sum::<f64>();
         let totals = self.bars.iter().map(|b| width(&self.axis.unit.show(total(b)), "")).fold(0.0, f64::max);
         let bottom = top + ROW * self.bars.len() as f64;
@@ -54,7 +54,7 @@ impl Bars {
         }
         for (i, bar) in self.bars.iter().enumerate() {
             let y = top + ROW * i as f64;
-            canvas.text(plot.left - 8.0, y + 18.0, Anchor::End, "", &cut(&bar.name, "", names));
+            canvas.text(plot.left - 8.0, y + 17.5, Anchor::End, "small", &cut(&bar.name, "small", names));
             let mut from = 0.0;
             for (name, value) in bar.parts.iter().filter(|p| p.1 > 0.0) {
                 let colour = keys.iter().position(|k| k == name).unwrap_or(0);
