@@ -1,6 +1,6 @@
 //! `ridge plan kernel`: where work stands under a device's roofline, the occupancy of a launch, and what its accesses cost.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
 use ridge_hw::spec::Precision;
@@ -236,7 +236,7 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
 }
 
 /// Every op of a model's step, and sums by scope.
-fn model(args: &KernelArgs, path: &PathBuf, page: &mut Page) -> Result<()> {
+fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let reading = read_model(path)?;
     if args.new > args.context {
         return Err(refused("--new", args.new, &format!("is more than the {} tokens of --context", args.context)));

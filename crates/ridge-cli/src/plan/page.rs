@@ -141,9 +141,9 @@ impl Page {
             add(what.into(), format!("{share:.2}"), "modelled".into(), &e.source);
         }
         let inside = &machine.fabric.inside;
-        add("links in a node".into(), inside.name.to_string(), "modelled".into(), &inside.source);
+        add("links in a node".into(), inside.name.to_owned(), "modelled".into(), inside.source);
         let outside = ridge_hw::units::BytesPerSecond(machine.fabric.outside.rate).to_string();
-        add("port to other nodes".into(), outside, "modelled".into(), &machine.fabric.outside.source);
+        add("port to other nodes".into(), outside, "modelled".into(), machine.fabric.outside.source);
     }
 
     fn text(&self, explain: bool) -> String {

@@ -230,8 +230,8 @@ impl Roof {
         // Colours begin with the classes, whatever the number of ceilings.
         let mut series: Vec<Series> = Vec::new();
         for (class, name) in classes {
-            let of = shown.iter().filter(|r| r.class == class);
-            let point = |r: &&&Row| Point {
+            let of = shown.iter().copied().filter(|r| r.class == class);
+            let point = |r: &&Row| Point {
                 x: r.intensity.0,
                 y: r.flops.0 / r.expected.0,
                 label: if r.op.is_empty() || r.scope.ends_with(r.op) || r.class == Some(Class::Matmul) {
@@ -240,7 +240,7 @@ impl Roof {
                     format!("{} {}", r.scope, r.op)
                 },
             };
-            let points: Vec<Point> = of.map(|r| point(&r)).collect();
+            let points: Vec<Point> = of.map(point).collect();
             if !points.is_empty() {
                 series.push(Series { name: format!("{name}, as expected"), points, style: Style::Points });
             }

@@ -125,8 +125,9 @@ impl Chart {
             let places: Vec<(f64, f64)> = series.points.iter().filter_map(at).collect();
             name_ceiling(canvas, &plot, &places, &series.name);
         }
-        let drawn = self.series.iter().enumerate();
-        for (i, series) in drawn.clone().filter(|(_, s)| matches!(s.style, Style::Points | Style::Both)) {
+        for (i, series) in
+            self.series.iter().enumerate().filter(|(_, s)| matches!(s.style, Style::Points | Style::Both))
+        {
             for point in &series.points {
                 let Some((x, y)) = at(point) else { continue };
                 canvas.taken.push(Area { left: x - 4.0, top: y - 4.0, right: x + 4.0, bottom: y + 4.0 });
@@ -144,7 +145,7 @@ impl Chart {
                 rows.flat_map(|y| [(at + 4.0, y, Anchor::Start), (at - 4.0, y, Anchor::End)]).collect();
             canvas.text_where_free(&places, &plot, "halo", &mark.name);
         }
-        for (_, series) in drawn {
+        for series in &self.series {
             for point in series.points.iter().filter(|p| !p.label.is_empty()) {
                 let Some((x, y)) = at(point) else { continue };
                 canvas.text_where_free(&around(x, y), &plot, "small halo", &point.label);
