@@ -78,20 +78,24 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
     }
 }
 
-#[test]
-fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
-    // Beyond a span of 512 positions; heads of whole and of broken vectors; groups of one and of several heads.
-    for (heads, kv_heads, dim, block_size, of_q, cache) in [
-        (4, 2, 24, 16, DType::F32, DType::F32),
-        (2, 2, 64, 16, DType::F32, DType::BF16),
-        (4, 1, 8, 7, DType::F32, DType::F32),
-        (3, 3, 4, 16, DType::F32, DType::F16),
-        (3, 1, 80, 32, DType::F32, DType::F8E4M3),
-        (8, 1, 64, 16, DType::BF16, DType::BF16),
-        (3, 1, 128, 32, DType::BF16, DType::F32),
-        (2, 1, 40, 16, DType::F16, DType::F32),
-    ] {
-        let tokens = 533usize;
+/// Attention of every token of one sequence over a cache of as many, and its inputs.
+struct OneSequence {
+    graph: Graph,
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor,
+}
+
+impl OneSequence {
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        tokens: usize,
+        (heads, kv_heads, dim): (usize, usize, usize),
+        block_size: usize,
+        of_q: DType,
+        cache: DType,
+        window: Option<usize>,
+    ) -> Self {
         let blocks = tokens.div_ceil(block_size);
         let mut rng = Rng::new(dim as u64);
         let q = rng.normal(of_q, &[tokens, heads, dim]);
@@ -106,19 +110,98 @@ fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
         let seq_ids = g.step_input("seq_ids", ids.clone()).unwrap();
         let positions = g.step_input("positions", ids).unwrap();
         let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
-        let y = g.attention(x, state, table_input, seq_ids, positions, op).unwrap();
-        let graph = g.finish(vec![("y".into(), y)]).unwrap();
-        let values = |name: &str| {
-            Value::Plain(match name {
-                "q" => q.clone(),
-                "kv" => kv.clone(),
-                "table" => table.clone(),
-                "seq_ids" => Tensor::int(DType::I32, &[tokens], vec![0; tokens]),
-                _ => Tensor::int(DType::I32, &[tokens], (0..tokens as i64).collect()),
-            })
-        };
+        let y = g.attention(x, state, table_input, seq_ids, positions, PagedAttention { window, ..op }).unwrap();
+        Self { graph: g.finish(vec![("y".into(), y)]).unwrap(), q, kv, table }
+    }
+
+    fn value(&self, name: &str) -> Value {
+        let tokens = self.q.shape[0];
+        Value::Plain(match name {
+            "q" => self.q.clone(),
+            "kv" => self.kv.clone(),
+            "table" => self.table.clone(),
+            "seq_ids" => Tensor::int(DType::I32, &[tokens], vec![0; tokens]),
+            _ => Tensor::int(DType::I32, &[tokens], (0..tokens as i64).collect()),
+        })
+    }
+
+    /// Makes element `nth` of the key (side 0) or value (side 1) at `position` of kv head `head` another number.
+    fn set(&mut self, side: usize, position: usize, head: usize, nth: usize, number: f64) {
+        let [_, _, heads, block_size, dim] = self.kv.shape[..] else { panic!("a cache has five axes") };
+        let block = self.table.ints()[position / block_size] as usize;
+        let at = (((block * 2 + side) * heads + head) * block_size + position % block_size) * dim + nth;
+        let mut floats = self.kv.floats().to_vec();
+        floats[at] = number;
+        self.kv = Tensor::float(self.kv.dtype, &self.kv.shape, floats);
+    }
+
+    fn run(&self, threads: usize) -> Tensor {
+        let bindings = Bindings::new().with("tokens", self.q.shape[0]);
+        run(&poisoned(threads), &self.graph, &bindings, &|arg: &Arg| self.value(&arg.name)).expect("runs").remove(0)
+    }
+}
+
+#[test]
+fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
+    // Beyond a span of 512 positions; heads of whole and of broken vectors; groups of one and of several heads.
+    for (heads, kv_heads, dim, block_size, of_q, cache, window) in [
+        (4, 2, 24, 16, DType::F32, DType::F32, None),
+        (2, 2, 64, 16, DType::F32, DType::BF16, None),
+        (4, 1, 8, 7, DType::F32, DType::F32, None),
+        (3, 3, 4, 16, DType::F32, DType::F16, None),
+        (3, 1, 80, 32, DType::F32, DType::F8E4M3, None),
+        (8, 1, 64, 16, DType::BF16, DType::BF16, None),
+        (3, 1, 128, 32, DType::BF16, DType::F32, None),
+        (2, 1, 40, 16, DType::F16, DType::F32, None),
+        (2, 1, 24, 16, DType::F32, DType::F32, Some(5)),
+        (2, 1, 64, 16, DType::BF16, DType::BF16, Some(100)),
+    ] {
+        let attention = OneSequence::new(533, (heads, kv_heads, dim), block_size, of_q, cache, window);
         let cuts = [0, 1, 3, 20, 37, 500, 509, 511, 512, 513, 514, 520, 532, 533];
-        cuts_agree(&graph, "tokens", &values, &["q", "seq_ids", "positions"], &cuts);
+        let by_row = ["q", "seq_ids", "positions"];
+        cuts_agree(&attention.graph, "tokens", &|name: &str| attention.value(name), &by_row, &cuts);
+    }
+}
+
+#[test]
+fn keys_and_values_that_are_no_numbers_reach_only_the_tokens_that_see_them() {
+    let (bf16, f32, f16) = (DType::BF16, DType::F32, DType::F16);
+    for (dim, of_q, cache, window) in [
+        (64, bf16, bf16, None),
+        (64, bf16, bf16, Some(40)),
+        (40, f32, f32, None),
+        (32, f16, f32, Some(40)),
+        (8, f32, f16, Some(3)),
+    ] {
+        let tokens = 300;
+        let clean = OneSequence::new(tokens, (4, 2, dim), 16, of_q, cache, window);
+        let expected = clean.run(1);
+        for (side, position, number) in [
+            (0, 290, f64::NAN),
+            (1, 290, f64::INFINITY),
+            (1, 290, f64::NAN),
+            (1, 37, f64::NEG_INFINITY),
+            (0, 5, f64::NAN),
+        ] {
+            let mut poisoned =
+                OneSequence { kv: clean.kv.clone(), ..OneSequence::new(tokens, (4, 2, dim), 16, of_q, cache, window) };
+            poisoned.set(side, position, 1, 3, number);
+            let got = poisoned.run(2);
+            let what = format!("{number} at {position} of side {side}, {of_q} over {cache}, window {window:?}");
+            for token in 0..tokens {
+                let sees = (position..position + window.unwrap_or(tokens)).contains(&token);
+                for i in 0..4 * dim {
+                    let at = token * 4 * dim + i;
+                    let (got, expected) = (got.floats()[at], expected.floats()[at]);
+                    // Both query heads of kv head 1; of a value only its element.
+                    if sees && i >= 2 * dim && (side == 0 || i % dim == 3) {
+                        assert!(!got.is_finite(), "{got}, token {token}, element {i}: {what}");
+                    } else {
+                        assert_eq!(got.to_bits(), expected.to_bits(), "token {token}, element {i}: {what}");
+                    }
+                }
+            }
+        }
     }
 }
 

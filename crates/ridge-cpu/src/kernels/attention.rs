@@ -363,17 +363,26 @@ impl Attention {
             first: keys.start + from,
             keys: end - from,
         };
-        // Keys that all rows see at once, then for each token those that only it and later ones see.
-        let shared = rows.seen.saturating_sub(first).min(keys.len());
-        let all = rows.tokens.len() * group;
-        weigh(&run(0, shared), &state.scores[keys.start..all * SPAN], all, &mut state.out[..all * chained]);
-        for token in 1..rows.tokens.len() {
-            let seen = (rows.seen + token).saturating_sub(first).min(keys.len());
-            if seen > shared {
-                let scores = &state.scores[token * group * SPAN + keys.start + shared..all * SPAN];
-                let out = &mut state.out[token * group * chained..][..group * chained];
-                weigh(&run(shared, seen), scores, group, out);
+        // Keys that all tokens see at once, then for each token those that it sees alone or with some others.
+        let sees = |token: usize| {
+            let end = (rows.seen + token).saturating_sub(first).min(keys.len());
+            self.start(rows, token).saturating_sub(first).min(end)..end
+        };
+        let last = rows.tokens.len() - 1;
+        let (shared, all) = (sees(last).start..sees(0).end, (last + 1) * group);
+        let mut add = |token: usize, keys_of: Range<usize>, rows: usize| {
+            if !keys_of.is_empty() {
+                let scores = &state.scores[token * group * SPAN + keys.start + keys_of.start..all * SPAN];
+                let out = &mut state.out[token * group * chained..][..rows * chained];
+                weigh(&run(keys_of.start, keys_of.end), scores, rows, out);
             }
+        };
+        if shared.is_empty() {
+            return (0..=last).for_each(|token| add(token, sees(token), group));
         }
+        // Earlier ones first.
+        (0..last).for_each(|token| add(token, sees(token).start..shared.start, group));
+        add(0, shared.clone(), all);
+        (1..=last).for_each(|token| add(token, shared.end..sees(token).end, group));
     }
 }

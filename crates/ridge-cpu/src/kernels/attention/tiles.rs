@@ -7,7 +7,10 @@
 //! Queries, keys, exponentials and values are as many terms of bf16 as the dtype of the queries has ([`amx::Terms`]);
 //! with one they are rounded to bf16, and the sum of the exponentials is that of the rounded ones.
 //!
-//! Floor: 16 cycles for each term product of 16 queries, 16 keys and 32 elements, twice; some 20 cycles for 16
+//! A value that is infinite or NaN goes through no product, where the weight 0 of a query that does not see it would
+//! make NaN of it: it is zero there, and is added afterwards for the queries that see it.
+//!
+//! Floor: 16 cycles for each term product of 16 queries, 16 keys and 32 elements, twice; some 6 cycles for 16
 //! exponentials.
 
 mod softmax;
@@ -32,10 +35,14 @@ const STEP: usize = 2 * SIDE;
 /// Tiles of a span along its keys.
 const STEPS: usize = SPAN / STEP;
 
-/// Rows (a query head of a token each) of a piece, at most, if tokens have fewer.
-const ROWS: usize = 64;
+/// Rows (a query head of a token each) of a piece, at most, if tokens have fewer: keys and values are read and turned
+/// once for all of them.
+const ROWS: usize = 256;
 
 type Lanes<T> = [T; SIDE];
+
+/// Keys of a span, a bit each.
+type Keys = [u64; SPAN / 64];
 
 /// Tokens of a piece.
 pub(super) fn together(tokens: usize, group: usize) -> usize {
@@ -49,6 +56,10 @@ struct State<'a> {
     q_tiles: &'a mut [Words],
     /// Terms of a span's keys, or values: `[term][SPAN][width]`.
     span: &'a mut [bf16],
+    /// The span's values that are not finite, `[SPAN][width]`; zeros elsewhere in their rows.
+    rest: &'a mut [bf16],
+    /// The keys that have such values.
+    rests: Keys,
     /// Terms of a span's values, transposed: `[term][width / 16][STEPS]`.
     values: &'a mut [Words],
     /// Of two tiles of queries: a tile of 16 keys after another.
@@ -81,10 +92,11 @@ impl Attention {
         let (rows, width) = (self.together * self.group(), self.width());
         let (tiles, tile) = (rows.div_ceil(SIDE), SIDE * SIDE);
         let pairs = tiles.next_multiple_of(2);
-        let [q, q_tiles, span, values, scores, weights, out, largest, total, line] = scratch.slices::<u32, 10>([
+        let [q, q_tiles, span, rest, values, scores, weights, out, largest, total, line] = scratch.slices::<u32, 11>([
             rows * self.dim,
             tiles * TERMS * (width / STEP) * tile,
             TERMS * SPAN * width / 2,
+            SPAN * width / 2,
             TERMS * width / SIDE * STEPS * tile,
             2 * SPAN / SIDE * tile,
             2 * TERMS * STEPS * tile,
@@ -97,6 +109,8 @@ impl Attention {
             q,
             q_tiles: q_tiles.as_chunks_mut().0,
             span: amx::elements::<bf16>(span),
+            rest: amx::elements::<bf16>(rest),
+            rests: Keys::default(),
             values: values.as_chunks_mut().0,
             scores: scores.as_chunks_mut().0,
             weights: weights.as_chunks_mut().0,
@@ -146,6 +160,7 @@ impl Attention {
         for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);
             self.fill_span::<TERMS>(io, head, rows, 1, &span, state);
+            state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
             unsafe { transpose_values::<TERMS>(state.span, width, span.len().div_ceil(STEP), state.values) };
             self.fill_span::<TERMS>(io, head, rows, 0, &span, state);
@@ -217,7 +232,7 @@ impl Attention {
         tiles: Range<usize>,
         state: &mut State<'_>,
     ) {
-        let (group, width, depth) = (self.group(), self.width(), self.width() / STEP);
+        let (width, depth) = (self.width(), self.width() / STEP);
         let (together, steps, d_tiles) = (tiles.len(), keys.div_ceil(STEP), width / SIDE);
         for step in 0..steps {
             let scores = &mut state.scores[step * 2 * together..][..2 * together];
@@ -234,14 +249,7 @@ impl Attention {
         }
         let out = &mut state.out[tiles.start * d_tiles..][..together * d_tiles];
         for (nth, tile) in tiles.clone().enumerate() {
-            let seen = lanes(|lane| {
-                let row = tile * SIDE + lane;
-                let seen = if row < rows.tokens.len() * group { rows.seen + row / group } else { 0 };
-                seen.saturating_sub(from).min(SPAN) as i32
-            });
-            let start =
-                lanes(|lane| self.start(rows, (tile * SIDE + lane) / group).saturating_sub(from).min(SPAN) as i32);
-            let span = Span { seen, start, scale: self.scale, softcap: self.softcap };
+            let span = self.span(rows, from, tile);
             let mut scores = softmax::OfTile { tiles: &mut state.scores[..steps * 2 * together], nth, together };
             let weights = &mut state.weights[nth * TERMS * STEPS..][..TERMS * STEPS];
             let sums = (&mut state.largest[tile], &mut state.total[tile]);
@@ -258,7 +266,83 @@ impl Attention {
                 }
             }
         }
+        if state.rests != Keys::default() {
+            for (nth, tile) in tiles.enumerate() {
+                self.add_rest::<TERMS>(&self.span(rows, from, tile), keys, nth, together, state, tile - nth);
+            }
+        }
     }
+
+    /// What the queries of tile `tile` see of the span that begins at `from`. Lanes without a query are as the last one.
+    fn span(&self, rows: &Rows, from: usize, tile: usize) -> Span {
+        let token = |lane: usize| ((tile * SIDE + lane) / self.group()).min(rows.tokens.len() - 1);
+        let within = |position: usize| position.saturating_sub(from).min(SPAN) as i32;
+        Span {
+            seen: lanes(|lane| within(rows.seen + token(lane))),
+            start: lanes(|lane| within(self.start(rows, token(lane)))),
+            scale: self.scale,
+            softcap: self.softcap,
+        }
+    }
+
+    /// Adds the values that are not finite of the first `keys` keys for the queries that see them: of tile `nth` of
+    /// `together` of the pair that begins at tile `first`.
+    fn add_rest<const TERMS: usize>(
+        &self,
+        span: &Span,
+        keys: usize,
+        nth: usize,
+        together: usize,
+        state: &mut State<'_>,
+        first: usize,
+    ) {
+        let width = self.width();
+        let out = &mut state.out[first * (width / SIDE)..][..together * (width / SIDE)];
+        for key in (0..keys).filter(|key| state.rests[key / 64] >> (key % 64) & 1 == 1) {
+            for lane in (0..SIDE).filter(|lane| span.sees(*lane, key)) {
+                let term = |term: usize| {
+                    let tile = &state.weights[(nth * TERMS + term) * STEPS + key / STEP];
+                    let pair = tile[key % STEP / 2 * SIDE + lane];
+                    f32::from_bits(if key % 2 == 0 { pair << 16 } else { pair & 0xffff_0000 })
+                };
+                let weight: f32 = (0..TERMS).rev().map(term).sum();
+                for (d, value) in state.rest[key * width..][..width].iter().enumerate() {
+                    if *value != bf16::ZERO {
+                        let sum = &mut out[d / SIDE * together + nth][d % SIDE * SIDE + lane];
+                        *sum = (f32::from_bits(*sum) + weight * value.to_f32()).to_bits();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Moves values that are not finite from the `keys` rows of `span` to `rest`, and tells in which rows there are some.
+fn take_rest<const TERMS: usize>(span: &mut [bf16], width: usize, keys: usize, rest: &mut [bf16]) -> Keys {
+    let mut found = Keys::default();
+    let terms = span.len() / TERMS;
+    for key in 0..keys {
+        let row = key * width..(key + 1) * width;
+        // SAFETY: there is AMX, and every machine that has it has AVX-512.
+        if unsafe { are_finite(&span[row.clone()]) } {
+            continue;
+        }
+        found[key / 64] |= 1 << (key % 64);
+        for i in row {
+            let finite = span[i].is_finite();
+            rest[i] = if finite { bf16::ZERO } else { span[i] };
+            if !finite {
+                (0..TERMS).for_each(|term| span[term * terms + i] = bf16::ZERO);
+            }
+        }
+    }
+    found
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn are_finite(row: &[bf16]) -> bool {
+    const INFINITE: u16 = 0x7f80;
+    row.iter().fold(0, |found, x| found | u16::from(x.to_bits() & INFINITE == INFINITE)) == 0
 }
 
 fn lanes<T>(f: impl FnMut(usize) -> T) -> Lanes<T> {
@@ -283,6 +367,8 @@ fn split_rows<T: Element, const TERMS: usize>(from: &[T], dim: usize, width: usi
 #[inline(always)]
 #[allow(clippy::inline_always)] // must compile with its caller's instruction set
 fn nth_term<const TERMS: usize>(x: f32, nth: usize) -> u16 {
+    // Cut off, NaN may become infinity.
+    let x = if x.is_nan() { f32::NAN } else { x };
     if TERMS == 1 { bf16::narrow(x).to_bits() } else { amx::Terms::term(x, nth) }
 }
 

@@ -1,14 +1,17 @@
 //! From scores to weights, a query in each lane.
+//!
+//! Exponentials are powers of two, so scores are multiplied by the scale and by log2(e) at once.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _CMP_GT_OQ, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
-    _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_andnot_si512, _mm512_castps_si512, _mm512_castsi512_ps,
-    _mm512_cmp_ps_mask, _mm512_cmpeq_ps_mask, _mm512_cmpgt_epi32_mask, _mm512_cmple_epi32_mask, _mm512_fmadd_ps,
-    _mm512_fmsub_ps, _mm512_fnmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps,
-    _mm512_mask_mov_epi32, _mm512_mask_mov_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512,
-    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32,
+    __m512, __m512bh, __m512i, __mmask16, _CMP_NEQ_UQ, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT,
+    _MM_FROUND_TO_NEG_INF, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cmpeq_ps_mask, _mm512_cmpgt_epi32_mask, _mm512_cmple_epi32_mask, _mm512_cvtne2ps_pbh,
+    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps,
+    _mm512_mask_max_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16,
+    _mm512_reduce_ps, _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
+use std::ops::Range;
 
 use super::{Lanes, STEPS};
 use crate::kernels::amx::{SIDE, Words};
@@ -56,9 +59,38 @@ fn load_integers(lanes: &Lanes<i32>) -> __m512i {
     unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
 }
 
-/// Turns scores into weights, takes note of the largest score and the sum of weights, and scales what came before:
-/// the tiles of `out` that are of this tile of queries.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+impl Span {
+    /// Does query `lane` see key `key` of the span?
+    pub(super) fn sees(&self, lane: usize, key: usize) -> bool {
+        (self.start[lane]..self.seen[lane]).contains(&(key as i32))
+    }
+
+    /// Tiles of keys that every query sees whole.
+    fn whole(&self) -> Range<usize> {
+        let start = self.start.iter().max().map_or(0, |start| *start as usize);
+        let seen = self.seen.iter().min().map_or(0, |seen| *seen as usize);
+        start.div_ceil(SIDE)..seen / SIDE
+    }
+}
+
+/// Which queries see a key of the span.
+struct Sight {
+    seen: __m512i,
+    start: __m512i,
+}
+
+impl Sight {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    fn of(&self, key: usize) -> __mmask16 {
+        let key = _mm512_set1_epi32(key as i32);
+        _mm512_cmpgt_epi32_mask(self.seen, key) & _mm512_cmple_epi32_mask(self.start, key)
+    }
+}
+
+/// Turns scores into weights, takes note of the largest score (times log2(e)) and the sum of weights, and scales what
+/// came before: the tiles of `out` that are of this tile of queries.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn soften<const TERMS: usize>(
     span: &Span,
     scores: &mut OfTile<'_>,
@@ -67,59 +99,60 @@ pub(super) fn soften<const TERMS: usize>(
     out: &mut [Words],
 ) {
     let (nth, together) = (scores.nth, scores.together);
-    let mut scale = _mm512_set1_ps(span.scale);
-    if let Some(cap) = span.softcap {
+    let mut scale = span.scale;
+    // A factor that is not positive would turn the order around.
+    if span.softcap.is_some() || scale <= 0.0 {
         for score in scores.tiles.iter_mut().skip(nth).step_by(together).flatten() {
-            *score = (cap * (f32::from_bits(*score) * span.scale / cap).tanh()).to_bits();
+            let scaled = f32::from_bits(*score) * scale;
+            *score = span.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh()).to_bits();
         }
-        scale = _mm512_set1_ps(1.0);
+        scale = 1.0;
     }
-    let (seen, start) = (load_integers(&span.seen), load_integers(&span.start));
-    let sees = |key: usize| -> __mmask16 {
-        let key = _mm512_set1_epi32(key as i32);
-        _mm512_cmpgt_epi32_mask(seen, key) & _mm512_cmple_epi32_mask(start, key)
-    };
+    let factor = _mm512_set1_ps(scale * std::f32::consts::LOG2_E);
+    let sight = Sight { seen: load_integers(&span.seen), start: load_integers(&span.start) };
+    let whole = span.whole();
     let (before, none) = (load_floats(largest), _mm512_set1_ps(f32::NEG_INFINITY));
-    let mut most = before;
+    let mut most = none;
     for (tile, of_tile) in scores.tiles.iter().skip(nth).step_by(together).enumerate() {
         for i in 0..SIDE {
-            let score = _mm512_mul_ps(load(line(of_tile, i)), scale);
-            let more = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(score, most) & sees(tile * SIDE + i);
-            most = _mm512_mask_mov_ps(most, more, score);
+            let score = load(line(of_tile, i));
+            // In this order NaN is passed over.
+            most = if whole.contains(&tile) {
+                _mm512_max_ps(score, most)
+            } else {
+                _mm512_mask_max_ps(most, sight.of(tile * SIDE + i), score, most)
+            };
         }
     }
+    let most = _mm512_max_ps(_mm512_mul_ps(most, factor), before);
     // Where nothing came before and nothing has come, 1 rather than what infinity less infinity is.
     let nothing = _mm512_cmpeq_ps_mask(most, none);
-    let kept = _mm512_mask_blend_ps(nothing, exp::<3>(_mm512_sub_ps(before, most)), _mm512_set1_ps(1.0));
-    for of_tile in out.iter_mut().skip(nth).step_by(together) {
-        for line in of_tile.as_chunks_mut::<SIDE>().0 {
-            let scaled = _mm512_mul_ps(load(line), kept);
-            // SAFETY: 64 bytes.
-            unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), scaled) };
+    let one = _mm512_set1_ps(1.0);
+    let kept = _mm512_mask_blend_ps(nothing, power::<3>(_mm512_sub_ps(before, most)), one);
+    if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(kept, one) != 0 {
+        for of_tile in out.iter_mut().skip(nth).step_by(together) {
+            for line in of_tile.as_chunks_mut::<SIDE>().0 {
+                let scaled = _mm512_mul_ps(load(line), kept);
+                // SAFETY: 64 bytes.
+                unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), scaled) };
+            }
         }
     }
     let mut sum = _mm512_mul_ps(load_floats(total), kept);
     for (tile, of_tile) in scores.tiles.iter().skip(nth).step_by(together).enumerate() {
+        let of_whole = whole.contains(&tile);
         for i in 0..SIDE / 2 {
-            let weigh = |odd: usize| {
-                let weight = exp::<TERMS>(_mm512_fmsub_ps(load(line(of_tile, 2 * i + odd)), scale, most));
-                let weight = if TERMS == 1 { _mm512_castsi512_ps(rounded(weight)) } else { weight };
-                _mm512_maskz_mov_ps(sees(tile * SIDE + 2 * i + odd), weight)
+            let weigh = |key: usize| {
+                let weight = power::<TERMS>(_mm512_fmsub_ps(load(line(of_tile, key)), factor, most));
+                if of_whole { weight } else { _mm512_maskz_mov_ps(sight.of(tile * SIDE + key), weight) }
             };
-            let (even, odd) = (weigh(0), weigh(1));
-            sum = _mm512_add_ps(_mm512_add_ps(sum, even), odd);
-            let (mut even, mut odd) = (even, odd);
-            for term in 0..TERMS {
-                let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-                let (of_even, of_odd) = (_mm512_castps_si512(even), _mm512_castps_si512(odd));
-                let words = _mm512_or_si512(_mm512_srli_epi32::<16>(of_even), _mm512_and_si512(of_odd, high));
-                let to = &mut weights[term * STEPS + tile / 2].as_chunks_mut::<SIDE>().0[tile % 2 * SIDE / 2 + i];
+            let pair = [weigh(2 * i), weigh(2 * i + 1)];
+            let to = |term: usize| term * STEPS * SIDE + tile * SIDE / 2 + i;
+            sum = split::<TERMS>(pair, sum, |term, words| {
+                let to = &mut weights.as_flattened_mut().as_chunks_mut::<SIDE>().0[to(term)];
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
-                // What is left, which is exact. (Of NaN it is NaN.)
-                even = _mm512_sub_ps(even, _mm512_castsi512_ps(_mm512_and_si512(of_even, high)));
-                odd = _mm512_sub_ps(odd, _mm512_castsi512_ps(_mm512_and_si512(of_odd, high)));
-            }
+            });
         }
     }
     // SAFETY: 64 bytes each.
@@ -129,39 +162,84 @@ pub(super) fn soften<const TERMS: usize>(
     }
 }
 
-/// Bits of the nearest bf16, ties to even, in the upper half of each lane.
+/// Gives the terms of two keys' weights, pair by pair in each word, and `sum` with the weights added: of one term the
+/// rounded ones.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-fn rounded(x: __m512) -> __m512i {
-    let bits = _mm512_castps_si512(x);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    let up = _mm512_andnot_si512(_mm512_set1_epi32(0xffff), up);
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x);
-    _mm512_mask_mov_epi32(up, nan, _mm512_slli_epi32::<16>(_mm512_set1_epi32(0x7fc0)))
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+fn split<const TERMS: usize>([even, odd]: [__m512; 2], sum: __m512, mut to: impl FnMut(usize, __m512i)) -> __m512 {
+    if TERMS == 1 {
+        // Words of even keys, then those of odd ones, brought side by side.
+        let halves = words(_mm512_cvtne2ps_pbh(odd, even));
+        let paired = _mm512_permutexvar_epi16(interleaved(), halves);
+        to(0, paired);
+        return _mm512_dpbf16_ps(sum, pairs(paired), pairs(_mm512_set1_epi16(0x3f80)));
+    }
+    let (mut rest, high) = ([even, odd], _mm512_set1_epi32(0xffff_0000_u32 as i32));
+    for term in 0..TERMS {
+        let [of_even, of_odd] = rest.map(|x| _mm512_castps_si512(x));
+        to(term, _mm512_or_si512(_mm512_srli_epi32::<16>(of_even), _mm512_and_si512(of_odd, high)));
+        // What is left, which is exact. (Of NaN it is NaN.)
+        rest = rest.map(|x| _mm512_sub_ps(x, _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), high))));
+    }
+    _mm512_add_ps(_mm512_add_ps(sum, even), odd)
 }
 
-/// `e^x` of what is not positive: as [`crate::simd::exp`] for three terms of bf16, and well within the rounding of
-/// fewer.
+/// Where the halves of words come from that two vectors of 16 halves are interleaved to.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn interleaved() -> __m512i {
+    const ORDER: [u16; 2 * SIDE] = {
+        let mut order = [0; 2 * SIDE];
+        let mut i = 0;
+        while i < 2 * SIDE {
+            order[i] = (i / 2 + i % 2 * SIDE) as u16;
+            i += 1;
+        }
+        order
+    };
+    // SAFETY: 64 bytes.
+    unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn words(pairs: __m512bh) -> __m512i {
+    // SAFETY: of the same size, and any bits are integers.
+    unsafe { std::mem::transmute(pairs) }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pairs(words: __m512i) -> __m512bh {
+    // SAFETY: of the same size, and any bits are pairs of bf16.
+    unsafe { std::mem::transmute(words) }
+}
+
+/// `2^r` over 0 to 1 (relative error below 2^-13.7) and over -1/2 to 1/2 (2^-29), from the highest power on: the least
+/// of largest relative errors.
+const LOW: [f32; 4] = [0.078_024_52, 0.226_067_16, 0.695_833_5, 0.999_925_2];
+const HIGH: [f32; 7] =
+    [0.000_153_458_12, 0.001_339_993_1, 0.009_618_489, 0.055_503_286, 0.240_226_46, 0.693_147_2, 1.0];
+
+/// `2^x` of what is not positive, or hardly: within 2^-13 for one term of bf16, which has a 16th of its rounding, and
+/// within 2^-22 for more.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
-fn exp<const TERMS: usize>(x: __m512) -> __m512 {
-    // In this order NaN stays.
-    let x = _mm512_max_ps(_mm512_set1_ps(-104.0), x);
-    let n = _mm512_mul_ps(x, _mm512_set1_ps(std::f32::consts::LOG2_E));
-    let n = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(n);
-    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693_359_4), x);
-    let r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.121_944_4e-4), r);
-    // The series to r^7, or to r^4 (below 2^-14 of the sum).
-    let powers: &[f32] = match TERMS {
-        1 => &[1.0 / 6.0, 0.5, 1.0, 1.0],
-        _ => &[1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0],
+fn power<const TERMS: usize>(x: __m512) -> __m512 {
+    let polynomial = |powers: &[f32], r: __m512| {
+        let mut p = _mm512_set1_ps(powers[0]);
+        for c in &powers[1..] {
+            p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+        }
+        p
     };
-    let mut p = _mm512_set1_ps(if TERMS == 1 { 1.0 / 24.0 } else { 1.0 / 5040.0 });
-    for c in powers {
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(*c));
+    // Scaling rounds its exponent down, and of infinity there is no rest, so that minus infinity gives 0.
+    if TERMS == 1 {
+        let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
+        return _mm512_scalef_ps(polynomial(&LOW, r), x);
     }
-    _mm512_scalef_ps(p, n)
+    let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(x);
+    _mm512_scalef_ps(polynomial(&HIGH, r), _mm512_sub_ps(x, r))
 }
 
 #[cfg(test)]
@@ -175,18 +253,18 @@ mod tests {
         }
         let mut worst = [0f64; 2];
         for i in 0..=10_000 {
-            let x = -(i as f32) * 0.0087;
+            let x = -(i as f32) * 0.0125;
             let mut got = [[0f32; SIDE]; 2];
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
             unsafe {
-                _mm512_storeu_ps(got[0].as_mut_ptr(), exp::<1>(_mm512_set1_ps(x)));
-                _mm512_storeu_ps(got[1].as_mut_ptr(), exp::<3>(_mm512_set1_ps(x)));
+                _mm512_storeu_ps(got[0].as_mut_ptr(), power::<1>(_mm512_set1_ps(x)));
+                _mm512_storeu_ps(got[1].as_mut_ptr(), power::<3>(_mm512_set1_ps(x)));
             }
             for (worst, got) in worst.iter_mut().zip(got) {
-                let exact = f64::from(x).exp();
+                let exact = f64::from(x).exp2();
                 *worst = worst.max((f64::from(got[3]) - exact).abs() / exact);
             }
         }
-        assert!(worst[0] < 2f64.powi(-14) && worst[1] < 2f64.powi(-22), "{worst:?}");
+        assert!(worst[0] < 2f64.powi(-13) && worst[1] < 2f64.powi(-22), "{worst:?}");
     }
 }
