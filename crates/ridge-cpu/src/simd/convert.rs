@@ -12,6 +12,10 @@ pub(crate) trait Element: Pod {
     fn widen(self) -> f32;
     /// The nearest, ties to even.
     fn narrow(x: f32) -> Self;
+    /// `of` as what it is, if it is of bf16.
+    fn as_bf16(_of: &[Self]) -> Option<&[half::bf16]> {
+        None
+    }
 }
 
 /// An 8-bit float of 4 exponent and 3 mantissa bits; see [`ridge_graph::f8e4m3_to_f64`].
@@ -85,6 +89,9 @@ impl Element for bf16 {
         let quiet = bits | 0x0040_0000;
         let nan = bits & 0x7fff_ffff > 0x7f80_0000;
         Self::from_bits((if nan { quiet } else { rounded } >> 16) as u16)
+    }
+    fn as_bf16(of: &[Self]) -> Option<&[Self]> {
+        Some(of)
     }
 }
 

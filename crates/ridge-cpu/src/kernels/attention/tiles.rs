@@ -27,7 +27,7 @@ use crate::simd::{self, Element};
 use softmax::Span;
 
 /// Positions of a span: the scores of two tiles of queries stay in L1.
-const SPAN: usize = 256;
+const SPAN: usize = 128;
 
 /// Keys of a tile along which values are summed.
 const STEP: usize = 2 * SIDE;
@@ -49,6 +49,27 @@ pub(super) fn together(tokens: usize, group: usize) -> usize {
     (ROWS / group.max(1)).clamp(1, tokens.max(1))
 }
 
+/// Two tiles of queries, or the last one, and how many of a span's keys they see at most: not 0.
+struct Pair {
+    tiles: Range<usize>,
+    keys: usize,
+}
+
+impl Pair {
+    /// Tiles along its keys.
+    fn steps(&self) -> usize {
+        self.keys.div_ceil(STEP)
+    }
+}
+
+/// A span's values that are not finite.
+struct Rests<'a> {
+    /// Those that have some.
+    keys: &'a Keys,
+    /// `[SPAN][width]`, zeros elsewhere in the rows of these keys.
+    values: &'a [bf16],
+}
+
 /// What is kept for the rows of a piece.
 struct State<'a> {
     /// Queries as they lie in memory, then as tiles of columns: `[tile][term][depth]`.
@@ -56,15 +77,14 @@ struct State<'a> {
     q_tiles: &'a mut [Words],
     /// Terms of a span's keys, or values: `[term][SPAN][width]`.
     span: &'a mut [bf16],
-    /// The span's values that are not finite, `[SPAN][width]`; zeros elsewhere in their rows.
+    /// See [`Rests`].
     rest: &'a mut [bf16],
-    /// The keys that have such values.
     rests: Keys,
     /// Terms of a span's values, transposed: `[term][width / 16][STEPS]`.
     values: &'a mut [Words],
-    /// Of two tiles of queries: a tile of 16 keys after another.
+    /// Twice, of two tiles of queries: a tile of 16 keys after another.
     scores: &'a mut [Words],
-    /// Of two tiles of queries: `[tile][term][STEPS]`.
+    /// Twice, of two tiles of queries: `[tile][term][STEPS]`.
     weights: &'a mut [Words],
     /// For each two tiles of queries those of `width` elements.
     out: &'a mut [Words],
@@ -98,8 +118,8 @@ impl Attention {
             TERMS * SPAN * width / 2,
             SPAN * width / 2,
             TERMS * width / SIDE * STEPS * tile,
-            2 * SPAN / SIDE * tile,
-            2 * TERMS * STEPS * tile,
+            2 * 2 * SPAN / SIDE * tile,
+            2 * 2 * TERMS * STEPS * tile,
             pairs * width / SIDE * tile,
             pairs * SIDE,
             pairs * SIDE,
@@ -164,15 +184,14 @@ impl Attention {
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
             unsafe { transpose_values::<TERMS>(state.span, width, span.len().div_ceil(STEP), state.values) };
             self.fill_span::<TERMS>(io, head, rows, 0, &span, state);
-            for pair in (0..tiles).step_by(2) {
-                let of_pair = pair..tiles.min(pair + 2);
+            let pair = |first: usize| {
+                let tiles = first..tiles.min(first + 2);
                 // Keys after the last that the pair's rows see are left out.
-                let last = (of_pair.end * SIDE).min(count) - 1;
-                let seen = (rows.seen + last / group).saturating_sub(from).min(span.len());
-                if seen > 0 {
-                    self.attend_pair::<TERMS>(configured, &layout, rows, from, seen, of_pair, state);
-                }
-            }
+                let last = (tiles.end * SIDE).min(count) - 1;
+                Pair { tiles, keys: (rows.seen + last / group).saturating_sub(from).min(span.len()) }
+            };
+            let pairs = (0..tiles).step_by(2).map(pair).filter(|pair| pair.keys > 0);
+            self.attend_span::<TERMS>(configured, &layout, rows, from, pairs, state);
         }
         for tile in 0..tiles {
             let of_tile = SIDE.min(count - tile * SIDE);
@@ -221,61 +240,96 @@ impl Attention {
         }
     }
 
-    /// One or two tiles of queries with the first `keys` keys of the span that begins at `from`.
-    fn attend_pair<const TERMS: usize>(
+    /// All `pairs` with the span that begins at `from`. While vectors make weights of the scores of one pair, tiles make
+    /// the scores of the next and multiply values by the weights of the one before.
+    fn attend_span<const TERMS: usize>(
         &self,
         configured: &amx::Session,
         layout: &amx::Layout,
         rows: &Rows,
         from: usize,
-        keys: usize,
-        tiles: Range<usize>,
+        mut pairs: impl Iterator<Item = Pair>,
         state: &mut State<'_>,
     ) {
-        let (width, depth) = (self.width(), self.width() / STEP);
-        let (together, steps, d_tiles) = (tiles.len(), keys.div_ceil(STEP), width / SIDE);
-        for step in 0..steps {
-            let scores = &mut state.scores[step * 2 * together..][..2 * together];
+        let (depth, d_tiles) = (self.width() / STEP, self.width() / SIDE);
+        let (mut scores, mut next_scores) = state.scores.split_at_mut(2 * SPAN / SIDE);
+        let (mut weights, mut weights_before) = state.weights.split_at_mut(2 * TERMS * STEPS);
+        let (span, values, q_tiles) = (&*state.span, &*state.values, &*state.q_tiles);
+        let score = |pair: &Pair, step: usize, scores: &mut [Words]| {
+            let together = pair.tiles.len();
+            let scores = &mut scores[step * 2 * together..][..2 * together];
             // The products of terms, the smallest first.
             for order in (0..TERMS).rev() {
                 for of_key in 0..=order {
-                    let data = &state.span[(of_key * SPAN + step * STEP) * width..];
-                    let w = amx::Rows { data, high: SIDE * width, stride: width, step: STEP };
-                    let x = &state.q_tiles[(tiles.start * TERMS + order - of_key) * depth..];
+                    let data = &span[(of_key * SPAN + step * STEP) * self.width()..];
+                    let w = amx::Rows { data, high: SIDE * self.width(), stride: self.width(), step: STEP };
+                    let x = &q_tiles[(pair.tiles.start * TERMS + order - of_key) * depth..];
                     let fresh = order == TERMS - 1 && of_key == 0;
                     amx::multiply_rows(configured, w, x, layout.terms * depth, depth, scores, fresh);
                 }
             }
-        }
-        let out = &mut state.out[tiles.start * d_tiles..][..together * d_tiles];
-        for (nth, tile) in tiles.clone().enumerate() {
-            let span = self.span(rows, from, tile);
-            let mut scores = softmax::OfTile { tiles: &mut state.scores[..steps * 2 * together], nth, together };
-            let weights = &mut state.weights[nth * TERMS * STEPS..][..TERMS * STEPS];
-            let sums = (&mut state.largest[tile], &mut state.total[tile]);
-            // SAFETY: there is AMX, and every machine that has it has AVX-512.
-            unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, out) };
-        }
-        for (d, out) in out.chunks_exact_mut(2 * together).enumerate() {
+        };
+        let weigh = |pair: &Pair, d: usize, weights: &[Words], out: &mut [Words]| {
+            let together = pair.tiles.len();
+            let out = &mut out[pair.tiles.start * d_tiles + d * 2 * together..][..2 * together];
             for order in (0..TERMS).rev() {
                 for of_value in 0..=order {
-                    let data = amx::halves(&state.values[(of_value * d_tiles + 2 * d) * STEPS..]);
+                    let data = amx::halves(&values[(of_value * d_tiles + 2 * d) * STEPS..]);
                     let w = amx::Rows { data, high: STEPS * SIDE * STEP, stride: STEP, step: SIDE * STEP };
-                    let x = &state.weights[(order - of_value) * STEPS..];
-                    amx::multiply_rows(configured, w, x, TERMS * STEPS, steps, out, false);
+                    let x = &weights[(order - of_value) * STEPS..];
+                    amx::multiply_rows(configured, w, x, TERMS * STEPS, pair.steps(), out, false);
                 }
             }
+        };
+        let (mut before, mut here): (Option<Pair>, _) = (None, pairs.next());
+        if let Some(pair) = &here {
+            (0..pair.steps()).for_each(|step| score(pair, step, scores));
         }
-        if state.rests != Keys::default() {
-            for (nth, tile) in tiles.enumerate() {
-                self.add_rest::<TERMS>(&self.span(rows, from, tile), keys, nth, together, state, tile - nth);
+        while let Some(pair) = here {
+            let next = pairs.next();
+            let (out_before, out) = state.out.split_at_mut(pair.tiles.start * d_tiles);
+            let (to_score, to_weigh) =
+                (next.as_ref().map_or(0, Pair::steps), before.as_ref().map_or(0, |_| d_tiles / 2));
+            let mut done = 0;
+            let mut between = || {
+                match (&next, &before) {
+                    (Some(next), _) if done < to_score => score(next, done, next_scores),
+                    (_, Some(before)) if done < to_score + to_weigh => {
+                        weigh(before, done - to_score, weights_before, out_before);
+                    }
+                    _ => {}
+                }
+                done += 1;
+            };
+            let together = pair.tiles.len();
+            for (nth, tile) in pair.tiles.clone().enumerate() {
+                let mut scores = softmax::OfTile { tiles: &mut scores[..pair.steps() * 2 * together], nth, together };
+                let weights = &mut weights[nth * TERMS * STEPS..][..TERMS * STEPS];
+                let sums = (&mut state.largest[tile], &mut state.total[tile]);
+                let (span, out) = (self.span(rows, from, tile), &mut out[..together * d_tiles]);
+                // SAFETY: there is AMX, and every machine that has it has AVX-512.
+                unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, out, &mut between) };
             }
+            (pair.steps() * together..to_score + to_weigh).for_each(|_| between());
+            if let Some(before) = &before {
+                let rests = Rests { keys: &state.rests, values: state.rest };
+                self.add_rests::<TERMS>(rows, from, before, &rests, weights_before, out_before);
+            }
+            (before, here) = (Some(pair), next);
+            std::mem::swap(&mut scores, &mut next_scores);
+            std::mem::swap(&mut weights, &mut weights_before);
+        }
+        if let Some(before) = &before {
+            (0..d_tiles / 2).for_each(|d| weigh(before, d, weights_before, state.out));
+            let rests = Rests { keys: &state.rests, values: state.rest };
+            self.add_rests::<TERMS>(rows, from, before, &rests, weights_before, state.out);
         }
     }
 
     /// What the queries of tile `tile` see of the span that begins at `from`. Lanes without a query are as the last one.
     fn span(&self, rows: &Rows, from: usize, tile: usize) -> Span {
-        let token = |lane: usize| ((tile * SIDE + lane) / self.group()).min(rows.tokens.len() - 1);
+        let (group, last) = (self.group() as u32, rows.tokens.len() - 1);
+        let token = |lane: usize| (((tile * SIDE + lane) as u32 / group) as usize).min(last);
         let within = |position: usize| position.saturating_sub(from).min(SPAN) as i32;
         Span {
             seen: lanes(|lane| within(rows.seen + token(lane))),
@@ -285,28 +339,35 @@ impl Attention {
         }
     }
 
-    /// Adds the values that are not finite of the first `keys` keys for the queries that see them: of tile `nth` of
-    /// `together` of the pair that begins at tile `first`.
-    fn add_rest<const TERMS: usize>(
+    /// Adds the values that are not finite for the queries of `pair` that see them.
+    fn add_rests<const TERMS: usize>(
         &self,
-        span: &Span,
-        keys: usize,
-        nth: usize,
-        together: usize,
-        state: &mut State<'_>,
-        first: usize,
+        rows: &Rows,
+        from: usize,
+        pair: &Pair,
+        rests: &Rests<'_>,
+        weights: &[Words],
+        out: &mut [Words],
     ) {
-        let width = self.width();
-        let out = &mut state.out[first * (width / SIDE)..][..together * (width / SIDE)];
-        for key in (0..keys).filter(|key| state.rests[key / 64] >> (key % 64) & 1 == 1) {
-            for lane in (0..SIDE).filter(|lane| span.sees(*lane, key)) {
+        if *rests.keys == Keys::default() {
+            return;
+        }
+        let (width, together) = (self.width(), pair.tiles.len());
+        let out = &mut out[pair.tiles.start * (width / SIDE)..][..together * (width / SIDE)];
+        for (nth, tile) in pair.tiles.clone().enumerate() {
+            let span = self.span(rows, from, tile);
+            let keys = (0..pair.keys).filter(|key| rests.keys[key / 64] >> (key % 64) & 1 == 1);
+            for (key, lane) in keys.flat_map(|key| (0..SIDE).map(move |lane| (key, lane))) {
+                if !span.sees(lane, key) {
+                    continue;
+                }
                 let term = |term: usize| {
-                    let tile = &state.weights[(nth * TERMS + term) * STEPS + key / STEP];
+                    let tile = &weights[(nth * TERMS + term) * STEPS + key / STEP];
                     let pair = tile[key % STEP / 2 * SIDE + lane];
                     f32::from_bits(if key % 2 == 0 { pair << 16 } else { pair & 0xffff_0000 })
                 };
                 let weight: f32 = (0..TERMS).rev().map(term).sum();
-                for (d, value) in state.rest[key * width..][..width].iter().enumerate() {
+                for (d, value) in rests.values[key * width..][..width].iter().enumerate() {
                     if *value != bf16::ZERO {
                         let sum = &mut out[d / SIDE * together + nth][d % SIDE * SIDE + lane];
                         *sum = (f32::from_bits(*sum) + weight * value.to_f32()).to_bits();
@@ -320,11 +381,14 @@ impl Attention {
 /// Moves values that are not finite from the `keys` rows of `span` to `rest`, and tells in which rows there are some.
 fn take_rest<const TERMS: usize>(span: &mut [bf16], width: usize, keys: usize, rest: &mut [bf16]) -> Keys {
     let mut found = Keys::default();
+    // SAFETY: there is AMX, and every machine that has it has AVX-512.
+    if unsafe { are_finite(&span[..keys * width]) } {
+        return found;
+    }
     let terms = span.len() / TERMS;
     for key in 0..keys {
         let row = key * width..(key + 1) * width;
-        // SAFETY: there is AMX, and every machine that has it has AVX-512.
-        if unsafe { are_finite(&span[row.clone()]) } {
+        if span[row.clone()].iter().all(|x| x.is_finite()) {
             continue;
         }
         found[key / 64] |= 1 << (key % 64);
@@ -352,6 +416,10 @@ fn lanes<T>(f: impl FnMut(usize) -> T) -> Lanes<T> {
 /// Rows of `dim` elements as rows of `width` for each term, which are `term` elements apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn split_rows<T: Element, const TERMS: usize>(from: &[T], dim: usize, width: usize, term: usize, to: &mut [bf16]) {
+    let stored = if TERMS == 1 { T::as_bf16(from) } else { None };
+    if let Some(from) = stored.filter(|_| dim == width) {
+        return to[..from.len()].copy_from_slice(from);
+    }
     for (row, from) in from.chunks_exact(dim).enumerate() {
         for t in 0..TERMS {
             let to = &mut to[t * term + row * width..][..width];

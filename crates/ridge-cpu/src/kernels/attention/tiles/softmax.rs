@@ -89,7 +89,7 @@ impl Sight {
 }
 
 /// Turns scores into weights, takes note of the largest score (times log2(e)) and the sum of weights, and scales what
-/// came before: the tiles of `out` that are of this tile of queries.
+/// came before: the tiles of `out` that are of this tile of queries. Every 32 keys it calls `between`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn soften<const TERMS: usize>(
     span: &Span,
@@ -97,6 +97,7 @@ pub(super) fn soften<const TERMS: usize>(
     (largest, total): (&mut Lanes<f32>, &mut Lanes<f32>),
     weights: &mut [Words],
     out: &mut [Words],
+    between: &mut impl FnMut(),
 ) {
     let (nth, together) = (scores.nth, scores.together);
     let mut scale = span.scale;
@@ -153,6 +154,9 @@ pub(super) fn soften<const TERMS: usize>(
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
             });
+        }
+        if tile % 2 == 1 {
+            between();
         }
     }
     // SAFETY: 64 bytes each.
