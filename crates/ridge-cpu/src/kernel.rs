@@ -114,6 +114,13 @@ macro_rules! pod {
 }
 pod!(u8, i8, u16, i16, u32, i32, i64, u64, f32, half::f16, half::bf16);
 
+/// Memory as elements of `T`, of which any bits are one.
+pub(crate) fn cast<T: Pod>(bytes: &mut [u8]) -> &mut [T] {
+    assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<T>()));
+    // SAFETY: inside of the bytes, aligned as just checked, and any bits are an element.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
 impl<'a> Io<'a> {
     /// Input `index` from byte `offset` on, as elements of `T`.
     pub(crate) fn input_at<T: Pod>(&self, index: usize, offset: usize) -> &'a [T] {

@@ -6,6 +6,7 @@ mod attention;
 mod cross_entropy;
 mod embedding;
 mod history;
+mod int8;
 mod kv_write;
 mod linear;
 mod norm;

@@ -5,8 +5,9 @@
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
 //! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
 //! `forbid_tokens` and `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
-//! `rope_scaling.rs` and `paging.rs` are no ops: they make rotary frequencies, and the valid block tables of samples.
+//! `activations.rs`, `rope_scaling.rs` and `paging.rs` are no ops: they round what products take, make rotary frequencies, and the valid block tables of samples.
 
+mod activations;
 mod adamw;
 mod attention;
 mod cross_entropy;
@@ -33,6 +34,7 @@ mod softmax;
 mod swiglu;
 mod token_layout;
 
+pub use activations::Activations;
 pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};

@@ -4,6 +4,7 @@
 //! [`tidy`], [`group_linears`], then [`claim`] by the backend's kernels and [`decompose`] of what none claimed until no
 //! composite is left, then [`fuse`].
 
+mod activations;
 mod claim;
 mod decompose;
 mod fuse;
@@ -14,6 +15,7 @@ pub(crate) mod respecialise;
 mod retype;
 mod tidy;
 
+pub use activations::round_activations;
 pub use claim::{Kernel, claim};
 pub use decompose::decompose;
 pub use fuse::fuse;

@@ -26,6 +26,7 @@ use half::bf16;
 use super::quant;
 use crate::simd;
 use blocks::OfRows;
+pub(in crate::kernels) use columns::unpack_tile;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose_into, unpack_columns,
 };
@@ -110,14 +111,21 @@ struct Config {
 }
 
 impl Session {
-    /// Configures the tiles, where there are some.
+    /// Configures the tiles, where there are some: 16 rows of 64 bytes each.
     pub(in crate::kernels) fn begin() -> Self {
+        Self::with([[SIDE, LINE]; 8])
+    }
+
+    /// Configures the tiles, where there are some, with the rows and the bytes of a row of each.
+    pub(in crate::kernels) fn with(tiles: [[usize; 2]; 8]) -> Self {
         assert!(simd::isa() == simd::Isa::Amx, "tiles are used where there are none");
+        assert!(tiles.iter().all(|[rows, bytes]| (1..=SIDE).contains(rows) && (1..=LINE).contains(bytes)));
         let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
-        config.bytes[..8].fill(64);
-        config.rows[..8].fill(SIDE as u8);
+        for (i, [rows, bytes]) in tiles.into_iter().enumerate() {
+            (config.rows[i], config.bytes[i]) = (rows as u8, bytes as u16);
+        }
         // SAFETY: the machine has tiles and the system lets this process use them; the configuration is 64 bytes that
-        // give each of the eight tiles 16 rows of 64 bytes.
+        // give each of the eight tiles rows that it can have.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
         Self(())
     }

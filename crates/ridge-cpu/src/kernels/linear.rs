@@ -9,6 +9,7 @@
 //! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles
 //! where the machine has them (`on_tiles.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).
 
+mod by_codes;
 #[cfg(target_arch = "x86_64")]
 mod on_tiles;
 #[cfg(target_arch = "x86_64")]
@@ -18,12 +19,12 @@ pub(super) mod tile;
 
 use std::ops::Range;
 
-use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
-use ridge_graph::{DType, Function, Op};
+use ridge_graph::ops::{Activations, Linear as LinearOp, LinearGroup};
+use ridge_graph::{DType, Function, Node, Op};
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
-use super::{Entry, quant};
+use super::{Entry, int8, quant};
 #[cfg(target_arch = "x86_64")]
 use crate::kernel::Operand;
 use crate::kernel::{Io, Kernel, Preparation, Scratch, Spec};
@@ -60,9 +61,19 @@ enum After {
     Swiglu,
 }
 
-/// Plain weights, or such in blocks.
+/// Plain weights, or such in blocks; codes of x are multiplied by codes of all weights.
 fn supports(body: &Function) -> bool {
-    body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(quant::supports))
+    let (rounds, count) = body.nodes.iter().find_map(taken).unwrap_or((Activations::Exact, 0));
+    let stored = body.args.iter().filter(|a| a.ty.format.is_some()).count();
+    let fits = rounds == Activations::Exact || stored == count;
+    fits && body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(quant::supports))
+}
+
+/// How a linear takes x, and how many weights it has.
+fn taken(node: &Node) -> Option<(Activations, usize)> {
+    let Op::Composite(op) = &node.op else { return None };
+    let one = op.downcast::<LinearOp>().map(|l| (l.activations, 1));
+    one.or_else(|| op.downcast::<LinearGroup>().map(|g| (g.activations, g.count)))
 }
 
 /// Nothing is broadcast.
@@ -99,6 +110,8 @@ struct Weight {
     dtype: DType,
     /// How its rows are read, if it is stored in blocks.
     stored: Option<quant::Rows>,
+    /// How its rows are codes, if codes of x multiply them.
+    codes: Option<int8::Codes>,
     /// Input and dtype of the bias.
     bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -120,6 +133,8 @@ struct Linear {
     tile: usize,
     row_block: usize,
     nanos_per_piece: f64,
+    /// Are the products those of codes?
+    by_codes: bool,
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     on_tiles: bool,
@@ -145,8 +160,10 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let first = usize::from(after == After::Add);
     let x = &spec.inputs[first];
     let rows = x.rows();
+    let taken = spec.body.nodes.iter().find_map(taken);
+    let by_codes = taken.is_some_and(|(activations, _)| activations == Activations::Int8);
     #[cfg(target_arch = "x86_64")]
-    let on_tiles = on_tiles(x, &spec.inputs[first + 1..][..count]);
+    let on_tiles = !by_codes && on_tiles(x, &spec.inputs[first + 1..][..count]);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
     let plain = |w: &Operand| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
@@ -157,6 +174,8 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     #[cfg(target_arch = "x86_64")]
     let (tile, row_block) =
         if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
+    let (tile, row_block) =
+        if by_codes { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
     let mut tiles = 0;
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
@@ -165,6 +184,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
             columns: w.shape[0],
             dtype: w.dtype,
             stored: w.format.as_ref().and_then(|format| quant::Rows::new(format, x.last())),
+            codes: w.format.as_ref().filter(|_| by_codes).and_then(int8::Codes::new),
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });
@@ -176,11 +196,19 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let columns: usize = weights.iter().map(|w| w.columns).sum();
     let macs = (rows.min(row_block) * columns * x.last()) as f64;
     // Small weights are in cache.
-    let bytes = (columns * x.last() * weights[0].dtype.size_bytes()) as f64;
+    let bytes = match (weights.first(), by_codes) {
+        (Some(w), false) => (columns * x.last() * w.dtype.size_bytes()) as f64,
+        _ => weights.iter().filter_map(|w| Some(w.columns * w.codes?.bytes(x.last()))).sum::<usize>() as f64,
+    };
     let nanos_per_byte = if bytes < 1e6 { 0.02 } else { 0.08 };
     let nanos_per_mac = 0.015;
     #[cfg(target_arch = "x86_64")]
     let nanos_per_mac = if on_tiles { 0.001 * amx::terms(x.dtype) as f64 } else { nanos_per_mac };
+    let nanos_per_mac = match (by_codes, int8::on_tiles()) {
+        (true, true) => 0.0015,
+        (true, false) => 0.01,
+        _ => nanos_per_mac,
+    };
     let nanos = (macs * nanos_per_mac).max(bytes * nanos_per_byte) + columns as f64;
     Ok(Box::new(Linear {
         rows,
@@ -195,6 +223,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         nanos_per_piece: nanos / tiles.max(1) as f64,
         #[cfg(target_arch = "x86_64")]
         on_tiles,
+        by_codes,
         #[cfg(target_arch = "x86_64")]
         by_one_row,
     }))
@@ -210,6 +239,9 @@ impl Kernel for Linear {
     }
 
     fn preparation(&self) -> Option<Preparation> {
+        if self.by_codes {
+            return self.preparation_of_codes();
+        }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return self.preparation_on_tiles();
@@ -222,7 +254,10 @@ impl Kernel for Linear {
         })
     }
 
-    fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        if self.by_codes {
+            return self.prepare_codes(io, pieces, scratch);
+        }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return self.prepare_on_tiles(io, pieces);
@@ -234,6 +269,9 @@ impl Kernel for Linear {
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        if self.by_codes {
+            return self.run_by_codes(io, pieces, scratch);
+        }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return self.run_on_tiles(io, pieces, scratch);

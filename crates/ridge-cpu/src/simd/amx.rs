@@ -4,11 +4,12 @@ use std::sync::OnceLock;
 
 use ridge_hw::cpu::{Cpu, Feature};
 
-/// Does this machine have tiles of bf16, and may this process use them?
+/// Does this machine have tiles of bf16 and of 8-bit integers, and may this process use them?
 pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
-        Cpu::detect().features.has_all(&[Feature::AmxTile, Feature::AmxBf16, Feature::Avx512Bf16]) && asked_for()
+        Cpu::detect().features.has_all(&[Feature::AmxTile, Feature::AmxBf16, Feature::AmxInt8, Feature::Avx512Bf16])
+            && asked_for()
     })
 }
 

@@ -59,7 +59,13 @@ fn nearest(x: f32) -> u8 {
     match above {
         0 => 0,
         16 => 15,
-        i => if x - uneven(i as u8 - 1) < uneven(i as u8) - x { i as u8 - 1 } else { i as u8 },
+        i => {
+            if x - uneven(i as u8 - 1) < uneven(i as u8) - x {
+                i as u8 - 1
+            } else {
+                i as u8
+            }
+        }
     }
 }
 

@@ -1,24 +1,29 @@
 //! Matrix product with a parameter, and several that share their input.
 
+use super::Activations;
 use crate::builder::Builder;
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result, Why};
-use crate::format::{self, FormatRef, Q4K, Q8_0};
+use crate::format::{self, FormatRef, Q2K, Q4K, Q6K, Q8_0};
 use crate::graph::Var;
-use crate::op::Composite;
+use crate::op::{Composite, Gradient};
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, Rule, rowwise_rules};
+use crate::tensor::Tensor;
 use crate::types::{Shape, Type};
 
 /// `x w^T + bias`, summed in f32 at least and rounded once.
 ///
 /// `x`: `[.., K]`, `w`: `[N, K]` of any float dtype or stored in a format, `bias`: `[N]` of any float dtype; gives
-/// `[.., N]` of the dtype of `x`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `[.., N]` of the dtype of `x`. With activations that are rounded, K is a number, and no gradient passes: models are
+/// trained with exact ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Linear {
     /// Is there a third input to add?
     pub bias: bool,
+    /// How x is taken.
+    pub activations: Activations,
 }
 
 /// [`Linear`]s of one input, which is read once: what passes make of a layer's q, k and v, or gate and up.
@@ -30,6 +35,8 @@ pub struct LinearGroup {
     pub count: usize,
     /// Has each a bias?
     pub biases: bool,
+    /// How x is taken by all of them.
+    pub activations: Activations,
 }
 
 fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type, Why> {
@@ -51,10 +58,13 @@ fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type,
     Ok(x.with_shape(shape))
 }
 
-fn check_x(x: &Type) -> Result<(), Why> {
+fn check_x(x: &Type, activations: Activations) -> Result<(), Why> {
     super::want_float("x", x)?;
     if x.shape.rank() == 0 {
         return Err(format!("x must be [.., in], got {x}"));
+    }
+    if activations != Activations::Exact && x.shape.last().as_const().is_none() {
+        return Err(format!("x is rounded in groups of its last axis, which must be a number, got {x}"));
     }
     super::flat(&x.shape.0[..x.shape.rank() - 1]).map_err(|why| format!("x {x}: {why}"))?;
     Ok(())
@@ -72,8 +82,9 @@ fn cost(weights: &[Type], inputs: &[Type], outputs: &[Type], biases: bool) -> Co
     cost
 }
 
-/// Column parallel, row parallel (biases as summands, since every rank adds its own), then rows of `x`.
-fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
+/// Column parallel, row parallel (biases as summands, since every rank adds its own) where groups of x are not cut, then
+/// rows of `x`.
+fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec<Rule> {
     let last = x.rank().saturating_sub(1);
     let places = |x, w, b: Option<Placement>| {
         let mut inputs = vec![x];
@@ -83,10 +94,11 @@ fn rules(x: &Shape, count: usize, biases: bool) -> Vec<Rule> {
     };
     let (whole, rows) = (Placement::Replicate, Placement::shard(0));
     let terms = places(Placement::shard(last), Placement::shard(1), Some(Placement::Partial));
-    let mut rules = vec![
-        Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] },
-        Rule { inputs: terms, outputs: vec![Placement::Partial; count] },
-    ];
+    let mut rules =
+        vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
+    if activations == Activations::Exact {
+        rules.push(Rule { inputs: terms, outputs: vec![Placement::Partial; count] });
+    }
     let inputs = places(whole, whole, Some(whole)).len();
     rules.extend(rowwise_rules(x, inputs, count));
     rules
@@ -104,7 +116,7 @@ impl Composite for Linear {
             (_, false) => return Err(super::takes("x and w", inputs)),
             (_, true) => return Err(super::takes("x, w and bias", inputs)),
         };
-        check_x(x)?;
+        check_x(x, self.activations)?;
         Ok(vec![infer_one(x, w, bias, "")?])
     }
 
@@ -117,6 +129,7 @@ impl Composite for Linear {
         // In f32 throughout, so that the sum is rounded once.
         let x = g.cast(inputs[0], DType::F32)?;
         let x = g.reshape(x, Shape(vec![flat, inner]))?;
+        let x = self.activations.apply(g, x)?;
         let w = g.decoded(inputs[1], DType::F32)?;
         let mut y = g.matmul(x, w, false, true, DType::F32)?;
         if self.bias {
@@ -131,8 +144,12 @@ impl Composite for Linear {
         cost(&inputs[1..2], inputs, outputs, self.bias)
     }
 
+    fn gradient(&self) -> Gradient {
+        self.activations.gradient()
+    }
+
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        rules(&inputs[0].shape, 1, self.bias)
+        rules(&inputs[0].shape, 1, self.bias, self.activations)
     }
 }
 
@@ -148,7 +165,7 @@ impl Composite for LinearGroup {
                 if self.biases { format!("x, {n} weights and {n} biases") } else { format!("x and {n} weights") };
             return Err(super::takes(&wanted, inputs));
         }
-        check_x(&inputs[0])?;
+        check_x(&inputs[0], self.activations)?;
         (0..n)
             .map(|i| {
                 let bias = self.biases.then(|| &inputs[1 + n + i]);
@@ -159,7 +176,12 @@ impl Composite for LinearGroup {
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         (0..self.count)
-            .map(|i| g.linear_bias(inputs[0], inputs[1 + i], self.biases.then(|| inputs[1 + self.count + i])))
+            .map(|i| {
+                let bias = self.biases.then(|| inputs[1 + self.count + i]);
+                let one = Linear { bias: self.biases, activations: self.activations };
+                let inputs: Vec<Var> = [inputs[0], inputs[1 + i]].into_iter().chain(bias).collect();
+                Ok(g.composite(one, &inputs)?[0])
+            })
             .collect()
     }
 
@@ -167,8 +189,12 @@ impl Composite for LinearGroup {
         cost(&inputs[1..=self.count], inputs, outputs, self.biases)
     }
 
+    fn gradient(&self) -> Gradient {
+        self.activations.gradient()
+    }
+
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        rules(&inputs[0].shape, self.count, self.biases)
+        rules(&inputs[0].shape, self.count, self.biases, self.activations)
     }
 }
 
@@ -187,7 +213,7 @@ impl Builder {
     /// When `w` is not `[N, K]` for `x` of `[.., K]`, or `bias` is not `[N]`.
     pub fn linear_bias(&mut self, x: Var, w: Var, bias: Option<Var>) -> Result<Var> {
         let inputs: Vec<Var> = [x, w].into_iter().chain(bias).collect();
-        Ok(self.composite(Linear { bias: bias.is_some() }, &inputs)?[0])
+        Ok(self.composite(Linear { bias: bias.is_some(), activations: Activations::Exact }, &inputs)?[0])
     }
 
     /// Several linears of one input; see [`LinearGroup`]. `biases` is empty or has one for each of `weights`.
@@ -196,7 +222,8 @@ impl Builder {
     /// When a weight or a bias does not fit `x`, or their numbers differ.
     pub fn linear_group(&mut self, x: Var, weights: &[Var], biases: &[Var]) -> Result<Vec<Var>> {
         let inputs = [&[x], weights, biases].concat();
-        self.composite(LinearGroup { count: weights.len(), biases: !biases.is_empty() }, &inputs)
+        let op = LinearGroup { count: weights.len(), biases: !biases.is_empty(), activations: Activations::Exact };
+        self.composite(op, &inputs)
     }
 }
 
@@ -214,12 +241,14 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         .into_iter()
         .map(|(x, n, bias)| {
             let k = x[x.len() - 1];
-            let sample = Sample::new(Linear { bias }).input(rng.normal(dtype, x)).input(rng.normal(dtype, &[n, k]));
+            let sample = Sample::new(Linear { bias, activations: Activations::Exact })
+                .input(rng.normal(dtype, x))
+                .input(rng.normal(dtype, &[n, k]));
             if bias { sample.input(rng.normal(dtype, &[n])) } else { sample }
         })
         .collect();
     samples.push(
-        Sample::new(Linear { bias: true })
+        Sample::new(Linear { bias: true, activations: Activations::Exact })
             .input(rng.normal(DType::F32, &[4, 50]))
             .input(rng.normal(DType::BF16, &[9, 50]))
             .input(rng.normal(DType::F16, &[9])),
@@ -228,8 +257,30 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let inner = format.granularity(1)[0] * 3;
         // As many rows as are multiplied one by one, and more.
         for rows in [5, 17] {
-            let stored = Sample::new(Linear { bias: false }).input(rng.normal(dtype, &[rows, inner]));
+            let stored = Sample::new(Linear::default()).input(rng.normal(dtype, &[rows, inner]));
             samples.push(stored.stored(&rng.normal(DType::F32, &[1280 / inner + 7, inner]), &format));
+        }
+    }
+    samples.extend(samples_int8(rng, dtype));
+    samples
+}
+
+/// Products by 8-bit codes of x: of every format, by one row, a few and many, in whole groups and ragged ones.
+fn samples_int8(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let int8 = |bias| Sample::new(Linear { bias, activations: Activations::Int8 });
+    let mut samples = vec![
+        int8(true).input(rng.normal(dtype, &[3, 40])).input(rng.normal(dtype, &[4, 40])).input(rng.normal(dtype, &[4])),
+        int8(false).input(rng.normal(dtype, &[0, 64])).stored(&rng.normal(DType::F32, &[4, 64]), &FormatRef::new(Q8_0)),
+        int8(false).input(Tensor::float(dtype, &[2, 64], vec![0.0; 128])).input(rng.normal(dtype, &[4, 64])),
+    ];
+    for format in format::all() {
+        let least = format.granularity(1)[0];
+        for (rows, inner) in [(1, 2 * least), (6, 288), (19, 768), (1, 1280)] {
+            let columns = if rows == 1 { 41 } else { 18 };
+            if inner % least == 0 {
+                let x = int8(false).input(rng.normal(dtype, &[rows, inner]));
+                samples.push(x.stored(&rng.normal(DType::F32, &[columns, inner]), &format));
+            }
         }
     }
     samples
@@ -245,7 +296,8 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     ];
     let mut samples = Vec::new();
     for (x, outs, biases) in cases {
-        let mut sample = Sample::new(LinearGroup { count: outs.len(), biases }).input(rng.normal(dtype, x));
+        let mut sample = Sample::new(LinearGroup { count: outs.len(), biases, activations: Activations::Exact })
+            .input(rng.normal(dtype, x));
         for n in outs {
             sample = sample.input(rng.normal(dtype, &[*n, x[x.len() - 1]]));
         }
@@ -255,11 +307,23 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         samples.push(sample);
     }
     samples.push(
-        Sample::new(LinearGroup { count: 3, biases: false })
+        Sample::new(LinearGroup { count: 3, biases: false, activations: Activations::Exact })
             .input(rng.normal(dtype, &[3, 256]))
             .stored(&rng.normal(DType::F32, &[5, 256]), &FormatRef::new(Q8_0))
             .input(rng.normal(DType::BF16, &[7, 256]))
             .stored(&rng.normal(DType::F32, &[9, 256]), &FormatRef::new(Q4K)),
     );
+    for rows in [1, 18] {
+        samples.push(
+            Sample::new(LinearGroup { count: 3, biases: true, activations: Activations::Int8 })
+                .input(rng.normal(dtype, &[rows, 512]))
+                .stored(&rng.normal(DType::F32, &[5, 512]), &FormatRef::new(Q4K))
+                .stored(&rng.normal(DType::F32, &[39, 512]), &FormatRef::new(Q6K))
+                .stored(&rng.normal(DType::F32, &[33, 512]), &FormatRef::new(Q2K))
+                .input(rng.normal(dtype, &[5]))
+                .input(rng.normal(dtype, &[39]))
+                .input(rng.normal(DType::F32, &[33])),
+        );
+    }
     samples
 }

@@ -14,33 +14,33 @@ pub fn group_linears(graph: &mut Graph) {
         if groups.is_empty() {
             continue;
         }
-        let place: BTreeMap<usize, usize> = (function.nodes.len()..).zip(groups.iter().map(|g| g[0])).collect();
+        let place: BTreeMap<usize, usize> = (function.nodes.len()..).zip(groups.iter().map(|(_, g)| g[0])).collect();
         let mut draft = Draft::new(std::mem::take(function));
-        for members in groups {
-            join(&mut draft, &members);
+        for (linear, members) in groups {
+            join(&mut draft, linear, &members);
         }
         *function = draft.finish(|i| place.get(&i).copied().unwrap_or(i));
     }
 }
 
 /// Nodes that can be joined, in groups of two or more.
-fn candidates(function: &Function) -> Vec<Vec<usize>> {
+fn candidates(function: &Function) -> Vec<(Linear, Vec<usize>)> {
     let is_arg = |v: &Var| matches!(function.nodes[v.index()].op, Op::Arg(_));
-    let mut by_input: BTreeMap<(Var, bool), Vec<usize>> = BTreeMap::new();
+    let mut by_input: BTreeMap<(Var, Linear), Vec<usize>> = BTreeMap::new();
     for (i, node) in function.nodes.iter().enumerate() {
         let Op::Composite(op) = &node.op else { continue };
         if let Some(linear) = op.downcast::<Linear>()
             && node.inputs[1..].iter().all(is_arg)
         {
-            by_input.entry((node.inputs[0], linear.bias)).or_default().push(i);
+            by_input.entry((node.inputs[0], *linear)).or_default().push(i);
         }
     }
-    by_input.into_values().filter(|members| members.len() > 1).collect()
+    let alike = by_input.into_iter().map(|((_, linear), members)| (linear, members));
+    alike.filter(|(_, members)| members.len() > 1).collect()
 }
 
-fn join(draft: &mut Draft, members: &[usize]) {
+fn join(draft: &mut Draft, Linear { bias: biases, activations }: Linear, members: &[usize]) {
     let nodes: Vec<Node> = members.iter().filter_map(|m| draft.nodes[*m].take()).collect();
-    let biases = nodes[0].inputs.len() > 2;
     let mut inputs = vec![nodes[0].inputs[0]];
     inputs.extend(nodes.iter().map(|n| n.inputs[1]));
     if biases {
@@ -48,7 +48,7 @@ fn join(draft: &mut Draft, members: &[usize]) {
     }
     let outputs = nodes.iter().map(|n| n.outputs[0].clone()).collect();
     let scopes: Vec<&str> = nodes.iter().map(|n| &*n.scope).collect();
-    let op = Op::Composite(CompositeRef::new(LinearGroup { count: nodes.len(), biases }));
+    let op = Op::Composite(CompositeRef::new(LinearGroup { count: nodes.len(), biases, activations }));
     let joined = draft.push(Node { op, inputs, outputs, scope: common_scope(&scopes).into() });
     for (member, new) in members.iter().zip(joined) {
         let old = Var { node: *member as u32, out: 0, ..new };

@@ -1,12 +1,24 @@
 //! Ops on whole rows: linear, rope and its frequencies, softmax, swiglu, gelu, embedding, norms.
 
 use ridge_graph::ops::{
-    Gelu, LayerNorm, LinearGroup, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies,
-    yarn_scaling,
+    Activations, Gelu, LayerNorm, Linear, LinearGroup, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
+    rope_frequencies, yarn_scaling,
 };
 use ridge_graph::sample::Sample;
 
 use super::{holds, input, op, samples, shape};
+
+/// Each row of `k` as it is, or as multiples of a 127th of the largest magnitude of every 256 elements.
+fn taken(activations: Activations, x: &[f64], k: usize) -> Vec<f64> {
+    let mut x = x.to_vec();
+    if activations == Activations::Int8 {
+        for group in x.chunks_exact_mut(k.max(1)).flat_map(|row| row.chunks_mut(256)) {
+            let scale = group.iter().fold(0f64, |m, v| m.max(v.abs())) / 127.0;
+            group.iter_mut().filter(|_| scale > 0.0).for_each(|v| *v = (*v / scale + 0.5).floor() * scale);
+        }
+    }
+    x
+}
 
 /// `x w^T + b` by three loops.
 fn linear(x: &[f64], w: &[f64], bias: &[f64], n: usize, k: usize, rows: usize) -> Vec<f64> {
@@ -30,18 +42,20 @@ fn linear_multiplies_by_the_transposed_weight() {
     for sample in samples("linear") {
         let w = shape(&sample, 1);
         let bias = if sample.inputs.len() > 2 { input(&sample, 2) } else { Vec::new() };
-        holds(&sample, &[linear(&input(&sample, 0), &input(&sample, 1), &bias, w[0], w[1], rows_of(&sample))]);
+        let x = taken(op::<Linear>(&sample).activations, &input(&sample, 0), w[1]);
+        holds(&sample, &[linear(&x, &input(&sample, 1), &bias, w[0], w[1], rows_of(&sample))]);
     }
 }
 
 #[test]
 fn a_group_of_linears_is_its_members() {
     for sample in samples("linear_group") {
-        let LinearGroup { count, biases } = *op(&sample);
+        let LinearGroup { count, biases, activations } = *op(&sample);
         let one = |i: usize| {
             let w = shape(&sample, 1 + i);
             let bias = if biases { input(&sample, 1 + count + i) } else { Vec::new() };
-            linear(&input(&sample, 0), &input(&sample, 1 + i), &bias, w[0], w[1], rows_of(&sample))
+            let x = taken(activations, &input(&sample, 0), w[1]);
+            linear(&x, &input(&sample, 1 + i), &bias, w[0], w[1], rows_of(&sample))
         };
         holds(&sample, &(0..count).map(one).collect::<Vec<_>>());
     }

@@ -109,6 +109,6 @@ fn costs_are_the_formulas_one_writes_by_hand() {
 #[test]
 fn two_symbolic_axes_cannot_be_rows_of_one_product() {
     let types = [Type::tensor(DType::F32, [dim("a"), dim("b"), 8.into()]), Type::tensor(DType::F32, [4usize, 8])];
-    let why = ridge_graph::Composite::infer(&Linear { bias: false }, &types).unwrap_err();
+    let why = ridge_graph::Composite::infer(&Linear::default(), &types).unwrap_err();
     assert!(why.contains("more than one is symbolic"), "{why}");
 }

@@ -1,0 +1,140 @@
+//! Products of codes: rows of x, rounded to 8-bit codes where they are prepared, by weights that are stored in blocks of
+//! codes.
+//!
+//! The sum over a group of weights that share a scale is an exact integer, whatever instructions make it. Such sums
+//! become floats, are multiplied by the weights' scale and added up in order over 256 elements of K, the codes of x that
+//! share a scale; those sums by the scale of x are added up in order over K. Minima times the sum of x's codes are taken
+//! away with the first. So on one instruction set a result has the same bits for one row of x and for many.
+//!
+//! Floor: every block read once (decode), or the rate of the instructions that multiply codes (prompts).
+
+mod lanes;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod unpack;
+mod x;
+
+use std::ops::Range;
+
+use ridge_graph::FormatRef;
+use ridge_graph::format::BlockFormat;
+use ridge_graph::with_block_format;
+
+use crate::simd;
+pub(super) use x::{Layout, X};
+
+/// Elements of K whose codes of x share a scale, which is a multiple of every block of weights.
+pub(super) const GROUP: usize = ridge_graph::ops::Activations::GROUP;
+
+/// Elements whose codes of x are added up for minima.
+const SUMMED: usize = 16;
+
+/// Rows of x, and of the weight, of a matrix tile.
+pub(super) const SIDE: usize = 16;
+
+/// Rows of the weight that are multiplied together.
+pub(super) const COLUMNS: usize = 2 * SIDE;
+
+/// Bytes of codes of x that are multiplied together: they stay in L2.
+const RESIDENT: usize = 1 << 20;
+
+/// Are codes multiplied on matrix tiles?
+pub(super) fn on_tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return simd::isa() == simd::Isa::Amx;
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// Of `rows` rows of x of `inner` elements, those that are multiplied together: whole strips, all blocks alike.
+pub(super) fn rows_together(rows: usize, inner: usize) -> usize {
+    let most = (RESIDENT / inner.max(1)).clamp(SIDE, 512) / SIDE * SIDE;
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
+}
+
+/// How the blocks of a format are codes.
+#[derive(Clone, Copy)]
+pub(super) struct Codes {
+    /// Elements and bytes of a block.
+    block: [usize; 2],
+    /// Elements that share a scale.
+    group: usize,
+    pub(super) minima: bool,
+    read: Read,
+    #[cfg(target_arch = "x86_64")]
+    unpack: unpack::Unpack,
+}
+
+impl Codes {
+    pub(super) fn new(format: &FormatRef) -> Option<Self> {
+        with_block_format!(format.name(), B => {
+            Some(Self {
+                block: [B::ELEMENTS, B::BYTES],
+                group: B::GROUP,
+                minima: B::MINIMA,
+                read: read::<B>,
+                #[cfg(target_arch = "x86_64")]
+                unpack: unpack::of::<B>(),
+            })
+        }, _ => None)
+    }
+
+    /// Bytes of `elements` values.
+    pub(super) fn bytes(&self, elements: usize) -> usize {
+        elements / self.block[0] * self.block[1]
+    }
+}
+
+/// Takes whole blocks apart: codes, and a scale and a minimum for each group.
+type Read = fn(&[u8], &mut [i8], &mut [f32], &mut [f32]);
+
+simd::vectorised! {
+    fn read<B: BlockFormat>(blocks: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
+        let groups = B::ELEMENTS / B::GROUP;
+        let parts = codes.chunks_exact_mut(B::ELEMENTS).zip(scales.chunks_exact_mut(groups));
+        for ((block, (codes, scales)), minima) in blocks.chunks_exact(B::BYTES).zip(parts).zip(minima.chunks_exact_mut(groups)) {
+            B::codes(block, codes, scales, minima);
+        }
+    }
+}
+
+/// A weight `[N, K]`, row-major.
+#[derive(Clone, Copy)]
+pub(super) struct Weight<'a> {
+    pub(super) data: &'a [u8],
+    pub(super) codes: Codes,
+    pub(super) inner: usize,
+}
+
+impl Weight<'_> {
+    /// Bytes of a row.
+    fn stride(&self) -> usize {
+        self.codes.bytes(self.inner)
+    }
+
+    /// Elements of group `group` of K.
+    fn elements(&self, group: usize) -> Range<usize> {
+        group * GROUP..((group + 1) * GROUP).min(self.inner)
+    }
+}
+
+/// Bytes that [`multiply`] works in.
+pub(super) fn room(x: &Layout) -> usize {
+    #[cfg(target_arch = "x86_64")]
+    if on_tiles() {
+        return tiles::room(x);
+    }
+    let _ = x;
+    0
+}
+
+/// The products of `rows` of the weight, at most [`COLUMNS`], with the rows of `x`, one row of x after another.
+pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if on_tiles() {
+        return tiles::multiply(weight, rows, x, room, out);
+    }
+    let _ = room;
+    lanes::multiply(weight, rows, x, out);
+}

@@ -1,0 +1,347 @@
+//! Products of codes on the matrix tiles of x86 (AMX, 8-bit integers). 16 rows of the weight, taken apart, times 16 rows
+//! of x, or one: a tile product for each group of weights that share a scale, whose integers go to memory, become floats
+//! and are added up there in registers, while the next tiles are multiplied.
+//!
+//! Floor: for one row of x every block read once; for many 16 cycles for 16 x 16 x 32, in which the 16 lines of integers
+//! must also be stored, loaded, converted and added up.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m512, _mm512_add_ps, _mm512_cvtepi32_ps, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_load_ps, _mm512_load_si512,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_store_ps,
+};
+use std::ops::Range;
+
+use super::unpack::{OfRows, Unpacked};
+use super::{COLUMNS, GROUP, Layout, SIDE, SUMMED, Weight, X};
+use crate::kernel::cast;
+use crate::kernels::amx;
+use crate::simd;
+
+/// Groups of K whose weights are taken apart before they are multiplied by all rows of x: those of 32 rows stay in L1.
+const TOGETHER: usize = 2;
+
+/// Groups of K ahead of which blocks are brought to cache.
+const AHEAD: usize = 4;
+
+/// 16 rows of the weight by 16 rows of x.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Sums([[f32; SIDE]; SIDE]);
+
+/// The integers of one group of K.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Integers([[[i32; SIDE]; SIDE]; GROUP / 16]);
+
+/// Memory to work in.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Room {
+    /// By 16 rows, and by groups of K.
+    unpacked: [[Unpacked; TOGETHER]; 2],
+    /// Of the group that is multiplied, and of the one before.
+    integers: [Integers; 2],
+}
+
+// SAFETY: an array of numbers.
+unsafe impl crate::kernel::Pod for Sums {}
+// SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
+unsafe impl crate::kernel::Pod for Room {}
+
+/// One group of K of 16 rows of the weight and of x.
+#[derive(Clone, Copy)]
+struct Unit<'a> {
+    weights: &'a Unpacked,
+    /// Of the weight, elements that share a scale, and how many such there are.
+    group: usize,
+    count: usize,
+    /// From the group's codes, scales and sums on.
+    codes: &'a [i8],
+    scales: &'a [f32],
+    sums: &'a [f32],
+}
+
+/// Bytes that [`multiply`] works in.
+pub(super) fn room(x: &Layout) -> usize {
+    let sums = if x.side == 1 { 0 } else { 2 * x.strips() };
+    size_of::<Room>() + sums * size_of::<Sums>()
+}
+
+/// The products of `rows` of the weight, at most 32, with the rows of `x`, one row of x after another.
+pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
+    let (room, sums) = room.split_at_mut(size_of::<Room>());
+    let (room, sums) = (&mut cast::<Room>(room)[0], cast::<Sums>(sums));
+    assert!(!rows.is_empty() && rows.len() <= COLUMNS && rows.end * weight.stride() <= weight.data.len());
+    assert!(x.layout.inner == weight.inner && out.len() >= x.layout.rows * rows.len());
+    let columns = x.layout.side;
+    let (rows_of_sums, group) = ([SIDE, 4 * columns], weight.codes.group);
+    let (of_weight, of_x) = ([SIDE, group], [group / 4, 4 * columns]);
+    let tiles = [rows_of_sums, rows_of_sums, of_weight, of_weight, of_x, of_x, of_x, of_x];
+    let _configured = amx::Session::with(tiles);
+    let halves = rows.clone().step_by(SIDE).map(|from| from..(from + SIDE).min(rows.end));
+    // SAFETY: there are tiles, configured so, and every machine that has them has AVX-512; the rest is checked above.
+    unsafe {
+        if columns == 1 {
+            for half in halves {
+                let out = &mut out[half.start - rows.start..][..half.len()];
+                if weight.codes.minima {
+                    one::<true>(weight, half, x, room, out);
+                } else {
+                    one::<false>(weight, half, x, room, out);
+                }
+            }
+            return;
+        }
+        if weight.codes.minima {
+            many::<true>(weight, &rows, x, room, sums);
+        } else {
+            many::<false>(weight, &rows, x, room, sums);
+        }
+        for strip in 0..x.layout.strips() {
+            let of_x = SIDE.min(x.layout.rows - strip * SIDE);
+            for (nth, half) in halves.clone().enumerate() {
+                let out = &mut out[strip * SIDE * rows.len() + nth * SIDE..];
+                let words = &*(&raw const sums[2 * strip + nth]).cast::<amx::Words>();
+                amx::unpack_tile(&[words], [of_x, half.len()], rows.len(), out);
+            }
+        }
+    }
+}
+
+/// Takes group `group` of K of at most 16 rows apart, and brings what comes later to cache.
+fn unpack(weight: &Weight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpacked) {
+    let elements = weight.elements(group);
+    let (stride, bytes) = (weight.stride(), weight.codes.bytes(elements.len()));
+    let first = rows.start * stride + weight.codes.bytes(elements.start);
+    let data = &weight.data[first..rows.end * stride];
+    // The same rows, or beyond their end the next.
+    let groups = weight.inner.div_ceil(GROUP);
+    let (later, ahead) = ((group + AHEAD) / groups, (group + AHEAD) % groups);
+    let next = (rows.start + later * SIDE) * stride + weight.codes.bytes(weight.elements(ahead).start);
+    for row in 0..rows.len() {
+        simd::fetch(weight.data.as_ptr().wrapping_add(next + row * stride), bytes);
+    }
+    let blocks = elements.len() / weight.codes.block[0];
+    (weight.codes.unpack)(&OfRows { data, stride, blocks, rows: rows.len() }, to);
+}
+
+impl<'a> Unit<'a> {
+    fn new(weight: &Weight<'_>, weights: &'a Unpacked, x: &X<'a>, strip: usize, group: usize) -> Self {
+        let elements = weight.elements(group);
+        let side = x.layout.side;
+        Self {
+            weights,
+            group: weight.codes.group,
+            count: elements.len() / weight.codes.group,
+            codes: &x.codes(strip)[elements.start * side..elements.end * side],
+            scales: &x.scales(strip)[group * side..][..side],
+            sums: &x.sums(strip)[elements.start / SUMMED * side..elements.end / SUMMED * side],
+        }
+    }
+
+    /// The sum of the codes of x of group `nth`, of one row.
+    fn sum(&self, nth: usize) -> f32 {
+        let many = self.group / SUMMED;
+        self.sums[nth * many..][..many].iter().sum()
+    }
+
+    /// As [`Unit::sum`] for 16 rows.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+    fn sum_lines(&self, nth: usize) -> __m512 {
+        let lines = self.sums.as_chunks::<SIDE>().0;
+        // SAFETY: lines of 64 bytes, on lines of the cache.
+        let line = |i: usize| unsafe { _mm512_load_ps(lines[i].as_ptr()) };
+        if self.group == SUMMED { line(nth) } else { _mm512_add_ps(line(2 * nth), line(2 * nth + 1)) }
+    }
+
+    /// Multiplies the tiles of group `nth`; lines of the result are `to_stride` bytes apart.
+    ///
+    /// # Safety
+    /// The tiles are configured for this unit, and `to` has room for the lines.
+    #[inline(always)]
+    unsafe fn multiply(&self, nth: usize, to: *mut i32, to_stride: usize) {
+        assert!(nth < self.count);
+        let side = to_stride / 4;
+        // SAFETY: the tiles are configured as their rows are; `nth` groups of both are inside of the slices; tile
+        // registers are used by nothing else.
+        unsafe {
+            let w = self.weights.codes.as_ptr().cast::<i8>().add(nth * self.group);
+            let x = self.codes.as_ptr().add(nth * self.group * side);
+            macro_rules! product {
+                ($sums:tt, $w:tt, $x:tt) => {
+                    asm!(
+                        concat!("tilezero ", $sums),
+                        concat!("tileloadd ", $w, ", [{w} + {w_stride}*1]"),
+                        concat!("tileloadd ", $x, ", [{x} + {stride}*1]"),
+                        concat!("tdpbssd ", $sums, ", ", $w, ", ", $x),
+                        concat!("tilestored [{to} + {stride}*1], ", $sums),
+                        w = in(reg) w,
+                        w_stride = in(reg) GROUP,
+                        x = in(reg) x,
+                        to = in(reg) to,
+                        stride = in(reg) to_stride,
+                        out($sums) _, out($w) _, out($x) _,
+                        options(nostack),
+                    )
+                };
+            }
+            if nth % 2 == 0 {
+                product!("tmm0", "tmm2", "tmm4");
+            } else {
+                product!("tmm1", "tmm3", "tmm5");
+            }
+        }
+    }
+}
+
+/// One row of x by at most 16 of the weight, which are lanes.
+///
+/// # Safety
+/// The tiles are configured for one column.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn one<const MINIMA: bool>(
+    weight: &Weight<'_>,
+    rows: Range<usize>,
+    x: &X<'_>,
+    room: &mut Room,
+    out: &mut [f32],
+) {
+    let Room { unpacked: [unpacked, _], integers } = room;
+    let mut total = _mm512_setzero_ps();
+    let groups = x.layout.groups();
+    for group in 0..=groups {
+        if group < groups {
+            unpack(weight, &rows, group, &mut unpacked[group % 2]);
+            let unit = Unit::new(weight, &unpacked[group % 2], x, 0, group);
+            for nth in 0..unit.count {
+                // SAFETY: the tiles are configured for one column, whose lines are 4 bytes.
+                unsafe { unit.multiply(nth, integers[group % 2].0[nth].as_mut_ptr().cast(), 4) };
+            }
+        }
+        if group > 0 {
+            // The group before, whose integers have arrived.
+            let group = group - 1;
+            let unit = Unit::new(weight, &unpacked[group % 2], x, 0, group);
+            let mut sum = _mm512_setzero_ps();
+            for nth in 0..unit.count {
+                // SAFETY: lines of 64 bytes, on lines of the cache.
+                unsafe {
+                    let line = _mm512_load_si512(integers[group % 2].0[nth][0].as_ptr().cast());
+                    let scale = _mm512_load_ps(unit.weights.scales[nth].as_ptr());
+                    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(line), scale, sum);
+                    if MINIMA {
+                        let minimum = _mm512_load_ps(unit.weights.minima[nth].as_ptr());
+                        sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(unit.sum(nth)), sum);
+                    }
+                }
+            }
+            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(unit.scales[0]), total);
+        }
+    }
+    let mut lanes = Sums([[0.0; SIDE]; SIDE]);
+    // SAFETY: 64 bytes, aligned.
+    unsafe { _mm512_store_ps(lanes.0[0].as_mut_ptr(), total) };
+    out.copy_from_slice(&lanes.0[0][..out.len()]);
+}
+
+/// 16 rows of x after another by at most 32 of the weight.
+///
+/// # Safety
+/// The tiles are configured for 16 columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn many<const MINIMA: bool>(
+    weight: &Weight<'_>,
+    rows: &Range<usize>,
+    x: &X<'_>,
+    room: &mut Room,
+    sums: &mut [Sums],
+) {
+    let Room { unpacked, integers: [now, before] } = room;
+    let (mut now, mut before) = (now, before);
+    let halves = rows.len().div_ceil(SIDE);
+    let groups = x.layout.groups();
+    sums[..2 * x.layout.strips()].fill(Sums([[0.0; SIDE]; SIDE]));
+    for from in (0..groups).step_by(TOGETHER) {
+        let together = from..(from + TOGETHER).min(groups);
+        for half in 0..halves {
+            let first = rows.start + half * SIDE;
+            let of_half = first..(first + SIDE).min(rows.end);
+            for group in together.clone() {
+                unpack(weight, &of_half, group, &mut unpacked[half][group - from]);
+            }
+        }
+        // The unit whose integers wait, and where its sums are.
+        let mut waiting: Option<(Unit<'_>, usize)> = None;
+        for strip in 0..x.layout.strips() {
+            for half in 0..halves {
+                for group in together.clone() {
+                    let unit = Unit::new(weight, &unpacked[half][group - from], x, strip, group);
+                    // SAFETY: the tiles are configured for 16 columns.
+                    unsafe {
+                        match waiting {
+                            Some((last, at)) => {
+                                step::<MINIMA, true>(&last, before, &mut sums[at], Some((&unit, now)));
+                            }
+                            None => {
+                                (0..unit.count).for_each(|nth| unit.multiply(nth, now.0[nth].as_mut_ptr().cast(), 64))
+                            }
+                        }
+                    }
+                    waiting = Some((unit, 2 * strip + half));
+                    std::mem::swap(&mut now, &mut before);
+                }
+            }
+        }
+        if let Some((last, at)) = waiting {
+            // SAFETY: as above.
+            unsafe { step::<MINIMA, false>(&last, before, &mut sums[at], None) };
+        }
+    }
+}
+
+/// Adds up what the integers of one unit stand for, while the next one's are made.
+///
+/// # Safety
+/// The tiles are configured for 16 columns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn step<const MINIMA: bool, const NEXT: bool>(
+    unit: &Unit<'_>,
+    integers: &Integers,
+    total: &mut Sums,
+    mut next: Option<(&Unit<'_>, &mut Integers)>,
+) {
+    let mut sums = [_mm512_setzero_ps(); SIDE];
+    let after = next.as_ref().map_or(0, |(unit, _)| unit.count);
+    for nth in 0..unit.count.max(after) {
+        if NEXT
+            && let Some((next, to)) = &mut next
+            && nth < after
+        {
+            // SAFETY: by the caller's promise.
+            unsafe { next.multiply(nth, to.0[nth].as_mut_ptr().cast(), 64) };
+        }
+        if nth >= unit.count {
+            continue;
+        }
+        let (lines, scales, minima) = (&integers.0[nth], &unit.weights.scales[nth], &unit.weights.minima[nth]);
+        let of_x = if MINIMA { unit.sum_lines(nth) } else { _mm512_setzero_ps() };
+        for row in 0..SIDE {
+            // SAFETY: lines of 64 bytes, on lines of the cache.
+            let line = _mm512_cvtepi32_ps(unsafe { _mm512_load_si512(lines[row].as_ptr().cast()) });
+            sums[row] = _mm512_fmadd_ps(line, _mm512_set1_ps(scales[row]), sums[row]);
+            if MINIMA {
+                sums[row] = _mm512_fnmadd_ps(of_x, _mm512_set1_ps(minima[row]), sums[row]);
+            }
+        }
+    }
+    // SAFETY: lines of 64 bytes, on lines of the cache.
+    unsafe {
+        let scales = _mm512_load_ps(unit.scales.as_ptr());
+        for (total, sum) in total.0.iter_mut().zip(sums) {
+            _mm512_store_ps(total.as_mut_ptr(), _mm512_fmadd_ps(sum, scales, _mm512_load_ps(total.as_ptr())));
+        }
+    }
+}

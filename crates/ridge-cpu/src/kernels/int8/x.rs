@@ -1,0 +1,159 @@
+//! Rows of x as codes, laid out for the instructions that multiply them.
+
+use super::{GROUP, SIDE, SUMMED};
+use crate::simd::vectorised;
+
+/// How the codes of x lie: rows by themselves, or by 16 as the columns of matrix tiles.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Layout {
+    pub(in crate::kernels) rows: usize,
+    pub(super) inner: usize,
+    /// Rows whose codes lie side by side, four of K after four: 1 or 16.
+    pub(super) side: usize,
+}
+
+/// The codes of some rows.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct X<'a> {
+    pub(super) layout: Layout,
+    bytes: &'a [u8],
+}
+
+impl Layout {
+    /// Of `rows` rows of `inner` elements, by 16 if they are multiplied on tiles and more than one.
+    pub(in crate::kernels) fn new(rows: usize, inner: usize, tiles: bool) -> Self {
+        Self { rows, inner, side: if tiles && rows > 1 { SIDE } else { 1 } }
+    }
+
+    pub(super) fn groups(&self) -> usize {
+        self.inner.div_ceil(GROUP)
+    }
+
+    /// Strips of [`Layout::side`] rows.
+    pub(in crate::kernels) fn strips(&self) -> usize {
+        self.rows.div_ceil(self.side)
+    }
+
+    /// Bytes of a strip's codes, which are whole lines, and of its scales and sums.
+    fn parts(&self) -> [usize; 3] {
+        let floats = |n: usize| (n * self.side * size_of::<f32>()).next_multiple_of(64);
+        let sums = self.inner.div_ceil(SUMMED);
+        [(self.inner * self.side).next_multiple_of(64), floats(self.groups()), floats(sums)]
+    }
+
+    /// Bytes of a strip.
+    pub(in crate::kernels) fn strip(&self) -> usize {
+        self.parts().iter().sum()
+    }
+
+    /// Bytes of all codes.
+    pub(in crate::kernels) fn bytes(&self) -> usize {
+        self.strips() * self.strip()
+    }
+
+    /// Rows of a strip.
+    pub(in crate::kernels) fn rows_of(&self, strip: usize) -> std::ops::Range<usize> {
+        strip * self.side..((strip + 1) * self.side).min(self.rows)
+    }
+
+    /// Bytes before row `row`, the first of a strip.
+    pub(in crate::kernels) fn before(&self, row: usize) -> usize {
+        row / self.side * self.strip()
+    }
+
+    /// As this, for some of its rows, which are whole strips.
+    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
+        Self { rows, ..*self }
+    }
+
+    /// Writes the codes of one row of its strip, which is `to`; `x` is the row.
+    pub(in crate::kernels) fn put(&self, row: usize, x: &[f32], to: &mut [u8]) {
+        let [codes, scales, _] = self.parts();
+        let (to_codes, rest) = to.split_at_mut(codes);
+        let (to_scales, to_sums) = rest.split_at_mut(scales);
+        let column = row % self.side;
+        let place = |nth: usize| (nth * self.side + column) * size_of::<f32>();
+        for (group, x) in x[..self.inner].chunks(GROUP).enumerate() {
+            let mut of_group = [0i8; GROUP];
+            let mut sums = [0f32; GROUP / SUMMED];
+            let scale = encode(x, &mut of_group[..x.len()], &mut sums);
+            to_scales[place(group)..][..4].copy_from_slice(&scale.to_ne_bytes());
+            for (nth, sum) in sums[..x.len().div_ceil(SUMMED)].iter().enumerate() {
+                to_sums[place(group * (GROUP / SUMMED) + nth)..][..4].copy_from_slice(&sum.to_ne_bytes());
+            }
+            let of_group = of_group[..x.len()].as_chunks::<4>().0;
+            let to_codes = &mut to_codes[group * GROUP * self.side..].as_chunks_mut::<4>().0[column..];
+            for (codes, to) in of_group.iter().zip(to_codes.iter_mut().step_by(self.side)) {
+                *to = codes.map(|c| c as u8);
+            }
+        }
+    }
+}
+
+impl<'a> X<'a> {
+    /// `bytes` are those of [`Layout::put`] for all rows.
+    pub(in crate::kernels) fn new(layout: Layout, bytes: &'a [u8]) -> Self {
+        assert!(bytes.len() >= layout.bytes() && (bytes.as_ptr() as usize).is_multiple_of(64));
+        Self { layout, bytes }
+    }
+
+    fn part(&self, strip: usize, nth: usize) -> &'a [u8] {
+        let parts = self.layout.parts();
+        let before: usize = parts[..nth].iter().sum();
+        &self.bytes[strip * self.layout.strip() + before..][..parts[nth]]
+    }
+
+    /// Codes of a strip: bytes.
+    pub(super) fn codes(&self, strip: usize) -> &'a [i8] {
+        let codes = self.part(strip, 0);
+        // SAFETY: of the same size, and any bits are an i8.
+        unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), codes.len()) }
+    }
+
+    /// Scales of a strip: those of all rows for one group after another.
+    pub(super) fn scales(&self, strip: usize) -> &'a [f32] {
+        floats(self.part(strip, 1))
+    }
+
+    /// Sums of 16 codes each, as the scales.
+    pub(super) fn sums(&self, strip: usize) -> &'a [f32] {
+        floats(self.part(strip, 2))
+    }
+}
+
+fn floats(bytes: &[u8]) -> &[f32] {
+    assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<f32>()));
+    // SAFETY: inside of the bytes, aligned as just checked, and any bits are an f32.
+    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<f32>()) }
+}
+
+vectorised! {
+    /// The codes of a group of at most 256 elements, the sums of each 16 of them, and their scale: NaN if not all elements
+    /// are finite.
+    fn encode(x: &[f32], codes: &mut [i8], sums: &mut [f32]) -> f32 {
+        let mut largest = [0f32; 16];
+        let mut odd = [0f32; 16];
+        for x in x.chunks(16) {
+            for ((x, largest), odd) in x.iter().zip(&mut largest).zip(&mut odd) {
+                *largest = if x.abs() > *largest { x.abs() } else { *largest };
+                // Zero but for infinities and NaN.
+                *odd += x - x;
+            }
+        }
+        let largest = largest.iter().fold(0f32, |m, x| if *x > m { *x } else { m });
+        let scale = largest / 127.0;
+        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        for ((x, codes), sum) in x.chunks(16).zip(codes.chunks_mut(16)).zip(sums) {
+            let mut total = 0i32;
+            for (x, code) in x.iter().zip(codes) {
+                let nearest = (x / divisor + 0.5).floor();
+                let nearest = if nearest > 127.0 { 127.0 } else { nearest };
+                let nearest = if nearest < -127.0 { -127.0 } else { nearest };
+                *code = nearest as i32 as i8;
+                total += i32::from(*code);
+            }
+            *sum = total as f32;
+        }
+        scale + odd.iter().sum::<f32>()
+    }
+}

@@ -1,0 +1,79 @@
+//! Products of codes: x is rounded to codes by all threads, then blocks of the weights pass by.
+
+use std::ops::Range;
+
+use super::{After, Linear};
+use crate::kernel::{Io, Preparation, Scratch, cast};
+use crate::kernels::int8;
+use crate::simd;
+
+impl Linear {
+    fn codes(&self, rows: usize) -> int8::Layout {
+        int8::Layout::new(self.rows, self.inner, int8::on_tiles()).of_rows(rows)
+    }
+
+    /// A single row is rounded where it is used.
+    pub(super) fn preparation_of_codes(&self) -> Option<Preparation> {
+        let layout = self.codes(self.rows);
+        (self.rows > 1).then(|| Preparation {
+            bytes: layout.bytes(),
+            pieces: layout.strips(),
+            nanos_per_piece: (self.rows * self.inner) as f64 / layout.strips() as f64,
+        })
+    }
+
+    pub(super) fn prepare_codes(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let layout = self.codes(self.rows);
+        let [line] = scratch.slices::<f32, 1>([self.inner]);
+        for strip in pieces {
+            let bytes = strip * layout.strip()..(strip + 1) * layout.strip();
+            // SAFETY: this strip is this piece's alone.
+            let to = unsafe { io.room::<u8>().part(bytes) };
+            for row in layout.rows_of(strip) {
+                simd::load(io, self.x, self.dtype, row * self.inner, line);
+                layout.put(row, line, to);
+            }
+        }
+    }
+
+    pub(super) fn run_by_codes(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let all = self.codes(self.rows);
+        let most = self.codes(self.row_block.min(self.rows));
+        let outputs = most.rows * self.tile;
+        let single = if self.rows == 1 { [all.bytes(), self.inner] } else { [0, 0] };
+        let gated = if self.after == After::Swiglu { outputs } else { 0 };
+        let floats = |n: usize| n * size_of::<f32>();
+        let [codes, line, room, products, gated, of_bias] = scratch.slices::<u8, 6>([
+            single[0],
+            floats(single[1]),
+            int8::room(&most),
+            floats(outputs),
+            floats(gated),
+            floats(self.tile),
+        ]);
+        let [line, products, gated, of_bias] = [line, products, gated, of_bias].map(cast::<f32>);
+        if self.rows == 1 {
+            simd::load(io, self.x, self.dtype, 0, line);
+            all.put(0, line, codes);
+        }
+        let codes: &[u8] = if self.rows == 1 { codes } else { io.prepared() };
+        for piece in pieces {
+            let (block, tile) = (piece / self.tiles, piece % self.tiles);
+            let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
+            let x = int8::X::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
+            let (which, columns) = self.place(tile);
+            let mut multiply = |which: usize, out: &mut [f32]| {
+                let weight = &self.weights[which];
+                // Weights of such linears are all in blocks.
+                let Some(codes) = weight.codes else { return };
+                let weight = int8::Weight { data: io.input(self.x + 1 + which), codes, inner: self.inner };
+                int8::multiply(&weight, columns.clone(), &x, room, out);
+            };
+            multiply(which, products);
+            if self.after == After::Swiglu {
+                multiply(1, gated);
+            }
+            self.finish(io, which, rows, columns, [products, gated, of_bias]);
+        }
+    }
+}
