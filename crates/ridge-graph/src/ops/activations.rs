@@ -35,7 +35,7 @@ impl Activations {
     /// The values of f32 `x` of `[rows, K]`, K being a number.
     pub(super) fn apply(self, g: &mut Builder, x: Var) -> Result<Var> {
         let shape = g.ty(x)?.shape.clone();
-        let inner = shape.last().as_const().unwrap_or_default() as usize;
+        let inner = shape.last().as_const().unwrap_or_default();
         if self == Self::Exact || inner == 0 {
             return Ok(x);
         }
