@@ -1,6 +1,7 @@
 //! `ridge bench`: the speed of a model beside the least time that its costs need on this machine. `serve` measures a
 //! server instead.
 
+mod calibrate;
 mod ops;
 mod serve;
 
@@ -21,7 +22,7 @@ use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
 use serde_json::{Value, json};
 
 use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, device, whole};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::{self, Prepared, Running};
 use crate::output::{Spinner, columns, count, grouped, print, print_json};
 use crate::settings::{ModelSettings, refused};
@@ -42,6 +43,7 @@ Examples:
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --ops    what each op takes of a step
+  ridge bench --calibrate this.toml    for `ridge plan --efficiency`
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
@@ -120,6 +122,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Output")]
     ops: bool,
 
+    /// Measure what this machine reaches by class of op, on a model of 8B's width where none is given, and write it to a file
+    /// that `ridge plan --efficiency` reads
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    calibrate: Option<PathBuf>,
+
     /// Print one JSON object: settings, rates of the machine, every run's time
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -142,6 +149,7 @@ struct BenchSettings {
     device: DeviceChoice,
     threads: Option<usize>,
     ops: bool,
+    calibrate: Option<PathBuf>,
     json: bool,
 }
 
@@ -165,7 +173,8 @@ impl BenchArgs {
             chunk: self.chunk,
             device: self.device,
             threads: self.threads,
-            ops: self.ops,
+            ops: self.ops || self.calibrate.is_some(),
+            calibrate: self.calibrate,
             json: self.json,
         })
     }
@@ -212,7 +221,10 @@ impl Test {
 }
 
 fn run(settings: &BenchSettings) -> Result<()> {
-    let files = ModelFiles::open(settings.model.path.as_deref())?;
+    let files = match (&settings.calibrate, &settings.model.path) {
+        (Some(_), None) => ModelFiles::of_text("a model of two layers as wide as 8B", calibrate::CONFIG),
+        (_, path) => ModelFiles::open(path.as_deref())?,
+    };
     let config = files.config()?;
     let most = config.max_context();
     let Some(room) = most.checked_sub(settings.context).filter(|room| *room > 0) else {
@@ -243,7 +255,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
         prompt: context,
         chunk,
         threads: settings.threads,
-        random_weights: settings.random_weights,
+        random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
         notes: !settings.json,
     };
     let cached = context.next_multiple_of(settings.model.options(config.torch_dtype).block_size) * batch;
@@ -288,6 +300,11 @@ fn run(settings: &BenchSettings) -> Result<()> {
         results.push(Outcome { test, times, total, ops });
     }
     drop(spinner);
+    if let Some(path) = &settings.calibrate {
+        let on = calibrate::Device { name: &device, threads, memory: machine.memory.value.as_f64() };
+        let text = calibrate::file(&on, &model, &results)?;
+        std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })?;
+    }
     let on = (&*device, threads);
     let shown = Shown { settings, files: &files, model: &model, on, machine: &machine, results: &results };
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }

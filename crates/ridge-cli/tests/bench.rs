@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{fixture, json, ridge, stdout};
+use common::{fixture, json, repository, ridge, stdout};
 
 #[test]
 fn each_test_stands_beside_its_floor() {
@@ -74,4 +74,36 @@ fn each_op_is_timed_and_held_against_its_floor() {
     );
     let shown = stdout(&["bench", "--ops", "--prompt", "0", "--generate", "4", "--repeat", "3"]);
     assert!(shown.contains("last step of tg4") && shown.contains("linear_swiglu"), "{shown}");
+}
+
+#[test]
+fn a_calibration_is_what_plans_of_this_machine_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("this.toml").display().to_string();
+    let model = repository().join("models/stories260K").display().to_string();
+    let common = ["--prompt", "64", "--generate", "4", "--repeat", "2", "--threads", "1"];
+    stdout(&[&["bench", "--model", &model, "--calibrate", &file], &common[..]].concat());
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("[[measured]]") && text.contains("op = \"attention\""), "{text}");
+    let plan = |file: &str| {
+        let traffic = ["--prompt", "64", "--answer", "8", "--batch", "1", "--json"];
+        ridge(&[&["plan", "serve", &model, "--device", "cpu", "--efficiency", file], &traffic[..]].concat())
+    };
+    let planned: serde_json::Value = serde_json::from_str(&plan(&file).stdout).unwrap();
+    assert_eq!(planned["sources"]["device"], "measured");
+    assert!(planned["sources"]["efficiencies"].as_str().unwrap().starts_with("measured by ridge bench --calibrate"));
+    // A step of a model of a megabyte is the host's time.
+    assert!((1e-4..1e-1).contains(&planned["point"]["decode_step"].as_f64().unwrap()), "{planned}");
+
+    let bad = |from: &str, to: &str, said: &str| {
+        let other = folder.path().join("bad.toml").display().to_string();
+        std::fs::write(&other, text.replacen(from, to, 1)).unwrap();
+        let ran = plan(&other);
+        assert!(ran.code != 0 && ran.stderr.contains(said), "{}", ran.stderr);
+    };
+    bad("scores = ", "scores = 7 #", "has scores = 7 for cpu, which is no share");
+    bad("[[device]]", "[[devices]]", "unknown field");
+    bad("source = \"measured\"", "source = \"heard\"", "heard");
+    bad("name = \"cpu\"", "name = \"gpu\"", "no specification sheet for the device \"cpu\"");
+    assert!(plan("nowhere.toml").stderr.contains("--efficiency nowhere.toml: cannot be read"));
 }

@@ -87,6 +87,11 @@ impl ModelFiles {
         Ok(Self { origin: Origin::Config(file.to_owned()), config_text })
     }
 
+    /// A model that is a configuration alone, the text of a `config.json`; `name` is what it is called.
+    pub fn of_text(name: &str, config: &str) -> Self {
+        Self { origin: Origin::Config(PathBuf::from(name)), config_text: config.to_owned() }
+    }
+
     /// Are there files of weights, complete or not?
     pub fn has_weights(&self) -> bool {
         let weights = |name: &std::ffi::OsStr| {

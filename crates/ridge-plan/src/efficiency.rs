@@ -54,11 +54,108 @@ static TABLE: LazyLock<Vec<Efficiency>> = LazyLock::new(|| {
     table.device
 });
 
+/// What a machine was measured to reach, as `ridge bench --calibrate` writes it: in the place of the embedded table for
+/// the devices that it names, with a sheet for one that none comes with.
+#[derive(Clone, Debug, Default)]
+pub struct Calibration {
+    /// Of a device that none comes with.
+    pub sheet: Option<DeviceSpec>,
+    /// Shares.
+    pub devices: Vec<Efficiency>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CalibrationFile {
+    sheet: Option<toml::Table>,
+    #[serde(default)]
+    device: Vec<Efficiency>,
+    /// What the shares were made of.
+    #[serde(default, rename = "measured")]
+    _measured: Vec<toml::Table>,
+}
+
+impl Calibration {
+    /// Reads the text of such a file; `file` is its name, for messages.
+    ///
+    /// # Errors
+    /// [`PlanError::Setting`] where it is no such file or a share is none, [`PlanError::Hardware`] where its sheet is not
+    /// whole.
+    pub fn parse(file: &str, text: &str) -> Result<Self, PlanError> {
+        let wrong = |problem: String| {
+            PlanError::setting("--efficiency", file, &problem, "write it with ridge bench --calibrate FILE")
+        };
+        let parsed: CalibrationFile = toml::from_str(text).map_err(|e| wrong(e.to_string().trim().to_owned()))?;
+        for e in &parsed.device {
+            for (key, share) in e.shares() {
+                if !(share > 0.0 && share <= 1.0) {
+                    return Err(wrong(format!("has {key} = {share} for {}, which is no share", e.name)));
+                }
+            }
+            if !(e.scale_out.is_finite() && e.scale_out > 0.0) {
+                return Err(wrong(format!("has scale_out = {} for {}, which is no rate", e.scale_out, e.name)));
+            }
+        }
+        let sheet = parsed.sheet.map(|table| DeviceSpec::parse(file, &table.to_string())).transpose()?;
+        Ok(Self { sheet, devices: parsed.device })
+    }
+
+    /// The machine made of the device called `name`, as [`Machine::find`] has it.
+    ///
+    /// # Errors
+    /// As for [`Machine::find`].
+    pub fn machine(&self, name: &str, precision: Precision) -> Result<Machine, PlanError> {
+        let own = self.sheet.as_ref().filter(|sheet| sheet.name.eq_ignore_ascii_case(name));
+        let spec = own.map_or_else(|| DeviceSpec::find(name), Ok)?;
+        let efficiency = self.devices.iter().find(|e| e.name == spec.name).cloned();
+        let efficiency = efficiency.map_or_else(|| Efficiency::embedded(&spec.name), Ok)?;
+        Ok(Machine { specified: own.is_none(), ..Machine::of(spec, efficiency, precision)? })
+    }
+}
+
+impl Efficiency {
+    /// That of the embedded table for the sheet called `name`; what is usual, where there is none.
+    ///
+    /// # Errors
+    /// [`PlanError::Setting`] where there is neither.
+    pub fn embedded(name: &str) -> Result<Self, PlanError> {
+        let of = |name: &str| TABLE.iter().find(|e| e.name == name);
+        of(name)
+            .or_else(|| of("other"))
+            .cloned()
+            .ok_or_else(|| PlanError::setting("device", name, "has no efficiencies", "add it to efficiency.toml"))
+    }
+
+    /// As an entry of a calibration.
+    pub fn text(&self) -> String {
+        let table = toml::to_string(self).expect("names, numbers and text are TOML");
+        format!("[[device]]\n{table}")
+    }
+
+    /// All shares, by their keys.
+    fn shares(&self) -> [(&'static str, f64); 10] {
+        [
+            ("matmul", self.matmul),
+            ("serving", self.serving),
+            ("experts", self.experts),
+            ("attention", self.attention),
+            ("scores", self.scores),
+            ("memory", self.memory),
+            ("stream", self.stream),
+            ("stream_experts", self.stream_experts),
+            ("four_bit", self.four_bit),
+            ("link", self.link),
+        ]
+    }
+}
+
 /// A device as plans see it: plain numbers, ready for millions of evaluations.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Machine {
     /// The sheet's name.
     pub name: String,
+    /// Are its rates those that its maker states, rather than measured?
+    pub specified: bool,
     /// Bytes of memory.
     pub memory: f64,
     /// Bytes per second that passes over activations reach.
@@ -93,15 +190,19 @@ impl Machine {
     /// [`PlanError::Hardware`] with the nearest device, or the precisions that it has.
     pub fn find(name: &str, precision: Precision) -> Result<Self, PlanError> {
         let spec = DeviceSpec::find(name)?;
+        Self::of(spec, Efficiency::embedded(&spec.name)?, precision)
+    }
+
+    /// The machine made of a device, in nodes of 8, in `precision`, which reaches these shares.
+    ///
+    /// # Errors
+    /// [`PlanError::Hardware`] with the precisions that it has.
+    pub fn of(spec: &DeviceSpec, efficiency: Efficiency, precision: Precision) -> Result<Self, PlanError> {
         let roofline = spec.roofline(precision)?;
-        let of = |name: &str| TABLE.iter().find(|e| e.name == name);
-        let efficiency = of(&spec.name)
-            .or_else(|| of("other"))
-            .cloned()
-            .ok_or_else(|| PlanError::setting("device", name, "has no efficiencies", "add it to efficiency.toml"))?;
         let link = spec.interconnect.as_ref().map_or(25e9, |l| l.value.as_f64());
         Ok(Self {
             name: spec.name.clone(),
+            specified: true,
             memory: spec.memory.value.as_f64(),
             bandwidth: spec.memory_bandwidth.value.as_f64() * efficiency.memory,
             stream: spec.memory_bandwidth.value.as_f64() * efficiency.stream,
@@ -188,19 +289,8 @@ mod tests {
     fn the_table_parses_and_every_share_is_one() {
         assert!(TABLE.iter().any(|e| e.name == "other"));
         for e in TABLE.iter() {
-            for share in [
-                e.matmul,
-                e.serving,
-                e.experts,
-                e.attention,
-                e.scores,
-                e.memory,
-                e.stream,
-                e.stream_experts,
-                e.four_bit,
-                e.link,
-            ] {
-                assert!((0.1..1.0).contains(&share), "{}: {share}", e.name);
+            for (key, share) in e.shares() {
+                assert!((0.1..1.0).contains(&share), "{} {key}: {share}", e.name);
             }
             assert!(e.name == "other" || DeviceSpec::find(&e.name).is_ok(), "{}", e.name);
         }

@@ -16,14 +16,14 @@ use crate::output::columns;
 
 /// All launches of one kernel in a step.
 pub(super) struct OpTime {
-    name: String,
-    launches: usize,
+    pub(super) name: String,
+    pub(super) launches: usize,
     /// Median over the runs.
-    seconds: f64,
+    pub(super) seconds: f64,
     /// Of the time of all of them.
     share: f64,
-    flops: f64,
-    bytes: u64,
+    pub(super) flops: f64,
+    pub(super) bytes: u64,
     /// The launches' floors one after another.
     floor: f64,
     bound: Bound,

@@ -8,7 +8,7 @@ use ridge_plan::reading::Reading;
 use serde_json::json;
 
 use super::page::{Block, Page, PageArgs, Table};
-use super::{TargetArgs, ledger_bar, ledger_table, quantisation, serving_machine, sources, sources_json};
+use super::{TargetArgs, ledger_bar, ledger_table, quantisation, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
 use crate::output::grouped;
@@ -57,7 +57,7 @@ pub(crate) struct FitArgs {
 
 pub(super) fn run(args: &FitArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = serving_machine(&args.target.device, args.weights)?;
+    let machine = args.target.server(args.weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
     let memory = ServingMemory {
         tp: args.tp,

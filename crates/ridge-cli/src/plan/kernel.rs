@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgGroup, Args};
 use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond};
+use ridge_plan::efficiency::Calibration;
 use ridge_plan::kernel::access::Access;
 use ridge_plan::kernel::occupancy::{Launch, Limit, Occupancy, most_shared_bytes, occupancy};
 use ridge_plan::kernel::roofline::{Roof, Row, Step, Tile};
@@ -245,7 +246,7 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
         return Err(refused("--context", args.context, &why));
     }
-    let machine = serving_machine(&args.device, args.weights)?;
+    let machine = serving_machine(&Calibration::default(), &args.device, args.weights)?;
     let precision = if args.weights == Quantisation::Fp8 { Precision::Fp8 } else { Precision::Bf16 };
     let roof = Roof { machine, ..Roof::find(&args.device, precision)? };
     let cache_bytes = args.cache_bits as f64 / 8.0;

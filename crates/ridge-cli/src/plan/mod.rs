@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Subcommand};
 use ridge_hw::spec::Precision;
 use ridge_plan::PlanError;
-use ridge_plan::efficiency::Machine;
+use ridge_plan::efficiency::{Calibration, Machine};
 use ridge_plan::ledger::{Entry, Ledger, Quantisation};
 use ridge_plan::plot::Bar;
 use ridge_plan::reading::Reading;
@@ -21,6 +21,7 @@ use serde_json::json;
 
 use self::page::Table;
 use crate::error::{Error, Result};
+use crate::settings::refused;
 
 /// What can be planned.
 #[derive(Debug, Subcommand)]
@@ -55,6 +56,11 @@ pub(crate) struct TargetArgs {
     /// Device, as its maker or its driver calls it
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     pub(crate) device: String,
+
+    /// What devices reach of their sheets, as `ridge bench --calibrate FILE` measured it [default: a table of published and
+    /// fitted figures]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) efficiency: Option<PathBuf>,
 }
 
 /// How it is shown.
@@ -77,7 +83,20 @@ impl TargetArgs {
 
     /// The device in `precision`.
     pub(crate) fn machine(&self, precision: Precision) -> Result<Machine> {
-        Ok(Machine::find(&self.device, precision)?)
+        Ok(self.calibration()?.machine(&self.device, precision)?)
+    }
+
+    /// The device as a server uses it, for weights in this format.
+    pub(crate) fn server(&self, weights: Quantisation) -> Result<Machine> {
+        serving_machine(&self.calibration()?, &self.device, weights)
+    }
+
+    fn calibration(&self) -> Result<Calibration> {
+        let Some(path) = &self.efficiency else { return Ok(Calibration::default()) };
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| refused("--efficiency", &file, &format!("cannot be read: {e}")))?;
+        Ok(Calibration::parse(&file, &text)?)
     }
 }
 
@@ -97,15 +116,15 @@ fn name_of(path: &Path) -> &str {
 }
 
 /// The machine for weights in this format.
-pub(crate) fn serving_machine(device: &str, weights: Quantisation) -> Result<Machine> {
+pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quantisation) -> Result<Machine> {
     Ok(match weights {
         Quantisation::Nvfp4 | Quantisation::Mxfp4 => {
-            Machine::find(device, Precision::Fp8)?.in_a_server().in_four_bits()
+            known.machine(device, Precision::Fp8)?.in_a_server().in_four_bits()
         }
-        Quantisation::Fp8 => Machine::find(device, Precision::Fp8)?.in_a_server(),
+        Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
         // Integers are decoded to 16 bits on their way to the matrix units.
         Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => {
-            Machine::find(device, Precision::Bf16)?.in_a_server()
+            known.machine(device, Precision::Bf16)?.in_a_server()
         }
     })
 }
@@ -166,7 +185,10 @@ pub(crate) fn ledger_bar(name: impl Into<String>, ledger: &Ledger) -> Bar {
 /// Where the figures of a device come from.
 pub(crate) fn sources(machine: &Machine) -> Vec<String> {
     vec![
-        format!("{}: rates and capacity specified by its sheet", machine.name),
+        match machine.specified {
+            true => format!("{}: rates and capacity specified by its sheet", machine.name),
+            false => format!("{}: rates measured, capacity told by the system", machine.name),
+        },
         format!("efficiencies: {}", machine.efficiency.source),
         "parameters, FLOPs and bytes: modelled, exact for the model's graph".to_owned(),
         "times: modelled; cargo xtask accuracy says how near they come".to_owned(),
@@ -175,5 +197,5 @@ pub(crate) fn sources(machine: &Machine) -> Vec<String> {
 
 /// The same for JSON.
 pub(crate) fn sources_json(machine: &Machine) -> serde_json::Value {
-    json!({ "device": "specified", "efficiencies": machine.efficiency.source, "memory": "modelled", "times": "modelled" })
+    json!({ "device": if machine.specified { "specified" } else { "measured" }, "efficiencies": machine.efficiency.source, "memory": "modelled", "times": "modelled" })
 }

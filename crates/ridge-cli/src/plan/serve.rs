@@ -10,9 +10,7 @@ use ridge_plan::serve::{Point, ServeLayout, Traffic, aggregated, disaggregated, 
 use serde_json::json;
 
 use super::page::{Block, Page, PageArgs, Table};
-use super::{
-    TargetArgs, amount, ledger_bar, ledger_table, quantisation, seconds, serving_machine, sources, sources_json,
-};
+use super::{TargetArgs, amount, ledger_bar, ledger_table, quantisation, seconds, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
 use crate::output::grouped;
@@ -82,7 +80,7 @@ pub(crate) struct ServeArgs {
 
 pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = serving_machine(&args.target.device, args.weights)?;
+    let machine = args.target.server(args.weights)?;
     let ranks = args.tp * args.attention_dp;
     if !ranks.is_multiple_of(args.ep) {
         let why = format!("does not divide the {ranks} ranks of tp x attention-dp, which share the experts");
