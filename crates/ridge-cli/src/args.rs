@@ -99,12 +99,21 @@ pub(crate) const MOST: u64 = u64::MAX;
 /// Most threads that one may ask for.
 pub(crate) const MOST_THREADS: u64 = 1024;
 
+/// What `128k` may mean.
+fn written_out(typed: &str) -> String {
+    let thousands = typed.strip_suffix(['k', 'K']).and_then(|n| n.parse::<u32>().ok());
+    thousands.map_or(String::new(), |n| {
+        let n = u64::from(n);
+        format!("; write {typed} out: {} or {}", n * 1000, n * 1024)
+    })
+}
+
 /// A whole number from `LEAST` to `MOST`.
 pub(crate) fn whole<T: TryFrom<u64>, const LEAST: u64, const MOST: u64>(typed: &str) -> Result<T, String> {
     let value = typed.parse().ok().filter(|value| (LEAST..=MOST).contains(value));
     value
         .and_then(|value: u64| T::try_from(value).ok())
-        .ok_or_else(|| format!("must be a whole number from {LEAST} to {MOST}"))
+        .ok_or_else(|| format!("must be a whole number from {LEAST} to {MOST}{}", written_out(typed)))
 }
 
 /// The device that a model runs on.

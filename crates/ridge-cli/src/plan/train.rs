@@ -4,7 +4,7 @@ use clap::Args;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
-use ridge_plan::ledger::{training, training_stages};
+use ridge_plan::ledger::{Ledger, training, training_stages};
 use ridge_plan::plot::{Axis, Bar, Bars, Chart, Panel, Point, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::search::{Candidate, Found, Space, judge, pareto, search};
@@ -81,22 +81,22 @@ pub(crate) struct TrainArgs {
 #[command(next_help_heading = "One layout rather than all")]
 struct LayoutArgs {
     /// Tensor parallel ranks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     tp: Option<usize>,
     /// Pipeline stages
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     pp: Option<usize>,
     /// Ranks that share a sequence
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     cp: Option<usize>,
     /// Ranks that share the experts
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     ep: Option<usize>,
     /// Sequences of a micro-batch
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     micro_batch: Option<usize>,
     /// Chunks of a stage
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     interleave: Option<usize>,
     /// ZeRO stage
     #[arg(long, value_name = "0..3")]
@@ -142,7 +142,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         None => search(&reading, &machine, &work, &space),
         Some(layout) => {
             if layout.gpus() != args.gpus {
-                let why = format!("is no multiple of tp x pp x cp; the nearest below is {}", layout.gpus());
+                let unit = layout.tp * layout.pp * layout.cp;
+                let nearest = (args.gpus as f64 / unit as f64).round().max(1.0) as usize * unit;
+                let why = format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}");
                 return Err(crate::settings::refused("--gpus", args.gpus, &why));
             }
             layout.require(&reading, work.seq, work.global_batch)?;
@@ -186,8 +188,8 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
             [c.layout.to_string(), seconds(c.step.total), rate, percent(c.step.mfu), percent(c.step.hfu), memory];
         table.push(cells, "");
     }
-    let mut page =
-        Page { title, blocks: vec![Block::Table(table)], sources: sources(&machine), json, ..Page::default() };
+    let blocks = if found.ranked.is_empty() { Vec::new() } else { vec![Block::Table(table)] };
+    let mut page = Page { title, blocks, sources: sources(&machine), json, ..Page::default() };
     if !found.rejected.is_empty() {
         let mut rejected = Table { caption: "rejected".into(), ..Table::default() };
         for (why, (n, layout)) in &found.rejected {
@@ -199,7 +201,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         let fits = best.bytes <= usable;
         let caption =
             format!("memory of the fullest GPU, {}{}", best.layout, if fits { "" } else { ": it does NOT fit" });
-        page.blocks.push(Block::Table(ledger_table(caption, &training(&reading, &best.layout, &work).entries)));
+        page.blocks.push(Block::Table(with_room(caption, &training(&reading, &best.layout, &work), &machine, &space)));
         page.blocks.extend(stages_table(&reading, &best, &work).map(Block::Table));
         page.blocks.push(Block::Table(step_table(&best)));
         page.blocks.push(Block::Answer(answer(args, &run, optimal)));
@@ -243,6 +245,19 @@ fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
     let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
     let tokens = args.tokens.unwrap_or(0.0);
     Run::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
+}
+
+/// A ledger, the margin, and what they leave of the device.
+fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &Space) -> Table {
+    let mut table = ledger_table(caption, &ledger.entries);
+    let margin = machine.memory * (1.0 - space.utilisation);
+    let formula =
+        format!("{:.0} % of the device: context, libraries, fragmentation", 100.0 * (1.0 - space.utilisation));
+    table.push(["margin".to_owned(), Bytes(margin as u64).to_string()], formula);
+    let left = machine.memory - margin - ledger.total().as_f64();
+    let (what, formula) = if left < 0.0 { ("missing", "more than there is") } else { ("left", "what is left") };
+    table.push([what.to_owned(), Bytes(left.abs() as u64).to_string()], formula);
+    table
 }
 
 /// What a rank of each stage holds, where there are several.

@@ -6,8 +6,12 @@ use crate::error::HwError;
 pub(super) fn find<'a>(name: &str, devices: &'a [DeviceSpec]) -> Result<&'a DeviceSpec, HwError> {
     let wanted = key(name);
     devices.iter().find(|device| known_names(device).any(|known| key(known) == wanted)).ok_or_else(|| {
-        let all = devices.iter().flat_map(known_names);
-        let nearest = all.min_by_key(|known| edit_distance(&key(known), &wanted)).unwrap_or_default();
+        // A part of a name counts for more than letters in common.
+        let distance = |known: &&str| {
+            let known = key(known);
+            (wanted.is_empty() || !known.contains(&wanted), edit_distance(&known, &wanted))
+        };
+        let nearest = devices.iter().flat_map(known_names).min_by_key(distance).unwrap_or_default();
         HwError::UnknownDevice {
             name: name.to_owned(),
             nearest: nearest.to_owned(),
@@ -80,6 +84,8 @@ mod tests {
         let message = DeviceSpec::find("H20O").unwrap_err().to_string();
         assert!(message.contains("\"H20O\"; did you mean \"H200\"?"), "{message}");
         assert!(message.contains("MI300X"), "{message}");
+        let message = DeviceSpec::find("80gb").unwrap_err().to_string();
+        assert!(message.contains("did you mean \"A100-80GB\"?"), "{message}");
     }
 
     #[test]

@@ -64,7 +64,8 @@ fn quantity(typed: &str, units: Units, example: &str) -> Result<f64, UnitError> 
     let names: Vec<&str> = units.iter().map(|(name, _)| *name).collect();
     let remedy = match names.iter().find(|name| name.eq_ignore_ascii_case(unit)) {
         _ if unit.is_empty() => format!("add its unit, as in {example}"),
-        _ if unit.ends_with('b') && units == BYTES => {
+        _ if names.contains(&format!("{unit}/s").as_str()) => format!("did you mean {unit}/s?"),
+        _ if unit.ends_with('b') && units == BYTES && !unit.starts_with(['m', 'g', 't']) => {
             format!("b is bits: write {unit:?} as bytes, an eighth of them, with B")
         }
         _ if unit.ends_with("bps") => format!("write {}b/s for bits, {0}B/s for bytes", unit.trim_end_matches("bps")),

@@ -116,7 +116,7 @@ pub struct SequenceState {
 /// windows holding no more than themselves.
 pub fn sequence_states(reading: &Reading, memory: &ServingMemory, context: usize) -> Vec<SequenceState> {
     let of = |g: &ridge_models::StateGroup| {
-        let (token, sequence) = group_bytes(g, memory, context);
+        let (token, sequence) = group_bytes(reading, g, memory, context);
         SequenceState {
             kind: match last(g.states.first()) {
                 "kv" => "keys and values",
@@ -140,8 +140,8 @@ fn last(name: Option<&String>) -> &str {
 }
 
 /// Bytes of a token and of a sequence of `context` tokens on a rank.
-fn group_bytes(g: &ridge_models::StateGroup, memory: &ServingMemory, context: usize) -> (f64, f64) {
-    let share = (memory.tp.min(g.heads).max(1) * memory.pp) as f64;
+fn group_bytes(reading: &Reading, g: &ridge_models::StateGroup, memory: &ServingMemory, context: usize) -> (f64, f64) {
+    let share = memory.tp.min(g.heads).max(1) as f64 / share_of_stage(reading, memory.pp);
     let tokens = g.window.map_or(context, |w| w.min(context)) as f64;
     let token = g.bytes_per_token as f64 * (memory.cache_bytes / 2.0);
     (token / share, (token * tokens + g.bytes_per_sequence as f64) / share)
@@ -149,16 +149,22 @@ fn group_bytes(g: &ridge_models::StateGroup, memory: &ServingMemory, context: us
 
 /// Bytes that a sequence of `context` tokens holds on a rank.
 pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize) -> f64 {
-    reading.states.iter().map(|g| group_bytes(g, memory, context).1).sum()
+    reading.states.iter().map(|g| group_bytes(reading, g, memory, context).1).sum()
+}
+
+/// Share of the layers that the fullest of `pp` stages has.
+fn share_of_stage(reading: &Reading, pp: usize) -> f64 {
+    let layers = reading.layers.len().max(1);
+    layers.div_ceil(pp.max(1)) as f64 / layers as f64
 }
 
 /// Bytes of a rank's weights.
 fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Quantisation) -> (f64, f64) {
-    let tp = tp as f64;
+    let (tp, share) = (tp as f64, share_of_stage(reading, pp));
     let (mut matrices, mut plain) = (0.0, 0.0);
     for layer in reading.each_layer() {
-        matrices += (layer.cut / tp + layer.experts / (tp * ep as f64)) / pp as f64;
-        plain += layer.whole / pp as f64;
+        matrices += (layer.cut / tp + layer.experts / (tp * ep as f64)) * share;
+        plain += layer.whole * share;
     }
     let ends = if pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
     (matrices * weights.bits() / 8.0 + plain * 2.0 + ends / tp * 2.0, matrices)
@@ -176,8 +182,11 @@ pub fn serving(
     context: usize,
 ) -> Result<ServingLedger, PlanError> {
     let m = memory;
+    if m.ep > 1 && reading.experts == 0 {
+        return Err(PlanError::setting("ep", m.ep, "is above 1 and the model has no experts", "set ep to 1"));
+    }
     for (what, degree, of, name) in [("tp", m.tp, reading.heads, "heads"), ("ep", m.ep, reading.experts, "experts")] {
-        if degree == 0 || (of > 0 && !of.is_multiple_of(degree)) || (what == "ep" && of == 0 && degree > 1) {
+        if degree == 0 || (of > 0 && !of.is_multiple_of(degree)) {
             let nearest =
                 (1..=of.max(1)).filter(|d| of.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(degree)).unwrap_or(1);
             let remedy = format!("the nearest that does is {nearest}");
@@ -231,7 +240,7 @@ pub fn serving(
         ));
     };
     let endless = reading.states.iter().filter(|g| g.window.is_none());
-    let per_token: f64 = endless.map(|g| group_bytes(g, m, context).0).sum();
+    let per_token: f64 = endless.map(|g| group_bytes(reading, g, m, context).0).sum();
     ledger.entries.push(Entry { what: "room for sequences", bytes: room, formula: "what is left".into() });
     Ok(ServingLedger {
         ledger,
@@ -241,4 +250,48 @@ pub fn serving(
         sequences: (room.as_f64() / per_sequence.max(1.0)).floor() as u64,
         tokens: (room.as_f64() / per_token.max(1.0)).floor() as u64,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(name: &str) -> Reading {
+        let file = format!("{}/../../fixtures/configs/{name}.json", env!("CARGO_MANIFEST_DIR"));
+        Reading::from_json("config.json", &std::fs::read_to_string(file).unwrap()).unwrap()
+    }
+
+    fn memory(tp: usize, pp: usize) -> ServingMemory {
+        let weights = Quantisation::Bf16;
+        ServingMemory { tp, pp, ep: 1, weights, cache_bytes: 2.0, step_tokens: 8192, utilisation: 0.94 }
+    }
+
+    #[test]
+    fn a_sequence_keeps_what_each_kind_of_layer_does() {
+        let of = |name: &str, tp| sequence_states(&reading(name), &memory(tp, 1), 4096);
+        // 36 layers of 2 x 8 heads x 128 elements of 2 B; ranks beyond the heads hold copies.
+        let gqa = of("Qwen3-8B", 1);
+        assert_eq!((gqa[0].kind, gqa[0].layers, gqa[0].per_token), ("keys and values", 36, Bytes(147_456)));
+        assert_eq!(of("Qwen3-8B", 16)[0].per_token, Bytes(147_456 / 8));
+        // 61 layers of 512 + 64 elements that all heads share: no rank is spared them.
+        let latent = of("DeepSeek-V3", 8);
+        assert_eq!((latent[0].kind, latent[0].layers), ("latent of keys and values", 61));
+        assert_eq!(latent[0].per_token, Bytes(61 * 576 * 2));
+        // Recurrences hold the same for any length.
+        let hybrid = of("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 1);
+        let recurrence = hybrid.iter().find(|s| s.kind == "recurrence").unwrap();
+        assert_eq!((recurrence.layers, recurrence.per_token), (23, Bytes(0)));
+        let all: u64 = hybrid.iter().map(|s| s.per_sequence.0).sum();
+        let model = reading("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
+        assert!((sequence_bytes(&model, &memory(1, 1), 4096) - all as f64).abs() < 2.0);
+    }
+
+    #[test]
+    fn the_fullest_stage_has_the_layers_that_do_not_divide() {
+        let reading = reading("Qwen3-8B");
+        let weights = |pp| weight_bytes(&reading, 1, pp, 1, Quantisation::Bf16).1;
+        // 8 of 36 layers, not 7.2.
+        assert!((weights(5) / weights(1) - 8.0 / 36.0).abs() < 1e-12);
+        assert_eq!(sequence_states(&reading, &memory(1, 5), 1)[0].per_token, Bytes(147_456 * 8 / 36));
+    }
 }
