@@ -120,6 +120,10 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         }),
         ..Page::default()
     };
+    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("tokens of a step at most", args.step_tokens, "--step-tokens");
+    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
     page.assume(&machine);
     args.page.show(&page)
 }

@@ -33,13 +33,15 @@ pub(crate) struct PageArgs {
 pub(crate) struct Page {
     /// What was asked, in a line.
     pub(crate) title: String,
+    /// The answer in a line, where the terminal has it as the first row of a table.
+    pub(crate) lead: String,
     /// What was found, in order.
     pub(crate) blocks: Vec<Block>,
     /// Figures, one below another.
     pub(crate) panels: Vec<Panel>,
     /// Where the figures come from, a line each.
     pub(crate) sources: Vec<String>,
-    /// Every figure that the answer rests on: what, how much, specified or measured or modelled, and by whom.
+    /// Every figure that the answer rests on: what, how much, given, specified, measured or modelled, and by whom.
     pub(crate) assumptions: Vec<[String; 4]>,
     /// All of it for programs.
     pub(crate) json: Value,
@@ -112,6 +114,11 @@ impl PageArgs {
 }
 
 impl Page {
+    /// A figure that was given, or taken where none was.
+    pub(crate) fn given(&mut self, what: &str, value: impl ToString, how: &str) {
+        self.assumptions.push([what.to_owned(), value.to_string(), "given".to_owned(), how.to_owned()]);
+    }
+
     /// The assumptions that `machine` brings: its sheet, and what it reaches of it.
     pub(crate) fn assume(&mut self, machine: &Machine) {
         let Ok(spec) = ridge_hw::spec::DeviceSpec::find(&machine.name) else { return };
@@ -174,7 +181,8 @@ impl Page {
         let _ = writeln!(html, "<p class=\"asked\">Asked: <code>{}</code></p>", escaped(&typed.join(" ")));
         // The answer and its figures come first, and the way to it behind.
         let (answers, others): (Vec<_>, Vec<_>) = self.blocks.iter().partition(|b| matches!(b, Block::Answer(_)));
-        for block in answers {
+        let lead = (!self.lead.is_empty()).then(|| Block::Answer(self.lead.clone()));
+        for block in lead.iter().chain(answers) {
             html += &block.html();
         }
         for panel in &self.panels {
@@ -243,7 +251,7 @@ padding:0 1rem;color:#1b1f24;background:#fff}h1{font-size:1.35rem;line-height:1.
 code,pre{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.85rem}pre,.wide{overflow-x:auto}\
 code{overflow-wrap:anywhere}.asked{opacity:.8}.answer{font-size:1.1rem;border-left:4px solid #0072b2;padding:.2rem 0 .2rem .8rem}\
 table{border-collapse:collapse;font-size:.85rem}th,td{text-align:left;padding:.25rem .9rem .25rem 0;vertical-align:top;\
-border-bottom:1px solid #8884;font-variant-numeric:tabular-nums;white-space:nowrap}td.formula,td:last-child{white-space:normal}td.formula{opacity:.75}figure{margin:1.5rem 0}\
+border-bottom:1px solid #8884;font-variant-numeric:tabular-nums;white-space:nowrap}td.formula,td:first-child,td:last-child{white-space:normal}td.formula{opacity:.75}figure{margin:1.5rem 0}\
 svg{max-width:100%;height:auto}footer{margin-top:2rem;font-size:.8rem;opacity:.7}\
 @media screen and (prefers-color-scheme:dark){body{color:#e6e8eb;background:#15181d}}\
 @media print{body{margin:0;max-width:none;font-size:11px}figure,tr{break-inside:avoid}h2{break-after:avoid}}";

@@ -170,6 +170,23 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
             .into(),
         );
     }
+    page.lead = format!(
+        "first token after {}, then one every {}; {:.0} output tokens/s on {} GPUs",
+        seconds(point.ttft),
+        seconds(point.tpot),
+        point.tokens_per_second,
+        point.gpus
+    );
+    if let Some(gpus) = gpus {
+        page.lead += &format!("\n{gpus} GPUs for the rate");
+    }
+    if let Some(dollars) = dollars {
+        page.lead += &format!("\n{dollars:.3} dollars for a million output tokens");
+    }
+    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
+    page.given("tokens of a prompt that a step takes at most", memory.step_tokens, "set");
     page.assume(&machine);
     args.page.show(&page)
 }

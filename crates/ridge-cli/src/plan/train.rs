@@ -2,7 +2,7 @@
 
 use clap::Args;
 use ridge_hw::spec::Precision;
-use ridge_hw::units::Bytes;
+use ridge_hw::units::{Bytes, Flops};
 use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{Ledger, training, training_stages};
 use ridge_plan::plot::{Axis, Bar, Bars, Chart, Panel, Point, Series, Style, Unit};
@@ -204,7 +204,17 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         page.blocks.push(Block::Table(with_room(caption, &training(&reading, &best.layout, &work), &machine, &space)));
         page.blocks.extend(stages_table(&reading, &best, &work).map(Block::Table));
         page.blocks.push(Block::Table(step_table(&best)));
+        page.blocks.push(Block::Table(formulas(&best)));
+        page.blocks.push(Block::Table(by_recompute(&reading, &machine, &work, &best)));
         page.blocks.push(Block::Answer(answer(args, &run, optimal)));
+        page.lead = format!(
+            "{}: a step takes {}, {} tokens/s, {:.1} % MFU, and {} of a GPU",
+            best.layout,
+            seconds(best.step.total),
+            grouped(best.step.tokens_per_second as u64),
+            100.0 * best.step.mfu,
+            Bytes(best.bytes as u64)
+        );
         if args.page.draws() {
             page.panels = panels(args, &reading, &machine, &work, &found, &space);
         }
@@ -212,6 +222,16 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         page.blocks
             .push(Block::Answer("nothing fits: take more GPUs, a smaller batch or a GPU with more memory".into()));
     }
+    let s = work.states;
+    let bytes = s.weight + s.gradient + s.master + s.moments;
+    page.given("tokens of a sequence", work.seq, "--seq");
+    page.given("sequences of a step", work.global_batch, "--batch");
+    page.given("states of a parameter", format!("{} ({bytes} B)", args.states), "--states");
+    page.given("attention and loss", "fused", "set: scores and logarithms never reach memory");
+    page.given("communication of data parallelism", "hidden where it fits", "set");
+    page.given("share of the device's memory that may be used", space.utilisation, "set: the rest is margin");
+    page.given("hours that a GPU runs between failures", args.gpu_mtbf, "--gpu-mtbf");
+    page.given("seconds of a checkpoint, and of a restart", format!("{}, 300", args.checkpoint), "--checkpoint; set");
     page.assume(&machine);
     args.page.show(&page)
 }
@@ -245,6 +265,50 @@ fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
     let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
     let tokens = args.tokens.unwrap_or(0.0);
     Run::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
+}
+
+/// How figures of the table of layouts and of the run are found.
+fn formulas(best: &Candidate) -> Table {
+    let s = &best.step;
+    let mut table = Table { caption: "how".into(), detail: true, ..Table::default() };
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let flops = |flops: f64| Flops(flops).to_string();
+    table.push(
+        ["model FLOPs".to_owned(), flops(s.model_flops)],
+        "3 x (2 a parameter that a token multiplies, 4 a head, pair and width) x tokens of a step",
+    );
+    table.push(["hardware FLOPs".to_owned(), flops(s.hardware_flops)], "with what is computed again");
+    table.push(["MFU".to_owned(), percent(s.mfu)], "model FLOPs / (step x dense rate of the sheet x GPUs)");
+    table.push(["HFU".to_owned(), percent(s.hfu)], "hardware FLOPs / (the same)");
+    table.push(["tokens/s".to_owned(), grouped(s.tokens_per_second as u64)], "batch x sequence / step");
+    table.push(
+        ["checkpoints".to_owned(), String::new()],
+        "interval sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M) - w, w a checkpoint's seconds, M those between failures (Daly 2006)",
+    );
+    table.push(["best spent".to_owned(), String::new()], "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)");
+    table
+}
+
+/// What the layout keeps and takes under each policy of recomputation.
+fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &Candidate) -> Table {
+    let mut table =
+        Table::with_head("by what is computed again", ["recompute", "activations", "in all", "step", "HFU"]);
+    for recompute in Recompute::ALL {
+        let layout = Layout { recompute, ..best.layout };
+        let Ok(c) = judge(reading, machine, work, &layout, f64::INFINITY) else { continue };
+        let ledger = training(reading, &layout, work);
+        let activations = ledger.of("activations") + ledger.of("recomputed layer");
+        let cells = [
+            recompute.to_string(),
+            activations.to_string(),
+            ledger.total().to_string(),
+            seconds(c.step.total),
+            format!("{:.1} %", 100.0 * c.step.hfu),
+        ];
+        table.push(cells, "");
+    }
+    table.detail = true;
+    table
 }
 
 /// A ledger, the margin, and what they leave of the device.

@@ -204,11 +204,11 @@ fn entries(reading: &Reading, layout: &Layout, work: &Workload, a: &Amounts) -> 
     }
     ledger.add("optimiser states", a.moments, format!("{held} x {} B{}", s.moments, over(1)));
     let layers = reading.layers.len() as f64 / layout.pp as f64;
+    let tokens = layout.micro_batch * work.seq / layout.cp;
+    let each = a.activations / (layers * tokens as f64 * a.alive).max(1.0);
     let kept = format!(
-        "{layers} layers x {} tokens x {:.3} micro-batches alive x what the backward pass reads of a layer (recompute: {})",
-        layout.micro_batch * work.seq / layout.cp,
-        a.alive,
-        layout.recompute
+        "{layers} layers x {tokens} tokens x {:.3} micro-batches alive x {each:.0} B that the backward pass reads (recompute: {})",
+        a.alive, layout.recompute
     );
     ledger.add("activations", a.activations, kept);
     if a.transient > 0.0 {
