@@ -131,6 +131,7 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan fit nowhere.json", "give a folder with a config.json"),
         ("plan train Qwen3-8B.json --gpus 8 --pp 8", "the nearest pp that does is 9"),
         ("plan train Qwen3-8B.json --gpus 8 --tp 3", "= 3; the nearest is 9"),
+        ("plan train Qwen3-8B.json --gpus 8 --tp 2 --dp 8", "is not tp x pp x cp x dp = 16"),
         ("plan train Qwen3-8B.json --gpus 8 --zero 4", "ZeRO has stages 0 to 3"),
         ("plan train Qwen3-8B.json --gpus 8 --tokens 15tb", "15T (K, M, B, T)"),
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),

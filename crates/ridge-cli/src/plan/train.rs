@@ -86,6 +86,9 @@ struct LayoutArgs {
     /// Pipeline stages
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     pp: Option<usize>,
+    /// Data parallel replicas [default: GPUs / (tp x pp x cp)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    dp: Option<usize>,
     /// Ranks that share a sequence
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     cp: Option<usize>,
@@ -115,11 +118,11 @@ impl LayoutArgs {
     /// The layout that they give `gpus`, if any is given.
     fn layout(&self, gpus: usize) -> Option<Layout> {
         let degrees = [self.tp, self.pp, self.cp, self.ep, self.micro_batch, self.interleave];
-        if degrees.iter().all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
+        if degrees.iter().chain([&self.dp]).all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
             return None;
         }
         let [tp, pp, cp, ep, micro_batch, interleave] = degrees.map(|d| d.unwrap_or(1));
-        let dp = gpus / (tp * pp * cp).max(1);
+        let dp = self.dp.unwrap_or(gpus / (tp * pp * cp)).max(1);
         let recompute = self.recompute.unwrap_or(Recompute::None);
         let sequence_parallel = tp > 1;
         let zero = self.zero.unwrap_or(u8::from(dp > 1));
@@ -142,9 +145,13 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         None => search(&reading, &machine, &work, &space),
         Some(layout) => {
             if layout.gpus() != args.gpus {
-                let unit = layout.tp * layout.pp * layout.cp;
+                let given = args.layout.dp.is_some();
+                let unit = layout.tp * layout.pp * layout.cp * if given { layout.dp } else { 1 };
                 let nearest = (args.gpus as f64 / unit as f64).round().max(1.0) as usize * unit;
-                let why = format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}");
+                let why = match given {
+                    true => format!("is not tp x pp x cp x dp = {unit}"),
+                    false => format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}"),
+                };
                 return Err(crate::settings::refused("--gpus", args.gpus, &why));
             }
             layout.require(&reading, work.seq, work.global_batch)?;
