@@ -273,6 +273,14 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         total.floor,
         total.expected
     )));
+    let weights = reading.parameters as f64 * args.weights.bits() / 8.0;
+    if weights > roof.machine.memory {
+        page.blocks.push(Block::Text(format!(
+            "its weights, about {}, do not fit one {}: times are those of one that had room",
+            Bytes(weights as u64),
+            roof.device.name
+        )));
+    }
     for (name, rows) in &kinds {
         let mut table = Table::with_head(name.clone(), COLUMNS);
         for row in rows {
