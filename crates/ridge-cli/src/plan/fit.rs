@@ -100,8 +100,20 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
     }
     // Where there are several kinds they are the point.
     of_sequence.detail = states.len() < 2;
-    let mut bars = vec![ledger_bar("a GPU", &fit.ledger)];
-    bars.retain(|b| !b.parts.is_empty());
+    let mut formats = Table::with_head("by format of matrices", ["format", "weights", "room", "sequences"]);
+    let mut bars = Vec::new();
+    for (name, weights) in Quantisation::ALL {
+        let other = ServingMemory { weights, ..memory };
+        let Ok(fit) = serving(&reading, device, &other, context) else {
+            formats.push([name.to_owned(), "does not fit".to_owned()], format!("{} bits", weights.bits()));
+            continue;
+        };
+        let weights_bytes = fit.ledger.of("weights").to_string();
+        let cells = [name.to_owned(), weights_bytes, fit.room.to_string(), grouped(fit.sequences)];
+        formats.push(cells, format!("{} bits of an element, scales included", weights.bits()));
+        bars.push(ledger_bar(name, &fit.ledger));
+    }
+    formats.detail = true;
     let limit = Some((machine.name.clone(), device.as_f64()));
     let axis = Axis::linear("memory of a GPU", Unit::Bytes);
     let bars = Bars { title: title.clone(), axis, bars, limit };
@@ -110,6 +122,7 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         blocks: vec![
             Block::Table(ledger_table("", &fit.ledger.entries)),
             Block::Table(of_sequence),
+            Block::Table(formats),
             Block::Answer(answer),
         ],
         panels: vec![bars.into(), over_context(&reading, &memory, fit.room, context).into()],

@@ -64,6 +64,10 @@ pub(crate) struct KernelArgs {
     #[arg(long, value_name = "QxK", value_parser = sizes::<2>, default_value = "128x64", help_heading = "Roofline")]
     tile: [usize; 2],
 
+    /// Tensor parallel ranks of the model, of which one is shown
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>, help_heading = "Roofline")]
+    tp: usize,
+
     /// Sequences of the model's step
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 1_000_000>, help_heading = "Roofline")]
     batch: usize,
@@ -246,16 +250,28 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
         return Err(refused("--context", args.context, &why));
     }
+    if reading.heads > 0 && !reading.heads.is_multiple_of(args.tp) {
+        let why = format!("does not divide {} heads", reading.heads);
+        return Err(refused("--tp", args.tp, &why));
+    }
     let machine = serving_machine(&Calibration::default(), &args.device, args.weights)?;
     let precision = if args.weights == Quantisation::Fp8 { Precision::Fp8 } else { Precision::Bf16 };
     let roof = Roof { machine, ..Roof::find(&args.device, precision)? };
     let cache_bytes = args.cache_bits as f64 / 8.0;
-    let step = Step { batch: args.batch, new: args.new, context: args.context, weights: args.weights, cache_bytes };
+    let step = Step {
+        tp: args.tp,
+        batch: args.batch,
+        new: args.new,
+        context: args.context,
+        weights: args.weights,
+        cache_bytes,
+    };
     let kinds = roof.model(&reading, &step);
     let all: Vec<&Row> = kinds.iter().flat_map(|k| &k.1).collect();
     let total = Roof::sum("step", &all);
+    let rank = if args.tp > 1 { format!(", one of {} ranks, without their sums", args.tp) } else { String::new() };
     page.title = format!(
-        "{} with {} parameters on {}: {} x {} tokens of {}",
+        "{} with {} parameters on {}{rank}: {} x {} tokens of {}",
         reading.family,
         grouped(reading.parameters),
         roof.device.name,
@@ -273,10 +289,10 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         total.floor,
         total.expected
     )));
-    let weights = reading.parameters as f64 * args.weights.bits() / 8.0;
+    let weights = reading.parameters as f64 * args.weights.bits() / 8.0 / args.tp as f64;
     if weights > roof.machine.memory {
         page.blocks.push(Block::Text(format!(
-            "its weights, about {}, do not fit one {}: times are those of one that had room",
+            "weights of about {} do not fit a {}: times are those of one that had room; --tp divides them",
             Bytes(weights as u64),
             roof.device.name
         )));
@@ -301,7 +317,7 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     sums.push(total);
     let mut table = Table::with_head("by scope", COLUMNS);
     for sum in &sums {
-        let name = if sum.scope.is_empty() { "residuals and norms" } else { &sum.scope };
+        let name = if sum.scope.is_empty() { "residuals" } else { &sum.scope };
         table.push(cells(&Row { scope: name.to_owned(), ..sum.clone() }), "floors and times one after another");
     }
     page.blocks.push(Block::Table(table));

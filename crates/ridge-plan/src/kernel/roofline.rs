@@ -13,7 +13,7 @@ use crate::PlanError;
 use crate::efficiency::Machine;
 use crate::ledger::Quantisation;
 use crate::plot::{Axis, Chart, Mark, Point, Series, Style, Unit};
-use crate::reading::{Class, LayerWork, OpWork, Reading};
+use crate::reading::{ACTIVATION, Class, LayerWork, OpWork, Reading};
 
 /// A device in the precision of its matrix products.
 #[derive(Clone, Debug)]
@@ -251,7 +251,7 @@ impl Roof {
         chart
     }
 
-    /// Every op of a step of `reading` in which each of `batch` sequences adds `new` tokens and then has `context`: one
+    /// Every op on one rank of a step of `reading` in which each of `batch` sequences adds `new` tokens and then has `context`: one
     /// list a kind of layer, and the logits.
     pub fn model(&self, reading: &Reading, step: &Step) -> Vec<(String, Vec<Row>)> {
         let mut found = Vec::new();
@@ -260,7 +260,8 @@ impl Roof {
             let rows = self.layer(layer, at.len(), step);
             found.push((format!("{} layers, such as {}", at.len(), at.first().unwrap_or(&0)), rows));
         }
-        let (rows, v, h) = (step.batch as f64, reading.vocab as f64, reading.hidden as f64);
+        let (rows, h) = (step.batch as f64, reading.hidden as f64);
+        let v = reading.vocab as f64 / step.tp as f64;
         let logits = Work {
             scope: "lm_head".into(),
             op: "linear",
@@ -302,6 +303,11 @@ impl Roof {
 
     fn op(&self, op: &OpWork, step: &Step) -> Work {
         let m = &self.machine;
+        let cut = match (op.cut, op.class) {
+            (false, _) => 1.0,
+            (true, Class::Attention) => op.heads.min(step.tp).max(1) as f64,
+            (true, _) => step.tp as f64,
+        };
         let (batch, new, context) = (step.batch as f64, step.new as f64, step.context as f64);
         let tokens = batch * new;
         let element = step.weights.bits() / 8.0;
@@ -310,18 +316,20 @@ impl Roof {
             op: op.name,
             class: op.class,
             calls: 1,
-            matrix: tokens * op.flops_token,
-            vector: tokens * op.vector_token,
-            bytes: tokens * op.bytes_token,
+            matrix: tokens * op.flops_token / cut,
+            vector: tokens * op.vector_token / cut,
+            bytes: tokens * op.bytes_token / cut,
             peak: m.peak,
             expected: 0.0,
         };
-        let (n, k) = (op.n as f64, op.k as f64);
+        // Of a product that ends in a sum the inputs are cut, of others the outputs.
+        let (n, k) = if op.reduced { (op.n as f64, op.k as f64 / cut) } else { (op.n as f64 / cut, op.k as f64) };
         match op.class {
             Class::Matmul => {
+                let weight = element * op.weight / cut;
                 work.vector = 0.0;
-                work.bytes += element * op.weight;
-                work.expected = m.matmul(Class::Matmul, tokens, n, k, element * op.weight);
+                work.bytes = ACTIVATION * tokens * (n + k) + weight;
+                work.expected = m.matmul(Class::Matmul, tokens, n, k, weight);
             }
             Class::Experts => {
                 work.vector = 0.0;
@@ -329,7 +337,7 @@ impl Roof {
                 let all = op.experts as f64;
                 let reached = all * (1.0 - (1.0 - op.top_k as f64 / all).powf(tokens));
                 let rows = tokens * op.top_k as f64;
-                work.bytes += element * reached * n * k;
+                work.bytes = ACTIVATION * rows * (n + k) + element * reached * n * k;
                 let share = m.matmul_share(Class::Experts, (rows / reached).max(1.0), n * reached, k);
                 let moving = element * reached * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth;
                 work.expected = (work.matrix / (m.peak * share)).max(moving);
@@ -340,9 +348,12 @@ impl Roof {
                     Some(w) => (seen.min(new * w as f64), context.min(w as f64 + new)),
                     None => (seen, context),
                 };
-                work.matrix += batch * seen * op.flops_pair;
+                // What all heads share is read by each rank.
+                let shared = if op.weight > 0.0 { 1.0 } else { cut };
+                work.matrix += batch * seen * op.flops_pair / cut;
                 work.vector = 0.0;
-                work.bytes += batch * cached * op.bytes_cached * (step.cache_bytes / 2.0) + 2.0 * op.weight;
+                work.bytes += batch * cached * op.bytes_cached * (step.cache_bytes / 2.0) / shared;
+                work.bytes += ACTIVATION * op.weight / cut;
                 work.peak = m.peak_16;
                 // Single rows fill half of a tile at best.
                 let share = m.efficiency.attention * if step.new == 1 { 0.5 } else { 1.0 };
@@ -361,6 +372,8 @@ impl Roof {
 /// What a step of a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Step {
+    /// Ranks of tensor parallelism, of which one is looked at.
+    pub tp: usize,
     /// Sequences.
     pub batch: usize,
     /// Tokens that each adds: 1 for an answer, all for a prompt.
@@ -458,7 +471,8 @@ mod tests {
         let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs/Meta-Llama-3.1-8B.json");
         let reading = Reading::from_json("config.json", &std::fs::read_to_string(file).unwrap()).unwrap();
         let roof = Roof::find("H200", Precision::Bf16).unwrap();
-        let step = |batch, new, context| Step { batch, new, context, weights: Quantisation::Bf16, cache_bytes: 2.0 };
+        let weights = Quantisation::Bf16;
+        let step = |batch, new, context| Step { tp: 1, batch, new, context, weights, cache_bytes: 2.0 };
         let total = |step| {
             let kinds = roof.model(&reading, &step);
             Roof::sum("step", &kinds.iter().flat_map(|k| &k.1).collect::<Vec<_>>())
@@ -471,6 +485,10 @@ mod tests {
         assert!(near(long.bytes.as_f64() - one.bytes.as_f64(), 8191.0 * 131_072.0));
         assert!((one.flops.0 / (2.0 * reading.active()) - 1.0).abs() < 0.01);
         assert_eq!((one.bound, total(step(1, 4096, 4096)).bound), (Bound::Memory, Bound::Compute));
+        // Eight ranks have an eighth each of the weights, all but the norms, and of the cache.
+        let eighth = total(Step { tp: 8, ..step(1, 1, 8192) });
+        assert!((eighth.bytes.as_f64() * 8.0 / long.bytes.as_f64() - 1.0).abs() < 0.005, "{}", eighth.bytes);
+        assert!((eighth.flops.0 * 8.0 / long.flops.0 - 1.0).abs() < 0.005, "{}", eighth.flops);
     }
 
     #[test]

@@ -152,8 +152,13 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload, stage: Option<us
     });
     let alive = in_flight(layout, stage, micro_batches);
     let logits = if stage + 1 == layout.pp { logits } else { 0.0 };
-    // ZeRO 3 gathers a unit in 16 bits and makes its gradient there; the next layer is fetched meanwhile.
-    let buckets = if layout.zero == 3 && ranks > 1.0 { 4.0 * p.largest_unit } else { 0.0 };
+    let buckets = match layout.zero {
+        // A unit's gradients are whole until they are scattered; below, they are slices of all gradients.
+        2 if ranks > 1.0 => work.states.gradient * p.largest_unit,
+        // A unit is gathered in 16 bits and its gradient made there; the next layer is fetched meanwhile.
+        3 if ranks > 1.0 => 4.0 * p.largest_unit,
+        _ => 0.0,
+    };
     Amounts {
         weights: bytes(work.states.weight, |s| s.weight),
         gradients: bytes(work.states.gradient, |s| s.gradient),
@@ -219,11 +224,11 @@ fn entries(reading: &Reading, layout: &Layout, work: &Workload, a: &Amounts) -> 
         ledger.add("logits", a.logits, format!("{per} B x tokens x {} / tp", reading.vocab));
     }
     if a.buckets > 0.0 {
-        ledger.add(
-            "gathered weights",
-            a.buckets,
-            format!("{:.3e} parameters of the largest unit x (2 + 2) B", p.largest_unit),
-        );
+        let unit = format!("{:.3e} parameters of the largest unit", p.largest_unit);
+        match layout.zero {
+            2 => ledger.add("gradient bucket", a.buckets, format!("{unit} x {} B, before it is scattered", s.gradient)),
+            _ => ledger.add("gathered weights", a.buckets, format!("{unit} x (2 + 2) B")),
+        }
     }
     ledger
 }
@@ -262,5 +267,24 @@ mod tests {
         // p (1 + (p - 1) / (p v)) on the first.
         assert_eq!([0, 3].map(|s| in_flight(&layout, s, 16.0)), [5.5, 2.5]);
         assert!((in_flight(&layout, 0, 2.0) - 2.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn each_stage_of_zero_cuts_more_and_holds_what_it_needs_whole() {
+        let reading = reading();
+        let work = Workload { global_batch: 64, ..Workload::default() };
+        let ledger = |zero| {
+            let layout = Layout { tp: 8, dp: 8, zero, sequence_parallel: true, ..Layout::default() };
+            training(&reading, &layout, &work)
+        };
+        let of = |zero, what: &str| ledger(zero).of(what).as_f64();
+        let eighth = |zero, what: &str| (of(zero, what) * 8.0 / of(0, what) - 1.0).abs() < 1e-6;
+        assert!(eighth(1, "optimiser states") && eighth(1, "master weights") && !eighth(1, "gradients"));
+        assert!(eighth(2, "gradients") && !eighth(2, "weights") && eighth(3, "weights"));
+        // The largest unit, embedding and head, over 8 ranks of tensor parallelism.
+        let unit = (reading.embedding + reading.head) / 8.0;
+        assert!((of(2, "gradient bucket") / (4.0 * unit) - 1.0).abs() < 1e-6);
+        assert!((of(3, "gathered weights") / (4.0 * unit) - 1.0).abs() < 1e-6);
+        assert!(of(1, "gradient bucket") == 0.0 && of(1, "gathered weights") == 0.0);
     }
 }
