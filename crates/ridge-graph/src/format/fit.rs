@@ -40,6 +40,18 @@ pub(super) fn mean_square(values: &[f32]) -> f32 {
     values.iter().map(|v| v * v).sum::<f32>() / values.len() as f32
 }
 
+/// The one of `others` whose error is less than that of `first` and all others, or `first`.
+pub(super) fn least<T>(first: T, others: impl Iterator<Item = T>, error: impl Fn(&T) -> f32) -> T {
+    let (mut best, mut least) = (error(&first), first);
+    for other in others {
+        let now = error(&other);
+        if now < best {
+            (best, least) = (now, other);
+        }
+    }
+    least
+}
+
 /// A code from `-below` to `above`.
 pub(super) fn code(scaled: f32, below: i32, above: i32) -> i32 {
     (scaled.round_ties_even() as i32).clamp(-below, above)

@@ -56,23 +56,33 @@ fn affine<const N: usize>(
     block: &mut [u8],
 ) -> ([u8; N], [u8; N], [u8; 256]) {
     let len = 256 / N;
-    let fits: [(f32, f32); N] = std::array::from_fn(|group| {
-        let weights = weights(values, importance, group * len, len);
-        fit::affine(&values[group * len..][..len], &weights, most, true)
+    let weights: [Vec<f32>; N] = std::array::from_fn(|group| weights(values, importance, group * len, len));
+    let of_group = |group: usize| &values[group * len..][..len];
+    let fits: [(f32, f32); N] = std::array::from_fn(|group| fit::affine(of_group(group), &weights[group], most, true));
+    let top = f32::from(levels);
+    let scale = put_half(block, at, fits.iter().fold(0f32, |m, f| m.max(f.0)) / top);
+    let minimum = put_half(block, at + 2, fits.iter().fold(0f32, |m, f| m.max(-f.1)) / top);
+    let rounded = |x: f32, unit: f32| (x * fit::inverse(unit)).round().clamp(0.0, top) as u8;
+    let code = |value: f32, scale: f32, minimum: f32| {
+        ((value + minimum) * fit::inverse(scale)).round().clamp(0.0, f32::from(most))
+    };
+    // The nearest integers are not always those that leave least error together.
+    let chosen: [(u8, u8); N] = std::array::from_fn(|group| {
+        let error = |&(s, m): &(u8, u8)| {
+            let (scale, minimum) = (scale * f32::from(s), minimum * f32::from(m));
+            let each = |(v, w): (&f32, &f32)| w * (scale * code(*v, scale, minimum) - minimum - v).powi(2);
+            of_group(group).iter().zip(&weights[group]).map(each).sum::<f32>()
+        };
+        let nearest = (rounded(fits[group].0, scale), rounded(-fits[group].1, minimum));
+        let around = |x: u8| x.saturating_sub(1)..=(x + 1).min(levels);
+        let all = around(nearest.0).flat_map(|s| around(nearest.1).map(move |m| (s, m)));
+        fit::least(nearest, all, error)
     });
-    let levels = f32::from(levels);
-    let scale = put_half(block, at, fits.iter().fold(0f32, |m, f| m.max(f.0)) / levels);
-    let minimum = put_half(block, at + 2, fits.iter().fold(0f32, |m, f| m.max(-f.1)) / levels);
-    let rounded = |x: f32, unit: f32| (x * fit::inverse(unit)).round().clamp(0.0, levels) as u8;
-    let scales = std::array::from_fn(|group| rounded(fits[group].0, scale));
-    let minima = std::array::from_fn(|group| rounded(-fits[group].1, minimum));
     let codes = std::array::from_fn(|i| {
-        let group = i / len;
-        let inverse = fit::inverse(scale * f32::from(scales[group]));
-        let above = values[i] + minimum * f32::from(minima[group]);
-        (above * inverse).round().clamp(0.0, f32::from(most)) as u8
+        let (s, m) = chosen[i / len];
+        code(values[i], scale * f32::from(s), minimum * f32::from(m)) as u8
     });
-    (scales, minima, codes)
+    (chosen.map(|c| c.0), chosen.map(|c| c.1), codes)
 }
 
 /// 16 groups of codes around `half`: the f16 scale of the block goes to bytes `at`; returned are the groups' scales as
@@ -84,17 +94,22 @@ fn symmetric(
     at: usize,
     block: &mut [u8],
 ) -> ([i8; 16], [u8; 256]) {
-    let fits: [f32; 16] = std::array::from_fn(|group| {
-        let weights = weights_about_zero(values, importance, group * 16, 16);
-        fit::symmetric(&values[group * 16..][..16], &weights, half, half - 1)
-    });
+    let weights: [Vec<f32>; 16] = std::array::from_fn(|group| weights_about_zero(values, importance, group * 16, 16));
+    let of_group = |group: usize| &values[group * 16..][..16];
+    let fits: [f32; 16] = std::array::from_fn(|group| fit::symmetric(of_group(group), &weights[group], half, half - 1));
     let scale = put_half(block, at, fit::largest(&fits) / -(levels as f32));
     let inverse = fit::inverse(scale);
-    let scales: [i8; 16] = std::array::from_fn(|group| fit::code(fits[group] * inverse, levels, levels - 1) as i8);
-    let codes = std::array::from_fn(|i| {
-        let inverse = fit::inverse(scale * f32::from(scales[i / 16]));
-        (fit::code(values[i] * inverse, half, half - 1) + half) as u8
+    let code = |value: f32, s: i8| fit::code(value * fit::inverse(scale * f32::from(s)), half, half - 1);
+    let scales: [i8; 16] = std::array::from_fn(|group| {
+        let error = |s: &i8| {
+            let each = |(v, w): (&f32, &f32)| w * (scale * f32::from(*s) * code(*v, *s) as f32 - v).powi(2);
+            of_group(group).iter().zip(&weights[group]).map(each).sum::<f32>()
+        };
+        let nearest = fit::code(fits[group] * inverse, levels, levels - 1);
+        let around = (nearest - 1).max(-levels)..=(nearest + 1).min(levels - 1);
+        fit::least(nearest as i8, around.map(|s| s as i8), error)
     });
+    let codes = std::array::from_fn(|i| (code(values[i], scales[i / 16]) + half) as u8);
     (scales, codes)
 }
 
