@@ -63,13 +63,12 @@ const OTHERS: [(&str, &str, Option<&str>); 15] = [
     ("bert", "attention.layer_norm_epsilon", Some("layer_norm_eps")),
 ];
 
-/// What `torch_dtype` calls a dtype.
-pub(super) fn torch_name(dtype: DType) -> Option<&'static str> {
+/// What `torch_dtype` calls a dtype of weights.
+pub(super) fn torch_name(dtype: DType) -> &'static str {
     match dtype {
-        DType::F32 => Some("float32"),
-        DType::BF16 => Some("bfloat16"),
-        DType::F16 => Some("float16"),
-        _ => None,
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
     }
 }
 
@@ -114,8 +113,8 @@ impl Reader<'_> {
         // Values in blocks are good for no more than bf16.
         let storage = gguf.tensors().iter().find(|t| t.shape.len() == 2).map(|t| &t.storage);
         let dtype = storage.map(|s| if s.format.is_some() { DType::BF16 } else { s.dtype });
-        if let Some(dtype) = dtype.and_then(torch_name) {
-            self.out.insert("torch_dtype".into(), dtype.into());
+        if let Some(dtype) = dtype {
+            self.out.insert("torch_dtype".into(), torch_name(dtype).into());
         }
         // An output projection that is not there is the embedding.
         if self.family != "bert" {

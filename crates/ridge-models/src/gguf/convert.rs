@@ -14,9 +14,10 @@ use super::names::{self, Rule, Sizes};
 use super::storage::Storage;
 use super::write::Writer;
 use super::{Gguf, metadata, split, vocabulary};
-use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
+use crate::checkpoint::{Change, Checkpoint, Published, TensorView, deinterleaved};
 use crate::config::{BertConfig, ModelConfig};
 use crate::error::{ModelError, Result};
+use crate::json;
 use crate::pooling::SentenceConfig;
 use crate::source::ModelFiles;
 
@@ -352,7 +353,14 @@ pub fn to_folder(
         true => checkpoint.published(&[]),
         false => ModelConfig::from_json(gguf.file(), &config_text)?.published(&checkpoint),
     };
-    let kept = |view: &TensorView<'_>| if all || view.format.is_some() { dtype } else { view.dtype };
+    let usual = of_matrices(&tensors);
+    let kept = |tensor: &Published<'_>| match tensor.views[0] {
+        view if all || view.format.is_some() => dtype,
+        // Vectors are f32 in a file whatever they were.
+        _ if tensor.shape.len() < 2 && tensor.views.iter().all(|view| holds(usual, view)) => usual,
+        view => view.dtype,
+    };
+    let dtypes: Vec<DType> = tensors.iter().map(kept).collect();
     let io = |path: &Path, action| {
         let path = path.to_owned();
         move |cause| ModelError::Io { path, action, cause }
@@ -366,12 +374,10 @@ pub fn to_folder(
         Ok(json) => format!("{json:#}\n"),
         Err(_) => text.to_owned(),
     };
-    let mut config: Json = serde_json::from_str(&config_text).unwrap_or_default();
-    let matrix = tensors.iter().filter(|t| t.shape.len() == 2).find_map(|t| t.views.first());
-    if let Some(name) = matrix.and_then(|view| torch_name(kept(view))) {
-        config["torch_dtype"] = name.into();
-    }
-    put("config.json", &format!("{config:#}\n"))?;
+    let mut config: serde_json::Map<String, Json> = json::object(gguf.file(), config_text.as_bytes())?;
+    let most = if all || tensors.iter().any(|t| t.views[0].format.is_some()) { dtype } else { usual };
+    config.insert("torch_dtype".into(), torch_name(most).into());
+    put("config.json", &pretty(&Json::Object(config).to_string()))?;
     if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
         let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
         put("tokenizer.json", &tokenizer)?;
@@ -387,11 +393,10 @@ pub fn to_folder(
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), json!({ "format": "pt" }));
     let mut offset = 0usize;
-    for tensor in &tensors {
-        let dtype = kept(&tensor.views[0]);
+    for (tensor, dtype) in tensors.iter().zip(&dtypes) {
         let bytes = tensor.shape.iter().product::<usize>() * dtype.size_bytes();
         let entry = json!({
-            "dtype": safetensors_name(dtype), "shape": tensor.shape, "data_offsets": [offset, offset + bytes],
+            "dtype": safetensors_name(*dtype), "shape": tensor.shape, "data_offsets": [offset, offset + bytes],
         });
         header.insert(tensor.name.clone(), entry);
         offset += bytes;
@@ -407,8 +412,8 @@ pub fn to_folder(
         out.write_all(&(text.len() as u64).to_le_bytes())?;
         out.write_all(text.as_bytes())?;
         let mut done = 0u64;
-        for tensor in &tensors {
-            let to = Storage::plain(kept(&tensor.views[0]));
+        for (tensor, dtype) in tensors.iter().zip(&dtypes) {
+            let to = Storage::plain(*dtype);
             let bytes = tensor.bytes(|view| {
                 let from = Storage { dtype: view.dtype, format: view.format.cloned() };
                 if from == to { view.data.to_vec() } else { restored(view.data, &from, &to, view.shape, None) }
@@ -420,6 +425,21 @@ pub fn to_folder(
         out.flush()
     };
     write().map_err(failed)
+}
+
+/// The dtype of the matrices that are stored plainly, if it is one; else f32.
+fn of_matrices(tensors: &[Published<'_>]) -> DType {
+    let plain =
+        tensors.iter().map(|tensor| tensor.views[0]).filter(|view| view.shape.len() > 1 && view.format.is_none());
+    let mut dtypes: Vec<DType> = plain.map(|view| view.dtype).collect();
+    dtypes.dedup();
+    if let [one] = dtypes[..] { one } else { DType::F32 }
+}
+
+/// Is every number of `view` one of `dtype`?
+fn holds(dtype: DType, view: &TensorView<'_>) -> bool {
+    let values = view.dtype.decode(view.data);
+    view.format.is_none() && dtype.decode(&dtype.encode(values.iter().copied())) == values
 }
 
 fn safetensors_name(dtype: DType) -> &'static str {

@@ -1,0 +1,97 @@
+//! `ridge convert` and `ridge quantize`, as a user types them.
+
+mod common;
+
+use common::{Folder, json, repository, ridge, stdout};
+
+/// The model that is compiled in, as a file in `folder`.
+fn stories(folder: &Folder, name: &str) -> String {
+    let path = folder.file(name).display().to_string();
+    let model = repository().join("models/stories260K").display().to_string();
+    stdout(&["convert", &model, &path, "-q"]);
+    path
+}
+
+const GREEDY: [&str; 5] = ["generate", "--greedy", "-q", "-n", "40"];
+
+fn text(model: &[&str]) -> String {
+    stdout(&[&GREEDY[..], model, &["Once upon a time"]].concat())
+}
+
+#[test]
+fn a_model_says_the_same_as_a_file_and_as_a_folder_of_that() {
+    let folder = Folder::of_config("{}");
+    let file = stories(&folder, "x.gguf");
+    let back = folder.file("back").display().to_string();
+    stdout(&["convert", &file, &back, "-q"]);
+    let said = text(&[]);
+    assert!(said.contains("Lily"), "{said}");
+    assert_eq!(text(&["--model", &file]), said);
+    assert_eq!(text(&["--model", &back]), said);
+}
+
+#[test]
+fn an_encoder_embeds_from_a_file_as_from_its_folder() {
+    let folder = Folder::copy_of(repository().join("fixtures/families/bert"));
+    let kind = std::fs::read_to_string(repository().join("fixtures/tokenizers/kinds/word_piece.json")).unwrap();
+    let kind: serde_json::Value = serde_json::from_str(&kind).unwrap();
+    folder.write("tokenizer.json", kind["tokenizer"].to_string());
+    let file = folder.file("x.gguf").display().to_string();
+    stdout(&["convert", folder.path(), &file, "-q"]);
+    let embed = |model: &str| json(&["embed", "--json", "--model", model, "the cat sat", "A runner is running there."]);
+    let (from_folder, from_file) = (embed(folder.path()), embed(&file));
+    assert_eq!(from_folder["embeddings"].as_array().map(Vec::len), Some(2));
+    assert_eq!(from_folder["embeddings"], from_file["embeddings"]);
+    let refused = ridge(&["generate", "--model", &file, "x"]);
+    assert!(refused.code != 0 && refused.stderr.contains("ridge embed"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_model_is_quantised_with_an_importance_matrix_and_in_a_mix() {
+    let folder = Folder::of_config("{}");
+    let (file, to) = (stories(&folder, "x.gguf"), folder.file("y.gguf").display().to_string());
+    let imatrix = repository().join("fixtures/gguf_files/imatrix.dat").display().to_string();
+    let ran = ridge(&["quantize", &file, &to, "--format", "q4_0", "--imatrix", &imatrix]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("in q4_0") && ran.stderr.contains("says nothing of 1 matrix"), "{}", ran.stderr);
+    assert!(!text(&["--model", &to]).is_empty());
+    let ran = ridge(&["quantize", &file, &to, "--format", "q4_k_m", "--force"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    // Rows of 64 take what holds them.
+    assert!(ran.stderr.contains("in q8_0") && ran.stderr.contains("whose rows q4_k_m cannot hold"), "{}", ran.stderr);
+    assert!(!text(&["--model", &to]).is_empty());
+}
+
+#[test]
+fn a_model_in_parts_runs_from_any_of_them() {
+    let part = |i: usize| repository().join(format!("fixtures/gguf_files/model-0000{i}-of-00003.gguf"));
+    let shown = |i: usize| stdout(&["inspect", &part(i).display().to_string()]);
+    // The first line has the path.
+    let rest = |text: String| text.split_once('\n').map(|(_, rest)| rest.to_owned());
+    assert_eq!(rest(shown(1)), rest(shown(3)));
+    let folder = Folder::of_config("{}");
+    let alone = folder.file("model-00001-of-00003.gguf");
+    std::fs::copy(part(1), &alone).unwrap();
+    let refused = ridge(&["inspect", &alone.display().to_string()]);
+    assert_eq!(refused.code, 1);
+    assert!(refused.stderr.contains("model-00002-of-00003.gguf is not there"), "{}", refused.stderr);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_with_a_way_out() {
+    let folder = Folder::of_config("{}");
+    let file = stories(&folder, "x.gguf");
+    let to = folder.file("y.gguf").display().to_string();
+    for (args, says) in [
+        (vec!["quantize", &file, &file, "--format", "q8_0"], "is what is read: give another name"),
+        (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "does not end in .gguf"),
+        (vec!["quantize", &file, &to, "--format", "q9"], "q4_k_m"),
+        (vec!["quantize", &file, &to, "--format", "q8_0", "--imatrix", &file], "says nothing of any matrix"),
+        (vec!["convert", &file, folder.path()], "is there: give another name, or --force"),
+        (vec!["convert", "/no/such.gguf", &to], "there is no such file"),
+    ] {
+        let refused = ridge(&args);
+        assert!(refused.code != 0 && refused.stderr.contains(says), "{args:?}: {}", refused.stderr);
+        assert!(!std::path::Path::new(&to).exists(), "{args:?}");
+    }
+}
