@@ -1,5 +1,6 @@
 //! Vector loops, compiled for each instruction set and chosen at run time; conversions between storage and f32 are in
-//! `simd/convert.rs`, the exponential in `simd/exp.rs`.
+//! `simd/convert.rs`, the exponential in `simd/exp.rs`, that of 2 on AVX-512 in
+//! `simd/power.rs`.
 //!
 //! Loops are written over fixed-size arrays of lanes that the compiler turns into vector registers. Sums keep one
 //! partial sum a lane and add the lanes up in a fixed tree, so a sum's bits depend on its length alone.
@@ -9,6 +10,8 @@
 pub(crate) mod amx;
 mod convert;
 mod exp;
+#[cfg(target_arch = "x86_64")]
+mod power;
 
 use std::sync::LazyLock;
 
@@ -18,6 +21,8 @@ pub(crate) use convert::{
     E4M3, E5M2, Element, add_rows, load, place, put, round, store, store_rows, view, widen_lanes, with_element,
 };
 pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use power::power;
 
 /// Lanes of partial sums: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const LANES: usize = 16;

@@ -11,6 +11,8 @@
 
 mod narrow;
 #[cfg(target_arch = "x86_64")]
+mod packed;
+#[cfg(target_arch = "x86_64")]
 mod tiles;
 mod values;
 
@@ -134,6 +136,10 @@ impl Kernel for Attention {
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
             return self.run_on_tiles(io, pieces, scratch);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if packed::takes(self.dim) {
+            return self.run_packed(io, pieces, scratch);
         }
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
         let columns = self.columns();
