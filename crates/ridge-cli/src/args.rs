@@ -86,6 +86,20 @@ pub(crate) struct NumberArgs {
     /// Dtype of the keys and values in the cache [default: that of activations]
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     pub(crate) cache_dtype: Option<String>,
+
+    /// How weights in formats of blocks are multiplied on the CPU: by activations rounded to 8-bit codes, 256 to a scale,
+    /// which is fastest, or by exact ones
+    #[arg(long, value_enum, default_value = "int8")]
+    pub(crate) activations: ActivationsChoice,
+}
+
+/// How products take activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ActivationsChoice {
+    /// Rounded to codes of 8 bits
+    Int8,
+    /// As they are
+    Exact,
 }
 
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];

@@ -513,6 +513,7 @@ impl Shown<'_> {
                 "format": self.settings.model.format.as_ref().map(|f| f.name()),
                 "dtype": self.model.activations.name(),
                 "cache_dtype": self.model.cache.name(),
+                "activations": self.settings.model.activations.name(),
             },
         })
     }

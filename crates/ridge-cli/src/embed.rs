@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
+use ridge_graph::passes::round_activations;
 use ridge_models::{ModelFiles, Pooling, SentenceConfig, Tokenizer};
 use ridge_runtime::Session;
 use serde_json::json;
@@ -131,6 +132,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
             let source = model::encoder_weights(&files, &config, args.random_weights)?;
             let mut encoder = config.build(&settings.options(config.torch_dtype))?;
             encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
+            round_activations(&mut encoder.graph, settings.activations);
             let mut session = Session::new(Arc::new(cpu));
             source.load(&mut session, &encoder.graph, |_| ())?;
             Embedder::of_encoder(session, &encoder, options)?
@@ -138,7 +140,8 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
         None => {
             let config = files.config()?;
             let source = model::weights(&files, &config, args.random_weights)?;
-            let built = model::build(&config, &settings, &source, None)?;
+            let mut built = model::build(&config, &settings, &source, None)?;
+            round_activations(&mut built.graph, settings.activations);
             let session = model::load(&built, &source, Arc::new(cpu))?;
             Embedder::of_decoder(session, &built, options)?
         }

@@ -286,6 +286,7 @@ fn object(
             "format": settings.model.format.as_ref().map(|f| f.name()),
             "dtype": built.activations.name(),
             "cache_dtype": built.cache.name(),
+            "activations": settings.model.activations.name(),
         },
     })
 }

@@ -1,6 +1,7 @@
 //! `ridge inspect`: what a model is made of and what a token of it costs.
 
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::passes::round_activations;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::summary::{Scope, Summary};
 use ridge_models::{Model, ModelFiles};
@@ -23,7 +24,8 @@ pub(crate) fn run(settings: &InspectSettings) -> Result<()> {
     };
     let config = files.config()?;
     let source = model::weights(&files, &config, !files.has_weights())?;
-    let model = model::build(&config, &settings.model, &source, settings.context)?;
+    let mut model = model::build(&config, &settings.model, &source, settings.context)?;
+    round_activations(&mut model.graph, settings.model.activations);
     match settings.shown {
         Shown::Graph => return print(&model.graph.to_string()),
         Shown::LoweredGraph => return print(&lowered(&model)?),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_cuda::{Cuda, CudaOptions};
 use ridge_engine::{Engine, EngineOptions};
+use ridge_graph::passes::round_activations;
 use ridge_graph::{Bindings, Graph, Role};
 use ridge_hw::units::Bytes;
 use ridge_models::{BertConfig, BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
@@ -169,13 +170,16 @@ struct Opened {
 
 fn open(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, running: &Running) -> Result<Opened> {
     let source = weights(files, config, running.random_weights)?;
-    let model = build(config, settings, &source, Some(running.context))?;
+    let mut model = build(config, settings, &source, Some(running.context))?;
     if running.notes
         && let Some(left_out) = left_out(&model, settings)
     {
         note(&left_out);
     }
     let device = Device::open(running.device, running.threads)?;
+    if device.threads.is_some() {
+        round_activations(&mut model.graph, settings.activations);
+    }
     // A GPU takes a copy of weights that the CPU would use where they are mapped.
     let weights_are_made = running.random_weights || settings.format.is_some() || device.threads.is_none();
     Ok(Opened { source, model, device, weights_are_made })

@@ -9,6 +9,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Policy, Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
+use ridge_graph::passes::round_activations;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::template::Clock;
 use ridge_models::{ChatInput, ChatTemplates, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, weight_bytes};
@@ -434,6 +435,7 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     let source = model::encoder_weights(files, &config, args.random_weights)?;
     let mut encoder = config.build(&settings.options(config.torch_dtype))?;
     encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
+    round_activations(&mut encoder.graph, settings.activations);
     let mut session = Session::new(Arc::new(cpu));
     source.load(&mut session, &encoder.graph, |_| ())?;
     let embedder = Embedder::of_encoder(session, &encoder, options)?;

@@ -3,10 +3,13 @@
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 
+use ridge_graph::ops::Activations;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 
-use crate::args::{DeviceChoice, DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingSettings};
+use crate::args::{
+    ActivationsChoice, DeviceChoice, DoctorArgs, GenerateArgs, InspectArgs, NumberArgs, SamplingSettings,
+};
 use crate::error::{Error, Result};
 
 /// Which model, and how its numbers are kept.
@@ -16,9 +19,11 @@ pub(crate) struct ModelSettings {
     pub(crate) path: Option<PathBuf>,
     pub(crate) format: Option<FormatRef>,
     /// Of activations; that of the weights if `None`.
-    activations: Option<DType>,
+    dtype: Option<DType>,
     /// Of keys and values; that of activations if `None`.
-    cache: Option<DType>,
+    cache_dtype: Option<DType>,
+    /// How the CPU multiplies weights in formats.
+    pub(crate) activations: Activations,
 }
 
 #[derive(Debug)]
@@ -135,15 +140,19 @@ impl ModelSettings {
         Ok(Self {
             path,
             format: numbers.format.as_ref().map(format).transpose()?,
-            activations: numbers.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
-            cache: numbers.cache_dtype.as_deref().map(|name| dtype("--cache-dtype", name)).transpose()?,
+            dtype: numbers.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
+            cache_dtype: numbers.cache_dtype.as_deref().map(|name| dtype("--cache-dtype", name)).transpose()?,
+            activations: match numbers.activations {
+                ActivationsChoice::Int8 => Activations::Int8,
+                ActivationsChoice::Exact => Activations::Exact,
+            },
         })
     }
 
     /// How a model is built whose configuration names `named` as its dtype.
     pub(crate) fn options(&self, named: Option<DType>) -> BuildOptions {
-        let activations = self.activations.or(named).unwrap_or(DType::F32);
-        BuildOptions { activations, cache: self.cache.unwrap_or(activations), ..BuildOptions::default() }
+        let activations = self.dtype.or(named).unwrap_or(DType::F32);
+        BuildOptions { activations, cache: self.cache_dtype.unwrap_or(activations), ..BuildOptions::default() }
     }
 }
 

@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::ops::Activations;
+use ridge_graph::passes::round_activations;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, FormatRef, Type};
 use ridge_runtime::{Session, WeightData};
@@ -22,12 +24,27 @@ struct Case {
     x: DType,
     /// The format that it is stored in.
     format: Option<&'static str>,
+    /// Is x rounded to codes?
+    int8: bool,
     /// Distinct weights, so that together they are in memory rather than in cache, or not.
     weights: usize,
 }
 
 const fn case(name: &'static str, rows: usize, inner: usize, columns: usize, weight: DType, weights: usize) -> Case {
-    Case { name, rows, inner, columns, weight, x: DType::F32, format: None, weights }
+    Case { name, rows, inner, columns, weight, x: DType::F32, format: None, int8: false, weights }
+}
+
+/// By codes of x of bf16.
+const fn codes(
+    name: &'static str,
+    format: &'static str,
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    weights: usize,
+) -> Case {
+    let plain = case(name, rows, inner, columns, DType::F32, weights);
+    Case { x: DType::BF16, format: Some(format), int8: true, ..plain }
 }
 
 fn cases() -> Vec<Case> {
@@ -45,6 +62,22 @@ fn cases() -> Vec<Case> {
         Case { format: Some("q4_0"), x: bf16, ..case("llama-1b gate q4_0 by bf16", 1, 2048, 8192, f32, 16) },
         Case { format: Some("q4_k"), x: bf16, ..case("llama-1b gate q4_k by bf16", 1, 2048, 8192, f32, 16) },
         Case { format: Some("q6_k"), x: bf16, ..case("llama-1b gate q6_k by bf16", 1, 2048, 8192, f32, 16) },
+        codes("llama-1b gate q8_0 int8", "q8_0", 1, 2048, 8192, 16),
+        codes("llama-1b down q8_0 int8", "q8_0", 1, 8192, 2048, 16),
+        codes("llama-1b gate q4_0 int8", "q4_0", 1, 2048, 8192, 24),
+        codes("llama-1b gate q4_k int8", "q4_k", 1, 2048, 8192, 24),
+        codes("llama-1b down q4_k int8", "q4_k", 1, 8192, 2048, 24),
+        codes("llama-1b gate q6_k int8", "q6_k", 1, 2048, 8192, 16),
+        codes("llama-1b gate q5_k int8", "q5_k", 1, 2048, 8192, 16),
+        codes("llama-1b gate iq4_xs int8", "iq4_xs", 1, 2048, 8192, 16),
+        codes("llama-1b gate q8_0 int8 x4", "q8_0", 4, 2048, 8192, 8),
+        codes("llama-1b gate q4_k int8 x4", "q4_k", 4, 2048, 8192, 8),
+        codes("llama-1b gate q8_0 int8 x256", "q8_0", 256, 2048, 8192, 1),
+        codes("llama-1b down q8_0 int8 x256", "q8_0", 256, 8192, 2048, 1),
+        codes("llama-1b gate q4_0 int8 x256", "q4_0", 256, 2048, 8192, 1),
+        codes("llama-1b gate q4_k int8 x256", "q4_k", 256, 2048, 8192, 1),
+        codes("llama-1b down q4_k int8 x256", "q4_k", 256, 8192, 2048, 1),
+        codes("llama-1b gate q6_k int8 x256", "q6_k", 256, 2048, 8192, 1),
         case("llama-1b down bf16", 1, 8192, 2048, bf16, 8),
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16", 1, 2048, 8192, bf16, 8) },
         Case { x: bf16, ..case("llama-1b gate bf16 by bf16 x256", 256, 2048, 8192, bf16, 1) },
@@ -88,7 +121,10 @@ fn seconds(case: &Case, threads: usize) -> ([f64; 2], usize) {
         outputs.push((format!("y{name}"), g.linear(x, w).expect("shapes fit")));
     }
     let wanted: Vec<String> = outputs.iter().map(|(name, _)| name.clone()).collect();
-    let graph = g.finish(outputs).expect("values are main's");
+    let mut graph = g.finish(outputs).expect("values are main's");
+    if case.int8 {
+        round_activations(&mut graph, Activations::Int8);
+    }
     let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
     let compiled = session.compile(&graph, &wanted).expect("compiles");
     let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");
@@ -112,12 +148,12 @@ fn main() {
     let threads = args.first().and_then(|a| a.parse().ok()).unwrap_or(1);
     let part = args.get(1).map_or("", String::as_str);
     println!("{threads} threads");
-    println!("{:26}{:>6}{:>6}{:>6}{:>12}{:>12}{:>10}{:>8}", "", "M", "K", "N", "us", "median", "GFLOP/s", "GB/s");
+    println!("{:28}{:>6}{:>6}{:>6}{:>12}{:>12}{:>10}{:>8}", "", "M", "K", "N", "us", "median", "GFLOP/s", "GB/s");
     for case in cases().iter().filter(|c| c.name.contains(part)) {
         let ([seconds, median], bytes) = seconds(case, threads);
         let products = (case.rows * case.inner * case.columns) as f64;
         println!(
-            "{:26}{:6}{:6}{:6}{:12.2}{:12.2}{:10.1}{:8.1}",
+            "{:28}{:6}{:6}{:6}{:12.2}{:12.2}{:10.1}{:8.1}",
             case.name,
             case.rows,
             case.inner,

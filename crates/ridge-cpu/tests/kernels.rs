@@ -5,7 +5,8 @@ mod common;
 
 use common::{poisoned, run};
 use ridge_graph::format;
-use ridge_graph::ops::{PagedAttention, SampleToken};
+use ridge_graph::ops::{Activations, PagedAttention, SampleToken};
+use ridge_graph::passes::round_activations;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Sym, Tensor, Type, Value, uniform};
 
@@ -63,7 +64,9 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             .into_iter()
             .filter(fits)
             .flat_map(|f| [DType::F32, DType::BF16].map(|of_x| (DType::F32, of_x, Some(f.clone()))));
-        for (dtype, of_x, stored) in plain.into_iter().chain(stored) {
+        let by_codes = stored.clone().map(|case| (case, Activations::Int8));
+        let exact = plain.into_iter().chain(stored).map(|case| (case, Activations::Exact));
+        for ((dtype, of_x, stored), activations) in exact.chain(by_codes) {
             let mut rng = Rng::new(inner as u64);
             let (x, w) = (rng.normal(of_x, &[rows, inner]), rng.normal(dtype, &[columns, inner]));
             let w = stored.map_or_else(|| Value::Plain(w.clone()), |format| Value::stored(&w, &format));
@@ -71,7 +74,8 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             let input = g.step_input("x", Type::tensor(of_x, [Dim::sym("rows"), inner.into()])).unwrap();
             let weight = g.weight("w", w.ty()).unwrap();
             let y = g.linear(input, weight).unwrap();
-            let graph = g.finish(vec![("y".into(), y)]).unwrap();
+            let mut graph = g.finish(vec![("y".into(), y)]).unwrap();
+            round_activations(&mut graph, activations);
             let values = |name: &str| if name == "x" { Value::Plain(x.clone()) } else { w.clone() };
             cuts_agree(&graph, "rows", &values, &["x"], &[0, 1, 2, 4, 7, 11, 16, 25, rows - 1, rows]);
         }

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use common::{Unclaimed, poisoned, run, same_bits};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::Q8_0;
-use ridge_graph::ops::{Rope, rope_frequencies};
+use ridge_graph::ops::{Activations, Rope, rope_frequencies};
+use ridge_graph::passes::round_activations;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, GroupKind, Op, Result, Role, Shape, Tensor, Type, Value, Var,
@@ -58,6 +59,16 @@ fn claimed(backend: &Arc<dyn Backend>, graph: &Graph) -> Vec<&'static str> {
 /// Builds a graph for each dtype and size, of which the first is the number bound to the symbol `rows`, and requires
 /// that `kernels` claim it and that it is right.
 fn holds(kernels: &[&str], sizes: &[[usize; 3]], build: impl Fn(&mut Builder, DType, [usize; 3]) -> Result<Vec<Var>>) {
+    holds_taking(Activations::Exact, kernels, sizes, build);
+}
+
+/// As [`holds`], where products by weights in formats take activations so.
+fn holds_taking(
+    activations: Activations,
+    kernels: &[&str],
+    sizes: &[[usize; 3]],
+    build: impl Fn(&mut Builder, DType, [usize; 3]) -> Result<Vec<Var>>,
+) {
     let backends = [poisoned(1), poisoned(3)];
     let decomposed: Arc<dyn Backend> = Arc::new(Unclaimed(Arc::clone(&backends[0])));
     for dtype in FLOATS {
@@ -65,7 +76,8 @@ fn holds(kernels: &[&str], sizes: &[[usize; 3]], build: impl Fn(&mut Builder, DT
             let mut g = Builder::new();
             let outputs = build(&mut g, dtype, *size).expect("builds");
             let named = outputs.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();
-            let graph = g.finish(named).expect("finishes");
+            let mut graph = g.finish(named).expect("finishes");
+            round_activations(&mut graph, activations);
             let mut found = claimed(&backends[0], &graph);
             found.sort_unstable();
             assert_eq!(found, kernels, "{graph}");
@@ -97,6 +109,12 @@ fn matrix(g: &mut Builder, name: &str, dtype: DType, rows: usize, cols: usize) -
 fn quantised(g: &mut Builder, name: &str, dtype: DType, rows: usize, cols: usize) -> Result<Var> {
     g.weight(name, Type::tensor(dtype, [rows, cols]).stored_as(FormatRef::new(Q8_0)))
 }
+
+/// A plain weight, one in blocks, and one by codes of activations.
+const WAYS: [(Weight, Activations); 3] =
+    [(matrix, Activations::Exact), (quantised, Activations::Exact), (quantised, Activations::Int8)];
+
+type Weight = fn(&mut Builder, &str, DType, usize, usize) -> Result<Var>;
 
 /// Tokens, outputs and inputs of a product: one row and many, on and off tiles.
 const PRODUCTS: [[usize; 3]; 4] = [[1, 33, 64], [5, 7, 96], [40, 65, 32], [0, 3, 32]];
@@ -153,10 +171,10 @@ fn keys_are_rotated_on_their_way_into_the_cache() {
 
 #[test]
 fn a_product_is_added_to_a_residual() {
-    for weight in [matrix, quantised] {
+    for (weight, activations) in WAYS {
         for bias in [false, true] {
             let kernel = if bias { "linear_bias_add" } else { "linear_add" };
-            holds(&[kernel], &PRODUCTS, |g, dtype, [tokens, out, inner]| {
+            holds_taking(activations, &[kernel], &PRODUCTS, |g, dtype, [tokens, out, inner]| {
                 let (x, r) = (input(g, "x", dtype, &[inner])?, input(g, "r", dtype, &[out])?);
                 let w = weight(g, "w", dtype, out, inner)?;
                 let b = if bias { Some(g.weight("b", Type::tensor(dtype, [out]))?) } else { None };
@@ -180,9 +198,9 @@ fn a_product_that_others_need_is_not_hidden_in_a_sum() {
 
 #[test]
 fn linears_of_one_input_are_one_kernel() {
-    for weight in [matrix, quantised] {
+    for (weight, activations) in WAYS {
         for biases in [false, true] {
-            holds(&["linear_group"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+            holds_taking(activations, &["linear_group"], &PRODUCTS, |g, dtype, [_, out, inner]| {
                 let x = input(g, "x", dtype, &[inner])?;
                 let mut outputs = Vec::new();
                 for (i, rows) in [out, 2 * out + 1, 1].into_iter().enumerate() {
@@ -198,8 +216,8 @@ fn linears_of_one_input_are_one_kernel() {
 
 #[test]
 fn gate_and_up_are_multiplied_where_they_are_made() {
-    for weight in [matrix, quantised] {
-        holds(&["linear_swiglu"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+    for (weight, activations) in WAYS {
+        holds_taking(activations, &["linear_swiglu"], &PRODUCTS, |g, dtype, [_, out, inner]| {
             let x = input(g, "x", dtype, &[inner])?;
             let (gate, up) = (weight(g, "gate", dtype, out, inner)?, weight(g, "up", dtype, out, inner)?);
             let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);

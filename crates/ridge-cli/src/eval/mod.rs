@@ -264,6 +264,7 @@ fn show(
     let options = settings.model.options(opened.config.torch_dtype);
     object["settings"]["dtype"] = json!(options.activations.name());
     object["settings"]["cache_dtype"] = json!(options.cache.name());
+    object["settings"]["activations"] = json!(settings.model.activations.name());
     print_json(&object)
 }
 

@@ -24,6 +24,14 @@ impl Activations {
     /// Elements of a row that share a scale.
     pub const GROUP: usize = 256;
 
+    /// Name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Int8 => "int8",
+        }
+    }
+
     /// Of a product that takes activations so: none passes the steps of a rounding.
     pub(super) fn gradient(self) -> Gradient {
         match self {
