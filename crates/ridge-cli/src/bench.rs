@@ -302,7 +302,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
     drop(spinner);
     if let Some(path) = &settings.calibrate {
         let on = calibrate::Device { name: &device, threads, memory: machine.memory.value.as_f64() };
-        let text = calibrate::file(&on, &model, &results)?;
+        let text = calibrate::file(&on, &model, &results, chunk)?;
         std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })?;
     }
     let on = (&*device, threads);

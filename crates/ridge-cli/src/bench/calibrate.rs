@@ -42,30 +42,39 @@ struct Sum {
     bytes: f64,
 }
 
-fn sum<'a>(ops: impl Iterator<Item = &'a OpTime>) -> Sum {
-    ops.fold(Sum::default(), |s, op| Sum {
-        seconds: s.seconds + op.seconds,
+/// Those of `outcome` that `wanted` takes. Launches that are timed one by one take longer than a step that is one launch:
+/// together they take no longer than the step.
+fn sum(outcome: &Outcome, steps: usize, wanted: fn(&OpTime) -> bool) -> Sum {
+    let all: f64 = outcome.ops.iter().map(|op| op.seconds).sum();
+    let scale = (outcome.median() / steps as f64 / all).min(1.0);
+    outcome.ops.iter().filter(|op| wanted(op)).fold(Sum::default(), |s, op| Sum {
+        seconds: s.seconds + scale * op.seconds,
         flops: s.flops + op.flops,
         bytes: s.bytes + op.bytes as f64,
     })
 }
 
 fn is_product(op: &OpTime) -> bool {
-    op.name.starts_with("linear")
+    op.name.contains("linear")
 }
 
-/// The text of the file.
-pub(super) fn file(device: &Device<'_>, model: &Model, outcomes: &[Outcome]) -> Result<String> {
+fn is_attention(op: &OpTime) -> bool {
+    op.name.contains("attention")
+}
+
+/// The text of the file, of tests whose prompts were taken in steps of `chunk` tokens.
+pub(super) fn file(device: &Device<'_>, model: &Model, outcomes: &[Outcome], chunk: usize) -> Result<String> {
     let of = |wanted: fn(&Test) -> bool| outcomes.iter().find(|o| wanted(&o.test));
     let prompt = of(|t| matches!(t, Test::Prompt(_)));
     let token = of(|t| matches!(t, Test::Generate(_)));
     let (Some(prompt), Some(token)) = (prompt, token) else {
         return Err(refused("--calibrate", "", "needs a prompt and tokens: leave --prompt and --generate above 0"));
     };
-    let products = sum(prompt.ops.iter().filter(|op| is_product(op)));
-    let attention = sum(prompt.ops.iter().filter(|op| op.name.contains("attention")));
-    let passes = sum(prompt.ops.iter().filter(|op| !is_product(op) && !op.name.contains("attention")));
-    let streamed = sum(token.ops.iter().filter(|op| is_product(op)));
+    let chunks = prompt.test.steps(chunk).len();
+    let products = sum(prompt, chunks, is_product);
+    let attention = sum(prompt, chunks, is_attention);
+    let passes = sum(prompt, chunks, |op| !is_product(op) && !is_attention(op));
+    let streamed = sum(token, token.test.tokens(), is_product);
     if [products, attention, passes, streamed].iter().any(|s| s.seconds <= 0.0) {
         return Err(refused("--calibrate", "", "found no products, attention or passes in the model"));
     }
@@ -75,9 +84,7 @@ pub(super) fn file(device: &Device<'_>, model: &Model, outcomes: &[Outcome]) -> 
     let mut text =
         format!("# What `ridge bench --calibrate` measured: `ridge plan fit|train|serve --efficiency` reads it.\n\n");
     let reading = Reading::new(model)?;
-    let rows = match prompt.test {
-        Test::Prompt(tokens) | Test::Generate(tokens) => tokens as f64,
-    };
+    let rows = prompt.test.steps(chunk).last().copied().unwrap_or(1) as f64;
     let sheet_of = |rate: f64| -> Result<(String, DeviceSpec)> {
         match device.threads {
             None => Ok((String::new(), found(name)?)),
