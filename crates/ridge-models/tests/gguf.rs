@@ -303,6 +303,27 @@ fn tokenizers_of_every_kind_give_the_ids_of_the_python_library() {
     }
 }
 
+#[test]
+fn tokenizers_of_sentencepiece_give_its_ids() {
+    let folder = fixtures().join("tokenizers/gguf");
+    let text = std::fs::read_to_string(folder.join("sentencepiece.json")).expect("is there");
+    let kinds: Json = serde_json::from_str(&text).expect("JSON");
+    let mut wrong = Vec::new();
+    for (kind, cases) in kinds.as_object().expect("kinds") {
+        let gguf = Gguf::open(folder.join(format!("{kind}.gguf"))).expect("opens");
+        let (tokenizer, config) = gguf.tokenizer_json().expect("a tokenizer");
+        let tokenizer = ridge_models::Tokenizer::from_bytes(kind, tokenizer.as_bytes()).expect("reads");
+        let tokenizer = tokenizer.with_config(kind, &config).expect("reads");
+        for case in cases.as_array().expect("cases") {
+            let is = tokenizer.encode(case["text"].as_str().expect("a text"), false).expect("encodes");
+            if serde_json::json!(is) != case["ids"] {
+                wrong.push(format!("{kind}: {}: {is:?} and not {}", case["text"], case["ids"]));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// A small file with metadata of every type, and two tensors.
 fn sample() -> Vec<u8> {
     let mut writer = ridge_models::gguf::Writer::default();
@@ -392,4 +413,70 @@ fn arrays_within_arrays_without_end_are_refused() {
     }
     let refused = refusal(bytes);
     assert!(refused.contains("has k with arrays nested deeper than 8"), "{refused}");
+}
+
+/// A file with these keys and tensors, the data being zeros.
+fn made(keys: impl Fn(&mut ridge_models::gguf::Writer), tensors: &[(&str, &[usize])]) -> Vec<u8> {
+    let mut writer = ridge_models::gguf::Writer::default();
+    keys(&mut writer);
+    for (name, shape) in tensors {
+        writer.tensor(name, shape, &Storage::plain(DType::F32)).expect("fits");
+    }
+    let mut out = Vec::new();
+    let bytes = |i: usize| tensors[i].1.iter().product::<usize>() * 4;
+    writer.write::<std::io::Error>(&mut out, |i| Ok(vec![0; bytes(i)])).expect("writes");
+    out
+}
+
+#[test]
+fn keys_and_tensors_that_are_there_twice_are_refused() {
+    let twice = made(|w| ["k", "k"].iter().for_each(|key| w.u32(key, 1)), &[]);
+    assert!(refusal(twice).contains("has the key k twice"));
+    let twice = made(|_| (), &[("t", &[1]), ("u", &[2]), ("t", &[3])]);
+    assert!(refusal(twice).contains("has the tensor t twice"));
+    // The second one's offset, which is its last 8 bytes, set to that of the first.
+    let mut over = made(|_| (), &[("t", &[16]), ("u", &[16])]);
+    let at = over.windows(9).position(|w| w == b"u\x01\0\0\0\x10\0\0\0").expect("is there") + 1 + 4 + 8 + 4;
+    over[at..at + 8].fill(0);
+    assert!(refusal(over).contains("has the tensors t and u overlapping"));
+}
+
+#[test]
+fn an_alignment_that_is_none_is_refused_and_others_are_kept_to() {
+    for n in [0, 3, 33, 1 << 21, u32::MAX] {
+        let refused = refusal(made(|w| w.u32("general.alignment", n), &[("t", &[1])]));
+        assert!(refused.contains(&format!("has general.alignment = {n}, which is no power of two")), "{refused}");
+    }
+    assert!(refusal(made(|w| w.text("general.alignment", "32"), &[])).contains("general.alignment = \"32\""));
+    // The data of the one tensor is where 32 and 8 agree, or the file ends before it.
+    assert!(Gguf::from_bytes("x.gguf", made(|w| w.u32("general.alignment", 8), &[("t", &[1])])).is_ok());
+    assert!(
+        refusal(made(|w| w.u32("general.alignment", 1 << 20), &[("t", &[1])])).contains("outside the 0 of the data")
+    );
+}
+
+#[test]
+fn tensors_without_elements_or_axes_are_read_and_hold_nothing_or_one() {
+    let gguf = Gguf::from_bytes("x.gguf", made(|_| (), &[("none", &[0, 7]), ("one", &[])])).expect("reads");
+    let sizes: Vec<usize> = gguf.tensors().iter().map(|t| gguf.data(t).len()).collect();
+    assert_eq!(sizes, [0, 4]);
+    // As a model they are none.
+    assert!(gguf.config_json().is_err() && gguf.checkpoint().is_err());
+}
+
+#[test]
+fn metadata_that_is_larger_than_the_file_or_no_text_is_refused() {
+    let texts = made(|w| w.texts("k", (0..1000).map(|_| "").collect::<Vec<_>>().into_iter()), &[]);
+    assert!(Gguf::from_bytes("x.gguf", texts.clone()).is_ok());
+    let count = texts.windows(8).position(|w| w == 1000u64.to_le_bytes()).expect("is there");
+    for claimed in [1010, 1 << 40, u64::MAX / 8 + 1, u64::MAX] {
+        let mut more = texts.clone();
+        more[count..count + 8].copy_from_slice(&claimed.to_le_bytes());
+        let refused = refusal(more);
+        assert!(refused.contains(&format!("claims {claimed} for the elements of k")), "{refused}");
+    }
+    let mut bytes = made(|w| w.text("k", "abc"), &[]);
+    let at = bytes.windows(3).position(|w| w == b"abc").expect("is there");
+    bytes[at + 1] = 0xff;
+    assert!(refusal(bytes).contains("has k that is no UTF-8 text at byte 1"));
 }

@@ -99,9 +99,13 @@ impl<'a> Vocabulary<'a> {
         self.types.get(id).copied().unwrap_or(1)
     }
 
-    /// The token called `name`, such as `eos`, if the file names one of the vocabulary.
+    /// The token called `name`, such as `eos`, if the file names one of the vocabulary. The unknown token may be told by
+    /// its type alone.
     fn id(&self, name: &str) -> Result<Option<u64>> {
-        let id = self.gguf.int(&format!("tokenizer.ggml.{name}_token_id"))?;
+        let mut id = self.gguf.int(&format!("tokenizer.ggml.{name}_token_id"))?;
+        if id.is_none() && name == "unknown" {
+            id = self.types.iter().position(|kind| *kind == UNKNOWN).map(|id| id as u64);
+        }
         Ok(id.filter(|id| usize::try_from(*id).is_ok_and(|id| id < self.tokens.len())))
     }
 
@@ -189,17 +193,22 @@ impl<'a> Vocabulary<'a> {
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": bytes, "ignore_merges": false,
             "vocab": self.ids(), "merges": merges,
         });
-        let spaces = json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE });
-        let mut normalizers = vec![spaces];
+        self.of_spaces(model, Vec::new())
+    }
+
+    /// A tokenizer that sees spaces as letters, one of which is put before each text, and is of bytes where it has no
+    /// tokens. `normalizers` go ahead.
+    fn of_spaces(&self, model: Json, mut normalizers: Vec<Json>) -> Result<Json> {
         let mut decoders = vec![
             json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
             json!({ "type": "ByteFallback" }),
             json!({ "type": "Fuse" }),
         ];
         if self.flag("add_space_prefix", true)? {
-            normalizers.insert(0, json!({ "type": "Prepend", "prepend": SPACE }));
+            normalizers.push(json!({ "type": "Prepend", "prepend": SPACE }));
             decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
         }
+        normalizers.push(json!({ "type": "Replace", "pattern": { "String": " " }, "content": SPACE }));
         Ok(self.parts(
             model,
             [
@@ -295,19 +304,11 @@ impl<'a> Vocabulary<'a> {
             normalizers.push(json!({ "type": "Precompiled", "precompiled_charsmap": map }));
         }
         if self.flag("remove_extra_whitespaces", false)? {
-            normalizers.push(json!({ "type": "Strip", "strip_left": true, "strip_right": true }));
-            normalizers.push(json!({ "type": "Replace", "pattern": { "Regex": " {2,}" }, "content": " " }));
+            for (spaces, one) in [("^ +| +$", ""), (" {2,}", " ")] {
+                normalizers.push(json!({ "type": "Replace", "pattern": { "Regex": spaces }, "content": one }));
+            }
         }
-        let scheme = if self.flag("add_space_prefix", true)? { "always" } else { "never" };
-        let spaces = json!({ "type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": false });
-        Ok(self.parts(
-            model,
-            [
-                ("normalizer", json!({ "type": "Sequence", "normalizers": normalizers })),
-                ("pre_tokenizer", spaces.clone()),
-                ("decoder", spaces),
-            ],
-        ))
+        self.of_spaces(model, normalizers)
     }
 
     /// The text of `tokenizer_config.json`. `begins` and `ends` say what is added where the file does not.
