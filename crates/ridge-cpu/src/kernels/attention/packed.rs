@@ -1,6 +1,7 @@
 //! Heads of 4 or 8 elements on AVX-512, where a vector holds several of them.
 //!
-//! A span's keys and values are brought together as f32. Of 16 keys those at a time are turned that fill a vector, in
+//! Keys and values of f32 are read where they lie if blocks of the cache are whole vectors of keys, others are brought
+//! together as f32, a span at a time. Of 16 keys those at a time are turned that fill a vector, in
 //! as many steps as their length has bits, each of which takes the even and the odd lanes of two vectors apart; a lane is
 //! then a key, and all rows use what was turned. Values stay as they lie, several keys in a vector of sums.
 //!
@@ -15,6 +16,8 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use ridge_graph::DType;
+
 use super::{Attention, Rows, SPAN};
 use crate::kernel::{Io, Scratch};
 use crate::kernels::linear::source::Lanes;
@@ -27,10 +30,7 @@ const CHAINS: usize = 4;
 struct State<'a> {
     /// Queries, [`LANES`] apart.
     q: &'a mut [Lanes],
-    /// `[SPAN][dim]`.
-    keys: &'a mut [f32],
-    values: &'a mut [f32],
-    /// Of a row: scores, then their exponentials.
+    /// Scores, then their exponentials: [`SPAN`] a row.
     scores: &'a mut [f32],
     /// Weighed values: [`CHAINS`] vectors of several keys each a row.
     out: &'a mut [Lanes],
@@ -54,22 +54,10 @@ impl Attention {
 
     fn run_packed_of<const DIM: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let rows = self.together * self.group();
-        let [q, keys, values, scores, out, softmax] = scratch.slices::<f32, 6>([
-            rows * LANES,
-            SPAN * DIM,
-            SPAN * DIM,
-            rows * SPAN,
-            rows * CHAINS * LANES,
-            rows * 2,
-        ]);
-        let mut state = State {
-            q: q.as_chunks_mut().0,
-            keys,
-            values,
-            scores,
-            out: out.as_chunks_mut().0,
-            softmax: softmax.as_chunks_mut().0,
-        };
+        let [q, room, scores, out, softmax] =
+            scratch.slices::<f32, 5>([rows * LANES, SPAN * DIM, rows * SPAN, rows * CHAINS * LANES, rows * 2]);
+        let mut state =
+            State { q: q.as_chunks_mut().0, scores, out: out.as_chunks_mut().0, softmax: softmax.as_chunks_mut().0 };
         let per_head = self.tokens.div_ceil(self.together);
         for piece in pieces {
             let (head, block) = (piece / per_head, piece % per_head);
@@ -78,12 +66,19 @@ impl Attention {
             while token < end {
                 let rows = self.rows(io, token..end);
                 token = rows.tokens.end;
-                self.attend_packed::<DIM>(io, head, &rows, &mut state);
+                self.attend_packed::<DIM>(io, head, &rows, room.as_chunks_mut().0, &mut state);
             }
         }
     }
 
-    fn attend_packed<const DIM: usize>(&self, io: &Io<'_>, head: usize, rows: &Rows, state: &mut State<'_>) {
+    fn attend_packed<const DIM: usize>(
+        &self,
+        io: &Io<'_>,
+        head: usize,
+        rows: &Rows,
+        room: &mut [Lanes],
+        state: &mut State<'_>,
+    ) {
         let group = self.group();
         let count = rows.tokens.len() * group;
         let at = |row: usize| ((rows.tokens.start + row / group) * self.heads + head * group + row % group) * DIM;
@@ -97,26 +92,31 @@ impl Attention {
         let start = self.start(rows, 0) / SPAN * SPAN;
         for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);
-            self.gather::<DIM>(io, head, rows, &span, state);
-            // SAFETY: whoever made this kernel has found AVX-512.
-            unsafe { scores::<DIM>(state.keys, span.len(), &state.q[..count], state.scores) };
-            for row in 0..count {
+            let seen_by = |row: usize| {
                 let seen = (rows.seen + row / group).saturating_sub(from).min(SPAN);
-                let keys = self.start(rows, row / group).saturating_sub(from)..seen;
-                if keys.is_empty() {
-                    continue;
-                }
+                self.start(rows, row / group).saturating_sub(from)..seen
+            };
+            self.vectors::<DIM>(io, [head, 0], rows, &span, room, |first, keys| {
+                // SAFETY: whoever made this kernel has found AVX-512.
+                unsafe { scores::<DIM>(keys, first, &state.q[..count], state.scores) };
+            });
+            for (row, keys) in (0..count).map(|row| (row, seen_by(row))).filter(|(_, keys)| !keys.is_empty()) {
                 let scores = &mut state.scores[row * SPAN..][..SPAN];
                 if let Some(cap) = self.softcap {
                     scores[keys.clone()].iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
                 }
                 let out = state.out[row * CHAINS..].first_chunk_mut().expect("a row has all chains");
                 // SAFETY: as above.
-                unsafe {
-                    soften(scores, &keys, &mut state.softmax[row], out);
-                    weigh::<DIM>(state.values, scores, &keys, out);
-                }
+                unsafe { soften(scores, &keys, &mut state.softmax[row], out) };
             }
+            self.vectors::<DIM>(io, [head, 1], rows, &span, room, |first, values| {
+                for row in 0..count {
+                    let out = state.out[row * CHAINS..].first_chunk_mut().expect("a row has all chains");
+                    let weights = &state.scores[row * SPAN..][..SPAN];
+                    // SAFETY: as above.
+                    unsafe { weigh::<DIM>(values, first, weights, &seen_by(row), out) };
+                }
+            });
         }
         for row in 0..count {
             let [a, b, c, d] = *state.out[row * CHAINS..].first_chunk::<CHAINS>().expect("a row has all chains");
@@ -130,31 +130,44 @@ impl Attention {
         }
     }
 
-    /// The span's keys and values as f32; zeros where there are none, and behind them to whole vectors of keys.
-    fn gather<const DIM: usize>(
+    /// Calls `f` with the span's keys (side 0) or values (side 1), 16 in `DIM` vectors, and how many 16 are before them in
+    /// the span. Those of no block are zeros, and those behind the span are anything.
+    fn vectors<const DIM: usize>(
         &self,
         io: &Io<'_>,
-        head: usize,
+        [head, side]: [usize; 2],
         rows: &Rows,
         span: &Range<usize>,
-        state: &mut State<'_>,
+        room: &mut [Lanes],
+        mut f: impl FnMut(usize, &[Lanes]),
     ) {
-        simd::with_element!(self.cache, T => {
-            let cache = io.input::<T>(1);
-            self.runs(io, rows.sequence, span, |keys, at| {
-                for (side, to) in [&mut *state.keys, &mut *state.values].into_iter().enumerate() {
-                    let to = &mut to[keys.start * DIM..keys.end * DIM];
-                    match at {
-                        // SAFETY: whoever made this kernel has found AVX-512.
-                        Some(at) => unsafe { widen(&self.slab(cache, head, side, at)[..to.len()], to) },
-                        None => to.fill(0.0),
+        if self.cache == DType::F32 && self.block_size.is_multiple_of(LANES) {
+            let cache = io.input::<f32>(1);
+            return self.runs(io, rows.sequence, span, |keys, at| {
+                let vectors = keys.len().div_ceil(LANES) * DIM;
+                match at {
+                    Some(at) => {
+                        f(keys.start / LANES, &self.slab(cache, head, side, at).as_chunks::<LANES>().0[..vectors]);
+                    }
+                    None => {
+                        room[..vectors].fill([0.0; LANES]);
+                        f(keys.start / LANES, &room[..vectors]);
                     }
                 }
             });
+        }
+        simd::with_element!(self.cache, T => {
+            let cache = io.input::<T>(1);
+            self.runs(io, rows.sequence, span, |keys, at| {
+                let to = &mut room.as_flattened_mut()[keys.start * DIM..keys.end * DIM];
+                match at {
+                    // SAFETY: whoever made this kernel has found AVX-512.
+                    Some(at) => unsafe { widen(&self.slab(cache, head, side, at)[..to.len()], to) },
+                    None => to.fill(0.0),
+                }
+            });
         });
-        let behind = span.len() * DIM..span.len().next_multiple_of(LANES) * DIM;
-        state.keys[behind.clone()].fill(0.0);
-        state.values[behind].fill(0.0);
+        f(0, &room[..span.len().div_ceil(LANES) * DIM]);
     }
 }
 
@@ -163,6 +176,17 @@ fn widen<T: Element>(from: &[T], to: &mut [f32]) {
     for (to, x) in to.iter_mut().zip(from) {
         *to = x.widen();
     }
+}
+
+/// For each vector of 16 values, which of their weights its lanes take.
+const fn weight_of<const DIM: usize>() -> [[i32; LANES]; DIM] {
+    let mut of = [[0; LANES]; DIM];
+    let mut i = 0;
+    while i < DIM * LANES {
+        of[i / LANES][i % LANES] = (i / DIM) as i32;
+        i += 1;
+    }
+    of
 }
 
 /// Where the even lanes of two vectors are, and the odd ones.
@@ -198,11 +222,11 @@ fn store(x: __m512, to: &mut Lanes) {
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
 }
 
-/// Scores of each of `q` for `count` keys, [`SPAN`] apart, up to whole vectors.
+/// Scores of each of `q` for keys that `first` vectors of keys are before; those of a row are [`SPAN`] apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn scores<const DIM: usize>(keys: &[f32], count: usize, q: &[Lanes], out: &mut [f32]) {
+fn scores<const DIM: usize>(keys: &[Lanes], first: usize, q: &[Lanes], out: &mut [f32]) {
     let apart = [indices(&APART[0]), indices(&APART[1])];
-    for (nth, keys) in keys.as_chunks::<LANES>().0.chunks_exact(DIM).take(count.div_ceil(LANES)).enumerate() {
+    for (nth, keys) in keys.chunks_exact(DIM).enumerate() {
         let mut turned: [__m512; DIM] = std::array::from_fn(|i| load(&keys[i]));
         for _ in 0..DIM.ilog2() {
             let pairs = turned;
@@ -216,7 +240,7 @@ fn scores<const DIM: usize>(keys: &[f32], count: usize, q: &[Lanes], out: &mut [
             for d in 0..DIM {
                 sums[d % 2] = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), turned[d], sums[d % 2]);
             }
-            let to = out[row * SPAN + nth * LANES..].first_chunk_mut().expect("rows are whole vectors");
+            let to = out[row * SPAN + (first + nth) * LANES..].first_chunk_mut().expect("rows are whole vectors");
             store(_mm512_add_ps(sums[0], sums[1]), to);
         }
     }
@@ -238,8 +262,11 @@ fn soften(scores: &mut [f32], keys: &Range<usize>, [largest, total]: &mut [f32; 
     let mut most = none;
     for (nth, score) in vectors.clone().zip(scores.iter_mut()) {
         let seen = lanes_in(keys, nth);
-        let of_seen = _mm512_mask_mov_ps(none, seen, load(score));
-        store(of_seen, score);
+        let mut of_seen = load(score);
+        if seen != __mmask16::MAX {
+            of_seen = _mm512_mask_mov_ps(none, seen, of_seen);
+            store(of_seen, score);
+        }
         // In this order NaN is passed over.
         most = _mm512_max_ps(of_seen, most);
     }
@@ -269,18 +296,25 @@ fn soften(scores: &mut [f32], keys: &Range<usize>, [largest, total]: &mut [f32; 
     *total = *total * first[0] + sum;
 }
 
-/// Adds the values of `keys`, weighed, to `out`.
+/// Adds those of `values` that are of `keys`, weighed, to `out`; `first` vectors of keys are before them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn weigh<const DIM: usize>(values: &[f32], weights: &[f32], keys: &Range<usize>, out: &mut [Lanes; CHAINS]) {
+fn weigh<const DIM: usize>(
+    values: &[Lanes],
+    first: usize,
+    weights: &[f32],
+    keys: &Range<usize>,
+    out: &mut [Lanes; CHAINS],
+) {
     // Keys of a vector of values.
     let together = LANES / DIM;
-    let order: [[i32; LANES]; DIM] =
-        std::array::from_fn(|v| std::array::from_fn(|lane| (v * together + lane / DIM) as i32));
+    let of: &[[i32; LANES]; DIM] = const { &weight_of::<DIM>() };
     let mut sums: [__m512; CHAINS] = std::array::from_fn(|i| load(&out[i]));
-    let weights = weights.as_chunks::<LANES>().0;
-    for nth in keys.start / LANES..keys.end.div_ceil(LANES) {
-        let (weight, seen) = (load(&weights[nth]), lanes_in(keys, nth));
-        let vectors = values.as_chunks::<LANES>().0[nth * DIM..].first_chunk::<DIM>().expect("vectors are whole");
+    let weights = &weights.as_chunks::<LANES>().0[first..];
+    for (nth, (vectors, weight)) in values.as_chunks::<DIM>().0.iter().zip(weights).enumerate() {
+        let (weight, seen) = (load(weight), lanes_in(keys, first + nth));
+        if seen == 0 {
+            continue;
+        }
         for (v, value) in vectors.iter().enumerate() {
             let value = if seen == __mmask16::MAX {
                 load(value)
@@ -293,7 +327,7 @@ fn weigh<const DIM: usize>(values: &[f32], weights: &[f32], keys: &Range<usize>,
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_maskz_loadu_ps(lanes as __mmask16, value.as_ptr()) }
             };
-            let of_keys = _mm512_permutexvar_ps(indices(&order[v]), weight);
+            let of_keys = _mm512_permutexvar_ps(indices(&of[v]), weight);
             sums[v % CHAINS] = _mm512_fmadd_ps(of_keys, value, sums[v % CHAINS]);
         }
     }
