@@ -9,7 +9,7 @@ use std::arch::x86_64::{
 /// of largest relative errors.
 const LOW: [f32; 4] = [0.078_024_52, 0.226_067_16, 0.695_833_5, 0.999_925_2];
 const HIGH: [f32; 7] =
-    [0.000_153_458_12, 0.001_339_993_1, 0.009_618_489, 0.055_503_286, 0.240_226_46, 0.693_147_2, 1.0];
+    [0.000_153_458_12, 0.001_339_993_1, 0.009_618_489, 0.055_503_286, 0.240_226_46, std::f32::consts::LN_2, 1.0];
 
 /// `2^x` of what is not positive, or hardly: within 2^-13 for one term of bf16, which has a 16th of its rounding, and
 /// within 2^-22 for more.
