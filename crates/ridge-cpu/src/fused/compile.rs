@@ -267,8 +267,9 @@ impl<'a> Compiler<'a> {
             }
         }
         let row = if self.by_rows { self.space.last().copied().unwrap_or(1) } else { 1 };
-        let rows = if self.by_rows { &self.row } else { &self.space }.iter().product();
-        let rows_per_tile = (TILE / row.max(1)).clamp(1, TILE);
+        let rows: usize = if self.by_rows { &self.row } else { &self.space }.iter().product();
+        // No more than there are, for constants fill a tile.
+        let rows_per_tile = (TILE / row.max(1)).clamp(1, rows.clamp(1, TILE));
         Program { constants, steps, registers: counts, rows, row, rows_per_tile }
     }
 }
