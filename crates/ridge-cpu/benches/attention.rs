@@ -47,7 +47,7 @@ fn cases() -> Vec<Case> {
 
 /// Least and median seconds of a step.
 fn seconds(case: &Case, threads: usize) -> [f64; 2] {
-    const BLOCK: usize = 64;
+    const BLOCK: usize = 16;
     let ([heads, kv_heads, dim], tokens) = (case.heads, case.tokens);
     let blocks = (case.before + tokens).div_ceil(BLOCK);
     let cpu = Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() }).expect("threads start");

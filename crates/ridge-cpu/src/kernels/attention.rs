@@ -269,13 +269,13 @@ impl Attention {
         mut f: impl FnMut(Range<usize>, Option<(usize, usize)>),
     ) {
         let table = &io.input::<i32>(2)[sequence * self.table..][..self.table];
+        let (mut nth, mut offset) = (span.start / self.block_size, span.start % self.block_size);
         let mut position = span.start;
         while position < span.end {
-            let (nth, offset) = (position / self.block_size, position % self.block_size);
-            let end = ((nth + 1) * self.block_size).min(span.end);
+            let end = (position + self.block_size - offset).min(span.end);
             let block = usize::try_from(table[nth]).ok().filter(|b| *b < self.blocks);
             f(position - span.start..end - span.start, block.map(|b| (b, offset)));
-            position = end;
+            (position, nth, offset) = (end, nth + 1, 0);
         }
     }
 

@@ -96,10 +96,11 @@ impl Attention {
                 let seen = (rows.seen + row / group).saturating_sub(from).min(SPAN);
                 self.start(rows, row / group).saturating_sub(from)..seen
             };
-            self.vectors::<DIM>(io, [head, 0], rows, &span, room, |first, keys| {
-                // SAFETY: whoever made this kernel has found AVX-512.
-                unsafe { scores::<DIM>(keys, first, &state.q[..count], state.scores) };
-            });
+            let count_of = span.len().div_ceil(LANES);
+            let keys = self.vectors::<DIM>(io, [head, 0], rows, &span, room);
+            // SAFETY: whoever made this kernel has found AVX-512.
+            unsafe { scores(&keys[..count_of], &state.q[..count], state.scores) };
+            let values = self.vectors::<DIM>(io, [head, 1], rows, &span, room);
             for (row, keys) in (0..count).map(|row| (row, seen_by(row))).filter(|(_, keys)| !keys.is_empty()) {
                 let scores = &mut state.scores[row * SPAN..][..SPAN];
                 if let Some(cap) = self.softcap {
@@ -107,16 +108,11 @@ impl Attention {
                 }
                 let out = state.out[row * CHAINS..].first_chunk_mut().expect("a row has all chains");
                 // SAFETY: as above.
-                unsafe { soften(scores, &keys, &mut state.softmax[row], out) };
-            }
-            self.vectors::<DIM>(io, [head, 1], rows, &span, room, |first, values| {
-                for row in 0..count {
-                    let out = state.out[row * CHAINS..].first_chunk_mut().expect("a row has all chains");
-                    let weights = &state.scores[row * SPAN..][..SPAN];
-                    // SAFETY: as above.
-                    unsafe { weigh::<DIM>(values, first, weights, &seen_by(row), out) };
+                unsafe {
+                    soften(scores, &keys, &mut state.softmax[row], out);
+                    weigh(&values[..count_of], scores, &keys, out);
                 }
-            });
+            }
         }
         for row in 0..count {
             let [a, b, c, d] = *state.out[row * CHAINS..].first_chunk::<CHAINS>().expect("a row has all chains");
@@ -130,31 +126,27 @@ impl Attention {
         }
     }
 
-    /// Calls `f` with the span's keys (side 0) or values (side 1), 16 in `DIM` vectors, and how many 16 are before them in
-    /// the span. Those of no block are zeros, and those behind the span are anything.
-    fn vectors<const DIM: usize>(
+    /// The span's keys (side 0) or values (side 1), 16 after another. Those of no block are zeros, and those behind the
+    /// span are anything.
+    fn vectors<'a, const DIM: usize>(
         &self,
-        io: &Io<'_>,
+        io: &Io<'a>,
         [head, side]: [usize; 2],
         rows: &Rows,
         span: &Range<usize>,
-        room: &mut [Lanes],
-        mut f: impl FnMut(usize, &[Lanes]),
-    ) {
+        room: &'a mut [Lanes],
+    ) -> [&'a [Lanes; DIM]; SPAN / LANES] {
+        let mut vectors = [const { &[[0.0; LANES]; DIM] }; SPAN / LANES];
         if self.cache == DType::F32 && self.block_size.is_multiple_of(LANES) {
             let cache = io.input::<f32>(1);
-            return self.runs(io, rows.sequence, span, |keys, at| {
-                let vectors = keys.len().div_ceil(LANES) * DIM;
-                match at {
-                    Some(at) => {
-                        f(keys.start / LANES, &self.slab(cache, head, side, at).as_chunks::<LANES>().0[..vectors]);
-                    }
-                    None => {
-                        room[..vectors].fill([0.0; LANES]);
-                        f(keys.start / LANES, &room[..vectors]);
-                    }
+            self.runs(io, rows.sequence, span, |keys, at| {
+                if let Some(at) = at {
+                    let of_block = self.slab(cache, head, side, at).as_chunks::<LANES>().0.as_chunks::<DIM>().0;
+                    let to = keys.start / LANES..keys.end.div_ceil(LANES);
+                    vectors[to].iter_mut().zip(of_block).for_each(|(to, from)| *to = from);
                 }
             });
+            return vectors;
         }
         simd::with_element!(self.cache, T => {
             let cache = io.input::<T>(1);
@@ -167,7 +159,8 @@ impl Attention {
                 }
             });
         });
-        f(0, &room[..span.len().div_ceil(LANES) * DIM]);
+        vectors.iter_mut().zip(room.as_chunks::<DIM>().0).for_each(|(to, from)| *to = from);
+        vectors
     }
 }
 
@@ -222,11 +215,11 @@ fn store(x: __m512, to: &mut Lanes) {
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
 }
 
-/// Scores of each of `q` for keys that `first` vectors of keys are before; those of a row are [`SPAN`] apart.
+/// Scores of each of `q` for `keys`, [`SPAN`] apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn scores<const DIM: usize>(keys: &[Lanes], first: usize, q: &[Lanes], out: &mut [f32]) {
+fn scores<const DIM: usize>(keys: &[&[Lanes; DIM]], q: &[Lanes], out: &mut [f32]) {
     let apart = [indices(&APART[0]), indices(&APART[1])];
-    for (nth, keys) in keys.chunks_exact(DIM).enumerate() {
+    for (nth, keys) in keys.iter().enumerate() {
         let mut turned: [__m512; DIM] = std::array::from_fn(|i| load(&keys[i]));
         for _ in 0..DIM.ilog2() {
             let pairs = turned;
@@ -240,7 +233,7 @@ fn scores<const DIM: usize>(keys: &[Lanes], first: usize, q: &[Lanes], out: &mut
             for d in 0..DIM {
                 sums[d % 2] = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), turned[d], sums[d % 2]);
             }
-            let to = out[row * SPAN + (first + nth) * LANES..].first_chunk_mut().expect("rows are whole vectors");
+            let to = out[row * SPAN + nth * LANES..].first_chunk_mut().expect("rows are whole vectors");
             store(_mm512_add_ps(sums[0], sums[1]), to);
         }
     }
@@ -296,22 +289,15 @@ fn soften(scores: &mut [f32], keys: &Range<usize>, [largest, total]: &mut [f32; 
     *total = *total * first[0] + sum;
 }
 
-/// Adds those of `values` that are of `keys`, weighed, to `out`; `first` vectors of keys are before them.
+/// Adds those of `values` that are of `keys`, weighed, to `out`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn weigh<const DIM: usize>(
-    values: &[Lanes],
-    first: usize,
-    weights: &[f32],
-    keys: &Range<usize>,
-    out: &mut [Lanes; CHAINS],
-) {
+fn weigh<const DIM: usize>(values: &[&[Lanes; DIM]], weights: &[f32], keys: &Range<usize>, out: &mut [Lanes; CHAINS]) {
     // Keys of a vector of values.
     let together = LANES / DIM;
     let of: &[[i32; LANES]; DIM] = const { &weight_of::<DIM>() };
     let mut sums: [__m512; CHAINS] = std::array::from_fn(|i| load(&out[i]));
-    let weights = &weights.as_chunks::<LANES>().0[first..];
-    for (nth, (vectors, weight)) in values.as_chunks::<DIM>().0.iter().zip(weights).enumerate() {
-        let (weight, seen) = (load(weight), lanes_in(keys, first + nth));
+    for (nth, (vectors, weight)) in values.iter().zip(weights.as_chunks::<LANES>().0).enumerate() {
+        let (weight, seen) = (load(weight), lanes_in(keys, nth));
         if seen == 0 {
             continue;
         }
