@@ -24,10 +24,16 @@ pub use error::PlanError;
 /// The worked problems with code, run as documentation tests.
 #[cfg(doctest)]
 mod worked {
+    #[doc = include_str!("../../../docs/worked/decode-bound-by-arithmetic.md")]
+    struct Decode;
+    #[doc = include_str!("../../../docs/worked/dit-xl-at-256-requests.md")]
+    struct DitXl;
     #[doc = include_str!("../../../docs/worked/failures-at-16k-gpus.md")]
     struct Failures;
     #[doc = include_str!("../../../docs/worked/image-tokens-for-16-users.md")]
     struct ImageTokens;
+    #[doc = include_str!("../../../docs/worked/lora-for-a-70b.md")]
+    struct Lora;
     #[doc = include_str!("../../../docs/worked/speculation.md")]
     struct Speculation;
     #[doc = include_str!("../../../docs/worked/zero3-for-13b-on-8-gpus.md")]

@@ -50,6 +50,9 @@ pub struct OpWork {
     pub flops_pair: f64,
     /// FLOPs outside products for each token.
     pub vector_token: f64,
+    /// The same of latent attention when keys and values are made of its cache first, at `flops_token` for each token in
+    /// it; 0 if there is no such way. Prompts and training take it, answers fold the weights into their queries.
+    pub expanded_pair: f64,
     /// Bytes of activations read and written for each token.
     pub bytes_token: f64,
     /// Bytes of states read and written for each sequence.
@@ -327,6 +330,7 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         flops_token: coefficient(&cost.matrix_flops, symbols::TOKENS),
         flops_pair: 0.0,
         vector_token: coefficient(&(cost.vector_flops.clone() + &cost.special_flops), symbols::TOKENS),
+        expanded_pair: 0.0,
         bytes_token: coefficient(&cost.bytes(), symbols::TOKENS),
         bytes_seq: coefficient(&cost.bytes(), symbols::SEQS),
         bytes_cached: 0.0,
@@ -399,6 +403,9 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
                         cached.push(&index.cached);
                     }
                     of_pairs(&mut op, &pairs, &cached);
+                    if a.indexer.is_none() {
+                        op.expanded_pair = (2 * op.heads * (a.nope + a.rope + a.value)) as f64;
+                    }
                     sized(&mut op, inputs[2]);
                     (op.n, op.k) = (0, 0);
                     op.cut = true;

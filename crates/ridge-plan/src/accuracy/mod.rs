@@ -136,3 +136,15 @@ pub fn report(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
     sections.extend(serving::sections(folder, configs)?);
     Ok(sections)
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::reading::Reading;
+
+    /// The reading of a configuration of `fixtures/configs`.
+    pub(crate) fn reading(name: &str) -> Reading {
+        let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/configs");
+        Reading::from_json(name, &std::fs::read_to_string(configs.join(format!("{name}.json"))).unwrap()).unwrap()
+    }
+}

@@ -6,12 +6,12 @@ use std::path::Path;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::Bytes;
 
-use super::table::read;
+use super::table::{Record, read};
 use super::{Judged, Row, Section};
 use crate::efficiency::Machine;
 use crate::ledger::{Quantisation, ServingMemory, sequence_bytes, serving};
 use crate::reading::Reading;
-use crate::serve::{ServeLayout, Software, Traffic, benchmark};
+use crate::serve::{Hold, Load, ServeLayout, Software, Traffic, benchmark};
 
 /// The configuration of a published model.
 fn config_of(model: &str) -> Option<&'static str> {
@@ -25,8 +25,8 @@ fn config_of(model: &str) -> Option<&'static str> {
     })
 }
 
-/// Sequences that a replica of attention holds; `None` if its weights do not fit.
-fn places(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traffic) -> Option<usize> {
+/// Tokens that the cache of a replica of attention holds; `None` if its weights do not fit.
+fn cache_tokens(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traffic) -> Option<f64> {
     let memory = ServingMemory {
         tp: l.tp,
         pp: l.pp,
@@ -36,11 +36,42 @@ fn places(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traffic) ->
         step_tokens: 8192,
         utilisation: 0.9,
     };
-    let fit = serving(reading, Bytes(machine.memory as u64), &memory, t.prompt + t.answer).ok()?;
-    // Answers are not all at their end: places are counted at the mean length.
-    let mean = sequence_bytes(reading, &memory, t.prompt + t.answer / 2);
-    Some((fit.room.as_f64() / mean.max(1.0)) as usize)
+    let context = t.prompt + t.answer;
+    let fit = serving(reading, Bytes(machine.memory as u64), &memory, context).ok()?;
+    Some(fit.room.as_f64() / sequence_bytes(reading, &memory, context).max(1.0) * context as f64)
 }
+
+/// How the source's load was put on, as far as it tells. Rows whose lengths are powers of two from 1024 up and whose prompt
+/// or answer has 1024 tokens are those of InferenceMAX, whose scripts are public (`benchmarks/*.sh` there): ten requests
+/// of a client, all clients at once, lengths drawn from 0.8 to 1 of the longest.
+fn load(software: &Software, model: &str, l: &ServeLayout, traffic: Traffic, cache_tokens: f64) -> Load {
+    let of_inferencemax = matches!((traffic.prompt, traffic.answer), (1024 | 8192, 1024) | (1024, 8192));
+    let latent = model == "DeepSeek-V3";
+    let clients = traffic.batch * l.attention_dp;
+    let program = software.name.as_str();
+    let step_tokens = match program {
+        // `--max_num_tokens` of the scripts: one prompt beside all answers.
+        "trtllm" if of_inferencemax && latent => clients + traffic.prompt + 64,
+        "trtllm" if of_inferencemax => 16_384,
+        _ => 8192,
+    };
+    let hold = match program {
+        // `batch_wait_timeout_iters` and `batch_wait_max_tokens_ratio`, for 1024 + 1024 tokens on fewer than 8 GPUs.
+        "trtllm" if !latent && traffic.prompt == 1024 && traffic.answer == 1024 && l.tp < 8 => {
+            Some(Hold { steps: 20, tokens: Some(step_tokens * 9 / 10) })
+        }
+        // `attention_dp_config`.
+        "trtllm" if l.attention_dp > 1 => Some(Hold { steps: 60, tokens: None }),
+        _ => None,
+    };
+    let (shortest, rounds) = if of_inferencemax { (0.8, 10) } else { (1.0, software.rounds) };
+    Load { traffic, shortest, rounds, step_tokens, cache_tokens, hold }
+}
+
+/// What the source shows of experts that no plan can follow.
+const SHOWN: &str = "; the source contradicts itself on H200: TensorRT-LLM 1.1.0rc2.post2 at 1024 + 8192 tokens and 64 clients has \
+    32.2 and 19.4 ms a token, and 378 and 1201 ms to the first, in rows whose columns are equal, so some of its rows were measured \
+    with something that is not told (speculation would do it); its rows without a version take 308 ms for 1024 tokens and 447 for 8192";
 
 pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
     let mut readings: BTreeMap<&str, Reading> = BTreeMap::new();
@@ -50,8 +81,17 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
     let mut records = read(folder, "serving_aggregated.csv")?;
     // Of rows with equal times the one with fewer ranks is taken.
     records.sort_by_key(|r| r.degree("tp_size") * r.degree("attention_dp_size"));
+    // Ranks of some series are GPUs of several servers together, whose layouts are not told: 12, 36 or 52 cut nothing.
+    let series =
+        |r: &Record| [r.text("backend"), r.text("backend_version"), r.text("model_path"), r.text("system")].join(" ");
+    let untold: BTreeSet<String> =
+        records.iter().filter(|r| !r.degree("tp_size").is_power_of_two()).map(series).collect();
     for r in records {
         let Some(name) = config_of(r.text("model_path")) else { continue };
+        if untold.contains(&series(&r)) {
+            left_out += 1;
+            continue;
+        }
         if !readings.contains_key(name) {
             let path = configs.join(format!("{name}.json"));
             let text = std::fs::read_to_string(&path).map_err(|e| format!("cannot read {}: {e}", path.display()))?;
@@ -73,16 +113,18 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
         let machine = Machine::find(device, precision).map_err(|e| e.to_string())?.in_a_server();
         let machine = if weights == Quantisation::Nvfp4 { machine.in_four_bits() } else { machine };
         // Rows of k^2 ranks that cut experts k by k repeat those of k ranks: they count them twice.
-        let (tp, ep) = (r.degree("tp_size"), r.degree("moe_ep_size"));
-        let twice = ep > 1 && r.degree("moe_tp_size") == ep && tp == ep * ep;
+        let (tp, dp, ep) = (r.degree("tp_size"), r.degree("attention_dp_size"), r.degree("moe_ep_size"));
+        let twice = ep > 1 && r.degree("moe_tp_size") == ep && tp * dp == ep * ep;
+        let of_rank = |degree: usize| if twice && degree > 1 { ep } else { degree };
         let layout = ServeLayout {
-            tp: if twice { ep } else { tp },
+            tp: of_rank(tp),
             pp: r.degree("pp_size"),
-            attention_dp: r.degree("attention_dp_size"),
+            attention_dp: of_rank(dp),
             ep,
             weights,
             cache_bytes: if weights == Quantisation::Bf16 { 2.0 } else { 1.0 },
         };
+        let batch = r.count("batch_size")? * dp / layout.attention_dp;
         // Some rows repeat the times of others under another layout, and some name layouts that cannot be.
         let same =
             [r.text("model_path"), r.text("system"), r.text("silicon_ttft_ms"), r.text("silicon_tpot_ms")].join(" ");
@@ -91,16 +133,17 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             continue;
         }
         let ep = layout.ep.min(layout.tp * layout.attention_dp);
-        let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch: r.count("batch_size")? };
+        let traffic = Traffic { prompt: r.count("isl")?, answer: r.count("osl")?, batch };
         let reading = &readings[name];
         let layout = ServeLayout { ep, ..layout };
-        let Some(places) = places(reading, &machine, &layout, &traffic) else {
+        let Some(tokens) = cache_tokens(reading, &machine, &layout, &traffic) else {
             left_out += 1;
             continue;
         };
         let software = Software::find(r.text("backend"), r.text("backend_version"))
             .ok_or_else(|| format!("backend {:?} is not in software.toml", r.text("backend")))?;
-        let point = benchmark(reading, &machine, &layout, &traffic, places, software);
+        let load = load(software, name, &layout, traffic, tokens);
+        let point = benchmark(reading, &machine, &layout, &load, software);
         let what = format!(
             "{name} {} {device} {quant} tp{} dp{} ep{ep} {}/{} x{}",
             r.text("backend"),
@@ -130,7 +173,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 "time to first token",
                 0.25,
                 ttft,
-                "; clients are taken to begin at once and to ask again when they are answered, which the source does not tell",
+                "; clients begin at once and ask again when they are answered, as the public scripts of InferenceMAX have it",
             ),
         ] {
             all.push(Section {
@@ -139,7 +182,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 target,
                 judged: Judged::Median,
                 rows,
-                note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads or their weights do not fit; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn anew (by device, then model) when programs came in, so that each program has rows to be fitted on{note}"),
+                note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads, their weights do not fit, or they belong to a series whose ranks are those of several servers together; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn anew (by device, then model) when programs came in, so that each program has rows to be fitted on{note}{}", if experts { SHOWN } else { "" }),
                 shown: false,
             });
         }

@@ -1,15 +1,18 @@
 //! What a load generator sees: clients in a closed loop, each of which asks again when its answer has ended.
 //!
-//! All clients begin at once, so first tokens of the first round wait for all prompts before them; in later rounds
-//! requests come one by one. Clients beyond what the cache holds wait for a place. What a serving program adds to each
-//! request, and in how many rounds a benchmark of it goes, are data (`software.toml`).
+//! All clients begin at once, so first tokens of the first round wait for the prompts before them; later requests come as
+//! answers end. The loop is played step by step: a step takes one token of each answer and, up to its limit, tokens of the
+//! prompts that wait, and takes as long as its rooflines say. Between two events steps are alike and taken together, so a
+//! benchmark of thousands of requests takes milliseconds. What a serving program adds is data (`software.toml`).
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use super::point::HOST;
-use super::{Point, ServeLayout, Traffic, aggregated};
+use super::point::{Step, Tokens, seconds};
+use super::{ServeLayout, Traffic};
 use crate::efficiency::Machine;
 use crate::reading::Reading;
 
@@ -25,8 +28,11 @@ pub struct Software {
     pub step_ms: f64,
     /// Milliseconds that it adds to the first token of a request.
     pub request_ms: f64,
-    /// Requests of a client: the first finds all others waiting.
-    pub rounds: f64,
+    /// Requests of a client in the benchmark that measured it, where its scripts are not public: the first finds all others
+    /// waiting.
+    pub rounds: usize,
+    /// Does it keep room for a whole answer before it takes a prompt in? If not, it takes prompts back when room ends.
+    pub reserves: bool,
 }
 
 #[derive(Deserialize)]
@@ -48,37 +54,471 @@ impl Software {
     }
 }
 
-/// What `clients.batch` clients of each replica of attention see when `places` sequences fit at once.
-pub fn benchmark(
-    reading: &Reading,
-    m: &Machine,
-    l: &ServeLayout,
-    clients: &Traffic,
-    places: usize,
-    software: &Software,
-) -> Point {
-    let n = clients.batch.min(places.max(1));
-    let point = aggregated(reading, m, l, &Traffic { batch: n, ..*clients });
-    let host = software.step_ms * 1e-3 - HOST;
-    let (tpot, decode_step, prefill) = (point.tpot + host, point.decode_step + host, point.prefill + host);
-    let first_round = prefill * (n as f64 + 1.0) / 2.0 + decode_step;
-    let later = point.ttft + 2.0 * host;
-    let served = software.request_ms * 1e-3 + later + (first_round - later).max(0.0) / software.rounds;
-    let held = served + tpot * (clients.answer as f64 - 1.0);
-    let ttft = served + (clients.batch - n) as f64 / n as f64 * held;
-    let requests_per_second = (clients.batch * l.attention_dp) as f64 / (ttft + held - served);
-    let tokens_per_second = requests_per_second * clients.answer as f64;
-    Point { ttft, tpot, tokens_per_second, requests_per_second, decode_step, prefill, ..point }
+/// Clients and how the server was set up for them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Load {
+    /// Longest prompt and answer, and clients of each replica of attention.
+    pub traffic: Traffic,
+    /// Lengths are drawn evenly from this share of the longest up.
+    pub shortest: f64,
+    /// Requests of a client.
+    pub rounds: usize,
+    /// Tokens of a step at most.
+    pub step_tokens: usize,
+    /// Tokens that the cache of a replica of attention holds.
+    pub cache_tokens: f64,
+    /// What prompts wait for.
+    pub hold: Option<Hold>,
+}
+
+/// Prompts wait for others, so that fewer steps are disturbed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Hold {
+    /// Steps after which they wait no longer.
+    pub steps: usize,
+    /// Tokens of prompts that are enough; `None` waits until each replica of attention has a prompt.
+    pub tokens: Option<usize>,
+}
+
+/// What the clients saw on average.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Seen {
+    /// Seconds to the first token.
+    pub ttft: f64,
+    /// Seconds for each token behind it.
+    pub tpot: f64,
+    /// Output tokens a second of the replica.
+    pub tokens_per_second: f64,
+}
+
+/// Plays `load` against one replica of `reading` on `m`, laid out as `l`.
+pub fn benchmark(reading: &Reading, m: &Machine, l: &ServeLayout, load: &Load, software: &Software) -> Seen {
+    let mut play = Play::new(reading, m, l, load, software);
+    play.run();
+    let n = play.answered as f64;
+    Seen { ttft: play.first / n, tpot: play.between / n, tokens_per_second: play.produced / play.now }
+}
+
+/// A request that waits.
+#[derive(Clone, Copy, Debug)]
+struct Request {
+    asked: f64,
+    /// Tokens that are yet to be computed, and those that are.
+    prompt: usize,
+    done: usize,
+    answer: usize,
+    /// When its first token came and how many it has, of one that was taken back.
+    first: Option<f64>,
+    before: usize,
+}
+
+/// A request that gets its answer.
+#[derive(Clone, Copy, Debug)]
+struct Answering {
+    begun: u64,
+    prompt: usize,
+    answer: usize,
+    first: f64,
+    /// Tokens of the answer that it had when it was taken back.
+    before: usize,
+}
+
+/// One replica of attention.
+#[derive(Debug, Default)]
+struct Rank {
+    waiting: VecDeque<Request>,
+    /// Those that answer, newest last, by an id that `ends` names.
+    answering: Vec<Option<Answering>>,
+    free: Vec<usize>,
+    ends: BinaryHeap<Reverse<(u64, usize)>>,
+    /// How many answer.
+    count: usize,
+    /// Tokens in the cache, and tokens that are promised.
+    cached: f64,
+    promised: f64,
+}
+
+struct Play<'a> {
+    reading: &'a Reading,
+    machine: &'a Machine,
+    layout: &'a ServeLayout,
+    load: &'a Load,
+    software: &'a Software,
+    ranks: Vec<Rank>,
+    /// Requests on their way: when they come, to which rank.
+    coming: BinaryHeap<Reverse<(u64, usize)>>,
+    now: f64,
+    /// When the last step began: the next was made up then, while the device worked.
+    made_up: f64,
+    step: u64,
+    /// Requests that were made, and are to be made.
+    made: usize,
+    total: usize,
+    held: usize,
+    answered: usize,
+    first: f64,
+    between: f64,
+    produced: f64,
+    /// Seconds of a step of answers alone: by their number, at no context and for each token of it.
+    known: Vec<Option<(f64, f64)>>,
+}
+
+/// Nanoseconds, so that times can be ordered.
+fn ticks(seconds: f64) -> u64 {
+    (seconds * 1e9) as u64
+}
+
+/// Evenly spread numbers of `[0, 1)`: multiples of the golden ratio and of the square root of 2.
+fn spread(i: usize, by: f64) -> f64 {
+    ((i + 1) as f64 * by).fract()
+}
+
+impl<'a> Play<'a> {
+    fn new(reading: &'a Reading, m: &'a Machine, l: &'a ServeLayout, load: &'a Load, software: &'a Software) -> Self {
+        let clients = load.traffic.batch * l.attention_dp;
+        Self {
+            reading,
+            machine: m,
+            layout: l,
+            load,
+            software,
+            ranks: (0..l.attention_dp).map(|_| Rank::default()).collect(),
+            coming: (0..clients).map(|i| Reverse((0, i % l.attention_dp))).collect(),
+            now: 0.0,
+            made_up: 0.0,
+            step: 0,
+            made: clients,
+            total: clients * load.rounds,
+            held: 0,
+            answered: 0,
+            first: 0.0,
+            between: 0.0,
+            produced: 0.0,
+            known: vec![None; load.traffic.batch + 2],
+        }
+    }
+
+    /// Seconds of a step with what the program adds.
+    fn seconds(&self, step: &Step) -> f64 {
+        seconds(self.reading, self.machine, self.layout, step) + self.software.step_ms * 1e-3
+    }
+
+    fn lengths(&self, i: usize) -> (usize, usize) {
+        let of = |longest: usize, at: f64| {
+            let least = self.load.shortest;
+            ((longest as f64 * (least + (1.0 - least) * at)).round() as usize).max(1)
+        };
+        (
+            of(self.load.traffic.prompt, spread(i, 0.618_033_988_75)),
+            of(self.load.traffic.answer, spread(i, 0.414_213_562_37)),
+        )
+    }
+
+    fn run(&mut self) {
+        let mut arrived = 0;
+        while self.answered < self.total {
+            let idle = self.ranks.iter().all(|r| r.count == 0);
+            let until = ticks(if idle { self.now } else { self.made_up });
+            while let Some(Reverse((at, rank))) = self.coming.peek().copied().filter(|r| r.0.0 <= until) {
+                self.coming.pop();
+                let (prompt, answer) = self.lengths(arrived);
+                arrived += 1;
+                let request = Request { asked: at as f64 * 1e-9, prompt, done: 0, answer, first: None, before: 0 };
+                self.ranks[rank].waiting.push_back(request);
+            }
+            if self.ranks.iter().all(|r| r.count == 0 && r.waiting.is_empty()) {
+                // All requests are on their way.
+                let Some(Reverse((at, _))) = self.coming.peek() else { return };
+                self.now = *at as f64 * 1e-9 + 1e-9;
+                continue;
+            }
+            if self.takes_prompts() { self.mixed_step() } else { self.answers() }
+        }
+    }
+
+    fn room(&self, rank: &Rank, r: &Request) -> bool {
+        let wanted = r.prompt + r.done + if self.software.reserves { r.answer } else { 0 };
+        let used = if self.software.reserves { rank.promised } else { rank.cached };
+        rank.count == 0 || used + wanted as f64 <= self.load.cache_tokens
+    }
+
+    /// Does a prompt begin in this step?
+    fn takes_prompts(&mut self) -> bool {
+        let ready = |r: &Rank| r.waiting.front().is_some_and(|w| w.done > 0 || self.room(r, w));
+        let some = self.ranks.iter().filter(|r| ready(r)).count();
+        if some == 0 {
+            return false;
+        }
+        let Some(hold) = self.load.hold else { return true };
+        let busy = self.ranks.iter().any(|r| r.count > 0);
+        let enough = match hold.tokens {
+            Some(tokens) => self.ranks.iter().any(|r| r.waiting.iter().map(|w| w.prompt).sum::<usize>() >= tokens),
+            None => some == self.ranks.len(),
+        };
+        let begun = self.ranks.iter().any(|r| r.waiting.front().is_some_and(|w| w.done > 0));
+        if begun || enough || !busy || self.held >= hold.steps {
+            self.held = 0;
+            return true;
+        }
+        false
+    }
+
+    /// One step with prompts.
+    fn mixed_step(&mut self) {
+        let mut busiest = Step::default();
+        let mut all = 0.0;
+        let mut taken: Vec<Vec<Request>> = vec![Vec::new(); self.ranks.len()];
+        for at in 0..self.ranks.len() {
+            let mut budget = self.load.step_tokens.saturating_sub(self.ranks[at].count);
+            let mean = self.ranks[at].cached / self.ranks[at].count.max(1) as f64;
+            let answers = Tokens::answers(self.ranks[at].count as f64, mean);
+            let mut step = Step { answers, ..Step::default() };
+            while budget > 0
+                && let Some(mut w) = self.ranks[at].waiting.front().copied()
+                && (w.done > 0 || self.room(&self.ranks[at], &w))
+            {
+                let now = w.prompt.min(budget);
+                step.prompts = step.prompts.and_prompt(now as f64, w.done as f64);
+                if w.done == 0 {
+                    self.ranks[at].promised += (w.prompt + w.answer) as f64;
+                }
+                (w.prompt, w.done, budget) = (w.prompt - now, w.done + now, budget - now);
+                if w.prompt > 0 {
+                    self.ranks[at].waiting[0] = w;
+                } else {
+                    step.ends += 1.0;
+                    self.ranks[at].waiting.pop_front();
+                    taken[at].push(w);
+                    self.ranks[at].cached += w.done as f64;
+                }
+            }
+            all += step.prompts.tokens + step.answers.tokens;
+            let weight = |s: &Step| s.prompts.tokens + s.answers.tokens;
+            if weight(&step) >= weight(&busiest) {
+                busiest = step;
+            }
+        }
+        busiest.all = all;
+        self.made_up = self.now;
+        self.now += self.seconds(&busiest);
+        self.step += 1;
+        for rank in &mut self.ranks {
+            rank.cached += rank.count as f64;
+        }
+        self.end_answers();
+        for (at, taken) in taken.into_iter().enumerate() {
+            for w in taken {
+                self.begin(at, w);
+            }
+        }
+        self.take_back();
+    }
+
+    fn begin(&mut self, at: usize, w: Request) {
+        let first = w.first.unwrap_or_else(|| {
+            self.first += self.now - w.asked + self.software.request_ms * 1e-3;
+            self.now
+        });
+        // A first token came with the prompt, unless the request had been taken back.
+        let of = Answering { begun: self.step, prompt: w.done, answer: w.answer, first, before: w.before };
+        let rank = &mut self.ranks[at];
+        let id = rank.free.pop().unwrap_or_else(|| {
+            rank.answering.push(None);
+            rank.answering.len() - 1
+        });
+        rank.answering[id] = Some(of);
+        rank.ends.push(Reverse((self.step + w.answer.max(1) as u64 - 1, id)));
+        rank.count += 1;
+        if w.answer <= 1 {
+            self.end_answers();
+        }
+    }
+
+    /// Answers that end with the step just done: their clients ask again.
+    fn end_answers(&mut self) {
+        for at in 0..self.ranks.len() {
+            while let Some(Reverse((end, id))) = self.ranks[at].ends.peek().copied().filter(|e| e.0.0 <= self.step) {
+                self.ranks[at].ends.pop();
+                let Some(a) = self.ranks[at].answering[id].take() else { continue };
+                let rank = &mut self.ranks[at];
+                rank.free.push(id);
+                rank.count -= 1;
+                rank.cached -= (a.prompt + (end - a.begun) as usize) as f64;
+                rank.promised -= (a.prompt + a.answer) as f64;
+                self.answered += 1;
+                let tokens = a.answer + a.before;
+                self.produced += tokens as f64;
+                self.between += (self.now - a.first) / (tokens.max(2) - 1) as f64;
+                if self.made < self.total {
+                    self.made += 1;
+                    self.coming.push(Reverse((ticks(self.now), at)));
+                }
+            }
+        }
+    }
+
+    /// Takes the newest back while there is no room for the next tokens.
+    fn take_back(&mut self) {
+        for rank in &mut self.ranks {
+            while rank.count > 1 && rank.cached > self.load.cache_tokens {
+                let newest = rank.answering.iter().enumerate().filter_map(|(i, a)| a.map(|a| (a.begun, i))).max();
+                let Some((_, id)) = newest else { break };
+                let Some(a) = rank.answering[id].take() else { break };
+                let had = (self.step - a.begun) as usize;
+                rank.ends.retain(|e| e.0.1 != id);
+                rank.free.push(id);
+                rank.count -= 1;
+                rank.cached -= (a.prompt + had) as f64;
+                rank.promised -= (a.prompt + a.answer) as f64;
+                let prompt = a.prompt + had;
+                let answer = (a.answer - had).max(1);
+                rank.waiting.push_front(Request {
+                    asked: 0.0,
+                    prompt,
+                    done: 0,
+                    answer,
+                    first: Some(a.first),
+                    before: a.before + had,
+                });
+            }
+        }
+    }
+
+    /// Steps of answers alone, up to the next event.
+    fn answers(&mut self) {
+        let most = self.ranks.iter().max_by(|a, b| a.cached.total_cmp(&b.cached)).expect("there is one rank");
+        let (count, mean) = (most.count.max(1), most.cached / most.count.max(1) as f64);
+        let all: usize = self.ranks.iter().map(|r| r.count).sum();
+        let (still, token) = match self.known.get(count).copied().flatten() {
+            Some(k) if self.ranks.len() == 1 => k,
+            _ => {
+                let at = |context: f64| {
+                    let answers = Tokens::answers(count as f64, context);
+                    self.seconds(&Step { answers, all: all as f64, ..Step::default() })
+                };
+                let far = (self.load.traffic.prompt + self.load.traffic.answer) as f64;
+                let (near, far_seconds) = (at(1.0), at(far));
+                let k = (near, (far_seconds - near) / far);
+                if let Some(place) = self.known.get_mut(count) {
+                    *place = Some(k);
+                }
+                k
+            }
+        };
+        let end = self.ranks.iter().filter_map(|r| r.ends.peek()).map(|e| e.0.0).min().unwrap_or(self.step + 1);
+        let mut steps = end.saturating_sub(self.step).max(1);
+        let each = still + token * mean;
+        if let Some(Reverse((at, _))) = self.coming.peek() {
+            let until = (*at as f64 * 1e-9 - self.now) / each;
+            steps = steps.min(until.max(0.0) as u64 + 2);
+        }
+        let waits = self.ranks.iter().any(|r| !r.waiting.is_empty());
+        if waits && let Some(hold) = self.load.hold {
+            steps = steps.min((hold.steps.saturating_sub(self.held)).max(1) as u64);
+        }
+        if !self.software.reserves {
+            for r in self.ranks.iter().filter(|r| r.count > 1) {
+                let left = (self.load.cache_tokens - r.cached).max(0.0) / r.count as f64;
+                steps = steps.min(left as u64 + 1);
+            }
+        }
+        let n = steps as f64;
+        self.now += n * (each + token * (n - 1.0) / 2.0);
+        self.made_up = self.now - each - token * (n - 1.0);
+        self.step += steps;
+        // Waiting for a prompt on each replica counts from the last that was taken in, waiting for tokens from the first.
+        if waits || self.load.hold.is_some_and(|h| h.tokens.is_none()) {
+            self.held += steps as usize;
+        }
+        for rank in &mut self.ranks {
+            rank.cached += n * rank.count as f64;
+        }
+        self.end_answers();
+        self.take_back();
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    use ridge_hw::spec::Precision;
+
     #[test]
     fn the_table_parses_and_an_unknown_version_is_taken_for_a_known_one() {
-        assert!(TABLE.iter().all(|s| s.rounds >= 1.0 && (0.0..2000.0).contains(&s.request_ms)));
+        assert!(TABLE.iter().all(|s| s.rounds >= 1 && (0.0..2000.0).contains(&s.request_ms)));
         assert!(Software::find("vllm", "99").is_some_and(|s| s.version.is_empty()));
         assert!(Software::find("unknown", "").is_none());
+    }
+
+    /// A server that adds nothing, and one that keeps room for whole answers.
+    fn plain(reserves: bool) -> Software {
+        Software { name: "plain".into(), version: String::new(), step_ms: 0.0, request_ms: 0.0, rounds: 1, reserves }
+    }
+
+    fn load(batch: usize, rounds: usize) -> Load {
+        let traffic = Traffic { prompt: 1024, answer: 64, batch };
+        Load { traffic, shortest: 1.0, rounds, step_tokens: 8192, cache_tokens: 1e9, hold: None }
+    }
+
+    fn played(load: &Load, software: &Software) -> Seen {
+        let reading = crate::accuracy::tests::reading("Meta-Llama-3.1-8B");
+        let machine = Machine::find("H100", Precision::Bf16).unwrap().in_a_server();
+        let l = ServeLayout {
+            tp: 1,
+            pp: 1,
+            attention_dp: 1,
+            ep: 1,
+            weights: crate::ledger::Quantisation::Bf16,
+            cache_bytes: 2.0,
+        };
+        benchmark(&reading, &machine, &l, load, software)
+    }
+
+    #[test]
+    fn one_client_sees_its_prompt_and_then_steps_of_one_answer() {
+        let reading = crate::accuracy::tests::reading("Meta-Llama-3.1-8B");
+        let machine = Machine::find("H100", Precision::Bf16).unwrap().in_a_server();
+        let weights = crate::ledger::Quantisation::Bf16;
+        let l = ServeLayout { tp: 1, pp: 1, attention_dp: 1, ep: 1, weights, cache_bytes: 2.0 };
+        let seen = benchmark(&reading, &machine, &l, &load(1, 3), &plain(false));
+        let host = super::super::point::HOST;
+        let prompt = super::super::prefill(&reading, &machine, &l, 1024) - host;
+        let step = super::super::decode_step(&reading, &machine, &l, 1, 1024 + 32) - host;
+        assert!((seen.ttft / prompt - 1.0).abs() < 1e-3, "{} {prompt}", seen.ttft);
+        assert!((seen.tpot / step - 1.0).abs() < 1e-2, "{} {step}", seen.tpot);
+        let rate = 64.0 / (prompt + 63.0 * step);
+        assert!((seen.tokens_per_second / rate - 1.0).abs() < 1e-2, "{} {rate}", seen.tokens_per_second);
+    }
+
+    #[test]
+    fn all_at_once_wait_for_the_prompts_before_them_and_less_in_later_rounds() {
+        let (alone, first) = (played(&load(1, 1), &plain(false)), played(&load(64, 1), &plain(false)));
+        // 8 prompts fill a step, so there are 8 of them, and a client waits for half of them and its own.
+        let ratio = first.ttft / (8.0 * alone.ttft);
+        assert!((3.9..5.5).contains(&ratio), "{ratio}");
+        let spread = Load { shortest: 0.5, ..load(64, 20) };
+        assert!(played(&spread, &plain(false)).ttft < 0.5 * first.ttft);
+    }
+
+    #[test]
+    fn a_full_cache_makes_clients_wait_or_takes_answers_back() {
+        let full = Load { cache_tokens: 20.0 * 1088.0, ..load(64, 4) };
+        let (free, kept) = (played(&load(64, 4), &plain(true)), played(&full, &plain(true)));
+        assert!(kept.ttft > 2.0 * free.ttft && kept.tpot < free.tpot, "{kept:?} {free:?}");
+        // Without promises more begin, and some begin again.
+        let taken_back = played(&Load { cache_tokens: 20.0 * 1040.0, ..full }, &plain(false));
+        assert!(taken_back.tokens_per_second > 0.5 * kept.tokens_per_second, "{taken_back:?} {kept:?}");
+        assert!(taken_back.tokens_per_second < free.tokens_per_second);
+    }
+
+    #[test]
+    fn prompts_that_wait_for_others_come_that_many_steps_later() {
+        let spread = Load { shortest: 0.5, ..load(4, 50) };
+        let at_once = played(&spread, &plain(false));
+        let held = played(&Load { hold: Some(Hold { steps: 10, tokens: Some(1 << 20) }), ..spread }, &plain(false));
+        let steps = (held.ttft - at_once.ttft) / at_once.tpot;
+        assert!((5.0..12.0).contains(&steps), "{steps}");
+        assert!(held.tpot <= 1.01 * at_once.tpot);
     }
 }

@@ -4,7 +4,7 @@
 mod benchmark;
 mod point;
 
-pub use benchmark::{Software, benchmark};
+pub use benchmark::{Hold, Load, Seen, Software, benchmark};
 pub use point::{Point, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.

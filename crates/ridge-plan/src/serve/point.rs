@@ -74,20 +74,74 @@ pub(super) const HOST: f64 = 0.7e-3;
 /// Tokens of a prompt that one step takes at most.
 const CHUNK: usize = 8192;
 
-/// Tokens of a step and what they attend to, on one replica of attention.
-struct Step {
+/// Tokens that attend alike: those of prompts, or the single tokens of answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tokens {
     /// Tokens.
-    tokens: f64,
-    /// Rows whose logits are needed.
-    rows: f64,
+    pub tokens: f64,
     /// Sequences.
-    sequences: f64,
-    /// (query, key) pairs of one sequence's new tokens, to all that it sees.
-    pairs: f64,
-    /// Tokens of one sequence in the cache.
-    cached: f64,
-    /// Are these single tokens of many sequences, whose attention is the reading of their caches?
-    decode: bool,
+    pub sequences: f64,
+    /// (query, key) pairs, of all sequences.
+    pub pairs: f64,
+    /// Tokens of all sequences in the cache, these among them.
+    pub cached: f64,
+}
+
+impl Tokens {
+    /// A token of each of `sequences` answers, which see `context` tokens each.
+    pub(super) fn answers(sequences: f64, context: f64) -> Self {
+        let seen = sequences * context;
+        Self { tokens: sequences, sequences, pairs: seen, cached: seen }
+    }
+
+    /// With `tokens` of one prompt that has `before` in the cache.
+    pub(super) fn and_prompt(self, tokens: f64, before: f64) -> Self {
+        Self {
+            tokens: self.tokens + tokens,
+            sequences: self.sequences + 1.0,
+            pairs: self.pairs + tokens * before + 0.5 * tokens * (tokens + 1.0),
+            cached: self.cached + before + tokens,
+        }
+    }
+}
+
+/// What one step computes on the busiest replica of attention.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Step {
+    /// Tokens of prompts.
+    pub prompts: Tokens,
+    /// Tokens of answers, whose attention is the reading of their caches.
+    pub answers: Tokens,
+    /// Prompts that end, whose logits are needed.
+    pub ends: f64,
+    /// Tokens of all replicas of attention, which share the experts.
+    pub all: f64,
+}
+
+impl Step {
+    fn tokens(&self) -> f64 {
+        self.prompts.tokens + self.answers.tokens
+    }
+}
+
+fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &Tokens, decode: bool) -> f64 {
+    if of.tokens == 0.0 {
+        return 0.0;
+    }
+    let heads = op.heads.min(l.tp).max(1) as f64;
+    let cut = if op.cut { heads } else { 1.0 };
+    let window = op.window.map(|w| w as f64);
+    let pairs = window.map_or(of.pairs, |w| of.pairs.min(w * of.tokens));
+    let cached = window.map_or(of.cached, |w| of.cached.min(w * of.sequences));
+    let mut flops = pairs * op.flops_pair + of.tokens * op.flops_token;
+    if op.expanded_pair > 0.0 {
+        flops = flops.min(pairs * op.expanded_pair + cached * op.flops_token);
+    }
+    // What all heads share is read by each rank.
+    let kv = if op.weight > 0.0 { 1.0 } else { cut };
+    let bytes = cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
+    let share = if decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
+    (flops / cut / (m.peak_16 * share)).max(bytes / m.stream)
 }
 
 fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
@@ -96,11 +150,11 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
     match op.class {
         Class::Matmul => {
             let (n, k) = if op.reduced { (op.n as f64, op.k as f64 / tp) } else { (op.n as f64 / tp, op.k as f64) };
-            m.matmul(Class::Matmul, step.tokens, n, k, bytes * n * k)
+            m.matmul(Class::Matmul, step.tokens(), n, k, bytes * n * k)
         }
         Class::Experts => {
             // All replicas of attention send their tokens to the shared experts.
-            let tokens = step.tokens * l.attention_dp as f64;
+            let tokens = step.all;
             let inner = ((l.tp * l.attention_dp) as f64 / l.ep as f64).max(1.0);
             let held = op.experts as f64 / l.ep as f64;
             let missed = (1.0 - op.top_k as f64 / op.experts as f64).powf(tokens.powf(ALIKE));
@@ -113,23 +167,19 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
             compute.max(bytes * reached * n * k / m.stream_experts + 2.0 * rows * (n + k) / m.bandwidth)
         }
         Class::Attention => {
-            let seen = |all: f64| op.window.map_or(all, |w| all.min(w as f64 * step.tokens / step.sequences));
-            let heads = op.heads.min(l.tp).max(1) as f64;
-            let cut = if op.cut { heads } else { 1.0 };
-            let flops = step.sequences * seen(step.pairs) * op.flops_pair / cut + step.tokens * op.flops_token / cut;
-            let cached = op.window.map_or(step.cached, |w| step.cached.min(w as f64));
-            // What all heads share is read by each rank.
-            let kv = if op.weight > 0.0 { 1.0 } else { cut };
-            let bytes = step.sequences * cached * op.bytes_cached * (l.cache_bytes / 2.0) / kv + 2.0 * op.weight / cut;
-            let share = if step.decode { 0.5 * m.efficiency.attention } else { m.efficiency.attention };
-            (flops / (m.peak_16 * share)).max(bytes / m.stream)
+            attention_seconds(m, l, op, &step.prompts, false) + attention_seconds(m, l, op, &step.answers, true)
         }
-        Class::Memory => m.moving(op.bytes_token * step.tokens / tp + op.bytes_seq * step.sequences),
+        Class::Memory => {
+            let sequences = step.prompts.sequences + step.answers.sequences;
+            m.moving(op.bytes_token * step.tokens() / tp + op.bytes_seq * sequences)
+        }
     }
 }
 
-fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 {
+/// Seconds of a step on the device.
+pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 {
     let hidden = reading.hidden as f64;
+    let tokens = step.tokens();
     let mut total = 0.0;
     for (kind, layer) in reading.kinds.iter().enumerate() {
         let count = reading.layers.iter().filter(|k| **k == kind).count() as f64;
@@ -137,16 +187,16 @@ fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 
         for op in &layer.ops {
             of += op_seconds(m, l, op, step) + KERNEL * KERNELS_PER_OP;
             if op.reduced && l.tp > 1 && op.class == Class::Matmul {
-                of += m.communicate_in_a_server(Collective::AllReduce, 2.0 * step.tokens * hidden, l.tp, 1);
+                of += m.communicate_in_a_server(Collective::AllReduce, 2.0 * tokens * hidden, l.tp, 1);
             }
             if op.reduced && op.class == Class::Experts {
                 of += ROUTING;
                 let ranks = l.tp * l.attention_dp;
                 if l.ep > 1 && l.attention_dp > 1 {
-                    let bytes = 2.0 * step.tokens * op.top_k as f64 * hidden;
+                    let bytes = 2.0 * tokens * op.top_k as f64 * hidden;
                     of += 2.0 * m.communicate_in_a_server(Collective::AllToAll, bytes, l.ep, 1);
                 } else if ranks > 1 {
-                    let bytes = 2.0 * step.tokens * hidden;
+                    let bytes = 2.0 * tokens * hidden;
                     of += m.communicate_in_a_server(Collective::AllReduce, bytes, ranks, 1);
                 }
             }
@@ -154,16 +204,16 @@ fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 
         total += count * of;
     }
     // Stages work one after another on a step; the messages between them are of its tokens.
-    let message = m.communicate_in_a_server(Collective::SendRecv, 2.0 * step.tokens * hidden, l.pp, l.tp);
+    let message = m.communicate_in_a_server(Collective::SendRecv, 2.0 * tokens * hidden, l.pp, l.tp);
     total += (l.pp as f64 - 1.0) * message;
-    total + m.matmul_16(step.rows, reading.vocab as f64 / l.tp as f64, hidden)
+    total + m.matmul_16(step.ends + step.answers.tokens, reading.vocab as f64 / l.tp as f64, hidden)
 }
 
 /// Seconds of a step that adds one token to each of `batch` sequences of `context` tokens.
 pub fn decode_step(reading: &Reading, m: &Machine, l: &ServeLayout, batch: usize, context: usize) -> f64 {
-    let (batch, context) = (batch as f64, context as f64);
-    let step = Step { tokens: batch, rows: batch, sequences: batch, pairs: context, cached: context, decode: true };
-    seconds(reading, m, l, &step) + HOST
+    let answers = Tokens::answers(batch as f64, context as f64);
+    let all = (batch * l.attention_dp) as f64;
+    seconds(reading, m, l, &Step { answers, all, ..Step::default() }) + HOST
 }
 
 /// Seconds of a prompt of `prompt` tokens alone.
@@ -171,10 +221,10 @@ pub fn prefill(reading: &Reading, m: &Machine, l: &ServeLayout, prompt: usize) -
     let (mut total, mut done) = (0.0, 0);
     while done < prompt {
         let chunk = CHUNK.min(prompt - done);
-        let (new, before) = (chunk as f64, done as f64);
-        let pairs = new * before + 0.5 * new * (new + 1.0);
-        let step = Step { tokens: new, rows: 1.0, sequences: 1.0, pairs, cached: before + new, decode: false };
-        total += seconds(reading, m, l, &step);
+        let prompts = Tokens::default().and_prompt(chunk as f64, done as f64);
+        // Each replica of attention takes in a prompt of its own.
+        let all = (chunk * l.attention_dp) as f64;
+        total += seconds(reading, m, l, &Step { prompts, ends: 1.0, all, ..Step::default() });
         done += chunk;
     }
     total + HOST

@@ -105,7 +105,8 @@ impl At<'_> {
             }
             Class::Attention => {
                 let pairs = self.pairs(op);
-                let flops = op.flops_pair * pairs / share + op.flops_token * self.tokens / share;
+                let pair = if op.expanded_pair > 0.0 { op.expanded_pair } else { op.flops_pair };
+                let flops = pair * pairs / share + op.flops_token * self.tokens / share;
                 pass.attention_flops += flops;
                 if self.work.fused_attention {
                     pass.attention += flops / (m.peak_16 * m.efficiency.attention);
