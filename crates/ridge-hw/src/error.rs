@@ -1,4 +1,5 @@
-//! What can go wrong here: a specification sheet that cannot be read, or a device that no sheet describes.
+//! What can go wrong here: a specification sheet or a matrix of links that cannot be read, or a device that no sheet
+//! describes.
 //!
 //! Detection itself never fails: what a machine does not tell is `None`.
 
@@ -41,6 +42,17 @@ pub enum HwError {
         cited: String,
         /// The keys under `[sources]`.
         listed: Vec<String>,
+    },
+
+    /// The text of `nvidia-smi topo -m` has no matrix, or one that contradicts itself.
+    #[error("topology, line {line}: {problem}; {remedy}")]
+    Topology {
+        /// Line of the text, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        remedy: String,
     },
 
     /// No sheet has this name.

@@ -10,7 +10,7 @@
 //! 5. [`topology`] and [`cpu`]: the machine's nodes, cores, caches, features and a container's real allowance;
 //! 6. [`gpu`]: NVIDIA's GPUs, driver and libraries, found as files.
 //!
-//! What a machine does not tell is `None`, never a guess; [`error`] is for sheets and names alone.
+//! What a machine does not tell is `None`, never a guess; [`error`] is for sheets, names and given texts alone.
 
 pub mod cpu;
 pub mod environment;

@@ -1,8 +1,13 @@
-//! Which logical CPUs sit together: cores, sockets and NUMA nodes, as sysfs states them.
+//! Which logical CPUs sit together: cores, sockets and NUMA nodes, as sysfs states them. Which GPUs and network cards do:
+//! the matrix of `nvidia-smi topo -m`.
+
+mod matrix;
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
+
+pub use matrix::{Matrix, MatrixGpu, MatrixNic, Way};
 
 use crate::environment::{Environment, numbered, read_value};
 
