@@ -18,8 +18,9 @@ use crate::kernel::cast;
 use crate::kernels::amx;
 use crate::simd;
 
-/// Groups of K whose weights are taken apart before they are multiplied by all rows of x: those of 32 rows stay in L1.
-const TOGETHER: usize = 2;
+/// Groups of K whose weights are taken apart before they are multiplied by all rows of x: those of 32 rows, the integers of
+/// two units and codes of x stay in L1 together.
+const TOGETHER: usize = 1;
 
 /// Groups of K ahead of which blocks are brought to cache.
 const AHEAD: usize = 4;
@@ -75,9 +76,9 @@ pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room:
     assert!(!rows.is_empty() && rows.len() <= COLUMNS && rows.end * weight.stride() <= weight.data.len());
     assert!(x.layout.inner == weight.inner && out.len() >= x.layout.rows * rows.len());
     let columns = x.layout.side;
-    let (rows_of_sums, group) = ([SIDE, 4 * columns], weight.codes.group);
+    let (of_sums, group) = ([SIDE, 4 * columns], weight.codes.group);
     let (of_weight, of_x) = ([SIDE, group], [group / 4, 4 * columns]);
-    let tiles = [rows_of_sums, rows_of_sums, of_weight, of_weight, of_x, of_x, of_x, of_x];
+    let tiles = [of_sums, of_sums, of_sums, of_sums, of_weight, of_weight, of_x, of_x];
     let _configured = amx::Session::with(tiles);
     let halves = rows.clone().step_by(SIDE).map(|from| from..(from + SIDE).min(rows.end));
     // SAFETY: there are tiles, configured so, and every machine that has them has AVX-512; the rest is checked above.
@@ -156,41 +157,91 @@ impl<'a> Unit<'a> {
         if self.group == SUMMED { line(nth) } else { _mm512_add_ps(line(2 * nth), line(2 * nth + 1)) }
     }
 
-    /// Multiplies the tiles of group `nth`; lines of the result are `to_stride` bytes apart.
+    /// Multiplies the tiles of group `nth` into tile register `nth % 4`, where it stays until [`store`]d; lines of x are
+    /// `stride` bytes.
     ///
     /// # Safety
-    /// The tiles are configured for this unit, and `to` has room for the lines.
+    /// The tiles are configured for this unit.
     #[inline(always)]
-    unsafe fn multiply(&self, nth: usize, to: *mut i32, to_stride: usize) {
+    unsafe fn multiply(&self, nth: usize, stride: usize) {
         assert!(nth < self.count);
-        let side = to_stride / 4;
         // SAFETY: the tiles are configured as their rows are; `nth` groups of both are inside of the slices; tile
-        // registers are used by nothing else.
+        // registers are used by nothing else, so sums stay in them.
         unsafe {
             let w = self.weights.codes.as_ptr().cast::<i8>().add(nth * self.group);
-            let x = self.codes.as_ptr().add(nth * self.group * side);
+            let x = self.codes.as_ptr().add(nth * self.group * (stride / 4));
             macro_rules! product {
-                ($sums:tt, $w:tt, $x:tt) => {
+                ($sums:literal, $w:tt, $x:tt) => {
                     asm!(
                         concat!("tilezero ", $sums),
                         concat!("tileloadd ", $w, ", [{w} + {w_stride}*1]"),
                         concat!("tileloadd ", $x, ", [{x} + {stride}*1]"),
                         concat!("tdpbssd ", $sums, ", ", $w, ", ", $x),
-                        concat!("tilestored [{to} + {stride}*1], ", $sums),
                         w = in(reg) w,
                         w_stride = in(reg) GROUP,
                         x = in(reg) x,
-                        to = in(reg) to,
-                        stride = in(reg) to_stride,
-                        out($sums) _, out($w) _, out($x) _,
-                        options(nostack),
+                        stride = in(reg) stride,
+                        out($w) _, out($x) _,
+                        options(nostack, readonly),
                     )
                 };
             }
-            if nth % 2 == 0 {
-                product!("tmm0", "tmm2", "tmm4");
-            } else {
-                product!("tmm1", "tmm3", "tmm5");
+            match nth % 4 {
+                0 => product!("tmm0", "tmm4", "tmm6"),
+                1 => product!("tmm1", "tmm5", "tmm7"),
+                2 => product!("tmm2", "tmm4", "tmm6"),
+                _ => product!("tmm3", "tmm5", "tmm7"),
+            }
+        }
+    }
+}
+
+/// Stores the integers of group `nth`, which [`Unit::multiply`] left in their register; lines are `stride` bytes.
+///
+/// # Safety
+/// They are there.
+#[inline(always)]
+unsafe fn store(nth: usize, integers: &mut Integers, stride: usize) {
+    let to = integers.0[nth].as_mut_ptr();
+    macro_rules! store {
+        ($sums:literal) => {
+            asm!(
+                concat!("tilestored [{to} + {stride}*1], ", $sums),
+                to = in(reg) to,
+                stride = in(reg) stride,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: 16 lines of at most 64 bytes, `stride` apart, are a tile of integers.
+    unsafe {
+        match nth % 4 {
+            0 => store!("tmm0"),
+            1 => store!("tmm1"),
+            2 => store!("tmm2"),
+            _ => store!("tmm3"),
+        }
+    }
+}
+
+/// Products that are under way before the first of them is stored: a store waits for its product, and what is behind it
+/// for the store.
+const UNDER_WAY: usize = 2;
+
+/// Multiplies and stores all groups of a unit; lines of x and of integers are `stride` bytes.
+///
+/// # Safety
+/// The tiles are configured for this unit.
+#[inline(always)]
+unsafe fn multiply_all(unit: &Unit<'_>, integers: &mut Integers, stride: usize) {
+    // SAFETY: by the caller's promise; what is stored was multiplied last but one.
+    unsafe {
+        for nth in 0..unit.count + UNDER_WAY {
+            if nth < unit.count {
+                unit.multiply(nth, stride);
+            }
+            if nth >= UNDER_WAY {
+                store(nth - UNDER_WAY, integers, stride);
             }
         }
     }
@@ -208,22 +259,20 @@ unsafe fn one<const MINIMA: bool>(
     room: &mut Room,
     out: &mut [f32],
 ) {
-    let Room { unpacked: [unpacked, _], integers } = room;
+    let Room { unpacked, integers } = room;
     let mut total = _mm512_setzero_ps();
     let groups = x.layout.groups();
     for group in 0..=groups {
         if group < groups {
-            unpack(weight, &rows, group, &mut unpacked[group % 2]);
-            let unit = Unit::new(weight, &unpacked[group % 2], x, 0, group);
-            for nth in 0..unit.count {
-                // SAFETY: the tiles are configured for one column, whose lines are 4 bytes.
-                unsafe { unit.multiply(nth, integers[group % 2].0[nth].as_mut_ptr().cast(), 4) };
-            }
+            unpack(weight, &rows, group, &mut unpacked[group % 2][0]);
+            let unit = Unit::new(weight, &unpacked[group % 2][0], x, 0, group);
+            // SAFETY: the tiles are configured for one column, whose lines are 4 bytes.
+            unsafe { multiply_all(&unit, &mut integers[group % 2], 4) };
         }
         if group > 0 {
             // The group before, whose integers have arrived.
             let group = group - 1;
-            let unit = Unit::new(weight, &unpacked[group % 2], x, 0, group);
+            let unit = Unit::new(weight, &unpacked[group % 2][0], x, 0, group);
             let mut sum = _mm512_setzero_ps();
             for nth in 0..unit.count {
                 // SAFETY: lines of 64 bytes, on lines of the cache.
@@ -282,11 +331,16 @@ unsafe fn many<const MINIMA: bool>(
                     unsafe {
                         match waiting {
                             Some((last, at)) => {
-                                step::<MINIMA, true>(&last, before, &mut sums[at], Some((&unit, now)));
+                                // What is needed when both halves are done with these rows of x.
+                                let later = (strip + 1).min(x.layout.strips() - 1);
+                                let of_later = Unit::new(weight, &unpacked[half][group - from], x, later, group).codes;
+                                let share = of_later.len() / halves;
+                                let ahead = &of_later[half * share..][..share];
+                                let sums_ahead = sums.as_ptr().wrapping_add(2 * later + half);
+                                let total = &mut sums[at];
+                                step::<MINIMA, true>(&last, before, total, Some((&unit, now)), ahead, sums_ahead);
                             }
-                            None => {
-                                (0..unit.count).for_each(|nth| unit.multiply(nth, now.0[nth].as_mut_ptr().cast(), 64))
-                            }
+                            None => multiply_all(&unit, now, 64),
                         }
                     }
                     waiting = Some((unit, 2 * strip + half));
@@ -296,7 +350,7 @@ unsafe fn many<const MINIMA: bool>(
         }
         if let Some((last, at)) = waiting {
             // SAFETY: as above.
-            unsafe { step::<MINIMA, false>(&last, before, &mut sums[at], None) };
+            unsafe { step::<MINIMA, false>(&last, before, &mut sums[at], None, &[], std::ptr::null()) };
         }
     }
 }
@@ -312,16 +366,25 @@ unsafe fn step<const MINIMA: bool, const NEXT: bool>(
     integers: &Integers,
     total: &mut Sums,
     mut next: Option<(&Unit<'_>, &mut Integers)>,
+    ahead: &[i8],
+    sums_ahead: *const Sums,
 ) {
     let mut sums = [_mm512_setzero_ps(); SIDE];
-    let after = next.as_ref().map_or(0, |(unit, _)| unit.count);
+    let after = next.as_ref().map_or(0, |(unit, _)| unit.count + UNDER_WAY);
     for nth in 0..unit.count.max(after) {
-        if NEXT
-            && let Some((next, to)) = &mut next
-            && nth < after
-        {
-            // SAFETY: by the caller's promise.
-            unsafe { next.multiply(nth, to.0[nth].as_mut_ptr().cast(), 64) };
+        if NEXT && let Some((next, to)) = &mut next {
+            // SAFETY: by the caller's promise; what is stored was multiplied last but one.
+            unsafe {
+                if nth < next.count {
+                    next.multiply(nth, 64);
+                    let part = ahead.len() / next.count;
+                    simd::fetch(ahead.as_ptr().wrapping_add(nth * part).cast(), part);
+                    simd::fetch(sums_ahead.wrapping_byte_add(nth * 64).cast(), 64);
+                }
+                if (UNDER_WAY..after).contains(&nth) {
+                    store(nth - UNDER_WAY, to, 64);
+                }
+            }
         }
         if nth >= unit.count {
             continue;

@@ -1,5 +1,7 @@
 //! Rows of x as codes, laid out for the instructions that multiply them.
 
+#![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
+
 use super::{GROUP, SIDE, SUMMED};
 use crate::simd::vectorised;
 
@@ -17,6 +19,8 @@ pub(in crate::kernels) struct Layout {
 pub(in crate::kernels) struct X<'a> {
     pub(super) layout: Layout,
     bytes: &'a [u8],
+    /// [`Layout::parts`].
+    parts: [usize; 3],
 }
 
 impl Layout {
@@ -94,13 +98,14 @@ impl<'a> X<'a> {
     /// `bytes` are those of [`Layout::put`] for all rows.
     pub(in crate::kernels) fn new(layout: Layout, bytes: &'a [u8]) -> Self {
         assert!(bytes.len() >= layout.bytes() && (bytes.as_ptr() as usize).is_multiple_of(64));
-        Self { layout, bytes }
+        Self { layout, bytes, parts: layout.parts() }
     }
 
+    #[inline]
     fn part(&self, strip: usize, nth: usize) -> &'a [u8] {
-        let parts = self.layout.parts();
-        let before: usize = parts[..nth].iter().sum();
-        &self.bytes[strip * self.layout.strip() + before..][..parts[nth]]
+        let parts = self.parts;
+        let before = [0, parts[0], parts[0] + parts[1]][nth];
+        &self.bytes[strip * (parts[0] + parts[1] + parts[2]) + before..][..parts[nth]]
     }
 
     /// Codes of a strip: bytes.
@@ -128,32 +133,48 @@ fn floats(bytes: &[u8]) -> &[f32] {
 }
 
 vectorised! {
-    /// The codes of a group of at most 256 elements, the sums of each 16 of them, and their scale: NaN if not all elements
-    /// are finite.
-    fn encode(x: &[f32], codes: &mut [i8], sums: &mut [f32]) -> f32 {
-        let mut largest = [0f32; 16];
-        let mut odd = [0f32; 16];
-        for x in x.chunks(16) {
-            for ((x, largest), odd) in x.iter().zip(&mut largest).zip(&mut odd) {
-                *largest = if x.abs() > *largest { x.abs() } else { *largest };
+    /// The codes of a group of at most 256 elements, whole sixteens, the sums of each 16 of them, and their scale: NaN if
+    /// not all elements are finite.
+    fn encode(x: &[f32], codes: &mut [i8], sums: &mut [f32; GROUP / SUMMED]) -> f32 {
+        let x = x.as_chunks::<SUMMED>().0;
+        let codes = codes.as_chunks_mut::<SUMMED>().0;
+        let (mut magnitudes, mut odd) = ([0f32; SUMMED], [0f32; SUMMED]);
+        for x in x {
+            for i in 0..SUMMED {
+                let magnitude = x[i].abs();
+                magnitudes[i] = if magnitude > magnitudes[i] { magnitude } else { magnitudes[i] };
                 // Zero but for infinities and NaN.
-                *odd += x - x;
+                odd[i] += x[i] - x[i];
             }
         }
-        let largest = largest.iter().fold(0f32, |m, x| if *x > m { *x } else { m });
+        let (mut largest, mut all) = (0f32, 0f32);
+        for i in 0..SUMMED {
+            largest = if magnitudes[i] > largest { magnitudes[i] } else { largest };
+            all += odd[i];
+        }
+        if all != 0.0 || all.is_nan() {
+            return f32::NAN;
+        }
         let scale = largest / 127.0;
+        const UNIT: f32 = 12_582_912.0; // 1.5 * 2^23
         let divisor = if scale == 0.0 { 1.0 } else { scale };
-        for ((x, codes), sum) in x.chunks(16).zip(codes.chunks_mut(16)).zip(sums) {
-            let mut total = 0i32;
-            for (x, code) in x.iter().zip(codes) {
-                let nearest = (x / divisor + 0.5).floor();
+        for nth in 0..x.len().min(codes.len()).min(sums.len()) {
+            let (x, codes) = (&x[nth], &mut codes[nth]);
+            let mut integers = [0i32; SUMMED];
+            for i in 0..SUMMED {
+                let nearest = (x[i] / divisor + 0.5).floor();
                 let nearest = if nearest > 127.0 { 127.0 } else { nearest };
                 let nearest = if nearest < -127.0 { -127.0 } else { nearest };
-                *code = nearest as i32 as i8;
-                total += i32::from(*code);
+                // A whole number, which the sum with this one has in its lowest bits.
+                integers[i] = (nearest + UNIT).to_bits() as i32 - UNIT.to_bits() as i32;
             }
-            *sum = total as f32;
+            let mut sum = 0;
+            for i in 0..SUMMED {
+                codes[i] = integers[i] as i8;
+                sum += integers[i];
+            }
+            sums[nth] = sum as f32;
         }
-        scale + odd.iter().sum::<f32>()
+        scale
     }
 }
