@@ -139,3 +139,13 @@ fn impossible_splits_name_the_nearest_possible() {
     let rate = Machine::find("A100", Precision::Fp8).unwrap_err().to_string();
     assert!(rate.contains("bf16"), "{rate}");
 }
+
+#[test]
+fn latent_attention_folds_its_weights_for_answers_and_expands_its_cache_for_prompts() {
+    let model = reading("DeepSeek-V3");
+    let attention = model.kinds[0].ops.iter().find(|op| op.expanded_pair > 0.0).unwrap();
+    // 128 heads: rows of 512 + 64 and 512 against keys of 128 + 64 and values of 128 (DeepSeek-V2 report, section 2.1).
+    assert_eq!(attention.flops_pair, 2.0 * 128.0 * (512.0 + 64.0 + 512.0));
+    assert_eq!(attention.expanded_pair, 2.0 * 128.0 * (128.0 + 64.0 + 128.0));
+    assert!(reading("Meta-Llama-3.1-8B").kinds[0].ops.iter().all(|op| op.expanded_pair == 0.0));
+}
