@@ -314,11 +314,11 @@ unsafe fn many<const MINIMA: bool>(
     sums[..2 * x.layout.strips()].fill(Sums([[0.0; SIDE]; SIDE]));
     for from in (0..groups).step_by(TOGETHER) {
         let together = from..(from + TOGETHER).min(groups);
-        for half in 0..halves {
+        for (half, unpacked) in unpacked.iter_mut().enumerate().take(halves) {
             let first = rows.start + half * SIDE;
             let of_half = first..(first + SIDE).min(rows.end);
             for group in together.clone() {
-                unpack(weight, &of_half, group, &mut unpacked[half][group - from]);
+                unpack(weight, &of_half, group, &mut unpacked[group - from]);
             }
         }
         // The unit whose integers wait, and where its sums are.

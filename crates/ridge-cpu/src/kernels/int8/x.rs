@@ -144,7 +144,7 @@ vectorised! {
                 let magnitude = x[i].abs();
                 magnitudes[i] = if magnitude > magnitudes[i] { magnitude } else { magnitudes[i] };
                 // Zero but for infinities and NaN.
-                odd[i] += x[i] - x[i];
+                odd[i] += x[i] * 0.0;
             }
         }
         let (mut largest, mut all) = (0f32, 0f32);
