@@ -7,52 +7,13 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
-use std::sync::LazyLock;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::point::{Step, Tokens, seconds};
-use super::{ServeLayout, Traffic};
+use super::{ServeLayout, Software, Traffic};
 use crate::efficiency::Machine;
 use crate::reading::Reading;
-
-/// A serving program as it was measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Software {
-    /// Its name.
-    pub name: String,
-    /// Its version; empty where none was told.
-    pub version: String,
-    /// Milliseconds of each step that its host does not hide.
-    pub step_ms: f64,
-    /// Milliseconds that it adds to the first token of a request.
-    pub request_ms: f64,
-    /// Requests of a client in the benchmark that measured it, where its scripts are not public: the first finds all others
-    /// waiting.
-    pub rounds: usize,
-    /// Does it keep room for a whole answer before it takes a prompt in? If not, it takes prompts back when room ends.
-    pub reserves: bool,
-}
-
-#[derive(Deserialize)]
-struct Table {
-    software: Vec<Software>,
-}
-
-static TABLE: LazyLock<Vec<Software>> = LazyLock::new(|| {
-    let table: Table =
-        toml::from_str(include_str!("software.toml")).expect("the embedded table parses, as a test shows");
-    table.software
-});
-
-impl Software {
-    /// The program of this name and version; without its version, the one of the table that tells none, or the first.
-    pub fn find(name: &str, version: &str) -> Option<&'static Self> {
-        let of = |version: &str| TABLE.iter().find(|s| s.name == name && s.version == version);
-        of(version).or_else(|| of("")).or_else(|| TABLE.iter().find(|s| s.name == name))
-    }
-}
 
 /// Clients and how the server was set up for them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -268,7 +229,7 @@ impl<'a> Play<'a> {
         let mut busiest = Step::default();
         let mut all = 0.0;
         let mut taken: Vec<Vec<Request>> = vec![Vec::new(); self.ranks.len()];
-        for at in 0..self.ranks.len() {
+        for (at, taken) in taken.iter_mut().enumerate() {
             let mut budget = self.load.step_tokens.saturating_sub(self.ranks[at].count);
             let mean = self.ranks[at].cached / self.ranks[at].count.max(1) as f64;
             let answers = Tokens::answers(self.ranks[at].count as f64, mean);
@@ -288,7 +249,7 @@ impl<'a> Play<'a> {
                 } else {
                     step.ends += 1.0;
                     self.ranks[at].waiting.pop_front();
-                    taken[at].push(w);
+                    taken.push(w);
                     self.ranks[at].cached += w.done as f64;
                 }
             }
@@ -443,13 +404,6 @@ mod tests {
     use super::*;
 
     use ridge_hw::spec::Precision;
-
-    #[test]
-    fn the_table_parses_and_an_unknown_version_is_taken_for_a_known_one() {
-        assert!(TABLE.iter().all(|s| s.rounds >= 1 && (0.0..2000.0).contains(&s.request_ms)));
-        assert!(Software::find("vllm", "99").is_some_and(|s| s.version.is_empty()));
-        assert!(Software::find("unknown", "").is_none());
-    }
 
     /// A server that adds nothing, and one that keeps room for whole answers.
     fn plain(reserves: bool) -> Software {

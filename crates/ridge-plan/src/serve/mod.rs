@@ -3,9 +3,11 @@
 
 mod benchmark;
 mod point;
+mod software;
 
-pub use benchmark::{Hold, Load, Seen, Software, benchmark};
+pub use benchmark::{Hold, Load, Seen, benchmark};
 pub use point::{Point, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
+pub use software::Software;
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.
 pub fn gpus_for(requests_per_second: f64, of_replica: f64, gpus: usize) -> usize {
