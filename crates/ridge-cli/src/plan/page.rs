@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use clap::Args;
-use ridge_plan::efficiency::Machine;
+use ridge_hw::spec::DeviceSpec;
+use ridge_hw::units::{Bytes, BytesPerSecond, FlopsPerSecond};
+use ridge_plan::efficiency::{Efficiency, Machine};
 use ridge_plan::plot::{Panel, draw};
 use serde_json::Value;
 
@@ -121,35 +123,46 @@ impl Page {
 
     /// The assumptions that `machine` brings: its sheet, and what it reaches of it.
     pub(crate) fn assume(&mut self, machine: &Machine) {
-        let Ok(spec) = ridge_hw::spec::DeviceSpec::find(&machine.name) else { return };
-        let name = &spec.name;
+        let name = &machine.name;
         let mut add = |what: String, value: String, provenance: String, source: &str| {
             self.assumptions.push([format!("{name}: {what}"), value, provenance, source.to_owned()]);
         };
-        let (memory, rate) = (&spec.memory, &spec.memory_bandwidth);
-        add("memory".into(), memory.value.to_string(), memory.provenance.to_string(), &memory.source);
-        add("memory bandwidth".into(), rate.value.to_string(), rate.provenance.to_string(), &rate.source);
-        for (precision, rate) in &spec.dense_rates {
-            let what = format!("dense rate, {precision}");
-            add(what, rate.value.to_string(), rate.provenance.to_string(), &rate.source);
-        }
-        if let Some(link) = &spec.interconnect {
-            add("link, one way".into(), link.value.to_string(), link.provenance.to_string(), &link.source);
-        }
         let e = &machine.efficiency;
+        if let Ok(spec) = DeviceSpec::find(name) {
+            let (memory, rate) = (&spec.memory, &spec.memory_bandwidth);
+            add("memory".into(), memory.value.to_string(), memory.provenance.to_string(), &memory.source);
+            add("memory bandwidth".into(), rate.value.to_string(), rate.provenance.to_string(), &rate.source);
+            for (precision, rate) in &spec.dense_rates {
+                let what = format!("dense rate, {precision}");
+                add(what, rate.value.to_string(), rate.provenance.to_string(), &rate.source);
+            }
+            if let Some(link) = &spec.interconnect {
+                add("link, one way".into(), link.value.to_string(), link.provenance.to_string(), &link.source);
+            }
+        } else {
+            // A machine that was measured has no sheet but that of its calibration.
+            add("memory".into(), Bytes(machine.memory as u64).to_string(), "measured".into(), &e.source);
+            add("rate of products".into(), FlopsPerSecond(machine.peak).to_string(), "measured".into(), &e.source);
+        }
+        let shipped = Efficiency::embedded(name).is_ok_and(|known| known.source == e.source);
+        let shares = if shipped { "modelled" } else { "measured" };
+        for (what, rate) in [
+            ("rate that passes over activations reach", machine.bandwidth),
+            ("rate that reading weights and caches reaches", machine.stream),
+        ] {
+            add(what.into(), BytesPerSecond(rate).to_string(), shares.into(), &e.source);
+        }
         for (what, share) in [
             ("share of the dense rate that products reach", e.matmul),
             ("share of the dense rate that products of experts reach", e.experts),
             ("share of the dense rate that fused attention reaches", e.attention),
-            ("share of the memory's rate that passes over activations reach", machine.bandwidth / rate.value.0),
-            ("share of the memory's rate that reading weights and caches reaches", machine.stream / rate.value.0),
             ("share of the link's rate", e.link),
         ] {
-            add(what.into(), format!("{share:.2}"), "modelled".into(), &e.source);
+            add(what.into(), format!("{share:.2}"), shares.into(), &e.source);
         }
         let inside = &machine.fabric.inside;
         add("links in a node".into(), inside.name.to_owned(), "modelled".into(), inside.source);
-        let outside = ridge_hw::units::BytesPerSecond(machine.fabric.outside.rate).to_string();
+        let outside = BytesPerSecond(machine.fabric.outside.rate).to_string();
         add("port to other nodes".into(), outside, "modelled".into(), machine.fabric.outside.source);
     }
 
