@@ -24,6 +24,14 @@ pub enum PlanError {
     /// A mistake of ours.
     #[error("the model's graph cannot be read: {0}; please report it with the config.json")]
     Graph(String),
+    /// A trace that cannot be read, or that tells nothing.
+    #[error("the trace: {problem}; {remedy}")]
+    Trace {
+        /// What is wrong with it.
+        problem: String,
+        /// What to do.
+        remedy: String,
+    },
     /// A device or rate that no sheet has.
     #[error(transparent)]
     Hardware(#[from] HwError),

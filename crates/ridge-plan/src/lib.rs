@@ -5,9 +5,11 @@
 //! [`ledger`] (memory), [`efficiency`] (what devices reach), [`comm`] (collectives), [`pipeline`] (schedules, event by
 //! event), [`train`] (time of a step, cost of a run), [`search`] (all ways to divide a step), [`serve`] (latencies and
 //! throughput of a server). [`kernel`] stands alone: what the shape of one GPU kernel allows. [`plot`] draws.
+//! [`topology`] places ranks on the links of a given machine, [`diagnose`] says what a recorded trace waited for.
 
 pub mod accuracy;
 pub mod comm;
+pub mod diagnose;
 pub mod efficiency;
 mod error;
 pub mod kernel;
@@ -17,6 +19,7 @@ pub mod plot;
 pub mod reading;
 pub mod search;
 pub mod serve;
+pub mod topology;
 pub mod train;
 
 pub use error::PlanError;
