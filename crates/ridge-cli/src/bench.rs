@@ -2,30 +2,30 @@
 //! server instead.
 
 mod calibrate;
+mod machine;
 mod ops;
+mod report;
 mod serve;
+mod trace;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
-use ridge_cpu::measure::{MemoryProbe, f32_matmul};
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
 use ridge_graph::sample::Rng;
-use ridge_graph::{DType, Role};
-use ridge_hw::figure::Figure;
-use ridge_hw::roofline::Roofline;
-use ridge_hw::spec::{DeviceSpec, Precision};
-use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
-use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
-use serde_json::{Value, json};
+use ridge_hw::units::{Bytes, Flops};
+use ridge_models::{Model, ModelFiles};
 
 use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, device, whole};
 use crate::error::{Error, Result};
 use crate::model::{self, Prepared, Running};
-use crate::output::{Spinner, columns, count, grouped, print, print_json};
+use crate::output::{Spinner, print, print_json};
 use crate::settings::{ModelSettings, refused};
+use machine::Amount;
+pub(crate) use machine::Machine;
+use report::{Outcome, Shown};
 
 /// Measure how fast a model reads prompts and generates
 ///
@@ -44,6 +44,7 @@ Examples:
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --ops    what each op takes of a step
   ridge bench --calibrate this.toml    for `ridge plan --efficiency`
+  ridge bench --trace step.json && ridge plan diagnose step.json
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
@@ -127,6 +128,10 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     calibrate: Option<PathBuf>,
 
+    /// Write the launches of the last step of each test as a Chrome trace, which `ridge plan diagnose` judges
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    trace: Option<PathBuf>,
+
     /// Print one JSON object: settings, rates of the machine, every run's time
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -150,6 +155,7 @@ struct BenchSettings {
     threads: Option<usize>,
     ops: bool,
     calibrate: Option<PathBuf>,
+    trace: Option<PathBuf>,
     json: bool,
 }
 
@@ -175,6 +181,7 @@ impl BenchArgs {
             threads: self.threads,
             ops: self.ops || self.calibrate.is_some(),
             calibrate: self.calibrate,
+            trace: self.trace,
             json: self.json,
         })
     }
@@ -182,11 +189,6 @@ impl BenchArgs {
 
 const PROMPT: usize = 512;
 const GENERATE: usize = 128;
-/// How long each rate of the machine is measured.
-const BUDGET: Duration = Duration::from_millis(300);
-const MOST_READ: Bytes = Bytes::from_gib(1);
-/// A spread of the runs, standard deviation over mean, that says more about the machine than about the model.
-const NOISY: f64 = 0.1;
 
 /// What one test runs.
 #[derive(Clone, Copy)]
@@ -274,6 +276,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
         None => Machine::specified(&device, &model)?,
     };
     let mut results = Vec::with_capacity(tests.len());
+    let mut trace = trace::Trace::default();
     for test in tests {
         spinner.now("running the model");
         let mut times = Vec::with_capacity(settings.repeat);
@@ -290,12 +293,13 @@ fn run(settings: &BenchSettings) -> Result<()> {
             total.add(&machine.roofline(), Flops(work.flops), Bytes(work.bytes));
             depth += tokens;
         }
-        let ops = match settings.ops {
-            true => {
-                spinner.now("timing each op");
-                ops::measure(&mut engine, &model, &cost, &machine.roofline(), test, settings)?
-            }
-            false => Vec::new(),
+        let ops = if settings.ops || settings.trace.is_some() {
+            spinner.now("timing each op");
+            let profile = ops::measure(&mut engine, &model, &cost, test, settings)?;
+            trace.add(&test.name(settings.context), &profile);
+            profile.by_kernel(&machine.roofline())
+        } else {
+            Vec::new()
         };
         results.push(Outcome { test, times, total, ops });
     }
@@ -304,6 +308,9 @@ fn run(settings: &BenchSettings) -> Result<()> {
         let on = calibrate::Device { name: &device, threads, memory: machine.memory.value.as_f64() };
         let text = calibrate::file(&on, &model, &results, chunk)?;
         std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })?;
+    }
+    if let Some(path) = &settings.trace {
+        trace.write(path, &device, &machine.roofline())?;
     }
     let on = (&*device, threads);
     let shown = Shown { settings, files: &files, model: &model, on, machine: &machine, results: &results };
@@ -335,186 +342,4 @@ fn timed(engine: &mut Engine, model: &Model, test: Test, depth: usize, batch: us
     let time = started.elapsed();
     ids.into_iter().for_each(|id| engine.end(id));
     Ok(time)
-}
-
-/// Rates that the machine was measured to reach.
-pub(crate) struct Machine {
-    memory: Figure<BytesPerSecond>,
-    arithmetic: Figure<FlopsPerSecond>,
-}
-
-impl Machine {
-    /// For a model with this many tokens in the cache, on this many threads.
-    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
-        let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
-        let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
-        spinner.now("measuring memory");
-        let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MOST_READ), threads).read(threads, BUDGET);
-        spinner.now("measuring matrix products");
-        Ok(Self { memory, arithmetic: f32_matmul(threads, BUDGET)? })
-    }
-
-    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights.
-    fn specified(gpu: &str, model: &Model) -> Result<Self> {
-        let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
-            .map_err(|why| refused("--device", gpu, &format!("has no specification sheet: {why}")))?;
-        let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
-        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
-        let Some(arithmetic) = rate.cloned() else {
-            let why = format!("the sheet of {} gives no rate of products to hold the model against", sheet.name);
-            return Err(refused("--device", gpu, &why));
-        };
-        Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
-    }
-
-    pub(crate) fn roofline(&self) -> Roofline {
-        Roofline { bandwidth: self.memory.value, peak: self.arithmetic.value }
-    }
-}
-
-/// The costs of a test's steps, and their floors one after another.
-#[derive(Default)]
-struct Amount {
-    flops: f64,
-    bytes: Bytes,
-    floor: f64,
-}
-
-impl Amount {
-    fn add(&mut self, roofline: &Roofline, flops: Flops, bytes: Bytes) {
-        self.flops += flops.0;
-        self.bytes += bytes;
-        self.floor += roofline.floor(flops, bytes).as_f64();
-    }
-}
-
-struct Outcome {
-    test: Test,
-    /// Seconds of each run.
-    times: Vec<f64>,
-    total: Amount,
-    /// What each op takes of the last step, if that was asked for.
-    ops: Vec<ops::OpTime>,
-}
-
-impl Outcome {
-    fn median(&self) -> f64 {
-        let mut sorted = self.times.clone();
-        sorted.sort_by(f64::total_cmp);
-        let half = sorted.len() / 2;
-        if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
-    }
-
-    /// Mean and standard deviation of the tokens a second, all sequences together.
-    fn rate(&self, batch: usize) -> (f64, f64) {
-        let rates: Vec<f64> = self.times.iter().map(|t| (self.test.tokens() * batch) as f64 / t).collect();
-        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
-        let squares: f64 = rates.iter().map(|r| (r - mean).powi(2)).sum();
-        (mean, (squares / (rates.len().max(2) - 1) as f64).sqrt())
-    }
-}
-
-struct Shown<'a> {
-    settings: &'a BenchSettings,
-    files: &'a ModelFiles,
-    model: &'a Model,
-    /// The device, and threads of the CPU if it is one.
-    on: (&'a str, Option<usize>),
-    machine: &'a Machine,
-    results: &'a [Outcome],
-}
-
-impl Shown<'_> {
-    fn noisy(&self) -> bool {
-        self.results.iter().map(|r| r.rate(1)).any(|(mean, spread)| spread > NOISY * mean)
-    }
-
-    fn text(&self) -> String {
-        let batch = self.settings.batch;
-        let mut text = format!(
-            "{}: {}, {} parameters, weights of {}; {}, {}\n",
-            self.files,
-            self.model.family,
-            grouped(parameters(&self.model.graph)),
-            Bytes(weight_bytes(&self.model.graph)),
-            self.on.1.map_or_else(|| self.on.0.to_owned(), |threads| count(threads, "thread")),
-            count(batch, "sequence"),
-        );
-        text += &format!("memory      {}: {}\n", self.machine.memory, self.machine.memory.source);
-        text += &format!("arithmetic  {}: {}\n\n", self.machine.arithmetic, self.machine.arithmetic.source);
-        let head = ["test", "tok/s", "time a token", "floor", "of floor", "limit"];
-        let mut rows = vec![head.map(str::to_owned).to_vec()];
-        for result in self.results {
-            let (mean, spread) = result.rate(batch);
-            let tokens = (result.test.tokens() * batch) as f64;
-            rows.push(vec![
-                result.test.name(self.settings.context),
-                format!("{mean:.2} ± {spread:.2}"),
-                Seconds(result.median() / tokens).to_string(),
-                Seconds(result.total.floor / tokens).to_string(),
-                format!("{:.0}%", 100.0 * result.total.floor / result.median()),
-                self.machine.roofline().bound(Flops(result.total.flops), result.total.bytes).to_string(),
-            ]);
-        }
-        text += &columns(&rows);
-        text += &format!(
-            "\ntok/s and time measured over {}; floor modelled: costs of the graph at the rates above\n",
-            count(self.settings.repeat, "run")
-        );
-        for result in self.results.iter().filter(|r| !r.ops.is_empty()) {
-            text += &format!("\nlast step of {}\n", result.test.name(self.settings.context));
-            text += &ops::text(&result.ops);
-        }
-        if self.noisy() {
-            text += "the runs differ much: the machine is busy with other work, or changes its clock\n";
-        }
-        text
-    }
-
-    fn object(&self) -> Value {
-        let batch = self.settings.batch;
-        let result = |r: &Outcome| {
-            let (mean, spread) = r.rate(batch);
-            json!({
-                "test": r.test.name(self.settings.context),
-                "kind": if matches!(r.test, Test::Prompt(_)) { "prompt" } else { "generate" },
-                "tokens": r.test.tokens(),
-                "ops": self.settings.ops.then(|| ops::object(&r.ops)),
-                "measured": {
-                    "seconds": r.times,
-                    "median_seconds": r.median(),
-                    "tokens_per_second": mean,
-                    "tokens_per_second_stddev": spread,
-                },
-                "modelled": {
-                    "flops": r.total.flops,
-                    "bytes": r.total.bytes,
-                    "floor_seconds": r.total.floor,
-                    "floor_over_time": r.total.floor / r.median(),
-                    "limit": self.machine.roofline().bound(Flops(r.total.flops), r.total.bytes),
-                },
-            })
-        };
-        json!({
-            "model": self.files.to_string(),
-            "parameters": parameters(&self.model.graph),
-            "weight_bytes": weight_bytes(&self.model.graph),
-            "machine": { "memory_read": self.machine.memory, "f32_matmul": self.machine.arithmetic },
-            "results": self.results.iter().map(result).collect::<Vec<_>>(),
-            "noisy": self.noisy(),
-            "settings": {
-                "random_weights": self.settings.random_weights,
-                "context": self.settings.context,
-                "batch": batch,
-                "repeat": self.settings.repeat,
-                "chunk": self.settings.chunk,
-                "device": self.on.0,
-                "threads": self.on.1,
-                "format": self.settings.model.format.as_ref().map(|f| f.name()),
-                "dtype": self.model.activations.name(),
-                "cache_dtype": self.model.cache.name(),
-                "activations": self.settings.model.activations.name(),
-            },
-        })
-    }
 }

@@ -115,6 +115,36 @@ fn a_model_is_placed_under_the_roofline_op_by_op() {
 }
 
 #[test]
+fn a_topology_is_placed_and_a_trace_is_judged() {
+    let placed = json("plan topology --file ../topology/4-a6000-bridges.txt --tp 2 --json");
+    let gpus: Vec<_> = placed["advice"]["best"]["seats"].as_array().unwrap().iter().map(|s| &s["gpu"]).collect();
+    assert_eq!(gpus, ["GPU0", "GPU2", "GPU1", "GPU3"]);
+    assert_eq!(placed["advice"]["degrees"]["dp"], 2, "what is left of all GPUs");
+    let judged = json("plan diagnose ../diagnose/communication.json --json");
+    assert_eq!(judged["diagnosis"]["verdict"], "communication");
+    assert_eq!(judged["diagnosis"]["sure"], "high");
+}
+
+#[test]
+fn ridges_own_trace_is_judged_with_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("step.json").display().to_string();
+    let bench = ridge(&format!("bench --prompt 64 --generate 0 --repeat 4 --trace {path} --json"));
+    assert!(bench.status.success(), "{}", String::from_utf8_lossy(&bench.stderr));
+    let bench: Value = serde_json::from_slice(&bench.stdout).unwrap();
+    let judged = json(&format!("plan diagnose {path} --json"));
+    let (measured, evidence) = (&judged["diagnosis"]["measured"], judged["diagnosis"]["evidence"].to_string());
+    // Four steps of the launches that the model has, with their FLOPs.
+    let trace: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let kernels: Vec<_> = trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["cat"] == "kernel").collect();
+    assert_eq!(measured["kernels"].as_u64().unwrap() as usize, kernels.len());
+    let flops: f64 = kernels.iter().map(|k| k["args"]["flops"].as_f64().unwrap()).sum();
+    let step = bench["results"][0]["modelled"]["flops"].as_f64().unwrap();
+    assert!((flops / (4.0 * step) - 1.0).abs() < 1e-6, "{flops} {step}");
+    assert!(measured["compute_floor"].is_number() && evidence.contains("of the device's bandwidth"), "{evidence}");
+}
+
+#[test]
 fn mistaken_input_is_refused_with_the_nearest_right_thing() {
     for (line, wanted) in [
         ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
@@ -154,6 +184,11 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan comm send-recv 1GB --gpus 8", "send-recv has two ranks"),
         ("plan pipeline --stages 4 --micro-batches 7 --schedule interleaved", "the nearest is 8"),
         ("plan pipeline --stages 5 --micro-batches 20 --schedule dualpipe", "the nearest is 6"),
+        ("plan topology --file ../topology/dgx-h100.txt --tp 16 --dp 1 --nodes 1", "set nodes = 2"),
+        ("plan topology --file ../topology/dgx-h100.txt --tp 4 --dp 2 --ep 3", "the nearest below is 2"),
+        ("plan topology --file Qwen3-8B.json", "topology, line 1: no line lists GPU0"),
+        ("plan topology --file ../topology/dgx-h100.txt --device H20O", "did you mean \"H200\"?"),
+        ("plan diagnose ../diagnose/launch.json --device H20O", "did you mean \"H200\"?"),
         ("plan pipeline --stages 4 --micro-batches 8 --forward 10", "add its unit"),
         ("plan pipeline --stages 4 --micro-batches 8 --paired 0 --schedule dualpipe", "give one above 0"),
     ] {

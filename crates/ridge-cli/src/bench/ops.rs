@@ -1,6 +1,7 @@
 //! What each op takes of a step.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, Sampling, SequenceId};
@@ -29,16 +30,34 @@ pub(super) struct OpTime {
     bound: Bound,
 }
 
-/// Times the launches of the test's last step, which begins at the same depth each time, and adds them up by kernel;
-/// those that take longest come first.
+/// A launch of a step.
+pub(super) struct Launch {
+    pub(super) name: String,
+    pub(super) flops: f64,
+    pub(super) bytes: u64,
+}
+
+/// A step that was timed: when it began, counted from the first, what it took, and seconds of its launches.
+pub(super) struct Step {
+    pub(super) start: f64,
+    pub(super) seconds: f64,
+    pub(super) launches: Vec<f64>,
+}
+
+/// The launches of one step, run several times.
+pub(super) struct Profile {
+    pub(super) launches: Vec<Launch>,
+    pub(super) steps: Vec<Step>,
+}
+
+/// Times the launches of the test's last step, which begins at the same depth each time.
 pub(super) fn measure(
     engine: &mut Engine,
     model: &Model,
     cost: &StepCost,
-    roofline: &Roofline,
     test: Test,
     settings: &BenchSettings,
-) -> Result<Vec<OpTime>> {
+) -> Result<Profile> {
     let steps = test.steps(settings.chunk);
     let last = steps.last().copied().unwrap_or(1);
     let depth = settings.context + steps.iter().sum::<usize>() - last;
@@ -57,56 +76,71 @@ pub(super) fn measure(
         at = end;
     }
     let work: Vec<_> = ids.iter().zip(&texts).map(|(id, text)| (*id, &text[depth..])).collect();
-    let mut runs = Vec::with_capacity(settings.repeat);
+    let (mut of, mut runs) = (Vec::new(), Vec::with_capacity(settings.repeat));
+    let mut first = None;
     for run in 0..=settings.repeat {
+        let began = Instant::now();
         let times = engine.step_timed(&work, true, &mut next)?;
+        let seconds = began.elapsed().as_secs_f64();
         ids.iter().for_each(|id| engine.truncate(*id, depth));
         if run > 0 {
-            runs.push(times);
+            let start = began.duration_since(*first.get_or_insert(began)).as_secs_f64();
+            runs.push(Step { start, seconds, launches: times.iter().map(|t| t.seconds).collect() });
+            of = times;
         }
     }
     ids.iter().for_each(|id| engine.end(*id));
-    let (Some(graph), Some(first)) = (engine.lowered(true), runs.first()) else { return Ok(Vec::new()) };
-
+    let mut launches = Vec::with_capacity(of.len());
     let sequences = vec![(depth, last); ids.len()];
-    let mut ops: Vec<OpTime> = Vec::new();
-    let mut of_name: HashMap<&str, usize> = HashMap::new();
-    let mut times: Vec<Vec<f64>> = Vec::new();
-    for (i, launch) in first.iter().enumerate() {
-        let name = graph.function(launch.func).nodes[launch.node].op_name();
-        let work = cost.of_node(graph, (launch.func, launch.node), &sequences)?;
-        let op = *of_name.entry(name).or_insert_with(|| {
-            times.push(vec![0.0; runs.len()]);
-            let name = name.to_owned();
-            ops.push(OpTime {
-                name,
-                launches: 0,
-                seconds: 0.0,
-                share: 0.0,
-                flops: 0.0,
-                bytes: 0,
-                floor: 0.0,
-                bound: Bound::Memory,
-            });
-            ops.len() - 1
-        });
-        ops[op].launches += 1;
-        ops[op].flops += work.flops;
-        ops[op].bytes += work.bytes;
-        ops[op].floor += roofline.floor(Flops(work.flops), Bytes(work.bytes)).as_f64();
-        for (sum, run) in times[op].iter_mut().zip(&runs) {
-            *sum += run[i].seconds;
+    if let Some(graph) = engine.lowered(true) {
+        for launch in &of {
+            let name = graph.function(launch.func).nodes[launch.node].op_name().to_owned();
+            let work = cost.of_node(graph, (launch.func, launch.node), &sequences)?;
+            launches.push(Launch { name, flops: work.flops, bytes: work.bytes });
         }
     }
-    for (op, mut times) in ops.iter_mut().zip(times) {
-        times.sort_by(f64::total_cmp);
-        op.seconds = times[times.len() / 2];
-        op.bound = roofline.bound(Flops(op.flops), Bytes(op.bytes));
+    Ok(Profile { launches, steps: runs })
+}
+
+impl Profile {
+    /// The launches added up by kernel; those that take longest come first.
+    pub(super) fn by_kernel(&self, roofline: &Roofline) -> Vec<OpTime> {
+        let mut ops: Vec<OpTime> = Vec::new();
+        let mut of_name: HashMap<&str, usize> = HashMap::new();
+        let mut times: Vec<Vec<f64>> = Vec::new();
+        for (i, launch) in self.launches.iter().enumerate() {
+            let op = *of_name.entry(&launch.name).or_insert_with(|| {
+                times.push(vec![0.0; self.steps.len()]);
+                ops.push(OpTime {
+                    name: launch.name.clone(),
+                    launches: 0,
+                    seconds: 0.0,
+                    share: 0.0,
+                    flops: 0.0,
+                    bytes: 0,
+                    floor: 0.0,
+                    bound: Bound::Memory,
+                });
+                ops.len() - 1
+            });
+            ops[op].launches += 1;
+            ops[op].flops += launch.flops;
+            ops[op].bytes += launch.bytes;
+            ops[op].floor += roofline.floor(Flops(launch.flops), Bytes(launch.bytes)).as_f64();
+            for (sum, step) in times[op].iter_mut().zip(&self.steps) {
+                *sum += step.launches[i];
+            }
+        }
+        for (op, mut times) in ops.iter_mut().zip(times) {
+            times.sort_by(f64::total_cmp);
+            op.seconds = times[times.len() / 2];
+            op.bound = roofline.bound(Flops(op.flops), Bytes(op.bytes));
+        }
+        let total: f64 = ops.iter().map(|op| op.seconds).sum();
+        ops.iter_mut().for_each(|op| op.share = op.seconds / total.max(f64::MIN_POSITIVE));
+        ops.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        ops
     }
-    let total: f64 = ops.iter().map(|op| op.seconds).sum();
-    ops.iter_mut().for_each(|op| op.share = op.seconds / total.max(f64::MIN_POSITIVE));
-    ops.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-    Ok(ops)
 }
 
 pub(super) fn text(ops: &[OpTime]) -> String {

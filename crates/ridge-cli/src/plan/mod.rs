@@ -1,11 +1,13 @@
 //! `ridge plan`: what a model needs and takes on given hardware. One file a subcommand; what they share is here.
 
 mod comm;
+mod diagnose;
 mod fit;
 mod kernel;
 mod page;
 mod pipeline;
 mod serve;
+mod topology;
 mod train;
 
 use std::path::{Path, PathBuf};
@@ -32,6 +34,8 @@ pub(crate) enum PlanCommand {
     Serve(serve::ServeArgs),
     Comm(comm::CommArgs),
     Pipeline(pipeline::PipelineArgs),
+    Topology(topology::TopologyArgs),
+    Diagnose(diagnose::DiagnoseArgs),
 }
 
 /// Runs one.
@@ -43,6 +47,8 @@ pub(crate) fn run(command: &PlanCommand) -> Result<()> {
         PlanCommand::Serve(args) => serve::run(args),
         PlanCommand::Comm(args) => comm::run(args),
         PlanCommand::Pipeline(args) => pipeline::run(args),
+        PlanCommand::Topology(args) => topology::run(args),
+        PlanCommand::Diagnose(args) => diagnose::run(args),
     }
 }
 
