@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_gpu_is_shown_with_what_its_maker_specifies() {
         let text = block(nvidia_rows(&machine(2)));
-        assert!(text.contains("GPU 0000:01:00.0  NVIDIA H200; 131 GiB (specified) of memory"), "{text}");
+        assert!(text.contains("GPU 0000:01:00.0  NVIDIA H200; 140 GiB (specified) of memory"), "{text}");
         assert!(text.contains("4.8 TB/s (specified)"), "{text}");
         assert!(text.contains("libcuda.so.1      580.65.06 at /usr/lib/libcuda.so.1"), "{text}");
         assert!(text.contains("libnccl.so.2      missing; looked in 1 folder"), "{text}");

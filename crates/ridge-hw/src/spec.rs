@@ -78,7 +78,7 @@ pub struct DeviceSpec {
     pub aliases: Vec<String>,
     /// CUDA's compute capability, of NVIDIA's devices: NVIDIA's list "CUDA GPUs - Compute Capability".
     pub compute_capability: Option<String>,
-    /// Capacity of its memory as sold; the driver reports what is really there.
+    /// Capacity of its memory: what the driver reports, where that is known.
     pub memory: Figure<Bytes>,
     /// Peak rate of its memory.
     pub memory_bandwidth: Figure<BytesPerSecond>,

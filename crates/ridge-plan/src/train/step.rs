@@ -254,19 +254,24 @@ fn data_parallel(machine: &Machine, layout: &Layout, work: &Workload, params: f6
     let gradient = if layout.zero == 3 { ACTIVATION.max(work.states.gradient.min(4.0)) } else { work.states.gradient };
     let gather = machine.communicate(Collective::AllGather, ACTIVATION * params, ranks, stride);
     let scatter = machine.communicate(Collective::ReduceScatter, gradient * params, ranks, stride);
+    let micro_batches = work.global_batch as f64 / (layout.dp * layout.micro_batch) as f64;
     let traffic = match layout.zero {
-        // Weights are gathered for the forward and for the backward pass, gradients scattered.
-        3 => 2.0 * gather + scatter,
+        // Of every micro-batch weights are gathered for the forward and for the backward pass, gradients scattered.
+        3 => micro_batches * (2.0 * gather + scatter),
+        // A rank that keeps its part of the gradients alone has no place to add up the others.
+        2 => micro_batches * scatter + gather,
         0 => machine.communicate(Collective::AllReduce, gradient * params, ranks, stride),
         _ => scatter + gather,
     };
-    // With overlap the backward pass of the last micro-batch hides what it can; ZeRO 3 has the whole step.
-    let hidden_by = match (work.overlap, layout.zero) {
-        (false, _) => 0.0,
-        (true, 3) => compute,
-        (true, _) => compute * 0.6 * (layout.dp * layout.micro_batch) as f64 / work.global_batch as f64,
+    // With overlap backward passes hide what they can, of the last micro-batch where gradients are sent once; ZeRO 3 has
+    // the whole step.
+    let (hidden_by, buckets) = match (work.overlap, layout.zero) {
+        (false, _) => (0.0, BUCKETS as f64),
+        (true, 3) => (compute, BUCKETS as f64 * micro_batches),
+        (true, 2) => (compute * 0.6, BUCKETS as f64 * micro_batches),
+        (true, _) => (compute * 0.6 / micro_batches, BUCKETS as f64),
     };
-    let exposed = comm::exposed(hidden_by, BUCKETS, traffic / BUCKETS as f64);
+    let exposed = comm::exposed(hidden_by, buckets as usize, traffic / buckets);
     let owned = if layout.zero >= 1 { params / ranks as f64 } else { params };
     let s = work.states;
     // Gradient, master weight and moments are read, the last two and the weight written.
