@@ -45,10 +45,13 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
         (33, 40, 300),
         (64, 37, 75),
         (172, 64, 75),
+        (288, 40, 75),
         (512, 9, 75),
+        (768, 40, 75),
         (1056, 50, 75),
         (2112, 33, 90),
         (4160, 200, 100),
+        (8192, 33, 150),
     ] {
         let plain = [
             (DType::F32, DType::F32, None),
@@ -59,7 +62,9 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             (DType::F8E4M3, DType::F32, None),
             (DType::F8E5M2, DType::F32, None),
         ];
-        let fits = |f: &FormatRef| inner < 1000 && inner % f.granularity(1)[0] == 0;
+        // Long rows take time: two formats stand for all.
+        let of_long = |f: &FormatRef| inner == 8192 && ["q8_0", "q4_k"].contains(&f.name());
+        let fits = |f: &FormatRef| (inner < 1000 || of_long(f)) && inner % f.granularity(1)[0] == 0;
         let stored = format::all()
             .into_iter()
             .filter(fits)
@@ -246,5 +251,23 @@ fn of_equal_logits_each_token_is_as_likely_and_smaller_ids_come_first() {
     }
     for (token, u) in of_equals(40_000, 0, 0.25) {
         assert_eq!(token, (u * 10_000.0) as usize);
+    }
+}
+
+/// The other tests here are of the best instruction set that the machine has.
+#[test]
+fn every_instruction_set_gives_the_same_for_one_row_and_for_many() {
+    let binary = std::env::current_exe().expect("tests have a binary");
+    for isa in ["portable", "avx2", "avx512"] {
+        let mut tests = std::process::Command::new(&binary);
+        tests.arg("a_product_is_the_same_for_one_row_and_for_many").env("RIDGE_CPU_ISA", isa);
+        let ran = tests.output().expect("runs");
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+        if said.contains("is none of what this machine has") {
+            assert!(isa != "portable", "{said}");
+            println!("skipped: this machine has no {isa}");
+            continue;
+        }
+        assert!(ran.status.success() && said.contains("1 passed"), "{isa}: {said}");
     }
 }

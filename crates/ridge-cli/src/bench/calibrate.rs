@@ -81,8 +81,9 @@ pub(super) fn file(device: &Device<'_>, model: &Model, outcomes: &[Outcome], chu
     let best = prompt.ops.iter().filter(|op| is_product(op)).map(|op| op.flops / op.seconds).fold(0.0, f64::max);
     let stream = streamed.bytes / streamed.seconds;
     let name = device.name.trim_start_matches("NVIDIA ");
-    let mut text =
-        format!("# What `ridge bench --calibrate` measured: `ridge plan fit|train|serve --efficiency` reads it.\n\n");
+    let mut text = String::from(
+        "# What `ridge bench --calibrate` measured: `ridge plan fit|train|serve --efficiency` reads it.\n\n",
+    );
     let reading = Reading::new(model)?;
     let rows = prompt.test.steps(chunk).last().copied().unwrap_or(1) as f64;
     let sheet_of = |rate: f64| -> Result<(String, DeviceSpec)> {

@@ -167,9 +167,9 @@ impl fmt::Display for Reject {
             }
             Self::Sequence { seq, cp } => write!(f, "2 cp = {} does not divide sequences of {seq} tokens", 2 * cp),
             Self::Interleave => f.write_str("interleave is above 1 and there is one stage; set interleave to 1"),
-            Self::ZeroWithPipeline => {
-                f.write_str("ZeRO 2 and 3 communicate for every micro-batch, which a pipeline has many of; use ZeRO 1, or pp = 1")
-            }
+            Self::ZeroWithPipeline => f.write_str(
+                "ZeRO 2 and 3 communicate for every micro-batch, which a pipeline has many of; use ZeRO 1, or pp = 1",
+            ),
             Self::ZeroStage => f.write_str("ZeRO has stages 0 to 3; the nearest is 3"),
             Self::Memory { needed_mib, has_mib } => {
                 write!(f, "needs {:.1} GiB a GPU of {:.1}", needed_mib as f64 / 1024.0, has_mib as f64 / 1024.0)
