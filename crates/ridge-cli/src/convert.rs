@@ -50,11 +50,13 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Refuses to write over what is there, or over what is read, which stays mapped.
-pub(crate) fn check_target(from: &Path, to: &Path, force: bool) -> Result<()> {
+/// Refuses to write over what is there, or over what is read, of which every part is needed.
+pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bool) -> Result<()> {
     let shown = to.display().to_string();
-    if let (Ok(from), Ok(to)) = (from.canonicalize(), to.canonicalize())
-        && from == to
+    let mut read: Vec<&Path> = vec![from];
+    read.extend(files.gguf().into_iter().flat_map(|gguf| gguf.files()).map(Path::new));
+    if let Ok(to) = to.canonicalize()
+        && read.iter().any(|path| path.canonicalize().is_ok_and(|path| path == to))
     {
         return Err(refused("the output", &shown, "is what is read: give another name"));
     }
@@ -66,7 +68,7 @@ pub(crate) fn check_target(from: &Path, to: &Path, force: bool) -> Result<()> {
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let files = ModelFiles::open(Some(&args.from))?;
-    check_target(&args.from, &args.to, args.force)?;
+    check_target(&files, &args.from, &args.to, args.force)?;
     let dtype = args.dtype.as_deref().and_then(DType::from_name);
     let mut progress = None;
     let told = |done, total| progress.get_or_insert_with(|| Progress::new("writing weights", total)).at(done);

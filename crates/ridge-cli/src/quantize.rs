@@ -1,12 +1,13 @@
 //! `ridge quantize`: a model with its matrices in fewer bits, as a GGUF file.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use ridge_graph::format;
 use ridge_hw::units::Bytes;
-use ridge_models::gguf::{self, Importance, Mix, Quantisation, Storage};
+use ridge_models::gguf::{self, Importance, Instead, Mix, Quantisation, Storage};
 use ridge_models::{ModelFiles, gguf::Written};
 
 use crate::args::formats;
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
         return Err(refused("the output", &shown, "does not end in .gguf, which is what is written"));
     }
     let files = ModelFiles::open(Some(&args.model))?;
-    check_target(&args.model, &args.to, args.force)?;
+    check_target(&files, &args.model, &args.to, args.force)?;
     let importance = args.imatrix.as_ref().map(Importance::open).transpose()?;
     let how = Quantisation { matrices, mix, outer, importance };
     let mut progress = None;
@@ -99,12 +100,23 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
 fn say(args: &QuantizeArgs, written: &Written) {
     let each: Vec<String> = written.tensors.iter().map(|(name, n)| format!("{n} in {name}")).collect();
     note(&format!("wrote {}, {}: {}", args.to.display(), Bytes(written.bytes), each.join(", ")));
-    if let Some((first, has)) = written.instead.first() {
-        let n = count(written.instead.len(), "matrix").replace("matrixs", "matrices");
-        note(&format!("{n} whose rows {} cannot hold, such as {first}, which is in {has}", args.format));
+    let matrices = |n: usize| count(n, "matrix").replace("matrixs", "matrices");
+    // By what was wanted: of --format, of --outer, or of a mix.
+    let mut instead: BTreeMap<&str, Vec<&Instead>> = BTreeMap::new();
+    for matrix in &written.instead {
+        instead.entry(matrix.wanted).or_default().push(matrix);
+    }
+    for (wanted, all) in instead {
+        let (n, Instead { tensor, has, .. }) = (matrices(all.len()), all[0]);
+        note(&format!("{n} whose rows {wanted} cannot hold, such as {tensor}, which is in {has}"));
+    }
+    if written.again > 0 {
+        let n = matrices(written.again);
+        note(&format!(
+            "{n} quantised a second time, and the losses add up: begin with the unquantised model if you can"
+        ));
     }
     if written.unweighed > 0 {
-        let n = count(written.unweighed, "matrix").replace("matrixs", "matrices");
-        note(&format!("the importance matrix says nothing of {n}"));
+        note(&format!("the importance matrix says nothing of {}", matrices(written.unweighed)));
     }
 }

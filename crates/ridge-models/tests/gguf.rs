@@ -386,7 +386,7 @@ fn lengths_offsets_and_types_that_cannot_be_are_told_by_name() {
         (a + 1, &[77], "has a of type 77"),
         (d + 5, &[99], "has d of type 99"),
         (d + 9, &huge, "for the elements of d"),
-        (t + 1, &[9], "has the tensor t with 9 axes"),
+        (t + 1, &[9], "has the tensor t with 9 axes, and a tensor has 1 to 4"),
         (t + 5, &[31], "which has rows of 31, and q8_0 stores blocks of 32"),
         (t + 5, &huge, "the tensor t"),
         (t + 21, &[200], "type 200, which Ridge does not know"),
@@ -456,12 +456,84 @@ fn an_alignment_that_is_none_is_refused_and_others_are_kept_to() {
 }
 
 #[test]
-fn tensors_without_elements_or_axes_are_read_and_hold_nothing_or_one() {
-    let gguf = Gguf::from_bytes("x.gguf", made(|_| (), &[("none", &[0, 7]), ("one", &[])])).expect("reads");
-    let sizes: Vec<usize> = gguf.tensors().iter().map(|t| gguf.data(t).len()).collect();
-    assert_eq!(sizes, [0, 4]);
+fn tensors_without_elements_are_read_and_those_without_axes_refused() {
+    let gguf = Gguf::from_bytes("x.gguf", made(|_| (), &[("none", &[0, 7])])).expect("reads");
+    assert!(gguf.data(&gguf.tensors()[0]).is_empty());
     // As a model they are none.
     assert!(gguf.config_json().is_err() && gguf.checkpoint().is_err());
+    let refused = refusal(made(|_| (), &[("one", &[])]));
+    assert!(refused.contains("has the tensor one with 0 axes, and a tensor has 1 to 4"), "{refused}");
+}
+
+/// Metadata of a model of one layer.
+fn small(writer: &mut ridge_models::gguf::Writer, architecture: &str) {
+    writer.text("general.architecture", architecture);
+    for (key, value) in [
+        ("embedding_length", 4),
+        ("feed_forward_length", 4),
+        ("block_count", 1),
+        ("attention.head_count", 1),
+        ("context_length", 8),
+        ("vocab_size", 4),
+    ] {
+        writer.u32(&format!("{architecture}.{key}"), value);
+    }
+    writer.f32(&format!("{architecture}.attention.layer_norm_rms_epsilon"), 1e-5);
+}
+
+#[test]
+fn extents_whose_product_cannot_be_counted_are_no_panic() {
+    let huge: &[usize] = &[0, 1 << 40, 1 << 40];
+    let file = made(|w| small(w, "llama"), &[("token_embd.weight", &[4, 4]), ("blk.0.attn_output.weight", huge)]);
+    let gguf = Gguf::from_bytes("x.gguf", file).expect("reads");
+    let checkpoint = gguf.checkpoint().expect("tensors");
+    assert_eq!(checkpoint.tensor("model.layers.0.self_attn.o_proj.weight").expect("has it").shape, huge);
+}
+
+#[test]
+fn an_array_of_metadata_has_one_value_for_each_layer() {
+    let file = |kv: &[i32]| {
+        let keys = |w: &mut ridge_models::gguf::Writer| {
+            small(w, "llama");
+            w.i32s("llama.attention.head_count_kv", kv);
+        };
+        Gguf::from_bytes("x.gguf", made(keys, &[])).expect("reads").config_json().map_err(|e| e.to_string())
+    };
+    assert!(file(&[1]).expect("one layer").contains("\"num_key_value_heads\":1"));
+    assert!(file(&[1, 1]).expect_err("two").contains("attention.head_count_kv has 2 values for 1 layers"));
+    let layers = made(
+        |w| {
+            w.text("general.architecture", "llama");
+            w.i32s("llama.block_count", &[1, 1]);
+        },
+        &[],
+    );
+    let refused = Gguf::from_bytes("x.gguf", layers).expect("reads").config_json().expect_err("an array").to_string();
+    assert!(refused.contains("llama.block_count = an array of 2 values is not a number"), "{refused}");
+}
+
+#[test]
+fn a_pattern_of_windows_that_is_no_number_is_refused() {
+    let file = |pattern: Option<&str>| {
+        let keys = |w: &mut ridge_models::gguf::Writer| {
+            small(w, "gemma3");
+            pattern.iter().for_each(|text| w.text("gemma3.attention.sliding_window_pattern", text));
+        };
+        Gguf::from_bytes("x.gguf", made(keys, &[])).expect("reads").config_json().map_err(|e| e.to_string())
+    };
+    assert!(file(None).expect("reads").contains("\"sliding_window_pattern\":6"));
+    let refused = file(Some("x")).expect_err("a text");
+    assert!(refused.contains("sliding_window_pattern = \"x\" is not a whole number"), "{refused}");
+}
+
+#[test]
+fn a_file_is_run_in_f32_if_its_matrices_are_that_and_in_bf16_otherwise() {
+    let to = folder("dtypes");
+    for (name, dtype) in [("f32", DType::F32), ("f16", DType::BF16), ("bf16", DType::BF16), ("q8_0", DType::BF16)] {
+        written("llama/gqa2_tied", &to.join("x.gguf"), Storage::from_name(name));
+        let config = ModelFiles::open(Some(&to.join("x.gguf"))).and_then(|files| files.config()).expect("reads");
+        assert_eq!(config.torch_dtype, Some(dtype), "{name}");
+    }
 }
 
 #[test]

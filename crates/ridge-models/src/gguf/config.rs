@@ -5,7 +5,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::metadata::yarn_temper;
 use super::read::Value;
-use super::{Gguf, Kind};
+use super::{Gguf, Kind, Storage};
 use crate::error::Result;
 use crate::pooling::Pooling;
 
@@ -36,7 +36,7 @@ pub(super) fn model_type(architecture: &str) -> &str {
 const USUAL: [(&str, &str); 8] = [
     ("embedding_length", "hidden_size"),
     ("feed_forward_length", "intermediate_size"),
-    ("block_count", "num_hidden_layers"),
+    (LAYERS, "num_hidden_layers"),
     ("attention.head_count", "num_attention_heads"),
     ("attention.head_count_kv", "num_key_value_heads"),
     ("context_length", "max_position_embeddings"),
@@ -44,11 +44,14 @@ const USUAL: [(&str, &str); 8] = [
     ("attention.key_length", "head_dim"),
 ];
 
+/// How many layers there are.
+const LAYERS: &str = "block_count";
+
 /// What families call them that differ; `None` for what they do not have.
 const OTHERS: [(&str, &str, Option<&str>); 15] = [
     ("gpt2", "embedding_length", Some("n_embd")),
     ("gpt2", "feed_forward_length", Some("n_inner")),
-    ("gpt2", "block_count", Some("n_layer")),
+    ("gpt2", LAYERS, Some("n_layer")),
     ("gpt2", "attention.head_count", Some("n_head")),
     ("gpt2", "attention.head_count_kv", None),
     ("gpt2", "context_length", Some("n_positions")),
@@ -110,10 +113,12 @@ impl Reader<'_> {
             self.out.insert("vocab_size".into(), vocab.into());
             self.tokens(vocab as u64)?;
         }
-        // Values in blocks are good for no more than bf16.
-        let storage = gguf.tensors().iter().find(|t| t.shape.len() == 2).map(|t| &t.storage);
-        let dtype = storage.map(|s| if s.format.is_some() { DType::BF16 } else { s.dtype });
-        if let Some(dtype) = dtype {
+        // Values in blocks are good for no more than bf16. And matrices in f16 may be those of a model whose activations
+        // are larger than f16 holds, since most are trained in bf16.
+        let mut matrices = gguf.tensors().iter().filter(|t| t.shape.len() == 2).peekable();
+        if matrices.peek().is_some() {
+            let exact = matrices.all(|t| t.storage == Storage::plain(DType::F32));
+            let dtype = if exact { DType::F32 } else { DType::BF16 };
             self.out.insert("torch_dtype".into(), torch_name(dtype).into());
         }
         // An output projection that is not there is the embedding.
@@ -138,11 +143,14 @@ impl Reader<'_> {
         let key = self.key(theirs);
         let value = match self.gguf.value(&key) {
             None => return Ok(()),
-            Some(Value::Array(array)) if array.kind != Kind::Array => {
-                let mut all = self.gguf.elements(array);
-                all.dedup();
-                match &all[..] {
-                    [one] => one.clone(),
+            Some(Value::Array(array)) if array.kind != Kind::Array && theirs != LAYERS => {
+                let layers = self.gguf.int(&self.key(LAYERS))?.unwrap_or_default();
+                if array.len as u64 != layers {
+                    return Err(self.gguf.wrong(&key, &format!("has {} values for {layers} layers", array.len)));
+                }
+                let mut all = self.gguf.walk(array);
+                match all.next() {
+                    Some(first) if all.all(|value| value == first) => first,
                     _ => return Err(self.gguf.wrong(&key, "differs between layers, which Ridge does not do")),
                 }
             }
@@ -311,7 +319,7 @@ impl Reader<'_> {
             }
         }
         // The largest models divide by the width of a head of the residual stream, the others by that of a head.
-        let layers = gguf.int(&self.key("block_count"))?.unwrap_or_default();
+        let layers = gguf.int(&self.key(LAYERS))?.unwrap_or_default();
         let (hidden, heads) = (gguf.int(&self.key("embedding_length"))?, gguf.int(&self.key("attention.head_count"))?);
         let largest = (self.family == "gemma2" && layers == 46) || (self.family == "gemma3_text" && layers == 62);
         let scalar = match (largest, hidden, heads) {
@@ -324,8 +332,8 @@ impl Reader<'_> {
         if self.family == "gemma3_text" {
             let local = gguf.float(&self.key("rope.freq_base_swa"))?.unwrap_or(10_000.0);
             put.insert("rope_local_base_freq".into(), json!(local));
-            let pattern = gguf.int(&self.key("attention.sliding_window_pattern"));
-            put.insert("sliding_window_pattern".into(), pattern.ok().flatten().unwrap_or(6).into());
+            let pattern = gguf.int(&self.key("attention.sliding_window_pattern"))?;
+            put.insert("sliding_window_pattern".into(), pattern.unwrap_or(6).into());
         }
         Ok(())
     }

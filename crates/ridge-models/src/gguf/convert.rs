@@ -41,10 +41,36 @@ pub struct Written {
     pub bytes: u64,
     /// Tensors by the name of their storage.
     pub tensors: std::collections::BTreeMap<&'static str, usize>,
-    /// Matrices that the storage asked for cannot hold, each with what it has instead.
-    pub instead: Vec<(String, &'static str)>,
+    /// Matrices whose rows the storage wanted of them cannot hold.
+    pub instead: Vec<Instead>,
+    /// Matrices that were in a format and are in another one now.
+    pub again: usize,
     /// Matrices that the importance matrix says nothing of, though there is one.
     pub unweighed: usize,
+}
+
+/// A matrix in another storage than that wanted of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Instead {
+    /// Its name.
+    pub tensor: String,
+    /// The storage that was wanted.
+    pub wanted: &'static str,
+    /// The storage that it has.
+    pub has: &'static str,
+}
+
+/// Why a file was not written.
+enum Failure {
+    Io(std::io::Error),
+    /// What is wrong with a tensor.
+    Tensor(String),
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(cause: std::io::Error) -> Self {
+        Self::Io(cause)
+    }
 }
 
 /// Where a file's tensor comes from.
@@ -64,11 +90,13 @@ struct Planned<'a> {
     source: Source<'a>,
 }
 
-/// Writes the model `files` to the file `path`. `progress` is told the bytes written after each tensor, and their sum.
+/// Writes the model `files` to the file `path`, which is there when it is whole: what was there before may be a part of
+/// the model. `progress` is told the bytes written after each tensor, and their sum.
 ///
 /// # Errors
 ///
-/// When the model cannot be read, GGUF has no words for it, or the file cannot be written.
+/// When the model cannot be read, GGUF has no words for it, a matrix to be quantised has numbers that are not finite, or
+/// the file cannot be written.
 pub fn to_gguf(
     files: &ModelFiles,
     path: &Path,
@@ -143,25 +171,53 @@ pub fn to_gguf(
         *written.tensors.entry(tensor.storage.name()).or_default() += 1;
         written.bytes += tensor.storage.bytes(&tensor.shape).map_err(refused)? as u64;
     }
-    let failed = |cause| ModelError::Io { path: path.to_owned(), action: "write the model", cause };
-    let mut out = BufWriter::new(File::create(path).map_err(failed)?);
     let (total, mut done) = (written.bytes, 0u64);
     let unweighed = &mut written.unweighed;
-    writer
-        .write::<std::io::Error>(&mut out, |index| {
+    whole(path, |out| {
+        writer.write::<Failure>(out, |index| {
             let tensor = &planned[index];
             let inputs = tensor.shape.last().copied().unwrap_or(1);
             let importance = how.importance.as_ref().and_then(|all| all.of(&tensor.name, inputs));
             let quantised = tensor.storage.format.is_some();
             *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
-            let bytes = tensor.bytes(importance);
+            let bytes = tensor.bytes(importance).map_err(Failure::Tensor)?;
             done += bytes.len() as u64;
             progress(done, total);
             Ok(bytes)
         })
-        .and_then(|()| out.flush())
-        .map_err(failed)?;
+    })
+    .map_err(|failure| match failure {
+        Failure::Io(cause) => ModelError::Io { path: path.to_owned(), action: "write the model", cause },
+        Failure::Tensor(problem) => ModelError::Files {
+            path: files.to_string().into(),
+            problem,
+            remedy: "download the model again, or convert it to f32, f16 or bf16, which keep them".to_owned(),
+        },
+    })?;
     Ok(written)
+}
+
+/// Writes the file `path` beside itself and gives it its name when it is whole. What is mapped under that name stays as it
+/// is, and a failure leaves nothing.
+fn whole<E: From<std::io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
+) -> Result<(), E> {
+    // Of a link the file that it leads to.
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if path.is_dir() {
+        return Err(std::io::Error::from(std::io::ErrorKind::IsADirectory).into());
+    }
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    let beside = path.with_file_name(name);
+    let mut out = BufWriter::new(File::create(&beside)?);
+    let done = write(&mut out).and_then(|()| Ok(out.flush()?)).and_then(|()| Ok(std::fs::rename(&beside, &path)?));
+    if done.is_err() {
+        // The failure is what is told.
+        let _ = std::fs::remove_file(&beside);
+    }
+    done
 }
 
 /// Adds the tokenizer of `files`, if there is one.
@@ -195,6 +251,13 @@ fn weights<'a>(
             continue;
         }
         let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>>>()?;
+        for (view, (_, rows)) in views.iter().zip(&weights) {
+            check_rows(view, if views.len() > 1 { *rows } else { 0 }, change).map_err(|problem| ModelError::Files {
+                path: files.to_string().into(),
+                problem: format!("the tensor {} has the shape {:?}, {problem}", view.name, view.shape),
+                remedy: "take the config.json that came with these weights".to_owned(),
+            })?;
+        }
         let (first, mut shape) = (views[0], views[0].shape.to_vec());
         shape[0] = views.iter().map(|view| view.shape[0]).sum();
         if let Some(other) = views.iter().find(|v| v.dtype != first.dtype || v.shape[1..] != first.shape[1..]) {
@@ -220,6 +283,26 @@ fn weights<'a>(
     Ok(planned)
 }
 
+/// Does `view` have the rows that the configuration says? `rows` are as many as there must be, any if 0.
+///
+/// # Errors
+/// What is wrong with its shape.
+fn check_rows(view: &TensorView<'_>, rows: usize, change: Change) -> Result<(), String> {
+    let Some(has) = view.shape.first() else { return Err("and a weight has an axis at least".to_owned()) };
+    if view.shape.contains(&0) {
+        return Err("and so nothing in it".to_owned());
+    }
+    if rows != 0 && rows != *has {
+        return Err(format!("and the configuration asks for {rows} rows"));
+    }
+    match change {
+        Change::Interleaved { heads } if heads == 0 || !has.is_multiple_of(2 * heads) => {
+            Err(format!("whose rows are no pairs of {heads} heads, which the configuration asks for"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Gives a matrix the storage that is asked for, or the nearest that can hold it.
 fn choose(tensor: &mut Planned<'_>, how: &Quantisation, model: Option<&mix::Model>, written: &mut Written) {
     let outer = matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
@@ -234,8 +317,10 @@ fn choose(tensor: &mut Planned<'_>, how: &Quantisation, model: Option<&mix::Mode
         storage = instead(&storage);
     }
     if storage != wanted {
-        written.instead.push((tensor.name.clone(), storage.name()));
+        written.instead.push(Instead { tensor: tensor.name.clone(), wanted: wanted.name(), has: storage.name() });
     }
+    written.again +=
+        usize::from(tensor.storage.format.is_some() && storage.format.is_some() && storage != tensor.storage);
     tensor.storage = storage;
 }
 
@@ -285,9 +370,12 @@ fn file_type(planned: &[Planned<'_>], how: &Quantisation) -> u32 {
 
 impl Planned<'_> {
     /// Its bytes in its storage.
-    fn bytes(&self, importance: Option<&[f32]>) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// What is wrong with its numbers.
+    fn bytes(&self, importance: Option<&[f32]>) -> Result<Vec<u8>, String> {
         let (storage, bytes) = match &self.source {
-            Source::Table(values) => return self.storage.encode(values, &self.shape, None),
+            Source::Table(values) => return Ok(self.storage.encode(values, &self.shape, None)),
             Source::Bytes(bytes, storage) => (storage.clone(), bytes.to_vec()),
             Source::Weights(views, change) => {
                 let storage = Storage { dtype: views[0].dtype, format: views[0].format.cloned() };
@@ -301,21 +389,35 @@ impl Planned<'_> {
                     }
                     Change::MinusOne => {
                         let values: Vec<f32> = storage.decode(&bytes).iter().map(|v| v + 1.0).collect();
-                        return self.storage.encode(&values, &self.shape, None);
+                        return Ok(self.storage.encode(&values, &self.shape, None));
                     }
                     Change::None => (storage, bytes),
                 }
             }
         };
         if storage == self.storage {
-            return bytes;
+            return Ok(bytes);
         }
-        restored(&bytes, &storage, &self.storage, &self.shape, importance)
+        let (rows, width) = (self.shape.first().copied().unwrap_or(1), self.shape.last().copied().unwrap_or(1));
+        let told = |value: f32| {
+            let (name, to) = (&self.name, self.storage.name());
+            format!("the tensor {name} of {rows} rows of {width} has a number that is {value}, which {to} cannot hold")
+        };
+        restored(&bytes, &storage, &self.storage, &self.shape, importance).map_err(told)
     }
 }
 
 /// `bytes` of tensors of `shape` in another storage, on all cores.
-fn restored(bytes: &[u8], from: &Storage, to: &Storage, shape: &[usize], importance: Option<&[f32]>) -> Vec<u8> {
+///
+/// # Errors
+/// A number that is not finite, where a format is to hold it.
+fn restored(
+    bytes: &[u8],
+    from: &Storage,
+    to: &Storage,
+    shape: &[usize],
+    importance: Option<&[f32]>,
+) -> Result<Vec<u8>, f32> {
     let width = shape.last().copied().unwrap_or(1);
     let rows = shape.iter().product::<usize>() / width.max(1);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.max(1));
@@ -323,14 +425,15 @@ fn restored(bytes: &[u8], from: &Storage, to: &Storage, shape: &[usize], importa
     let row = bytes.len() / rows.max(1);
     let part = |bytes: &[u8]| {
         let values = from.decode(bytes);
-        to.encode(&values, &[values.len() / width.max(1), width], importance)
+        match values.iter().find(|value| to.format.is_some() && !value.is_finite()) {
+            Some(value) => Err(*value),
+            None => Ok(to.encode(&values, &[values.len() / width.max(1), width], importance)),
+        }
     };
     std::thread::scope(|scope| {
         let parts: Vec<_> = bytes.chunks((share * row).max(1)).map(|chunk| scope.spawn(move || part(chunk))).collect();
-        parts
-            .into_iter()
-            .flat_map(|part| part.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            .collect()
+        let joined = parts.into_iter().map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        Ok(joined.collect::<Result<Vec<_>, _>>()?.concat())
     })
 }
 
@@ -407,8 +510,7 @@ pub fn to_folder(
     }
     let path = folder.join("model.safetensors");
     let failed = io(&path, "write the weights");
-    let mut write = || -> std::io::Result<()> {
-        let mut out = BufWriter::new(File::create(&path)?);
+    let write = |out: &mut BufWriter<File>| -> std::io::Result<()> {
         out.write_all(&(text.len() as u64).to_le_bytes())?;
         out.write_all(text.as_bytes())?;
         let mut done = 0u64;
@@ -416,15 +518,19 @@ pub fn to_folder(
             let to = Storage::plain(*dtype);
             let bytes = tensor.bytes(|view| {
                 let from = Storage { dtype: view.dtype, format: view.format.cloned() };
-                if from == to { view.data.to_vec() } else { restored(view.data, &from, &to, view.shape, None) }
+                if from == to {
+                    return view.data.to_vec();
+                }
+                // Plain storage holds every number.
+                restored(view.data, &from, &to, view.shape, None).unwrap_or_default()
             });
             out.write_all(&bytes)?;
             done += bytes.len() as u64;
             progress(done, offset as u64);
         }
-        out.flush()
+        Ok(())
     };
-    write().map_err(failed)
+    whole(&path, write).map_err(failed)
 }
 
 /// The dtype of the matrices that are stored plainly, if it is one; else f32.

@@ -32,7 +32,7 @@ use crate::checkpoint::{Bytes, Checkpoint};
 use crate::error::{ModelError, Result};
 use crate::pooling::Pooling;
 
-pub use convert::{Quantisation, Written, to_folder, to_gguf};
+pub use convert::{Instead, Quantisation, Written, to_folder, to_gguf};
 pub use importance::Importance;
 pub use mix::Mix;
 pub use read::{Array, Kind, Value};
@@ -114,6 +114,11 @@ impl Gguf {
         &self.file
     }
 
+    /// Paths or names of all files of the model.
+    pub fn files(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().map(|(file, _)| file.as_str())
+    }
+
     /// The metadata, by key.
     pub fn metadata(&self) -> &BTreeMap<String, Value> {
         &self.metadata
@@ -131,6 +136,11 @@ impl Gguf {
 
     /// The elements of an array of this file's metadata.
     pub fn elements(&self, array: &Array) -> Vec<Value> {
+        self.walk(array).collect()
+    }
+
+    /// The elements of an array, none of which is kept.
+    fn walk(&self, array: &Array) -> impl Iterator<Item = Value> {
         read::elements(self.header(), array)
     }
 
@@ -233,13 +243,13 @@ impl Gguf {
             Value::String(text) => text,
             _ => String::new(),
         };
-        Ok(Some(self.elements(array).into_iter().map(text).collect()))
+        Ok(Some(self.walk(array).map(text).collect()))
     }
 
     /// The numbers under `key`, if it is there.
     fn floats(&self, key: &str) -> Result<Option<Vec<f64>>> {
         let Some(array) = self.array(key)? else { return Ok(None) };
-        let numbers = self.elements(array).iter().map(Value::as_f64).collect::<Option<Vec<f64>>>();
+        let numbers = self.walk(array).map(|value| value.as_f64()).collect::<Option<Vec<f64>>>();
         numbers.map(Some).ok_or_else(|| self.wrong(key, "is not an array of numbers"))
     }
 

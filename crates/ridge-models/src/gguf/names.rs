@@ -208,7 +208,6 @@ pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     let mut tensors = Vec::new();
     for rule in &rules {
         let Some(tensor) = left.remove(rule.file.as_str()) else { continue };
-        let (elements, block) = tensor.storage.block();
         let rows = tensor.shape.first().copied().unwrap_or(1);
         let wanted: usize = rule.weights.iter().map(|(_, rows)| rows).sum();
         if wanted != 0 && wanted != rows {
@@ -217,9 +216,8 @@ pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
         }
         // A vector's rows are its elements, of which a block is none.
         let row = match tensor.shape.len() {
-            1 if elements > 1 => 0,
-            1 => block,
-            _ => tensor.shape[1..].iter().product::<usize>() / elements * block,
+            1 if tensor.storage.format.is_some() => 0,
+            _ => tensor.range.len() / rows.max(1),
         };
         let mut from = tensor.range.start;
         for (name, part) in &rule.weights {

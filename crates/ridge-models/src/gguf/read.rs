@@ -281,10 +281,11 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// The elements of an array that [`read`] has walked.
-pub(super) fn elements(bytes: &[u8], array: &Array) -> Vec<Value> {
+/// The elements of an array that [`read`] has walked, one after another: an element takes more memory than its bytes.
+pub(super) fn elements<'a>(bytes: &'a [u8], array: &Array) -> impl Iterator<Item = Value> + use<'a> {
+    let (kind, len) = (array.kind, array.len);
     let mut cursor = Cursor { bytes: &bytes[..array.range.end], at: array.range.start };
-    (0..array.len).map_while(|_| cursor.value(array.kind, "an array", 0).ok()).collect()
+    (0..len).map_while(move |_| cursor.value(kind, "an array", 0).ok())
 }
 
 /// Metadata and tensors of a file.
@@ -363,8 +364,8 @@ fn tensor(cursor: &mut Cursor<'_>) -> Why<(TensorInfo, Option<String>)> {
     let name = cursor.text("the name of a tensor")?.to_owned();
     let what = format!("the tensor {}", shortened(&name));
     let axes = cursor.u32(&what)?;
-    if axes > MOST_AXES {
-        return Err(format!("has {what} with {axes} axes, and {MOST_AXES} are the most"));
+    if !(1..=MOST_AXES).contains(&axes) {
+        return Err(format!("has {what} with {axes} axes, and a tensor has 1 to {MOST_AXES}"));
     }
     let mut shape = Vec::new();
     for _ in 0..axes {

@@ -80,11 +80,11 @@ impl<'a> Vocabulary<'a> {
         let mut tokens = gguf.needed(TOKENS, gguf.texts(TOKENS)?)?;
         let types = match gguf.array(TYPES)? {
             None => Vec::new(),
-            Some(array) => gguf.elements(array).iter().map(|v| v.as_u64().unwrap_or_default()).collect(),
+            Some(array) if array.len != 0 && array.len != tokens.len() => {
+                return Err(gguf.wrong(TYPES, &format!("has {} entries for {} tokens", array.len, tokens.len())));
+            }
+            Some(array) => gguf.walk(array).map(|value| value.as_u64().unwrap_or_default()).collect(),
         };
-        if !types.is_empty() && types.len() != tokens.len() {
-            return Err(gguf.wrong(TYPES, &format!("has {} entries for {} tokens", types.len(), tokens.len())));
-        }
         // A spelling stands for its first token; the others can be generated, not read.
         let mut seen = std::collections::HashSet::new();
         for (id, token) in tokens.iter_mut().enumerate() {
