@@ -173,7 +173,8 @@ pub(crate) struct GenerateArgs {
     /// The text to go on with; `-` reads it from standard input, less one newline at its end
     pub(crate) prompt: Option<String>,
 
-    /// Folder of a model in the layout of Hugging Face: config.json, *.safetensors, tokenizer.json
+    /// Folder of a model in the layout of Hugging Face (config.json, *.safetensors, tokenizer.json),
+    /// or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub(crate) model: Option<PathBuf>,
 
@@ -269,7 +270,7 @@ Examples:
   ridge inspect config.json --format q8_0 --json
   ridge inspect --lowered")]
 pub(crate) struct InspectArgs {
-    /// Folder of a model in the layout of Hugging Face, or a config.json [default: the model that is compiled in]
+    /// Folder of a model in the layout of Hugging Face, a GGUF file, or a config.json [default: the model that is compiled in]
     #[arg(value_name = "MODEL")]
     pub(crate) path: Option<PathBuf>,
 

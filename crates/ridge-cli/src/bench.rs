@@ -54,7 +54,7 @@ pub(crate) struct BenchArgs {
     #[command(subcommand)]
     command: Option<BenchCommand>,
 
-    /// Folder of a model in the layout of Hugging Face [default: the model that is compiled in]
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

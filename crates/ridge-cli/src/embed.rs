@@ -35,7 +35,7 @@ pub(crate) struct EmbedArgs {
     #[arg(required = true)]
     texts: Vec<String>,
 
-    /// Folder of a model in the layout of Hugging Face [default: the model that is compiled in]
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

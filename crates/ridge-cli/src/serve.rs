@@ -44,7 +44,7 @@ Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/m
 SIGTERM or Ctrl-C ends it when the answers that run have ended, a second one at once. The log goes to standard error.
 Exit codes: 0 ended when told, 1 failed, 2 not understood.")]
 pub(crate) struct ServeArgs {
-    /// Folder of a model in the layout of Hugging Face
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

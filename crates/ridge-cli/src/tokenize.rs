@@ -41,7 +41,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(short, long, value_name = "IDS", group = "input")]
     decode: Option<String>,
 
-    /// Folder of a model in the layout of Hugging Face, with a tokenizer.json
+    /// Folder of a model in the layout of Hugging Face with a tokenizer.json, or a GGUF file
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

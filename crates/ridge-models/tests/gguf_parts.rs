@@ -80,6 +80,78 @@ fn parts_that_are_missing_renamed_or_anothers_are_refused() {
     assert!(says.contains("x.gguf: it is one of 3 parts"), "{says}");
 }
 
+#[test]
+fn a_part_of_the_model_may_be_written_over_while_it_is_read() {
+    let to = copied("over");
+    let files = ModelFiles::open(Some(&to.join(part(1)))).expect("opens");
+    to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| {}).expect("writes");
+    to_gguf(&files, &to.join(part(2)), &Quantisation::default(), |_, _| {}).expect("writes");
+    let read = |name: &str| std::fs::read(to.join(name)).expect("is there");
+    assert!(read(&part(2)) == read("x.gguf"));
+}
+
+/// A model of one matrix of 1 row of 32 numbers, of which the last is `value`.
+fn with_number(value: f32) -> Vec<u8> {
+    let mut writer = Writer::default();
+    writer.text("general.architecture", "llama");
+    writer.tensor("blk.0.ffn_up.weight", &[1, 32], &Storage::plain(DType::F32)).expect("fits");
+    let mut values = [0.0f32; 32];
+    values[31] = value;
+    let mut out = Vec::new();
+    let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
+    writer.write::<std::io::Error>(&mut out, |_| Ok(bytes.clone())).expect("writes");
+    out
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_not_quantised_and_leave_no_file() {
+    let to = folder("infinite");
+    let (from, out) = (to.join("x.gguf"), to.join("y.gguf"));
+    for (value, fails) in [(1.0, false), (f32::NAN, true), (f32::INFINITY, true), (f32::NEG_INFINITY, true)] {
+        std::fs::write(&from, with_number(value)).expect("can be written");
+        let files = ModelFiles::open(Some(&from)).expect("opens");
+        let write = |storage: &str| {
+            let how = Quantisation { matrices: Storage::from_name(storage), ..Quantisation::default() };
+            to_gguf(&files, &out, &how, |_, _| {}).map_err(|e| e.to_string())
+        };
+        let quantised = write("q8_0");
+        assert_eq!(quantised.is_err(), fails, "{value}");
+        if let Err(says) = quantised {
+            let should = format!("the tensor blk.0.ffn_up.weight has a number that is {value}, which q8_0 cannot hold");
+            assert!(says.contains(&should), "{says}");
+        }
+        // Plain numbers keep them. What is left is the input, and the output where there was one.
+        assert_eq!(to.read_dir().expect("is there").count(), 2 - usize::from(fails), "{value}");
+        write("bf16").expect("writes");
+        std::fs::remove_file(&out).expect("is there");
+    }
+}
+
+#[test]
+fn weights_that_do_not_fit_their_configuration_are_refused_before_a_file_is_made() {
+    let to = folder("misfits");
+    let from = fixtures().join("llama/gqa2_tied");
+    std::fs::copy(from.join("config.json"), to.join("config.json")).expect("is there");
+    let (name, norm) = ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight");
+    for (tensor, shape, says) in [
+        (norm, "[]", "has the shape [], and a weight has an axis at least"),
+        (name, "[1,1]", "has the shape [1, 1], whose rows are no pairs of"),
+        (name, "[0,1]", "has the shape [0, 1], and so nothing in it"),
+    ] {
+        let end = if shape.contains('0') { 0 } else { 4 };
+        let header = format!(r#"{{"{tensor}":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend(&[0; 4][..end]);
+        std::fs::write(to.join("model.safetensors"), file).expect("can be written");
+        let files = ModelFiles::open(Some(&to)).expect("opens");
+        let refused = to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| {});
+        let refused = refused.expect_err("does not fit").to_string();
+        assert!(refused.contains(&format!("the tensor {tensor} {says}")), "{refused}");
+        assert_eq!(to.read_dir().expect("is there").count(), 2, "{tensor}");
+    }
+}
+
 /// A part with one tensor.
 fn written(folder: &Path, no: u16, count: u16, tensors: i32, name: &str) -> PathBuf {
     let mut writer = Writer::default();

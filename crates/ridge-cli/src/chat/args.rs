@@ -30,7 +30,7 @@ oldest turns are left out, with a note.
 Answers go to standard output as they come, everything else to standard error.
 Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.")]
 pub(crate) struct ChatArgs {
-    /// Folder of a model in the layout of Hugging Face, with a chat template
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file, with a chat template
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

@@ -53,7 +53,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", group = "what")]
     choices: Option<PathBuf>,
 
-    /// Folder of a model in the layout of Hugging Face [default: the model that is compiled in]
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 

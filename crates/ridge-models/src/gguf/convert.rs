@@ -398,10 +398,8 @@ impl Planned<'_> {
         if storage == self.storage {
             return Ok(bytes);
         }
-        let (rows, width) = (self.shape.first().copied().unwrap_or(1), self.shape.last().copied().unwrap_or(1));
         let told = |value: f32| {
-            let (name, to) = (&self.name, self.storage.name());
-            format!("the tensor {name} of {rows} rows of {width} has a number that is {value}, which {to} cannot hold")
+            format!("the tensor {} has a number that is {value}, which {} cannot hold", self.name, self.storage.name())
         };
         restored(&bytes, &storage, &self.storage, &self.shape, importance).map_err(told)
     }
