@@ -153,7 +153,9 @@ impl Error {
         match self {
             Self::Setting { .. }
             | Self::Load(LoadError::Url { .. })
-            | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
+            | Self::Plan(PlanError::Setting { .. } | PlanError::Room { .. } | PlanError::Hardware(_)) => {
+                ExitCode::from(2)
+            }
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

@@ -60,8 +60,10 @@ fn communication_and_pipelines_are_written_as_json_plots_and_traces() {
     assert!(std::fs::read_to_string(&plot).unwrap().contains("<polyline"));
     let events: Value = serde_json::from_slice(&std::fs::read(&trace).unwrap()).unwrap();
     assert_eq!(events["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").count(), 20);
+    let none = json("plan comm all-reduce 1GB --gpus 8 --compute 0ms --json");
+    assert_eq!(none["overlap"]["hidden"], 0.0);
     let all = json("plan pipeline --stages 4 --micro-batches 6 --json");
-    let rejected: Vec<_> = all.as_array().unwrap().iter().filter(|s| s["rejected"].is_string()).collect();
+    let rejected: Vec<_> = all["schedules"].as_array().unwrap().iter().filter(|s| s["rejected"].is_string()).collect();
     assert_eq!(rejected.len(), 2, "{all}");
 }
 
@@ -145,6 +147,43 @@ fn ridges_own_trace_is_judged_with_rates() {
 }
 
 #[test]
+fn money_is_that_of_the_gpus_a_rate_needs() {
+    let line = "plan serve Meta-Llama-3.1-8B.json --device H200 --batch 64 --answer 300 --price 3.5 --json";
+    let (full, rate) = (json(line), json(&format!("{line} --rate 50")));
+    let gpus = rate["gpus_for_rate"].as_f64().unwrap();
+    let dollars = |of: &Value| of["dollars_per_million_output_tokens"].as_f64().unwrap();
+    assert!((dollars(&rate) - 3.5 * gpus / 3600.0 / (50.0 * 300.0) * 1e6).abs() < 1e-9);
+    assert!(dollars(&full) < dollars(&rate), "GPUs that idle cost too");
+    assert_eq!((&full["dollars_are_at"], &rate["dollars_are_at"]), (&"full load".into(), &"the rate".into()));
+}
+
+#[test]
+fn what_does_not_fit_is_said_with_what_would() {
+    let none = json("plan fit Meta-Llama-3.1-70B.json --device A100 --json");
+    assert_eq!(none["fits"], false);
+    assert!(none["why"].as_str().unwrap().contains("tp 2"), "{none}");
+    let line = "plan fit Meta-Llama-3.1-70B.json --device H200 --tp 2 --context 131072";
+    assert_eq!(json(&format!("{line} --json"))["fits"], true);
+    let line = "plan fit Meta-Llama-3.1-8B.json --device L4 --context 131072";
+    assert_eq!(json(&format!("{line} --json"))["fits"], false);
+    let said = String::from_utf8(ridge(line).stdout).unwrap();
+    assert!(said.contains("NOT one sequence of 131,072: tp 2 or "), "{said}");
+    // Of the layouts that are too large, the one that needs least.
+    let line = "plan train Meta-Llama-3.1-70B.json --gpus 8";
+    let said = String::from_utf8(ridge(line).stdout).unwrap();
+    assert!(said.contains("nearest is ") && said.contains("zero3 recompute-full"), "{said}");
+    assert!(!said.contains("best spent"), "{said}");
+}
+
+#[test]
+fn failures_that_leave_no_time_are_no_percentage() {
+    let line = "plan train Qwen3-8B.json --gpus 8 --tokens 1T --price 2 --gpu-mtbf 0.01";
+    let said = String::from_utf8(ridge(line).stdout).unwrap();
+    assert!(said.contains("the run never ends") && !said.contains(" dollars"), "{said}");
+    assert!(json(&format!("{line} --json"))["run"]["days_with_failures"].is_null());
+}
+
+#[test]
 fn mistaken_input_is_refused_with_the_nearest_right_thing() {
     for (line, wanted) in [
         ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
@@ -166,6 +205,16 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan train Qwen3-8B.json --gpus 8 --tokens 15tb", "15T (K, M, B, T)"),
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
         ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
+        (
+            "plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 32000",
+            "--prompt and --answer 32000 + 256: not one",
+        ),
+        ("plan serve Qwen3-8B.json --rate 1e300", "at most 1e9"),
+        ("plan serve Qwen3-8B.json --device cpu", "ridge bench --calibrate"),
+        ("plan train Qwen3-8B.json --gpus 8 --tokens 1e300", "at most 1e18"),
+        ("plan train Qwen3-8B.json --gpus 8 --seq 1000000", "the longest is 40960"),
+        ("plan comm all-reduce 1e30GB", "the most is 1000000 TB"),
+        ("plan pipeline --stages 4 --micro-batches 8 --paired 5", "give one above 0"),
         ("plan kernel --threads 128 --registers 300", "the nearest is 255"),
         ("plan kernel --matmul 4096x4096", "3 whole numbers"),
         ("plan kernel --matmul 64x64x64 --device A100 --dtype fp8", "it gives: f16, bf16, int8"),

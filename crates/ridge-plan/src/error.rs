@@ -1,6 +1,7 @@
 //! What cannot be planned, with the nearest thing that can.
 
 use ridge_hw::error::HwError;
+use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
 
 /// Why there is no plan.
@@ -16,6 +17,18 @@ pub enum PlanError {
         /// Why that cannot be.
         problem: String,
         /// The nearest that can.
+        remedy: String,
+    },
+    /// What a rank holds besides sequences is more than its device has.
+    #[error("tp = {tp} leaves no room: a rank needs {needed} of {has}; {remedy}")]
+    Room {
+        /// Tensor parallel ranks.
+        tp: usize,
+        /// Weights, workspace and margin of a rank.
+        needed: Bytes,
+        /// Memory of the device.
+        has: Bytes,
+        /// What would have room.
         remedy: String,
     },
     /// The configuration of the model.

@@ -78,6 +78,11 @@ pub(crate) struct CommArgs {
     page: PageArgs,
 }
 
+/// Most bytes of a collective.
+const MOST_BYTES: u64 = 1_000_000_000_000_000_000;
+/// Most seconds of compute beside it.
+const MOST_SECONDS: f64 = 1e6 * 3600.0;
+
 impl CommArgs {
     fn fabric(&self) -> Result<(String, Fabric)> {
         let machine = Machine::find(&self.device, Precision::Bf16)?;
@@ -102,6 +107,12 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     let collective = args.collective;
     if collective == Collective::SendRecv && args.gpus != 2 {
         return Err(refused("--gpus", args.gpus, "send-recv has two ranks; set 2, and --stride for those between"));
+    }
+    if args.bytes.0 > MOST_BYTES {
+        return Err(refused("BYTES", args.bytes, "is more than a collective may move here; the most is 1000000 TB"));
+    }
+    if let Some(compute) = args.compute.filter(|c| c.0 > MOST_SECONDS) {
+        return Err(refused("--compute", compute, "is more than can be planned; the most is 1000000 h"));
     }
     let group = Group { ranks: args.gpus, stride: args.stride };
     let bytes = args.bytes.as_f64();

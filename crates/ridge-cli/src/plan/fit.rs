@@ -2,7 +2,8 @@
 
 use clap::Args;
 use ridge_hw::units::Bytes;
-use ridge_plan::ledger::{Quantisation, ServingMemory, sequence_bytes, sequence_states, serving};
+use ridge_plan::PlanError;
+use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, sequence_states, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, Mark, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use serde_json::json;
@@ -11,7 +12,7 @@ use super::page::{Block, Page, PageArgs, Table};
 use super::{TargetArgs, ledger_bar, ledger_table, quantisation, sources, sources_json};
 use crate::args::whole;
 use crate::error::Result;
-use crate::output::grouped;
+use crate::output::{grouped, print_json};
 
 /// Tell whether a model fits, what is left for caches, and for how many sequences
 #[derive(Debug, Args)]
@@ -43,7 +44,7 @@ pub(crate) struct FitArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     pp: usize,
 
-    /// Replicas that share the experts: GPUs are tp x pp x ep
+    /// Replicas that share the experts: GPUs are tp x pp x ep, where `plan serve --ep` divides those of tp x attention-dp
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
@@ -69,7 +70,15 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         utilisation: 0.94,
     };
     let device = Bytes(machine.memory as u64);
-    let fit = serving(&reading, device, &memory, context)?;
+    let found = serving(&reading, device, &memory, context);
+    if let (true, Err(why @ PlanError::Room { needed, .. })) = (args.page.shown.json, &found) {
+        return print_json(&json!({
+            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
+            "memory": memory, "context": context, "fits": false, "needed_bytes": needed, "why": why.to_string(),
+            "sources": sources_json(&machine),
+        }));
+    }
+    let fit = found?;
     let ranks = args.tp * args.pp * args.ep;
     let states = sequence_states(&reading, &memory, context);
     let title = format!(
@@ -78,15 +87,17 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         grouped(reading.parameters),
         machine.name
     );
-    let answer = format!(
-        "a token takes {} of a GPU's room; a sequence of {} tokens {}\n{} tokens of cache fit, or {} sequences of {}",
+    let tokens = grouped(context as u64);
+    let mut answer = format!(
+        "a token takes {} of a GPU's room; a sequence of {tokens} tokens {}\n{} tokens of cache fit, ",
         fit.per_token,
-        grouped(context as u64),
         fit.per_sequence,
-        grouped(fit.tokens),
-        grouped(fit.sequences),
-        grouped(context as u64)
+        grouped(fit.tokens)
     );
+    answer += &match fit.sequences {
+        0 => format!("which is NOT one sequence of {tokens}: {}", holding_one(&reading, device, &memory, context)),
+        n => format!("or {} sequences of {tokens}", grouped(n)),
+    };
     let mut of_sequence = Table::with_head("a sequence keeps", ["what", "layers", "tokens", "of a token", "in all"]);
     for s in &states {
         let kept = s.window.map_or(grouped(context as u64), |w| grouped(w.min(context) as u64));
@@ -129,7 +140,7 @@ pub(super) fn run(args: &FitArgs) -> Result<()> {
         sources: sources(&machine),
         json: json!({
             "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
-            "memory": memory, "context": context, "fit": fit, "states": states, "sources": sources_json(&machine),
+            "memory": memory, "context": context, "fits": fit.sequences > 0, "fit": fit, "states": states, "sources": sources_json(&machine),
         }),
         ..Page::default()
     };

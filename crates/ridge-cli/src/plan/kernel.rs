@@ -212,7 +212,7 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         ] {
             table.push(cells(row), formula);
         }
-        let tile = Tile::new(heads, tokens, width, args.tile[0], args.tile[1]);
+        let tile = Tile::new(heads, tokens, width, args.tile, args.causal);
         let mut answer = format!(
             "scores of {} in memory: {} at least; fused {}, bound by {}\n",
             tile.scores, steps.floor, fused.floor, fused.bound

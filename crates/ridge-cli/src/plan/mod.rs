@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use ridge_hw::spec::Precision;
+use ridge_models::ModelFiles;
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Machine};
 use ridge_plan::ledger::{Entry, Ledger, Quantisation};
@@ -55,7 +56,8 @@ pub(crate) fn run(command: &PlanCommand) -> Result<()> {
 /// The model and the device.
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// Folder of a model in the layout of Hugging Face, or a config.json: also of families that can only be planned
+    /// Folder of a model in the layout of Hugging Face, a config.json, also of families that can only be planned, or a GGUF
+    /// file
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
 
@@ -98,7 +100,13 @@ impl TargetArgs {
     }
 
     fn calibration(&self) -> Result<Calibration> {
-        let Some(path) = &self.efficiency else { return Ok(Calibration::default()) };
+        let Some(path) = &self.efficiency else {
+            if self.device.eq_ignore_ascii_case("cpu") {
+                let why = "has no sheet, since no two are alike; write one with `ridge bench --calibrate FILE`, then give --efficiency FILE and the device that it names";
+                return Err(refused("--device", &self.device, why));
+            }
+            return Ok(Calibration::default());
+        };
         let file = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .map_err(|e| refused("--efficiency", &file, &format!("cannot be read: {e}")))?;
@@ -106,15 +114,15 @@ impl TargetArgs {
     }
 }
 
-/// The graph of a model's config.json, or of that in a folder, as plans read it.
+/// The graph of a model's config.json, of that in a folder or of a GGUF file, as plans read it.
 pub(crate) fn read_model(path: &Path) -> Result<Reading> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::Setting {
-        flag: "MODEL".into(),
-        value: path.display().to_string(),
-        why: format!("cannot be read ({e}); give a folder with a config.json, or that file"),
-    })?;
-    Ok(Reading::from_json(name_of(&path), &text)?)
+    if let Err(e) = std::fs::metadata(&path) {
+        let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");
+        return Err(refused("MODEL", path.display(), &why));
+    }
+    let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
+    Ok(Reading::from_json(name_of(&path), files.config_text())?)
 }
 
 fn name_of(path: &Path) -> &str {
@@ -143,8 +151,9 @@ pub(crate) fn quantisation(typed: &str) -> Result<Quantisation, String> {
     })
 }
 
-/// A number above 0, such as `2.5` or `15e12`, or with K, M, B or T behind it: thousands to millions of millions.
-pub(crate) fn amount(typed: &str) -> Result<f64, String> {
+/// A number above 0 and at most `MOST`, such as `2.5` or `15e12`, or with K, M, B or T behind it: thousands to millions
+/// of millions.
+pub(crate) fn amount<const MOST: u64>(typed: &str) -> Result<f64, String> {
     let (digits, unit) = match typed.char_indices().last() {
         Some((at, 'K' | 'k')) => (&typed[..at], 1e3),
         Some((at, 'M')) => (&typed[..at], 1e6),
@@ -152,8 +161,10 @@ pub(crate) fn amount(typed: &str) -> Result<f64, String> {
         Some((at, 'T')) => (&typed[..at], 1e12),
         _ => (typed, 1.0),
     };
-    let value = digits.parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
-    value.map(|v| v * unit).ok_or_else(|| "must be a number above 0, such as 2.5, 15e12 or 15T (K, M, B, T)".to_owned())
+    let value = digits.parse::<f64>().ok().map(|v| v * unit).filter(|v| *v > 0.0 && *v <= MOST as f64);
+    value.ok_or_else(|| {
+        format!("must be a number above 0 and at most {:e}, such as 2.5, 12e3 or 15T (K, M, B, T)", MOST as f64)
+    })
 }
 
 /// One of `all` by its name.

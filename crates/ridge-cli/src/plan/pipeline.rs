@@ -82,9 +82,6 @@ pub(crate) struct PipelineArgs {
 
 impl PipelineArgs {
     fn pipeline(&self, schedule: Schedule) -> Result<Pipeline> {
-        if !(self.paired > 0.0 && self.paired <= 1.0) {
-            return Err(refused("--paired", self.paired, "is no share; give one above 0 and at most 1"));
-        }
         let chunks = match schedule {
             Schedule::Interleaved => self.chunks.unwrap_or(2),
             _ if self.schedule.is_some() => self.chunks.unwrap_or(1),
@@ -110,12 +107,16 @@ impl PipelineArgs {
 }
 
 pub(super) fn run(args: &PipelineArgs) -> Result<()> {
+    if !(args.paired > 0.0 && args.paired <= 1.0) {
+        return Err(refused("--paired", args.paired, "is no share; give one above 0 and at most 1"));
+    }
     if let Some(schedule) = args.schedule {
         let pipeline = args.pipeline(schedule)?;
         return one(args, &pipeline, &pipeline.simulate()?);
     }
     let mut table = Table::with_head("", ["schedule", "step", "bubble", "waits", "alive", "activations"]);
     let mut rejected = Vec::new();
+    let mut first = None;
     let mut found = Vec::new();
     let mut panels: Vec<Panel> = Vec::new();
     for schedule in Schedule::ALL {
@@ -139,12 +140,18 @@ pub(super) fn run(args: &PipelineArgs) -> Result<()> {
             Err(why) => {
                 rejected.push(Block::Text(format!("{schedule} cannot run: {why}")));
                 found.push(json!({ "schedule": schedule, "rejected": why.to_string() }));
+                // What the plainest schedule cannot run none can.
+                first.get_or_insert(why);
             }
         }
     }
+    if let Some(why) = first.filter(|_| rejected.len() == Schedule::ALL.len()) {
+        return Err(why);
+    }
     let title = format!("{} stages, {} micro-batches", args.stages, args.micro_batches);
     let blocks = std::iter::once(Block::Table(table)).chain(rejected).collect();
-    args.page.show(&Page { title, blocks, panels, sources: sources(), json: json!(found), ..Page::default() })
+    let json = json!({ "stages": args.stages, "micro_batches": args.micro_batches, "schedules": found });
+    args.page.show(&Page { title, blocks, panels, sources: sources(), json, ..Page::default() })
 }
 
 fn sources() -> Vec<String> {

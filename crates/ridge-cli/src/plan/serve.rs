@@ -3,7 +3,7 @@
 use clap::Args;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
-use ridge_plan::ledger::{Quantisation, ServingMemory, serving};
+use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, Mark, Panel, Point as Drawn, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::serve::{Point, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for};
@@ -42,11 +42,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     pp: usize,
 
-    /// Replicas of attention that share the experts
+    /// Replicas of attention that share the experts, each of tp x pp GPUs and with sequences of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     attention_dp: usize,
 
-    /// Ranks that share the experts
+    /// Ranks that share the experts, among those of tp x attention-dp: it adds no GPUs, as `plan fit --ep` does
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
@@ -58,16 +58,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 100_000_000>)]
     answer: usize,
 
-    /// Sequences under way at once [default: as many as fit, 256 at most]
+    /// Sequences under way at once, for each replica of attention [default: as many as fit, 256 at most]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     batch: Option<usize>,
 
     /// Requests a second that are to be served
-    #[arg(long, value_name = "N", value_parser = amount)]
+    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000>)]
     rate: Option<f64>,
 
     /// Dollars of a GPU hour
-    #[arg(long, value_name = "USD", value_parser = amount)]
+    #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
     /// Take prompts on this many replicas of their own for each that answers
@@ -91,18 +91,35 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
     let context = args.prompt + args.answer;
     let fit = serving(&reading, Bytes(machine.memory as u64), &memory, context)?;
     let most = fit.sequences as usize;
+    if most == 0 {
+        let device = Bytes(machine.memory as u64);
+        let why = format!(
+            "not one sequence of {context} tokens fits beside the weights: it takes {} of a GPU and {} are left; {}",
+            fit.per_sequence,
+            fit.room,
+            holding_one(&reading, device, &memory, context)
+        );
+        return Err(refused("--prompt and --answer", format!("{} + {}", args.prompt, args.answer), &why));
+    }
     let batch = args.batch.unwrap_or(most.min(256));
-    if batch > most || batch == 0 {
+    if batch > most {
         let why = format!("sequences of {context} tokens do not fit beside the weights; {most} do");
         return Err(refused("--batch", batch, &why));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
     let point = args.point(&reading, &machine, &layout, &traffic);
     let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
-    let dollars = args.price.map(|price| dollars_per_million(price, point.gpus, point.tokens_per_second));
+    // Of the GPUs that the rate needs, some of which may idle; without a rate, of a replica that never does.
+    let (paid, yielded) = match args.rate.zip(gpus) {
+        Some((rate, gpus)) => (gpus, rate * args.answer as f64),
+        None => (point.gpus, point.tokens_per_second),
+    };
+    let dollars = args.price.map(|price| dollars_per_million(price, paid, yielded));
+    let each = if args.attention_dp > 1 { " for each replica of attention" } else { "" };
     let json = json!({
         "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
         "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
+        "dollars_are_at": dollars.map(|_| if gpus.is_some() { "the rate" } else { "full load" }),
         "ledger": fit.ledger, "sources": sources_json(&machine),
     });
     let mut rows = vec![
@@ -122,27 +139,34 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
             "per op max(FLOPs / rate, weights and cache / bandwidth), sums, host",
         ),
         ("a prompt alone", seconds(point.prefill), "the same for the prompt's tokens, in chunks of 8192"),
-        ("output tokens/s", format!("{:.0}", point.tokens_per_second), "batch x answer / (first token + answer)"),
+        ("output tokens/s", format!("{:.0}", point.tokens_per_second), args.throughput()),
         ("requests/s", format!("{:.2}", point.requests_per_second), "tokens/s / answer"),
         ("GPUs of a replica", point.gpus.to_string(), "tp x pp x attention-dp, and those for prompts"),
-        ("sequences that fit", most.to_string(), "room / bytes of a sequence, see ridge plan fit"),
+        ("sequences that fit", format!("{most}{each}"), "room / bytes of a sequence, see ridge plan fit"),
     ];
     if let Some(gpus) = gpus {
         rows.push(("GPUs for the rate", gpus.to_string(), "rate / requests of a replica, rounded up to replicas"));
     }
     if let Some(dollars) = dollars {
-        rows.push((
-            "dollars per million output tokens",
-            format!("{dollars:.3}"),
-            "price x GPUs / 3600 / tokens/s x 1e6",
-        ));
+        rows.push(match gpus {
+            Some(_) => (
+                "dollars per million output tokens",
+                format!("{dollars:.3}"),
+                "price x GPUs for the rate / 3600 / (rate x answer) x 1e6",
+            ),
+            None => (
+                "dollars per million output tokens",
+                format!("{dollars:.3} at full load"),
+                "price x GPUs / 3600 / tokens/s x 1e6; --rate prices the GPUs that a rate needs",
+            ),
+        });
     }
     let mut table = Table::default();
     for (what, figure, formula) in rows {
         table.push([what.to_owned(), figure], formula);
     }
     let title = format!(
-        "{} on {}: {batch} sequences of {} + {} tokens{}",
+        "{} on {}: {batch} sequences of {} + {} tokens{each}{}",
         reading.family,
         machine.name,
         args.prompt,
@@ -181,7 +205,8 @@ pub(super) fn run(args: &ServeArgs) -> Result<()> {
         page.lead += &format!("\n{gpus} GPUs for the rate");
     }
     if let Some(dollars) = dollars {
-        page.lead += &format!("\n{dollars:.3} dollars for a million output tokens");
+        let load = if gpus.is_some() { "the rate" } else { "full load" };
+        page.lead += &format!("\n{dollars:.3} dollars for a million output tokens at {load}");
     }
     page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
     page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
@@ -201,6 +226,17 @@ fn batches(most: usize) -> Vec<usize> {
 }
 
 impl ServeArgs {
+    /// How the output tokens a second are found.
+    fn throughput(&self) -> &'static str {
+        match self.disaggregate {
+            None => "attention-dp x batch x answer / (first token + time per output token x (answer - 1))",
+            Some(_) => {
+                "attention-dp x batch x answer / (first token + time per output token x (answer - 1)), \
+                 or answer x the prompts a second that their replicas take, whichever is less"
+            }
+        }
+    }
+
     /// The layout asked for, with `tp` ranks of tensor parallelism.
     fn layout(&self, tp: usize) -> ServeLayout {
         ServeLayout {

@@ -16,6 +16,7 @@ use super::{TargetArgs, amount, ledger_bar, ledger_table, seconds, sources, sour
 use crate::args::whole;
 use crate::error::Result;
 use crate::output::{count, grouped};
+use crate::settings::refused;
 
 /// Time a training step in every way to divide it, and cost a run
 ///
@@ -53,19 +54,19 @@ pub(crate) struct TrainArgs {
     layout: LayoutArgs,
 
     /// Tokens of the run, such as 15T
-    #[arg(long, value_name = "N", value_parser = amount)]
+    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000_000_000>)]
     tokens: Option<f64>,
 
     /// Dollars of a GPU hour
-    #[arg(long, value_name = "USD", value_parser = amount)]
+    #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
     /// Hours that one GPU runs between failures
-    #[arg(long, value_name = "HOURS", value_parser = amount, default_value = "50000")]
+    #[arg(long, value_name = "HOURS", value_parser = amount::<1_000_000_000_000>, default_value = "50000")]
     gpu_mtbf: f64,
 
     /// Seconds that a checkpoint stops training for
-    #[arg(long, value_name = "S", value_parser = amount, default_value = "30")]
+    #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
     checkpoint: f64,
 
     /// Layouts shown
@@ -132,6 +133,10 @@ impl LayoutArgs {
 
 pub(super) fn run(args: &TrainArgs) -> Result<()> {
     let reading = args.target.reading()?;
+    if args.seq > reading.max_context {
+        let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
+        return Err(refused("--seq", args.seq, &why));
+    }
     let precision = if args.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
     let machine = args.target.machine(precision)?;
     let states = match args.states.as_str() {
@@ -152,7 +157,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
                     true => format!("is not tp x pp x cp x dp = {unit}"),
                     false => format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}"),
                 };
-                return Err(crate::settings::refused("--gpus", args.gpus, &why));
+                return Err(refused("--gpus", args.gpus, &why));
             }
             layout.require(&reading, work.seq, work.global_batch)?;
             let one = judge(&reading, &machine, &work, &layout, f64::INFINITY);
@@ -163,7 +168,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
     let usable = machine.memory * space.utilisation;
     let fit = found.ranked.iter().filter(|c| c.bytes <= usable).count();
     let run = best.map(|b| run_of(args, &b));
-    let optimal = chinchilla(6.0 * reading.active() * args.tokens.unwrap_or(20.0 * reading.active()));
+    let optimal = args.tokens.map(|tokens| chinchilla(6.0 * reading.active() * tokens));
     let json = {
         let ranked: Vec<_> = found.ranked.iter().take(args.top).collect();
         json!({
@@ -172,8 +177,9 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
             "pareto": pareto(&found.ranked).iter().take(args.top).collect::<Vec<_>>(),
             "ledger": best.map(|b| training(&reading, &b.layout, &work)),
             "ledger_of_stages": best.map(|b| training_stages(&reading, &b.layout, &work)),
-            "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0)),
-            "compute_optimal": { "parameters": optimal.0, "tokens": optimal.1 }, "sources": sources_json(&machine),
+            "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART)),
+            "compute_optimal": optimal.map(|(parameters, tokens)| json!({ "parameters": parameters, "tokens": tokens })),
+            "sources": sources_json(&machine),
         })
     };
     let title = format!(
@@ -211,7 +217,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         page.blocks.push(Block::Table(with_room(caption, &training(&reading, &best.layout, &work), &machine, &space)));
         page.blocks.extend(stages_table(&reading, &best, &work).map(Block::Table));
         page.blocks.push(Block::Table(step_table(&best)));
-        page.blocks.push(Block::Table(formulas(&best)));
+        page.blocks.push(Block::Table(formulas(&best, optimal.is_some())));
         page.blocks.push(Block::Table(by_recompute(&reading, &machine, &work, &best)));
         page.blocks.push(Block::Answer(answer(args, &run, optimal)));
         page.lead = format!(
@@ -226,8 +232,11 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
             page.panels = panels(args, &reading, &machine, &work, &found, &space);
         }
     } else {
-        page.blocks
-            .push(Block::Answer("nothing fits: take more GPUs, a smaller batch or a GPU with more memory".into()));
+        let mut text = "nothing fits: take more GPUs, a smaller batch or a GPU with more memory".to_owned();
+        if let Some((why, (_, layout))) = found.rejected.iter().find(|(why, _)| why.starts_with("needs ")) {
+            text += &format!("\nnearest is {layout}, which {why}");
+        }
+        page.blocks.push(Block::Answer(text));
     }
     let s = work.states;
     let bytes = s.weight + s.gradient + s.master + s.moments;
@@ -238,20 +247,35 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
     page.given("communication of data parallelism", "hidden where it fits", "set");
     page.given("share of the device's memory that may be used", space.utilisation, "set: the rest is margin");
     page.given("hours that a GPU runs between failures", args.gpu_mtbf, "--gpu-mtbf");
-    page.given("seconds of a checkpoint, and of a restart", format!("{}, 300", args.checkpoint), "--checkpoint; set");
+    page.given(
+        "seconds of a checkpoint, and of a restart",
+        format!("{}, {RESTART}", args.checkpoint),
+        "--checkpoint; set",
+    );
     page.assume(&machine);
     args.page.show(&page)
 }
 
-fn answer(args: &TrainArgs, run: &Run, optimal: (f64, f64)) -> String {
-    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
-    let mut text = format!(
-        "a failure every {:.1} h; a checkpoint every {} loses least: {:.1} % of the time\n",
-        saves.mtbf_hours,
-        seconds(saves.interval_seconds),
-        100.0 * saves.overhead
-    );
-    if args.tokens.is_some() {
+/// Seconds from a failure until training goes on.
+const RESTART: f64 = 300.0;
+
+fn answer(args: &TrainArgs, run: &Run, optimal: Option<(f64, f64)>) -> String {
+    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
+    let (between, interval) = (seconds(3600.0 * saves.mtbf_hours), seconds(saves.interval_seconds));
+    let restart = seconds(RESTART);
+    let mut text = if saves.overhead.is_finite() {
+        format!(
+            "a failure every {between}; a checkpoint every {interval} loses least: failures and checkpoints add {:.1} % to the time, a restart of {restart} after each failure included\n",
+            100.0 * saves.overhead
+        )
+    } else {
+        format!(
+            "a failure every {between}: none leaves time for a restart of {restart} and the {interval} to the next checkpoint, so no step is kept and the run never ends\n"
+        )
+    };
+    if args.tokens.is_some() && !saves.overhead.is_finite() {
+        text += &format!("{:.1} days if nothing failed\n", run.days);
+    } else if args.tokens.is_some() {
         text += &format!(
             "{:.1} days, {:.1} with failures: {} GPU hours",
             run.days,
@@ -262,20 +286,22 @@ fn answer(args: &TrainArgs, run: &Run, optimal: (f64, f64)) -> String {
             format!(", {} dollars\n", grouped(run.dollars as u64))
         });
     }
-    text + &format!(
-        "the same FLOPs are best spent on {:.3e} parameters and {:.3e} tokens (Hoffmann et al. 2022)",
-        optimal.0, optimal.1
-    )
+    if let Some((parameters, tokens)) = optimal {
+        text += &format!(
+            "the same FLOPs are best spent on {parameters:.3e} parameters and {tokens:.3e} tokens (Hoffmann et al. 2022)"
+        );
+    }
+    text
 }
 
 fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
-    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, 300.0);
+    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
     let tokens = args.tokens.unwrap_or(0.0);
     Run::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
 /// How figures of the table of layouts and of the run are found.
-fn formulas(best: &Candidate) -> Table {
+fn formulas(best: &Candidate, optimal: bool) -> Table {
     let s = &best.step;
     let mut table = Table { caption: "how".into(), detail: true, ..Table::default() };
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
@@ -292,7 +318,9 @@ fn formulas(best: &Candidate) -> Table {
         ["checkpoints".to_owned(), String::new()],
         "interval sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M) - w, w a checkpoint's seconds, M those between failures (Daly 2006)",
     );
-    table.push(["best spent".to_owned(), String::new()], "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)");
+    if optimal {
+        table.push(["best spent".to_owned(), String::new()], "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)");
+    }
     table
 }
 
@@ -443,12 +471,12 @@ fn over_gpus(args: &TrainArgs, reading: &Reading, machine: &Machine, work: &Work
     let spent = |gpus: usize| {
         let space = Space { gpus, ..space.clone() };
         let best = search(reading, machine, work, &space).ranked.into_iter().next()?;
-        let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, 300.0);
+        let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, RESTART);
         let run = Run::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
         let label = format!("{} GPUs", grouped(gpus as u64));
         Some(Point { x: run.days_with_failures, y: run.dollars, label })
     };
-    let points: Vec<Point> = counts.filter_map(spent).collect();
+    let points: Vec<Point> = counts.filter_map(spent).filter(|p| p.x.is_finite()).collect();
     let y = if args.price.is_some() { "dollars" } else { "GPU hours" };
     let axes = (Axis::log("days, with failures", Unit::Number), Axis::linear(y, Unit::Number));
     let mut chart = Chart::new("Time and money of the run, the batch being the same", axes.0, axes.1);

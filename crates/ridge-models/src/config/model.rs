@@ -57,12 +57,12 @@ impl ModelConfig {
                 ));
             }
             _ => {
-                return Err(f.wrong(
-                    "model_type",
-                    "is not a family that Ridge reads",
+                let remedy = format!(
                     "choose a checkpoint of falcon, gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral, olmo2, phi3, \
-                     qwen2 or qwen3",
-                ));
+                     qwen2 or qwen3; `ridge plan` takes {} too",
+                    super::PlannedConfig::FAMILIES.join(", ")
+                );
+                return Err(f.wrong("model_type", "is not a family that Ridge reads", remedy));
             }
         };
         f.finish()?;

@@ -37,7 +37,7 @@ pub fn overlap(compute: f64, buckets: usize, each: f64) -> Overlap {
     };
     let buckets: Vec<Bucket> = (0..n).map(bucket).collect();
     let exposed = (free - compute).max(0.0);
-    Overlap { buckets, exposed, hidden: n as f64 * each - exposed }
+    Overlap { buckets, exposed, hidden: (n as f64 * each - exposed).min(compute).max(0.0) }
 }
 
 /// Seconds of [`overlap`] on the critical path: `max(each, buckets each - (buckets - 1) / buckets compute)`.

@@ -4,7 +4,7 @@ mod serving;
 mod training;
 
 pub use serving::{
-    Quantisation, SequenceState, ServingLedger, ServingMemory, sequence_bytes, sequence_states, serving,
+    Quantisation, SequenceState, ServingLedger, ServingMemory, holding_one, sequence_bytes, sequence_states, serving,
 };
 pub use training::{
     Activations, RankParameters, activations_of_layer, rank_parameters, training, training_stages, training_total,

@@ -173,8 +173,8 @@ fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Qua
 /// The ledger of a rank of a server whose device has `memory_bytes`, for sequences of `context` tokens.
 ///
 /// # Errors
-/// [`PlanError::Setting`] when the weights alone do not fit, with how many ranks they need, or for a layout that does
-/// not divide the model.
+/// [`PlanError::Room`] when the weights alone do not fit, with how many ranks they need; [`PlanError::Setting`] for a
+/// layout that does not divide the model.
 pub fn serving(
     reading: &Reading,
     device_bytes: Bytes,
@@ -232,12 +232,7 @@ pub fn serving(
             Some(tp) => format!("tp {tp} is the least that does, or use fewer bits"),
             None => "use fewer bits, more stages, or a device with more memory".to_owned(),
         };
-        return Err(PlanError::setting(
-            "tp",
-            m.tp,
-            format!("leaves no room: a rank needs {} of {device_bytes}", ledger.total()),
-            remedy,
-        ));
+        return Err(PlanError::Room { tp: m.tp, needed: ledger.total(), has: device_bytes, remedy });
     };
     let endless = reading.states.iter().filter(|g| g.window.is_none());
     let per_token: f64 = endless.map(|g| group_bytes(reading, g, m, context).0).sum();
@@ -250,6 +245,23 @@ pub fn serving(
         sequences: (room.as_f64() / per_sequence.max(1.0)).floor() as u64,
         tokens: (room.as_f64() / per_token.max(1.0)).floor() as u64,
     })
+}
+
+/// What would hold one sequence of `context` tokens where `memory` does not: the fewest ranks of tensor parallelism and
+/// the widest formats of matrices.
+pub fn holding_one(reading: &Reading, device_bytes: Bytes, memory: &ServingMemory, context: usize) -> String {
+    let holds = |m: &ServingMemory| serving(reading, device_bytes, m, context).is_ok_and(|f| f.sequences > 0);
+    let tp = (memory.tp + 1..=reading.heads).find(|tp| holds(&ServingMemory { tp: *tp, ..*memory }));
+    let mut narrower: Vec<_> =
+        Quantisation::ALL.into_iter().filter(|(_, q)| q.bits() < memory.weights.bits()).collect();
+    narrower.sort_by(|a, b| b.1.bits().total_cmp(&a.1.bits()));
+    let format = narrower.into_iter().find(|(_, weights)| holds(&ServingMemory { weights: *weights, ..*memory }));
+    let ways: Vec<String> =
+        tp.map(|tp| format!("tp {tp}")).into_iter().chain(format.map(|(name, _)| format!("{name} weights"))).collect();
+    match ways.is_empty() {
+        true => "more stages, a narrower cache or a device with more memory may hold one".to_owned(),
+        false => format!("{} would hold one", ways.join(" or ")),
+    }
 }
 
 #[cfg(test)]

@@ -66,7 +66,8 @@ pub struct Found {
     pub ranked: Vec<Candidate>,
     /// How many layouts were looked at.
     pub seen: usize,
-    /// Rejected ones by reason, with one of each.
+    /// Rejected ones by reason, with one of each: the first, or of those that need too much memory the one that needs
+    /// least.
     pub rejected: BTreeMap<String, (usize, Layout)>,
 }
 
@@ -121,7 +122,14 @@ pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &Spa
         found.seen += 1;
         match judge(reading, machine, work, &layout, has) {
             Ok(candidate) => found.ranked.push(candidate),
-            Err(why) => rejected.entry(Kind::of(why)).or_insert((0, layout, why)).0 += 1,
+            Err(why) => {
+                let kept = rejected.entry(Kind::of(why)).or_insert((0, layout, why));
+                kept.0 += 1;
+                // Of those that are too large the smallest is the nearest to fitting.
+                if matches!(why, Reject::Memory { .. }) && why < kept.2 {
+                    (kept.1, kept.2) = (layout, why);
+                }
+            }
         }
     });
     found.ranked.sort_by(|a, b| a.step.total.total_cmp(&b.step.total));

@@ -11,10 +11,11 @@ pub use software::Software;
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.
 pub fn gpus_for(requests_per_second: f64, of_replica: f64, gpus: usize) -> usize {
-    (requests_per_second / of_replica).ceil().max(1.0) as usize * gpus
+    ((requests_per_second / of_replica).ceil().max(1.0) as usize).saturating_mul(gpus)
 }
 
-/// Dollars for a million tokens at `price` dollars a GPU hour.
+/// Dollars for a million tokens at `price` dollars a GPU hour: `gpus` that yield `tokens_per_second`, be it their most or
+/// what is asked of them.
 pub fn dollars_per_million(price: f64, gpus: usize, tokens_per_second: f64) -> f64 {
     price * gpus as f64 / 3600.0 / tokens_per_second * 1e6
 }

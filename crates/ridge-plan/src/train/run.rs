@@ -33,7 +33,8 @@ pub struct Checkpointing {
     pub mtbf_hours: f64,
     /// Seconds between checkpoints that lose least.
     pub interval_seconds: f64,
-    /// Share of the time that is lost to checkpoints, lost work and restarts.
+    /// What checkpoints, lost work and restarts add to the time, as a share of it; infinite where a restart and the work
+    /// to the next checkpoint take longer than the time between failures, so that no step is kept.
     pub overhead: f64,
 }
 
@@ -48,7 +49,10 @@ pub fn checkpointing(gpus: usize, gpu_mtbf_hours: f64, write_seconds: f64, resta
     let interval = if ratio < 1.0 { young * (1.0 + ratio.sqrt() / 3.0 + ratio / 9.0) - write_seconds } else { mtbf };
     let interval = interval.max(write_seconds.max(1e-9));
     // Half an interval and a checkpoint are lost at a failure.
-    let overhead = write_seconds / interval + (0.5 * (interval + write_seconds) + restart_seconds) / mtbf;
+    let overhead = match restart_seconds + interval < mtbf {
+        true => write_seconds / interval + (0.5 * (interval + write_seconds) + restart_seconds) / mtbf,
+        false => f64::INFINITY,
+    };
     Checkpointing { mtbf_hours, interval_seconds: interval, overhead }
 }
 
@@ -80,6 +84,14 @@ mod tests {
         for other in [0.8, 1.25] {
             assert!(loss(best.interval_seconds * other, 60.0, best.mtbf_hours * 3600.0) > at);
         }
+    }
+
+    #[test]
+    fn what_fails_before_a_checkpoint_never_ends() {
+        // A failure every 3.6 s, long before the 30 s of a checkpoint.
+        assert!(checkpointing(1000, 1.0, 30.0, 300.0).overhead.is_infinite());
+        // One in 3600 s leaves time for a restart and the 446 s between checkpoints.
+        assert!(checkpointing(1000, 1000.0, 30.0, 300.0).overhead < 0.3);
     }
 
     #[test]

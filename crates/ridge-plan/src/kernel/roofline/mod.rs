@@ -211,13 +211,20 @@ pub struct Tile {
 }
 
 impl Tile {
-    /// Tiles of `queries` x `keys` for `heads` heads of `width` over `tokens` tokens, in 16 bits.
-    pub fn new(heads: usize, tokens: usize, width: usize, queries: usize, keys: usize) -> Self {
+    /// Tiles of `[queries, keys]` for `heads` heads of `width` over `tokens` tokens, in 16 bits. With `causal` the queries
+    /// of a block read no keys behind the last of them.
+    pub fn new(heads: usize, tokens: usize, width: usize, [queries, keys]: [usize; 2], causal: bool) -> Self {
         let [h, t, d, q, k] = [heads, tokens, width, queries, keys].map(|n| n as u64);
+        let blocks = t.div_ceil(q);
+        // Keys that the blocks of a head read: all by each, or q by the first, 2 q by the second, all by the last.
+        let seen = match causal {
+            true => (q * (blocks - 1)).saturating_mul(blocks) / 2 + t,
+            false => t.saturating_mul(blocks),
+        };
         Self {
             shared: Bytes(2 * d) * (q + 2 * k),
             registers: Bytes(4 * q) * (k + d),
-            reads: Bytes(4 * d) * t * t.div_ceil(q) * h,
+            reads: Bytes(4 * d) * seen * h,
             scores: Bytes(2 * h) * t * t,
         }
     }
@@ -276,8 +283,11 @@ mod tests {
         assert!(steps.bytes.as_f64() / rows[3].bytes.as_f64() > 60.0);
         assert_eq!((steps.bound, rows[3].bound), (Bound::Memory, Bound::Compute));
         assert!((rows[3].flops.0 / steps.flops.0 - 0.5).abs() < 0.01);
-        let tile = Tile::new(64, 8192, 128, 128, 64);
+        let tile = Tile::new(64, 8192, 128, [128, 64], false);
         assert_eq!((tile.shared, tile.scores), (Bytes::from_kib(64), Bytes::from_gib(8)));
+        // 64 blocks of 128 queries: all 64 x 64 tiles of keys, or the 64 x 65 / 2 up to the diagonal.
+        let causal = Tile::new(64, 8192, 128, [128, 64], true);
+        assert_eq!(causal.reads.0 * 2 * 64, tile.reads.0 * 65);
     }
 
     #[test]
