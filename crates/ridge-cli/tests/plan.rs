@@ -206,8 +206,8 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
         ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
         (
-            "plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 32000",
-            "--prompt and --answer 32000 + 256: not one",
+            "plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 100000",
+            "--prompt and --answer 100000 + 256: not one",
         ),
         ("plan serve Qwen3-8B.json --rate 1e300", "at most 1e9"),
         ("plan serve Qwen3-8B.json --device cpu", "ridge bench --calibrate"),
