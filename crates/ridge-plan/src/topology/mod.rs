@@ -3,7 +3,7 @@
 //!
 //! Ranks are numbered with tensor parallelism innermost, then context, data and pipeline parallelism; experts are spread
 //! over neighbours of the context and data axes. What is left to choose is which GPU each place of a node is: places are
-//! swapped while that makes the busiest axis quicker, and then the next. [`links`] says what a way carries.
+//! swapped while that makes the busiest axis quicker, and then the next. `links` says what a way carries.
 
 mod links;
 mod place;
