@@ -79,7 +79,7 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = formats())]
     pub(crate) format: Option<String>,
 
-    /// Dtype of activations [default: that of the weights; bf16 where they are in blocks]
+    /// Dtype of activations [default: what the model names; bf16 for GGUF files but those of f32]
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     pub(crate) dtype: Option<String>,
 
