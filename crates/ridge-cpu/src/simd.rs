@@ -35,7 +35,10 @@ pub(crate) enum Isa {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// AVX-512, and matrix tiles of bf16; loops are those of AVX-512.
+    /// AVX-512 with products of bytes; other loops are those of AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+    /// And matrix tiles of bf16 and of bytes.
     #[cfg(target_arch = "x86_64")]
     Amx,
 }
@@ -48,6 +51,8 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         Self::Avx512,
         #[cfg(target_arch = "x86_64")]
+        Self::Avx512Vnni,
+        #[cfg(target_arch = "x86_64")]
         Self::Amx,
     ];
 
@@ -58,6 +63,8 @@ impl Isa {
             Self::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni => "avx512_vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
         }
@@ -99,7 +106,11 @@ fn best() -> Isa {
         let avx2 =
             is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
         if avx512 && avx2 {
-            return if amx::available() { Isa::Amx } else { Isa::Avx512 };
+            return match is_x86_feature_detected!("avx512vnni") {
+                true if amx::available() => Isa::Amx,
+                true => Isa::Avx512Vnni,
+                false => Isa::Avx512,
+            };
         }
         if avx2 {
             return Isa::Avx2;
@@ -130,7 +141,7 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Avx2 => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
+                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Vnni | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
             }
         }
     };
@@ -183,6 +194,22 @@ pub(crate) fn fetch(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(64) {
         // SAFETY: fetching ahead touches nothing, whatever the address.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line).cast()) };
+    }
+}
+
+/// Brings part `nth` of `parts` of the `bytes` bytes from `at` on, wherever that is, to cache: lines of every page at
+/// once, since what the machine fetches ahead by itself follows one line after another in each page, and in several pages
+/// at a time more of it.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn fetch_share(at: *const u8, bytes: usize, nth: usize, parts: usize) {
+    const PAGE: usize = 4096;
+    const LINE: usize = 64;
+    let lines = PAGE / LINE;
+    let before = at.addr() % PAGE;
+    for line in nth * lines / parts..(nth + 1) * lines / parts {
+        for of_page in (line * LINE..before + bytes).step_by(PAGE) {
+            fetch(at.wrapping_sub(before).wrapping_add(of_page), LINE);
+        }
     }
 }
 

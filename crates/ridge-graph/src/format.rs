@@ -25,7 +25,7 @@ pub use eight::Q8_0;
 pub use five::{Q5_0, Q5_1};
 pub use four::{Q4_0, Q4_1};
 pub use k::{Q2K, Q3K, Q4K, Q5K, Q6K};
-pub use table::{Iq4Nl, Iq4Xs, Mxfp4};
+pub use table::{E2M1, Iq4Nl, Iq4Xs, Mxfp4, UNEVEN};
 
 /// One stored tensor of a format: codes, scales, zero points or a codebook.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -28,7 +28,7 @@ use crate::simd;
 use blocks::OfRows;
 pub(in crate::kernels) use columns::unpack_tile;
 pub(in crate::kernels) use columns::{
-    Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose_into, unpack_columns,
+    Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose, transpose_into, unpack_columns,
 };
 use columns::{round_line, split};
 use tiles::{Next, Tiles, two_by_one, two_by_two};

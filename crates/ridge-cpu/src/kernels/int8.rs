@@ -10,6 +10,8 @@
 
 mod lanes;
 #[cfg(target_arch = "x86_64")]
+mod stream;
+#[cfg(target_arch = "x86_64")]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod unpack;
@@ -39,12 +41,36 @@ pub(super) const COLUMNS: usize = 2 * SIDE;
 /// Bytes of codes of x that are multiplied together: they stay in L2.
 const RESIDENT: usize = 1 << 20;
 
-/// Are codes multiplied on matrix tiles?
-pub(super) fn on_tiles() -> bool {
+/// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those.
+const FEW: usize = 8;
+
+/// What multiplies codes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum By {
+    /// Matrix tiles.
     #[cfg(target_arch = "x86_64")]
-    return simd::isa() == simd::Isa::Amx;
-    #[cfg(not(target_arch = "x86_64"))]
-    false
+    Tiles,
+    /// Vectors of bytes, as blocks pass by.
+    #[cfg(target_arch = "x86_64")]
+    Stream,
+    /// Vectors of 16-bit integers.
+    Lanes,
+}
+
+/// What multiplies the codes of `rows` rows of x.
+pub(super) fn by(rows: usize) -> By {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let isa = simd::isa();
+        if isa == simd::Isa::Amx && rows > FEW {
+            return By::Tiles;
+        }
+        if isa >= simd::Isa::Avx512Vnni {
+            return By::Stream;
+        }
+    }
+    let _ = rows;
+    By::Lanes
 }
 
 /// Of `rows` rows of x of `inner` elements, those that are multiplied together: whole strips, all blocks alike.
@@ -64,6 +90,8 @@ pub(super) struct Codes {
     read: Read,
     #[cfg(target_arch = "x86_64")]
     unpack: unpack::Unpack,
+    #[cfg(target_arch = "x86_64")]
+    stream: stream::Stream,
 }
 
 impl Codes {
@@ -75,7 +103,9 @@ impl Codes {
                 minima: B::MINIMA,
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
-                unpack: unpack::of::<B>(),
+                unpack: unpack::unpack::<B>,
+                #[cfg(target_arch = "x86_64")]
+                stream: stream::stream::<B>,
             })
         }, _ => None)
     }
@@ -121,20 +151,22 @@ impl Weight<'_> {
 
 /// Bytes that [`multiply`] works in.
 pub(super) fn room(x: &Layout) -> usize {
-    #[cfg(target_arch = "x86_64")]
-    if on_tiles() {
-        return tiles::room(x);
+    match x.by {
+        #[cfg(target_arch = "x86_64")]
+        By::Tiles => tiles::room(x),
+        #[cfg(target_arch = "x86_64")]
+        By::Stream => stream::room(),
+        By::Lanes => 0,
     }
-    let _ = x;
-    0
 }
 
 /// The products of `rows` of the weight, at most [`COLUMNS`], with the rows of `x`, one row of x after another.
 pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
-    #[cfg(target_arch = "x86_64")]
-    if on_tiles() {
-        return tiles::multiply(weight, rows, x, room, out);
+    match x.layout.by {
+        #[cfg(target_arch = "x86_64")]
+        By::Tiles => tiles::multiply(weight, rows, x, room, out),
+        #[cfg(target_arch = "x86_64")]
+        By::Stream => (weight.codes.stream)(weight, rows, x, room, out),
+        By::Lanes => lanes::multiply(weight, rows, x, out),
     }
-    let _ = room;
-    lanes::multiply(weight, rows, x, out);
 }

@@ -204,10 +204,11 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let nanos_per_mac = 0.015;
     #[cfg(target_arch = "x86_64")]
     let nanos_per_mac = if on_tiles { 0.001 * amx::terms(x.dtype) as f64 } else { nanos_per_mac };
-    let nanos_per_mac = match (by_codes, int8::on_tiles()) {
-        (true, true) => 0.0015,
-        (true, false) => 0.01,
-        _ => nanos_per_mac,
+    let nanos_per_mac = match (by_codes, int8::by(rows)) {
+        (false, _) => nanos_per_mac,
+        #[cfg(target_arch = "x86_64")]
+        (true, int8::By::Tiles | int8::By::Stream) => 0.0015,
+        (true, int8::By::Lanes) => 0.01,
     };
     let nanos = (macs * nanos_per_mac).max(bytes * nanos_per_byte) + columns as f64;
     Ok(Box::new(Linear {

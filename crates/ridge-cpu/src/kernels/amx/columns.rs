@@ -301,7 +301,7 @@ fn pairs<T: Terms, const TERM: usize>(x: &[T; DEPTH], to: &mut [u32; SIDE]) {
 /// Gives columns of these rows, in steps of 1, 2, 4 and 8 words.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn transpose(lines: &[[u32; SIDE]; SIDE], mut to: impl FnMut(usize, __m512i)) {
+pub(in crate::kernels) fn transpose(lines: &[[u32; SIDE]; SIDE], mut to: impl FnMut(usize, __m512i)) {
     // SAFETY: each line is 64 bytes.
     let load = |line: &[u32; SIDE]| unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
     let mut a: [__m512i; SIDE] = std::array::from_fn(|i| load(&lines[i]));

@@ -1,9 +1,9 @@
 //! Products of codes on the matrix tiles of x86 (AMX, 8-bit integers). 16 rows of the weight, taken apart, times 16 rows
-//! of x, or one: a tile product for each group of weights that share a scale, whose integers go to memory, become floats
-//! and are added up there in registers, while the next tiles are multiplied.
+//! of x: a tile product for each group of weights that share a scale, whose integers go to memory, become floats and are
+//! added up there in registers, while the next tiles are multiplied.
 //!
-//! Floor: for one row of x every block read once; for many 16 cycles for 16 x 16 x 32, in which the 16 lines of integers
-//! must also be stored, loaded, converted and added up.
+//! Floor: 16 cycles for 16 x 16 x 32, in which the 16 lines of integers must also be stored, loaded, converted and added
+//! up.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -18,12 +18,12 @@ use crate::kernel::cast;
 use crate::kernels::amx;
 use crate::simd;
 
+/// Bytes of a line of a tile.
+const LINE: usize = 64;
+
 /// Groups of K whose weights are taken apart before they are multiplied by all rows of x: those of 32 rows, the integers of
 /// two units and codes of x stay in L1 together.
 const TOGETHER: usize = 1;
-
-/// Groups of K ahead of which blocks are brought to cache.
-const AHEAD: usize = 4;
 
 /// 16 rows of the weight by 16 rows of x.
 #[repr(C, align(64))]
@@ -65,8 +65,7 @@ struct Unit<'a> {
 
 /// Bytes that [`multiply`] works in.
 pub(super) fn room(x: &Layout) -> usize {
-    let sums = if x.side == 1 { 0 } else { 2 * x.strips() };
-    size_of::<Room>() + sums * size_of::<Sums>()
+    size_of::<Room>() + 2 * x.strips() * size_of::<Sums>()
 }
 
 /// The products of `rows` of the weight, at most 32, with the rows of `x`, one row of x after another.
@@ -75,25 +74,14 @@ pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room:
     let (room, sums) = (&mut cast::<Room>(room)[0], cast::<Sums>(sums));
     assert!(!rows.is_empty() && rows.len() <= COLUMNS && rows.end * weight.stride() <= weight.data.len());
     assert!(x.layout.inner == weight.inner && out.len() >= x.layout.rows * rows.len());
-    let columns = x.layout.side;
-    let (of_sums, group) = ([SIDE, 4 * columns], weight.codes.group);
-    let (of_weight, of_x) = ([SIDE, group], [group / 4, 4 * columns]);
+    assert!(x.layout.side == SIDE);
+    let (of_sums, group) = ([SIDE, LINE], weight.codes.group);
+    let (of_weight, of_x) = ([SIDE, group], [group / 4, LINE]);
     let tiles = [of_sums, of_sums, of_sums, of_sums, of_weight, of_weight, of_x, of_x];
     let _configured = amx::Session::with(tiles);
     let halves = rows.clone().step_by(SIDE).map(|from| from..(from + SIDE).min(rows.end));
     // SAFETY: there are tiles, configured so, and every machine that has them has AVX-512; the rest is checked above.
     unsafe {
-        if columns == 1 {
-            for half in halves {
-                let out = &mut out[half.start - rows.start..][..half.len()];
-                if weight.codes.minima {
-                    one::<true>(weight, half, x, room, out);
-                } else {
-                    one::<false>(weight, half, x, room, out);
-                }
-            }
-            return;
-        }
         if weight.codes.minima {
             many::<true>(weight, &rows, x, room, sums);
         } else {
@@ -113,16 +101,13 @@ pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room:
 /// Takes group `group` of K of at most 16 rows apart, and brings what comes later to cache.
 fn unpack(weight: &Weight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpacked) {
     let elements = weight.elements(group);
-    let (stride, bytes) = (weight.stride(), weight.codes.bytes(elements.len()));
+    let stride = weight.stride();
     let first = rows.start * stride + weight.codes.bytes(elements.start);
     let data = &weight.data[first..rows.end * stride];
-    // The same rows, or beyond their end the next.
+    // A share of the rows that come after these and the other half.
     let groups = weight.inner.div_ceil(GROUP);
-    let (later, ahead) = ((group + AHEAD) / groups, (group + AHEAD) % groups);
-    let next = (rows.start + later * SIDE) * stride + weight.codes.bytes(weight.elements(ahead).start);
-    for row in 0..rows.len() {
-        simd::fetch(weight.data.as_ptr().wrapping_add(next + row * stride), bytes);
-    }
+    let next = weight.data.as_ptr().wrapping_add((rows.start + COLUMNS) * stride);
+    simd::fetch_share(next, rows.len() * stride, group, groups);
     let blocks = elements.len() / weight.codes.block[0];
     (weight.codes.unpack)(&OfRows { data, stride, blocks, rows: rows.len() }, to);
 }
@@ -130,24 +115,17 @@ fn unpack(weight: &Weight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpac
 impl<'a> Unit<'a> {
     fn new(weight: &Weight<'_>, weights: &'a Unpacked, x: &X<'a>, strip: usize, group: usize) -> Self {
         let elements = weight.elements(group);
-        let side = x.layout.side;
         Self {
             weights,
             group: weight.codes.group,
             count: elements.len() / weight.codes.group,
-            codes: &x.codes(strip)[elements.start * side..elements.end * side],
-            scales: &x.scales(strip)[group * side..][..side],
-            sums: &x.sums(strip)[elements.start / SUMMED * side..elements.end / SUMMED * side],
+            codes: &x.codes(strip)[elements.start * SIDE..elements.end * SIDE],
+            scales: &x.scales(strip)[group * SIDE..][..SIDE],
+            sums: &x.sums(strip)[elements.start / SUMMED * SIDE..elements.end / SUMMED * SIDE],
         }
     }
 
-    /// The sum of the codes of x of group `nth`, of one row.
-    fn sum(&self, nth: usize) -> f32 {
-        let many = self.group / SUMMED;
-        self.sums[nth * many..][..many].iter().sum()
-    }
-
-    /// As [`Unit::sum`] for 16 rows.
+    /// The sums of the codes of x of group `nth`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
     fn sum_lines(&self, nth: usize) -> __m512 {
@@ -157,30 +135,29 @@ impl<'a> Unit<'a> {
         if self.group == SUMMED { line(nth) } else { _mm512_add_ps(line(2 * nth), line(2 * nth + 1)) }
     }
 
-    /// Multiplies the tiles of group `nth` into tile register `nth % 4`, where it stays until [`store`]d; lines of x are
-    /// `stride` bytes.
+    /// Multiplies the tiles of group `nth` into tile register `nth % 4`, where it stays until [`store`]d.
     ///
     /// # Safety
     /// The tiles are configured for this unit.
     #[inline(always)]
-    unsafe fn multiply(&self, nth: usize, stride: usize) {
+    unsafe fn multiply(&self, nth: usize) {
         assert!(nth < self.count);
         // SAFETY: the tiles are configured as their rows are; `nth` groups of both are inside of the slices; tile
         // registers are used by nothing else, so sums stay in them.
         unsafe {
             let w = self.weights.codes.as_ptr().cast::<i8>().add(nth * self.group);
-            let x = self.codes.as_ptr().add(nth * self.group * (stride / 4));
+            let x = self.codes.as_ptr().add(nth * self.group * SIDE);
             macro_rules! product {
                 ($sums:literal, $w:tt, $x:tt) => {
                     asm!(
                         concat!("tilezero ", $sums),
                         concat!("tileloadd ", $w, ", [{w} + {w_stride}*1]"),
-                        concat!("tileloadd ", $x, ", [{x} + {stride}*1]"),
+                        concat!("tileloadd ", $x, ", [{x} + {line}*1]"),
                         concat!("tdpbssd ", $sums, ", ", $w, ", ", $x),
                         w = in(reg) w,
                         w_stride = in(reg) GROUP,
                         x = in(reg) x,
-                        stride = in(reg) stride,
+                        line = in(reg) LINE,
                         out($w) _, out($x) _,
                         options(nostack, readonly),
                     )
@@ -196,24 +173,24 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Stores the integers of group `nth`, which [`Unit::multiply`] left in their register; lines are `stride` bytes.
+/// Stores the integers of group `nth`, which [`Unit::multiply`] left in their register.
 ///
 /// # Safety
 /// They are there.
 #[inline(always)]
-unsafe fn store(nth: usize, integers: &mut Integers, stride: usize) {
+unsafe fn store(nth: usize, integers: &mut Integers) {
     let to = integers.0[nth].as_mut_ptr();
     macro_rules! store {
         ($sums:literal) => {
             asm!(
-                concat!("tilestored [{to} + {stride}*1], ", $sums),
+                concat!("tilestored [{to} + {line}*1], ", $sums),
                 to = in(reg) to,
-                stride = in(reg) stride,
+                line = in(reg) LINE,
                 options(nostack),
             )
         };
     }
-    // SAFETY: 16 lines of at most 64 bytes, `stride` apart, are a tile of integers.
+    // SAFETY: 16 lines of 64 bytes, one after another, are a tile of integers.
     unsafe {
         match nth % 4 {
             0 => store!("tmm0"),
@@ -228,71 +205,23 @@ unsafe fn store(nth: usize, integers: &mut Integers, stride: usize) {
 /// for the store.
 const UNDER_WAY: usize = 2;
 
-/// Multiplies and stores all groups of a unit; lines of x and of integers are `stride` bytes.
+/// Multiplies and stores all groups of a unit.
 ///
 /// # Safety
 /// The tiles are configured for this unit.
 #[inline(always)]
-unsafe fn multiply_all(unit: &Unit<'_>, integers: &mut Integers, stride: usize) {
+unsafe fn multiply_all(unit: &Unit<'_>, integers: &mut Integers) {
     // SAFETY: by the caller's promise; what is stored was multiplied last but one.
     unsafe {
         for nth in 0..unit.count + UNDER_WAY {
             if nth < unit.count {
-                unit.multiply(nth, stride);
+                unit.multiply(nth);
             }
             if nth >= UNDER_WAY {
-                store(nth - UNDER_WAY, integers, stride);
+                store(nth - UNDER_WAY, integers);
             }
         }
     }
-}
-
-/// One row of x by at most 16 of the weight, which are lanes.
-///
-/// # Safety
-/// The tiles are configured for one column.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-unsafe fn one<const MINIMA: bool>(
-    weight: &Weight<'_>,
-    rows: Range<usize>,
-    x: &X<'_>,
-    room: &mut Room,
-    out: &mut [f32],
-) {
-    let Room { unpacked, integers } = room;
-    let mut total = _mm512_setzero_ps();
-    let groups = x.layout.groups();
-    for group in 0..=groups {
-        if group < groups {
-            unpack(weight, &rows, group, &mut unpacked[group % 2][0]);
-            let unit = Unit::new(weight, &unpacked[group % 2][0], x, 0, group);
-            // SAFETY: the tiles are configured for one column, whose lines are 4 bytes.
-            unsafe { multiply_all(&unit, &mut integers[group % 2], 4) };
-        }
-        if group > 0 {
-            // The group before, whose integers have arrived.
-            let group = group - 1;
-            let unit = Unit::new(weight, &unpacked[group % 2][0], x, 0, group);
-            let mut sum = _mm512_setzero_ps();
-            for nth in 0..unit.count {
-                // SAFETY: lines of 64 bytes, on lines of the cache.
-                unsafe {
-                    let line = _mm512_load_si512(integers[group % 2].0[nth][0].as_ptr().cast());
-                    let scale = _mm512_load_ps(unit.weights.scales[nth].as_ptr());
-                    sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(line), scale, sum);
-                    if MINIMA {
-                        let minimum = _mm512_load_ps(unit.weights.minima[nth].as_ptr());
-                        sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(unit.sum(nth)), sum);
-                    }
-                }
-            }
-            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(unit.scales[0]), total);
-        }
-    }
-    let mut lanes = Sums([[0.0; SIDE]; SIDE]);
-    // SAFETY: 64 bytes, aligned.
-    unsafe { _mm512_store_ps(lanes.0[0].as_mut_ptr(), total) };
-    out.copy_from_slice(&lanes.0[0][..out.len()]);
 }
 
 /// 16 rows of x after another by at most 32 of the weight.
@@ -340,7 +269,7 @@ unsafe fn many<const MINIMA: bool>(
                                 let total = &mut sums[at];
                                 step::<MINIMA, true>(&last, before, total, Some((&unit, now)), ahead, sums_ahead);
                             }
-                            None => multiply_all(&unit, now, 64),
+                            None => multiply_all(&unit, now),
                         }
                     }
                     waiting = Some((unit, 2 * strip + half));
@@ -376,20 +305,21 @@ unsafe fn step<const MINIMA: bool, const NEXT: bool>(
             // SAFETY: by the caller's promise; what is stored was multiplied last but one.
             unsafe {
                 if nth < next.count {
-                    next.multiply(nth, 64);
+                    next.multiply(nth);
                     let part = ahead.len() / next.count;
                     simd::fetch(ahead.as_ptr().wrapping_add(nth * part).cast(), part);
                     simd::fetch(sums_ahead.wrapping_byte_add(nth * 64).cast(), 64);
                 }
                 if (UNDER_WAY..after).contains(&nth) {
-                    store(nth - UNDER_WAY, to, 64);
+                    store(nth - UNDER_WAY, to);
                 }
             }
         }
         if nth >= unit.count {
             continue;
         }
-        let (lines, scales, minima) = (&integers.0[nth], &unit.weights.scales[nth], &unit.weights.minima[nth]);
+        let (lines, scales, minima) =
+            (&integers.0[nth], &unit.weights.scales.scales[nth], &unit.weights.scales.minima[nth]);
         let of_x = if MINIMA { unit.sum_lines(nth) } else { _mm512_setzero_ps() };
         for row in 0..SIDE {
             // SAFETY: lines of 64 bytes, on lines of the cache.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
-use super::{GROUP, SIDE, SUMMED};
+use super::{By, GROUP, SIDE, SUMMED};
 use crate::simd::vectorised;
 
 /// How the codes of x lie: rows by themselves, or by 16 as the columns of matrix tiles.
@@ -12,6 +12,8 @@ pub(in crate::kernels) struct Layout {
     pub(super) inner: usize,
     /// Rows whose codes lie side by side, four of K after four: 1 or 16.
     pub(super) side: usize,
+    /// What multiplies them.
+    pub(super) by: By,
 }
 
 /// The codes of some rows.
@@ -24,9 +26,15 @@ pub(in crate::kernels) struct X<'a> {
 }
 
 impl Layout {
-    /// Of `rows` rows of `inner` elements, by 16 if they are multiplied on tiles and more than one.
-    pub(in crate::kernels) fn new(rows: usize, inner: usize, tiles: bool) -> Self {
-        Self { rows, inner, side: if tiles && rows > 1 { SIDE } else { 1 } }
+    /// Of `rows` rows of `inner` elements, by 16 if they are multiplied on tiles.
+    pub(in crate::kernels) fn new(rows: usize, inner: usize) -> Self {
+        let by = super::by(rows);
+        let side = match by {
+            #[cfg(target_arch = "x86_64")]
+            By::Tiles => SIDE,
+            _ => 1,
+        };
+        Self { rows, inner, side, by }
     }
 
     pub(super) fn groups(&self) -> usize {

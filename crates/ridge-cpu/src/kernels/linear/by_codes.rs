@@ -9,7 +9,7 @@ use crate::simd;
 
 impl Linear {
     fn codes(&self, rows: usize) -> int8::Layout {
-        int8::Layout::new(self.rows, self.inner, int8::on_tiles()).of_rows(rows)
+        int8::Layout::new(self.rows, self.inner).of_rows(rows)
     }
 
     /// A single row is rounded where it is used.

@@ -1,0 +1,191 @@
+//! Products of codes by vector instructions that multiply bytes (AVX-512 VNNI): 16 rows of the weight pass by once for up
+//! to eight rows of x.
+//!
+//! Codes of weights are taken as bytes that are not negative, above what they are, and what that adds to each sum is what
+//! sums begin with less. Four vectors of 16 sums are the 256 elements of a row; their lanes are added up within the row
+//! until 16 integers are left, one for each 16 elements, and those of 16 rows are turned so that rows are lanes, where
+//! scales are. The order of floats is that of `tiles.rs`.
+//!
+//! Floor: every block read once. Of arithmetic 64 elements take a product, a load or two and what takes their bits apart,
+//! three instructions and a half of adding up, and their share of the scales: some 10, which is half of what one thread's
+//! memory leaves time for.
+
+use std::arch::x86_64::{
+    __m512, __m512i, _mm512_add_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps,
+    _mm512_load_ps, _mm512_load_si512, _mm512_set1_epi8, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_store_ps, _mm512_store_si512, _mm512_sub_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::ops::Range;
+
+use super::unpack::{self, OfRows, PADDED, Scales, Vectors};
+use super::{FEW, GROUP, SIDE, SUMMED, Weight, X};
+use crate::kernel::cast;
+use crate::kernels::amx::transpose;
+use crate::simd;
+
+/// Products of some rows of a weight, in a format, with those of x.
+pub(super) type Stream = fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
+
+/// Memory to work in.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Room {
+    scales: Scales,
+    /// Codes of rows of x in the order of the weight's, and what sums begin with.
+    x: [[[i8; 64]; 4]; FEW],
+    begin: [[[i32; SIDE]; 4]; FEW],
+    /// Sums of rows of the weight over 16 elements each.
+    sums: [[[u32; SIDE]; SIDE]; FEW],
+    totals: [[f32; SIDE]; FEW],
+    /// The last blocks of a row.
+    padded: [u8; PADDED],
+}
+
+// SAFETY: arrays of numbers, whose sizes are multiples of the alignment but for the last.
+unsafe impl crate::kernel::Pod for Room {}
+
+/// Bytes that [`stream`] works in.
+pub(super) fn room() -> usize {
+    size_of::<Room>()
+}
+
+/// The products of `rows` of the weight with the rows of `x`, one row of x after another.
+pub(super) fn stream<B: Vectors>(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
+    let room = &mut cast::<Room>(room)[0];
+    assert!(simd::isa() >= simd::Isa::Avx512Vnni && x.layout.side == 1);
+    assert!(rows.end * weight.stride() <= weight.data.len() && x.layout.inner == weight.inner);
+    assert!(out.len() >= x.layout.rows * rows.len() && weight.codes.block == [B::ELEMENTS, B::BYTES]);
+    for first in rows.clone().step_by(SIDE) {
+        let these = first..(first + SIDE).min(rows.end);
+        for of_x in (0..x.layout.rows).step_by(FEW) {
+            let few = of_x..(of_x + FEW).min(x.layout.rows);
+            // SAFETY: the instructions are there, and rows are inside of the weight and of x.
+            unsafe { sixteen::<B>(weight, &these, x, &few, room) };
+            for (total, row) in room.totals.iter().zip(few) {
+                out[row * rows.len() + first - rows.start..][..these.len()].copy_from_slice(&total[..these.len()]);
+            }
+        }
+    }
+}
+
+/// The totals of at most 16 rows of the weight with at most eight of x.
+///
+/// # Safety
+/// There is AVX-512 with VNNI, and rows are inside of the weight and of x.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn sixteen<B: Vectors>(
+    weight: &Weight<'_>,
+    rows: &Range<usize>,
+    x: &X<'_>,
+    few: &Range<usize>,
+    room: &mut Room,
+) {
+    let stride = weight.stride();
+    let groups = x.layout.groups();
+    room.totals[..few.len()].fill([0.0; SIDE]);
+    for group in 0..groups {
+        // A share of the next rows, which lie behind these.
+        let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
+        simd::fetch_share(end, rows.len() * stride, group, groups);
+        let elements = weight.elements(group);
+        let from = rows.start * stride + weight.codes.bytes(elements.start);
+        let data = &weight.data[from..rows.end * stride];
+        let blocks = OfRows { data, stride, blocks: elements.len() / B::ELEMENTS, rows: rows.len() };
+        unpack::check::<B>(&blocks);
+        // SAFETY: the blocks were checked, and rows of x have the elements of each group.
+        unsafe {
+            B::scales(&blocks, &mut room.scales);
+            for (nth, row) in few.clone().enumerate() {
+                let codes = &x.codes(row)[elements.clone()];
+                arrange::<B>(codes, &mut room.x[nth], &mut room.begin[nth]);
+            }
+            for row in 0..rows.len() {
+                let at = data.as_ptr().add(row * stride);
+                let codes = B::load(unpack::whole::<B>(at, blocks.blocks, &mut room.padded));
+                for nth in 0..few.len() {
+                    let product = |j: usize| {
+                        let begin = _mm512_load_si512(room.begin[nth][j].as_ptr().cast());
+                        let x = _mm512_load_si512(room.x[nth][j].as_ptr().cast());
+                        _mm512_dpbusd_epi32(begin, codes[j], x)
+                    };
+                    let sums = by_sixteen([product(0), product(1), product(2), product(3)]);
+                    _mm512_store_si512(room.sums[nth][row].as_mut_ptr().cast(), sums);
+                }
+            }
+            for (nth, row) in few.clone().enumerate() {
+                let sum =
+                    scaled::<B>(&room.sums[nth], &room.scales, &x.sums(row)[elements.start / SUMMED..], elements.len());
+                let total = _mm512_load_ps(room.totals[nth].as_ptr());
+                let total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(row)[group]), total);
+                _mm512_store_ps(room.totals[nth].as_mut_ptr(), total);
+            }
+        }
+    }
+}
+
+/// Codes of x in the order of a format's, zeros behind them, and minus what the format's bytes are above codes times them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn arrange<B: Vectors>(codes: &[i8], to: &mut [[i8; 64]; 4], begin: &mut [[i32; SIDE]; 4]) {
+    let mut padded;
+    let codes = match codes.first_chunk::<GROUP>() {
+        Some(codes) => codes,
+        None => {
+            padded = [0; GROUP];
+            padded[..codes.len()].copy_from_slice(codes);
+            &padded
+        }
+    };
+    let units = codes.as_chunks::<SUMMED>().0;
+    let above = _mm512_set1_epi8(B::ABOVE.cast_signed());
+    for ((to, begin), order) in to.iter_mut().zip(begin).zip(B::ORDER.as_chunks::<4>().0) {
+        for (to, unit) in to.as_chunks_mut::<SUMMED>().0.iter_mut().zip(order) {
+            *to = units[*unit];
+        }
+        // SAFETY: 64 bytes each, aligned as the room is.
+        unsafe {
+            let x = _mm512_load_si512(to.as_ptr().cast());
+            let sums = _mm512_dpbusd_epi32(_mm512_setzero_si512(), above, x);
+            _mm512_store_si512(begin.as_mut_ptr().cast(), _mm512_sub_epi32(_mm512_setzero_si512(), sums));
+        }
+    }
+}
+
+/// Sums over the four lanes of each quarter of four vectors: word `4 q + j` is of quarter `q` of vector `j`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn by_sixteen([a, b, c, d]: [__m512i; 4]) -> __m512i {
+    let pairs = |a: __m512i, b: __m512i| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    let (ab, cd) = (pairs(a, b), pairs(c, d));
+    _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd))
+}
+
+/// What the sums of rows stand for, with the scales of rows and the sums of x's codes: floats added up in the order of K.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn scaled<B: Vectors>(sums: &[[u32; SIDE]; SIDE], scales: &Scales, of_x: &[f32], elements: usize) -> __m512 {
+    let mut lines = [_mm512_setzero_si512(); SIDE];
+    transpose(sums, |i, line| lines[i] = line);
+    // The line of a unit of 16 elements: that which holds it is word `4 q + j` of its row.
+    let line = |unit: usize| {
+        let at = B::ORDER.iter().position(|u| *u == unit).expect("all units are there");
+        lines[at % 4 * 4 + at / 4]
+    };
+    let mut sum = _mm512_setzero_ps();
+    for group in 0..elements / B::GROUP {
+        let integers =
+            if B::GROUP == SUMMED { line(group) } else { _mm512_add_epi32(line(2 * group), line(2 * group + 1)) };
+        // SAFETY: lines of 64 bytes, on lines of the cache.
+        unsafe {
+            let scale = _mm512_load_ps(scales.scales[group].as_ptr());
+            sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), scale, sum);
+            if B::MINIMA {
+                let of_x: f32 = of_x[group * (B::GROUP / SUMMED)..][..B::GROUP / SUMMED].iter().sum();
+                let minimum = _mm512_load_ps(scales.minima[group].as_ptr());
+                sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x), sum);
+            }
+        }
+    }
+    sum
+}
