@@ -129,6 +129,20 @@ impl Steps for Copy {
     }
 }
 
+/// Copies by `threads` threads, where it is enough to start them for.
+fn copy(from: &[u8], to: &mut [u8], threads: usize) {
+    const LEAST: usize = 4 << 20;
+    let share = from.len().div_ceil(threads).max(LEAST);
+    let mut shares = from.chunks(share).zip(to.chunks_mut(share));
+    let Some((first, to_first)) = shares.next() else { return };
+    std::thread::scope(|scope| {
+        for (from, to) in shares {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+        to_first.copy_from_slice(first);
+    });
+}
+
 impl Backend for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
@@ -155,11 +169,9 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        // A file's bytes are used where they lie; what is nobody else's may as well begin on a cache line.
-        let aligned = |p: &WeightData| {
-            let align = if matches!(p, WeightData::Owned(_)) { ALIGN } else { ty.dtype.size_bytes() };
-            (p.bytes().as_ptr() as usize).is_multiple_of(align)
-        };
+        // A file's bytes are used where they lie, if they begin on a cache line, as tiles and vectors want them. Else, and
+        // in blocks, they are copied once to huge pages.
+        let aligned = |p: &WeightData| p.bytes().as_ptr().addr().is_multiple_of(ALIGN);
         if ty.format.is_none() && aligned(&parts[0]) {
             let part = parts.swap_remove(0);
             return Ok(Buffer::new(bytes, Arc::new(Storage::Mapped(part))));
@@ -168,7 +180,7 @@ impl Backend for Cpu {
         // SAFETY: just allocated; no step knows it.
         let to = unsafe { memory.bytes_mut() };
         for (offset, part) in offsets.into_iter().zip(&parts) {
-            to[offset..offset + part.bytes().len()].copy_from_slice(part.bytes());
+            copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.threads());
         }
         Ok(Buffer::new(bytes, Arc::new(Storage::Own(memory))))
     }
