@@ -6,7 +6,8 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand};
-use ridge_graph::format;
+use ridge_graph::ops::Activations;
+use ridge_graph::{DType, format};
 
 pub(crate) use sampling::{SamplingArgs, SamplingSettings};
 
@@ -87,19 +88,41 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     pub(crate) cache_dtype: Option<String>,
 
-    /// How weights in formats of blocks are multiplied on the CPU: by activations rounded to 8-bit codes, 256 to a scale,
-    /// which is fastest, or by exact ones
-    #[arg(long, value_enum, default_value = "int8")]
+    /// How weights in formats of blocks are multiplied on the CPU: by exact activations, or by ones rounded to 8-bit codes,
+    /// 256 to a scale
+    #[arg(long, value_enum, default_value = "auto")]
     pub(crate) activations: ActivationsChoice,
 }
 
 /// How products take activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ActivationsChoice {
-    /// Rounded to codes of 8 bits
+    /// As is fastest: those of prompts exact if they are of bf16, all others rounded
+    Auto,
+    /// All rounded
     Int8,
-    /// As they are
+    /// All exact
     Exact,
+}
+
+impl ActivationsChoice {
+    /// Name on the command line and in results.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Int8 => Activations::Int8.name(),
+            Self::Exact => Activations::Exact.name(),
+        }
+    }
+
+    /// How tokens of prompts and those of answers enter products, where activations are of `dtype`.
+    pub(crate) fn ways(self, dtype: DType) -> (Activations, Activations) {
+        match self {
+            Self::Auto if dtype == DType::BF16 => (Activations::Exact, Activations::Int8),
+            Self::Auto | Self::Int8 => (Activations::Int8, Activations::Int8),
+            Self::Exact => (Activations::Exact, Activations::Exact),
+        }
+    }
 }
 
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];

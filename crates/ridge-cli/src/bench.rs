@@ -205,6 +205,19 @@ impl Test {
         tokens
     }
 
+    /// Tokens of the prompt of its sequences: all of them, or those that are in the cache before.
+    fn prompt(self, depth: usize) -> usize {
+        match self {
+            Self::Prompt(tokens) => depth + tokens,
+            Self::Generate(_) => depth,
+        }
+    }
+
+    /// Are its tokens those of an answer?
+    fn answers(self) -> bool {
+        matches!(self, Self::Generate(_))
+    }
+
     /// Tokens of each step.
     fn steps(self, chunk: usize) -> Vec<usize> {
         match self {
@@ -264,11 +277,11 @@ fn run(settings: &BenchSettings) -> Result<()> {
     let Prepared { session, model, device, threads } =
         model::prepare(&files, &config, &settings.model, &running, cached, |model, cpu| {
             let step = (chunk * batch, batch);
-            model::step_bytes(&model.graph, cpu, &["next", "logits"], step, (context, model))
+            model::step_bytes(model, cpu, &["next", "logits"], step, context)
         })?;
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk, blocks: None })?;
-    let cost = StepCost::new(&model, backend.kernels())?;
+    let costs = [StepCost::new(&model, backend.kernels())?, StepCost::of_answers(&model, backend.kernels())?];
 
     let spinner = Spinner::new();
     let machine = match threads {
@@ -286,6 +299,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
                 times.push(time.as_secs_f64());
             }
         }
+        let cost = &costs[usize::from(test.answers())];
         let mut depth = settings.context;
         let mut total = Amount::default();
         for tokens in test.steps(chunk) {
@@ -295,7 +309,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
         }
         let ops = if settings.ops || settings.trace.is_some() {
             spinner.now("timing each op");
-            let profile = ops::measure(&mut engine, &model, &cost, test, settings)?;
+            let profile = ops::measure(&mut engine, &model, cost, test, settings)?;
             trace.add(&test.name(settings.context), &profile);
             profile.by_kernel(&machine.roofline())
         } else {
@@ -321,7 +335,7 @@ fn run(settings: &BenchSettings) -> Result<()> {
 fn timed(engine: &mut Engine, model: &Model, test: Test, depth: usize, batch: usize, chunk: usize) -> Result<Duration> {
     let mut rng = Rng::new(0);
     let mut next = Vec::with_capacity(batch);
-    let ids: Vec<SequenceId> = (0..batch).filter_map(|_| engine.start(Sampling::GREEDY, usize::MAX)).collect();
+    let ids: Vec<SequenceId> = (0..batch).filter_map(|_| engine.start(Sampling::GREEDY, test.prompt(depth))).collect();
     let mut random = |count: usize| -> Vec<u32> { (0..count).map(|_| rng.below(model.vocab_size) as u32).collect() };
     let texts: Vec<Vec<u32>> = ids.iter().map(|_| random(depth + test.tokens())).collect();
     let mut at = 0;
@@ -335,7 +349,7 @@ fn timed(engine: &mut Engine, model: &Model, test: Test, depth: usize, batch: us
     let started = Instant::now();
     for (i, tokens) in steps.iter().enumerate() {
         let work: Vec<_> = ids.iter().zip(&texts).map(|(id, text)| (*id, &text[at..at + tokens])).collect();
-        let sample = matches!(test, Test::Generate(_)) || i + 1 == steps.len();
+        let sample = test.answers() || i + 1 == steps.len();
         engine.step(&work, sample, &mut next)?;
         at += tokens;
     }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_graph::passes::round_activations;
 use ridge_models::{ModelFiles, Pooling, SentenceConfig, Tokenizer};
 use ridge_runtime::Session;
 use serde_json::json;
@@ -130,9 +129,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let mut embedder = match files.encoder_config()? {
         Some(config) => {
             let source = model::encoder_weights(&files, &config, args.random_weights)?;
-            let mut encoder = config.build(&settings.options(config.torch_dtype))?;
-            encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
-            round_activations(&mut encoder.graph, settings.activations);
+            let encoder = model::build_encoder(&config, &settings, &source)?;
             let mut session = Session::new(Arc::new(cpu));
             source.load(&mut session, &encoder.graph, |_| ())?;
             Embedder::of_encoder(session, &encoder, options)?
@@ -141,7 +138,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
             let config = files.config()?;
             let source = model::weights(&files, &config, args.random_weights)?;
             let mut built = model::build(&config, &settings, &source, None)?;
-            round_activations(&mut built.graph, settings.activations);
+            model::take_activations(&mut built, &settings);
             let session = model::load(&built, &source, Arc::new(cpu))?;
             Embedder::of_decoder(session, &built, options)?
         }

@@ -1,7 +1,7 @@
 //! `ridge inspect`: what a model is made of and what a token of it costs.
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::passes::round_activations;
+use ridge_graph::Graph;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::summary::{Scope, Summary};
 use ridge_models::{Model, ModelFiles};
@@ -25,9 +25,9 @@ pub(crate) fn run(settings: &InspectSettings) -> Result<()> {
     let config = files.config()?;
     let source = model::weights(&files, &config, !files.has_weights())?;
     let mut model = model::build(&config, &settings.model, &source, settings.context)?;
-    round_activations(&mut model.graph, settings.model.activations);
+    model::take_activations(&mut model, &settings.model);
     match settings.shown {
-        Shown::Graph => return print(&model.graph.to_string()),
+        Shown::Graph => return print(&graphs(&model, |graph| Ok(graph.to_string()))?),
         Shown::LoweredGraph => return print(&lowered(&model)?),
         Shown::Tables | Shown::Json => {}
     }
@@ -52,10 +52,17 @@ pub(crate) fn run(settings: &InspectSettings) -> Result<()> {
     }
 }
 
-/// The graph that the CPU runs for a token.
+/// The graphs as the CPU runs them for a token.
 fn lowered(model: &Model) -> Result<String> {
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
-    Ok(ridge_runtime::lower(&model.graph, &["next"], cpu.kernels())?.to_string())
+    graphs(model, |graph| Ok(ridge_runtime::lower(graph, &["next"], cpu.kernels())?.to_string()))
+}
+
+/// The text of a model's graph; of both, each under a heading, where tokens of answers have one of their own.
+fn graphs(model: &Model, text: impl Fn(&Graph) -> Result<String>) -> Result<String> {
+    let prompts = text(&model.graph)?;
+    let Some(answers) = &model.answers else { return Ok(prompts) };
+    Ok(format!("# tokens of prompts\n{prompts}\n# tokens of answers\n{}", text(answers)?))
 }
 
 const COSTS: &str = "modelled: the formulas of all ops of the step that makes one token";

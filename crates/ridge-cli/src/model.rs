@@ -8,7 +8,9 @@ use ridge_engine::{Engine, EngineOptions};
 use ridge_graph::passes::round_activations;
 use ridge_graph::{Bindings, Graph, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BertConfig, BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes};
+use ridge_models::{
+    BertConfig, BuildOptions, Encoder, Model, ModelConfig, ModelFiles, WeightSource, symbols, weight_bytes,
+};
 use ridge_runtime::{Backend, Session};
 
 use crate::args::DeviceChoice;
@@ -43,6 +45,21 @@ pub(crate) fn build(
     let mut model = config.build(&BuildOptions { context, ..settings.options(config.torch_dtype) })?;
     model.graph = source.retype(&model.graph, settings.format.as_ref())?;
     Ok(model)
+}
+
+/// Makes `model` take activations as the CPU is to.
+pub(crate) fn take_activations(model: &mut Model, settings: &ModelSettings) {
+    let (prompts, answers) = settings.activations.ways(model.activations);
+    model.take_activations(prompts, answers);
+}
+
+/// The graph of an encoder for the CPU with its weights stored as they will be. Its texts are all prompts.
+pub(crate) fn build_encoder(config: &BertConfig, settings: &ModelSettings, source: &WeightSource) -> Result<Encoder> {
+    let options = settings.options(config.torch_dtype);
+    let mut encoder = config.build(&options)?;
+    encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
+    round_activations(&mut encoder.graph, settings.activations.ways(options.activations).0);
+    Ok(encoder)
 }
 
 /// Which matrices `--format` leaves as they are, and why; `None` where it leaves none.
@@ -178,7 +195,7 @@ fn open(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, runn
     }
     let device = Device::open(running.device, running.threads)?;
     if device.threads.is_some() {
-        round_activations(&mut model.graph, settings.activations);
+        take_activations(&mut model, settings);
     }
     // A GPU takes a copy of weights that the CPU would use where they are mapped.
     let weights_are_made = running.random_weights || settings.format.is_some() || device.threads.is_none();
@@ -243,15 +260,28 @@ fn cache_bytes(model: &Model, tokens: usize) -> Bytes {
 
 /// Bytes of workspace that a prompt of `prompt` tokens needs, in steps of at most `chunk`.
 fn workspace(model: &Model, backend: &dyn Backend, context: usize, prompt: usize, chunk: usize) -> Result<Bytes> {
-    let bytes = |outputs: &[&str], tokens| step_bytes(&model.graph, backend, outputs, (tokens, 1), (context, model));
+    let bytes = |outputs: &[&str], tokens| step_bytes(model, backend, outputs, (tokens, 1), context);
     // The last step gives a token; those before only fill the cache.
     let last = prompt.saturating_sub(1) % chunk + 1;
     let filling = if prompt > chunk { bytes(&[], chunk)? } else { Bytes(0) };
     Ok(filling.max(bytes(&["next"], last)?))
 }
 
-/// Bytes of workspace and outputs of a step of `tokens` tokens and `seqs` sequences of `context` tokens.
+/// Bytes of workspace and outputs of a step of `tokens` tokens and `seqs` sequences of `context` tokens, be they of prompts
+/// or of answers.
 pub(crate) fn step_bytes(
+    model: &Model,
+    backend: &dyn Backend,
+    outputs: &[&str],
+    step: (usize, usize),
+    context: usize,
+) -> Result<Bytes> {
+    let bytes = |graph: &Graph| graph_bytes(graph, backend, outputs, step, (context, model));
+    Ok(bytes(&model.graph)?.max(model.answers.as_ref().map_or(Ok(Bytes(0)), bytes)?))
+}
+
+/// As [`step_bytes`], of one graph.
+pub(crate) fn graph_bytes(
     graph: &Graph,
     backend: &dyn Backend,
     outputs: &[&str],

@@ -9,7 +9,6 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Policy, Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
-use ridge_graph::passes::round_activations;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::template::Clock;
 use ridge_models::{ChatInput, ChatTemplates, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, weight_bytes};
@@ -357,7 +356,7 @@ impl Plan {
     /// Bytes of a step's workspace.
     fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes> {
         let step = (self.engine.chunk, self.engine.sequences);
-        model::step_bytes(&model.graph, backend, &["next"], step, (self.engine.context, model))
+        model::step_bytes(model, backend, &["next"], step, self.engine.context)
     }
 }
 
@@ -433,9 +432,7 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     };
     let cpu = Cpu::new(CpuOptions { threads: args.threads, ..CpuOptions::default() })?;
     let source = model::encoder_weights(files, &config, args.random_weights)?;
-    let mut encoder = config.build(&settings.options(config.torch_dtype))?;
-    encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
-    round_activations(&mut encoder.graph, settings.activations);
+    let encoder = model::build_encoder(&config, settings, &source)?;
     let mut session = Session::new(Arc::new(cpu));
     source.load(&mut session, &encoder.graph, |_| ())?;
     let embedder = Embedder::of_encoder(session, &encoder, options)?;

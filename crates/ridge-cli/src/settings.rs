@@ -3,7 +3,6 @@
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
 
-use ridge_graph::ops::Activations;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 
@@ -23,7 +22,7 @@ pub(crate) struct ModelSettings {
     /// Of keys and values; that of activations if `None`.
     cache_dtype: Option<DType>,
     /// How the CPU multiplies weights in formats.
-    pub(crate) activations: Activations,
+    pub(crate) activations: ActivationsChoice,
 }
 
 #[derive(Debug)]
@@ -142,10 +141,7 @@ impl ModelSettings {
             format: numbers.format.as_ref().map(format).transpose()?,
             dtype: numbers.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: numbers.cache_dtype.as_deref().map(|name| dtype("--cache-dtype", name)).transpose()?,
-            activations: match numbers.activations {
-                ActivationsChoice::Int8 => Activations::Int8,
-                ActivationsChoice::Exact => Activations::Exact,
-            },
+            activations: numbers.activations,
         })
     }
 

@@ -19,8 +19,15 @@ pub enum Prefix {
     /// No tokens yet, of one request alone.
     Alone(u64),
     /// Those that were given this number when they were first in the cache. It is never given to others, so equal
-    /// numbers are equal tokens: no hash is trusted.
+    /// numbers are equal tokens, each computed in the same way: no hash is trusted.
     Tokens(u64),
+}
+
+/// A token as blocks are named by it: with whether it was computed as one of an answer, by a graph of its own. So a prompt
+/// finds what was computed as a prompt alone, and what it finds never shows in a result.
+pub(crate) fn computed(token: u32, answer: bool) -> u32 {
+    // Graphs have token ids of 31 bits.
+    token | u32::from(answer) << 31
 }
 
 /// A block's tokens behind those before it.

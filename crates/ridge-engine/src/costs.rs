@@ -18,7 +18,7 @@ pub struct StepWork {
     pub bytes: u64,
 }
 
-/// The cost of steps that sample the next tokens, of any sequences.
+/// The cost of steps that sample the next tokens, of any sequences, which are all prompts or all answers.
 #[derive(Clone, Debug)]
 pub struct StepCost {
     cost: Cost,
@@ -32,8 +32,20 @@ impl StepCost {
     /// # Errors
     /// When the graph has no output `next`.
     pub fn new(model: &Model, kernels: &[Kernel]) -> Result<Self> {
+        Self::of(&model.graph, model, kernels)
+    }
+
+    /// As [`StepCost::new`], for tokens of answers.
+    ///
+    /// # Errors
+    /// As for [`StepCost::new`].
+    pub fn of_answers(model: &Model, kernels: &[Kernel]) -> Result<Self> {
+        Self::of(model.answers.as_ref().unwrap_or(&model.graph), model, kernels)
+    }
+
+    fn of(graph: &Graph, model: &Model, kernels: &[Kernel]) -> Result<Self> {
         Ok(Self {
-            cost: lower(&model.graph, &["next"], kernels)?.cost(),
+            cost: lower(graph, &["next"], kernels)?.cost(),
             block_size: model.block_size,
             windows: model.state_groups.iter().map(|group| group.window).collect(),
         })

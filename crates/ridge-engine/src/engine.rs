@@ -1,16 +1,17 @@
 //! Steps over sequences, whose tokens are in blocks of the cache.
 
+mod flight;
 mod sequence;
 
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols};
 use ridge_runtime::{LaunchTime, Session};
 
-use crate::blocks::{BlockId, Blocks, Prefix};
+use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::error::{EngineError, Result};
-use crate::inputs::{Line, fill, rounded};
-use crate::programs::{Extents, Programs, Wanted};
+use crate::programs::{Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
+use flight::Flight;
 pub use sequence::{Next, Outcome, Row, SequenceId, Start};
 use sequence::{Sequence, Shared};
 
@@ -32,17 +33,6 @@ impl EngineOptions {
     pub fn cache_blocks(&self, block_size: usize) -> usize {
         self.blocks.unwrap_or(self.context.div_ceil(block_size) * self.sequences)
     }
-}
-
-/// A step that was submitted.
-#[derive(Default)]
-struct Flight {
-    wanted: Wanted,
-    extents: Extents,
-    /// Sequence, tokens, whether it is sampled, and targets of each row.
-    rows: Vec<(SequenceId, usize, bool, usize)>,
-    /// The tokens of all rows.
-    tokens: Vec<u32>,
 }
 
 /// Runs one model on one device.
@@ -91,8 +81,10 @@ impl Engine {
         }
         session.allocate_states(&model.graph, &Bindings::new().with(symbols::BLOCKS, blocks))?;
         let mut programs = Programs::new(session, model)?;
-        for tokens in [false, true] {
-            programs.compile(Wanted { tokens, ..Wanted::default() })?;
+        for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
+            for tokens in [false, true] {
+                programs.compile(Wanted { tokens, answer, ..Wanted::default() })?;
+            }
         }
         Ok(Self {
             vocab: model.vocab_size,
@@ -125,8 +117,8 @@ impl Engine {
         self.block_size
     }
 
-    /// Starts a sequence that shares no blocks, if there is a free row. Penalties of frequency and presence count what
-    /// comes after its first `prompt` tokens.
+    /// Starts a sequence that shares no blocks, if there is a free row. Its answer is what comes after its first `prompt`
+    /// tokens.
     pub fn start(&mut self, sampling: Sampling, prompt: usize) -> Option<SequenceId> {
         self.start_sharing(Start { sampling: &sampling, prompt, stream: 0, shared: None })
     }
@@ -140,7 +132,7 @@ impl Engine {
         let mut blocks = Vec::new();
         let shared = start.shared.map(|(root, tokens)| {
             let mut prefix = root;
-            for (block, next) in self.found(root, tokens) {
+            for (block, next) in self.found(root, tokens, start.prompt) {
                 blocks.push(block);
                 prefix = next;
             }
@@ -160,18 +152,30 @@ impl Engine {
         Some(SequenceId { row, number })
     }
 
-    /// How many blocks without owners a sequence takes until all its `tokens` tokens are in the cache, if it starts
-    /// with those that it shares.
-    pub fn blocks_to_start(&self, (root, shared): (Prefix, &[u32]), tokens: usize) -> usize {
-        let owned = self.found(root, shared).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
+    /// How many blocks without owners a sequence takes until all its `tokens` tokens, of which the first `prompt` are its
+    /// prompt, are in the cache, if it starts with those that it shares.
+    pub fn blocks_to_start(&self, (root, shared): (Prefix, &[u32]), prompt: usize, tokens: usize) -> usize {
+        let owned = self.found(root, shared, prompt).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
         tokens.div_ceil(self.block_size) - owned
     }
 
-    /// The blocks that hold the beginning of `tokens`, but for the last token.
-    fn found<'a>(&'a self, root: Prefix, tokens: &'a [u32]) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
+    /// The blocks that hold the beginning of `tokens`, but for the last token, computed as they are where the answer
+    /// begins after the first `prompt`.
+    fn found<'a>(
+        &'a self,
+        root: Prefix,
+        tokens: &'a [u32],
+        prompt: usize,
+    ) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
         let whole = &tokens[..tokens.len().saturating_sub(1)];
-        whole.chunks_exact(self.block_size).scan(root, |prefix, tokens| {
-            let found = self.blocks.find(*prefix, tokens)?;
+        let border = if self.programs.divide() { prompt } else { usize::MAX };
+        let mut held = Vec::with_capacity(self.block_size);
+        whole.chunks_exact(self.block_size).enumerate().scan(root, move |prefix, (number, tokens)| {
+            held.clear();
+            held.extend(
+                tokens.iter().zip(number * self.block_size..).map(|(token, at)| computed(*token, at >= border)),
+            );
+            let found = self.blocks.find(*prefix, &held)?;
             *prefix = found.1;
             Some(found)
         })
@@ -200,10 +204,17 @@ impl Engine {
         self.sequence(id).map(|s| s.length)
     }
 
-    /// The sampling of a running sequence from now on, and where its prompt ends.
-    pub(crate) fn set_sampling(&mut self, id: SequenceId, sampling: &Sampling, prompt: usize) {
+    /// The sampling of a running sequence from now on.
+    pub(crate) fn set_sampling(&mut self, id: SequenceId, sampling: &Sampling) {
         if let Some(sequence) = self.sequence_mut(id) {
             sequence.sampling = sampling.clone();
+        }
+    }
+
+    /// Says that the answer of a running sequence is what comes after its first `prompt` tokens. What is in the cache
+    /// stays as it was computed.
+    pub fn set_prompt(&mut self, id: SequenceId, prompt: usize) {
+        if let Some(sequence) = self.sequence_mut(id) {
             sequence.prompt = prompt;
         }
     }
@@ -263,7 +274,8 @@ impl Engine {
     /// Runs a step as [`Engine::step`] does, and tells what each of its launches took.
     ///
     /// # Errors
-    /// As for [`Engine::step`], and where the device does not time launches.
+    /// As for [`Engine::step`], where the device does not time launches, and where tokens of prompts and of answers
+    /// stand in one step though the model has a graph for each.
     pub fn step_timed(
         &mut self,
         work: &[(SequenceId, &[u32])],
@@ -272,7 +284,8 @@ impl Engine {
     ) -> Result<Vec<LaunchTime>> {
         next.clear();
         self.prepare(&rows(work, sample))?;
-        let times = self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.timed()?;
+        let (wanted, extents) = self.flight.only()?;
+        let times = self.programs.ready(wanted, extents)?.bucket.timed()?;
         let mut outcomes = std::mem::take(&mut self.outcomes);
         let collected = self.collect(&mut outcomes);
         self.outcomes = outcomes;
@@ -304,7 +317,7 @@ impl Engine {
     /// As for [`step`](Self::step), and where a step is queued already.
     pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
         self.prepare(rows)?;
-        self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.submit()?;
+        self.flight.submit(&mut self.programs)?;
         self.in_flight = true;
         Ok(())
     }
@@ -319,65 +332,15 @@ impl Engine {
         if !std::mem::take(&mut self.in_flight) {
             return Ok(());
         }
-        self.programs.ready(self.flight.wanted, self.flight.extents)?.bucket.wait()?;
+        self.flight.wait(&mut self.programs)?;
         self.collect(outcomes)
     }
 
-    /// The graph as the device runs it in steps that sample without adjustments, or that only fill the cache.
-    pub fn lowered(&self, sample: bool) -> Option<&Graph> {
-        self.programs.lowered(Wanted { tokens: sample, ..Wanted::default() })
-    }
-
-    /// Reserves blocks for a step and fills its inputs.
-    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        if self.in_flight {
-            return Err(EngineError::Setting {
-                name: "steps",
-                value: "2".into(),
-                why: "one is queued already; complete it first".into(),
-            });
-        }
-        self.reserve(rows)?;
-        let flight = &mut self.flight;
-        flight.rows.clear();
-        flight.tokens.clear();
-        for row in rows {
-            flight.rows.push((row.id, row.tokens.len(), row.sample, row.targets.len()));
-            flight.tokens.extend_from_slice(row.tokens);
-        }
-        let sequences = &self.sequences;
-        let lines: Vec<Line<'_>> = rows
-            .iter()
-            .map(|row| (*row, sequences[row.id.row].as_ref().expect("reserved above")))
-            .map(|(row, sequence)| Line {
-                row,
-                length: sequence.length,
-                prompt: sequence.prompt,
-                blocks: &sequence.blocks,
-                sampling: if row.sample { &sequence.sampling } else { &NOT_SAMPLED },
-                stream: sequence.stream,
-            })
-            .collect();
-        let mut wanted = Wanted::default();
-        let mut extents = Extents {
-            tokens: rounded(flight.tokens.len()),
-            seqs: rounded(rows.len()),
-            blocks: self.blocks.count(),
-            ..Extents::default()
-        };
-        for line in &lines {
-            let row = line.row;
-            wanted.tokens |= row.sample;
-            wanted.scores |= !row.targets.is_empty();
-            wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
-            wanted.logprobs |= line.sampling.logprobs.is_some();
-            extents.table = extents.table.max(line.blocks.len());
-            extents.make_room(line, self.vocab);
-        }
-        extents.table = extents.table.next_power_of_two().max(LEAST_TABLE).min(self.table);
-        (flight.wanted, flight.extents) = (wanted, extents);
-        fill(self.programs.ready(wanted, extents)?, extents, &flight.tokens, &lines);
-        Ok(())
+    /// The graph as the device runs it for tokens of prompts or of answers, in steps that sample without adjustments, or
+    /// that only fill the cache.
+    pub fn lowered(&self, sample: bool, answer: bool) -> Option<&Graph> {
+        let answer = answer && self.programs.divide();
+        self.programs.lowered(Wanted { tokens: sample, answer, ..Wanted::default() })
     }
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
@@ -407,43 +370,6 @@ impl Engine {
         }
         for row in rows {
             self.grow(row.id, row.tokens.len());
-        }
-        Ok(())
-    }
-
-    /// Takes over what the step that is complete brought.
-    fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
-        outcomes.clear();
-        let Flight { wanted, extents, rows, tokens } = &self.flight;
-        let ready = self.programs.ready(*wanted, *extents)?;
-        let float = |word: &[u8; 4]| f32::from_le_bytes(*word);
-        let mut first = 0;
-        for (row, (id, count, sample, targets)) in rows.iter().enumerate() {
-            let part = first..first + count;
-            first = part.end;
-            let mut outcome = Outcome { id: *id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
-            if *targets > 0 {
-                outcome.scores.extend(ready.scores()[part.clone()][..*targets].iter().map(float));
-            }
-            if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
-                sequence.length += count;
-                if *sample {
-                    let token = u32::try_from(i32::from_le_bytes(ready.output(0)[row]));
-                    outcome.next = token.map_or(Next::NotFinite(sequence.length), Next::Token);
-                    outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
-                        let top = row * extents.top..row * extents.top + asked as usize;
-                        let pairs = ready.output(2)[top.clone()].iter().zip(&ready.output(3)[top]);
-                        Logprobs {
-                            chosen: float(&ready.output(1)[row]),
-                            top: pairs.map(|(id, logprob)| (u32::from_le_bytes(*id), float(logprob))).collect(),
-                        }
-                    });
-                }
-                if let Some(shared) = &mut sequence.shared {
-                    shared.take(&tokens[part], &sequence.blocks, sequence.length, self.block_size, &mut self.blocks);
-                }
-            }
-            outcomes.push(outcome);
         }
         Ok(())
     }

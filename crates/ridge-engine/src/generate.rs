@@ -160,7 +160,8 @@ impl Engine {
             why: "is not running".into(),
         })?;
         self.check_after(cached, request)?;
-        self.set_sampling(id, &request.sampling, cached + request.prompt.len());
+        self.set_sampling(id, &request.sampling);
+        self.set_prompt(id, cached + request.prompt.len());
         self.run(id, cached, request, &mut on_token)
     }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Wanted {
     pub(crate) logprobs: bool,
     /// The logarithms of the probabilities of the targets.
     pub(crate) scores: bool,
+    /// By the graph for tokens of an answer; there must be one ([`Programs::divide`]).
+    pub(crate) answer: bool,
 }
 
 impl Wanted {
@@ -173,6 +175,8 @@ struct Program {
 pub(crate) struct Programs {
     session: Session,
     graph: Graph,
+    /// For tokens of an answer, where they have one of their own.
+    answers: Option<Graph>,
     programs: HashMap<Wanted, Program>,
     uses: u64,
 }
@@ -180,13 +184,20 @@ pub(crate) struct Programs {
 impl Programs {
     pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
         let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
-        Ok(Self { session, graph, programs: HashMap::new(), uses: 0 })
+        let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
+        Ok(Self { session, graph, answers, programs: HashMap::new(), uses: 0 })
+    }
+
+    /// Are tokens of an answer computed by a graph of their own?
+    pub(crate) fn divide(&self) -> bool {
+        self.answers.is_some()
     }
 
     /// Compiles a program, if that has not been done.
     pub(crate) fn compile(&mut self, wanted: Wanted) -> Result<()> {
         if !self.programs.contains_key(&wanted) {
-            let compiled = self.session.compile(&self.graph, &wanted.outputs())?;
+            let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
+            let compiled = self.session.compile(graph, &wanted.outputs())?;
             let ready = HashMap::with_capacity(BUCKETS + 1);
             self.programs.insert(wanted, Program { compiled, ready });
         }

@@ -265,7 +265,7 @@ fn a_step_that_is_watched_gives_the_same_token_and_every_launch() {
         let times = engine.step_timed(&[(id, &[1])], true, &mut next).expect("it runs");
         let elapsed = started.elapsed().as_secs_f64();
         assert_eq!(next, answer[..1]);
-        let graph = engine.lowered(true).expect("it ran");
+        let graph = engine.lowered(true, false).expect("it ran");
         let count =
             |name: &str| times.iter().filter(|t| graph.function(t.func).nodes[t.node].op_name() == name).count();
         assert_eq!((count("attention"), count("sample_token")), (5, 1));

@@ -10,6 +10,8 @@ use ridge_engine::service::{
     Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Usage,
 };
 use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Sampling};
+use ridge_graph::FormatRef;
+use ridge_graph::ops::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
 use ridge_runtime::late::Late;
 use ridge_runtime::{Backend, Session};
@@ -29,24 +31,29 @@ fn tokenizer() -> Tokenizer {
     ModelFiles::open(None).and_then(|f| f.tokenizer()).expect("embedded")
 }
 
-fn loaded(backend: Arc<dyn Backend>) -> (Session, Model) {
+/// The embedded model; `divided` is it in Q8_0 with exact activations for prompts and 8-bit codes for answers.
+fn loaded(backend: Arc<dyn Backend>, divided: bool) -> (Session, Model) {
     let files = ModelFiles::open(None).expect("embedded");
     let mut model = files.config().expect("is supported").build(&BuildOptions::default()).expect("builds");
     let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
-    model.graph = source.retype(&model.graph, None).expect("fits");
+    let format = divided.then(|| FormatRef::from_name("q8_0").expect("is a format"));
+    model.graph = source.retype(&model.graph, format.as_ref()).expect("fits");
+    if divided {
+        model.take_activations(Activations::Exact, Activations::Int8);
+    }
     let mut session = Session::new(backend);
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     (session, model)
 }
 
-fn service_on(backend: Arc<dyn Backend>, options: ServiceOptions) -> Service {
-    let (session, model) = loaded(backend);
+fn service_on(backend: Arc<dyn Backend>, divided: bool, options: ServiceOptions) -> Service {
+    let (session, model) = loaded(backend, divided);
     let service = Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
     service.with_grammars(&tokenizer()).unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn service(options: ServiceOptions) -> Service {
-    service_on(cpu(), options)
+    service_on(cpu(), false, options)
 }
 
 fn encode(text: &str) -> Vec<u32> {
@@ -131,7 +138,16 @@ fn requests() -> Vec<Request> {
 
 #[test]
 fn many_at_once_have_the_answers_that_each_has_alone() {
-    let (session, model) = loaded(cpu());
+    many_at_once(false);
+}
+
+#[test]
+fn and_where_prompts_are_computed_exactly_and_answers_by_codes() {
+    many_at_once(true);
+}
+
+fn many_at_once(divided: bool) {
+    let (session, model) = loaded(cpu(), divided);
     let alone = EngineOptions { context: 256, sequences: 1, chunk: 256, blocks: None };
     let mut engine = Engine::new(session, &model, alone).unwrap_or_else(|e| panic!("{e}"));
     let expected: Vec<_> = requests()
@@ -155,7 +171,7 @@ fn many_at_once_have_the_answers_that_each_has_alone() {
     ] {
         let engine = EngineOptions { blocks, ..OPTIONS.engine };
         let backend = if late { Arc::new(Late::new(cpu(), 2)) } else { cpu() };
-        let mut service = service_on(backend, ServiceOptions { engine, policy, prefix_cache, ..OPTIONS });
+        let mut service = service_on(backend, divided, ServiceOptions { engine, policy, prefix_cache, ..OPTIONS });
         for _ in 0..2 {
             let submit = |r| service.submit(r, Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
             let ids: Vec<RequestId> = requests().into_iter().map(submit).collect();
@@ -170,6 +186,29 @@ fn many_at_once_have_the_answers_that_each_has_alone() {
         shared += service.stats().prefix_hits;
     }
     assert!(preempted > 0 && shared > 0, "{preempted} preempted, {shared} shared");
+}
+
+#[test]
+fn a_prompt_finds_what_was_computed_as_a_prompt_alone() {
+    let prompt = encode("Once upon a time, there was a");
+    for divided in [false, true] {
+        let mut service = service_on(cpu(), divided, OPTIONS);
+        let first = one(&mut service, Request::new(prompt.clone(), 60)).answers[&0].0.clone();
+        // The next turn begins with the answer to the first.
+        let turn: Vec<u32> = [&prompt[..], &first, &encode(" The end. Then")].concat();
+        let told = Sampling { logprobs: Some(512), ..Sampling::GREEDY };
+        let next = Request { sampling: told, ..Request::new(turn.clone(), 20) };
+        let heard = one(&mut service, next.clone());
+        let found = |heard: &Heard| heard.done.expect("done").cached_tokens / 16;
+        // All but the answer's last token was computed.
+        let whole = if divided { prompt.len() } else { prompt.len() + first.len() - 1 };
+        assert_eq!(found(&heard), whole / 16);
+        let again = one(&mut service, next.clone());
+        assert_eq!(found(&again), (turn.len() - 1) / 16);
+        assert_eq!(again.answers, heard.answers);
+        let alone = one(&mut service_on(cpu(), divided, OPTIONS), next);
+        assert_eq!(alone.answers, heard.answers, "what others left in the cache shows");
+    }
 }
 
 #[test]
@@ -317,7 +356,7 @@ fn what_cannot_run_is_refused_and_too_many_wait_elsewhere() {
     service.cancel(ids[0]);
     assert_eq!(run(&mut service).len(), 2);
     let few = ServiceOptions { engine: EngineOptions { chunk: 7, ..OPTIONS.engine }, ..OPTIONS };
-    let (session, model) = loaded(cpu());
+    let (session, model) = loaded(cpu(), false);
     let refused = Service::new(session, &model, few).err().expect("refused").to_string();
     assert!(refused.starts_with("chunk = 7: a step must have room"), "{refused}");
 }

@@ -1,6 +1,7 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
-use ridge_graph::ops::SampleToken;
+use ridge_graph::ops::{Activations, SampleToken};
+use ridge_graph::passes::round_activations;
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
@@ -47,6 +48,9 @@ pub struct Model {
     pub family: &'static str,
     /// The graph; its step inputs and outputs are those that [`StepInputs`] and [`finish_decoder`] name.
     pub graph: Graph,
+    /// The graph for tokens of an answer, where they are computed otherwise than those of a prompt. It has the weights,
+    /// states, inputs and outputs of `graph`.
+    pub answers: Option<Graph>,
     /// What its layers keep between steps.
     pub state_groups: Vec<StateGroup>,
     /// The tokens themselves, in the same blocks.
@@ -63,6 +67,16 @@ pub struct Model {
     pub vocab_size: usize,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
+}
+
+impl Model {
+    /// Makes products by weights in formats take the tokens of prompts and those of answers as said.
+    pub fn take_activations(&mut self, prompts: Activations, answers: Activations) {
+        round_activations(&mut self.graph, prompts);
+        let mut other = self.graph.clone();
+        round_activations(&mut other, answers);
+        self.answers = (other != self.graph).then_some(other);
+    }
 }
 
 /// An encoder ready to be compiled: a model whose every token sees all of its text, with nothing kept between steps.

@@ -62,7 +62,8 @@ pub(super) fn measure(
     let last = steps.last().copied().unwrap_or(1);
     let depth = settings.context + steps.iter().sum::<usize>() - last;
     let mut rng = Rng::new(0);
-    let ids: Vec<SequenceId> = (0..settings.batch).filter_map(|_| engine.start(Sampling::GREEDY, usize::MAX)).collect();
+    let prompt = test.prompt(settings.context);
+    let ids: Vec<SequenceId> = (0..settings.batch).filter_map(|_| engine.start(Sampling::GREEDY, prompt)).collect();
     let mut texts = Vec::with_capacity(ids.len());
     for _ in &ids {
         texts.push((0..depth + last).map(|_| rng.below(model.vocab_size) as u32).collect::<Vec<_>>());
@@ -92,7 +93,7 @@ pub(super) fn measure(
     ids.iter().for_each(|id| engine.end(*id));
     let mut launches = Vec::with_capacity(of.len());
     let sequences = vec![(depth, last); ids.len()];
-    if let Some(graph) = engine.lowered(true) {
+    if let Some(graph) = engine.lowered(true, test.answers()) {
         for launch in &of {
             let name = graph.function(launch.func).nodes[launch.node].op_name().to_owned();
             let work = cost.of_node(graph, (launch.func, launch.node), &sequences)?;

@@ -112,10 +112,11 @@ impl Talker {
         let same = ids.iter().zip(&self.cached).take_while(|(a, b)| a == b).count().min(ids.len().saturating_sub(1));
         let sequence = match self.sequence {
             Some(sequence) => sequence,
-            None => self.engine.start(self.sampling.clone(), same).ok_or(Error::Interrupted)?,
+            None => self.engine.start(self.sampling.clone(), ids.len()).ok_or(Error::Interrupted)?,
         };
         self.sequence = Some(sequence);
         self.engine.truncate(sequence, same);
+        self.engine.set_prompt(sequence, ids.len());
         self.cached.truncate(same);
         let mut answer = Answer {
             text: String::new(),

@@ -219,7 +219,7 @@ impl Opened {
         let block_size = settings.model.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
             let graph = with_scores(&model.graph)?;
-            model::step_bytes(&graph, backend, &["scores"], (step, options.questions.min(step)), (context, model))
+            model::graph_bytes(&graph, backend, &["scores"], (step, options.questions.min(step)), (context, model))
         };
         let cached = options.blocks(block_size) * block_size;
         let Prepared { session, model, threads, .. } =

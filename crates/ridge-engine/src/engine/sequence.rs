@@ -22,7 +22,8 @@ impl std::fmt::Display for SequenceId {
 pub struct Start<'a> {
     /// How its tokens are chosen.
     pub sampling: &'a Sampling,
-    /// Tokens before its answer: penalties of frequency and presence count what comes after.
+    /// Tokens before its answer: penalties of frequency and presence count what comes after, and a model with a graph
+    /// for tokens of answers computes that by it.
     pub prompt: usize,
     /// Which of the sequences of its seed it is: their random numbers differ.
     pub stream: u64,
@@ -89,16 +90,23 @@ pub(super) struct Sequence {
 pub(super) struct Shared {
     /// That of the full blocks.
     pub(super) prefix: Prefix,
-    /// The tokens behind them.
+    /// The tokens behind them, with how each was [`computed`](crate::blocks::computed).
     pub(super) rest: Vec<u32>,
 }
 
 impl Shared {
     /// Takes over tokens that are in the cache now, which has `length` of them, and names the blocks that they fill.
-    pub(super) fn take(&mut self, tokens: &[u32], owned: &[BlockId], length: usize, size: usize, blocks: &mut Blocks) {
+    pub(super) fn take(
+        &mut self,
+        tokens: impl ExactSizeIterator<Item = u32>,
+        owned: &[BlockId],
+        length: usize,
+        size: usize,
+        blocks: &mut Blocks,
+    ) {
         let mut full = (length - tokens.len()) / size;
         for token in tokens {
-            self.rest.push(*token);
+            self.rest.push(token);
             if self.rest.len() == size {
                 self.prefix = blocks.name(owned[full], self.prefix, &self.rest);
                 self.rest.clear();

@@ -161,13 +161,14 @@ impl Scheduler {
     fn admit(&mut self, engine: &mut Engine, budget: &mut usize, now: Duration) {
         while let Some(task) = self.waiting.last().filter(|_| *budget > 0 && self.running.len() < self.rows) {
             // A whole prompt, and a block for each that runs to go on with: what starts should not have to stop.
-            let needed = engine.blocks_to_start((task.root, task.sharable()), task.tokens.len());
+            let prompt = task.request.prompt.len();
+            let needed = engine.blocks_to_start((task.root, task.sharable()), prompt, task.tokens.len());
             if !self.running.is_empty() && needed + self.running.len() > engine.free_blocks() {
                 break;
             }
             let start = Start {
                 sampling: &task.request.sampling,
-                prompt: task.request.prompt.len(),
+                prompt,
                 stream: task.choice as u64,
                 shared: Some((task.root, task.sharable())),
             };

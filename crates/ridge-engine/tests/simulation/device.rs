@@ -5,25 +5,27 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use ridge_graph::passes::Kernel;
-use ridge_graph::{Bindings, Graph, Role, Sym, Type};
+use ridge_graph::ops::{Activations, Linear};
+use ridge_graph::passes::{Kernel, Pattern};
+use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
 use ridge_models::{HISTORY, symbols};
 use ridge_runtime::{Backend, Buffer, Program, Result, Run, RuntimeError, WeightData, plan};
 
-/// What the model keeps of `token` behind one of which it keeps `before`.
-pub(crate) fn keep(before: Option<i32>, token: u32) -> i32 {
+/// What the model keeps of `token` behind one of which it keeps `before`, computed by codes of 8 bits or exactly.
+pub(crate) fn keep(before: Option<i32>, token: u32, by_codes: bool) -> i32 {
     if before == Some(NOT_FINITE) || token == DAMAGED {
         return NOT_FINITE;
     }
-    (before.unwrap_or(0x5bd1).wrapping_mul(0x0100_0193) ^ (token as i32).wrapping_mul(0x9e37)).rotate_left(9) | 1
+    let before = before.unwrap_or(0x5bd1) ^ i32::from(by_codes) << 20;
+    (before.wrapping_mul(0x0100_0193) ^ (token as i32).wrapping_mul(0x9e37)).rotate_left(9) | 1
 }
 
-/// What the model keeps of `tokens`.
-pub(crate) fn cache(tokens: &[u32]) -> Vec<i32> {
+/// What the model keeps of `tokens`, those behind the first `exact` computed by codes.
+pub(crate) fn cache(tokens: &[u32], exact: usize) -> Vec<i32> {
     let mut before = None;
-    tokens.iter().map(|token| *before.insert(keep(before, *token))).collect()
+    tokens.iter().enumerate().map(|(at, token)| *before.insert(keep(before, *token, at >= exact))).collect()
 }
 
 /// The next token behind those of which the model keeps `cache`, of which `forbidden` are not to come; none where one was
@@ -65,6 +67,9 @@ pub(crate) struct Parrot {
     pub blank: bool,
 }
 
+/// The kernel that says that products of a graph take activations by codes.
+const BY_CODES: &str = "linear_by_codes";
+
 type State = Arc<Mutex<Vec<i32>>>;
 
 impl Backend for Parrot {
@@ -73,7 +78,14 @@ impl Backend for Parrot {
     }
 
     fn kernels(&self) -> &[Kernel] {
-        &[]
+        static KERNELS: LazyLock<[Kernel; 1]> = LazyLock::new(|| {
+            let supports = |function: &Function| {
+                let rounds = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Linear>().is_some_and(|l| l.activations == Activations::Int8));
+                function.nodes.iter().any(|node| rounds(&node.op))
+            };
+            [Kernel { name: BY_CODES, pattern: Pattern::parse("linear(x, w)"), supports }]
+        });
+        &*KERNELS
     }
 
     fn upload(&self, _ty: &Type, _parts: Vec<WeightData>) -> Result<Buffer> {
@@ -93,12 +105,14 @@ impl Backend for Parrot {
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
-        Ok(Box::new(Compiled { graph, device: self.clone() }))
+        let by_codes = graph.functions.iter().flat_map(|f| &f.nodes).any(|node| node.op_name() == BY_CODES);
+        Ok(Box::new(Compiled { graph, by_codes, device: self.clone() }))
     }
 }
 
 struct Compiled {
     graph: Arc<Graph>,
+    by_codes: bool,
     device: Parrot,
 }
 
@@ -118,6 +132,7 @@ impl Program for Compiled {
         let results = self.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         Ok(Box::new(Step {
             device: self.device.clone(),
+            by_codes: self.by_codes,
             history,
             block_size: block_size.and_then(|a| a.ty.shape.last().as_const()).unwrap_or(1),
             rows: extent(symbols::SEQS),
@@ -142,6 +157,7 @@ const POISON: u8 = 0xa5;
 
 struct Step {
     device: Parrot,
+    by_codes: bool,
     history: State,
     block_size: usize,
     rows: usize,
@@ -193,7 +209,7 @@ impl Step {
                 let before = position.checked_sub(1).map(|before| history[slot(row, before)]);
                 let slot = slot(row, position);
                 assert!(written.insert(slot), "two tokens of a step are written to slot {slot}");
-                history[slot] = keep(before, *id as u32);
+                history[slot] = keep(before, *id as u32, self.by_codes);
             }
         }
         let streams = self.streams();

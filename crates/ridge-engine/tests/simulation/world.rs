@@ -12,6 +12,8 @@ use ridge_engine::service::{
     BlockUse, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
 };
 use ridge_engine::{EngineOptions, Finish, Sampling};
+use ridge_graph::FormatRef;
+use ridge_graph::ops::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session};
 
@@ -42,19 +44,27 @@ impl Rng {
     }
 }
 
-/// The embedded model with blocks of `block_size` tokens.
-pub(crate) fn model(block_size: usize) -> (Model, WeightSource) {
+/// The embedded model with blocks of `block_size` tokens; `divided` has products by codes for tokens of answers.
+pub(crate) fn model(block_size: usize, divided: bool) -> (Model, WeightSource) {
     let files = ModelFiles::open(None).expect("embedded");
     let options = BuildOptions { block_size, ..BuildOptions::default() };
     let mut model = files.config().expect("is supported").build(&options).expect("builds");
     let source = WeightSource::Checkpoint(Arc::new(files.checkpoint().expect("embedded")));
-    model.graph = source.retype(&model.graph, None).expect("fits");
+    let format = divided.then(|| FormatRef::from_name("q8_0").expect("is a format"));
+    model.graph = source.retype(&model.graph, format.as_ref()).expect("fits");
+    if divided {
+        model.take_activations(Activations::Exact, Activations::Int8);
+    }
     (model, source)
 }
 
 /// A service of it on `backend`.
-pub(crate) fn service(backend: Arc<dyn Backend>, block_size: usize, options: ServiceOptions) -> Service {
-    let (model, source) = model(block_size);
+pub(crate) fn service(
+    backend: Arc<dyn Backend>,
+    (block_size, divided): (usize, bool),
+    options: ServiceOptions,
+) -> Service {
+    let (model, source) = model(block_size, divided);
     let mut session = Session::new(backend);
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"))
@@ -114,6 +124,8 @@ pub(crate) struct World {
     rng: Rng,
     device: Parrot,
     service: Service,
+    /// Tokens of answers are computed by codes, those of prompts exactly.
+    divided: bool,
     options: ServiceOptions,
     now: Duration,
     open: HashMap<RequestId, Open>,
@@ -147,12 +159,14 @@ impl World {
         };
         let device = Parrot::default();
         let rates = [1 + rng.below(6), 5 + rng.below(60), 20 + rng.below(200), 100 + rng.below(2000)];
-        let service = service(Arc::new(device.clone()), block_size, options);
+        let divided = rng.one_in(2);
+        let service = service(Arc::new(device.clone()), (block_size, divided), options);
         let now = Duration::from_secs(7);
         Self {
             rng,
             device,
             service,
+            divided,
             options,
             now,
             open: HashMap::new(),
@@ -289,7 +303,8 @@ impl World {
                 assert!(open.ended[choice].is_none(), "an answer goes on after its end");
                 if let Some(logprobs) = &logprobs {
                     let said: Vec<u32> = open.request.prompt.iter().chain(&open.answers[choice]).copied().collect();
-                    assert_eq!(logprobs.chosen, score(&cache(&said), token));
+                    let exact = if self.divided { open.request.prompt.len() } else { said.len() };
+                    assert_eq!(logprobs.chosen, score(&cache(&said, exact), token));
                 }
                 assert_eq!(logprobs.map(|l| l.top.len() as u32), open.request.sampling.logprobs);
                 open.answers[choice].push(token);
@@ -325,7 +340,7 @@ impl World {
         let blocks = self.service.stats().blocks * self.service.block_size();
         let context = self.options.engine.context.min(blocks);
         if let Some(scores) = &open.prompt {
-            let kept = cache(&request.prompt);
+            let kept = cache(&request.prompt, request.prompt.len());
             let alone: Vec<f32> = (1..kept.len()).map(|i| score(&kept[..i], request.prompt[i])).collect();
             assert_eq!(*scores, alone);
         } else {
@@ -336,7 +351,7 @@ impl World {
             if open.stopped.contains(&choice) && answer.is_empty() {
                 continue;
             }
-            let (alone, finish) = alone(request, choice as u64, context);
+            let (alone, finish) = alone(request, choice as u64, context, self.divided);
             if open.stopped.contains(&choice) {
                 assert!(alone.starts_with(answer), "{request:?}: {answer:?} is not how {alone:?} begins");
             } else {
@@ -347,10 +362,10 @@ impl World {
 }
 
 /// The answer that a request has when nobody else is there.
-fn alone(request: &Request, stream: u64, context: usize) -> (Vec<u32>, (Finish, Option<u32>)) {
+fn alone(request: &Request, stream: u64, context: usize, divided: bool) -> (Vec<u32>, (Finish, Option<u32>)) {
     let mut said = request.prompt.clone();
     let prompt = said.len();
-    let mut kept = cache(&said);
+    let mut kept = cache(&said, prompt);
     loop {
         let answer = said[prompt..].to_vec();
         if answer.len() == request.max_tokens {
@@ -365,7 +380,7 @@ fn alone(request: &Request, stream: u64, context: usize) -> (Vec<u32>, (Finish, 
         if stops(next) {
             return (answer, (Finish::Stop, Some(next)));
         }
-        kept.push(keep(kept.last().copied(), next));
+        kept.push(keep(kept.last().copied(), next, divided));
         said.push(next);
     }
 }

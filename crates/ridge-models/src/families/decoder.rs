@@ -208,6 +208,7 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
     Ok(Model {
         family: family.name(),
         graph,
+        answers: None,
         state_groups: groups,
         history: history_group(),
         activations: options.activations,

@@ -78,6 +78,7 @@ impl PlannedConfig {
         Ok(Model {
             family: self.family,
             graph,
+            answers: None,
             state_groups: groups.into_iter().map(|(_, group)| group).collect(),
             history: history_group(),
             activations: options.activations,
