@@ -97,7 +97,7 @@ pub(crate) struct NumberArgs {
 /// How products take activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ActivationsChoice {
-    /// As is fastest: those of prompts exact if they are of bf16, all others rounded
+    /// Exact for tokens of a prompt where they are of bf16, else rounded: each in its fastest way
     Auto,
     /// All rounded
     Int8,
