@@ -1,5 +1,6 @@
 //! What was measured, for people and as JSON.
 
+use ridge_graph::Role;
 use ridge_hw::units::{Bytes, Flops, Seconds};
 use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
 use serde_json::{Value, json};
@@ -64,7 +65,13 @@ impl Shown<'_> {
             count(batch, "sequence"),
         );
         text += &format!("memory      {}: {}\n", self.machine.memory, self.machine.memory.source);
-        text += &format!("arithmetic  {}: {}\n\n", self.machine.arithmetic, self.machine.arithmetic.source);
+        text += &format!("arithmetic  {}: {}\n", self.machine.arithmetic, self.machine.arithmetic.source);
+        if self.on.1.is_some() && self.model.graph.args(Role::Weight).any(|weight| weight.ty.format.is_some()) {
+            let (prompts, answers) = self.settings.model.activations.ways(self.model.activations);
+            let (prompts, answers) = (prompts.name(), answers.name());
+            text += &format!("activations {prompts} in prompts, {answers} in generation, by weights in blocks\n");
+        }
+        text.push('\n');
         let head = ["test", "tok/s", "time a token", "floor", "of floor", "limit"];
         let mut rows = vec![head.map(str::to_owned).to_vec()];
         for result in self.results {
