@@ -8,7 +8,7 @@ use ridge_graph::passes::{self, Pattern};
 use ridge_graph::{Bindings, Graph, Type};
 use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
 
-use crate::buffer::{ALIGN, Memory, Storage, storage};
+use crate::buffer::{ALIGN, Memory, SMALL, Storage, storage};
 use crate::kernel::{Block, Scratch};
 use crate::kernels;
 use crate::pool::{Job, Pool, Steps};
@@ -169,10 +169,10 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        // A file's bytes are used where they lie, if they begin on a cache line, as tiles and vectors want them. Else, and
-        // in blocks, they are copied once to huge pages.
-        let aligned = |p: &WeightData| p.bytes().as_ptr().addr().is_multiple_of(ALIGN);
-        if ty.format.is_none() && aligned(&parts[0]) {
+        // A file's bytes are used where they lie, if they are many and begin on a cache line, as tiles and vectors want
+        // them. Others, and blocks, are copied once to huge pages, which small ones share.
+        let fits = |p: &WeightData| bytes > SMALL && p.bytes().as_ptr().addr().is_multiple_of(ALIGN);
+        if ty.format.is_none() && fits(&parts[0]) {
             let part = parts.swap_remove(0);
             return Ok(Buffer::new(bytes, Arc::new(Storage::Mapped(part))));
         }
@@ -212,5 +212,37 @@ impl Backend for Cpu {
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
         Ok(Box::new(CpuProgram::new(Arc::clone(&self.device), graph)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workspace_is_one_for_all_who_ask_for_no_more() {
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let (first, number) = cpu.device.arena(3000).unwrap();
+        for bytes in [3000, 0, 2999] {
+            let (again, of) = cpu.device.arena(bytes).unwrap();
+            assert!(Arc::ptr_eq(&first, &again) && of == number);
+        }
+        let (larger, next) = cpu.device.arena(3001).unwrap();
+        assert!(!Arc::ptr_eq(&first, &larger) && next != number);
+    }
+
+    #[test]
+    fn small_weights_are_copied_to_lines_of_their_own() {
+        // A file has its tensors where it likes.
+        let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new((0..=255u8).cycle().take(5000).collect::<Vec<u8>>());
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let ty = Type::tensor(ridge_graph::DType::F32, [300]);
+        let buffers: Vec<Buffer> = [3, 1203, 2500]
+            .map(|at| cpu.upload(&ty, vec![WeightData::Shared(Arc::clone(&file), at..at + 1200)]).unwrap())
+            .into();
+        for (buffer, at) in buffers.iter().zip([3, 1203, 2500]) {
+            assert!((storage(buffer).unwrap().block().ptr as usize).is_multiple_of(ALIGN));
+            assert_eq!(cpu.read(buffer).unwrap(), (*file).as_ref()[at..at + 1200]);
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Memory that steps work in: aligned, zeroed, of fixed size, written through shared pointers while a step runs.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use memmap2::MmapMut;
+use memmap2::{MmapMut, MmapRaw};
 use ridge_runtime::{Result, RuntimeError, WeightData};
 
 use crate::kernel::Block;
@@ -12,16 +11,19 @@ use crate::kernel::Block;
 /// Alignment of every allocation: a cache line and a full vector register.
 pub(crate) const ALIGN: usize = 64;
 
-/// Bytes from which on memory is pages of its own, huge ones where the system has them: walking through gigabytes takes
-/// a look into the page table for every 4 KiB otherwise.
-const PAGES: usize = 4 << 20;
+/// A huge page.
+const PAGE: usize = 2 << 20;
+
+/// What is at most this large shares pages with others. Where a whole model is in cache, looking up its small pages and
+/// reading vectors that cross lines takes as long as the reading itself.
+pub(crate) const SMALL: usize = 256 << 10;
 
 /// Zeroed memory of fixed size.
 pub(crate) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
-    /// What it is part of, unless it was allocated.
-    pages: Option<MmapMut>,
+    /// What it is part of, which is given back with the last memory in it.
+    _pages: Arc<Pages>,
 }
 
 // SAFETY: plain bytes. Who may touch them when is the device's order of steps: see `pool`.
@@ -29,28 +31,61 @@ unsafe impl Send for Memory {}
 // SAFETY: as above; shared references give only the address.
 unsafe impl Sync for Memory {}
 
+/// Zeroed pages of the system.
+struct Pages {
+    map: MmapRaw,
+    /// Where a huge page may begin.
+    first: usize,
+}
+
+impl Pages {
+    /// At least `bytes` bytes from `first` on, as many of them as fill huge pages in such, where the system has them.
+    fn new(bytes: usize) -> std::io::Result<Self> {
+        let map = MmapRaw::from(MmapMut::map_anon(bytes.saturating_add(PAGE))?);
+        let at = map.as_mut_ptr() as usize;
+        let first = at.next_multiple_of(PAGE) - at;
+        // Without huge pages it is slower, and nothing else.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise_range(memmap2::Advice::HugePage, first, bytes / PAGE * PAGE);
+        Ok(Self { map, first })
+    }
+}
+
+/// Pages that small memory is taken from, and how much of them is taken. What is given back is not taken again: all of
+/// it is small, and most lives as long as a model.
+static SHARED: Mutex<Option<(Arc<Pages>, usize)>> = Mutex::new(None);
+
+/// Room for `bytes` bytes in pages, and where in them it begins.
+fn place(bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
+    if bytes > SMALL {
+        let pages = Pages::new(bytes)?;
+        let first = pages.first;
+        return Ok((Arc::new(pages), first));
+    }
+    // Never of no bytes, so that each has an address of its own.
+    let bytes = bytes.max(1).next_multiple_of(ALIGN);
+    let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+    let (pages, taken) = match shared.take() {
+        Some((pages, taken)) if taken + bytes <= PAGE => (pages, taken),
+        _ => (Arc::new(Pages::new(PAGE)?), 0),
+    };
+    *shared = Some((Arc::clone(&pages), taken + bytes));
+    let at = pages.first + taken;
+    Ok((pages, at))
+}
+
 impl Memory {
     /// # Errors
     /// When the machine does not give so much.
     pub(crate) fn zeroed(bytes: usize, what: &str) -> Result<Self> {
-        let refused = || RuntimeError::OutOfMemory {
+        let (pages, at) = place(bytes).map_err(|_| RuntimeError::OutOfMemory {
             what: what.into(),
             needed: bytes,
             remedy: "use a smaller context, batch or model",
-        };
-        if bytes >= PAGES {
-            let mut pages = MmapMut::map_anon(bytes).map_err(|_| refused())?;
-            // Without huge pages it is slower, and nothing else.
-            #[cfg(target_os = "linux")]
-            let _ = pages.advise(memmap2::Advice::HugePage);
-            let ptr = NonNull::from(&mut pages[..]).cast();
-            return Ok(Self { ptr, bytes, pages: Some(pages) });
-        }
-        // Never zero, so that every block has an address of its own.
-        let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).map_err(|_| refused())?;
-        // SAFETY: the layout is not of size zero.
-        let ptr = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refused)?;
-        Ok(Self { ptr, bytes, pages: None })
+        })?;
+        // SAFETY: `place` found room for so many bytes there, and a mapping is never at address 0.
+        let ptr = unsafe { NonNull::new_unchecked(pages.map.as_mut_ptr().add(at)) };
+        Ok(Self { ptr, bytes, _pages: pages })
     }
 
     pub(crate) fn block(&self) -> Block {
@@ -60,7 +95,7 @@ impl Memory {
     /// # Safety
     /// No step that uses this memory is running, and none is started while the slice is alive.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and initialised for `bytes`; not written meanwhile by the caller's promise.
+        // SAFETY: mapped and zeroed for `bytes`; not written meanwhile by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.bytes) }
     }
 
@@ -70,16 +105,6 @@ impl Memory {
     pub(crate) unsafe fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.pages.is_some() {
-            return;
-        }
-        // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.bytes.max(ALIGN), ALIGN)) }
     }
 }
 
@@ -111,4 +136,28 @@ pub(crate) fn storage(buffer: &ridge_runtime::Buffer) -> Result<&Arc<Storage>> {
     buffer
         .inner::<Arc<Storage>>()
         .ok_or_else(|| RuntimeError::Device { backend: "cpu", why: "the buffer belongs to another device".into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_zeroed_aligned_and_nobody_elses() {
+        // Small ones that fill shared pages more than once, and larger ones on both sides of a huge page.
+        let sizes = [0, 1, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, PAGE - 1, PAGE, 2 * PAGE + 7];
+        let held: Vec<Memory> =
+            sizes.iter().cycle().take(66).map(|bytes| Memory::zeroed(*bytes, "a test").unwrap()).collect();
+        for (i, memory) in held.iter().enumerate() {
+            assert!((memory.block().ptr as usize).is_multiple_of(ALIGN));
+            // SAFETY: no step knows it.
+            let bytes = unsafe { memory.bytes_mut() };
+            assert!(bytes.len() == sizes[i % sizes.len()] && bytes.iter().all(|x| *x == 0), "{i}");
+            bytes.fill(i as u8 + 1);
+        }
+        for (i, memory) in held.iter().enumerate() {
+            // SAFETY: no step knows it.
+            assert!(unsafe { memory.bytes() }.iter().all(|x| *x == i as u8 + 1), "{i}");
+        }
+    }
 }
