@@ -217,7 +217,7 @@ impl Shared {
         }
     }
 
-    /// Takes and runs one chunk, if there is one.
+    /// Takes and runs one chunk, or several launches that are of one chunk each, if there is one.
     fn take_one(&self, scratch: &mut Scratch) -> bool {
         let open = self.open.load(Ordering::Acquire);
         let (launch, chunks, next) = ((open >> 32) as usize, (open >> 16) as u16, open as u16);
@@ -227,7 +227,16 @@ impl Shared {
         // SAFETY: a chunk of this job's open launch is ours and unfinished, so the job cannot finish and `job` cannot
         // change before it is; the queue's reference keeps it alive until `finish`.
         let job = unsafe { &*self.job.load(Ordering::Acquire) };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job.steps.run(launch, next, scratch))) {
+        // Launches of one chunk that follow one such are not opened: nobody could share them.
+        let mut last = launch;
+        let run = || {
+            job.steps.run(launch, next, scratch);
+            while chunks == 1 && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 {
+                last += 1;
+                job.steps.run(last, 0, scratch);
+            }
+        };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked");
             *lock(&job.failure) = Some(said.into());
@@ -235,7 +244,7 @@ impl Shared {
         }
         // A launch of one chunk has nobody to wait for.
         if chunks == 1 || self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.advance(job, launch);
+            self.advance(job, last);
         }
         true
     }

@@ -348,7 +348,10 @@ impl Steps for Shared {
         let (outputs, rest) = rest.split_at(step.outputs);
         let io = Io { inputs, outputs, room: rest[0] };
         let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
-        let pieces = step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks;
+        let pieces = match chunks {
+            1 => 0..step.pieces,
+            _ => step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks,
+        };
         if self.0.poison {
             scratch.poison();
         }
