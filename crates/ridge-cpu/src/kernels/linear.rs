@@ -277,6 +277,10 @@ impl Kernel for Linear {
         if self.on_tiles {
             return self.run_on_tiles(io, pieces, scratch);
         }
+        #[cfg(target_arch = "x86_64")]
+        if self.by_one_row && self.dtype == DType::F32 && self.weights.iter().all(|w| w.bias.is_none()) {
+            return self.run_one_row(io, pieces, scratch);
+        }
         let n = self.inner.div_ceil(LANES);
         let block = self.row_block.min(self.rows);
         let quantised = self.weights.iter().any(|w| w.stored.is_some());

@@ -9,6 +9,8 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::source::Lanes;
+use super::{After, Linear};
+use crate::kernel::{Io, Scratch};
 use crate::simd::{self, Isa, LANES};
 
 /// Columns of a piece.
@@ -19,38 +21,79 @@ pub(super) fn takes(columns: usize, inner: usize) -> bool {
     simd::isa() >= Isa::Avx512 && columns >= LANES && inner >= LANES
 }
 
+impl Linear {
+    /// [`crate::kernel::Kernel::run`] of a row of f32 without biases, from the products to the output without a detour.
+    pub(super) fn run_one_row(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let copied = if self.is_copied() { self.stride() } else { 0 };
+        let [copy, gated] = scratch.slices::<f32, 2>([copied, self.tile]);
+        if copied > 0 {
+            self.copy_x(io, 0..1, copy);
+        }
+        let x = if copied > 0 { &*copy } else { io.input(self.x) };
+        let x = x.as_chunks::<LANES>().0;
+        for piece in pieces {
+            let (which, columns) = self.place(piece);
+            let weight =
+                |which: usize| &io.input::<f32>(self.x + 1 + which)[..self.weights[which].columns * self.inner];
+            // SAFETY: these columns are this piece's alone.
+            let out = unsafe { io.output::<f32>(which).part(columns.clone()) };
+            run(weight(which), self.inner, columns.clone(), x, out);
+            match self.after {
+                After::Nothing => {}
+                After::Add => simd::add(out, &io.input(0)[columns]),
+                After::Swiglu => {
+                    let gated = &mut gated[..columns.len()];
+                    run(weight(1), self.inner, columns, x, gated);
+                    simd::swiglu(out, gated);
+                }
+            }
+        }
+    }
+}
+
 /// Products of `x`, laid out as [`super::tile::fill`] leaves it, with rows `columns` of the weight `[N, inner]`.
 pub(super) fn run(weight: &[f32], inner: usize, columns: Range<usize>, x: &[Lanes], out: &mut [f32]) {
     assert!(takes(weight.len() / inner, inner) && columns.end * inner <= weight.len());
     assert!(x.len() >= inner.div_ceil(LANES) && out.len() >= columns.len());
+    // SAFETY: `takes` has found AVX-512, and what is read and written is there, as just checked.
+    unsafe { run_wide(weight, inner, columns, x, out) }
+}
+
+/// # Safety
+/// The weight has rows `columns` of `inner` elements, x so many elements and `out` so many columns.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+unsafe fn run_wide(weight: &[f32], inner: usize, columns: Range<usize>, x: &[Lanes], out: &mut [f32]) {
     let mut first = columns.start;
     while first < columns.end {
         // The last 16 rows are taken together, whether all of them are asked for or not.
         let from = first.min(weight.len() / inner - LANES);
         let wanted = first - from..LANES.min(columns.end - from);
-        let rows = &weight[from * inner..][..LANES * inner];
-        // SAFETY: `takes` has found AVX-512.
-        unsafe { sixteen(rows, inner, x, wanted.clone(), &mut out[first - columns.start..][..wanted.len()]) };
+        let rows = weight[from * inner..][..LANES * inner].as_ptr();
+        // SAFETY: 16 rows were just found.
+        let [low, high] = unsafe { [eight(rows, inner, x), eight(rows.add(LANES / 2 * inner), inner, x)] };
+        let mask = ((1u32 << wanted.len()) - 1) << wanted.start;
+        let out = out[first - columns.start..][..wanted.len()].as_mut_ptr();
+        // SAFETY: only the lanes that are wanted are written, the first of them to the beginning of `out`.
+        unsafe { _mm512_mask_storeu_ps(out.wrapping_sub(wanted.start), mask as u16, add_lanes(&low, &high)) };
         first += wanted.len();
     }
 }
 
-/// Columns `wanted` of the products with 16 rows.
+/// Sums of 8 rows, one after another from `rows` on: so few that each has a register for its address.
+///
+/// # Safety
+/// There are 8 rows, of [`LANES`] elements at least, and x has as many.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn sixteen(rows: &[f32], inner: usize, x: &[Lanes], wanted: Range<usize>, out: &mut [f32]) {
+unsafe fn eight(rows: *const f32, inner: usize, x: &[Lanes]) -> [__m512; 8] {
     let (whole, rest) = (inner / LANES, inner % LANES);
-    let mut sums = [_mm512_setzero_ps(); LANES];
-    let fours: [&[f32]; 4] = std::array::from_fn(|i| &rows[4 * i * inner..][..4 * inner]);
-    assert!(x.len() >= whole + usize::from(rest > 0));
+    let mut sums = [_mm512_setzero_ps(); 8];
     for at in 0..whole {
-        // SAFETY: x has this vector, and each row of four begins `inner` elements after the one before it.
+        // SAFETY: x has this vector, and so has each row.
         unsafe {
             let x = _mm512_loadu_ps(x.as_ptr().add(at).cast());
-            for (i, four) in fours.iter().enumerate() {
-                let w = four.as_ptr().add(at * LANES);
-                for r in 0..4 {
-                    sums[4 * i + r] = _mm512_fmadd_ps(x, _mm512_loadu_ps(w.add(r * inner)), sums[4 * i + r]);
-                }
+            for (r, sum) in sums.iter_mut().enumerate() {
+                *sum = _mm512_fmadd_ps(x, _mm512_loadu_ps(rows.add(r * inner + at * LANES)), *sum);
             }
         }
     }
@@ -61,22 +104,18 @@ fn sixteen(rows: &[f32], inner: usize, x: &[Lanes], wanted: Range<usize>, out: &
         unsafe {
             let x = _mm512_loadu_ps(x.as_ptr().add(whole).cast());
             for (r, sum) in sums.iter_mut().enumerate() {
-                let w = rows.as_ptr().add((r + 1) * inner - LANES);
+                let w = rows.add((r + 1) * inner - LANES);
                 *sum = _mm512_fmadd_ps(x, _mm512_maskz_loadu_ps(mask, w), *sum);
             }
         }
     }
-    let sums = add_lanes(&sums);
-    let mask = ((1u32 << wanted.len()) - 1) << wanted.start;
-    debug_assert_eq!(out.len(), wanted.len());
-    // SAFETY: only the lanes that are wanted are written, the first of them to the beginning of `out`.
-    unsafe { _mm512_mask_storeu_ps(out.as_mut_ptr().wrapping_sub(wanted.start), mask as u16, sums) };
+    sums
 }
 
 /// [`simd::sum_lanes`] of 16 vectors at once: halves are added, then quarters and so on, each time of two vectors.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn add_lanes(v: &[__m512; LANES]) -> __m512 {
+fn add_lanes(low: &[__m512; 8], high: &[__m512; 8]) -> __m512 {
     // Lanes 0..8 are of `a` and the others of `b`: lane i of the halves plus lane i + 8.
     let halves =
         |a: __m512, b: __m512| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
@@ -93,10 +132,13 @@ fn add_lanes(v: &[__m512; LANES]) -> __m512 {
         let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
         _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)), _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)))
     };
-    let h: [__m512; 8] = std::array::from_fn(|i| halves(v[2 * i], v[2 * i + 1]));
-    let q: [__m512; 4] = std::array::from_fn(|i| quarters(h[2 * i], h[2 * i + 1]));
-    let p: [__m512; 2] = std::array::from_fn(|i| pairs(q[2 * i], q[2 * i + 1]));
-    let sums = ones(p[0], p[1]);
+    let mut h = [_mm512_setzero_ps(); 8];
+    for i in 0..4 {
+        h[i] = halves(low[2 * i], low[2 * i + 1]);
+        h[4 + i] = halves(high[2 * i], high[2 * i + 1]);
+    }
+    let q = [quarters(h[0], h[1]), quarters(h[2], h[3]), quarters(h[4], h[5]), quarters(h[6], h[7])];
+    let sums = ones(pairs(q[0], q[1]), pairs(q[2], q[3]));
     // Each quarter has a vector of the first four, one of the third four, of the second and of the last.
     _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15), sums)
 }
