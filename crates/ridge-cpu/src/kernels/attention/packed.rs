@@ -9,10 +9,10 @@
 //! exponentials, and 8 shuffles and 8 products for values.
 
 use std::arch::x86_64::{
-    __m512, __m512i, __mmask16, _CMP_NEQ_UQ, _mm512_add_ps, _mm512_cmp_ps_mask, _mm512_fmadd_ps, _mm512_fmsub_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_maskz_loadu_ps, _mm512_max_ps, _mm512_mul_ps,
-    _mm512_permutex2var_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps, _mm512_set1_ps, _mm512_setzero_ps,
-    _mm512_storeu_ps, _mm512_sub_ps,
+    __m512, __m512i, __mmask16, _CMP_NEQ_UQ, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_cmp_ps_mask,
+    _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_maskz_loadu_ps,
+    _mm512_max_ps, _mm512_mul_ps, _mm512_permutex2var_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
 };
 use std::ops::Range;
 
@@ -34,8 +34,20 @@ struct State<'a> {
     scores: &'a mut [f32],
     /// Weighed values: [`CHAINS`] vectors of several keys each a row.
     out: &'a mut [Lanes],
-    /// Largest score, and the sum of exponentials.
-    softmax: &'a mut [[f32; 2]],
+    /// In each lane, the span's largest score.
+    most: &'a mut [Lanes],
+    /// In each lane, the sum of exponentials.
+    total: &'a mut [Lanes],
+    /// The largest score of all spans so far.
+    largest: &'a mut [f32],
+}
+
+/// Where the vectors of a span begin, for side 0 of kv head 0, which is the same for all heads.
+struct Places {
+    /// The first token and the beginning of the span.
+    of: Option<(usize, usize)>,
+    /// Element of the cache, if there is a block.
+    at: [Option<usize>; SPAN / LANES],
 }
 
 /// Is this kernel for heads of `dim` elements?
@@ -54,10 +66,25 @@ impl Attention {
 
     fn run_packed_of<const DIM: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let rows = self.together * self.group();
-        let [q, room, scores, out, softmax] =
-            scratch.slices::<f32, 5>([rows * LANES, SPAN * DIM, rows * SPAN, rows * CHAINS * LANES, rows * 2]);
-        let mut state =
-            State { q: q.as_chunks_mut().0, scores, out: out.as_chunks_mut().0, softmax: softmax.as_chunks_mut().0 };
+        let copied = if self.lies_packed() { 0 } else { SPAN * DIM };
+        let [q, room, scores, out, most, total, largest] = scratch.slices::<f32, 7>([
+            rows * LANES,
+            copied,
+            rows * SPAN,
+            rows * CHAINS * LANES,
+            rows * LANES,
+            rows * LANES,
+            rows,
+        ]);
+        let mut state = State {
+            q: q.as_chunks_mut().0,
+            scores,
+            out: out.as_chunks_mut().0,
+            most: most.as_chunks_mut().0,
+            total: total.as_chunks_mut().0,
+            largest,
+        };
+        let mut places = Places { of: None, at: [None; SPAN / LANES] };
         let per_head = self.tokens.div_ceil(self.together);
         for piece in pieces {
             let (head, block) = (piece / per_head, piece % per_head);
@@ -66,7 +93,7 @@ impl Attention {
             while token < end {
                 let rows = self.rows(io, token..end);
                 token = rows.tokens.end;
-                self.attend_packed::<DIM>(io, head, &rows, room.as_chunks_mut().0, &mut state);
+                self.attend_packed::<DIM>(io, head, &rows, room.as_chunks_mut().0, &mut places, &mut state);
             }
         }
     }
@@ -77,6 +104,7 @@ impl Attention {
         head: usize,
         rows: &Rows,
         room: &mut [Lanes],
+        places: &mut Places,
         state: &mut State<'_>,
     ) {
         let group = self.group();
@@ -87,37 +115,37 @@ impl Attention {
             q[..DIM].iter_mut().for_each(|q| *q *= self.scale);
         }
         state.out[..count * CHAINS].fill([0.0; LANES]);
-        state.softmax[..count].fill([f32::NEG_INFINITY, 0.0]);
+        state.total[..count].fill([0.0; LANES]);
+        state.largest[..count].fill(f32::NEG_INFINITY);
         let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
         let start = self.start(rows, 0) / SPAN * SPAN;
         for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);
-            let seen_by = |row: usize| {
-                let seen = (rows.seen + row / group).saturating_sub(from).min(SPAN);
-                self.start(rows, row / group).saturating_sub(from)..seen
+            let seen_by = |token: usize| {
+                let seen = (rows.seen + token).saturating_sub(from).min(SPAN);
+                self.start(rows, token).saturating_sub(from)..seen
             };
-            let count_of = span.len().div_ceil(LANES);
-            let keys = self.vectors::<DIM>(io, [head, 0], rows, &span, room);
+            let (vectors, of) = (span.len().div_ceil(LANES), (count, group));
+            // Values lie behind the keys of all heads in a block.
+            let values = self.kv_heads * self.block_size * DIM;
+            let keys = self.vectors::<DIM>(io, [head, 0], rows, &span, room, places);
             // SAFETY: whoever made this kernel has found AVX-512.
-            unsafe { scores(&keys[..count_of], &state.q[..count], state.scores) };
-            let values = self.vectors::<DIM>(io, [head, 1], rows, &span, room);
-            for (row, keys) in (0..count).map(|row| (row, seen_by(row))).filter(|(_, keys)| !keys.is_empty()) {
-                let scores = &mut state.scores[row * SPAN..][..SPAN];
+            unsafe {
+                score_all(&keys[..vectors], values, of, seen_by, state);
                 if let Some(cap) = self.softcap {
-                    scores[keys.clone()].iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+                    cap_all(cap, of, seen_by, state);
                 }
-                let out = state.out[row * CHAINS..].first_chunk_mut().expect("a row has all chains");
-                // SAFETY: as above.
-                unsafe {
-                    soften(scores, &keys, &mut state.softmax[row], out);
-                    weigh(&values[..count_of], scores, &keys, out);
-                }
+                soften_all(of, seen_by, state);
             }
+            let values = self.vectors::<DIM>(io, [head, 1], rows, &span, room, places);
+            // SAFETY: as above.
+            unsafe { weigh_all(&values[..vectors], of, seen_by, state) };
         }
         for row in 0..count {
-            let [a, b, c, d] = *state.out[row * CHAINS..].first_chunk::<CHAINS>().expect("a row has all chains");
-            let sums: Lanes = std::array::from_fn(|i| (a[i] + c[i]) + (b[i] + d[i]));
-            let total = state.softmax[row][1];
+            let out = state.out[row * CHAINS..].first_chunk().expect("a row has all chains");
+            let total = simd::sum_lanes(state.total[row]);
+            // SAFETY: as above.
+            let sums = unsafe { join(out) };
             let factor = if total > 0.0 { 1.0 / total } else { 1.0 };
             let values: [f32; DIM] =
                 std::array::from_fn(|i| sums.iter().skip(i).step_by(DIM).fold(0.0, |sum, x| sum + x) * factor);
@@ -126,8 +154,12 @@ impl Attention {
         }
     }
 
-    /// The span's keys (side 0) or values (side 1), 16 after another. Those of no block are zeros, and those behind the
-    /// span are anything.
+    /// Does the cache lie in whole vectors of f32?
+    fn lies_packed(&self) -> bool {
+        self.cache == DType::F32 && self.block_size.is_multiple_of(LANES)
+    }
+
+    /// The span's keys (side 0) or values (side 1). Those of no block are zeros, and those behind the span are anything.
     fn vectors<'a, const DIM: usize>(
         &self,
         io: &Io<'a>,
@@ -135,17 +167,26 @@ impl Attention {
         rows: &Rows,
         span: &Range<usize>,
         room: &'a mut [Lanes],
+        places: &mut Places,
     ) -> [&'a [Lanes; DIM]; SPAN / LANES] {
         let mut vectors = [const { &[[0.0; LANES]; DIM] }; SPAN / LANES];
-        if self.cache == DType::F32 && self.block_size.is_multiple_of(LANES) {
+        if self.lies_packed() {
+            if places.of != Some((rows.tokens.start, span.start)) {
+                places.of = Some((rows.tokens.start, span.start));
+                self.runs(io, rows.sequence, span, |keys, at| {
+                    let first = at.map(|(block, offset)| (block * 2 * self.kv_heads * self.block_size + offset) * DIM);
+                    let to = &mut places.at[keys.start / LANES..keys.end.div_ceil(LANES)];
+                    to.iter_mut().enumerate().for_each(|(i, to)| *to = first.map(|first| first + i * LANES * DIM));
+                });
+            }
             let cache = io.input::<f32>(1);
-            self.runs(io, rows.sequence, span, |keys, at| {
+            let cache = &cache[(side * self.kv_heads + head) * self.block_size * DIM..];
+            for (to, at) in vectors.iter_mut().zip(&places.at[..span.len().div_ceil(LANES)]) {
                 if let Some(at) = at {
-                    let of_block = self.slab(cache, head, side, at).as_chunks::<LANES>().0.as_chunks::<DIM>().0;
-                    let to = keys.start / LANES..keys.end.div_ceil(LANES);
-                    vectors[to].iter_mut().zip(of_block).for_each(|(to, from)| *to = from);
+                    let found = cache[*at..].as_chunks::<LANES>().0.first_chunk();
+                    *to = found.expect("blocks are whole vectors");
                 }
-            });
+            }
             return vectors;
         }
         simd::with_element!(self.cache, T => {
@@ -215,11 +256,29 @@ fn store(x: __m512, to: &mut Lanes) {
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), x) };
 }
 
-/// Scores of each of `q` for `keys`, [`SPAN`] apart.
+/// How many rows, and how many of them each token has.
+type Counts = (usize, usize);
+
+/// Scores of each row for the keys that its token sees, minus infinity for others, and the largest. Values, which lie
+/// `values` elements behind keys and come next, are brought to cache on the way: blocks are too far apart for the machine
+/// to see that they follow each other.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn scores<const DIM: usize>(keys: &[&[Lanes; DIM]], q: &[Lanes], out: &mut [f32]) {
+fn score_all<const DIM: usize>(
+    keys: &[&[Lanes; DIM]],
+    values: usize,
+    (count, group): Counts,
+    seen_by: impl Fn(usize) -> Range<usize>,
+    state: &mut State<'_>,
+) {
     let apart = [indices(&APART[0]), indices(&APART[1])];
+    let none = _mm512_set1_ps(f32::NEG_INFINITY);
+    state.most[..count].iter_mut().for_each(|most| store(none, most));
+    // What the first token and the last one see is seen by all.
+    let whole = seen_by((count / group).saturating_sub(1)).start..seen_by(0).end;
     for (nth, keys) in keys.iter().enumerate() {
+        for key in keys.iter() {
+            _mm_prefetch::<_MM_HINT_T0>(key.as_ptr().wrapping_add(values).cast());
+        }
         let mut turned: [__m512; DIM] = std::array::from_fn(|i| load(&keys[i]));
         for _ in 0..DIM.ilog2() {
             let pairs = turned;
@@ -228,14 +287,42 @@ fn scores<const DIM: usize>(keys: &[&[Lanes; DIM]], q: &[Lanes], out: &mut [f32]
                 turned[DIM / 2 + i] = _mm512_permutex2var_ps(pairs[2 * i], apart[1], pairs[2 * i + 1]);
             }
         }
-        for (row, q) in q.iter().enumerate() {
-            let mut sums = [_mm512_setzero_ps(); 2];
-            for d in 0..DIM {
-                sums[d % 2] = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), turned[d], sums[d % 2]);
+        let seen_whole = whole.start <= nth * LANES && (nth + 1) * LANES <= whole.end;
+        for (token, first) in (0..count).step_by(group).enumerate() {
+            let seen = if seen_whole { __mmask16::MAX } else { lanes_in(&seen_by(token), nth) };
+            for ((q, most), to) in state.q[first..][..group]
+                .iter()
+                .zip(&mut state.most[first..][..group])
+                .zip(state.scores[first * SPAN..].chunks_exact_mut(SPAN))
+            {
+                let mut sums = [_mm512_setzero_ps(); 2];
+                for d in 0..DIM {
+                    sums[d % 2] = _mm512_fmadd_ps(_mm512_set1_ps(q[d]), turned[d], sums[d % 2]);
+                }
+                let mut score = _mm512_add_ps(sums[0], sums[1]);
+                if seen != __mmask16::MAX {
+                    score = _mm512_mask_mov_ps(none, seen, score);
+                }
+                // In this order NaN is passed over.
+                store(_mm512_max_ps(score, load(most)), most);
+                store(score, &mut to.as_chunks_mut().0[nth]);
             }
-            let to = out[row * SPAN + nth * LANES..].first_chunk_mut().expect("rows are whole vectors");
-            store(_mm512_add_ps(sums[0], sums[1]), to);
         }
+    }
+}
+
+/// Caps the scores of all rows as `cap * tanh(score / cap)`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn cap_all(cap: f32, (count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut State<'_>) {
+    for row in 0..count {
+        let keys = seen_by(row / group);
+        let mut most = _mm512_set1_ps(f32::NEG_INFINITY);
+        let scores = &mut state.scores[row * SPAN..][..SPAN];
+        scores[keys.clone()].iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+        for score in &scores.as_chunks::<LANES>().0[keys.start / LANES..keys.end.div_ceil(LANES)] {
+            most = _mm512_max_ps(load(score), most);
+        }
+        store(most, &mut state.most[row]);
     }
 }
 
@@ -245,63 +332,88 @@ fn lanes_in(keys: &Range<usize>, nth: usize) -> __mmask16 {
     (bits(keys.end) & !bits(keys.start)) as __mmask16
 }
 
-/// Turns the scores of `keys` into exponentials, zeros beside them in the same vectors; takes note of the largest score
-/// and the sum, and scales `out`.
+/// Turns the scores of all rows into exponentials, takes note of the largest score and adds to the sums, and scales what
+/// came before.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn soften(scores: &mut [f32], keys: &Range<usize>, [largest, total]: &mut [f32; 2], out: &mut [Lanes; CHAINS]) {
-    let vectors = keys.start / LANES..keys.end.div_ceil(LANES);
-    let scores = &mut scores.as_chunks_mut::<LANES>().0[vectors.clone()];
-    let none = _mm512_set1_ps(f32::NEG_INFINITY);
-    let mut most = none;
-    for (nth, score) in vectors.clone().zip(scores.iter_mut()) {
-        let seen = lanes_in(keys, nth);
-        let mut of_seen = load(score);
-        if seen != __mmask16::MAX {
-            of_seen = _mm512_mask_mov_ps(none, seen, of_seen);
-            store(of_seen, score);
+fn soften_all((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut State<'_>) {
+    for (token, first) in (0..count).step_by(group).enumerate() {
+        let keys = seen_by(token);
+        if !keys.is_empty() {
+            (first..first + group).for_each(|row| soften(row, &keys, state));
         }
-        // In this order NaN is passed over.
-        most = _mm512_max_ps(of_seen, most);
     }
-    let (before, here) = (*largest, _mm512_reduce_max_ps(most));
-    *largest = if here > before { here } else { before };
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn soften(row: usize, keys: &Range<usize>, state: &mut State<'_>) {
     let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
-    let most = _mm512_mul_ps(_mm512_set1_ps(*largest), log2_e);
+    let (before, here) = (state.largest[row], _mm512_reduce_max_ps(load(&state.most[row])));
+    let largest = if here > before { here } else { before };
+    state.largest[row] = largest;
+    let most = _mm512_mul_ps(_mm512_set1_ps(largest), log2_e);
+    let vectors = keys.start / LANES..keys.end.div_ceil(LANES);
+    let scores = &mut state.scores[row * SPAN..][..SPAN].as_chunks_mut::<LANES>().0[vectors.clone()];
     let mut sums = [_mm512_setzero_ps(); 2];
     for (i, score) in scores.iter_mut().enumerate() {
         let weight = power::<3>(_mm512_fmsub_ps(load(score), log2_e, most));
         store(weight, score);
         sums[(vectors.start + i) % 2] = _mm512_add_ps(sums[(vectors.start + i) % 2], weight);
     }
-    let mut sum = [0.0; LANES];
-    store(_mm512_add_ps(sums[0], sums[1]), &mut sum);
-    let sum = simd::sum_lanes(sum);
-    if before == f32::NEG_INFINITY {
-        *total = sum;
-        return;
+    let mut total = _mm512_add_ps(sums[0], sums[1]);
+    if before != f32::NEG_INFINITY {
+        let kept = power::<3>(_mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(before), log2_e), most));
+        if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(kept, _mm512_set1_ps(1.0)) != 0 {
+            let out = &mut state.out[row * CHAINS..][..CHAINS];
+            out.iter_mut().for_each(|x| store(_mm512_mul_ps(load(x), kept), x));
+        }
+        total = _mm512_fmadd_ps(load(&state.total[row]), kept, total);
     }
-    let kept = power::<3>(_mm512_sub_ps(_mm512_mul_ps(_mm512_set1_ps(before), log2_e), most));
-    if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(kept, _mm512_set1_ps(1.0)) != 0 {
-        out.iter_mut().for_each(|x| store(_mm512_mul_ps(load(x), kept), x));
-    }
-    let mut first = [0.0; LANES];
-    store(kept, &mut first);
-    *total = *total * first[0] + sum;
+    store(total, &mut state.total[row]);
 }
 
-/// Adds those of `values` that are of `keys`, weighed, to `out`.
+/// Adds what rows see of `values`, weighed, to what they have: two rows of one token at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn weigh<const DIM: usize>(values: &[&[Lanes; DIM]], weights: &[f32], keys: &Range<usize>, out: &mut [Lanes; CHAINS]) {
+fn weigh_all<const DIM: usize>(
+    values: &[&[Lanes; DIM]],
+    (count, group): Counts,
+    seen_by: impl Fn(usize) -> Range<usize>,
+    state: &mut State<'_>,
+) {
+    for (token, first) in (0..count).step_by(group).enumerate() {
+        let keys = seen_by(token);
+        if keys.is_empty() {
+            continue;
+        }
+        for row in (first..first + group).step_by(2) {
+            if row + 1 < first + group {
+                weigh::<DIM, 2>(values, &keys, row, state);
+            } else {
+                weigh::<DIM, 1>(values, &keys, row, state);
+            }
+        }
+    }
+}
+
+/// Adds those of `values` that are of `keys`, weighed, to the sums of rows `row..row + ROWS`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn weigh<const DIM: usize, const ROWS: usize>(
+    values: &[&[Lanes; DIM]],
+    keys: &Range<usize>,
+    row: usize,
+    state: &mut State<'_>,
+) {
     // Keys of a vector of values.
     let together = LANES / DIM;
     let of: &[[i32; LANES]; DIM] = const { &weight_of::<DIM>() };
-    let mut sums: [__m512; CHAINS] = std::array::from_fn(|i| load(&out[i]));
-    for (nth, (vectors, weight)) in values.iter().zip(weights.as_chunks::<LANES>().0).enumerate() {
-        let (weight, seen) = (load(weight), lanes_in(keys, nth));
-        if seen == 0 {
-            continue;
-        }
-        for (v, value) in vectors.iter().enumerate() {
+    let weights: [&[Lanes]; ROWS] =
+        std::array::from_fn(|r| state.scores[(row + r) * SPAN..][..SPAN].as_chunks::<LANES>().0);
+    let out: &mut [[Lanes; CHAINS]] = state.out[row * CHAINS..].as_chunks_mut().0;
+    let mut sums: [[__m512; CHAINS]; ROWS] = std::array::from_fn(|r| std::array::from_fn(|i| load(&out[r][i])));
+    for nth in keys.start / LANES..keys.end.div_ceil(LANES) {
+        let seen = lanes_in(keys, nth);
+        let weight: [__m512; ROWS] = std::array::from_fn(|r| load(&weights[r][nth]));
+        for (v, value) in values[nth].iter().enumerate() {
             let value = if seen == __mmask16::MAX {
                 load(value)
             } else {
@@ -313,9 +425,21 @@ fn weigh<const DIM: usize>(values: &[&[Lanes; DIM]], weights: &[f32], keys: &Ran
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_maskz_loadu_ps(lanes as __mmask16, value.as_ptr()) }
             };
-            let of_keys = _mm512_permutexvar_ps(indices(&of[v]), weight);
-            sums[v % CHAINS] = _mm512_fmadd_ps(of_keys, value, sums[v % CHAINS]);
+            for r in 0..ROWS {
+                let of_keys = _mm512_permutexvar_ps(indices(&of[v]), weight[r]);
+                sums[r][v % CHAINS] = _mm512_fmadd_ps(of_keys, value, sums[r][v % CHAINS]);
+            }
         }
     }
-    sums.into_iter().zip(out).for_each(|(sum, to)| store(sum, to));
+    for (sums, out) in sums.iter().zip(out) {
+        sums.iter().zip(out).for_each(|(sum, to)| store(*sum, to));
+    }
+}
+
+/// The sum of a row's chains.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn join([a, b, c, d]: &[Lanes; CHAINS]) -> Lanes {
+    let mut sums = [0.0; LANES];
+    store(_mm512_add_ps(_mm512_add_ps(load(a), load(c)), _mm512_add_ps(load(b), load(d))), &mut sums);
+    sums
 }
