@@ -1,6 +1,6 @@
 //! Vector loops, compiled for each instruction set and chosen at run time; conversions between storage and f32 are in
-//! `simd/convert.rs`, the exponential in `simd/exp.rs`, that of 2 on AVX-512 in
-//! `simd/power.rs`.
+//! `simd/convert.rs`, the exponential in `simd/exp.rs`, that of 2 on AVX-512 in `simd/power.rs`, sines and cosines in
+//! `simd/angle.rs`.
 //!
 //! Loops are written over fixed-size arrays of lanes that the compiler turns into vector registers. Sums keep one
 //! partial sum a lane and add the lanes up in a fixed tree, so a sum's bits depend on its length alone.
@@ -8,6 +8,7 @@
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod amx;
+mod angle;
 mod convert;
 mod exp;
 #[cfg(target_arch = "x86_64")]
@@ -15,6 +16,7 @@ mod power;
 
 use std::sync::LazyLock;
 
+pub(crate) use angle::angles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use convert::stream_rows;
 pub(crate) use convert::{

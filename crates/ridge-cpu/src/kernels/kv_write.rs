@@ -69,7 +69,7 @@ impl Kernel for KvWrite {
             simd::load(io, 1, self.dtype, token * n, room);
             if let Some(op) = &self.rope {
                 rope::angles(op, io.input::<i32>(2)[token], cos, sin);
-                room.chunks_exact_mut(self.dim.max(1)).for_each(|head| rope::rotate(head, cos, sin));
+                rope::rotate(room, self.dim.max(1), cos, sin);
             }
             self.write(io, slot, 0, room);
             self.write(io, slot, 1, simd::view(io, values, self.dtype, token * n, &mut *room));

@@ -30,23 +30,22 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
 
 /// What a token's rope takes without its heads, in nanoseconds.
 pub(super) fn nanos(op: &ops::Rope) -> f64 {
-    20.0 + 30.0 * op.inv_freq.len() as f64
+    20.0 + 3.0 * op.inv_freq.len() as f64
 }
 
 /// Cosine and sine of each pair's angle at `position`, scaled.
 pub(super) fn angles(op: &ops::Rope, position: i32, cos: &mut [f32], sin: &mut [f32]) {
-    for ((freq, cos), sin) in op.inv_freq.iter().zip(cos).zip(sin) {
-        let (s, c) = (f64::from(position) * freq).sin_cos();
-        (*cos, *sin) = ((c * op.scale) as f32, (s * op.scale) as f32);
-    }
+    simd::angles(f64::from(position), &op.inv_freq, op.scale, cos, sin);
 }
 
 vectorised! {
-    /// Rotates pairs `(i, i + cos.len())` of `x`.
-    pub(super) fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]) {
-        let (a, b) = x.split_at_mut(cos.len());
-        for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
-            (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+    /// Rotates pairs `(i, i + cos.len())` of each head of `dim` elements of `x`.
+    pub(super) fn rotate(x: &mut [f32], dim: usize, cos: &[f32], sin: &[f32]) {
+        for head in x.chunks_exact_mut(dim) {
+            let (a, b) = head.split_at_mut(cos.len());
+            for (((a, b), cos), sin) in a.iter_mut().zip(b).zip(cos).zip(sin) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
         }
     }
 }
@@ -70,7 +69,7 @@ impl Kernel for Rope {
             // SAFETY: this token's elements are ours alone.
             let y = unsafe { simd::place(io, 0, self.dtype, at, &mut *room) };
             simd::load(io, 0, self.dtype, at, y);
-            y.chunks_exact_mut(self.dim.max(1)).for_each(|head| rotate(head, cos, sin));
+            rotate(y, self.dim.max(1), cos, sin);
             // SAFETY: as above.
             unsafe { simd::put(io, 0, self.dtype, at, y) };
         }
