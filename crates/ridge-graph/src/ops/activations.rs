@@ -15,8 +15,9 @@ pub enum Activations {
     #[default]
     Exact,
     /// As codes of 8 bits. Each row is cut into groups of [`Activations::GROUP`] elements, the last perhaps shorter.
-    /// With scale = largest magnitude / 127, an element's code is the integer nearest to x / scale (the upper of two),
-    /// and its value code * scale.
+    /// An element's code is the integer nearest to x * 127 / largest magnitude (the upper of two), and its value code *
+    /// scale, the scale being largest magnitude / 127. An element of 16 bits that lies just between two codes does so
+    /// in f32 as well as exactly.
     Int8,
 }
 
@@ -59,16 +60,69 @@ impl Activations {
             [number(g, 0.0)?, number(g, 1.0)?, number(g, 0.5)?, number(g, 127.0)?, number(g, -127.0)?];
         let scale = g.div(largest, most)?;
         // Of nothing but zeros every code is zero.
-        let none = g.eq(scale, zero)?;
-        let divisor = g.select(none, one, scale)?;
-        let scaled = g.div(grouped, divisor)?;
+        let none = g.eq(largest, zero)?;
+        let divisor = g.select(none, one, largest)?;
+        // 127 / 128 and then 128, so that no product is too large. Both are exact where x has 16 bits.
+        let [share, whole] = [number(g, 127.0 / 128.0)?, number(g, 128.0)?];
+        let share = g.mul(grouped, share)?;
+        let share = g.div(share, divisor)?;
+        let scaled = g.mul(share, whole)?;
         let above = g.add(scaled, half)?;
         let code = g.floor(above)?;
-        // Of the smallest numbers the scale is rounded far.
+        // The smallest numbers are rounded far.
         let code = g.min(code, most)?;
         let code = g.max(code, least)?;
         let values = g.mul(code, scale)?;
         let values = g.reshape(values, Shape(vec![rows, (groups * Self::GROUP).into()]))?;
         if missing > 0 { g.slice(values, 1, 0, inner) } else { Ok(values) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Bindings;
+    use crate::eval::{Precision, evaluate};
+    use crate::tensor::{Tensor, Value};
+    use crate::types::Type;
+
+    /// Each row is a largest magnitude with all elements of bf16 that lie just between two of its codes, the largest
+    /// numbers among them.
+    #[test]
+    fn an_element_between_two_codes_takes_the_upper_one_in_f32_too() {
+        let (mut rows, mut wanted) = (Vec::new(), Vec::new());
+        for power in [-100, -3, 0, 120] {
+            for significand in 128..256 {
+                let largest = f64::from(significand) * 2f64.powi(power);
+                let mut row = vec![0.0; Activations::GROUP];
+                let mut codes = row.clone();
+                (row[0], codes[0]) = (largest, 127.0);
+                let mut filled = 1;
+                for twice in (-253..255).step_by(2) {
+                    let x = largest * f64::from(twice) / 254.0;
+                    if x * 254.0 == largest * f64::from(twice) && DType::BF16.round(x) == x {
+                        (row[filled], codes[filled]) = (x, f64::from(twice + 1) / 2.0);
+                        filled += 1;
+                    }
+                }
+                assert!(filled > 2, "half of the largest is there");
+                wanted.extend(codes.iter().map(|c| c * largest / 127.0));
+                rows.extend(row);
+            }
+        }
+        let count = rows.len() / Activations::GROUP;
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(DType::F32, [count, Activations::GROUP])).unwrap();
+        let y = Activations::Int8.apply(&mut g, x).unwrap();
+        let graph = g.finish(vec![("y".into(), y)]).unwrap();
+        let rows = Value::Plain(Tensor::float(DType::F32, &[count, Activations::GROUP], rows));
+        for precision in [Precision::Exact, Precision::Rounded] {
+            let value = |_: &crate::Arg| Some(rows.clone());
+            let got = evaluate(&graph, &value, &Bindings::new(), precision).unwrap();
+            for (i, (got, wanted)) in got[0].1.tensor().floats().iter().zip(&wanted).enumerate() {
+                let error = (got - wanted).abs();
+                assert!(error <= wanted.abs() * 1e-6, "{precision:?}, element {i}: {got} and not {wanted}");
+            }
+        }
     }
 }

@@ -13,8 +13,9 @@ fn taken(activations: Activations, x: &[f64], k: usize) -> Vec<f64> {
     let mut x = x.to_vec();
     if activations == Activations::Int8 {
         for group in x.chunks_exact_mut(k.max(1)).flat_map(|row| row.chunks_mut(256)) {
-            let scale = group.iter().fold(0f64, |m, v| m.max(v.abs())) / 127.0;
-            group.iter_mut().filter(|_| scale > 0.0).for_each(|v| *v = (*v / scale + 0.5).floor() * scale);
+            let largest = group.iter().fold(0f64, |m, v| m.max(v.abs()));
+            let rounded = |v: f64| (v * 127.0 / largest + 0.5).floor() * (largest / 127.0);
+            group.iter_mut().filter(|_| largest > 0.0).for_each(|v| *v = rounded(*v));
         }
     }
     x

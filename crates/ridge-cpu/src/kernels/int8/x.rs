@@ -3,6 +3,7 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use super::{By, GROUP, SIDE, SUMMED};
+use crate::kernel::view;
 use crate::simd::vectorised;
 
 /// How the codes of x lie: rows by themselves, or by 16 as the columns of matrix tiles.
@@ -118,26 +119,18 @@ impl<'a> X<'a> {
 
     /// Codes of a strip: bytes.
     pub(super) fn codes(&self, strip: usize) -> &'a [i8] {
-        let codes = self.part(strip, 0);
-        // SAFETY: of the same size, and any bits are an i8.
-        unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), codes.len()) }
+        view(self.part(strip, 0))
     }
 
     /// Scales of a strip: those of all rows for one group after another.
     pub(super) fn scales(&self, strip: usize) -> &'a [f32] {
-        floats(self.part(strip, 1))
+        view(self.part(strip, 1))
     }
 
     /// Sums of 16 codes each, as the scales.
     pub(super) fn sums(&self, strip: usize) -> &'a [f32] {
-        floats(self.part(strip, 2))
+        view(self.part(strip, 2))
     }
-}
-
-fn floats(bytes: &[u8]) -> &[f32] {
-    assert!((bytes.as_ptr() as usize).is_multiple_of(align_of::<f32>()));
-    // SAFETY: inside of the bytes, aligned as just checked, and any bits are an f32.
-    unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<f32>()) }
 }
 
 vectorised! {
@@ -165,12 +158,13 @@ vectorised! {
         }
         let scale = largest / 127.0;
         const UNIT: f32 = 12_582_912.0; // 1.5 * 2^23
-        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        let divisor = if largest == 0.0 { 1.0 } else { largest };
         for nth in 0..x.len().min(codes.len()).min(sums.len()) {
             let (x, codes) = (&x[nth], &mut codes[nth]);
             let mut integers = [0i32; SUMMED];
             for i in 0..SUMMED {
-                let nearest = (x[i] / divisor + 0.5).floor();
+                // As the meaning has it: where an element lies just between two codes every operation counts.
+                let nearest = (x[i] * (127.0 / 128.0) / divisor * 128.0 + 0.5).floor();
                 let nearest = if nearest > 127.0 { 127.0 } else { nearest };
                 let nearest = if nearest < -127.0 { -127.0 } else { nearest };
                 // A whole number, which the sum with this one has in its lowest bits.
@@ -184,5 +178,24 @@ vectorised! {
             sums[nth] = sum as f32;
         }
         scale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_the_largest_takes_the_upper_code() {
+        for power in [-100, 0, 120] {
+            for significand in 128u8..=255 {
+                let largest = f32::from(significand) * 2f32.powi(power);
+                let mut x = [0f32; SUMMED];
+                x[..5].copy_from_slice(&[largest, largest / 2.0, -largest / 2.0, -largest, largest / 127.0]);
+                let (mut codes, mut sums) = ([0; SUMMED], [0.0; GROUP / SUMMED]);
+                encode(&x, &mut codes, &mut sums);
+                assert_eq!((codes[..6].to_vec(), sums[0]), (vec![127, 64, -63, -127, 1, 0], 2.0), "{largest}");
+            }
+        }
     }
 }
