@@ -2,7 +2,7 @@
 
 use super::SPAN;
 use crate::kernels::linear::source::Lanes;
-use crate::simd::{Element, LANES, fma, vectorised};
+use crate::simd::{self, Element, LANES, fma};
 
 /// Are heads of `dim` elements narrow?
 pub(super) fn is_narrow(dim: usize) -> bool {
@@ -13,27 +13,31 @@ pub(super) fn is_narrow(dim: usize) -> bool {
 /// beginning of `keys`; rows of scores are [`SPAN`] apart.
 pub(super) fn scores<T: Element>(keys: &[T], dim: usize, count: usize, q: &[Lanes], rows: usize, out: &mut [f32]) {
     match dim {
-        4 => of_dim_4(keys, count, &q[..rows], out),
-        8 => of_dim_8(keys, count, &q[..rows], out),
+        4 => of_dim::<T, 4>(keys, count, &q[..rows], out),
+        8 => of_dim::<T, 8>(keys, count, &q[..rows], out),
         _ => unreachable!("heads of {dim} elements are not narrow"),
     }
 }
 
-vectorised! {
-    fn of_dim_4<T: Element>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
-        of_dim::<T, 4, FMA>(keys, count, q, out);
+/// No loop for AVX-512, where other code takes heads of so few elements (`packed.rs`).
+fn of_dim<T: Element, const DIM: usize>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if simd::isa() >= simd::Isa::Avx2 {
+        // SAFETY: `isa` found the features on this machine.
+        return unsafe { avx2::<T, DIM>(keys, count, q, out) };
     }
+    generic::<T, DIM, { cfg!(target_arch = "aarch64") }>(keys, count, q, out);
 }
 
-vectorised! {
-    fn of_dim_8<T: Element>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
-        of_dim::<T, 8, FMA>(keys, count, q, out);
-    }
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn avx2<T: Element, const DIM: usize>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
+    generic::<T, DIM, true>(keys, count, q, out);
 }
 
 #[inline(always)]
 #[allow(clippy::inline_always)] // must compile with its caller's instruction set
-fn of_dim<T: Element, const DIM: usize, const FMA: bool>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
+fn generic<T: Element, const DIM: usize, const FMA: bool>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
     let (keys, _) = keys.as_chunks::<DIM>();
     for from in (0..count).step_by(LANES) {
         let mut columns = [[0f32; LANES]; DIM];
