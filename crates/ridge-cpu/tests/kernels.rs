@@ -4,6 +4,7 @@
 mod common;
 
 use common::{poisoned, run};
+use ridge_graph::conformance::judge_graph;
 use ridge_graph::format;
 use ridge_graph::ops::{Activations, PagedAttention, SampleToken};
 use ridge_graph::passes::round_activations;
@@ -83,6 +84,37 @@ fn a_product_is_the_same_for_one_row_and_for_many() {
             round_activations(&mut graph, activations);
             let values = |name: &str| if name == "x" { Value::Plain(x.clone()) } else { w.clone() };
             cuts_agree(&graph, "rows", &values, &["x"], &[0, 1, 2, 4, 7, 11, 16, 25, rows - 1, rows]);
+        }
+    }
+}
+
+/// Sums of codes times scales of 2^127 are no numbers; those of values, by x that are small, are.
+#[test]
+fn products_by_mxfp4_are_right_for_every_exponent() {
+    let (columns, inner) = (35, 288);
+    let format = format::all().into_iter().find(|f| f.name() == "mxfp4").expect("is a format");
+    for exponent in 0..=255u8 {
+        let mut rng = Rng::new(exponent.into());
+        let mut blocks = rng.integers(DType::U8, &[columns, inner / 32 * 17], 0, 256).to_bytes();
+        blocks.chunks_exact_mut(17).for_each(|block| block[0] = exponent);
+        let blocks = Tensor::from_bytes(DType::U8, &[columns, inner / 32 * 17], &blocks);
+        let shape = vec![columns, inner];
+        let w = Value::Stored { format: format.clone(), dtype: DType::F32, shape, components: vec![blocks] };
+        for rows in [1, 2] {
+            let factor = if exponent < 128 { 2f64.powi(30) } else { 2f64.powi(-30) };
+            let x = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| x * factor).collect();
+            let x = Value::Plain(Tensor::float(DType::F32, &[rows, inner], x));
+            let mut g = Builder::new();
+            let input = g.step_input("x", x.ty()).unwrap();
+            let weight = g.weight("w", w.ty()).unwrap();
+            let y = g.linear(input, weight).unwrap();
+            let mut graph = g.finish(vec![("y".into(), y)]).unwrap();
+            round_activations(&mut graph, Activations::Int8);
+            let value = |arg: &Arg| if &*arg.name == "x" { x.clone() } else { w.clone() };
+            let got = run(&poisoned(1), &graph, &Bindings::new(), &value).expect("runs");
+            if let Err(why) = judge_graph(&graph, &|arg| Some(value(arg)), &Bindings::new(), &got) {
+                panic!("exponent {exponent}, {rows} rows: {why}");
+            }
         }
     }
 }

@@ -20,7 +20,7 @@ mod x;
 use std::ops::Range;
 
 use ridge_graph::FormatRef;
-use ridge_graph::format::BlockFormat;
+use ridge_graph::format::{BlockFormat, Mxfp4};
 use ridge_graph::with_block_format;
 
 use crate::simd;
@@ -87,6 +87,8 @@ pub(super) struct Codes {
     /// Elements that share a scale.
     group: usize,
     pub(super) minima: bool,
+    /// What products are multiplied by at last: see [`LARGE`].
+    pub(super) unit: f32,
     read: Read,
     #[cfg(target_arch = "x86_64")]
     unpack: unpack::Unpack,
@@ -101,6 +103,7 @@ impl Codes {
                 block: [B::ELEMENTS, B::BYTES],
                 group: B::GROUP,
                 minima: B::MINIMA,
+                unit: unit::<B>(),
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
                 unpack: unpack::unpack::<B>,
@@ -116,6 +119,26 @@ impl Codes {
     }
 }
 
+/// Scales of MXFP4 are powers of two up to 2^127. Sums of codes times such a scale would overflow where sums of values
+/// do not, so its scales are taken in this unit. Nothing is rounded: codes are whole numbers, and the least scale is
+/// 2^-128.
+const LARGE: f32 = 65_536.0;
+
+/// The unit of a format's scales.
+fn unit<B: BlockFormat>() -> f32 {
+    if B::NAME == Mxfp4::NAME { LARGE } else { 1.0 }
+}
+
+/// As [`BlockFormat::codes`], with scales in their unit.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+fn apart<B: BlockFormat>(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
+    B::codes(block, codes, scales, minima);
+    if unit::<B>() != 1.0 {
+        scales[..B::ELEMENTS / B::GROUP].iter_mut().for_each(|scale| *scale /= unit::<B>());
+    }
+}
+
 /// Takes whole blocks apart: codes, and a scale and a minimum for each group.
 type Read = fn(&[u8], &mut [i8], &mut [f32], &mut [f32]);
 
@@ -124,7 +147,7 @@ simd::vectorised! {
         let groups = B::ELEMENTS / B::GROUP;
         let parts = codes.chunks_exact_mut(B::ELEMENTS).zip(scales.chunks_exact_mut(groups));
         for ((block, (codes, scales)), minima) in blocks.chunks_exact(B::BYTES).zip(parts).zip(minima.chunks_exact_mut(groups)) {
-            B::codes(block, codes, scales, minima);
+            apart::<B>(block, codes, scales, minima);
         }
     }
 }

@@ -25,9 +25,7 @@ use ridge_graph::{DType, Function, Node, Op};
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 use super::{Entry, int8, quant};
-#[cfg(target_arch = "x86_64")]
-use crate::kernel::Operand;
-use crate::kernel::{Io, Kernel, Preparation, Scratch, Spec};
+use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
 use crate::simd::{self, LANES};
 use source::Plain;
 use tile::{Room, Tile};
@@ -108,10 +106,8 @@ const STREAMED: usize = 2 << 20;
 struct Weight {
     columns: usize,
     dtype: DType,
-    /// How its rows are read, if it is stored in blocks.
+    /// How its rows are read, if it is stored in blocks and they are not multiplied as codes.
     stored: Option<quant::Rows>,
-    /// How its rows are codes, if codes of x multiply them.
-    codes: Option<int8::Codes>,
     /// Input and dtype of the bias.
     bias: Option<(usize, DType)>,
     /// Tiles of the weights before.
@@ -133,8 +129,8 @@ struct Linear {
     tile: usize,
     row_block: usize,
     nanos_per_piece: f64,
-    /// Are the products those of codes?
-    by_codes: bool,
+    /// How the rows of each weight are codes, if codes of x multiply them.
+    by_codes: Option<Vec<int8::Codes>>,
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     on_tiles: bool,
@@ -151,6 +147,12 @@ fn on_tiles(x: &Operand, weights: &[Operand]) -> bool {
     weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
+/// How the rows of `weights` are codes.
+fn codes(weights: &[Operand]) -> Result<Vec<int8::Codes>, String> {
+    let of_weight = |w: &Operand| w.format.as_ref().and_then(int8::Codes::new).ok_or("a weight is not stored in codes");
+    Ok(weights.iter().map(of_weight).collect::<Result<_, _>>()?)
+}
+
 fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let (count, biases) = match (spec.composite::<LinearOp>(), spec.composite::<LinearGroup>()) {
         (Some(one), _) => (1, one.bias),
@@ -160,10 +162,12 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let first = usize::from(after == After::Add);
     let x = &spec.inputs[first];
     let rows = x.rows();
-    let taken = spec.body.nodes.iter().find_map(taken);
-    let by_codes = taken.is_some_and(|(activations, _)| activations == Activations::Int8);
+    let by_codes = match spec.body.nodes.iter().find_map(taken) {
+        Some((Activations::Int8, _)) => Some(codes(&spec.inputs[first + 1..][..count])?),
+        _ => None,
+    };
     #[cfg(target_arch = "x86_64")]
-    let on_tiles = !by_codes && on_tiles(x, &spec.inputs[first + 1..][..count]);
+    let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
     let plain = |w: &Operand| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
@@ -175,7 +179,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let (tile, row_block) =
         if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
     let (tile, row_block) =
-        if by_codes { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
+        if by_codes.is_some() { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
     let mut tiles = 0;
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
@@ -183,8 +187,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         weights.push(Weight {
             columns: w.shape[0],
             dtype: w.dtype,
-            stored: w.format.as_ref().and_then(|format| quant::Rows::new(format, x.last())),
-            codes: w.format.as_ref().filter(|_| by_codes).and_then(int8::Codes::new),
+            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(|f| quant::Rows::new(f, x.last())),
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });
@@ -196,15 +199,15 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let columns: usize = weights.iter().map(|w| w.columns).sum();
     let macs = (rows.min(row_block) * columns * x.last()) as f64;
     // Small weights are in cache.
-    let bytes = match (weights.first(), by_codes) {
-        (Some(w), false) => (columns * x.last() * w.dtype.size_bytes()) as f64,
-        _ => weights.iter().filter_map(|w| Some(w.columns * w.codes?.bytes(x.last()))).sum::<usize>() as f64,
-    };
+    let bytes = match (&by_codes, weights.first()) {
+        (Some(codes), _) => weights.iter().zip(codes).map(|(w, codes)| w.columns * codes.bytes(x.last())).sum(),
+        (None, first) => columns * x.last() * first.map_or(0, |w| w.dtype.size_bytes()),
+    } as f64;
     let nanos_per_byte = if bytes < 1e6 { 0.02 } else { 0.08 };
     let nanos_per_mac = 0.015;
     #[cfg(target_arch = "x86_64")]
     let nanos_per_mac = if on_tiles { 0.001 * amx::terms(x.dtype) as f64 } else { nanos_per_mac };
-    let nanos_per_mac = match (by_codes, int8::by(rows)) {
+    let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
         (false, _) => nanos_per_mac,
         #[cfg(target_arch = "x86_64")]
         (true, int8::By::Tiles | int8::By::Stream) => 0.0015,
@@ -240,7 +243,7 @@ impl Kernel for Linear {
     }
 
     fn preparation(&self) -> Option<Preparation> {
-        if self.by_codes {
+        if self.by_codes.is_some() {
             return self.preparation_of_codes();
         }
         #[cfg(target_arch = "x86_64")]
@@ -256,7 +259,7 @@ impl Kernel for Linear {
     }
 
     fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        if self.by_codes {
+        if self.by_codes.is_some() {
             return self.prepare_codes(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
@@ -270,8 +273,8 @@ impl Kernel for Linear {
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        if self.by_codes {
-            return self.run_by_codes(io, pieces, scratch);
+        if let Some(of_weights) = &self.by_codes {
+            return self.run_by_codes(of_weights, io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {

@@ -10,17 +10,17 @@ use std::arch::x86_64::{
     _mm512_broadcast_i32x4, _mm512_broadcast_i64x4, _mm512_castsi128_si512, _mm512_castsi256_si512,
     _mm512_castsi512_si256, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_extracti32x4_epi32,
     _mm512_i32gather_epi32, _mm512_inserti32x4, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_mask_add_epi8,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_ps,
+    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_shuffle_epi8, _mm512_slli_epi32, _mm512_sllv_epi16, _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi16,
     _mm512_srli_epi32, _mm512_srlv_epi16, _mm512_srlv_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi8,
-    _mm512_sub_epi32, _mm512_sub_ps, _mm512_test_epi8_mask, _mm512_xor_si512,
+    _mm512_sub_epi32, _mm512_test_epi8_mask, _mm512_xor_ps, _mm512_xor_si512,
 };
 
 use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
 
-use super::{GROUP, SIDE, SUMMED};
+use super::{GROUP, SIDE, SUMMED, apart};
 
 /// The same blocks of up to 16 rows, of one group of K or the last part of one.
 pub(super) struct OfRows<'a> {
@@ -96,7 +96,7 @@ pub(super) trait Vectors: BlockFormat {
             let of_row = &blocks.data[row * blocks.stride..][..blocks.blocks * Self::BYTES];
             for (nth, block) in of_row.chunks_exact(Self::BYTES).enumerate() {
                 let (mut codes, mut scales, mut minima) = ([0; GROUP], [0.0; GROUP / 16], [0.0; GROUP / 16]);
-                Self::codes(block, &mut codes, &mut scales, &mut minima);
+                apart::<Self>(block, &mut codes, &mut scales, &mut minima);
                 let groups = Self::ELEMENTS / Self::GROUP;
                 for group in 0..groups {
                     to.scales[nth * groups + group][row] = scales[group];
@@ -228,7 +228,7 @@ unsafe fn at_the_front<B: BlockFormat>(blocks: &OfRows<'_>, to: &mut Scales) {
         put(&mut to.scales[nth], halves(both));
         if B::MINIMA {
             let added = halves(_mm512_srli_epi32::<16>(both));
-            put(&mut to.minima[nth], _mm512_sub_ps(_mm512_setzero_ps(), added));
+            put(&mut to.minima[nth], _mm512_xor_ps(added, _mm512_set1_ps(-0.0)));
         }
     }
 }
@@ -478,3 +478,6 @@ unsafe fn uneven_scales(blocks: &OfRows<'_>, to: &mut Scales) {
         put(&mut to.scales[group], _mm512_mul_ps(scale, of_group));
     }
 }
+
+#[cfg(test)]
+mod tests;

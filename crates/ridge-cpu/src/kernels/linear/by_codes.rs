@@ -36,7 +36,14 @@ impl Linear {
         }
     }
 
-    pub(super) fn run_by_codes(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    /// `of_weights` are how the rows of each weight are codes.
+    pub(super) fn run_by_codes(
+        &self,
+        of_weights: &[int8::Codes],
+        io: &Io<'_>,
+        pieces: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
         let all = self.codes(self.rows);
         let most = self.codes(self.row_block.min(self.rows));
         let outputs = most.rows * self.tile;
@@ -63,11 +70,12 @@ impl Linear {
             let x = int8::X::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
             let (which, columns) = self.place(tile);
             let mut multiply = |which: usize, out: &mut [f32]| {
-                let weight = &self.weights[which];
-                // Weights of such linears are all in blocks.
-                let Some(codes) = weight.codes else { return };
-                let weight = int8::Weight { data: io.input(self.x + 1 + which), codes, inner: self.inner };
+                let data = io.input(self.x + 1 + which);
+                let weight = int8::Weight { data, codes: of_weights[which], inner: self.inner };
                 int8::multiply(&weight, columns.clone(), &x, room, out);
+                if weight.codes.unit != 1.0 {
+                    simd::scale(&mut out[..rows.len() * columns.len()], weight.codes.unit);
+                }
             };
             multiply(which, products);
             if self.after == After::Swiglu {
