@@ -1,5 +1,8 @@
 //! How texts are cut before byte-pair encoding: each name of `tokenizer.ggml.pre` stands for expressions that cut one
 //! after another, what matches and what lies between alike.
+//!
+//! An expression that looks ahead of every digit, or every space, takes time by the square of a run of them. [`SLOW`] has
+//! those that are published so, with what cuts the same and looks ahead once a run.
 
 /// How a kind of tokenizer cuts.
 pub(super) struct Cut {
@@ -40,7 +43,7 @@ const SEED_CODER: &str =
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
 const JAIS_2: &str = contractions!(
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|(?<![^\S\r\n])\s*[\r\n]+|\s{512}(?!\S)|\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}"
 );
 
 const EXAONE_MOE: &str = contractions!(
@@ -63,8 +66,20 @@ const YOUTU_RUNS: &str = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-
 /// GPT-4o's with Han apart.
 const KIMI_2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Digits by three, counted from the last.
-const THOUSANDS: &str = r"\d{1,3}(?=(?:\d{3})*\b)";
+/// Digits by three, counted from the last: runs that end at the end of a word, then the beginning of such a run, and
+/// what goes on from it.
+const THOUSANDS: [&str; 2] = [r"\d+\b", r"\A\d{1,3}(?=(?:\d{3})*+\z)|(?<=\d)\G\d{3}"];
+
+/// As [`THOUSANDS`] for every run: before the first whole three, then after each that another digit follows.
+const GROUPS: [&str; 2] = [r"(?<!\d{3})(?=(?:\d{3})++(?!\d))", r"\d{3}(?=\d)"];
+
+/// Parts of published expressions, and what stands for them here.
+const SLOW: [(&str, &[&str]); 3] = [
+    (r"\d{1,3}(?=(?:\d{3})*\b)", &THOUSANDS),
+    (r"(?=(\d{3})+(?!\d))", &GROUPS),
+    // Behind white space that ends no line the rest of a run ends none: it would have been taken to there.
+    (r"\s*[\r\n]+|\s{512}", &[r"(?<![^\S\r\n])\s*[\r\n]+|\s{512}"]),
+];
 
 const AFMOE_RUNS: &str = r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+";
 
@@ -115,16 +130,23 @@ const NAMES: [&str; 32] = [
 
 /// The name of the cut by `expressions`, in which a piece that is a token is taken whole or not.
 pub(super) fn named(expressions: &[String], whole: bool) -> Option<&'static str> {
-    // Two spellings of one expression.
-    let plain =
-        |text: &str| text.replace("(?i:'s|'t|'re|'ve|'m|'ll|'d)", contractions!("")).replace(r"\p{N}{1}", r"\p{N}");
-    let wanted: Vec<String> = expressions.iter().map(|e| plain(e)).collect();
-    NAMES.into_iter().find(|name| {
-        cut(name).is_some_and(|cut| {
-            let same = cut.expressions.iter().map(|e| plain(e)).eq(wanted.iter().cloned());
-            cut.whole == whole && same
-        })
-    })
+    let wanted: Vec<&str> = expressions.iter().map(String::as_str).collect();
+    let wanted = published(&wanted);
+    NAMES.into_iter().find(|name| cut(name).is_some_and(|c| c.whole == whole && published(c.expressions) == wanted))
+}
+
+/// Expressions as they are published, in one of two spellings.
+fn published(expressions: &[&str]) -> Vec<String> {
+    const BETWEEN: &str = "\0";
+    let spellings = [("(?i:'s|'t|'re|'ve|'m|'ll|'d)", contractions!("")), (r"\p{N}{1}", r"\p{N}")];
+    let mut all = expressions.join(BETWEEN);
+    for (one, other) in spellings {
+        all = all.replace(one, other);
+    }
+    for (theirs, ours) in SLOW {
+        all = all.replace(&ours.join(BETWEEN), theirs);
+    }
+    all.split(BETWEEN).map(str::to_owned).collect()
 }
 
 /// The cut called `name`.
@@ -149,7 +171,7 @@ pub(super) fn cut(name: &str) -> Option<Cut> {
             (&[r"\p{N}{1,3}", HAN_KANA, DEEPSEEK_3], false, false)
         }
         "spark2_5" => (&[r"\p{N}{1,3}", HAN_KANA, SPARK, r"\p{N}"], false, false),
-        "afmoe" => (&[THOUSANDS, AFMOE_RUNS, DEEPSEEK_3], false, false),
+        "afmoe" => (&[THOUSANDS[0], THOUSANDS[1], AFMOE_RUNS, DEEPSEEK_3], false, false),
         "deepseek-llm" => {
             (&[r"[\r\n]", CASED, DEEPSEEK_LLM_MARKS, r"\s+$", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}+"], false, false)
         }
@@ -161,9 +183,9 @@ pub(super) fn cut(name: &str) -> Option<Cut> {
         "laguna" => (&[r"[^\n]+|\n+", QWEN_2], false, false),
         "youtu" => (&[YOUTU_RUNS, YOUTU], true, false),
         "kimi-k2" => (&[KIMI_2], false, false),
-        "tiny_aya" | "cohere2moe" => (&[THOUSANDS, GPT_4O], false, false),
+        "tiny_aya" | "cohere2moe" => (&[THOUSANDS[0], THOUSANDS[1], GPT_4O], false, false),
         "granite-embed-multi-97m" => (&[GPT_4O], true, false),
-        "superbpe" => (&[r"\p{N}+", r"(?=(\d{3})+(?!\d))"], false, false),
+        "superbpe" => (&[r"\p{N}+", GROUPS[0], GROUPS[1]], false, false),
         "chameleon" => (
             &[
                 "<sentinel:[0-9]+>",
@@ -185,4 +207,66 @@ pub(super) fn cut(name: &str) -> Option<Cut> {
         _ => return None,
     };
     Some(Cut { expressions, whole, bos })
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_graph::sample::Rng;
+    use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, SplitDelimiterBehavior};
+
+    use super::*;
+
+    fn splits<T: AsRef<str>>(expressions: &[T]) -> Vec<Split> {
+        let split = |e: &T| {
+            let pattern = SplitPattern::Regex(e.as_ref().to_owned());
+            Split::new(pattern, SplitDelimiterBehavior::Isolated, false).expect("is an expression")
+        };
+        expressions.iter().map(split).collect()
+    }
+
+    /// Where `text` is cut.
+    fn ends(splits: &[Split], text: &str) -> Vec<usize> {
+        let mut pieces = PreTokenizedString::from(text);
+        splits.iter().for_each(|split| split.pre_tokenize(&mut pieces).expect("cuts"));
+        pieces.get_splits(OffsetReferential::Original, OffsetType::Byte).iter().map(|(_, at, _)| at.1).collect()
+    }
+
+    #[test]
+    fn what_stands_for_a_slow_expression_cuts_as_it_does() {
+        let symbols: Vec<char> = "12345٥½²a_b.\u{301} \t\n\r".chars().collect();
+        let mut seen = 0;
+        for name in NAMES {
+            let ours = cut(name).expect("is a name").expressions;
+            let theirs = published(ours);
+            if theirs.len() == ours.len() && !theirs.concat().contains(r"\s{512}") {
+                continue;
+            }
+            seen += 1;
+            let (theirs, ours) = (splits(&theirs), splits(ours));
+            let mut rng = Rng::new(5);
+            for nth in 0..3000 {
+                let among = [5, 9, symbols.len()][nth % 3];
+                let mut text = String::new();
+                for _ in 0..rng.below(12) {
+                    let (symbol, times) = (symbols[rng.below(among)], 1 + rng.below(8));
+                    text.extend(std::iter::repeat_n(symbol, times));
+                }
+                assert_eq!(ends(&ours, &text), ends(&theirs, &text), "{name}: {text:?}");
+            }
+        }
+        assert_eq!(seen, 4, "tiny_aya, superbpe, afmoe and jais-2");
+    }
+
+    /// A run of one symbol, which would take minutes by the square of its length.
+    #[test]
+    fn a_long_run_of_digits_or_spaces_is_cut_as_soon_as_any_text() {
+        for name in NAMES {
+            let splits = splits(cut(name).expect("is a name").expressions);
+            for (symbol, end) in [("1", ""), (" ", "a")] {
+                let text = symbol.repeat(400_000) + end;
+                assert_eq!(ends(&splits, &text).last(), Some(&text.len()), "{name}");
+            }
+        }
+    }
 }
