@@ -1,15 +1,19 @@
 //! `ridge convert`: from a folder in the layout of Hugging Face to a GGUF file, and back.
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use ridge_graph::DType;
 use ridge_hw::units::Bytes;
 use ridge_models::ModelFiles;
 use ridge_models::gguf::{self, Quantisation, Storage};
+use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::FLOATS;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::{Progress, note};
 use crate::settings::refused;
 
@@ -50,7 +54,7 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Refuses to write over what is there, or over what is read, of which every part is needed.
+/// Refuses to write over what is there, or over what is read, of which every part is needed, and where no file can be.
 pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bool) -> Result<()> {
     let shown = to.display().to_string();
     let mut read: Vec<&Path> = vec![from];
@@ -60,28 +64,58 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
     {
         return Err(refused("the output", &shown, "is what is read: give another name"));
     }
+    let file = is_gguf(to);
+    if file && to.is_dir() {
+        return Err(refused("the output", &shown, "is a folder: give the name of a file"));
+    }
     if to.exists() && !force {
         return Err(refused("the output", &shown, "is there: give another name, or --force"));
     }
+    if file && to.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        return Err(refused("the output", &shown, "is in a folder that is not there: make it first"));
+    }
     Ok(())
+}
+
+/// Runs `write`, to be told of progress. An interrupt ends it after the tensor that it is at, so that no part of a file
+/// is left; a second one ends the process.
+pub(crate) fn interruptible<T>(
+    what: &'static str,
+    write: impl FnOnce(&mut dyn FnMut(u64, u64) -> io::Result<()>) -> ridge_models::Result<T>,
+) -> Result<T> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
+            .map_err(Error::Signal)?;
+        signal_hook::flag::register(signal, Arc::clone(&interrupted)).map_err(Error::Signal)?;
+    }
+    let mut progress = None;
+    let done = write(&mut |done, total| {
+        progress.get_or_insert_with(|| Progress::new(what, total)).at(done);
+        if interrupted.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    });
+    if done.is_err() && interrupted.load(Ordering::Relaxed) {
+        return Err(Error::Interrupted);
+    }
+    Ok(done?)
 }
 
 pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let files = ModelFiles::open(Some(&args.from))?;
     check_target(&files, &args.from, &args.to, args.force)?;
     let dtype = args.dtype.as_deref().and_then(DType::from_name);
-    let mut progress = None;
-    let told = |done, total| progress.get_or_insert_with(|| Progress::new("writing weights", total)).at(done);
     match (files.gguf(), is_gguf(&args.to)) {
         (_, true) => {
             let how = Quantisation { matrices: dtype.map(Storage::plain), ..Quantisation::default() };
-            let written = gguf::to_gguf(&files, &args.to, &how, told)?;
+            let written = interruptible("writing weights", |told| gguf::to_gguf(&files, &args.to, &how, told))?;
             if !args.quiet {
                 note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));
             }
         }
         (Some(file), false) => {
-            gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), told)?;
+            interruptible("writing weights", |told| {
+                gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), told)
+            })?;
             if !args.quiet {
                 note(&format!("wrote {}", args.to.display()));
             }

@@ -11,9 +11,9 @@ use ridge_models::gguf::{self, Importance, Instead, Mix, Quantisation, Storage};
 use ridge_models::{ModelFiles, gguf::Written};
 
 use crate::args::formats;
-use crate::convert::{check_target, is_gguf};
+use crate::convert::{check_target, interruptible, is_gguf};
 use crate::error::Result;
-use crate::output::{Progress, count, note};
+use crate::output::{count, note};
 use crate::settings::refused;
 
 /// Store a model's matrices in fewer bits
@@ -87,10 +87,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     check_target(&files, &args.model, &args.to, args.force)?;
     let importance = args.imatrix.as_ref().map(Importance::open).transpose()?;
     let how = Quantisation { matrices, mix, outer, importance };
-    let mut progress = None;
-    let told = |done, total| progress.get_or_insert_with(|| Progress::new("quantising", total)).at(done);
-    let written = gguf::to_gguf(&files, &args.to, &how, told)?;
-    drop(progress);
+    let written = interruptible("quantising", |told| gguf::to_gguf(&files, &args.to, &how, told))?;
     if !args.quiet {
         say(args, &written);
     }

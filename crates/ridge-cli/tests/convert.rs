@@ -125,6 +125,9 @@ fn what_cannot_be_written_is_refused_with_a_way_out() {
     let folder = Folder::of_config("{}");
     let file = stories(&folder, "x.gguf");
     let to = folder.file("y.gguf").display().to_string();
+    let (within, made) =
+        (folder.file("none/y.gguf").display().to_string(), folder.file("z.gguf").display().to_string());
+    std::fs::create_dir(&made).unwrap();
     for (args, says) in [
         (vec!["quantize", &file, &file, "--format", "q8_0"], "is what is read: give another name"),
         (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "does not end in .gguf"),
@@ -132,6 +135,8 @@ fn what_cannot_be_written_is_refused_with_a_way_out() {
         (vec!["quantize", &file, &to, "--format", "q8_0", "--imatrix", &file], "says nothing of any matrix"),
         (vec!["convert", &file, folder.path()], "is there: give another name, or --force"),
         (vec!["convert", "/no/such.gguf", &to], "there is no such file"),
+        (vec!["convert", &file, &within], "is in a folder that is not there: make it first"),
+        (vec!["convert", &file, &made, "--force"], "is a folder: give the name of a file"),
     ] {
         let refused = ridge(&args);
         assert!(refused.code != 0 && refused.stderr.contains(says), "{args:?}: {}", refused.stderr);

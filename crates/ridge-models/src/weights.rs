@@ -21,6 +21,15 @@ const IGNORABLE: &[&str] = &[
     "embed_out.weight",
 ];
 
+/// Requires that the tensors of `checkpoint` are the weights of `graph`.
+///
+/// # Errors
+/// [`ModelError::Tensors`] with all that are missing, too many or of another shape; and when one is not of floats.
+pub(crate) fn check(checkpoint: &Checkpoint, graph: &Graph) -> Result<()> {
+    checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), IGNORABLE)?;
+    graph.args(Role::Weight).try_for_each(|weight| checkpoint.check_float(&weight.name))
+}
+
 /// Where weights come from.
 #[derive(Clone, Debug)]
 pub enum WeightSource {
@@ -38,10 +47,7 @@ impl WeightSource {
     /// [`ModelError::Tensors`] when the checkpoint's tensors are not the graph's weights.
     pub fn retype(&self, graph: &Graph, format: Option<&FormatRef>) -> Result<Graph> {
         if let Self::Checkpoint(checkpoint) = self {
-            checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), IGNORABLE)?;
-            for weight in graph.args(Role::Weight) {
-                checkpoint.check_float(&weight.name)?;
-            }
+            check(checkpoint, graph)?;
         }
         let storage = |name: &str, ty: &Type| {
             let dtype = match self {

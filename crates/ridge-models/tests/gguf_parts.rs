@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use common::fixtures;
 use ridge_graph::DType;
 use ridge_models::ModelFiles;
-use ridge_models::gguf::{Gguf, Importance, Mix, Quantisation, Storage, Writer, to_gguf};
+use ridge_models::gguf::{Gguf, Importance, Mix, Quantisation, Storage, Writer, to_folder, to_gguf};
 
 fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gguf_parts").join(name);
@@ -33,7 +33,7 @@ fn copied(name: &str) -> PathBuf {
 fn every_part_of_a_model_opens_all_of_it() {
     let (whole, to) = (fixtures().join("llama/gqa2_tied"), folder("whole").join("x.gguf"));
     let how = Quantisation { matrices: Some(Storage::plain(DType::BF16)), ..Quantisation::default() };
-    to_gguf(&ModelFiles::open(Some(&whole)).expect("opens"), &to, &how, |_, _| {}).expect("writes");
+    to_gguf(&ModelFiles::open(Some(&whole)).expect("opens"), &to, &how, |_, _| Ok(())).expect("writes");
     let whole = Gguf::open(&to).and_then(|gguf| gguf.checkpoint()).expect("a model");
     for i in 1..=3 {
         let files = ModelFiles::open(Some(&fixtures().join("gguf_files").join(part(i)))).expect("opens");
@@ -51,7 +51,7 @@ fn every_part_of_a_model_opens_all_of_it() {
         }
         // Written again it is one file, which says nothing of parts.
         let joined = to.with_file_name("joined.gguf");
-        to_gguf(&files, &joined, &Quantisation::default(), |_, _| {}).expect("writes");
+        to_gguf(&files, &joined, &Quantisation::default(), |_, _| Ok(())).expect("writes");
         let joined = Gguf::open(&joined).expect("opens");
         assert_eq!(joined.tensors().len(), 20);
         assert!(joined.metadata().keys().all(|key| !key.starts_with("split.")));
@@ -84,8 +84,8 @@ fn parts_that_are_missing_renamed_or_anothers_are_refused() {
 fn a_part_of_the_model_may_be_written_over_while_it_is_read() {
     let to = copied("over");
     let files = ModelFiles::open(Some(&to.join(part(1)))).expect("opens");
-    to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| {}).expect("writes");
-    to_gguf(&files, &to.join(part(2)), &Quantisation::default(), |_, _| {}).expect("writes");
+    to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| Ok(())).expect("writes");
+    to_gguf(&files, &to.join(part(2)), &Quantisation::default(), |_, _| Ok(())).expect("writes");
     let read = |name: &str| std::fs::read(to.join(name)).expect("is there");
     assert!(read(&part(2)) == read("x.gguf"));
 }
@@ -112,12 +112,13 @@ fn numbers_that_are_not_finite_are_not_quantised_and_leave_no_file() {
         let files = ModelFiles::open(Some(&from)).expect("opens");
         let write = |storage: &str| {
             let how = Quantisation { matrices: Storage::from_name(storage), ..Quantisation::default() };
-            to_gguf(&files, &out, &how, |_, _| {}).map_err(|e| e.to_string())
+            to_gguf(&files, &out, &how, |_, _| Ok(())).map_err(|e| e.to_string())
         };
         let quantised = write("q8_0");
         assert_eq!(quantised.is_err(), fails, "{value}");
         if let Err(says) = quantised {
-            let should = format!("the tensor blk.0.ffn_up.weight has a number that is {value}, which q8_0 cannot hold");
+            let should = "the tensor blk.0.ffn_up.weight has in row 0 a number that is ";
+            let should = format!("{should}{value}, which q8_0 cannot hold");
             assert!(says.contains(&should), "{says}");
         }
         // Plain numbers keep them. What is left is the input, and the output where there was one.
@@ -128,15 +129,79 @@ fn numbers_that_are_not_finite_are_not_quantised_and_leave_no_file() {
 }
 
 #[test]
+fn numbers_that_are_too_large_for_a_storage_are_refused_and_leave_no_file() {
+    let to = folder("large");
+    let (from, out) = (to.join("x.gguf"), to.join("y.gguf"));
+    // Of f16 the largest is 65504, and it is the scale of a block's values.
+    for (storage, largest) in [
+        ("f16", 65504.0),
+        ("q8_0", 8e6),
+        ("q4_0", 5e5),
+        ("q4_1", 6e4),
+        ("q5_0", 1e6),
+        ("q5_1", 6e4),
+        ("iq4_nl", 7e6),
+        ("bf16", 3e38),
+        ("mxfp4", 3e38),
+    ] {
+        for value in [largest, 1e30] {
+            std::fs::write(&from, with_number(value)).expect("can be written");
+            let files = ModelFiles::open(Some(&from)).expect("opens");
+            let how = Quantisation { matrices: Storage::from_name(storage), ..Quantisation::default() };
+            let done = to_gguf(&files, &out, &how, |_, _| Ok(())).map_err(|e| e.to_string());
+            if value <= largest {
+                done.unwrap_or_else(|e| panic!("{storage} {value}: {e}"));
+                std::fs::remove_file(&out).expect("is there");
+                continue;
+            }
+            let says = done.expect_err(storage);
+            let should = "the tensor blk.0.ffn_up.weight has in row 0 a number that is ";
+            assert!(says.contains(&format!("{should}{value}, which {storage} cannot hold")), "{says}");
+            assert_eq!(to.read_dir().expect("is there").count(), 1, "{storage}");
+        }
+    }
+}
+
+/// The model in `from` with these layers in its configuration.
+fn with_layers(from: &Path, to: &Path, layers: usize) -> ModelFiles {
+    std::fs::create_dir_all(to).expect("can be made");
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(from.join("config.json")).expect("is there")).expect("JSON");
+    let key = if config.get("n_layer").is_some() { "n_layer" } else { "num_hidden_layers" };
+    config[key] = layers.into();
+    std::fs::write(to.join("config.json"), config.to_string()).expect("can be written");
+    std::fs::copy(from.join("model.safetensors"), to.join("model.safetensors")).expect("is there");
+    ModelFiles::open(Some(to)).expect("opens")
+}
+
+#[test]
+fn a_folder_with_more_or_fewer_layers_than_its_configuration_names_is_refused() {
+    let to = folder("layers");
+    for (name, layers, tensor) in
+        [("llama/gqa2_tied", 2, "layers.2."), ("families/gpt2", 2, "h.2."), ("families/bert", 2, "layer.2.")]
+    {
+        let from = fixtures().join(name);
+        for (asked, should) in [(layers + 1, tensor.to_owned()), (layers - 1, tensor.replace('2', "1"))] {
+            let files = with_layers(&from, &to.join("model"), asked);
+            let out = to.join("x.gguf");
+            let refused = to_gguf(&files, &out, &Quantisation::default(), |_, _| Ok(()));
+            let says = refused.expect_err(name).to_string();
+            assert!(says.contains(&should), "{name} with {asked} layers: {says}");
+            assert!(!out.exists(), "{name}");
+        }
+    }
+}
+
+#[test]
 fn weights_that_do_not_fit_their_configuration_are_refused_before_a_file_is_made() {
     let to = folder("misfits");
     let from = fixtures().join("llama/gqa2_tied");
     std::fs::copy(from.join("config.json"), to.join("config.json")).expect("is there");
     let (name, norm) = ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight");
     for (tensor, shape, says) in [
-        (norm, "[]", "has the shape [], and a weight has an axis at least"),
-        (name, "[1,1]", "has the shape [1, 1], whose rows are no pairs of"),
-        (name, "[0,1]", "has the shape [0, 1], and so nothing in it"),
+        (norm, "[]", "is [], the model has [32]"),
+        (name, "[1,1]", "is [1, 1], the model has [32, 32]"),
+        (name, "[0,1]", "is [0, 1], the model has [32, 32]"),
     ] {
         let end = if shape.contains('0') { 0 } else { 4 };
         let header = format!(r#"{{"{tensor}":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{end}]}}}}"#);
@@ -145,9 +210,9 @@ fn weights_that_do_not_fit_their_configuration_are_refused_before_a_file_is_made
         file.extend(&[0; 4][..end]);
         std::fs::write(to.join("model.safetensors"), file).expect("can be written");
         let files = ModelFiles::open(Some(&to)).expect("opens");
-        let refused = to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| {});
+        let refused = to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| Ok(()));
         let refused = refused.expect_err("does not fit").to_string();
-        assert!(refused.contains(&format!("the tensor {tensor} {says}")), "{refused}");
+        assert!(refused.contains(&format!("{tensor} {says}")), "{refused}");
         assert_eq!(to.read_dir().expect("is there").count(), 2, "{tensor}");
     }
 }
@@ -195,6 +260,39 @@ fn both_layouts_of_an_importance_matrix_say_the_same() {
 }
 
 #[test]
+fn an_importance_matrix_of_another_model_is_refused() {
+    let to = folder("importance").join("x.gguf");
+    let files = ModelFiles::open(Some(&fixtures().join("llama/gqa2_tied"))).expect("opens");
+    let words = |words: [i32; 2]| words.into_iter().flat_map(i32::to_le_bytes).collect::<Vec<u8>>();
+    let unknown = [words([1, 1]), b"x".to_vec(), words([1, 1]), 1f32.to_le_bytes().to_vec()].concat();
+    let wider = Importance::open(fixtures().join("gguf_files/imatrix.dat"));
+    for (importance, says) in [
+        (wider, "it has 64 inputs for blk.0."),
+        (Importance::from_list("x.dat", &unknown), "it says nothing of the matrices of this model"),
+    ] {
+        let matrices = Storage::from_name("q4_0");
+        let how = Quantisation { matrices, importance: Some(importance.expect("reads")), ..Quantisation::default() };
+        let refused = to_gguf(&files, &to, &how, |_, _| Ok(())).expect_err("is of another model").to_string();
+        assert!(refused.contains(says) && refused.contains("make one of this model"), "{refused}");
+        assert!(!to.exists());
+    }
+}
+
+#[test]
+fn a_progress_that_fails_ends_the_writing_and_leaves_no_file() {
+    let to = folder("ended");
+    let (file, back) = (to.join("x.gguf"), to.join("back"));
+    let files = ModelFiles::open(Some(&fixtures().join("llama/gqa2_tied"))).expect("opens");
+    let ended = |done, total| if done * 2 > total { Err(std::io::ErrorKind::Interrupted.into()) } else { Ok(()) };
+    assert!(to_gguf(&files, &file, &Quantisation::default(), ended).is_err());
+    assert_eq!(to.read_dir().expect("is there").count(), 0);
+    to_gguf(&files, &file, &Quantisation::default(), |_, _| Ok(())).expect("writes");
+    let gguf = Gguf::open(&file).expect("opens");
+    assert!(to_folder(&gguf, &back, DType::F32, false, ended).is_err());
+    assert!(!back.exists());
+}
+
+#[test]
 fn what_is_no_importance_matrix_is_refused() {
     let whole = std::fs::read(fixtures().join("gguf_files/imatrix.dat")).expect("is there");
     let says = |bytes: &[u8]| Importance::from_list("x.dat", bytes).expect_err("is broken").to_string();
@@ -239,7 +337,7 @@ fn an_importance_matrix_lowers_the_error_that_it_weighs() {
     let write = |name: &str, matrices: Option<Storage>, importance: Option<Importance>| {
         let path = to.join(name);
         let how = Quantisation { matrices, importance, ..Quantisation::default() };
-        let written = to_gguf(&files, &path, &how, |_, _| {}).expect("writes");
+        let written = to_gguf(&files, &path, &how, |_, _| Ok(())).expect("writes");
         (Gguf::open(path).expect("opens"), written.unweighed)
     };
     let (exact, _) = write("exact.gguf", None, None);
@@ -292,7 +390,7 @@ fn mixes_are_those_of_llama_quantize() {
         for (mix, should) in model["mixes"].as_object().expect("mixes") {
             let how = Quantisation { mix: Mix::from_name(mix), ..Quantisation::default() };
             assert!(how.mix.is_some(), "{mix}");
-            to_gguf(&files, &to, &how, |_, _| {}).expect("writes");
+            to_gguf(&files, &to, &how, |_, _| Ok(())).expect("writes");
             let mut expected = std::collections::BTreeMap::new();
             for (format, names) in should["others"].as_object().expect("formats") {
                 expected.extend(names.as_str().expect("names").split(' ').map(|n| (whole(n), format.as_str())));

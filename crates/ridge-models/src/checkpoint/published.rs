@@ -46,7 +46,10 @@ impl Checkpoint {
 
 impl Published<'_> {
     /// Its elements; `plain` gives those of a weight, row-major.
-    pub(crate) fn bytes(&self, plain: impl Fn(&TensorView<'_>) -> Vec<u8>) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// Those of `plain`.
+    pub(crate) fn bytes<E>(&self, plain: impl Fn(&TensorView<'_>) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
         if self.parts.is_empty() {
             return plain(&self.views[0]);
         }
@@ -55,7 +58,7 @@ impl Published<'_> {
         let mut whole = Vec::new();
         let mut element = 1;
         for (view, part) in self.views.iter().zip(&self.parts) {
-            let bytes = plain(view);
+            let bytes = plain(view)?;
             let row = bytes.len() / view.shape[0].max(1);
             element = row / width.max(1);
             whole.resize(rows * row, 0);
@@ -69,8 +72,8 @@ impl Published<'_> {
         }
         if self.parts[0].transposed && self.shape.len() == 2 {
             let columns: Vec<usize> = (0..width).collect();
-            return transpose(&whole, [rows, width], &columns, element);
+            return Ok(transpose(&whole, [rows, width], &columns, element));
         }
-        whole
+        Ok(whole)
     }
 }

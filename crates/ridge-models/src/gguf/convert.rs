@@ -1,25 +1,23 @@
-//! From a model in any layout to a GGUF file, and from a GGUF file to a folder.
+//! From a model in any layout to a GGUF file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
 use ridge_graph::DType;
-use serde_json::{Value as Json, json};
 
-use super::config::torch_name;
 use super::importance::Importance;
 use super::mix::{self, Mix};
 use super::names::{self, Rule, Sizes};
 use super::storage::Storage;
 use super::write::Writer;
-use super::{Gguf, metadata, split, vocabulary};
-use crate::checkpoint::{Change, Checkpoint, Published, TensorView, deinterleaved};
-use crate::config::{BertConfig, ModelConfig};
+use super::{metadata, split, vocabulary};
+use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
+use crate::config::ModelConfig;
 use crate::error::{ModelError, Result};
-use crate::json;
-use crate::pooling::SentenceConfig;
+use crate::model::BuildOptions;
 use crate::source::ModelFiles;
+use crate::weights;
 
 /// How tensors are to be stored.
 #[derive(Debug, Default)]
@@ -61,7 +59,7 @@ pub struct Instead {
 }
 
 /// Why a file was not written.
-enum Failure {
+pub(super) enum Failure {
     Io(std::io::Error),
     /// What is wrong with a tensor.
     Tensor(String),
@@ -91,17 +89,17 @@ struct Planned<'a> {
 }
 
 /// Writes the model `files` to the file `path`, which is there when it is whole: what was there before may be a part of
-/// the model. `progress` is told the bytes written after each tensor, and their sum.
+/// the model. `progress` is told the bytes written after each tensor, and their sum; its error ends the writing.
 ///
 /// # Errors
 ///
-/// When the model cannot be read, GGUF has no words for it, a matrix to be quantised has numbers that are not finite, or
-/// the file cannot be written.
+/// When the model cannot be read or lacks a tensor, GGUF has no words for it, a number is not finite or too large for the
+/// storage that it is to have, or the file cannot be written.
 pub fn to_gguf(
     files: &ModelFiles,
     path: &Path,
     how: &Quantisation,
-    mut progress: impl FnMut(u64, u64),
+    mut progress: impl FnMut(u64, u64) -> std::io::Result<()>,
 ) -> Result<Written> {
     let mut writer = Writer::default();
     let mut written = Written::default();
@@ -126,12 +124,14 @@ pub fn to_gguf(
             let (rules, tables);
             if let Some(config) = files.encoder_config()? {
                 checkpoint = config.arrange(files.checkpoint()?);
+                weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write_encoder(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &[], &mut writer)?;
                 (rules, tables) = (names::rules("bert", &Sizes::from(&config), false), Vec::new());
             } else {
                 let config = files.config()?;
                 checkpoint = config.arrange(files.checkpoint()?)?;
+                weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
                 let two_norms = matches!(&config, ModelConfig::Falcon(c) if c.two_norms);
@@ -139,7 +139,7 @@ pub fn to_gguf(
                 all.retain(|rule| !config.tie_word_embeddings || rule.file != "output.weight");
                 (rules, tables) = (all, metadata::tables(&config));
             }
-            weights(files, rules, tables, &checkpoint)?
+            of_weights(files, rules, tables, &checkpoint)?
         }
     };
     let mut planned: Vec<Planned<'_>> = planned;
@@ -157,8 +157,12 @@ pub fn to_gguf(
     for tensor in &mut planned {
         choose(tensor, how, model.as_ref(), &mut written);
     }
+    let quantised = || planned.iter().filter(|tensor| tensor.storage.format.is_some());
+    if let Some(importance) = &how.importance {
+        importance.check(quantised().map(|t| (t.name.as_str(), t.shape.last().copied().unwrap_or(1))))?;
+    }
     writer.u32("general.file_type", file_type(&planned, how));
-    if planned.iter().any(|t| t.storage.format.is_some()) {
+    if quantised().next().is_some() {
         writer.u32("general.quantization_version", 2);
     }
     for tensor in &planned {
@@ -182,24 +186,31 @@ pub fn to_gguf(
             *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
             let bytes = tensor.bytes(importance).map_err(Failure::Tensor)?;
             done += bytes.len() as u64;
-            progress(done, total);
+            progress(done, total)?;
             Ok(bytes)
         })
     })
-    .map_err(|failure| match failure {
-        Failure::Io(cause) => ModelError::Io { path: path.to_owned(), action: "write the model", cause },
-        Failure::Tensor(problem) => ModelError::Files {
-            path: files.to_string().into(),
-            problem,
-            remedy: "download the model again, or convert it to f32, f16 or bf16, which keep them".to_owned(),
-        },
-    })?;
+    .map_err(|failure| failure.of(&files.to_string(), path, "write the model"))?;
     Ok(written)
+}
+
+impl Failure {
+    /// As the error of writing what `from` says to `path`.
+    pub(super) fn of(self, from: &str, path: &Path, action: &'static str) -> ModelError {
+        match self {
+            Self::Io(cause) => ModelError::Io { path: path.to_owned(), action, cause },
+            Self::Tensor(problem) => ModelError::Files {
+                path: from.into(),
+                problem,
+                remedy: "choose f32 or bf16, which hold every number, or download the model again".to_owned(),
+            },
+        }
+    }
 }
 
 /// Writes the file `path` beside itself and gives it its name when it is whole. What is mapped under that name stays as it
 /// is, and a failure leaves nothing.
-fn whole<E: From<std::io::Error>>(
+pub(super) fn whole<E: From<std::io::Error>>(
     path: &Path,
     write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -229,8 +240,9 @@ fn tokens(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mut Writer) 
     Ok(())
 }
 
-/// The tensors of a model that is no GGUF file, by `rules`, and `tables`.
-fn weights<'a>(
+/// The tensors of a model that is no GGUF file, by `rules`, and `tables`. Those of `checkpoint` are the model's, of its
+/// shapes.
+fn of_weights<'a>(
     files: &ModelFiles,
     rules: Vec<Rule>,
     tables: Vec<(&str, Vec<f32>)>,
@@ -251,13 +263,6 @@ fn weights<'a>(
             continue;
         }
         let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>>>()?;
-        for (view, (_, rows)) in views.iter().zip(&weights) {
-            check_rows(view, if views.len() > 1 { *rows } else { 0 }, change).map_err(|problem| ModelError::Files {
-                path: files.to_string().into(),
-                problem: format!("the tensor {} has the shape {:?}, {problem}", view.name, view.shape),
-                remedy: "take the config.json that came with these weights".to_owned(),
-            })?;
-        }
         let (first, mut shape) = (views[0], views[0].shape.to_vec());
         shape[0] = views.iter().map(|view| view.shape[0]).sum();
         if let Some(other) = views.iter().find(|v| v.dtype != first.dtype || v.shape[1..] != first.shape[1..]) {
@@ -281,26 +286,6 @@ fn weights<'a>(
         });
     }
     Ok(planned)
-}
-
-/// Does `view` have the rows that the configuration says? `rows` are as many as there must be, any if 0.
-///
-/// # Errors
-/// What is wrong with its shape.
-fn check_rows(view: &TensorView<'_>, rows: usize, change: Change) -> Result<(), String> {
-    let Some(has) = view.shape.first() else { return Err("and a weight has an axis at least".to_owned()) };
-    if view.shape.contains(&0) {
-        return Err("and so nothing in it".to_owned());
-    }
-    if rows != 0 && rows != *has {
-        return Err(format!("and the configuration asks for {rows} rows"));
-    }
-    match change {
-        Change::Interleaved { heads } if heads == 0 || !has.is_multiple_of(2 * heads) => {
-            Err(format!("whose rows are no pairs of {heads} heads, which the configuration asks for"))
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Gives a matrix the storage that is asked for, or the nearest that can hold it.
@@ -398,165 +383,59 @@ impl Planned<'_> {
         if storage == self.storage {
             return Ok(bytes);
         }
-        let told = |value: f32| {
-            format!("the tensor {} has a number that is {value}, which {} cannot hold", self.name, self.storage.name())
-        };
-        restored(&bytes, &storage, &self.storage, &self.shape, importance).map_err(told)
+        restored(&self.name, &bytes, &storage, &self.storage, &self.shape, importance)
     }
 }
 
-/// `bytes` of tensors of `shape` in another storage, on all cores.
+/// `bytes` of the tensor `name` of `shape` in another storage, on all cores.
 ///
 /// # Errors
-/// A number that is not finite, where a format is to hold it.
-fn restored(
+/// The first number that `to` cannot hold: one that is not finite in a format, one that is too large in any storage.
+pub(super) fn restored(
+    name: &str,
     bytes: &[u8],
     from: &Storage,
     to: &Storage,
     shape: &[usize],
     importance: Option<&[f32]>,
-) -> Result<Vec<u8>, f32> {
+) -> Result<Vec<u8>, String> {
     let width = shape.last().copied().unwrap_or(1);
     let rows = shape.iter().product::<usize>() / width.max(1);
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.max(1));
     let share = rows.div_ceil(threads.max(1)).max(1);
-    let row = bytes.len() / rows.max(1);
-    let part = |bytes: &[u8]| {
-        let values = from.decode(bytes);
-        match values.iter().find(|value| to.format.is_some() && !value.is_finite()) {
-            Some(value) => Err(*value),
-            None => Ok(to.encode(&values, &[values.len() / width.max(1), width], importance)),
+    let row = (bytes.len() / rows.max(1)).max(1);
+    let part = &|first: usize, bytes: &[u8]| {
+        let mut out = Vec::new();
+        for (nth, bytes) in bytes.chunks(row).enumerate() {
+            let values = from.decode(bytes);
+            let encoded = to.encode(&values, &[1, width], importance);
+            if let Some(value) = lost(&values, &encoded, to) {
+                let (row, to) = (first + nth, to.name());
+                return Err(format!(
+                    "the tensor {name} has in row {row} a number that is {value}, which {to} cannot hold"
+                ));
+            }
+            out.extend(encoded);
         }
+        Ok(out)
     };
     std::thread::scope(|scope| {
-        let parts: Vec<_> = bytes.chunks((share * row).max(1)).map(|chunk| scope.spawn(move || part(chunk))).collect();
+        let chunks = bytes.chunks(share * row).enumerate();
+        let parts: Vec<_> = chunks.map(|(nth, chunk)| scope.spawn(move || part(nth * share, chunk))).collect();
         let joined = parts.into_iter().map(|part| part.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
         Ok(joined.collect::<Result<Vec<_>, _>>()?.concat())
     })
 }
 
-/// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
-/// everything else if `all`.
-///
-/// # Errors
-///
-/// When the file cannot be read as a model, or the folder cannot be written.
-pub fn to_folder(
-    gguf: &Gguf,
-    folder: &Path,
-    dtype: DType,
-    all: bool,
-    mut progress: impl FnMut(u64, u64),
-) -> Result<()> {
-    let config_text = gguf.config_json()?;
-    let checkpoint = gguf.checkpoint()?;
-    let tensors = match BertConfig::is_one(gguf.file(), &config_text)? {
-        true => checkpoint.published(&[]),
-        false => ModelConfig::from_json(gguf.file(), &config_text)?.published(&checkpoint),
-    };
-    let usual = of_matrices(&tensors);
-    let kept = |tensor: &Published<'_>| match tensor.views[0] {
-        view if all || view.format.is_some() => dtype,
-        // Vectors are f32 in a file whatever they were.
-        _ if tensor.shape.len() < 2 && tensor.views.iter().all(|view| holds(usual, view)) => usual,
-        view => view.dtype,
-    };
-    let dtypes: Vec<DType> = tensors.iter().map(kept).collect();
-    let io = |path: &Path, action| {
-        let path = path.to_owned();
-        move |cause| ModelError::Io { path, action, cause }
-    };
-    std::fs::create_dir_all(folder).map_err(io(folder, "make the folder"))?;
-    let put = |name: &str, text: &str| {
-        let path = folder.join(name);
-        std::fs::write(&path, text).map_err(io(&path, "write the file"))
-    };
-    let pretty = |text: &str| match serde_json::from_str::<Json>(text) {
-        Ok(json) => format!("{json:#}\n"),
-        Err(_) => text.to_owned(),
-    };
-    let mut config: serde_json::Map<String, Json> = json::object(gguf.file(), config_text.as_bytes())?;
-    let most = if all || tensors.iter().any(|t| t.views[0].format.is_some()) { dtype } else { usual };
-    config.insert("torch_dtype".into(), torch_name(most).into());
-    put("config.json", &pretty(&Json::Object(config).to_string()))?;
-    if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
-        let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
-        put("tokenizer.json", &tokenizer)?;
-        put("tokenizer_config.json", &pretty(&tokenizer_config))?;
+/// The number of `values` that `encoded` does not hold. A block whose scale is too large for it holds none of its values,
+/// so what is told is the row's largest.
+fn lost(values: &[f32], encoded: &[u8], to: &Storage) -> Option<f32> {
+    let odd = values.iter().find(|value| to.format.is_some() && !value.is_finite());
+    if odd.is_some() {
+        return odd.copied();
     }
-    if let Some(pooling) = gguf.pooling()? {
-        let folder = folder.join(SentenceConfig::POOLING);
-        std::fs::create_dir_all(&folder).map_err(io(&folder, "make the folder"))?;
-        for (name, text) in SentenceConfig::texts(pooling) {
-            put(&name, &text)?;
-        }
-    }
-    let mut header = serde_json::Map::new();
-    header.insert("__metadata__".into(), json!({ "format": "pt" }));
-    let mut offset = 0usize;
-    for (tensor, dtype) in tensors.iter().zip(&dtypes) {
-        let bytes = tensor.shape.iter().product::<usize>() * dtype.size_bytes();
-        let entry = json!({
-            "dtype": safetensors_name(*dtype), "shape": tensor.shape, "data_offsets": [offset, offset + bytes],
-        });
-        header.insert(tensor.name.clone(), entry);
-        offset += bytes;
-    }
-    let mut text = Json::Object(header).to_string();
-    while !text.len().is_multiple_of(8) {
-        text.push(' ');
-    }
-    let path = folder.join("model.safetensors");
-    let failed = io(&path, "write the weights");
-    let write = |out: &mut BufWriter<File>| -> std::io::Result<()> {
-        out.write_all(&(text.len() as u64).to_le_bytes())?;
-        out.write_all(text.as_bytes())?;
-        let mut done = 0u64;
-        for (tensor, dtype) in tensors.iter().zip(&dtypes) {
-            let to = Storage::plain(*dtype);
-            let bytes = tensor.bytes(|view| {
-                let from = Storage { dtype: view.dtype, format: view.format.cloned() };
-                if from == to {
-                    return view.data.to_vec();
-                }
-                // Plain storage holds every number.
-                restored(view.data, &from, &to, view.shape, None).unwrap_or_default()
-            });
-            out.write_all(&bytes)?;
-            done += bytes.len() as u64;
-            progress(done, offset as u64);
-        }
-        Ok(())
-    };
-    whole(&path, write).map_err(failed)
-}
-
-/// The dtype of the matrices that are stored plainly, if it is one; else f32.
-fn of_matrices(tensors: &[Published<'_>]) -> DType {
-    let plain =
-        tensors.iter().map(|tensor| tensor.views[0]).filter(|view| view.shape.len() > 1 && view.format.is_none());
-    let mut dtypes: Vec<DType> = plain.map(|view| view.dtype).collect();
-    dtypes.dedup();
-    if let [one] = dtypes[..] { one } else { DType::F32 }
-}
-
-/// Is every number of `view` one of `dtype`?
-fn holds(dtype: DType, view: &TensorView<'_>) -> bool {
-    let values = view.dtype.decode(view.data);
-    view.format.is_none() && dtype.decode(&dtype.encode(values.iter().copied())) == values
-}
-
-fn safetensors_name(dtype: DType) -> &'static str {
-    match dtype {
-        DType::F32 => "F32",
-        DType::BF16 => "BF16",
-        DType::F16 => "F16",
-        DType::F8E4M3 => "F8_E4M3",
-        DType::F8E5M2 => "F8_E5M2",
-        DType::I8 => "I8",
-        DType::U8 => "U8",
-        DType::I32 => "I32",
-        DType::I64 => "I64",
-        DType::Bool => "BOOL",
-    }
+    let held = to.decode(encoded);
+    let is_lost = held.iter().zip(values).any(|(held, value)| value.is_finite() && !held.is_finite());
+    let finite = || values.iter().filter(|value| value.is_finite());
+    is_lost.then(|| finite().fold(0f32, |most, value| if value.abs() > most.abs() { *value } else { most }))
 }

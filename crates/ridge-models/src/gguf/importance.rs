@@ -15,7 +15,12 @@ use crate::error::{ModelError, Result};
 
 /// How much each input of each matrix matters.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Importance(BTreeMap<String, Vec<f32>>);
+pub struct Importance {
+    /// The file, for errors.
+    file: String,
+    /// By the names of matrices.
+    inputs: BTreeMap<String, Vec<f32>>,
+}
 
 impl Importance {
     /// Reads a file in either layout.
@@ -85,23 +90,41 @@ impl Importance {
         let wrong = |v: &&f32| !v.is_finite() || **v < 0.0;
         match all.iter().find_map(|(name, values)| Some((name, values.iter().find(wrong)?))) {
             Some((name, value)) => Err(no_matrix(file, &format!("it has {value} for {name}, which is no mean square"))),
-            None => Ok(Self(all)),
+            None => Ok(Self { file: file.to_owned(), inputs: all }),
         }
     }
 
     /// Of the inputs of the matrix called `name`, if it has `inputs` of them.
     pub fn of(&self, name: &str, inputs: usize) -> Option<&[f32]> {
-        self.0.get(name).filter(|values| values.len() == inputs).map(Vec::as_slice)
+        self.inputs.get(name).filter(|values| values.len() == inputs).map(Vec::as_slice)
+    }
+
+    /// Requires that it tells of one of `matrices`, names and inputs, and of none with other inputs.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Gguf`] if it is of another model.
+    pub(super) fn check<'a>(&self, matrices: impl Iterator<Item = (&'a str, usize)>) -> Result<()> {
+        let fail = |problem: String| Err(no_matrix(&self.file, &problem));
+        let mut none = true;
+        for (name, inputs) in matrices {
+            let Some(values) = self.inputs.get(name) else { continue };
+            none = false;
+            if values.len() != inputs {
+                return fail(format!("it has {} inputs for {name}, which has {inputs} in this model", values.len()));
+            }
+        }
+        if none { fail("it says nothing of the matrices of this model".to_owned()) } else { Ok(()) }
     }
 
     /// How many matrices it tells of.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.inputs.len()
     }
 
     /// Does it tell of none?
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.inputs.is_empty()
     }
 }
 
@@ -109,7 +132,7 @@ fn no_matrix(file: &str, problem: &str) -> ModelError {
     ModelError::Gguf {
         file: file.to_owned(),
         problem: format!("as an importance matrix, {problem}"),
-        remedy: "make one with llama-imatrix".to_owned(),
+        remedy: "make one of this model with llama-imatrix".to_owned(),
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod config;
 mod convert;
+mod folder;
 mod importance;
 mod metadata;
 mod mix;
@@ -32,7 +33,8 @@ use crate::checkpoint::{Bytes, Checkpoint};
 use crate::error::{ModelError, Result};
 use crate::pooling::Pooling;
 
-pub use convert::{Instead, Quantisation, Written, to_folder, to_gguf};
+pub use convert::{Instead, Quantisation, Written, to_gguf};
+pub use folder::to_folder;
 pub use importance::Importance;
 pub use mix::Mix;
 pub use read::{Array, Kind, Value};

@@ -1,0 +1,157 @@
+//! From a GGUF file to a folder in the layout of Hugging Face.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::Path;
+
+use ridge_graph::DType;
+use serde_json::{Value as Json, json};
+
+use super::Gguf;
+use super::config::torch_name;
+use super::convert::{Failure, restored, whole};
+use super::storage::Storage;
+use crate::checkpoint::{Published, TensorView};
+use crate::config::{BertConfig, ModelConfig};
+use crate::error::{ModelError, Result};
+use crate::json;
+use crate::model::BuildOptions;
+use crate::pooling::SentenceConfig;
+use crate::weights;
+
+/// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
+/// everything else if `all`. `progress` is as that of [`to_gguf`](super::to_gguf). Weights are written first, so that what fails leaves a
+/// folder that was there as it was.
+///
+/// # Errors
+///
+/// When the file cannot be read as a model or lacks a tensor, a number is too large for `dtype`, or the folder cannot be
+/// written.
+pub fn to_folder(
+    gguf: &Gguf,
+    folder: &Path,
+    dtype: DType,
+    all: bool,
+    mut progress: impl FnMut(u64, u64) -> std::io::Result<()>,
+) -> Result<()> {
+    let config_text = gguf.config_json()?;
+    let checkpoint = gguf.checkpoint()?;
+    let tensors = if BertConfig::is_one(gguf.file(), &config_text)? {
+        let config = BertConfig::from_json(gguf.file(), &config_text)?;
+        weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
+        checkpoint.published(&[])
+    } else {
+        let config = ModelConfig::from_json(gguf.file(), &config_text)?;
+        weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
+        config.published(&checkpoint)
+    };
+    let usual = of_matrices(&tensors);
+    let kept = |tensor: &Published<'_>| match tensor.views[0] {
+        view if all || view.format.is_some() => dtype,
+        // Vectors are f32 in a file whatever they were.
+        _ if tensor.shape.len() < 2 && tensor.views.iter().all(|view| holds(usual, view)) => usual,
+        view => view.dtype,
+    };
+    let dtypes: Vec<DType> = tensors.iter().map(kept).collect();
+    let io = |path: &Path, action| {
+        let path = path.to_owned();
+        move |cause| ModelError::Io { path, action, cause }
+    };
+    std::fs::create_dir_all(folder).map_err(io(folder, "make the folder"))?;
+    let put = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).map_err(io(&path, "write the file"))
+    };
+    let pretty = |text: &str| match serde_json::from_str::<Json>(text) {
+        Ok(json) => format!("{json:#}\n"),
+        Err(_) => text.to_owned(),
+    };
+    let mut header = serde_json::Map::new();
+    header.insert("__metadata__".into(), json!({ "format": "pt" }));
+    let mut offset = 0usize;
+    for (tensor, dtype) in tensors.iter().zip(&dtypes) {
+        let bytes = tensor.shape.iter().product::<usize>() * dtype.size_bytes();
+        let entry = json!({
+            "dtype": safetensors_name(*dtype), "shape": tensor.shape, "data_offsets": [offset, offset + bytes],
+        });
+        header.insert(tensor.name.clone(), entry);
+        offset += bytes;
+    }
+    let mut text = Json::Object(header).to_string();
+    while !text.len().is_multiple_of(8) {
+        text.push(' ');
+    }
+    let path = folder.join("model.safetensors");
+    let write = |out: &mut BufWriter<File>| -> Result<(), Failure> {
+        out.write_all(&(text.len() as u64).to_le_bytes())?;
+        out.write_all(text.as_bytes())?;
+        let mut done = 0u64;
+        for (tensor, dtype) in tensors.iter().zip(&dtypes) {
+            let to = Storage::plain(*dtype);
+            let bytes = tensor.bytes(|view| {
+                let from = Storage { dtype: view.dtype, format: view.format.cloned() };
+                if from == to {
+                    return Ok(view.data.to_vec());
+                }
+                restored(view.name, view.data, &from, &to, view.shape, None)
+            });
+            let bytes = bytes.map_err(Failure::Tensor)?;
+            out.write_all(&bytes)?;
+            done += bytes.len() as u64;
+            progress(done, offset as u64)?;
+        }
+        Ok(())
+    };
+    whole(&path, write).map_err(|failure| {
+        // If it is empty: it was made just now.
+        let _ = std::fs::remove_dir(folder);
+        failure.of(gguf.file(), &path, "write the weights")
+    })?;
+    let mut config: serde_json::Map<String, Json> = json::object(gguf.file(), config_text.as_bytes())?;
+    let most = if all || tensors.iter().any(|t| t.views[0].format.is_some()) { dtype } else { usual };
+    config.insert("torch_dtype".into(), torch_name(most).into());
+    put("config.json", &pretty(&Json::Object(config).to_string()))?;
+    if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
+        let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
+        put("tokenizer.json", &tokenizer)?;
+        put("tokenizer_config.json", &pretty(&tokenizer_config))?;
+    }
+    if let Some(pooling) = gguf.pooling()? {
+        let folder = folder.join(SentenceConfig::POOLING);
+        std::fs::create_dir_all(&folder).map_err(io(&folder, "make the folder"))?;
+        for (name, text) in SentenceConfig::texts(pooling) {
+            put(&name, &text)?;
+        }
+    }
+    Ok(())
+}
+
+/// The dtype of the matrices that are stored plainly, if it is one; else f32.
+fn of_matrices(tensors: &[Published<'_>]) -> DType {
+    let plain =
+        tensors.iter().map(|tensor| tensor.views[0]).filter(|view| view.shape.len() > 1 && view.format.is_none());
+    let mut dtypes: Vec<DType> = plain.map(|view| view.dtype).collect();
+    dtypes.dedup();
+    if let [one] = dtypes[..] { one } else { DType::F32 }
+}
+
+/// Is every number of `view` one of `dtype`?
+fn holds(dtype: DType, view: &TensorView<'_>) -> bool {
+    let values = view.dtype.decode(view.data);
+    view.format.is_none() && dtype.decode(&dtype.encode(values.iter().copied())) == values
+}
+
+fn safetensors_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F32 => "F32",
+        DType::BF16 => "BF16",
+        DType::F16 => "F16",
+        DType::F8E4M3 => "F8_E4M3",
+        DType::F8E5M2 => "F8_E5M2",
+        DType::I8 => "I8",
+        DType::U8 => "U8",
+        DType::I32 => "I32",
+        DType::I64 => "I64",
+        DType::Bool => "BOOL",
+    }
+}
