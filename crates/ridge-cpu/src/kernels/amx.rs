@@ -23,14 +23,14 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::int8::unpack::OfRows;
 use super::quant;
 use crate::simd;
-use blocks::OfRows;
+use columns::split;
 pub(in crate::kernels) use columns::unpack_tile;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose, transpose_into, unpack_columns,
 };
-use columns::{round_line, split};
 use tiles::{Next, Tiles, two_by_one, two_by_two};
 
 /// Rows and columns of a tile of sums.
@@ -244,23 +244,9 @@ fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, 
             }
             let at = rows.offset(first, from * DEPTH);
             let blocks =
-                OfRows { data: &data[at..], stride: rows.bytes(), bytes: rows.offset(0, tiles * DEPTH), rows: count };
-            match rows.to_tiles() {
-                Some(to_tiles) => to_tiles(&blocks, to),
-                None => round(rows, &blocks, to),
-            }
+                OfRows { data: &data[at..], stride: rows.bytes(), blocks: rows.blocks(tiles * DEPTH), rows: count };
+            rows.unpack(&blocks, to);
         }
-    }
-}
-
-/// Brings blocks to tiles by way of their values in f32.
-fn round(rows: &quant::Rows, blocks: &OfRows<'_>, to: &mut [Words]) {
-    let mut values = [0f32; SHORT];
-    let values = &mut values[..to.len() * DEPTH];
-    for line in 0..blocks.rows {
-        rows.read_blocks(&blocks.data[line * blocks.stride..][..blocks.bytes], values);
-        // SAFETY: there is AMX, and every machine that has it has AVX-512.
-        unsafe { round_line(values, line, to) };
     }
 }
 

@@ -14,7 +14,7 @@ mod stream;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
 #[cfg(target_arch = "x86_64")]
-mod unpack;
+pub(super) mod unpack;
 mod x;
 
 use std::ops::Range;
@@ -125,7 +125,7 @@ impl Codes {
 const LARGE: f32 = 65_536.0;
 
 /// The unit of a format's scales.
-fn unit<B: BlockFormat>() -> f32 {
+pub(super) fn unit<B: BlockFormat>() -> f32 {
     if B::NAME == Mxfp4::NAME { LARGE } else { 1.0 }
 }
 

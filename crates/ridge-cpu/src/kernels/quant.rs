@@ -7,7 +7,9 @@ use ridge_graph::format::BlockFormat;
 use ridge_graph::with_block_format;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::blocks::{self, ToTiles};
+use super::amx::{self, blocks::ToTiles};
+#[cfg(target_arch = "x86_64")]
+use super::int8::unpack::OfRows;
 use crate::simd::vectorised;
 
 /// How rows of one weight are read.
@@ -20,7 +22,7 @@ pub(super) struct Rows {
     block: [usize; 2],
     read: fn(&[u8], &mut [f32]),
     #[cfg(target_arch = "x86_64")]
-    to_tiles: Option<ToTiles>,
+    to_tiles: ToTiles,
 }
 
 /// Can rows stored so be read?
@@ -38,7 +40,7 @@ impl Rows {
                 block: [B::ELEMENTS, B::BYTES],
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
-                to_tiles: blocks::to_tiles(B::NAME),
+                to_tiles: amx::blocks::to_tiles::<B>,
             })
         }, _ => None)
     }
@@ -56,16 +58,16 @@ impl Rows {
         row * self.bytes + element / elements * bytes
     }
 
-    /// The values of whole blocks.
+    /// Blocks of `elements` elements.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn read_blocks(&self, blocks: &[u8], out: &mut [f32]) {
-        (self.read)(blocks, out);
+    pub(super) fn blocks(&self, elements: usize) -> usize {
+        elements / self.block[0]
     }
 
-    /// How blocks are brought to matrix tiles, where there is a way of its own.
+    /// Brings blocks of at most 16 rows, and at most 256 elements of each, to tiles of bf16.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn to_tiles(self) -> Option<ToTiles> {
-        self.to_tiles
+    pub(super) fn unpack(&self, blocks: &OfRows<'_>, to: &mut [amx::Words]) {
+        (self.to_tiles)(blocks, to);
     }
 
     /// As many rows as `out` holds, from row `first` on, of the weight whose blocks are `data`.

@@ -277,18 +277,6 @@ pub(super) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
     unsafe { pairs::<T, 0>(&whole, to) }
 }
 
-/// Values, rounded to bf16, as line `line` of one tile after another.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) fn round_line(values: &[f32], line: usize, to: &mut [Words]) {
-    for (to, values) in to.iter_mut().zip(values.as_chunks::<DEPTH>().0) {
-        let mut rounded = [bf16::ZERO; DEPTH];
-        for (to, x) in rounded.iter_mut().zip(values) {
-            *to = simd::Element::narrow(*x);
-        }
-        pairs::<bf16, 0>(&rounded, &mut to.as_chunks_mut::<SIDE>().0[line]);
-    }
-}
-
 /// Term `TERM` of 32 elements, in pairs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]

@@ -169,7 +169,7 @@ fn scaled<B: Vectors>(sums: &[[u32; SIDE]; SIDE], scales: &Scales, of_x: &[f32],
     transpose(sums, |i, line| lines[i] = line);
     // The line of a unit of 16 elements: that which holds it is word `4 q + j` of its row.
     let line = |unit: usize| {
-        let at = B::ORDER.iter().position(|u| *u == unit).expect("all units are there");
+        let at = B::PLACES[unit];
         lines[at % 4 * 4 + at / 4]
     };
     let mut sum = _mm512_setzero_ps();

@@ -23,41 +23,41 @@ use ridge_graph::format::{
 use super::{GROUP, SIDE, SUMMED, apart};
 
 /// The same blocks of up to 16 rows, of one group of K or the last part of one.
-pub(super) struct OfRows<'a> {
+pub(in crate::kernels) struct OfRows<'a> {
     /// From the blocks of the first row on.
-    pub(super) data: &'a [u8],
+    pub(in crate::kernels) data: &'a [u8],
     /// Bytes from a row to the next.
-    pub(super) stride: usize,
+    pub(in crate::kernels) stride: usize,
     /// Blocks of a row.
-    pub(super) blocks: usize,
-    pub(super) rows: usize,
+    pub(in crate::kernels) blocks: usize,
+    pub(in crate::kernels) rows: usize,
 }
 
 /// What they hold.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Unpacked {
+pub(in crate::kernels) struct Unpacked {
     /// Of each row.
-    pub(super) codes: [[i8; GROUP]; SIDE],
-    pub(super) scales: Scales,
+    pub(in crate::kernels) codes: [[i8; GROUP]; SIDE],
+    pub(in crate::kernels) scales: Scales,
 }
 
 /// What codes are multiplied with.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Scales {
+pub(in crate::kernels) struct Scales {
     /// Of the rows, for each 16 or 32 elements that share one.
-    pub(super) scales: [[f32; SIDE]; GROUP / 16],
+    pub(in crate::kernels) scales: [[f32; SIDE]; GROUP / 16],
     /// As scales, where the format has them.
-    pub(super) minima: [[f32; SIDE]; GROUP / 16],
+    pub(in crate::kernels) minima: [[f32; SIDE]; GROUP / 16],
 }
 
 /// Takes blocks apart. Rows that are not there are left as they are, elements behind the last block are nothing in
 /// particular.
-pub(super) type Unpack = fn(&OfRows<'_>, &mut Unpacked);
+pub(in crate::kernels) type Unpack = fn(&OfRows<'_>, &mut Unpacked);
 
 /// Bytes that blocks of 256 elements are copied to where fewer of them are left: the most that 8 blocks have.
-pub(super) const PADDED: usize = 8 * Q8_0::BYTES;
+pub(in crate::kernels) const PADDED: usize = 8 * Q8_0::BYTES;
 
 /// Units of 16 elements that the four lanes of each vector of codes hold.
 type Order = [usize; GROUP / SUMMED];
@@ -74,12 +74,23 @@ const PAIRS: Order = [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15];
 /// Two bits at a time of twice 32 bytes, which are 128 elements each.
 const QUARTERS: Order = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15];
 
+const fn places(order: &Order) -> Order {
+    let (mut places, mut at) = ([0; GROUP / SUMMED], 0);
+    while at < places.len() {
+        places[order[at]] = at;
+        at += 1;
+    }
+    places
+}
+
 /// A block format whose codes come in vectors.
-pub(super) trait Vectors: BlockFormat {
+pub(in crate::kernels) trait Vectors: BlockFormat {
     /// How much the bytes are above the codes.
     const ABOVE: u8;
     /// Which elements they are.
     const ORDER: Order;
+    /// Where units of elements are, in order.
+    const PLACES: Order = places(&Self::ORDER);
 
     /// The bytes of 256 elements.
     ///
@@ -113,7 +124,11 @@ pub(super) trait Vectors: BlockFormat {
 /// # Safety
 /// The blocks are inside of the data.
 #[inline]
-pub(super) unsafe fn whole<B: BlockFormat>(at: *const u8, blocks: usize, padded: &mut [u8; PADDED]) -> *const u8 {
+pub(in crate::kernels) unsafe fn whole<B: BlockFormat>(
+    at: *const u8,
+    blocks: usize,
+    padded: &mut [u8; PADDED],
+) -> *const u8 {
     let bytes = blocks * B::BYTES;
     if blocks * B::ELEMENTS == GROUP {
         return at;
@@ -124,7 +139,7 @@ pub(super) unsafe fn whole<B: BlockFormat>(at: *const u8, blocks: usize, padded:
 }
 
 /// Takes blocks apart for matrix tiles.
-pub(super) fn unpack<B: Vectors>(blocks: &OfRows<'_>, to: &mut Unpacked) {
+pub(in crate::kernels) fn unpack<B: Vectors>(blocks: &OfRows<'_>, to: &mut Unpacked) {
     check::<B>(blocks);
     // SAFETY: what is unpacked so is multiplied on tiles, and every machine that has them has AVX-512.
     unsafe {
@@ -134,7 +149,7 @@ pub(super) fn unpack<B: Vectors>(blocks: &OfRows<'_>, to: &mut Unpacked) {
 }
 
 /// That the blocks are where they are said to be.
-pub(super) fn check<B: BlockFormat>(blocks: &OfRows<'_>) {
+pub(in crate::kernels) fn check<B: BlockFormat>(blocks: &OfRows<'_>) {
     assert!((1..=SIDE).contains(&blocks.rows) && blocks.blocks * B::ELEMENTS <= GROUP);
     assert!(blocks.data.len() >= (blocks.rows - 1) * blocks.stride + blocks.blocks * B::BYTES);
     assert!(blocks.stride < 1 << 26);
