@@ -16,6 +16,7 @@
 
 pub(super) mod blocks;
 mod columns;
+mod few;
 mod tiles;
 
 use std::arch::asm;
@@ -31,6 +32,7 @@ pub(in crate::kernels) use columns::unpack_tile;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose, transpose_into, unpack_columns,
 };
+pub(in crate::kernels) use few::Few;
 use tiles::{Next, Tiles, two_by_one, two_by_two};
 
 /// Rows and columns of a tile of sums.

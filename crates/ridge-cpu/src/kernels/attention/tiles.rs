@@ -13,6 +13,7 @@
 //! Floor: 16 cycles for each term product of 16 queries, 16 keys and 32 elements, twice; some 6 cycles for 16
 //! exponentials.
 
+mod few;
 mod softmax;
 
 use std::ops::Range;
@@ -38,6 +39,9 @@ const STEPS: usize = SPAN / STEP;
 /// Rows (a query head of a token each) of a piece, at most, if tokens have fewer: keys and values are read and turned
 /// once for all of them.
 const ROWS: usize = 256;
+
+/// Heads whose keys and values few queries walk through together.
+const HEADS: usize = 8;
 
 type Lanes<T> = [T; SIDE];
 
@@ -110,7 +114,9 @@ impl Attention {
 
     fn run_of<T: amx::Terms, const TERMS: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (rows, width) = (self.together * self.group(), self.width());
-        let (tiles, tile) = (rows.div_ceil(SIDE), SIDE * SIDE);
+        // Few queries take a tile for each head.
+        let heads = if self.is_few(1) { HEADS.min(self.kv_heads) } else { 1 };
+        let (tiles, tile) = (rows.div_ceil(SIDE).max(heads), SIDE * SIDE);
         let pairs = tiles.next_multiple_of(2);
         let [q, q_tiles, span, rest, values, scores, weights, out, largest, total, line] = scratch.slices::<u32, 11>([
             rows * self.dim,
@@ -139,7 +145,17 @@ impl Attention {
             total: amx::floats(total).as_chunks_mut().0,
             line: amx::floats(line),
         };
-        let configured = amx::Session::begin();
+        if self.together == 1 && self.is_few(1) {
+            // Head by head of a token, as its keys lie.
+            let mut piece = pieces.start;
+            while piece < pieces.end {
+                let (token, head) = (piece / self.kv_heads, piece % self.kv_heads);
+                let heads = head..self.kv_heads.min(head + HEADS).min(head + pieces.end - piece);
+                piece += heads.len();
+                self.attend_few::<T, TERMS>(io, heads, &self.rows(io, token..token + 1), &mut state);
+            }
+            return;
+        }
         let per_head = self.tokens.div_ceil(self.together);
         for piece in pieces {
             let (head, block) = (piece / per_head, piece % per_head);
@@ -148,7 +164,11 @@ impl Attention {
             while token < end {
                 let rows = self.rows(io, token..end);
                 token = rows.tokens.end;
-                self.attend_on_tiles::<T, TERMS>(&configured, io, head, &rows, &mut state);
+                if self.is_few(rows.tokens.len()) {
+                    self.attend_few::<T, TERMS>(io, head..head + 1, &rows, &mut state);
+                } else {
+                    self.attend_on_tiles::<T, TERMS>(&amx::Session::begin(), io, head, &rows, &mut state);
+                }
             }
         }
     }
@@ -307,8 +327,13 @@ impl Attention {
                 let weights = &mut weights[nth * TERMS * STEPS..][..TERMS * STEPS];
                 let sums = (&mut state.largest[tile], &mut state.total[tile]);
                 let (span, out) = (self.span(rows, from, tile), &mut out[..together * d_tiles]);
+                let rescale = |factors: &Lanes<f32>| {
+                    for line in out.iter_mut().skip(nth).step_by(together).flat_map(|tile| tile.as_chunks_mut().0) {
+                        scale_each(line, factors);
+                    }
+                };
                 // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, out, &mut between) };
+                unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, rescale, &mut between) };
             }
             (pair.steps() * together..to_score + to_weigh).for_each(|_| between());
             if let Some(before) = &before {
@@ -361,12 +386,7 @@ impl Attention {
                 if !span.sees(lane, key) {
                     continue;
                 }
-                let term = |term: usize| {
-                    let tile = &weights[(nth * TERMS + term) * STEPS + key / STEP];
-                    let pair = tile[key % STEP / 2 * SIDE + lane];
-                    f32::from_bits(if key % 2 == 0 { pair << 16 } else { pair & 0xffff_0000 })
-                };
-                let weight: f32 = (0..TERMS).rev().map(term).sum();
+                let weight = weight::<TERMS>(&weights[nth * TERMS * STEPS..], key, lane);
                 for (d, value) in rests.values[key * width..][..width].iter().enumerate() {
                     if *value != bf16::ZERO {
                         let sum = &mut out[d / SIDE * together + nth][d % SIDE * SIDE + lane];
@@ -376,6 +396,15 @@ impl Attention {
             }
         }
     }
+}
+
+/// The weight of key `key` of a span for the query of lane `lane`: its terms lie in `weights` as `[TERMS][STEPS]`.
+fn weight<const TERMS: usize>(weights: &[Words], key: usize, lane: usize) -> f32 {
+    let term = |term: usize| {
+        let pair = weights[term * STEPS + key / STEP][key % STEP / 2 * SIDE + lane];
+        f32::from_bits(if key % 2 == 0 { pair << 16 } else { pair & 0xffff_0000 })
+    };
+    (0..TERMS).rev().map(term).sum()
 }
 
 /// Moves values that are not finite from the `keys` rows of `span` to `rest`, and tells in which rows there are some.
@@ -407,6 +436,13 @@ fn take_rest<const TERMS: usize>(span: &mut [bf16], width: usize, keys: usize, r
 fn are_finite(row: &[bf16]) -> bool {
     const INFINITE: u16 = 0x7f80;
     row.iter().fold(0, |found, x| found | u16::from(x.to_bits() & INFINITE == INFINITE)) == 0
+}
+
+/// Multiplies sums by `factors`, each by its own.
+fn scale_each(sums: &mut [u32; SIDE], factors: &Lanes<f32>) {
+    for (sum, factor) in sums.iter_mut().zip(factors) {
+        *sum = (f32::from_bits(*sum) * factor).to_bits();
+    }
 }
 
 fn lanes<T>(f: impl FnMut(usize) -> T) -> Lanes<T> {

@@ -88,15 +88,15 @@ impl Sight {
     }
 }
 
-/// Turns scores into weights, takes note of the largest score (times log2(e)) and the sum of weights, and scales what
-/// came before: the tiles of `out` that are of this tile of queries. Every 32 keys it calls `between`.
+/// Turns scores into weights, and takes note of the largest score (times log2(e)) and of the sum of weights. Before the
+/// weights it gives `rescale` what came before is to be multiplied by, and every 32 keys of them it calls `between`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn soften<const TERMS: usize>(
     span: &Span,
     scores: &mut OfTile<'_>,
     (largest, total): (&mut Lanes<f32>, &mut Lanes<f32>),
     weights: &mut [Words],
-    out: &mut [Words],
+    rescale: impl FnOnce(&Lanes<f32>),
     between: &mut impl FnMut(),
 ) {
     let (nth, together) = (scores.nth, scores.together);
@@ -131,13 +131,10 @@ pub(super) fn soften<const TERMS: usize>(
     let one = _mm512_set1_ps(1.0);
     let kept = _mm512_mask_blend_ps(nothing, power::<3>(_mm512_sub_ps(before, most)), one);
     if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(kept, one) != 0 {
-        for of_tile in out.iter_mut().skip(nth).step_by(together) {
-            for line in of_tile.as_chunks_mut::<SIDE>().0 {
-                let scaled = _mm512_mul_ps(load(line), kept);
-                // SAFETY: 64 bytes.
-                unsafe { _mm512_storeu_ps(line.as_mut_ptr().cast(), scaled) };
-            }
-        }
+        let mut factors = [0.0; SIDE];
+        // SAFETY: 64 bytes.
+        unsafe { _mm512_storeu_ps(factors.as_mut_ptr(), kept) };
+        rescale(&factors);
     }
     let mut sum = _mm512_mul_ps(load_floats(total), kept);
     for (tile, of_tile) in scores.tiles.iter().skip(nth).step_by(together).enumerate() {

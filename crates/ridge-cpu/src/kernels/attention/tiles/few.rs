@@ -1,0 +1,268 @@
+//! Queries that fill one tile at most, such as those of a token that share a kv head: nothing that is done with keys and
+//! values is shared by many queries, so as little as can be is done with them.
+//!
+//! Keys are multiplied where they lie. Values are not transposed: sums have a row for each query here, and values become
+//! the tile's pairs of keys by one instruction for each cache line of them. Every sum has the bits that it has among many
+//! queries, for it is of the same products in the same order.
+//!
+//! Floor: keys and values read once. Several heads go through the cache together, since theirs lie side by side.
+
+use std::arch::x86_64::{
+    __m512i, _mm512_and_si512, _mm512_cmpge_epu16_mask, _mm512_loadu_si512, _mm512_max_epu16, _mm512_set1_epi16,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+};
+use std::ops::Range;
+
+use half::bf16;
+use ridge_graph::DType;
+
+use super::{Attention, Lanes, Rows, SIDE, SPAN, STEP, STEPS, State, Words, amx, scale_each, softmax, take_rest};
+use crate::kernel::Io;
+use crate::simd;
+
+/// Tiles of a span along its keys.
+const TILES: usize = SPAN / SIDE;
+
+/// Where the keys of head 0 begin that are a span's tiles.
+type Places = [usize; TILES];
+
+/// The tile, of two, and its column that have element `d` of 32.
+fn column(d: usize) -> (usize, usize) {
+    (d % 8 / 4, d / 8 * 4 + d % 4)
+}
+
+impl Attention {
+    /// Do the queries of `tokens` tokens fill one tile at most?
+    pub(super) fn is_few(&self, tokens: usize) -> bool {
+        tokens * self.group() <= SIDE
+    }
+
+    /// All of attention for `rows` and the query heads of kv heads `heads`.
+    pub(super) fn attend_few<T: amx::Terms, const TERMS: usize>(
+        &self,
+        io: &Io<'_>,
+        heads: Range<usize>,
+        rows: &Rows,
+        state: &mut State<'_>,
+    ) {
+        let (group, width) = (self.group(), self.width());
+        let count = rows.tokens.len() * group;
+        let first_row = |token: usize, head: usize| (token * self.heads + head * group) * self.dim;
+        let depth = TERMS * width / STEP;
+        for (head, tiles) in heads.clone().zip(state.q_tiles.chunks_exact_mut(depth)) {
+            let q = amx::elements::<T>(state.q);
+            for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(group * self.dim)) {
+                to.copy_from_slice(&io.input::<T>(0)[first_row(token, head)..][..group * self.dim]);
+            }
+            amx::Layout::of_whole_tiles(count, self.dim, TERMS).pack_x(&q[..count * self.dim], self.dim, tiles);
+        }
+        let d_tiles = width / SIDE;
+        state.out[..heads.len() * d_tiles].as_flattened_mut().fill(0);
+        state.largest[..heads.len()].fill([f32::NEG_INFINITY; SIDE]);
+        state.total[..heads.len()].fill([0.0; SIDE]);
+        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
+        let start = self.start(rows, 0) / SPAN * SPAN;
+        let configured = amx::Few::begin(count);
+        for from in (start..most).step_by(SPAN) {
+            let span = from..most.min(from + SPAN);
+            let places = if TERMS == 1 { self.places(io, rows.sequence, &span) } else { None };
+            for nth in 0..heads.len() {
+                self.few_at_span::<TERMS>(&configured, io, (heads.start + nth, nth), rows, &span, places, state);
+            }
+        }
+        for (nth, head) in heads.enumerate() {
+            for i in 0..count {
+                let line = &mut state.line[..self.dim];
+                for (d, x) in line.iter_mut().enumerate() {
+                    let (tile, column) = column(d % STEP);
+                    *x = f32::from_bits(state.out[nth * d_tiles + d / STEP * 2 + tile][i * SIDE + column]);
+                }
+                if state.total[nth][i] > 0.0 {
+                    simd::scale(line, 1.0 / state.total[nth][i]);
+                }
+                let at = first_row(rows.tokens.start + i / group, head) + i % group * self.dim;
+                // SAFETY: this token's query heads of this kv head are our piece's alone.
+                unsafe { simd::store(io, 0, self.dtype, at, line) };
+            }
+        }
+    }
+
+    /// Where the span's keys lie as tiles, if they do.
+    fn places(&self, io: &Io<'_>, sequence: usize, span: &Range<usize>) -> Option<Places> {
+        let whole = self.dim.is_multiple_of(STEP) && self.block_size.is_multiple_of(SIDE);
+        if self.cache != DType::BF16 || !whole {
+            return None;
+        }
+        let (mut places, mut all) = (Places::default(), true);
+        self.runs(io, sequence, span, |keys, at| match at {
+            Some((block, offset)) => {
+                for (tile, keys) in keys.step_by(SIDE).enumerate() {
+                    places[keys / SIDE] =
+                        (block * 2 * self.kv_heads * self.block_size + offset + tile * SIDE) * self.dim;
+                }
+            }
+            None => all = false,
+        });
+        all.then_some(places)
+    }
+
+    /// `span` for the queries of head `head`, which is `nth` in `state`.
+    #[allow(clippy::too_many_arguments)]
+    fn few_at_span<const TERMS: usize>(
+        &self,
+        configured: &amx::Few,
+        io: &Io<'_>,
+        (head, nth): (usize, usize),
+        rows: &Rows,
+        span: &Range<usize>,
+        places: Option<Places>,
+        state: &mut State<'_>,
+    ) {
+        let (width, count) = (self.width(), rows.tokens.len() * self.group());
+        let (depth, d_tiles, term) = (width / STEP, width / SIDE, SPAN * width);
+        let steps = span.len().div_ceil(STEP);
+        let of_head = self.block_size * self.dim;
+
+        let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
+        if let Some(places) = &places {
+            let cache = io.input::<bf16>(1);
+            let keys = |tile: usize| &cache[places[tile] + head * of_head..];
+            for step in 0..steps {
+                // Scores of keys behind the last that is seen are not looked at.
+                let last = (span.len() - 1) / SIDE;
+                let keys = [keys(2 * step), keys((2 * step + 1).min(last))];
+                configured.score(keys, width, q_tiles, &mut state.scores[2 * step..][..2], true);
+            }
+        } else {
+            self.fill_span::<TERMS>(io, head, rows, 0, span, state);
+            let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
+            for step in 0..steps {
+                // The products of terms, the smallest first.
+                for order in (0..TERMS).rev() {
+                    for of_key in 0..=order {
+                        let keys = &state.span[of_key * term + step * STEP * width..][..STEP * width];
+                        let (low, high) = keys.split_at(SIDE * width);
+                        let x = &q_tiles[(order - of_key) * depth..][..depth];
+                        let fresh = order == TERMS - 1 && of_key == 0;
+                        configured.score([low, high], width, x, &mut state.scores[2 * step..][..2], fresh);
+                    }
+                }
+            }
+        }
+
+        let (weights, turned) = state.weights.split_at_mut(TERMS * STEPS);
+        let out = &mut state.out[nth * d_tiles..][..d_tiles];
+        let sight = self.span(rows, span.start, 0);
+        let mut scores = softmax::OfTile { tiles: &mut state.scores[..2 * steps], nth: 0, together: 1 };
+        let rescale = |factors: &Lanes<f32>| {
+            for tile in &mut *out {
+                for (line, factor) in tile.as_chunks_mut().0.iter_mut().zip(factors).take(count) {
+                    scale_each(line, &[*factor; SIDE]);
+                }
+            }
+        };
+        let sums = (&mut state.largest[nth], &mut state.total[nth]);
+        // SAFETY: there is AMX, and every machine that has it has AVX-512.
+        unsafe {
+            softmax::soften::<TERMS>(&sight, &mut scores, sums, weights, rescale, &mut || {});
+            for (term, turned) in weights.chunks_exact(STEPS).zip(turned.chunks_exact_mut(STEPS)) {
+                term.iter().zip(turned).take(steps).for_each(|(tile, to)| turn(tile, to));
+            }
+        }
+
+        let in_place = places.is_some_and(|places| {
+            let values = &io.input::<bf16>(1)[self.kv_heads * of_head + head * of_head..];
+            // SAFETY: as above.
+            unsafe { pair_up(|tile| &values[places[tile]..], span.len(), width, state.values) }
+        });
+        let mut rests = false;
+        if !in_place {
+            self.fill_span::<TERMS>(io, head, rows, 1, span, state);
+            state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
+            rests = state.rests != super::Keys::default();
+            for (t, to) in state.values.chunks_exact_mut(STEPS * d_tiles).take(TERMS).enumerate() {
+                let span_of = |tile: usize| &state.span[t * term + tile * SIDE * width..];
+                // SAFETY: as above.
+                unsafe { pair_up(span_of, span.len(), width, to) };
+            }
+        }
+        let turned = &state.weights[TERMS * STEPS..];
+        let out = &mut state.out[nth * d_tiles..][..d_tiles];
+        for (d, out) in out.chunks_exact_mut(2).enumerate() {
+            for order in (0..TERMS).rev() {
+                for of_value in 0..=order {
+                    let weights = &turned[(order - of_value) * STEPS..][..steps];
+                    let values = &state.values[of_value * STEPS * d_tiles + d * 2 * STEPS..];
+                    configured.weigh(weights, values, out);
+                }
+            }
+        }
+        if rests {
+            self.add_rests_of_few::<TERMS>(&sight, span.len(), count, nth, state);
+        }
+    }
+
+    /// Adds the values that are not finite for the queries that see them.
+    fn add_rests_of_few<const TERMS: usize>(
+        &self,
+        sight: &softmax::Span,
+        keys: usize,
+        count: usize,
+        nth: usize,
+        state: &mut State<'_>,
+    ) {
+        let (width, weights) = (self.width(), &*state.weights);
+        let out = &mut state.out[nth * width / SIDE..][..width / SIDE];
+        for key in (0..keys).filter(|key| state.rests[key / 64] >> (key % 64) & 1 == 1) {
+            for query in (0..count).filter(|query| sight.sees(*query, key)) {
+                let weight = super::weight::<TERMS>(weights, key, query);
+                for (d, value) in state.rest[key * width..][..width].iter().enumerate() {
+                    if *value != bf16::ZERO {
+                        let (tile, column) = column(d % STEP);
+                        let sum = &mut out[d / STEP * 2 + tile][query * SIDE + column];
+                        *sum = (f32::from_bits(*sum) + weight * value.to_f32()).to_bits();
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Columns of a tile as rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn turn(tile: &Words, to: &mut Words) {
+    amx::transpose_into(tile.as_chunks().0.first_chunk().expect("a tile has 16 lines"), to);
+}
+
+/// Rows of `width` values of a span's first `keys` keys, 16 rows from each of `tiles` on, as tiles of pairs of keys: for
+/// each 32 elements two for each 32 keys, in the order of [`column`]. Zeros behind the last key. Are they all finite?
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn pair_up<'a>(tiles: impl Fn(usize) -> &'a [bf16], keys: usize, width: usize, to: &mut [Words]) -> bool {
+    let (magnitude, mut most) = (_mm512_set1_epi16(0x7fff), _mm512_setzero_si512());
+    for tile in 0..keys.div_ceil(STEP) * 2 {
+        let here = keys.saturating_sub(tile * SIDE).min(SIDE);
+        let rows = if here > 0 { &tiles(tile)[..here * width] } else { &[] };
+        let line_of = |key: usize, d: usize| -> __m512i {
+            match rows.get(key * width + d * STEP..).and_then(<[bf16]>::first_chunk::<STEP>) {
+                // SAFETY: 64 bytes.
+                Some(line) => unsafe { _mm512_loadu_si512(line.as_ptr().cast()) },
+                None => _mm512_setzero_si512(),
+            }
+        };
+        for pair in 0..SIDE / 2 {
+            for d in 0..width / STEP {
+                let (even, odd) = (line_of(2 * pair, d), line_of(2 * pair + 1, d));
+                let larger = _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude));
+                most = _mm512_max_epu16(most, larger);
+                let at = (d * STEPS + tile / 2) * 2;
+                let halves = [_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)];
+                for (to, half) in to[at..at + 2].iter_mut().zip(halves) {
+                    let to = &mut to.as_chunks_mut::<SIDE>().0[tile % 2 * SIDE / 2 + pair];
+                    // SAFETY: 64 bytes.
+                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), half) };
+                }
+            }
+        }
+    }
+    _mm512_cmpge_epu16_mask(most, _mm512_set1_epi16(0x7f80)) == 0
+}
