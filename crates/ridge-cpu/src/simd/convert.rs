@@ -1,5 +1,8 @@
 //! Between storage and f32, in bit operations that the compiler vectorises.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m512, _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_loadu_ps};
+
 use half::{bf16, f16};
 use ridge_graph::DType;
 
@@ -12,6 +15,16 @@ pub(crate) trait Element: Pod {
     fn widen(self) -> f32;
     /// The nearest, ties to even.
     fn narrow(x: f32) -> Self;
+    /// A vector's worth of values.
+    ///
+    /// # Safety
+    /// There is AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_vector(from: &[Self; LANES]) -> __m512 {
+        // SAFETY: 64 bytes.
+        unsafe { _mm512_loadu_ps(widen_lanes(from).as_ptr()) }
+    }
     /// `of` as what it is, if it is of bf16.
     fn as_bf16(_of: &[Self]) -> Option<&[half::bf16]> {
         None
@@ -100,6 +113,12 @@ impl Element for f16 {
     fn widen(self) -> f32 {
         let bits = u32::from(self.to_bits());
         widen_small::<10, 15>(bits & 0x7fff, bits >> 15, 0x7c00)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_vector(from: &[Self; LANES]) -> __m512 {
+        // SAFETY: 32 bytes, and there is AVX-512 by the caller's promise.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())) }
     }
     #[inline(always)]
     fn narrow(x: f32) -> Self {

@@ -204,7 +204,7 @@ fn interleaved() -> __m512i {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn words(pairs: __m512bh) -> __m512i {
+pub(super) fn words(pairs: __m512bh) -> __m512i {
     // SAFETY: of the same size, and any bits are integers.
     unsafe { std::mem::transmute(pairs) }
 }
