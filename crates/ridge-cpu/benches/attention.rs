@@ -37,8 +37,10 @@ fn cases() -> Vec<Case> {
         case("llama-1b token at 4096", llama, 1, 4096, bf16, bf16),
         case("llama-1b token at 4096 f16", llama, 1, 4096, bf16, f16),
         case("llama-1b token at 4096 f32", llama, 1, 4096, f32, f32),
+        case("llama-1b token at 4096 int8", llama, 1, 4096, bf16, DType::I8),
         case("llama-1b prompt 256", llama, 256, 0, bf16, bf16),
         case("llama-1b prompt 512 at 2048", llama, 512, 2048, bf16, bf16),
+        case("llama-1b prompt 512 at 2048 int8", llama, 512, 2048, bf16, DType::I8),
         case("llama-1b prompt 4096", llama, 4096, 0, bf16, bf16),
         case("llama-1b prompt 512 at 2048 f32", llama, 512, 2048, f32, f32),
         case("llama-8b prompt 512 at 2048", [32, 8, 128], 512, 2048, bf16, bf16),
@@ -56,20 +58,35 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
     let q = g.step_input("q", Type::tensor(case.dtype, [tokens, heads, dim])).expect("a fresh name");
     let state = Type { state: true, ..Type::tensor(case.cache, [blocks, 2, kv_heads, BLOCK, dim]) };
     let kv = g.state("kv", state.clone()).expect("a fresh name");
+    let of_codes = case.cache == DType::I8;
+    let scales = state.shape.0[..4].to_vec();
+    let scales = of_codes.then(|| g.state("scales", Type::state(DType::F32, Shape(scales))).expect("a fresh name"));
     let mut integers = |name: &str, shape: &[usize]| {
         g.step_input(name, Type::tensor(DType::I32, Shape::new(shape.to_vec()))).expect("a fresh name")
     };
     let (table, ids, positions) =
         (integers("table", &[1, blocks]), integers("ids", &[tokens]), integers("positions", &[tokens]));
     let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
-    let y = g.attention(q, kv, table, ids, positions, op).expect("shapes fit");
+    let y = match scales {
+        Some(scales) => g.attention_codes(q, [kv, scales], table, ids, positions, op),
+        None => g.attention(q, kv, table, ids, positions, op),
+    };
+    let y = y.expect("shapes fit");
     let graph = g.finish(vec![("y".into(), y)]).expect("the value is main's");
     session.allocate_states(&graph, &Bindings::new()).expect("there is memory");
     let mut rng = Rng::new(1);
     let line: Vec<f64> = (0..4099).map(|_| rng.gauss()).collect();
     let random = |dtype: DType, count: usize| dtype.encode(line.iter().copied().cycle().take(count));
     let buffer = session.state("kv").expect("just allocated");
-    session.backend().write(buffer, &random(case.cache, blocks * 2 * kv_heads * BLOCK * dim)).expect("fits");
+    let elements = blocks * 2 * kv_heads * BLOCK * dim;
+    if of_codes {
+        let codes: Vec<u8> = line.iter().map(|x| (x * 40.0) as i8 as u8).cycle().take(elements).collect();
+        session.backend().write(buffer, &codes).expect("fits");
+        let buffer = session.state("scales").expect("just allocated");
+        session.backend().write(buffer, &DType::F32.encode(vec![1.0 / 40.0; elements / dim])).expect("fits");
+    } else {
+        session.backend().write(buffer, &random(case.cache, elements)).expect("fits");
+    }
     let compiled = session.compile(&graph, &["y"]).expect("compiles");
     let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");
     bucket.input(0).copy_from_slice(&random(case.dtype, tokens * heads * dim));

@@ -124,6 +124,8 @@ struct OneSequence {
     graph: Graph,
     q: Tensor,
     kv: Tensor,
+    /// Of a cache of codes.
+    scales: Tensor,
     table: Tensor,
 }
 
@@ -140,7 +142,12 @@ impl OneSequence {
         let blocks = tokens.div_ceil(block_size);
         let mut rng = Rng::new(dim as u64);
         let q = rng.normal(of_q, &[tokens, heads, dim]);
-        let kv = rng.normal(cache, &[blocks + 1, 2, kv_heads, block_size, dim]);
+        let of_cache = [blocks + 1, 2, kv_heads, block_size, dim];
+        let codes = cache == DType::I8;
+        let kv = if codes { rng.integers(cache, &of_cache, -127, 128) } else { rng.normal(cache, &of_cache) };
+        let scales = rng.normal(DType::F32, &of_cache[..4]);
+        let scales = scales.floats().iter().map(|x| x.abs() / 127.0).collect();
+        let scales = Tensor::float(DType::F32, &of_cache[..4], scales).rounded();
         let table = Tensor::int(DType::I32, &[1, blocks], (0..blocks as i64).rev().collect());
         let mut g = Builder::new();
         let count = Dim::sym("tokens");
@@ -151,8 +158,14 @@ impl OneSequence {
         let seq_ids = g.step_input("seq_ids", ids.clone()).unwrap();
         let positions = g.step_input("positions", ids).unwrap();
         let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
-        let y = g.attention(x, state, table_input, seq_ids, positions, PagedAttention { window, ..op }).unwrap();
-        Self { graph: g.finish(vec![("y".into(), y)]).unwrap(), q, kv, table }
+        let op = PagedAttention { window, ..op };
+        let y = if codes {
+            let scales = g.state("scales", Type { state: true, ..scales.ty() }).unwrap();
+            g.attention_codes(x, [state, scales], table_input, seq_ids, positions, op)
+        } else {
+            g.attention(x, state, table_input, seq_ids, positions, op)
+        };
+        Self { graph: g.finish(vec![("y".into(), y.unwrap())]).unwrap(), q, kv, scales, table }
     }
 
     fn value(&self, name: &str) -> Value {
@@ -160,6 +173,7 @@ impl OneSequence {
         Value::Plain(match name {
             "q" => self.q.clone(),
             "kv" => self.kv.clone(),
+            "scales" => self.scales.clone(),
             "table" => self.table.clone(),
             "seq_ids" => Tensor::int(DType::I32, &[tokens], vec![0; tokens]),
             _ => Tensor::int(DType::I32, &[tokens], (0..tokens as i64).collect()),
@@ -196,6 +210,9 @@ fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
         (2, 1, 40, 16, DType::F16, DType::F32, None),
         (2, 1, 24, 16, DType::F32, DType::F32, Some(5)),
         (2, 1, 64, 16, DType::BF16, DType::BF16, Some(100)),
+        (4, 1, 64, 16, DType::BF16, DType::I8, None),
+        (3, 1, 48, 7, DType::F32, DType::I8, Some(100)),
+        (4, 2, 8, 16, DType::F32, DType::I8, None),
     ] {
         let attention = OneSequence::new(533, (heads, kv_heads, dim), block_size, of_q, cache, window);
         let cuts = [0, 1, 3, 20, 37, 500, 509, 511, 512, 513, 514, 520, 532, 533];

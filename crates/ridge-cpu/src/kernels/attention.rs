@@ -8,6 +8,9 @@
 //! Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022, "FlashAttention", algorithm 1). Within
 //! a span keys come in order. So a token's bits depend on its own position, never on the tokens beside it. With a window
 //! the spans before it are passed over, and keys before it in its first span weigh nothing.
+//!
+//! Of a cache of codes, scores are multiplied by the scales of keys, and weights by those of values; tiles take codes times
+//! scales.
 
 mod narrow;
 #[cfg(target_arch = "x86_64")]
@@ -28,12 +31,29 @@ use crate::kernel::{Io, Kernel, Scratch, Spec};
 use crate::simd::{self, Element, LANES};
 use values::{Run, weigh};
 
-pub(super) const ENTRIES: &[Entry] = &[Entry {
-    name: "attention",
-    pattern: "attention(q, kv, block_table, seq_ids, positions)",
-    supports: |_| true,
-    make,
-}];
+pub(super) const ENTRIES: &[Entry] = &[
+    Entry { name: "attention", pattern: "attention(q, kv, block_table, seq_ids, positions)", supports: |_| true, make },
+    Entry {
+        name: "attention_codes",
+        pattern: "attention(q, kv, block_table, seq_ids, positions, scales)",
+        supports: |_| true,
+        make,
+    },
+];
+
+/// Runs `$body` with `$t` as the element type of a cache of `$dtype`.
+macro_rules! with_stored {
+    ($dtype:expr, $t:ident => $body:expr) => {
+        match $dtype {
+            ridge_graph::DType::I8 => {
+                type $t = i8;
+                $body
+            }
+            float => $crate::simd::with_element!(float, $t => $body),
+        }
+    };
+}
+use with_stored;
 
 /// Positions of a span.
 const SPAN: usize = 512;
@@ -138,7 +158,7 @@ impl Kernel for Attention {
             return self.run_on_tiles(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
-        if packed::takes(self.dim) {
+        if packed::takes(self.dim) && self.cache != DType::I8 {
             return self.run_packed(io, pieces, scratch);
         }
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
@@ -237,10 +257,12 @@ impl Attention {
         let start = self.start(rows, 0) / SPAN * SPAN;
         for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);
-            simd::with_element!(self.cache, T => {
+            with_stored!(self.cache, T => {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
+                self.scale_scores(io, (head, 0), rows, &span, state.scores);
                 self.soften(rows, from, state);
+                self.scale_scores(io, (head, 1), rows, &span, state.scores);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
                 });
@@ -316,6 +338,33 @@ impl Attention {
             let tile = Tile { inner: self.dim, rows: count, columns, stride: SPAN };
             tile::run(&tile, source, state.q, &mut Room { sums: state.sums, weights: state.weights }, out);
         }
+    }
+
+    /// The scales of keys (side 0) or values (side 1) from `offset` of `block` on, where the cache is of codes.
+    fn scales<'a>(&self, io: &Io<'a>, head: usize, side: usize, (block, offset): (usize, usize)) -> Option<&'a [f32]> {
+        let at = ((block * 2 + side) * self.kv_heads + head) * self.block_size + offset;
+        (self.cache == DType::I8).then(|| &io.input::<f32>(5)[at..])
+    }
+
+    /// Multiplies the scores or weights of each row by the scales of the span's keys (side 0) or values (side 1).
+    fn scale_scores(
+        &self,
+        io: &Io<'_>,
+        (head, side): (usize, usize),
+        rows: &Rows,
+        span: &Range<usize>,
+        scores: &mut [f32],
+    ) {
+        if self.cache != DType::I8 {
+            return;
+        }
+        let count = rows.tokens.len() * self.group();
+        self.runs(io, rows.sequence, span, |keys, at| {
+            let Some(scales) = at.and_then(|at| self.scales(io, head, side, at)) else { return };
+            for row in scores.chunks_exact_mut(SPAN).take(count) {
+                row[keys.clone()].iter_mut().zip(scales).for_each(|(score, scale)| *score *= scale);
+            }
+        });
     }
 
     /// The first position that token `nth` of `rows` sees.

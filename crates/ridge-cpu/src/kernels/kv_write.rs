@@ -1,4 +1,5 @@
-//! Writes a step's keys and values into the cache, in place; keys are rotated on the way where the graph does that.
+//! Writes a step's keys and values into the cache, in place; keys are rotated on the way where the graph does that, and
+//! all are rounded to codes where the cache is of i8.
 //!
 //! Floor: keys and values read once and written once.
 
@@ -8,11 +9,18 @@ use ridge_graph::{DType, ops};
 
 use super::{Entry, rope};
 use crate::kernel::{Io, Kernel, Scratch, Spec};
-use crate::simd;
+use crate::simd::{self, vectorised};
 
 pub(super) const ENTRIES: &[Entry] = &[
     Entry { name: "kv_write", pattern: "kv_write(kv, k, v, slots)", supports: |_| true, make },
     Entry { name: "rope_kv_write", pattern: "kv_write(kv, rope(k, positions), v, slots)", supports: |_| true, make },
+    Entry { name: "kv_write_codes", pattern: "kv_write(kv, k, v, slots, scales)", supports: |_| true, make },
+    Entry {
+        name: "rope_kv_write_codes",
+        pattern: "kv_write(kv, rope(k, positions), v, slots, scales)",
+        supports: |_| true,
+        make,
+    },
 ];
 
 struct KvWrite {
@@ -81,10 +89,31 @@ impl KvWrite {
     /// Keys (side 0) or values (side 1) of all heads, at `slot`.
     fn write(&self, io: &Io<'_>, slot: usize, side: usize, from: &[f32]) {
         let (block, offset) = (slot / self.block_size, slot % self.block_size);
-        for (head, row) in from.chunks_exact(self.dim.max(1)).enumerate() {
-            let at = (((block * 2 + side) * self.heads + head) * self.block_size + offset) * self.dim;
+        for head in 0..self.heads {
+            let row = &from[head * self.dim..][..self.dim];
+            let at = ((block * 2 + side) * self.heads + head) * self.block_size + offset;
             // SAFETY: only the last token of this slot writes there, and it is among our pieces.
-            unsafe { simd::store(io, 0, self.cache, at, row) };
+            unsafe {
+                if self.cache == DType::I8 {
+                    let scale = &mut io.output::<f32>(1).part(at..at + 1)[0];
+                    *scale = to_codes(row, io.output::<i8>(0).part(at * self.dim..(at + 1) * self.dim));
+                } else {
+                    simd::store(io, 0, self.cache, at * self.dim, row);
+                }
+            }
         }
+    }
+}
+
+vectorised! {
+    /// Rounds `x` to codes and gives their scale.
+    fn to_codes(x: &[f32], codes: &mut [i8]) -> f32 {
+        let largest = x.iter().fold(0f32, |most, x| if x.abs() > most { x.abs() } else { most });
+        let scale = largest / 127.0;
+        let divisor = if scale == 0.0 { 1.0 } else { scale };
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = simd::Element::narrow(x / divisor);
+        }
+        scale
     }
 }

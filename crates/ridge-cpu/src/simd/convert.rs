@@ -151,6 +151,18 @@ impl Element for E5M2 {
     }
 }
 
+/// A code, to be multiplied by a scale; rounded ties upwards.
+impl Element for i8 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
+    }
+    #[inline(always)]
+    fn narrow(x: f32) -> Self {
+        (x + 0.5).floor().clamp(-127.0, 127.0) as Self
+    }
+}
+
 /// Runs `$body` with `$t` as the element type of float dtype `$dtype`.
 macro_rules! with_element {
     ($dtype:expr, $t:ident => $body:expr) => {

@@ -12,6 +12,7 @@ use crate::op::Composite;
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, Rule};
+use crate::tensor::Tensor;
 use crate::types::{Shape, Type};
 
 /// Attention of each token to positions `0..=positions[t]` of its own sequence, computed in f32.
@@ -19,7 +20,7 @@ use crate::types::{Shape, Type};
 /// `q`: `[tokens, heads, dim]` of any float dtype; `kv`: the state of [`KvWrite`](super::KvWrite),
 /// `[blocks, 2, kv_heads, block_size, dim]`, which is read and not replaced; `block_table`: i32
 /// `[sequences, blocks of a sequence]`; `seq_ids`: i32 `[tokens]`, the row of the table, negative for padding;
-/// `positions`: i32 `[tokens]`. Gives the type of `q`.
+/// `positions`: i32 `[tokens]`. Behind them a cache of i8 has its scales. Gives the type of `q`.
 ///
 /// Query head `h` uses key and value head `h / (heads / kv_heads)`. Position `p` of a sequence is at offset
 /// `p % block_size` of block `block_table[seq, p / block_size]`; entries that no token reaches may be -1. The output of
@@ -69,7 +70,7 @@ impl Composite for PagedAttention {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, kv, table, ids, positions] = inputs else {
+        let [q, kv, table, ids, positions, scales @ ..] = inputs else {
             return Err(super::takes("q, kv, block_table, seq_ids and positions", inputs));
         };
         super::want_floats("q", q, 3, "[tokens, heads, dim]")?;
@@ -83,6 +84,7 @@ impl Composite for PagedAttention {
         }
         super::want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
         super::want("positions", positions, DType::I32, [&q.shape.0[0]])?;
+        super::kv_write::want_scales(kv, scales)?;
         if self.window == Some(0) {
             return Err("a window must have 1 position or more".into());
         }
@@ -93,7 +95,7 @@ impl Composite for PagedAttention {
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let [q, kv, table, ids, positions] = inputs else { unreachable!("infer has counted the inputs") };
+        let [q, kv, table, ids, positions, scales @ ..] = inputs else { unreachable!("infer has counted the inputs") };
         let (qt, kt) = (g.ty(*q)?.clone(), g.ty(*kv)?.clone());
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = Self::groups(&qt, &kt).map_err(|why| fail(g, why))?;
@@ -106,13 +108,29 @@ impl Composite for PagedAttention {
         let row = g.gather(*table, *ids, 0)?;
         let cache = g.state_read(*kv)?;
         let cache = g.gather(cache, row, 0)?;
+        // Of codes their scales: [tokens, blocks, 2, kv_heads, block_size].
+        let scales = match scales.first() {
+            Some(scales) => {
+                let scales = g.state_read(*scales)?;
+                Some(g.gather(scales, row, 0)?)
+            }
+            None => None,
+        };
         let mut sides = Vec::with_capacity(2);
         for side in 0..2usize {
             let x = g.slice(cache, 2, side, 1)?;
             let x = g.reshape(x, Shape::new([tokens, &blocks, &heads, block_size, dim]))?;
             let x = g.transpose(x, &[0, 2, 1, 3, 4])?;
             let x = g.reshape(x, Shape::new([tokens, &heads, &keys, dim]))?;
-            sides.push(g.cast(x, DType::F32)?);
+            let mut x = g.cast(x, DType::F32)?;
+            if let Some(scales) = scales {
+                let scales = g.slice(scales, 2, side, 1)?;
+                let scales = g.reshape(scales, Shape::new([tokens, &blocks, &heads, block_size]))?;
+                let scales = g.transpose(scales, &[0, 2, 1, 3])?;
+                let scales = g.reshape(scales, Shape::new([tokens, &heads, &keys, &one]))?;
+                x = g.mul(x, scales)?;
+            }
+            sides.push(x);
         }
         let (k, v) = (sides[0], sides[1]);
 
@@ -167,8 +185,11 @@ impl Composite for PagedAttention {
         let (q, kv) = (&inputs[0], &inputs[1]);
         let symbol = |s: &Sym| Poly::from(&Dim::from(s.clone()));
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
-        let token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * (2 * kv.dtype.size_bytes() as i128);
-        let tables = Cost::moving(&inputs[2..], &[]).bytes_read;
+        let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * (2 * kv.dtype.size_bytes() as i128);
+        if let Some(scales) = inputs.get(5) {
+            token = token + &(Poly::from(&kv.shape.0[2]) * (2 * scales.dtype.size_bytes() as i128));
+        }
+        let tables = Cost::moving(&inputs[2..5], &[]).bytes_read;
         Cost {
             matrix_flops: &scores * &(Poly::from(&q.shape.0[2]) * 4),
             // Scaling, maximum, difference and sum; two products more and a tangent with a cap.
@@ -179,12 +200,17 @@ impl Composite for PagedAttention {
         }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
         let (cut, whole) = (Placement::shard, Placement::Replicate);
+        let rule = |places: [Placement; 5], scales, output| {
+            let mut inputs_at = places.to_vec();
+            inputs_at.resize(inputs.len(), scales);
+            Rule { inputs: inputs_at, outputs: vec![output] }
+        };
         vec![
             // By heads, whole groups to a rank.
-            Rule { inputs: vec![cut(1), cut(2), whole, whole, whole], outputs: vec![cut(1)] },
-            Rule { inputs: vec![cut(0), whole, whole, cut(0), cut(0)], outputs: vec![cut(0)] },
+            rule([cut(1), cut(2), whole, whole, whole], cut(2), cut(1)),
+            rule([cut(0), whole, whole, cut(0), cut(0)], whole, cut(0)),
         ]
     }
 }
@@ -205,13 +231,29 @@ impl Builder {
     ) -> Result<Var> {
         Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions])?[0])
     }
+
+    /// As [`Builder::attention`], over a cache of i8 and its scales.
+    ///
+    /// # Errors
+    /// As there, and when `scales` are not those of `kv`.
+    pub fn attention_codes(
+        &mut self,
+        q: Var,
+        [kv, scales]: [Var; 2],
+        block_table: Var,
+        seq_ids: Var,
+        positions: Var,
+        op: PagedAttention,
+    ) -> Result<Var> {
+        Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions, scales])?[0])
+    }
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     // (sequences as (cached, new), padding, block size, spare columns, heads, kv heads, dim, dtype of the cache, window,
     // softcap)
     type Case<'a> = (&'a [(usize, usize)], usize, usize, usize, usize, usize, usize, DType, Option<usize>, Option<f64>);
-    let cases: [Case<'_>; 15] = [
+    let cases: [Case<'_>; 19] = [
         (&[], 0, 4, 0, 2, 1, 8, dtype, None, None),
         (&[], 3, 4, 1, 2, 1, 8, dtype, None, None),
         (&[(0, 1)], 0, 1, 0, 1, 1, 1, dtype, None, None),
@@ -227,20 +269,32 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (&[(0, 17), (5, 0), (3, 6)], 1, 16, 0, 4, 2, 8, dtype, None, Some(0.5)),
         (&[(33, 2), (64, 1)], 0, 16, 0, 4, 4, 16, DType::BF16, Some(16), Some(50.0)),
         (&[(1030, 3)], 0, 64, 0, 2, 1, 8, dtype, Some(520), None),
+        (&[(0, 17), (5, 0), (3, 6)], 1, 16, 1, 4, 2, 8, DType::I8, None, None),
+        (&[(33, 1), (63, 1), (140, 1)], 1, 16, 0, 8, 2, 64, DType::I8, None, Some(5.0)),
+        (&[(0, 20), (7, 1)], 3, 4, 1, 4, 2, 33, DType::I8, Some(5), None),
+        (&[(120, 30)], 0, 32, 0, 4, 1, 32, DType::I8, None, None),
     ];
     let mut samples = Vec::new();
     for (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) in cases {
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
         let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
         let tokens = step.seq_ids.len();
-        samples.push(
-            Sample::new(PagedAttention { window, softcap, ..op })
-                .input(rng.normal(dtype, &[tokens, heads, dim]))
-                .state(rng.normal(stored, &[step.blocks, 2, kv_heads, block_size, dim]))
-                .input(step.block_table)
-                .input(step.seq_ids)
-                .input(step.positions),
-        );
+        let cache = [step.blocks, 2, kv_heads, block_size, dim];
+        let sample = Sample::new(PagedAttention { window, softcap, ..op })
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+            .state(super::paging::cache(rng, stored, &cache))
+            .input(step.block_table)
+            .input(step.seq_ids)
+            .input(step.positions);
+        samples.push(match stored {
+            // Codes are a hundred times as large as what they stand for.
+            DType::I8 => {
+                let scales = rng.normal(DType::F32, &cache[..4]);
+                let scales = scales.floats().iter().map(|x| 0.01 * x.abs() + 0.001).collect();
+                sample.state(Tensor::float(DType::F32, &cache[..4], scales).rounded())
+            }
+            _ => sample,
+        });
     }
     samples
 }

@@ -8,6 +8,7 @@ use crate::dtype::DType;
 use crate::error::{GraphError, Result, Why};
 use crate::graph::Var;
 use crate::op::Composite;
+use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, Rule};
 use crate::types::{Shape, Type};
@@ -18,21 +19,63 @@ use crate::types::{Shape, Type};
 /// `[tokens, kv_heads, dim]` of one float dtype, `slots`: i32 `[tokens]`; gives the state. A slot is
 /// `block * block_size + offset`; slots out of range, such as the -1 of padding, are dropped, and of equal slots the
 /// last token's stays.
+///
+/// A cache of i8 has scales behind the other inputs, a state f32 `[blocks, 2, kv_heads, block_size]`, and gives both: each
+/// key and value of each head is its codes, -127 to 127, times its scale, which is its largest magnitude over 127. Codes
+/// are the nearest, ties upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvWrite;
 
 /// Requires a paged cache and gives its extents `[blocks, 2, kv_heads, block_size, dim]`.
 pub(super) fn want_cache(kv: &Type) -> Result<&[Dim], Why> {
-    let float = kv.state && kv.dtype.is_float() && kv.format.is_none();
+    let float = kv.state && (kv.dtype.is_float() || kv.dtype == DType::I8) && kv.format.is_none();
     let [_, two, _, block_size, _] = &kv.shape.0[..] else {
         return Err(format!("kv must be a state [blocks, 2, kv_heads, block_size, dim], got {kv}"));
     };
     if !float || *two != Dim::from(2) || block_size.as_const().is_none_or(|n| n == 0) {
         return Err(format!(
-            "kv must be a float state [blocks, 2, kv_heads, block_size, dim] of a constant block_size, got {kv}"
+            "kv must be a float or i8 state [blocks, 2, kv_heads, block_size, dim] of a constant block_size, got {kv}"
         ));
     }
     Ok(&kv.shape.0)
+}
+
+/// Requires scales where the cache `kv` has some, and none where it has none.
+pub(super) fn want_scales(kv: &Type, scales: &[Type]) -> Result<(), Why> {
+    match (kv.dtype == DType::I8, scales) {
+        (false, []) => Ok(()),
+        (true, [scales]) if *scales == scales_of(kv) => Ok(()),
+        (true, [scales]) => Err(format!("the scales of kv must be {}, got {scales}", scales_of(kv))),
+        (true, _) => Err(format!("kv of i8 needs its scales, {}", scales_of(kv))),
+        (false, _) => Err(format!("only kv of i8 has scales, got {kv}")),
+    }
+}
+
+/// The scales of a cache of i8.
+fn scales_of(kv: &Type) -> Type {
+    Type::state(DType::F32, Shape(kv.shape.0[..4].to_vec()))
+}
+
+/// F32 `[tokens, kv_heads, dim]` as codes, i8, and their scales, f32 `[tokens, kv_heads]`.
+fn to_codes(g: &mut Builder, x: Var) -> Result<(Var, Var)> {
+    let shape = g.ty(x)?.shape.clone();
+    let magnitudes = g.abs(x)?;
+    let largest = g.reduce_max(magnitudes, 2)?;
+    let number = |g: &mut Builder, value| g.constant(DType::F32, value);
+    let [zero, one, half, most, least] =
+        [number(g, 0.0)?, number(g, 1.0)?, number(g, 0.5)?, number(g, 127.0)?, number(g, -127.0)?];
+    // The largest of nothing is minus infinity.
+    let largest = g.max(largest, zero)?;
+    let scale = g.div(largest, most)?;
+    let none = g.eq(scale, zero)?;
+    let divisor = g.select(none, one, scale)?;
+    let scaled = g.div(x, divisor)?;
+    let above = g.add(scaled, half)?;
+    let code = g.floor(above)?;
+    // Of the smallest numbers the scale is rounded far.
+    let code = g.min(code, most)?;
+    let code = g.max(code, least)?;
+    Ok((g.cast(code, DType::I8)?, g.reshape(scale, Shape(shape.0[..2].to_vec()))?))
 }
 
 impl Composite for KvWrite {
@@ -41,14 +84,15 @@ impl Composite for KvWrite {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [kv, k, v, slots] = inputs else { return Err(super::takes("kv, k, v and slots", inputs)) };
+        let [kv, k, v, slots, scales @ ..] = inputs else { return Err(super::takes("kv, k, v and slots", inputs)) };
         let [_, _, heads, _, dim] = want_cache(kv)? else { unreachable!("a cache has five axes") };
         super::want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
         let tokens = &k.shape.0[0];
         super::want("k", k, k.dtype, [tokens, heads, dim])?;
         super::want("v", v, k.dtype, [tokens, heads, dim])?;
         super::want("slots", slots, DType::I32, [tokens])?;
-        Ok(vec![kv.clone()])
+        want_scales(kv, scales)?;
+        Ok([kv].into_iter().chain(scales).cloned().collect())
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
@@ -62,28 +106,50 @@ impl Composite for KvWrite {
         let cache = g.transpose(cache, &[0, 3, 1, 2, 4])?;
         let cache = g.reshape(cache, Shape::new([&slots, two, heads, dim]))?;
         let one = Shape::new([&tokens, &1.into(), heads, dim]);
-        let mut rows = Vec::with_capacity(2);
+        let (mut rows, mut scales) = (Vec::with_capacity(2), Vec::new());
         for new in &inputs[1..3] {
-            let new = g.cast(*new, kv.dtype)?;
+            let mut new = *new;
+            if kv.dtype == DType::I8 {
+                let scale;
+                let x = g.cast(new, DType::F32)?;
+                (new, scale) = to_codes(g, x)?;
+                scales.push(g.reshape(scale, Shape::new([&tokens, &1.into(), heads]))?);
+            }
+            let new = g.cast(new, kv.dtype)?;
             rows.push(g.reshape(new, one.clone())?);
         }
         let rows = g.concat(&rows, 1)?;
         let cache = g.scatter(cache, inputs[3], rows, 0)?;
         let cache = g.reshape(cache, Shape::new([blocks, block_size, two, heads, dim]))?;
         let cache = g.transpose(cache, &[0, 2, 3, 1, 4])?;
-        Ok(vec![g.state_write(inputs[0], cache)?])
+        let mut written = vec![g.state_write(inputs[0], cache)?];
+        if let Some(state) = inputs.get(4) {
+            let rows = g.concat(&scales, 1)?;
+            let all = g.state_read(*state)?;
+            let all = g.transpose(all, &[0, 3, 1, 2])?;
+            let all = g.reshape(all, Shape::new([&slots, two, heads]))?;
+            let all = g.scatter(all, inputs[3], rows, 0)?;
+            let all = g.reshape(all, Shape::new([blocks, block_size, two, heads]))?;
+            let all = g.transpose(all, &[0, 2, 3, 1])?;
+            written.push(g.state_write(*state, all)?);
+        }
+        Ok(written)
     }
 
     fn cost(&self, inputs: &[Type], _outputs: &[Type]) -> Cost {
         // Only the rows of the step's tokens are written.
-        let written = inputs[1].shape.elements() * (2 * inputs[0].dtype.size_bytes() as i128);
-        Cost { bytes_written: written, ..Cost::moving(&inputs[1..], &[]) }
+        let mut written = inputs[1].shape.elements() * (2 * inputs[0].dtype.size_bytes() as i128);
+        if inputs.len() > 4 {
+            written = written + &(Poly::product(&inputs[1].shape.0[..2]) * (2 * DType::F32.size_bytes() as i128));
+        }
+        Cost { bytes_written: written, ..Cost::moving(&inputs[1..4], &[]) }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Rule> {
         // By heads.
-        let places = vec![Placement::shard(2), Placement::shard(1), Placement::shard(1), Placement::Replicate];
-        vec![Rule { inputs: places, outputs: vec![Placement::shard(2)] }]
+        let mut places = vec![Placement::shard(2), Placement::shard(1), Placement::shard(1), Placement::Replicate];
+        places.resize(inputs.len(), Placement::shard(2));
+        vec![Rule { inputs: places, outputs: vec![Placement::shard(2); outputs.len()] }]
     }
 }
 
@@ -94,6 +160,15 @@ impl Builder {
     /// When `kv` is not a paged cache, or `k`, `v` and `slots` do not fit it.
     pub fn kv_write(&mut self, kv: Var, k: Var, v: Var, slots: Var) -> Result<Var> {
         Ok(self.composite(KvWrite, &[kv, k, v, slots])?[0])
+    }
+
+    /// As [`Builder::kv_write`], for a cache of i8 and its scales, of which it gives the next versions.
+    ///
+    /// # Errors
+    /// As there, and when `scales` are not those of `kv`.
+    pub fn kv_write_codes(&mut self, [kv, scales]: [Var; 2], k: Var, v: Var, slots: Var) -> Result<[Var; 2]> {
+        let written = self.composite(KvWrite, &[kv, k, v, slots, scales])?;
+        Ok([written[0], written[1]])
     }
 }
 
@@ -108,6 +183,10 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (7, 1, 16, 128, 65, DType::BF16),
         (4, 4, 3, 5, 6, DType::F32),
         (4, 2, 16, 32, 20, DType::F8E4M3),
+        (3, 2, 4, 8, 0, DType::I8),
+        (2, 1, 4, 0, 2, DType::I8),
+        (4, 2, 16, 33, 20, DType::I8),
+        (5, 3, 16, 64, 17, DType::I8),
     ];
     let mut samples = Vec::new();
     for (blocks, heads, block_size, dim, tokens, stored) in cases {
@@ -118,13 +197,16 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             slots[tokens / 2] = -1;
             slots[tokens - 1] = (blocks * block_size) as i64;
         }
-        samples.push(
-            Sample::new(KvWrite)
-                .state(rng.normal(stored, &[blocks, 2, heads, block_size, dim]))
-                .input(rng.normal(dtype, &[tokens, heads, dim]))
-                .input(rng.normal(dtype, &[tokens, heads, dim]))
-                .input(crate::Tensor::int(DType::I32, &[tokens], slots)),
-        );
+        let cache = [blocks, 2, heads, block_size, dim];
+        let sample = Sample::new(KvWrite)
+            .state(super::paging::cache(rng, stored, &cache))
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+            .input(crate::Tensor::int(DType::I32, &[tokens], slots));
+        samples.push(match stored {
+            DType::I8 => sample.state(rng.normal(DType::F32, &cache[..4])),
+            _ => sample,
+        });
     }
     samples
 }

@@ -13,6 +13,11 @@ pub(super) fn shuffled(rng: &mut Rng, n: usize) -> Vec<i64> {
     order
 }
 
+/// A cache of `dtype`: of i8 any codes.
+pub(super) fn cache(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
+    if dtype == DType::I8 { rng.integers(dtype, shape, -127, 128) } else { rng.normal(dtype, shape) }
+}
+
 /// What one step of several sequences is given.
 pub(super) struct PagedStep {
     /// Blocks of the cache; one more than are used.

@@ -33,6 +33,7 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
     for sample in samples("kv_write") {
         let [mut kv, k, v, slots] = [0, 1, 2, 3].map(|i| input(&sample, i));
         let [blocks, _, heads, block_size, dim] = shape(&sample, 0)[..] else { panic!("a cache has five axes") };
+        let mut scales = (sample.inputs.len() > 4).then(|| input(&sample, 4));
         for (token, slot) in slots.iter().enumerate() {
             if *slot < 0.0 || *slot >= (blocks * block_size) as f64 {
                 continue;
@@ -43,10 +44,15 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
                     let to = (((block * 2 + side) * heads + head) * block_size + offset) * dim;
                     let from = (token * heads + head) * dim;
                     kv[to..to + dim].copy_from_slice(&new[from..from + dim]);
+                    if let Some(scales) = &mut scales {
+                        let scale = kv[to..to + dim].iter().fold(0.0, |m: f64, x| m.max(x.abs())) / 127.0;
+                        kv[to..to + dim].iter_mut().for_each(|x| *x = (*x / scale + 0.5).floor());
+                        scales[((block * 2 + side) * heads + head) * block_size + offset] = scale;
+                    }
                 }
             }
         }
-        holds(&sample, &[kv]);
+        holds(&sample, &[vec![kv], scales.into_iter().collect()].concat());
     }
 }
 
@@ -58,6 +64,10 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
         let [_, _, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
         let width = shape(&sample, 2)[1];
+        // Of codes what they stand for.
+        let scales = (sample.inputs.len() > 5).then(|| input(&sample, 5));
+        let number = |i: usize| kv[i] * scales.as_ref().map_or(1.0, |scales| scales[i / dim]);
+        let numbers: Vec<f64> = (0..kv.len()).map(number).collect();
         let mut y = vec![0.0; tokens * heads * dim];
         for token in (0..tokens).filter(|t| ids[*t] >= 0.0) {
             for head in 0..heads {
@@ -67,7 +77,7 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
                     let block = table[ids[token] as usize * width + position / block_size];
                     assert!(block >= 0.0, "sample: position {position} of token {token} has no block");
                     let at = ((block as usize * 2 + side) * kv_heads + kv_head) * block_size + position % block_size;
-                    &kv[at * dim..][..dim]
+                    &numbers[at * dim..][..dim]
                 };
                 let position = positions[token] as usize;
                 let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..=position;
@@ -84,6 +94,6 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
             }
         }
         // The cache is read, and goes on as it was.
-        holds(&sample, &[y, kv]);
+        holds(&sample, &[vec![y, kv], scales.into_iter().collect()].concat());
     }
 }

@@ -19,7 +19,8 @@ mod softmax;
 use std::arch::x86_64::{
     __m512i, _CMP_UNORD_Q, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtne2ps_pbh, _mm512_fpclass_ps_mask, _mm512_inserti64x4,
-    _mm512_mask_mov_ps, _mm512_maskz_sub_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_storeu_si512,
+    _mm512_mask_mov_ps, _mm512_maskz_sub_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
+    _mm512_storeu_si512,
 };
 use std::ops::Range;
 
@@ -249,13 +250,16 @@ impl Attention {
     ) {
         let (width, term) = (self.width(), SPAN * self.width());
         let to = &mut *state.span;
-        simd::with_element!(self.cache, T => {
+        super::with_stored!(self.cache, T => {
             let cache = io.input::<T>(1);
             self.runs(io, rows.sequence, span, |keys, at| match at {
                 Some(at) => {
                     let from = &self.slab(cache, head, side, at)[..keys.len() * self.dim];
                     // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                    unsafe { split_rows::<T, TERMS>(from, self.dim, width, term, &mut to[keys.start * width..]) };
+                    unsafe {
+                        let scales = self.scales(io, head, side, at);
+                        split_rows::<T, TERMS>(from, scales, self.dim, width, term, &mut to[keys.start * width..]);
+                    }
                 }
                 None => (0..TERMS).for_each(|t| to[t * term..][keys.start * width..keys.end * width].fill(bf16::ZERO)),
             });
@@ -454,16 +458,25 @@ fn lanes<T>(f: impl FnMut(usize) -> T) -> Lanes<T> {
     std::array::from_fn(f)
 }
 
-/// Rows of `dim` elements as rows of `width` for each term, which are `term` elements apart.
+/// Rows of `dim` elements, times their scales if they have some, as rows of `width` for each term, which are `term`
+/// elements apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-fn split_rows<T: Element, const TERMS: usize>(from: &[T], dim: usize, width: usize, term: usize, to: &mut [bf16]) {
+fn split_rows<T: Element, const TERMS: usize>(
+    from: &[T],
+    scales: Option<&[f32]>,
+    dim: usize,
+    width: usize,
+    term: usize,
+    to: &mut [bf16],
+) {
     let stored = if TERMS == 1 { T::as_bf16(from) } else { None };
     if let Some(from) = stored.filter(|_| dim == width) {
         return to[..from.len()].copy_from_slice(from);
     }
     for (row, from) in from.chunks_exact(dim).enumerate() {
+        let scale = scales.map(|scales| scales[row]);
         let mut put = |at: usize, from: &[T; STEP]| {
-            split_line::<T, TERMS>(from, |nth, line| {
+            split_line::<T, TERMS>(from, scale, |nth, line| {
                 let to = &mut to[nth * term + row * width + at..][..STEP];
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
@@ -482,10 +495,17 @@ fn split_rows<T: Element, const TERMS: usize>(from: &[T], dim: usize, width: usi
 /// The terms of 32 elements: one is rounded, several are cut off.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-fn split_line<T: Element, const TERMS: usize>(from: &[T; STEP], mut to: impl FnMut(usize, __m512i)) {
+fn split_line<T: Element, const TERMS: usize>(
+    from: &[T; STEP],
+    scale: Option<f32>,
+    mut to: impl FnMut(usize, __m512i),
+) {
     let [low, high] = from.as_chunks::<SIDE>().0 else { unreachable!("32 elements are two vectors") };
     // SAFETY: there is AVX-512.
     let mut rest = unsafe { [T::widen_vector(low), T::widen_vector(high)] };
+    if let Some(scale) = scale {
+        rest = rest.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(scale)));
+    }
     if TERMS == 1 {
         return to(0, softmax::words(_mm512_cvtne2ps_pbh(rest[1], rest[0])));
     }
