@@ -84,8 +84,9 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     pub(crate) dtype: Option<String>,
 
-    /// Dtype of the keys and values in the cache [default: that of activations]
-    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    /// Dtype of the keys and values in the cache, int8 with a scale for each key and value of each head [default: that of
+    /// activations]
+    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], value_name = "DTYPE")]
     pub(crate) cache_dtype: Option<String>,
 
     /// How weights in formats of blocks are multiplied on the CPU: by exact activations, or by ones rounded to 8-bit codes,

@@ -77,8 +77,8 @@ pub(crate) struct BenchArgs {
 
     /// Tokens in the cache before each test
     #[arg(
-        long, value_name = "N", value_parser = whole::<usize, 0, MOST>, allow_negative_numbers = true,
-        default_value_t = 0
+        short = 'd', long, visible_alias = "depth", value_name = "N", value_parser = whole::<usize, 0, MOST>,
+        allow_negative_numbers = true, default_value_t = 0
     )]
     context: usize,
 

@@ -140,7 +140,10 @@ impl ModelSettings {
             path,
             format: numbers.format.as_ref().map(format).transpose()?,
             dtype: numbers.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
-            cache_dtype: numbers.cache_dtype.as_deref().map(|name| dtype("--cache-dtype", name)).transpose()?,
+            cache_dtype: match numbers.cache_dtype.as_deref() {
+                Some("int8") => Some(DType::I8),
+                name => name.map(|name| dtype("--cache-dtype", name)).transpose()?,
+            },
             activations: numbers.activations,
         })
     }

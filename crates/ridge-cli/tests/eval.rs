@@ -41,6 +41,17 @@ fn perplexities_are_those_of_torch() {
 }
 
 #[test]
+fn a_cache_of_int8_costs_less_than_half_a_percent() {
+    let file = fixture("perplexity.txt");
+    let perplexity = |cache| {
+        let args = ["eval", "--json", "--perplexity", &file, "--context", "512", "--cache-dtype", cache];
+        number(&json(&args)["perplexity"])
+    };
+    let (exact, rounded) = (perplexity("f32"), perplexity("int8"));
+    assert!(rounded != exact && (rounded / exact - 1.0).abs() < 0.005, "{rounded} instead of {exact}");
+}
+
+#[test]
 fn rolling_is_that_of_the_harness() {
     let wanted = &expected("evaluation.json")["rolling"];
     let context = wanted["context"].to_string();

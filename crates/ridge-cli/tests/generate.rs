@@ -165,6 +165,8 @@ fn numbers_may_be_kept_in_other_ways() {
         &["--dtype", "bf16"][..],
         &["--dtype", "f16", "--cache-dtype", "f16"],
         &["--cache-dtype", "bf16"],
+        &["--cache-dtype", "int8"],
+        &["--dtype", "bf16", "--cache-dtype", "int8"],
         &["--format", "q8_0"],
         &["--format", "q8_0", "--dtype", "bf16", "--cache-dtype", "bf16"],
     ] {

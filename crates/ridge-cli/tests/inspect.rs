@@ -31,6 +31,9 @@ fn a_configuration_of_405b_is_read_at_once() {
     assert_eq!(summary["weight_bytes"], 811_706_777_600u64);
     assert_eq!(summary["kv_bytes_per_token"], 516_096);
     assert!(object["sources"]["weight_bytes"].as_str().unwrap().starts_with("modelled"));
+    // 126 layers, keys and values of 8 heads: 128 codes and a scale of 4 bytes each.
+    let object = json(&["inspect", &config("Meta-Llama-3.1-405B.json"), "--json", "--cache-dtype", "int8"]);
+    assert_eq!(object["summary"]["kv_bytes_per_token"], 126 * 2 * 8 * (128 + 4));
 }
 
 #[test]

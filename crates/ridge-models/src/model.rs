@@ -1,6 +1,6 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
-use ridge_graph::ops::{Activations, SampleToken};
+use ridge_graph::ops::{Activations, PagedAttention, SampleToken};
 use ridge_graph::passes::round_activations;
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
 
@@ -10,7 +10,7 @@ use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym,
 pub struct BuildOptions {
     /// Dtype of activations.
     pub activations: DType,
-    /// Dtype of keys and values in the cache.
+    /// Dtype of keys and values in the cache: a float, or i8 for codes with a scale for each key and value of each head.
     pub cache: DType,
     /// Tokens of one cache block.
     pub block_size: usize,
@@ -160,6 +160,39 @@ impl StepInputs {
 pub fn paged_kv(kv_heads: usize, head_dim: usize, options: &BuildOptions) -> Type {
     let (heads, block, dim) = (kv_heads.into(), options.block_size.into(), head_dim.into());
     Type::state(options.cache, Shape(vec![Dim::sym(symbols::BLOCKS), 2.into(), heads, block, dim]))
+}
+
+/// The names that one layer's keys and values have in the cache.
+pub(crate) fn kv_states(options: &BuildOptions) -> &'static [&'static str] {
+    if options.cache == DType::I8 { &["kv", "kv_scales"] } else { &["kv"] }
+}
+
+/// What one token takes of one layer's keys and values.
+pub(crate) fn kv_bytes(kv_heads: usize, head_dim: usize, options: &BuildOptions) -> usize {
+    let scale = if options.cache == DType::I8 { DType::F32.size_bytes() } else { 0 };
+    2 * kv_heads * (head_dim * options.cache.size_bytes() + scale)
+}
+
+/// Causal attention over the layer's cache, to which keys and values are added: from `q`, `k` and `v`, `[tokens, heads,
+/// dim]` each, to that of `q`.
+pub(crate) fn attend_cached(
+    g: &mut Builder,
+    [q, k, v]: [Var; 3],
+    [positions, slots]: [Var; 2],
+    op: PagedAttention,
+    options: &BuildOptions,
+) -> GraphResult<Var> {
+    let step = StepInputs::ask(g)?;
+    let [heads, dim] = [1, 2].map(|axis| g.ty(k).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
+    let ty = paged_kv(heads?, dim?, options);
+    let kv = g.state("kv", ty.clone())?;
+    if options.cache != DType::I8 {
+        let kv = g.kv_write(kv, k, v, slots)?;
+        return g.attention(q, kv, step.block_table, step.seq_ids, positions, op);
+    }
+    let scales = g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?;
+    let kv = g.kv_write_codes([kv, scales], k, v, slots)?;
+    g.attention_codes(q, kv, step.block_table, step.seq_ids, positions, op)
 }
 
 /// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a

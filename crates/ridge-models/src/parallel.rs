@@ -31,6 +31,7 @@ const CUTS: &[(&str, Cut)] = &[
     ("k_proj.*", Cut::Heads),
     ("v_proj.*", Cut::Heads),
     ("kv", Cut::Cache),
+    ("kv_scales", Cut::Cache),
     // Attention's output: Llama's and most families', GPT-2's, GPT-NeoX' and Falcon's.
     ("o_proj.weight", Cut::HeadTerms),
     ("o_proj.bias", Cut::Summand),

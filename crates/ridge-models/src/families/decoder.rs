@@ -9,7 +9,8 @@ use crate::checkpoint::{Checkpoint, Part};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
 use crate::model::{
-    BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, history_group, paged_kv, symbols,
+    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
+    kv_bytes, kv_states, symbols,
 };
 
 /// The published names of what every decoder has.
@@ -149,16 +150,13 @@ impl Layer<'_> {
     /// Causal attention over the layer's cache, to which `k` and `v` are added: from `[tokens, heads, dim]` each to
     /// `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &Scores) -> GraphResult<Var> {
-        let step = StepInputs::ask(g)?;
         let (q, k) = match &scores.rope {
             Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
             None => (q, k),
         };
-        let kv = g.state("kv", paged_kv(self.config.num_key_value_heads, self.config.head_dim, self.options))?;
-        let kv = g.kv_write(kv, k, v, self.slots)?;
         let (pairs, cached) = attention_symbols(self.window);
         let op = PagedAttention { scale: scores.scale, window: self.window, softcap: scores.softcap, pairs, cached };
-        let a = g.attention(q, kv, step.block_table, step.seq_ids, self.positions, op)?;
+        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], op, self.options)?;
         self.join_heads(g, a)
     }
 }
@@ -188,8 +186,9 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
             functions.push(g.function(name, |g| layer(g, family, window, options))?);
         }
         let scope = format!("{}.{index}", names.layers);
-        groups[at].states.push(format!("{scope}.{}.kv", names.attention));
-        groups[at].bytes_per_token += 2 * config.num_key_value_heads * config.head_dim * options.cache.size_bytes();
+        let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", names.attention));
+        groups[at].states.extend(of_layer);
+        groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
         x = g.scoped(&scope, |g| g.call(functions[at], &[x, positions, slots]))?[0];
     }
 

@@ -9,7 +9,8 @@ use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Sym
 use super::blocks::{Gate, Norm, gated_mlp, linear, rope, weight};
 use crate::config::{Channel, LayerKind, Mixer, PlannedConfig};
 use crate::model::{
-    BuildOptions, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, history_group, paged_kv, symbols,
+    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
+    kv_bytes, kv_states, symbols,
 };
 
 impl PlannedConfig {
@@ -115,15 +116,14 @@ impl PlannedConfig {
     }
 
     fn add_states(&self, group: &mut StateGroup, mixer: Mixer, scope: &str, options: &BuildOptions) {
-        let cache = options.cache.size_bytes();
         match (mixer, self.mamba_op()) {
             (Mixer::Attention, _) => {
-                group.states.push(format!("{scope}.self_attn.kv"));
-                group.bytes_per_token += 2 * self.decoder.num_key_value_heads * self.decoder.head_dim * cache;
+                group.states.extend(kv_states(options).iter().map(|state| format!("{scope}.self_attn.{state}")));
+                group.bytes_per_token += kv_bytes(self.decoder.num_key_value_heads, self.decoder.head_dim, options);
             }
             (Mixer::Latent, _) => {
                 group.states.push(format!("{scope}.self_attn.latent"));
-                group.bytes_per_token += self.latent_width() * cache;
+                group.bytes_per_token += self.latent_width() * options.cache.size_bytes();
             }
             (Mixer::Mamba, Some(m)) => {
                 group.states.extend(["conv", "ssm"].map(|state| format!("{scope}.mixer.{state}")));
@@ -199,7 +199,6 @@ impl Layer<'_> {
 
     fn attention(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
         let c = &self.config.decoder;
-        let step = StepInputs::ask(g)?;
         let mut qkv = [x; 3];
         let counts = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
         for ((name, heads), y) in ["q_proj", "k_proj", "v_proj"].into_iter().zip(counts).zip(&mut qkv) {
@@ -214,11 +213,9 @@ impl Layer<'_> {
             let turn = rope(config, self.options.context.unwrap_or_else(|| c.max_context()));
             (q, k) = (g.rope(q, self.positions, &turn)?, g.rope(k, self.positions, &turn)?);
         }
-        let kv = g.state("kv", paged_kv(c.num_key_value_heads, c.head_dim, self.options))?;
-        let kv = g.kv_write(kv, k, v, self.slots)?;
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
-        let a = g.attention(q, kv, step.block_table, step.seq_ids, self.positions, op)?;
+        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], op, self.options)?;
         let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }
