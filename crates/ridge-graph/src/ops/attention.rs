@@ -187,7 +187,7 @@ impl Composite for PagedAttention {
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
         let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * (2 * kv.dtype.size_bytes() as i128);
         if let Some(scales) = inputs.get(5) {
-            token = token + &(Poly::from(&kv.shape.0[2]) * (2 * scales.dtype.size_bytes() as i128));
+            token += &(Poly::from(&kv.shape.0[2]) * (2 * scales.dtype.size_bytes() as i128));
         }
         let tables = Cost::moving(&inputs[2..5], &[]).bytes_read;
         Cost {

@@ -140,7 +140,7 @@ impl Composite for KvWrite {
         // Only the rows of the step's tokens are written.
         let mut written = inputs[1].shape.elements() * (2 * inputs[0].dtype.size_bytes() as i128);
         if inputs.len() > 4 {
-            written = written + &(Poly::product(&inputs[1].shape.0[..2]) * (2 * DType::F32.size_bytes() as i128));
+            written += &(Poly::product(&inputs[1].shape.0[..2]) * (2 * DType::F32.size_bytes() as i128));
         }
         Cost { bytes_written: written, ..Cost::moving(&inputs[1..4], &[]) }
     }

@@ -32,7 +32,7 @@ impl Few {
     ) {
         let depth = x.len();
         let inside = |rows: &[bf16]| rows.len() >= (SIDE - 1) * stride + depth * DEPTH;
-        assert!(depth > 0 && inside(low) && inside(high) && sums.len() == 2);
+        assert!(depth > 0 && inside(low) && inside(high) && sums.len() == 2 && self.count <= SIDE);
         let size = size_of::<bf16>();
         let (low, high) = (low.as_ptr().cast(), high.as_ptr().cast());
         let at = Tiles { low, high, stride: stride * size, step: DEPTH * size };

@@ -411,7 +411,7 @@ impl Attention {
 fn weight<const TERMS: usize>(weights: &[Words], key: usize, lane: usize) -> f32 {
     let term = |term: usize| {
         let pair = weights[term * STEPS + key / STEP][key % STEP / 2 * SIDE + lane];
-        f32::from_bits(if key % 2 == 0 { pair << 16 } else { pair & 0xffff_0000 })
+        f32::from_bits(if key.is_multiple_of(2) { pair << 16 } else { pair & 0xffff_0000 })
     };
     (0..TERMS).rev().map(term).sum()
 }
