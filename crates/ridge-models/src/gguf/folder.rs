@@ -20,8 +20,8 @@ use crate::pooling::SentenceConfig;
 use crate::weights;
 
 /// Writes a GGUF file as a folder in the layout of Hugging Face. What is stored in a format becomes `dtype`, and so does
-/// everything else if `all`. `progress` is as that of [`to_gguf`](super::to_gguf). Weights are written first, so that what fails leaves a
-/// folder that was there as it was.
+/// everything else if `all`. `progress` is as that of [`to_gguf`](super::to_gguf). Weights are written first, so that a folder
+/// that was there is as it was where they fail.
 ///
 /// # Errors
 ///
