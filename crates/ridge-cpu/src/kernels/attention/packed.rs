@@ -316,6 +316,9 @@ fn score_all<const DIM: usize>(
 fn cap_all(cap: f32, (count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut State<'_>) {
     for row in 0..count {
         let keys = seen_by(row / group);
+        if keys.is_empty() {
+            continue;
+        }
         let mut most = _mm512_set1_ps(f32::NEG_INFINITY);
         let scores = &mut state.scores[row * SPAN..][..SPAN];
         scores[keys.clone()].iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
