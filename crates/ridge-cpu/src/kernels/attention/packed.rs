@@ -10,9 +10,10 @@
 
 use std::arch::x86_64::{
     __m512, __m512i, __mmask16, _CMP_NEQ_UQ, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_cmp_ps_mask,
-    _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_maskz_loadu_ps,
-    _mm512_max_ps, _mm512_mul_ps, _mm512_permutex2var_ps, _mm512_permutexvar_ps, _mm512_reduce_max_ps, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_storeu_ps, _mm512_sub_ps,
+    _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_mask_storeu_ps,
+    _mm512_maskz_loadu_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutex2var_ps, _mm512_permutexvar_ps,
+    _mm512_reduce_add_ps, _mm512_reduce_max_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4,
+    _mm512_storeu_ps, _mm512_sub_ps,
 };
 use std::ops::Range;
 
@@ -40,6 +41,8 @@ struct State<'a> {
     total: &'a mut [Lanes],
     /// The largest score of all spans so far.
     largest: &'a mut [f32],
+    /// Elements of a token's query heads of one kv head.
+    line: &'a mut [f32],
 }
 
 /// Where the vectors of a span begin, for side 0 of kv head 0, which is the same for all heads.
@@ -67,7 +70,7 @@ impl Attention {
     fn run_packed_of<const DIM: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let rows = self.together * self.group();
         let copied = if self.lies_packed() { 0 } else { SPAN * DIM };
-        let [q, room, scores, out, most, total, largest] = scratch.slices::<f32, 7>([
+        let [q, room, scores, out, most, total, largest, line] = scratch.slices::<f32, 8>([
             rows * LANES,
             copied,
             rows * SPAN,
@@ -75,6 +78,7 @@ impl Attention {
             rows * LANES,
             rows * LANES,
             rows,
+            self.group() * DIM,
         ]);
         let mut state = State {
             q: q.as_chunks_mut().0,
@@ -83,6 +87,7 @@ impl Attention {
             most: most.as_chunks_mut().0,
             total: total.as_chunks_mut().0,
             largest,
+            line,
         };
         let mut places = Places { of: None, at: [None; SPAN / LANES] };
         let per_head = self.tokens.div_ceil(self.together);
@@ -109,10 +114,12 @@ impl Attention {
     ) {
         let group = self.group();
         let count = rows.tokens.len() * group;
-        let at = |row: usize| ((rows.tokens.start + row / group) * self.heads + head * group + row % group) * DIM;
-        for (row, q) in state.q[..count].iter_mut().enumerate() {
-            simd::load(io, 0, self.dtype, at(row), &mut q[..DIM]);
-            q[..DIM].iter_mut().for_each(|q| *q *= self.scale);
+        // A token's queries of this head lie together, as do its outputs.
+        let at = |token: usize| ((rows.tokens.start + token) * self.heads + head * group) * DIM;
+        for (token, to) in state.q[..count].chunks_exact_mut(group).enumerate() {
+            let q = simd::view(io, 0, self.dtype, at(token), &mut *state.line);
+            // SAFETY: whoever made this kernel has found AVX-512.
+            unsafe { scale::<DIM>(q, self.scale, to) };
         }
         state.out[..count * CHAINS].fill([0.0; LANES]);
         state.total[..count].fill([0.0; LANES]);
@@ -141,16 +148,17 @@ impl Attention {
             // SAFETY: as above.
             unsafe { weigh_all(&values[..vectors], of, seen_by, state) };
         }
-        for row in 0..count {
-            let out = state.out[row * CHAINS..].first_chunk().expect("a row has all chains");
-            let total = simd::sum_lanes(state.total[row]);
-            // SAFETY: as above.
-            let sums = unsafe { join(out) };
-            let factor = if total > 0.0 { 1.0 / total } else { 1.0 };
-            let values: [f32; DIM] =
-                std::array::from_fn(|i| sums.iter().skip(i).step_by(DIM).fold(0.0, |sum, x| sum + x) * factor);
+        for token in 0..rows.tokens.len() {
+            let of_token = token * group..(token + 1) * group;
+            let line = std::mem::take(&mut state.line);
             // SAFETY: this token's query heads of this kv head are our piece's alone.
-            unsafe { simd::store(io, 0, self.dtype, at(row), &values) };
+            let to = unsafe { simd::place(io, 0, self.dtype, at(token), &mut *line) };
+            // SAFETY: as above, and whoever made this kernel has found AVX-512.
+            unsafe {
+                finish::<DIM>(state, of_token, to);
+                simd::put(io, 0, self.dtype, at(token), to);
+            }
+            state.line = line;
         }
     }
 
@@ -439,10 +447,30 @@ fn weigh<const DIM: usize, const ROWS: usize>(
     }
 }
 
-/// The sum of a row's chains.
+/// Output of `rows`: the sums of their chains and of all keys in these, over the sum of weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn join([a, b, c, d]: &[Lanes; CHAINS]) -> Lanes {
-    let mut sums = [0.0; LANES];
-    store(_mm512_add_ps(_mm512_add_ps(load(a), load(c)), _mm512_add_ps(load(b), load(d))), &mut sums);
-    sums
+fn finish<const DIM: usize>(state: &State<'_>, rows: Range<usize>, to: &mut [f32]) {
+    for (row, to) in rows.zip(to.as_chunks_mut::<DIM>().0) {
+        let [a, b, c, d] = state.out[row * CHAINS..].first_chunk::<CHAINS>().expect("a row has all chains");
+        let mut sums = _mm512_add_ps(_mm512_add_ps(load(a), load(c)), _mm512_add_ps(load(b), load(d)));
+        // Halves, and of these halves until a key is left.
+        sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4::<0b01_00_11_10>(sums, sums));
+        if DIM == 4 {
+            sums = _mm512_add_ps(sums, _mm512_shuffle_f32x4::<0b10_11_00_01>(sums, sums));
+        }
+        let total = _mm512_reduce_add_ps(load(&state.total[row]));
+        let factor = _mm512_set1_ps(if total > 0.0 { 1.0 / total } else { 1.0 });
+        // SAFETY: as many lanes as there are elements.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), (1 << DIM) - 1, _mm512_mul_ps(sums, factor)) };
+    }
+}
+
+/// Each of the queries in `from`, scaled, [`LANES`] apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn scale<const DIM: usize>(from: &[f32], by: f32, to: &mut [Lanes]) {
+    for (from, to) in from.as_chunks::<DIM>().0.iter().zip(to) {
+        // SAFETY: as many lanes as there are elements.
+        let q = unsafe { _mm512_maskz_loadu_ps((1 << DIM) - 1, from.as_ptr()) };
+        store(_mm512_mul_ps(q, _mm512_set1_ps(by)), to);
+    }
 }
