@@ -1,7 +1,5 @@
 //! The programs of a model, compiled when they are first needed, and their buckets: what a step writes its inputs to.
 
-use std::collections::HashMap;
-
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols, with_scores};
 use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
@@ -16,7 +14,7 @@ const BUCKETS: usize = 64;
 const SCORES: &str = "scores";
 
 /// What a step gives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// The next token of each row.
     pub(crate) tokens: bool,
@@ -44,7 +42,7 @@ impl Wanted {
 }
 
 /// Extents of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extents {
     pub(crate) tokens: usize,
     pub(crate) seqs: usize,
@@ -165,10 +163,11 @@ impl Ready {
     }
 }
 
-/// A compiled graph and its buckets, with when each was used last.
+/// A compiled graph and its buckets, with when each was used last. Looked through in order, as there are few.
 struct Program {
+    wanted: Wanted,
     compiled: Compiled,
-    ready: HashMap<Extents, (u64, Ready)>,
+    ready: Vec<(Extents, u64, Ready)>,
 }
 
 /// All programs of a model.
@@ -177,7 +176,7 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
-    programs: HashMap<Wanted, Program>,
+    programs: Vec<Program>,
     uses: u64,
 }
 
@@ -185,7 +184,7 @@ impl Programs {
     pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
         let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
         let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
-        Ok(Self { session, graph, answers, programs: HashMap::new(), uses: 0 })
+        Ok(Self { session, graph, answers, programs: Vec::new(), uses: 0 })
     }
 
     /// Are tokens of an answer computed by a graph of their own?
@@ -193,43 +192,47 @@ impl Programs {
         self.answers.is_some()
     }
 
-    /// Compiles a program, if that has not been done.
-    pub(crate) fn compile(&mut self, wanted: Wanted) -> Result<()> {
-        if !self.programs.contains_key(&wanted) {
-            let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
-            let compiled = self.session.compile(graph, &wanted.outputs())?;
-            let ready = HashMap::with_capacity(BUCKETS + 1);
-            self.programs.insert(wanted, Program { compiled, ready });
+    /// Compiles a program, if that has not been done, and says which it is.
+    pub(crate) fn compile(&mut self, wanted: Wanted) -> Result<usize> {
+        if let Some(found) = self.programs.iter().position(|p| p.wanted == wanted) {
+            return Ok(found);
         }
-        Ok(())
+        let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
+        let compiled = self.session.compile(graph, &wanted.outputs())?;
+        self.programs.push(Program { wanted, compiled, ready: Vec::with_capacity(BUCKETS) });
+        Ok(self.programs.len() - 1)
     }
 
     /// The graph of a program, if it has been compiled.
     pub(crate) fn lowered(&self, wanted: Wanted) -> Option<&Graph> {
-        self.programs.get(&wanted).map(|program| program.compiled.graph())
+        self.programs.iter().find(|p| p.wanted == wanted).map(|program| program.compiled.graph())
     }
 
     /// A bucket of the program that gives what is wanted.
     pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut Ready> {
         self.uses += 1;
-        self.compile(wanted)?;
-        let program = self.programs.get_mut(&wanted).expect("compiled above");
-        if !program.ready.contains_key(&extents) {
-            if program.ready.len() >= BUCKETS
-                && let Some(oldest) = program.ready.iter().min_by_key(|(_, (used, _))| *used).map(|(k, _)| *k)
-            {
-                program.ready.remove(&oldest);
+        let which = self.compile(wanted)?;
+        let program = &mut self.programs[which];
+        let at = match program.ready.iter().position(|(of, ..)| *of == extents) {
+            Some(at) => at,
+            None => {
+                if program.ready.len() >= BUCKETS
+                    && let Some((oldest, _)) = program.ready.iter().enumerate().min_by_key(|(_, (_, used, _))| *used)
+                {
+                    program.ready.swap_remove(oldest);
+                }
+                let bucket = program.compiled.bucket(&extents.bindings())?;
+                let inputs = std::array::from_fn(|i| bucket.input_index(INPUT_NAMES[i]));
+                let mut outputs = [0; 4];
+                for (position, name) in outputs.iter_mut().zip(wanted.outputs()) {
+                    *position = bucket.output_index(name).unwrap_or_default();
+                }
+                let scores = bucket.output_index(SCORES).unwrap_or_default();
+                program.ready.push((extents, 0, Ready { bucket, inputs, outputs, scores }));
+                program.ready.len() - 1
             }
-            let bucket = program.compiled.bucket(&extents.bindings())?;
-            let inputs = std::array::from_fn(|i| bucket.input_index(INPUT_NAMES[i]));
-            let mut outputs = [0; 4];
-            for (position, name) in outputs.iter_mut().zip(wanted.outputs()) {
-                *position = bucket.output_index(name).unwrap_or_default();
-            }
-            let scores = bucket.output_index(SCORES).unwrap_or_default();
-            program.ready.insert(extents, (0, Ready { bucket, inputs, outputs, scores }));
-        }
-        let (used, ready) = program.ready.get_mut(&extents).expect("inserted above");
+        };
+        let (_, used, ready) = &mut program.ready[at];
         *used = self.uses;
         Ok(ready)
     }
