@@ -7,7 +7,9 @@
 use std::ops::Range;
 
 use super::{GROUP, SUMMED, Weight, X};
-use crate::simd::{fma, vectorised};
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
+use crate::simd::fma;
 
 /// Partial sums.
 const LANES: usize = 8;
@@ -25,56 +27,120 @@ pub(in crate::kernels) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &
             let blocks = &weight.data[from..][..weight.codes.bytes(elements.len())];
             (weight.codes.read)(blocks, &mut codes[..elements.len()], &mut scales, &mut minima);
             let minima = weight.codes.minima.then_some(&minima);
+            #[cfg(target_arch = "x86_64")]
+            if simd::isa() >= simd::Isa::Avx2 {
+                let codes = &codes[..elements.len()];
+                // SAFETY: the instructions are there.
+                unsafe { add_pairs(codes, weight.codes.group, &scales, minima, x, group, &mut out[nth..], width) };
+                continue;
+            }
             add(&codes[..elements.len()], weight.codes.group, &scales, minima, x, group, &mut out[nth..], width);
         }
     }
 }
 
-vectorised! {
-    /// Adds the products of one group of K of a row of the weight to every `stride`th of `out`.
-    #[allow(clippy::too_many_arguments)]
-    fn add(
-        codes: &[i8],
-        shared: usize,
-        scales: &[f32; GROUP / 16],
-        minima: Option<&[f32; GROUP / 16]>,
-        x: &X<'_>,
-        group: usize,
-        out: &mut [f32],
-        stride: usize,
-    ) {
-        let mut wide = [0i16; GROUP];
-        for (wide, code) in wide.iter_mut().zip(codes) {
-            *wide = i16::from(*code);
-        }
-        // Zeros behind the last group.
-        let pieces = wide.as_chunks::<16>().0;
-        let of_scale = shared / 16;
-        for (row, out) in out.iter_mut().step_by(stride).enumerate() {
-            let of_x = &x.codes(row)[group * GROUP..][..codes.len()];
-            let mut sums = [0f32; LANES];
-            for ((x, w), scale) in of_x.chunks_exact(shared).zip(pieces.chunks_exact(of_scale)).zip(scales) {
-                let mut integers = [0i32; LANES];
-                for (x, w) in x.as_chunks::<16>().0.iter().zip(w) {
-                    for i in 0..LANES {
-                        integers[i] += i32::from(x[2 * i]) * i32::from(w[2 * i])
-                            + i32::from(x[2 * i + 1]) * i32::from(w[2 * i + 1]);
-                    }
-                }
+/// Adds the products of one group of K of a row of the weight to every `stride`th of `out`.
+#[allow(clippy::too_many_arguments)]
+fn add(
+    codes: &[i8],
+    shared: usize,
+    scales: &[f32; GROUP / 16],
+    minima: Option<&[f32; GROUP / 16]>,
+    x: &X<'_>,
+    group: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    /// Do machines without a way of their own multiply and add in one instruction?
+    const FMA: bool = cfg!(target_arch = "aarch64");
+    let mut wide = [0i16; GROUP];
+    for (wide, code) in wide.iter_mut().zip(codes) {
+        *wide = i16::from(*code);
+    }
+    // Zeros behind the last group.
+    let pieces = wide.as_chunks::<16>().0;
+    let of_scale = shared / 16;
+    for (row, out) in out.iter_mut().step_by(stride).enumerate() {
+        let of_x = &x.codes(row)[group * GROUP..][..codes.len()];
+        let mut sums = [0f32; LANES];
+        for ((x, w), scale) in of_x.chunks_exact(shared).zip(pieces.chunks_exact(of_scale)).zip(scales) {
+            let mut integers = [0i32; LANES];
+            for (x, w) in x.as_chunks::<16>().0.iter().zip(w) {
                 for i in 0..LANES {
-                    sums[i] = fma::<FMA>(integers[i] as f32, *scale, sums[i]);
+                    integers[i] +=
+                        i32::from(x[2 * i]) * i32::from(w[2 * i]) + i32::from(x[2 * i + 1]) * i32::from(w[2 * i + 1]);
                 }
             }
-            if let Some(minima) = minima {
-                let of_x = &x.sums(row)[group * (GROUP / SUMMED)..][..codes.len() / SUMMED];
-                for (nth, of_x) in of_x.iter().enumerate() {
-                    let lane = &mut sums[nth % LANES];
-                    *lane = fma::<FMA>(-minima[nth / of_scale], *of_x, *lane);
-                }
+            for i in 0..LANES {
+                sums[i] = fma::<FMA>(integers[i] as f32, *scale, sums[i]);
             }
-            let [a, b, c, d, e, f, g, h] = sums;
-            let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
-            *out = fma::<FMA>(sum, x.scales(row)[group], *out);
         }
+        if let Some(minima) = minima {
+            let of_x = &x.sums(row)[group * (GROUP / SUMMED)..][..codes.len() / SUMMED];
+            for (nth, of_x) in of_x.iter().enumerate() {
+                let lane = &mut sums[nth % LANES];
+                *lane = fma::<FMA>(-minima[nth / of_scale], *of_x, *lane);
+            }
+        }
+        let [a, b, c, d, e, f, g, h] = sums;
+        let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
+        *out = fma::<FMA>(sum, x.scales(row)[group], *out);
+    }
+}
+
+/// [`add`] with the instruction that multiplies 16 pairs and adds neighbours, which compilers do not find.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+#[allow(clippy::too_many_arguments)]
+unsafe fn add_pairs(
+    codes: &[i8],
+    shared: usize,
+    scales: &[f32; GROUP / 16],
+    minima: Option<&[f32; GROUP / 16]>,
+    x: &X<'_>,
+    group: usize,
+    out: &mut [f32],
+    stride: usize,
+) {
+    use std::arch::x86_64::{
+        __m128i, __m256, __m256i, _mm_add_ps, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps, _mm_shuffle_ps,
+        _mm256_add_epi32, _mm256_castps256_ps128, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_extractf128_ps,
+        _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_set1_ps, _mm256_setzero_ps,
+        _mm256_setzero_si256,
+    };
+    // SAFETY: 16 bytes.
+    let wide = |codes: &[i8; 16]| unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.as_ptr().cast::<__m128i>())) };
+    // SAFETY: 32 bytes.
+    let floats = |floats: &[f32; LANES]| unsafe { _mm256_loadu_ps(floats.as_ptr()) };
+    let mut weights: [__m256i; GROUP / 16] = [_mm256_setzero_si256(); GROUP / 16];
+    for (weight, codes) in weights.iter_mut().zip(codes.as_chunks::<16>().0) {
+        *weight = wide(codes);
+    }
+    let of_scale = shared / 16;
+    // A minimum for each 16 elements.
+    let many = codes.len() / SUMMED;
+    let minimum = |minima: &[f32], nth: usize| if nth < many { minima[nth / of_scale] } else { 0.0 };
+    let minima: Option<[f32; GROUP / 16]> = minima.map(|minima| std::array::from_fn(|nth| minimum(minima, nth)));
+    for (row, out) in out.iter_mut().step_by(stride).enumerate() {
+        let of_x = x.codes(row)[group * GROUP..][..codes.len()].as_chunks::<16>().0;
+        let mut sums: __m256 = _mm256_setzero_ps();
+        for ((x, w), scale) in of_x.chunks_exact(of_scale).zip(weights.chunks_exact(of_scale)).zip(scales) {
+            let mut integers = _mm256_madd_epi16(wide(&x[0]), w[0]);
+            if of_scale == 2 {
+                integers = _mm256_add_epi32(integers, _mm256_madd_epi16(wide(&x[1]), w[1]));
+            }
+            sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(integers), _mm256_set1_ps(*scale), sums);
+        }
+        if let Some(minima) = &minima {
+            let mut of_x = [0f32; GROUP / SUMMED];
+            of_x[..many].copy_from_slice(&x.sums(row)[group * (GROUP / SUMMED)..][..many]);
+            for (minima, of_x) in minima.as_chunks().0.iter().zip(of_x.as_chunks().0).take(many.div_ceil(LANES)) {
+                sums = _mm256_fnmadd_ps(floats(minima), floats(of_x), sums);
+            }
+        }
+        let halves = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
+        let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
+        let sum = _mm_cvtss_f32(_mm_add_ps(pairs, _mm_shuffle_ps::<1>(pairs, pairs)));
+        *out = fma::<true>(sum, x.scales(row)[group], *out);
     }
 }
