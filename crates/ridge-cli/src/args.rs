@@ -98,7 +98,7 @@ pub(crate) struct NumberArgs {
 /// How products take activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ActivationsChoice {
-    /// Exact for tokens of a prompt where they are of bf16, else rounded: each in its fastest way
+    /// Exact for tokens of a prompt where they are of bf16 and the CPU has AMX, else rounded: each in its fastest way
     Auto,
     /// All rounded
     Int8,
@@ -119,7 +119,7 @@ impl ActivationsChoice {
     /// How tokens of prompts and those of answers enter products, where activations are of `dtype`.
     pub(crate) fn ways(self, dtype: DType) -> (Activations, Activations) {
         match self {
-            Self::Auto if dtype == DType::BF16 => (Activations::Exact, Activations::Int8),
+            Self::Auto if dtype == DType::BF16 && ridge_cpu::has_tiles() => (Activations::Exact, Activations::Int8),
             Self::Auto | Self::Int8 => (Activations::Int8, Activations::Int8),
             Self::Exact => (Activations::Exact, Activations::Exact),
         }

@@ -73,10 +73,14 @@ fn both_graphs_are_printed_where_prompts_and_answers_have_one_each() {
     let of = |args: &[&str]| stdout(&[&["inspect", "--lowered", "--format", "q8_0"], args].concat());
     let rounds = |text: &str| text.contains("activations: Int8");
     let both = of(&["--dtype", "bf16"]);
-    let (prompts, answers) = both.split_once("\n# tokens of answers\n").expect("two graphs");
-    assert!(prompts.starts_with("# tokens of prompts\n"), "{prompts}");
-    assert!(!rounds(prompts) && rounds(answers));
-    assert!(both.contains(&of(&["--dtype", "bf16", "--activations", "exact"])));
+    if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|cpu| cpu.contains("amx_int8")) {
+        let (prompts, answers) = both.split_once("\n# tokens of answers\n").expect("two graphs");
+        assert!(prompts.starts_with("# tokens of prompts\n"), "{prompts}");
+        assert!(!rounds(prompts) && rounds(answers));
+        assert!(both.contains(&of(&["--dtype", "bf16", "--activations", "exact"])));
+    } else {
+        println!("one graph for both: this machine has no AMX");
+    }
     assert!(both.ends_with(&of(&["--dtype", "bf16", "--activations", "int8"])));
     // Activations of f32 are faster by codes in prompts too, and matrices that are in no format have nothing to choose.
     assert_eq!(of(&["--dtype", "f32"]), of(&["--dtype", "f32", "--activations", "int8"]));

@@ -22,3 +22,12 @@ mod simd;
 
 pub use backend::{Cpu, CpuOptions};
 pub use loopback::Loopback;
+
+/// Does this process multiply on matrix tiles (AMX)? Exact activations of bf16 are faster for many rows then, whatever
+/// weights are stored in; without, products of 8-bit codes are.
+pub fn has_tiles() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return simd::isa() == simd::Isa::Amx;
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
