@@ -1,0 +1,100 @@
+//! Rows of keys and values as terms of bf16, and values turned into tiles.
+
+use std::arch::x86_64::{
+    __m512i, _CMP_UNORD_Q, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtne2ps_pbh, _mm512_fpclass_ps_mask, _mm512_inserti64x4,
+    _mm512_mask_mov_ps, _mm512_maskz_sub_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
+    _mm512_storeu_si512,
+};
+
+use half::bf16;
+
+use super::softmax::words;
+use super::{SPAN, STEP, STEPS};
+use crate::kernels::amx::{self, SIDE, Words};
+use crate::simd::Element;
+
+/// Rows of `dim` elements, times their scales if they have some, as rows of `width` for each term, which are `term`
+/// elements apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+pub(super) fn split_rows<T: Element, const TERMS: usize>(
+    from: &[T],
+    scales: Option<&[f32]>,
+    dim: usize,
+    width: usize,
+    term: usize,
+    to: &mut [bf16],
+) {
+    let stored = if TERMS == 1 { T::as_bf16(from) } else { None };
+    if let Some(from) = stored.filter(|_| dim == width) {
+        return to[..from.len()].copy_from_slice(from);
+    }
+    for (row, from) in from.chunks_exact(dim).enumerate() {
+        let scale = scales.map(|scales| scales[row]);
+        let mut put = |at: usize, from: &[T; STEP]| {
+            split_line::<T, TERMS>(from, scale, |nth, line| {
+                let to = &mut to[nth * term + row * width + at..][..STEP];
+                // SAFETY: 64 bytes.
+                unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
+            });
+        };
+        let (lines, rest) = from.as_chunks::<STEP>();
+        lines.iter().enumerate().for_each(|(i, line)| put(i * STEP, line));
+        if !rest.is_empty() {
+            let mut line = [T::narrow(0.0); STEP];
+            line[..rest.len()].copy_from_slice(rest);
+            put(dim - rest.len(), &line);
+        }
+    }
+}
+
+/// The terms of 32 elements: one is rounded, several are cut off.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+fn split_line<T: Element, const TERMS: usize>(
+    from: &[T; STEP],
+    scale: Option<f32>,
+    mut to: impl FnMut(usize, __m512i),
+) {
+    let [low, high] = from.as_chunks::<SIDE>().0 else { unreachable!("32 elements are two vectors") };
+    // SAFETY: there is AVX-512.
+    let mut rest = unsafe { [T::widen_vector(low), T::widen_vector(high)] };
+    if let Some(scale) = scale {
+        rest = rest.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(scale)));
+    }
+    if TERMS == 1 {
+        return to(0, words(_mm512_cvtne2ps_pbh(rest[1], rest[0])));
+    }
+    // Cut off, NaN could become infinity; of both nothing is left.
+    let finite = rest.map(|x| !_mm512_fpclass_ps_mask::<0x99>(x));
+    rest = rest.map(|x| _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(f32::NAN)));
+    for term in 0..TERMS {
+        let [low, high] = rest.map(|x| _mm512_srli_epi32::<16>(_mm512_castps_si512(x)));
+        let line =
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)), _mm512_cvtepi32_epi16(high));
+        to(term, line);
+        for (x, finite) in rest.iter_mut().zip(finite) {
+            let cut = _mm512_and_si512(_mm512_castps_si512(*x), _mm512_set1_epi32(0xffff_0000_u32 as i32));
+            *x = _mm512_maskz_sub_ps(finite, *x, _mm512_castsi512_ps(cut));
+        }
+    }
+}
+
+/// The terms of `steps` steps of values `[SPAN][width]` as tiles of transposed values, pairs of keys across.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) fn transpose_values<const TERMS: usize>(span: &[bf16], width: usize, steps: usize, to: &mut [Words]) {
+    for (t, to) in to.chunks_exact_mut(width / SIDE * STEPS).enumerate().take(TERMS) {
+        for (step, keys) in span[t * SPAN * width..].chunks_exact(STEP * width).enumerate().take(steps) {
+            for d in 0..width / SIDE {
+                let mut lines = [[0; SIDE]; SIDE];
+                for (line, pair) in lines.iter_mut().zip(keys.chunks_exact(2 * width)) {
+                    let (even, odd) = (&pair[d * SIDE..][..SIDE], &pair[width + d * SIDE..][..SIDE]);
+                    for i in 0..SIDE {
+                        line[i] = u32::from(even[i].to_bits()) | u32::from(odd[i].to_bits()) << 16;
+                    }
+                }
+                amx::transpose_into(&lines, &mut to[d * STEPS + step]);
+            }
+        }
+    }
+}
