@@ -26,44 +26,49 @@ pub(in crate::kernels) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &
             let from = row * stride + weight.codes.bytes(elements.start);
             let blocks = &weight.data[from..][..weight.codes.bytes(elements.len())];
             (weight.codes.read)(blocks, &mut codes[..elements.len()], &mut scales, &mut minima);
-            let minima = weight.codes.minima.then_some(&minima);
+            let w = Taken {
+                group,
+                codes: &codes[..elements.len()],
+                of_scale: weight.codes.group / 16,
+                scales: &scales,
+                minima: weight.codes.minima.then_some(&minima),
+            };
             #[cfg(target_arch = "x86_64")]
             if simd::isa() >= simd::Isa::Avx2 {
-                let codes = &codes[..elements.len()];
                 // SAFETY: the instructions are there.
-                unsafe { add_pairs(codes, weight.codes.group, &scales, minima, x, group, &mut out[nth..], width) };
+                unsafe { add_pairs(&w, x, &mut out[nth..], width) };
                 continue;
             }
-            add(&codes[..elements.len()], weight.codes.group, &scales, minima, x, group, &mut out[nth..], width);
+            add(&w, x, &mut out[nth..], width);
         }
     }
 }
 
-/// Adds the products of one group of K of a row of the weight to every `stride`th of `out`.
-#[allow(clippy::too_many_arguments)]
-fn add(
-    codes: &[i8],
-    shared: usize,
-    scales: &[f32; GROUP / 16],
-    minima: Option<&[f32; GROUP / 16]>,
-    x: &X<'_>,
+/// One group of K of a row of the weight, taken apart.
+struct Taken<'a> {
     group: usize,
-    out: &mut [f32],
-    stride: usize,
-) {
+    codes: &'a [i8],
+    /// Sixteens of elements that share a scale: 1 or 2.
+    of_scale: usize,
+    scales: &'a [f32; GROUP / 16],
+    minima: Option<&'a [f32; GROUP / 16]>,
+}
+
+/// Adds the products of `w` to every `stride`th of `out`.
+fn add(w: &Taken<'_>, x: &X<'_>, out: &mut [f32], stride: usize) {
     /// Do machines without a way of their own multiply and add in one instruction?
     const FMA: bool = cfg!(target_arch = "aarch64");
     let mut wide = [0i16; GROUP];
-    for (wide, code) in wide.iter_mut().zip(codes) {
+    for (wide, code) in wide.iter_mut().zip(w.codes) {
         *wide = i16::from(*code);
     }
     // Zeros behind the last group.
     let pieces = wide.as_chunks::<16>().0;
-    let of_scale = shared / 16;
+    let Taken { group, of_scale, .. } = *w;
     for (row, out) in out.iter_mut().step_by(stride).enumerate() {
-        let of_x = &x.codes(row)[group * GROUP..][..codes.len()];
+        let of_x = &x.codes(row)[group * GROUP..][..w.codes.len()];
         let mut sums = [0f32; LANES];
-        for ((x, w), scale) in of_x.chunks_exact(shared).zip(pieces.chunks_exact(of_scale)).zip(scales) {
+        for ((x, w), scale) in of_x.chunks_exact(16 * of_scale).zip(pieces.chunks_exact(of_scale)).zip(w.scales) {
             let mut integers = [0i32; LANES];
             for (x, w) in x.as_chunks::<16>().0.iter().zip(w) {
                 for i in 0..LANES {
@@ -75,8 +80,8 @@ fn add(
                 sums[i] = fma::<FMA>(integers[i] as f32, *scale, sums[i]);
             }
         }
-        if let Some(minima) = minima {
-            let of_x = &x.sums(row)[group * (GROUP / SUMMED)..][..codes.len() / SUMMED];
+        if let Some(minima) = w.minima {
+            let of_x = &x.sums(row)[group * (GROUP / SUMMED)..][..w.codes.len() / SUMMED];
             for (nth, of_x) in of_x.iter().enumerate() {
                 let lane = &mut sums[nth % LANES];
                 *lane = fma::<FMA>(-minima[nth / of_scale], *of_x, *lane);
@@ -91,17 +96,7 @@ fn add(
 /// [`add`] with the instruction that multiplies 16 pairs and adds neighbours, which compilers do not find.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
-#[allow(clippy::too_many_arguments)]
-unsafe fn add_pairs(
-    codes: &[i8],
-    shared: usize,
-    scales: &[f32; GROUP / 16],
-    minima: Option<&[f32; GROUP / 16]>,
-    x: &X<'_>,
-    group: usize,
-    out: &mut [f32],
-    stride: usize,
-) {
+unsafe fn add_pairs(w: &Taken<'_>, x: &X<'_>, out: &mut [f32], stride: usize) {
     use std::arch::x86_64::{
         __m128i, __m256, __m256i, _mm_add_ps, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps, _mm_shuffle_ps,
         _mm256_add_epi32, _mm256_castps256_ps128, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_extractf128_ps,
@@ -113,18 +108,18 @@ unsafe fn add_pairs(
     // SAFETY: 32 bytes.
     let floats = |floats: &[f32; LANES]| unsafe { _mm256_loadu_ps(floats.as_ptr()) };
     let mut weights: [__m256i; GROUP / 16] = [_mm256_setzero_si256(); GROUP / 16];
-    for (weight, codes) in weights.iter_mut().zip(codes.as_chunks::<16>().0) {
+    for (weight, codes) in weights.iter_mut().zip(w.codes.as_chunks::<16>().0) {
         *weight = wide(codes);
     }
-    let of_scale = shared / 16;
+    let Taken { group, of_scale, .. } = *w;
     // A minimum for each 16 elements.
-    let many = codes.len() / SUMMED;
+    let many = w.codes.len() / SUMMED;
     let minimum = |minima: &[f32], nth: usize| if nth < many { minima[nth / of_scale] } else { 0.0 };
-    let minima: Option<[f32; GROUP / 16]> = minima.map(|minima| std::array::from_fn(|nth| minimum(minima, nth)));
+    let minima: Option<[f32; GROUP / 16]> = w.minima.map(|minima| std::array::from_fn(|nth| minimum(minima, nth)));
     for (row, out) in out.iter_mut().step_by(stride).enumerate() {
-        let of_x = x.codes(row)[group * GROUP..][..codes.len()].as_chunks::<16>().0;
+        let of_x = x.codes(row)[group * GROUP..][..w.codes.len()].as_chunks::<16>().0;
         let mut sums: __m256 = _mm256_setzero_ps();
-        for ((x, w), scale) in of_x.chunks_exact(of_scale).zip(weights.chunks_exact(of_scale)).zip(scales) {
+        for ((x, w), scale) in of_x.chunks_exact(of_scale).zip(weights.chunks_exact(of_scale)).zip(w.scales) {
             let mut integers = _mm256_madd_epi16(wide(&x[0]), w[0]);
             if of_scale == 2 {
                 integers = _mm256_add_epi32(integers, _mm256_madd_epi16(wide(&x[1]), w[1]));
