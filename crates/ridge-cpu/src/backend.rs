@@ -8,11 +8,12 @@ use ridge_graph::passes::{self, Pattern};
 use ridge_graph::{Bindings, Graph, Type};
 use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
 
-use crate::buffer::{ALIGN, Memory, SMALL, Storage, storage};
+use crate::buffer::{Memory, Storage, storage};
 use crate::kernel::{Block, Scratch};
 use crate::kernels;
 use crate::pool::{Job, Pool, Steps};
 use crate::program::CpuProgram;
+use crate::weight::{Weight, copy};
 
 /// This rank's groups, by the name of the mesh axis.
 pub(crate) type Mesh = HashMap<String, Arc<dyn Collectives>>;
@@ -129,20 +130,6 @@ impl Steps for Copy {
     }
 }
 
-/// Copies by `threads` threads, where it is enough to start them for.
-fn copy(from: &[u8], to: &mut [u8], threads: usize) {
-    const LEAST: usize = 4 << 20;
-    let share = from.len().div_ceil(threads).max(LEAST);
-    let mut shares = from.chunks(share).zip(to.chunks_mut(share));
-    let Some((first, to_first)) = shares.next() else { return };
-    std::thread::scope(|scope| {
-        for (from, to) in shares {
-            scope.spawn(|| to.copy_from_slice(from));
-        }
-        to_first.copy_from_slice(first);
-    });
-}
-
 impl Backend for Cpu {
     fn name(&self) -> &'static str {
         "cpu"
@@ -169,12 +156,9 @@ impl Backend for Cpu {
                 why: format!("{ty} is stored in parts of {wanted:?} bytes, given are {given:?}"),
             });
         }
-        // A file's bytes are used where they lie, if they are many and begin on a cache line, as tiles and vectors want
-        // them. Others, and blocks, are copied once to huge pages, which small ones share.
-        let fits = |p: &WeightData| bytes > SMALL && p.bytes().as_ptr().addr().is_multiple_of(ALIGN);
-        if ty.format.is_none() && fits(&parts[0]) {
-            let part = parts.swap_remove(0);
-            return Ok(Buffer::new(bytes, Arc::new(Storage::Mapped(part))));
+        if ty.format.is_none() {
+            let weight = Weight::new(parts.swap_remove(0), self.threads())?;
+            return Ok(Buffer::new(bytes, Arc::new(Storage::Weight(weight))));
         }
         let memory = Memory::zeroed(bytes, "a weight")?;
         // SAFETY: just allocated; no step knows it.
@@ -182,11 +166,11 @@ impl Backend for Cpu {
         for (offset, part) in offsets.into_iter().zip(&parts) {
             copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.threads());
         }
-        Ok(Buffer::new(bytes, Arc::new(Storage::Own(memory))))
+        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Arc::new(memory)))))
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Memory::zeroed(bytes, "state")?))))
+        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Arc::new(Memory::zeroed(bytes, "state")?)))))
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
@@ -196,7 +180,11 @@ impl Backend for Cpu {
                 self.device.copy(memory.block(), Block { ptr: bytes.as_mut_ptr(), bytes: bytes.len() });
                 bytes
             }
-            Storage::Mapped(data) => data.bytes().to_vec(),
+            Storage::Weight(weight) => {
+                let block = weight.rows()?.block();
+                // SAFETY: a weight's rows, which are not written, and stay while the buffer does.
+                unsafe { std::slice::from_raw_parts(block.ptr, block.bytes) }.to_vec()
+            }
         })
     }
 
@@ -218,6 +206,7 @@ impl Backend for Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::ALIGN;
 
     #[test]
     fn workspace_is_one_for_all_who_ask_for_no_more() {
@@ -241,7 +230,8 @@ mod tests {
             .map(|at| cpu.upload(&ty, vec![WeightData::Shared(Arc::clone(&file), at..at + 1200)]).unwrap())
             .into();
         for (buffer, at) in buffers.iter().zip([3, 1203, 2500]) {
-            assert!((storage(buffer).unwrap().block().ptr as usize).is_multiple_of(ALIGN));
+            let Storage::Weight(weight) = &**storage(buffer).unwrap() else { panic!("it is a weight") };
+            assert!((weight.rows().unwrap().block().ptr as usize).is_multiple_of(ALIGN));
             assert_eq!(cpu.read(buffer).unwrap(), (*file).as_ref()[at..at + 1200]);
         }
     }

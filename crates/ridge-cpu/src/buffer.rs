@@ -4,9 +4,10 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapRaw};
-use ridge_runtime::{Result, RuntimeError, WeightData};
+use ridge_runtime::{Result, RuntimeError};
 
 use crate::kernel::Block;
+use crate::weight::Weight;
 
 /// Alignment of every allocation: a cache line and a full vector register.
 pub(crate) const ALIGN: usize = 64;
@@ -110,22 +111,10 @@ impl Memory {
 
 /// What a [`ridge_runtime::Buffer`] of this backend holds.
 pub(crate) enum Storage {
-    /// Memory of our own.
-    Own(Memory),
-    /// A weight used where it lies, such as in a mapped file. Never written.
-    Mapped(WeightData),
-}
-
-impl Storage {
-    pub(crate) fn block(&self) -> Block {
-        match self {
-            Self::Own(memory) => memory.block(),
-            Self::Mapped(data) => {
-                let bytes = data.bytes();
-                Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
-            }
-        }
-    }
+    /// Memory of our own: a state, or a weight in a format.
+    Own(Arc<Memory>),
+    /// A plain weight. Never written.
+    Weight(Weight),
 }
 
 /// The storage of a buffer that this backend made.

@@ -14,6 +14,11 @@ pub(crate) trait Kernel: Send + Sync {
     /// What one piece takes, in nanoseconds, roughly: decides into how many parts the work is worth cutting.
     fn nanos_per_piece(&self) -> f64;
 
+    /// Inputs that it would take repacked in panels ([`crate::kernels::panels`]), all of them or none.
+    fn takes_panels(&self) -> Range<usize> {
+        0..0
+    }
+
     /// Work that must be done before the first piece, if there is some.
     fn preparation(&self) -> Option<Preparation> {
         None
@@ -45,6 +50,8 @@ pub(crate) struct Operand {
     pub(crate) dtype: DType,
     pub(crate) format: Option<FormatRef>,
     pub(crate) shape: Vec<usize>,
+    /// Is it a weight that is repacked in panels?
+    pub(crate) panels: bool,
 }
 
 impl Operand {

@@ -19,6 +19,8 @@ mod softmax;
 mod swiglu;
 mod token_layout;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use amx::panels;
 use ridge_graph::Function;
 
 use crate::kernel::{Kernel, Spec};

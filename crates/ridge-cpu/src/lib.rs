@@ -19,6 +19,7 @@ mod pool;
 mod prims;
 mod program;
 mod simd;
+mod weight;
 
 pub use backend::{Cpu, CpuOptions};
 pub use loopback::Loopback;

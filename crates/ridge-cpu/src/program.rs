@@ -13,6 +13,7 @@ use crate::backend::Device;
 use crate::buffer::{Memory, Storage, storage};
 use crate::kernel::{Block, Io, Kernel, Operand, POISON, Preparation, Scratch, Spec};
 use crate::pool::{Job, MAX_CHUNKS, Steps};
+use crate::weight::Held;
 use crate::{fused, kernels, prims};
 
 /// The least work that is worth handing to another thread.
@@ -34,14 +35,21 @@ impl CpuProgram {
         Self { device, graph }
     }
 
-    fn kernels(&self, plan: &Plan, bindings: &Bindings) -> Result<Vec<Arc<dyn Kernel>>> {
-        plan.kernels.iter().map(|k| self.kernel(k, bindings).map(Arc::from)).collect()
+    fn kernels(&self, plan: &Plan, bindings: &Bindings) -> Result<Kernels> {
+        let made = plan.kernels.iter().map(|k| self.kernel(k, bindings, false).map(Arc::from));
+        let mut made: Vec<Arc<dyn Kernel>> = made.collect::<Result<_>>()?;
+        let (by_panels, inner) = in_panels(plan, &made);
+        for (kernel, of) in made.iter_mut().zip(&plan.kernels).zip(by_panels).filter_map(|(k, by)| by.then_some(k)) {
+            *kernel = Arc::from(self.kernel(of, bindings, true)?);
+        }
+        Ok(Kernels { made, inner })
     }
 
-    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings) -> Result<Box<dyn Kernel>> {
+    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings, by_panels: bool) -> Result<Box<dyn Kernel>> {
         let function = self.graph.function(plan.func);
         let node = &function.nodes[plan.node];
-        let operands = |types: Vec<&Type>| types.into_iter().map(|t| operand(t, bindings)).collect::<Result<_>>();
+        let operands =
+            |types: Vec<&Type>| types.into_iter().map(|t| operand(t, bindings, by_panels)).collect::<Result<_>>();
         let single;
         let body = match &node.op {
             Op::Group(group) => &group.body,
@@ -76,6 +84,13 @@ impl CpuProgram {
     }
 }
 
+/// What runs a plan's launches.
+struct Kernels {
+    made: Vec<Arc<dyn Kernel>>,
+    /// Of each weight the elements of a row, if it is wanted in panels.
+    inner: Vec<Option<usize>>,
+}
+
 /// Where the room of preparations begins in the workspace: behind what the plan places there.
 fn room_offset(plan: &Plan) -> usize {
     plan.arena_bytes.next_multiple_of(ROOM_ALIGN)
@@ -87,30 +102,62 @@ fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> usize {
     if room == 0 { plan.arena_bytes } else { room_offset(plan) + room }
 }
 
-fn operand(ty: &Type, bindings: &Bindings) -> Result<Operand> {
-    Ok(Operand { dtype: ty.dtype, format: ty.format.clone(), shape: ty.shape.eval(bindings)? })
+fn operand(ty: &Type, bindings: &Bindings, panels: bool) -> Result<Operand> {
+    Ok(Operand { dtype: ty.dtype, format: ty.format.clone(), shape: ty.shape.eval(bindings)?, panels })
+}
+
+/// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
+/// nobody uses otherwise, of kernels that get no other weight.
+fn in_panels(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> (Vec<bool>, Vec<Option<usize>>) {
+    let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
+    let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
+    loop {
+        let mut inner = vec![None; plan.weight_bytes.len()];
+        let mut otherwise = vec![false; plan.weight_bytes.len()];
+        for launch in &plan.launches {
+            for (i, place) in launch.inputs.iter().enumerate() {
+                let Region::Weight(weight) = place.region else { continue };
+                let weight = weight as usize;
+                let row = plan.kernels[launch.kernel].inputs[i].last().copied();
+                let so = by[launch.kernel] && takes[launch.kernel].contains(&i) && place.offset == 0;
+                otherwise[weight] |= !so || inner[weight].is_some_and(|known| Some(known) != row);
+                inner[weight] = row;
+            }
+        }
+        let fits = |place: &Place| matches!(place.region, Region::Weight(w) if !otherwise[w as usize]);
+        let refused = plan.launches.iter().filter(|l| by[l.kernel]);
+        let refused = refused.filter(|l| !takes[l.kernel].clone().all(|i| fits(&l.inputs[i])));
+        let refused: Vec<usize> = refused.map(|l| l.kernel).collect();
+        if refused.is_empty() {
+            let inner = inner.into_iter().zip(otherwise).map(|(inner, otherwise)| inner.filter(|_| !otherwise));
+            return (by, inner.collect());
+        }
+        refused.into_iter().for_each(|kernel| by[kernel] = false);
+    }
 }
 
 impl Program for CpuProgram {
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
         let plan = plan(&self.graph, bindings)?;
-        let kernels = self.kernels(&plan, bindings)?;
-        let hold = |kind: &'static str, buffers: &[Buffer], wanted: &[usize]| -> Result<Vec<Arc<Storage>>> {
+        let Kernels { made: kernels, inner } = self.kernels(&plan, bindings)?;
+        let check = |kind: &'static str, buffers: &[Buffer], wanted: &[usize]| -> Result<()> {
             if buffers.len() != wanted.len() || buffers.iter().zip(wanted).any(|(b, w)| b.bytes() < *w) {
                 let given: Vec<usize> = buffers.iter().map(Buffer::bytes).collect();
                 let why = format!("needs buffers of {wanted:?} bytes, given are {given:?}");
                 return Err(RuntimeError::Argument { kind, name: "all".into(), why });
             }
-            buffers.iter().map(|b| storage(b).cloned()).collect()
+            Ok(())
         };
-        let (weights, states) =
-            (hold("weight", weights, &plan.weight_bytes)?, hold("state", states, &plan.state_bytes)?);
-        // Steps write states in place: nothing else may be the same memory, and it must be ours to write.
+        check("weight", weights, &plan.weight_bytes)?;
+        check("state", states, &plan.state_bytes)?;
+        let weights: Vec<Held> = weights.iter().zip(inner).map(|(b, i)| hold_weight(b, i)).collect::<Result<_>>()?;
+        let states: Vec<Arc<Memory>> = states.iter().map(hold_state).collect::<Result<_>>()?;
+        // Steps write states in place: nothing else may be the same memory.
         for (i, state) in states.iter().enumerate() {
-            let shared = weights.iter().chain(&states[..i]).any(|other| Arc::ptr_eq(other, state));
-            if shared || matches!(**state, Storage::Mapped(_)) {
-                let why = if shared { "is also another state or a weight" } else { "is a weight, which is read-only" };
-                return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why: why.into() });
+            let is_weight = weights.iter().any(|w| matches!(w, Held::Rows(other) if Arc::ptr_eq(other, state)));
+            if is_weight || states[..i].iter().any(|other| Arc::ptr_eq(other, state)) {
+                let why = "is also another state or a weight".into();
+                return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why });
             }
         }
         let staging = |sizes: &[usize]| sizes.iter().map(|n| Memory::zeroed(*n, "staging")).collect::<Result<Vec<_>>>();
@@ -126,14 +173,39 @@ impl Program for CpuProgram {
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings)?))
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings)?.made))
+    }
+}
+
+/// A weight in panels if its rows are to be so, of `inner` elements.
+fn hold_weight(buffer: &Buffer, inner: Option<usize>) -> Result<Held> {
+    match (&**storage(buffer)?, inner) {
+        #[cfg(target_arch = "x86_64")]
+        (Storage::Weight(weight), Some(inner)) => weight.panels(inner),
+        (Storage::Weight(weight), _) => weight.rows(),
+        (Storage::Own(memory), None) => Ok(Held::Rows(Arc::clone(memory))),
+        (Storage::Own(_), Some(_)) => {
+            Err(RuntimeError::Device { backend: "cpu", why: "a plain weight must have been uploaded as one".into() })
+        }
+    }
+}
+
+/// A state is written in place, so it must be ours to write.
+fn hold_state(buffer: &Buffer) -> Result<Arc<Memory>> {
+    match &**storage(buffer)? {
+        Storage::Own(memory) => Ok(Arc::clone(memory)),
+        Storage::Weight(_) => Err(RuntimeError::Argument {
+            kind: "state",
+            name: "one of them".into(),
+            why: "is a weight, which is read-only".into(),
+        }),
     }
 }
 
 /// What places refer to, but for the workspace.
 struct Regions {
-    weights: Vec<Arc<Storage>>,
-    states: Vec<Arc<Storage>>,
+    weights: Vec<Held>,
+    states: Vec<Arc<Memory>>,
     inputs: Vec<Memory>,
     outputs: Vec<Memory>,
 }
@@ -225,7 +297,12 @@ impl Bound {
             let first = addresses.len();
             for (place, var) in launch.inputs.iter().zip(&node.inputs) {
                 let var: &Var = var;
-                addresses.push(Address { place: *place, bytes: bytes(function.ty(*var))? });
+                let bytes = match place.region {
+                    Region::Weight(i) => memory.weights[i as usize].bytes_of_panels(),
+                    _ => None,
+                }
+                .map_or_else(|| bytes(function.ty(*var)), Ok)?;
+                addresses.push(Address { place: *place, bytes });
             }
             for (place, ty) in launch.outputs.iter().zip(&node.outputs) {
                 addresses.push(Address { place: *place, bytes: bytes(ty)? });

@@ -17,6 +17,7 @@
 pub(super) mod blocks;
 mod columns;
 mod few;
+pub(crate) mod panels;
 mod tiles;
 
 use std::arch::asm;

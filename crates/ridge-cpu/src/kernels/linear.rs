@@ -11,6 +11,8 @@
 
 mod by_codes;
 #[cfg(target_arch = "x86_64")]
+mod on_panels;
+#[cfg(target_arch = "x86_64")]
 mod on_tiles;
 #[cfg(target_arch = "x86_64")]
 mod one_row;
@@ -134,6 +136,11 @@ struct Linear {
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     on_tiles: bool,
+    /// Are they so with weights in panels?
+    #[cfg(target_arch = "x86_64")]
+    on_panels: bool,
+    /// Would its weights be taken in panels?
+    takes_panels: bool,
     /// Is it one row by weights of f32?
     #[cfg(target_arch = "x86_64")]
     by_one_row: bool,
@@ -168,6 +175,11 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     };
     #[cfg(target_arch = "x86_64")]
     let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
+    #[cfg(target_arch = "x86_64")]
+    let takes_panels = on_tiles && spec.inputs[first + 1..][..count].iter().all(|w| w.format.is_none());
+    #[cfg(not(target_arch = "x86_64"))]
+    let takes_panels = false;
+    let on_panels = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
     let plain = |w: &Operand| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
@@ -227,6 +239,9 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
         nanos_per_piece: nanos / tiles.max(1) as f64,
         #[cfg(target_arch = "x86_64")]
         on_tiles,
+        #[cfg(target_arch = "x86_64")]
+        on_panels,
+        takes_panels,
         by_codes,
         #[cfg(target_arch = "x86_64")]
         by_one_row,
@@ -242,13 +257,17 @@ impl Kernel for Linear {
         self.nanos_per_piece
     }
 
+    fn takes_panels(&self) -> Range<usize> {
+        if self.takes_panels { self.x + 1..self.x + 1 + self.weights.len() } else { 0..0 }
+    }
+
     fn preparation(&self) -> Option<Preparation> {
         if self.by_codes.is_some() {
             return self.preparation_of_codes();
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return self.preparation_on_tiles();
+            return if self.on_panels { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
         // A single row is copied where it is used.
         (self.is_copied() && self.rows > 1).then(|| Preparation {
@@ -264,7 +283,7 @@ impl Kernel for Linear {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
-            return self.prepare_on_tiles(io, pieces);
+            return if self.on_panels { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
         }
         let stride = self.stride();
         // SAFETY: these rows are those of these pieces.
@@ -278,6 +297,9 @@ impl Kernel for Linear {
         }
         #[cfg(target_arch = "x86_64")]
         if self.on_tiles {
+            if self.on_panels {
+                return self.run_on_panels(io, pieces, scratch);
+            }
             return self.run_on_tiles(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]

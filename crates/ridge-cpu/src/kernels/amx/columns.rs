@@ -199,22 +199,9 @@ fn pack_tiles<T: Terms>(x: &[T], inner: usize, compact: bool, to: &mut [Words]) 
     for step in 0..depth {
         let mut lines = [[[0; SIDE]; SIDE]; 3];
         for (row, x) in x.chunks_exact(inner).enumerate() {
-            let x = &x[step * DEPTH..];
-            let whole: [T; DEPTH];
-            let x = match x.first_chunk::<DEPTH>() {
-                Some(x) => x,
-                None => {
-                    whole = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
-                    &whole
-                }
-            };
             for term in 0..T::COUNT {
-                let line = if compact { &mut lines[0][row * T::COUNT + term] } else { &mut lines[term][row] };
-                match term {
-                    0 => pairs::<T, 0>(x, line),
-                    1 => pairs::<T, 1>(x, line),
-                    _ => pairs::<T, 2>(x, line),
-                }
+                let to = if compact { &mut lines[0][row * T::COUNT + term] } else { &mut lines[term][row] };
+                line(&x[step * DEPTH..], term, to);
             }
         }
         for (tile, lines) in lines.iter().enumerate().take(to.len() / depth) {
@@ -265,16 +252,34 @@ pub(in crate::kernels) fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store(line: __m512i, to: &mut [u32; SIDE]) {
+pub(super) fn store(line: __m512i, to: &mut [u32; SIDE]) {
     // SAFETY: 64 bytes.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
 }
 
+/// Term `term` of the first [`DEPTH`] elements of `x` in pairs, zeros where there are fewer.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+pub(super) fn line<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
+    let whole: [T; DEPTH];
+    let x = match x.first_chunk::<DEPTH>() {
+        Some(x) => x,
+        None => {
+            whole = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
+            &whole
+        }
+    };
+    match term {
+        0 => pairs::<T, 0>(x, to),
+        1 => pairs::<T, 1>(x, to),
+        _ => pairs::<T, 2>(x, to),
+    }
+}
+
 /// The first term of up to [`DEPTH`] elements in pairs, zeros behind them.
 pub(super) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
-    let whole: [T; DEPTH] = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
     // SAFETY: there is AMX, and every machine that has it has AVX-512.
-    unsafe { pairs::<T, 0>(&whole, to) }
+    unsafe { line(x, 0, to) }
 }
 
 /// Term `TERM` of 32 elements, in pairs.

@@ -10,7 +10,7 @@ use crate::kernel::{Io, Preparation, Scratch};
 use crate::kernels::amx;
 
 /// Products of 32 rows of a weight whose sums wait for the next part of K, where K is cut: half a MiB.
-const WAITING: usize = 16;
+pub(super) const WAITING: usize = 16;
 
 /// Calls a method for the type of elements of x.
 macro_rules! of_x {
@@ -22,6 +22,7 @@ macro_rules! of_x {
         }
     };
 }
+pub(super) use of_x;
 
 impl Linear {
     fn layout(&self, rows: usize) -> amx::Layout {

@@ -1,0 +1,380 @@
+//! Weights of bf16 repacked once into panels, and x in tiles of its rows.
+//!
+//! A panel is 32 rows of the weight, for every 32 elements of K two tiles that lie together: pairs of K down, rows
+//! across. So a tile is 16 cache lines in a row where in the weight it would be a line of each of 16 rows, and the sums
+//! are rows of the output as they are written: x comes as it is, and nothing is transposed but the weight, once.
+//!
+//! Floor: as in `amx.rs`. Three tiles of x by two of a panel ask L2 for five tiles for six products, where two by two ask
+//! for four for four, and loads from L2 are what a prompt waits for.
+
+use std::arch::asm;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::columns::{Terms, line, store, transpose};
+use super::{COLUMNS, DEPTH, LINE, SIDE, Session, Words};
+use crate::simd;
+
+/// Tiles of a panel for each step of K.
+const ACROSS: usize = COLUMNS / SIDE;
+
+/// Bytes of a weight `[N, K]` in panels; the last one is filled up with rows of zeros, and K with zeros.
+pub(crate) fn bytes([rows, inner]: [usize; 2]) -> usize {
+    rows.div_ceil(COLUMNS) * panel_tiles(inner) * size_of::<Words>()
+}
+
+/// Tiles of a panel.
+pub(crate) fn panel_tiles(inner: usize) -> usize {
+    inner.div_ceil(DEPTH) * ACROSS
+}
+
+/// Where steps of K are in a panel.
+pub(in crate::kernels) fn of_steps(steps: &Range<usize>) -> Range<usize> {
+    steps.start * ACROSS..steps.end * ACROSS
+}
+
+/// Rows of a weight `[N, inner]` as as many panels as `to` has room for, from panel `first` on.
+pub(crate) fn pack(weight: &[bf16], inner: usize, first: usize, to: &mut [Words]) {
+    for (panel, to) in (first..).zip(to.chunks_exact_mut(panel_tiles(inner))) {
+        for half in 0..ACROSS {
+            let first = panel * COLUMNS + half * SIDE;
+            let rows: [&[bf16]; SIDE] =
+                std::array::from_fn(|row| weight.get((first + row) * inner..(first + row + 1) * inner).unwrap_or(&[]));
+            // SAFETY: panels are made where there is AMX, and every machine that has it has AVX-512.
+            unsafe { pack_half(&rows, to, half) };
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn pack_half(rows: &[&[bf16]; SIDE], to: &mut [Words], half: usize) {
+    for (step, to) in to.as_chunks_mut::<ACROSS>().0.iter_mut().enumerate() {
+        let mut lines = [[0; SIDE]; SIDE];
+        for (row, to) in rows.iter().zip(&mut lines) {
+            line(row.get(step * DEPTH..).unwrap_or(&[]), 0, to);
+        }
+        transpose(&lines, |i, line| store(line, &mut to[half].as_chunks_mut::<SIDE>().0[i]));
+    }
+}
+
+/// The rows that [`pack`] was given, back again.
+pub(crate) fn unpack(panels: &[Words], inner: usize, to: &mut [bf16]) {
+    let tiles = panel_tiles(inner);
+    for (row, to) in to.chunks_exact_mut(inner).enumerate() {
+        let panel = &panels[row / COLUMNS * tiles..][..tiles];
+        for (k, to) in to.iter_mut().enumerate() {
+            let tile = &panel[k / DEPTH * ACROSS + row % COLUMNS / SIDE];
+            let word = tile[k % DEPTH / 2 * SIDE + row % SIDE];
+            *to = bf16::from_bits((word >> (k % 2 * 16)) as u16);
+        }
+    }
+}
+
+/// How rows of x and their terms lie in tiles: 16 rows of one term after another, or all that there is in one tile.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct RowTiles {
+    rows: usize,
+    terms: usize,
+    /// Do all rows and terms fit into one tile?
+    pub(in crate::kernels) compact: bool,
+    /// Steps of K.
+    pub(in crate::kernels) depth: usize,
+    pub(in crate::kernels) tiles: usize,
+    /// Lines of a tile.
+    lines: usize,
+}
+
+impl RowTiles {
+    pub(in crate::kernels) fn new(rows: usize, inner: usize, terms: usize) -> Self {
+        let compact = rows * terms <= SIDE;
+        let (tiles, lines) = if compact { (1, rows * terms) } else { (rows.div_ceil(SIDE) * terms, SIDE) };
+        Self { rows, terms, compact, depth: inner.div_ceil(DEPTH), tiles, lines }
+    }
+
+    /// As this, for `rows` of its rows from a whole tile on.
+    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
+        let tiles = if self.compact { 1 } else { rows.div_ceil(SIDE) * self.terms };
+        Self { rows, tiles, ..*self }
+    }
+
+    /// Words of a tile for all of K.
+    fn apart(&self) -> usize {
+        self.depth * self.lines * SIDE
+    }
+
+    /// Words of x as tiles.
+    pub(in crate::kernels) fn room(&self) -> usize {
+        self.tiles * self.apart()
+    }
+
+    /// Words before the tiles of row `row`, a multiple of 16.
+    pub(in crate::kernels) fn before(&self, row: usize) -> usize {
+        row / SIDE * self.terms * self.apart()
+    }
+
+    /// Sums of a tile, for a panel.
+    pub(in crate::kernels) fn sums_of_tile(&self) -> usize {
+        self.lines * COLUMNS
+    }
+
+    /// Tiles for products of three or two of them, of whole rows with all of their terms.
+    pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (tiles, mut from) = (self.tiles, 0);
+        let pairs = self.terms == 2;
+        std::iter::from_fn(move || {
+            // Four that are left are two pairs, so that none is alone.
+            let count = match tiles - from {
+                0 => return None,
+                4 => 2,
+                left => left.min(if pairs { 2 } else { 3 }),
+            };
+            from += count;
+            Some(from - count..from)
+        })
+    }
+
+    /// Rows that the tiles of a group hold.
+    pub(in crate::kernels) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
+        if self.compact {
+            return 0..self.rows;
+        }
+        group.start / self.terms * SIDE..(group.end / self.terms * SIDE).min(self.rows)
+    }
+
+    /// Tiles configured for this: all of 16 lines, or those of x and of its sums that one tile of x needs of fewer.
+    pub(in crate::kernels) fn configure(&self) -> Session {
+        let (whole, some) = ([SIDE, LINE], [self.lines.max(1), LINE]);
+        Session::with([some, some, some, some, whole, whole, whole, some])
+    }
+
+    /// Rows of x, `inner` elements each.
+    pub(in crate::kernels) fn pack<T: Terms>(&self, x: &[T], inner: usize, to: &mut [u32]) {
+        let compact = self.compact;
+        let of_group = self.terms * self.apart();
+        let to = &mut to[..self.room()];
+        for (group, x) in x[..self.rows * inner].chunks(SIDE * inner).enumerate() {
+            let to = if compact { &mut *to } else { &mut to[group * of_group..][..of_group] };
+            if x.len() < SIDE * inner && !compact {
+                to.fill(0);
+            }
+            let to = to.as_chunks_mut().0;
+            // SAFETY: there is AMX, and every machine that has it has AVX-512.
+            unsafe { pack_lines(x, inner, if compact { self.lines } else { 0 }, self.depth, to) };
+        }
+    }
+
+    /// Sums of the tiles of `group` as rows of `width` elements that lie together.
+    pub(in crate::kernels) fn rows<'a>(
+        &self,
+        group: &Range<usize>,
+        sums: &'a mut [f32],
+        width: usize,
+        room: &'a mut [f32],
+    ) -> &'a mut [f32] {
+        if self.terms == 1 && width == COLUMNS {
+            return sums;
+        }
+        let sums = sums.as_chunks::<COLUMNS>().0;
+        for (row, out) in self.rows_of(group).zip(room.chunks_exact_mut(width)) {
+            let (first, apart) = match self.compact {
+                true => (row * self.terms, 1),
+                false => (row / SIDE * self.terms * SIDE - group.start * SIDE + row % SIDE, SIDE),
+            };
+            out.copy_from_slice(&sums[first + (self.terms - 1) * apart][..width]);
+            for term in (0..self.terms - 1).rev() {
+                simd::add(out, &sums[first + term * apart][..width]);
+            }
+        }
+        room
+    }
+}
+
+/// Lines of up to 16 rows: of each term a tile, or of all of them one of `compact` lines.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn pack_lines<T: Terms>(x: &[T], inner: usize, compact: usize, depth: usize, to: &mut [[u32; SIDE]]) {
+    for (row, x) in x.chunks_exact(inner).enumerate() {
+        for step in 0..depth {
+            for term in 0..T::COUNT {
+                let at = match compact {
+                    0 => (term * depth + step) * SIDE + row,
+                    lines => step * lines + row * T::COUNT + term,
+                };
+                line(&x[step * DEPTH..], term, &mut to[at]);
+            }
+        }
+    }
+}
+
+/// What is needed next, of which products bring some lines to L2 at each step of K.
+#[derive(Clone, Copy)]
+pub(in crate::kernels) struct Ahead {
+    at: *const u8,
+    /// Lines a step.
+    pace: usize,
+}
+
+impl Ahead {
+    /// `tiles`, within `steps` steps.
+    pub(in crate::kernels) fn new(tiles: &[Words], steps: usize) -> Self {
+        // More lines than that would wait for each other.
+        const MOST: usize = 32;
+        Self { at: tiles.as_ptr().cast(), pace: (tiles.len() * SIDE).div_ceil(steps.max(1)).min(MOST) }
+    }
+}
+
+/// Multiplies tiles `group` of x, from step `from` on, by part of a panel, and adds to their sums, [`COLUMNS`] for each
+/// line, or sets them.
+pub(in crate::kernels) fn multiply(
+    _configured: &Session,
+    layout: &RowTiles,
+    (x, group): (&[u32], &Range<usize>),
+    (panel, from): (&[Words], usize),
+    sums: &mut [f32],
+    fresh: bool,
+    ahead: &mut Ahead,
+) {
+    let steps = panel.len() / ACROSS;
+    let (apart, of_step) = (layout.apart(), layout.lines * SIDE);
+    assert!(steps > 0 && from + steps <= layout.depth && group.start < group.end && group.end <= layout.tiles);
+    assert!(x.len() >= layout.room() && sums.len() >= group.len() * layout.sums_of_tile());
+    let x = x[group.start * apart + from * of_step..].as_ptr();
+    macro_rules! product {
+        (
+            zero: [$($zero:literal,)*] load: [$($load:literal,)*] body: [$($body:literal,)*] store: [$($store:literal,)*]
+        ) => {
+            asm!(
+                "test {c:e}, {c:e}",
+                "jz 2f",
+                $($zero,)*
+                "jmp 3f",
+                "2:",
+                "lea {c}, [{sums} + {of_tile}]",
+                $($load,)*
+                "3:",
+                $($body,)*
+                "mov {c:e}, {pace:e}",
+                "test {c:e}, {c:e}",
+                "jz 5f",
+                "4:",
+                "prefetcht1 [{ahead}]",
+                "add {ahead}, 64",
+                "dec {c:e}",
+                "jnz 4b",
+                "5:",
+                "add {w}, 2048",
+                "add {x}, {of_step}",
+                "add {y}, {of_step}",
+                "add {z}, {of_step}",
+                "dec {n:e}",
+                "jnz 3b",
+                "lea {c}, [{sums} + {of_tile}]",
+                $($store,)*
+                c = inout(reg) u64::from(fresh) => _,
+                sums = inout(reg) sums.as_mut_ptr() => _,
+                of_tile = in(reg) layout.sums_of_tile() * size_of::<f32>(),
+                line = in(reg) LINE,
+                w = inout(reg) panel.as_ptr() => _,
+                x = inout(reg) x => _,
+                y = inout(reg) x.wrapping_add(apart) => _,
+                z = inout(reg) x.wrapping_add(2 * apart) => _,
+                of_step = in(reg) of_step * size_of::<u32>(),
+                n = inout(reg) steps => _,
+                ahead = inout(reg) ahead.at,
+                pace = in(reg) ahead.pace,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            )
+        };
+    }
+    // SAFETY: the tiles are configured for this layout; the panel, x and the sums have what is read and written of them,
+    // as just checked; fetching ahead touches nothing, and the tile registers are used by nothing else.
+    unsafe {
+        match group.len() {
+            1 => product!(
+                zero: ["tilezero tmm0", "tilezero tmm1",]
+                load: [
+                    "tileloadd tmm0, [{sums} + {line}*2]",
+                    "tileloadd tmm1, [{sums} + {line}*2 + 64]",
+                ]
+                body: [
+                    "tileloadd tmm7, [{x} + {line}*1]",
+                    "tileloadd tmm4, [{w} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm7, tmm4",
+                    "tileloadd tmm5, [{w} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm7, tmm5",
+                ]
+                store: [
+                    "tilestored [{sums} + {line}*2], tmm0",
+                    "tilestored [{sums} + {line}*2 + 64], tmm1",
+                ]
+            ),
+            2 => product!(
+                zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",]
+                load: [
+                    "tileloadd tmm0, [{sums} + {line}*2]",
+                    "tileloadd tmm1, [{sums} + {line}*2 + 64]",
+                    "tileloadd tmm2, [{c} + {line}*2]",
+                    "tileloadd tmm3, [{c} + {line}*2 + 64]",
+                ]
+                body: [
+                    "tileloadd tmm4, [{w} + {line}*1]",
+                    "tileloadd tmm6, [{x} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm6, tmm4",
+                    "tileloadd tmm7, [{y} + {line}*1]",
+                    "tdpbf16ps tmm2, tmm7, tmm4",
+                    "tileloadd tmm5, [{w} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm1, tmm6, tmm5",
+                    "tdpbf16ps tmm3, tmm7, tmm5",
+                ]
+                store: [
+                    "tilestored [{sums} + {line}*2], tmm0",
+                    "tilestored [{sums} + {line}*2 + 64], tmm1",
+                    "tilestored [{c} + {line}*2], tmm2",
+                    "tilestored [{c} + {line}*2 + 64], tmm3",
+                ]
+            ),
+            3 => product!(
+                zero: [
+                    "tilezero tmm0", "tilezero tmm1", "tilezero tmm2",
+                    "tilezero tmm3", "tilezero tmm4", "tilezero tmm5",
+                ]
+                load: [
+                    "tileloadd tmm0, [{sums} + {line}*2]",
+                    "tileloadd tmm1, [{sums} + {line}*2 + 64]",
+                    "tileloadd tmm2, [{c} + {line}*2]",
+                    "tileloadd tmm3, [{c} + {line}*2 + 64]",
+                    "add {c}, {of_tile}",
+                    "tileloadd tmm4, [{c} + {line}*2]",
+                    "tileloadd tmm5, [{c} + {line}*2 + 64]",
+                ]
+                body: [
+                    "tileloadd tmm6, [{w} + {line}*1]",
+                    "tileloadd tmm7, [{x} + {line}*1]",
+                    "tdpbf16ps tmm0, tmm7, tmm6",
+                    "tileloadd tmm7, [{y} + {line}*1]",
+                    "tdpbf16ps tmm2, tmm7, tmm6",
+                    "tileloadd tmm7, [{z} + {line}*1]",
+                    "tdpbf16ps tmm4, tmm7, tmm6",
+                    "tileloadd tmm6, [{w} + {line}*1 + 1024]",
+                    "tdpbf16ps tmm5, tmm7, tmm6",
+                    "tileloadd tmm7, [{y} + {line}*1]",
+                    "tdpbf16ps tmm3, tmm7, tmm6",
+                    "tileloadd tmm7, [{x} + {line}*1]",
+                    "tdpbf16ps tmm1, tmm7, tmm6",
+                ]
+                store: [
+                    "tilestored [{sums} + {line}*2], tmm0",
+                    "tilestored [{sums} + {line}*2 + 64], tmm1",
+                    "tilestored [{c} + {line}*2], tmm2",
+                    "tilestored [{c} + {line}*2 + 64], tmm3",
+                    "add {c}, {of_tile}",
+                    "tilestored [{c} + {line}*2], tmm4",
+                    "tilestored [{c} + {line}*2 + 64], tmm5",
+                ]
+            ),
+            count => unreachable!("a group of {count} tiles"),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Plain weights, each in the forms that steps want it in.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ridge_runtime::{Result, WeightData};
+
+use crate::buffer::{ALIGN, Memory, SMALL};
+use crate::kernel::Block;
+
+/// A weight. What is made of it is made once, by all threads, when a step that wants it is prepared.
+pub(crate) struct Weight {
+    bytes: usize,
+    threads: usize,
+    forms: Mutex<Forms>,
+}
+
+/// What there is of a weight: never nothing, and what can be made again from the rest is kept no longer than it is used.
+struct Forms {
+    /// Where it lies, such as in a mapped file, if it stays there.
+    given: Option<WeightData>,
+    /// Row-major, on cache lines and huge pages.
+    rows: Option<Arc<Memory>>,
+    /// For matrix tiles, with the elements of a row.
+    panels: Option<(Arc<Memory>, usize)>,
+}
+
+/// A weight in the form that a step wants it in.
+pub(crate) enum Held {
+    Given(WeightData),
+    Rows(Arc<Memory>),
+    Panels(Arc<Memory>),
+}
+
+impl Held {
+    pub(crate) fn block(&self) -> Block {
+        match self {
+            Self::Rows(memory) | Self::Panels(memory) => memory.block(),
+            Self::Given(data) => {
+                let bytes = data.bytes();
+                Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
+            }
+        }
+    }
+
+    /// The bytes of panels, if it is those: more than the weight has.
+    pub(crate) fn bytes_of_panels(&self) -> Option<usize> {
+        matches!(self, Self::Panels(_)).then(|| self.block().bytes)
+    }
+}
+
+impl Weight {
+    /// A file's bytes stay where they are, if they are many; others are copied to huge pages, which small ones share.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub(crate) fn new(data: WeightData, threads: usize) -> Result<Self> {
+        let bytes = data.bytes().len();
+        let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
+        let rows = if stays { None } else { Some(copied(data.bytes(), threads)?) };
+        let forms = Mutex::new(Forms { given: stays.then_some(data), rows, panels: None });
+        Ok(Self { bytes, threads, forms })
+    }
+
+    /// Row-major: where it lies if that begins on a cache line, as vectors want it.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    pub(crate) fn rows(&self) -> Result<Held> {
+        let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        let on_lines = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(ALIGN);
+        if let (None, Some(data)) = (&forms.rows, forms.given.as_ref().filter(on_lines)) {
+            return Ok(Held::Given(data.clone()));
+        }
+        self.copy_of(forms).map(Held::Rows)
+    }
+
+    /// Row-major in memory of its own.
+    fn copy_of(&self, forms: &mut Forms) -> Result<Arc<Memory>> {
+        if let Some(rows) = &forms.rows {
+            return Ok(Arc::clone(rows));
+        }
+        let rows = match (&forms.given, &forms.panels) {
+            (Some(data), _) => copied(data.bytes(), self.threads)?,
+            #[cfg(target_arch = "x86_64")]
+            (None, Some((panels, inner))) => {
+                let rows = Memory::zeroed(self.bytes, "a weight")?;
+                // SAFETY: the rows were just allocated, and panels are not written once they are made.
+                let (panels, to) = unsafe { (panels.bytes(), rows.bytes_mut()) };
+                let panels: &[u32] = crate::kernel::view(panels);
+                crate::kernels::panels::unpack(panels.as_chunks().0, *inner, crate::kernel::cast(to));
+                Arc::new(rows)
+            }
+            _ => unreachable!("a weight has a form"),
+        };
+        forms.rows = Some(Arc::clone(&rows));
+        Ok(rows)
+    }
+
+    /// Of bf16 in panels, its rows `inner` elements long. Rows in memory of its own are given up for them.
+    ///
+    /// # Errors
+    /// When memory runs out.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn panels(&self, inner: usize) -> Result<Held> {
+        use crate::kernels::panels;
+        let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((panels, _)) = forms.panels.as_ref().filter(|p| p.1 == inner) {
+            return Ok(Held::Panels(Arc::clone(panels)));
+        }
+        let aligned = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(2);
+        let given = forms.given.clone();
+        let copy;
+        let rows = match given.as_ref().filter(aligned) {
+            Some(data) if forms.rows.is_none() => data.bytes(),
+            _ => {
+                copy = self.copy_of(forms)?;
+                // SAFETY: rows are not written once they are made.
+                unsafe { copy.bytes() }
+            }
+        };
+        let rows: &[half::bf16] = crate::kernel::view(rows);
+        let made = Memory::zeroed(panels::bytes([rows.len() / inner, inner]), "a weight in panels")?;
+        // SAFETY: just allocated.
+        let to: &mut [u32] = crate::kernel::cast(unsafe { made.bytes_mut() });
+        let (to, tiles) = (to.as_chunks_mut().0, panels::panel_tiles(inner));
+        let share = (to.len() / tiles).div_ceil(self.threads).max(LEAST.div_ceil(tiles * 1024));
+        std::thread::scope(|scope| {
+            let mut shares = to.chunks_mut(share * tiles).enumerate();
+            let first = shares.next();
+            for (nth, to) in shares {
+                scope.spawn(move || panels::pack(rows, inner, nth * share, to));
+            }
+            if let Some((_, to)) = first {
+                panels::pack(rows, inner, 0, to);
+            }
+        });
+        let made = Arc::new(made);
+        forms.panels = Some((Arc::clone(&made), inner));
+        forms.rows = None;
+        Ok(Held::Panels(made))
+    }
+}
+
+/// Bytes that a thread is started for.
+const LEAST: usize = 4 << 20;
+
+fn copied(from: &[u8], threads: usize) -> Result<Arc<Memory>> {
+    let memory = Memory::zeroed(from.len(), "a weight")?;
+    // SAFETY: just allocated; no step knows it.
+    copy(from, unsafe { memory.bytes_mut() }, threads);
+    Ok(Arc::new(memory))
+}
+
+/// Copies by `threads` threads, where it is enough to start them for.
+pub(crate) fn copy(from: &[u8], to: &mut [u8], threads: usize) {
+    let share = from.len().div_ceil(threads).max(LEAST);
+    let mut shares = from.chunks(share).zip(to.chunks_mut(share));
+    let Some((first, to_first)) = shares.next() else { return };
+    std::thread::scope(|scope| {
+        for (from, to) in shares {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+        to_first.copy_from_slice(first);
+    });
+}
