@@ -40,7 +40,7 @@ use tiles::{Next, Tiles, two_by_one, two_by_two};
 pub(in crate::kernels) const SIDE: usize = 16;
 
 /// Elements of K in a tile.
-const DEPTH: usize = 32;
+pub(in crate::kernels) const DEPTH: usize = 32;
 
 /// Rows of the weight that are multiplied together: two tiles.
 pub(in crate::kernels) const COLUMNS: usize = 2 * SIDE;

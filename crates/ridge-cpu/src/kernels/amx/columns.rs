@@ -261,19 +261,20 @@ pub(super) fn store(line: __m512i, to: &mut [u32; SIDE]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 pub(super) fn line<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
-    let whole: [T; DEPTH];
-    let x = match x.first_chunk::<DEPTH>() {
-        Some(x) => x,
-        None => {
-            whole = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
-            &whole
-        }
-    };
-    match term {
-        0 => pairs::<T, 0>(x, to),
-        1 => pairs::<T, 1>(x, to),
-        _ => pairs::<T, 2>(x, to),
+    match (x.first_chunk::<DEPTH>(), term) {
+        (Some(x), 0) => pairs::<T, 0>(x, to),
+        (Some(x), 1) => pairs::<T, 1>(x, to),
+        (Some(x), _) => pairs::<T, 2>(x, to),
+        (None, _) => rest(x, term, to),
     }
+}
+
+/// [`line`] at the end of a row.
+#[cold]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
+fn rest<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
+    let whole: [T; DEPTH] = std::array::from_fn(|i| x.get(i).copied().unwrap_or(T::ZERO));
+    line(&whole, term, to);
 }
 
 /// The first term of up to [`DEPTH`] elements in pairs, zeros behind them.
@@ -286,6 +287,11 @@ pub(super) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn pairs<T: Terms, const TERM: usize>(x: &[T; DEPTH], to: &mut [u32; SIDE]) {
+    if size_of::<T>() == size_of::<bf16>() && T::COUNT == 1 {
+        // SAFETY: it is bf16, of which 32 are 16 words, any bits of which are such.
+        *to = unsafe { x.as_ptr().cast::<[u32; SIDE]>().read_unaligned() };
+        return;
+    }
     for (to, pair) in to.iter_mut().zip(x.as_chunks::<2>().0) {
         *to = u32::from(pair[0].term(TERM)) | u32::from(pair[1].term(TERM)) << 16;
     }

@@ -19,6 +19,9 @@ use crate::simd;
 /// Tiles of a panel for each step of K.
 const ACROSS: usize = COLUMNS / SIDE;
 
+/// Steps of K for which rows of x are laid out in turn.
+const STEPS: usize = 8;
+
 /// Bytes of a weight `[N, K]` in panels; the last one is filled up with rows of zeros, and K with zeros.
 pub(crate) fn bytes([rows, inner]: [usize; 2]) -> usize {
     rows.div_ceil(COLUMNS) * panel_tiles(inner) * size_of::<Words>()
@@ -118,6 +121,19 @@ impl RowTiles {
         self.lines * COLUMNS
     }
 
+    /// Of `steps` of K, share `nth` of `shares` of the tiles.
+    pub(in crate::kernels) fn share<'a>(
+        &self,
+        x: &'a [u32],
+        steps: Range<usize>,
+        nth: usize,
+        shares: usize,
+    ) -> impl DoubleEndedIterator<Item = &'a [u32]> + use<'a> {
+        let (apart, of_step) = (self.apart(), self.lines * SIDE);
+        let tiles = self.tiles * nth / shares..self.tiles * (nth + 1) / shares;
+        tiles.map(move |tile| &x[tile * apart..][steps.start * of_step..steps.end * of_step])
+    }
+
     /// Tiles for products of three or two of them, of whole rows with all of their terms.
     pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let (tiles, mut from) = (self.tiles, 0);
@@ -193,33 +209,50 @@ impl RowTiles {
 /// Lines of up to 16 rows: of each term a tile, or of all of them one of `compact` lines.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn pack_lines<T: Terms>(x: &[T], inner: usize, compact: usize, depth: usize, to: &mut [[u32; SIDE]]) {
-    for (row, x) in x.chunks_exact(inner).enumerate() {
-        for step in 0..depth {
-            for term in 0..T::COUNT {
-                let at = match compact {
-                    0 => (term * depth + step) * SIDE + row,
-                    lines => step * lines + row * T::COUNT + term,
-                };
-                line(&x[step * DEPTH..], term, &mut to[at]);
+    // A few steps of all rows at a time, so that tiles are filled while they are in L1.
+    for from in (0..depth).step_by(STEPS) {
+        for (row, x) in x.chunks_exact(inner).enumerate() {
+            for step in from..depth.min(from + STEPS) {
+                for term in 0..T::COUNT {
+                    let at = match compact {
+                        0 => (term * depth + step) * SIDE + row,
+                        lines => step * lines + row * T::COUNT + term,
+                    };
+                    line(&x[step * DEPTH..], term, &mut to[at]);
+                }
             }
         }
     }
 }
 
 /// What is needed next, of which products bring some lines to L2 at each step of K.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct Ahead {
-    at: *const u8,
+pub(in crate::kernels) struct Ahead<'a> {
+    /// What is left of it, the last first.
+    parts: Vec<&'a [u32]>,
     /// Lines a step.
     pace: usize,
 }
 
-impl Ahead {
-    /// `tiles`, within `steps` steps.
-    pub(in crate::kernels) fn new(tiles: &[Words], steps: usize) -> Self {
+impl<'a> Ahead<'a> {
+    /// `parts`, within `steps` steps.
+    pub(in crate::kernels) fn new(parts: impl DoubleEndedIterator<Item = &'a [u32]>, steps: usize) -> Self {
         // More lines than that would wait for each other.
         const MOST: usize = 32;
-        Self { at: tiles.as_ptr().cast(), pace: (tiles.len() * SIDE).div_ceil(steps.max(1)).min(MOST) }
+        let parts: Vec<&[u32]> = parts.rev().filter(|part| !part.is_empty()).collect();
+        let lines: usize = parts.iter().map(|part| part.len() / SIDE).sum();
+        Self { parts, pace: lines.div_ceil(steps.max(1)).min(MOST) }
+    }
+
+    /// Where the next `steps` steps begin, and the lines of each.
+    fn take(&mut self, steps: usize) -> (*const u8, usize) {
+        let Some(part) = self.parts.last_mut() else { return (std::ptr::null(), 0) };
+        let lines = part.len().div_ceil(SIDE);
+        let (at, pace) = (part.as_ptr().cast(), self.pace.min(lines.div_ceil(steps)));
+        *part = part.get(pace * steps * SIDE..).unwrap_or(&[]);
+        if part.is_empty() {
+            self.parts.pop();
+        }
+        (at, pace)
     }
 }
 
@@ -232,13 +265,14 @@ pub(in crate::kernels) fn multiply(
     (panel, from): (&[Words], usize),
     sums: &mut [f32],
     fresh: bool,
-    ahead: &mut Ahead,
+    ahead: &mut Ahead<'_>,
 ) {
     let steps = panel.len() / ACROSS;
     let (apart, of_step) = (layout.apart(), layout.lines * SIDE);
     assert!(steps > 0 && from + steps <= layout.depth && group.start < group.end && group.end <= layout.tiles);
     assert!(x.len() >= layout.room() && sums.len() >= group.len() * layout.sums_of_tile());
     let x = x[group.start * apart + from * of_step..].as_ptr();
+    let (ahead, pace) = ahead.take(steps);
     macro_rules! product {
         (
             zero: [$($zero:literal,)*] load: [$($load:literal,)*] body: [$($body:literal,)*] store: [$($store:literal,)*]
@@ -280,8 +314,8 @@ pub(in crate::kernels) fn multiply(
                 z = inout(reg) x.wrapping_add(2 * apart) => _,
                 of_step = in(reg) of_step * size_of::<u32>(),
                 n = inout(reg) steps => _,
-                ahead = inout(reg) ahead.at,
-                pace = in(reg) ahead.pace,
+                ahead = inout(reg) ahead => _,
+                pace = in(reg) pace,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),

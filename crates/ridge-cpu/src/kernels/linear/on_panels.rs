@@ -10,6 +10,10 @@ use super::{After, Linear};
 use crate::kernel::{Io, Preparation, Scratch};
 use crate::kernels::amx::{self, panels};
 
+/// Steps of K between which sums wait, where K is longer than [`amx::BLOCK`]: of x they take half a MiB, so that those
+/// of the next part are brought to L2 while these are used.
+const PART: usize = amx::BLOCK / 2 / amx::DEPTH;
+
 impl Linear {
     fn row_tiles(&self, rows: usize) -> panels::RowTiles {
         panels::RowTiles::new(rows, self.inner, amx::terms(self.dtype))
@@ -48,7 +52,8 @@ impl Linear {
         let compact = all.compact;
         let most = all.of_rows(self.row_block.min(self.rows));
         let of_piece = if self.after == After::Swiglu { 2 } else { 1 };
-        let parts = self.inner.div_ceil(amx::BLOCK);
+        let parts = if self.inner > amx::BLOCK { all.depth.div_ceil(PART) } else { 1 };
+        let of_part = if parts > 1 { PART } else { all.depth };
         // Where K is cut, sums wait for its next part; else those of a gate do for the weight that it gates.
         let waiting = if parts > 1 { WAITING } else { of_piece };
         let slot = most.tiles * most.sums_of_tile();
@@ -72,7 +77,7 @@ impl Linear {
         let turn = |group: &Range<usize>, nth: usize| {
             let (part, nth) = (nth / (group.len() * of_piece), nth % (group.len() * of_piece));
             let (which, columns) = self.place((group.start + nth / of_piece) % self.tiles);
-            let steps = amx::block(self.inner, part);
+            let steps = part * of_part..((part + 1) * of_part).min(all.depth);
             let of_panel = panels::panel_tiles(self.inner);
             let panel = columns.start / amx::COLUMNS * of_panel;
             let of_weight: &[amx::Words] = io.input::<u32>(self.x + 1 + which + nth % of_piece).as_chunks().0;
@@ -96,7 +101,12 @@ impl Linear {
                 } else {
                     turn(&pieces_next, 0).0
                 };
-                let mut ahead = panels::Ahead::new(next, layout.groups().count() * steps.len());
+                let after =
+                    (steps.end % layout.depth..(steps.end % layout.depth + of_part).min(layout.depth), nth % turns);
+                let of_x = if parts > 1 { turns } else { 0 };
+                let x_after = (of_x > 0).then(|| layout.share(x, after.0, after.1, of_x)).into_iter().flatten();
+                let ahead = std::iter::once(next.as_flattened()).chain(x_after);
+                let mut ahead = panels::Ahead::new(ahead, layout.groups().count() * steps.len());
                 let of_turn = nth % turns * slot;
                 let done = steps.end == layout.depth && nth % of_piece == of_piece - 1;
                 for group in layout.groups() {
