@@ -14,6 +14,7 @@
 //! of cache lines, the last of a weight, the rest of K. Weights in blocks are rounded to bf16 on the way, a tile at a
 //! time (`blocks.rs`); for x of bf16, whose products are rounded to as much, that is what the dtype means.
 
+mod ahead;
 pub(super) mod blocks;
 mod columns;
 mod few;
@@ -28,13 +29,14 @@ use half::bf16;
 use super::int8::unpack::OfRows;
 use super::quant;
 use crate::simd;
+pub(in crate::kernels) use ahead::Ahead;
 use columns::split;
 pub(in crate::kernels) use columns::unpack_tile;
 pub(in crate::kernels) use columns::{
     Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose, transpose_into, unpack_columns,
 };
 pub(in crate::kernels) use few::Few;
-use tiles::{Next, Tiles, two_by_one, two_by_two};
+use tiles::{Tiles, from_room, two_by_one, two_by_three, two_by_two};
 
 /// Rows and columns of a tile of sums.
 pub(in crate::kernels) const SIDE: usize = 16;
@@ -158,9 +160,8 @@ pub(in crate::kernels) fn block(inner: usize, nth: usize) -> Range<usize> {
 impl Part<'_> {
     /// Tiles of K that can be multiplied where they lie.
     fn in_place(&self, layout: &Layout) -> Range<usize> {
-        let on_lines = (self.weight.address() as usize).is_multiple_of(LINE) && self.stride().is_multiple_of(LINE);
         let plain = matches!(self.weight.data, Data::Plain(_));
-        let whole = plain && self.rows.len() == COLUMNS && (layout.tiles <= FEW || on_lines);
+        let whole = plain && self.rows.len() == COLUMNS && layout.tiles <= FEW;
         let end = if whole { self.steps.end.min(self.weight.inner / DEPTH) } else { self.steps.start };
         self.steps.start..end
     }
@@ -175,10 +176,49 @@ impl Part<'_> {
     fn stride(&self) -> usize {
         self.weight.row_bytes()
     }
+
+    /// All of it, if it is whole rows.
+    fn together(&self) -> Option<&[u32]> {
+        let whole = self.steps == (0..self.weight.inner.div_ceil(DEPTH));
+        let data = match self.weight.data {
+            // SAFETY: any elements are bytes.
+            Data::Plain(data) => unsafe { data.align_to::<u8>().1 },
+            Data::Blocks(data, _) => data,
+        };
+        let bytes = &data[self.rows.start * self.stride()..self.rows.end * self.stride()];
+        // SAFETY: any bytes are words.
+        whole.then(|| unsafe { bytes.align_to::<u32>().1 })
+    }
+
+    /// Brings share `nth` of `shares` of it to cache, if it is a part of each row.
+    fn fetch(&self, nth: usize, shares: usize) {
+        if self.together().is_some() {
+            return;
+        }
+        let of_row = self.at(0, self.steps.end).addr().min(self.at(1, 0).addr()) - self.at(0, self.steps.start).addr();
+        for row in self.rows.len() * nth / shares..self.rows.len() * (nth + 1) / shares {
+            simd::fetch(self.at(row, self.steps.start), of_row);
+        }
+    }
+}
+
+/// Tiles of columns for products of three or two of them, whole rows with all of their terms.
+fn groups(tiles: usize, terms: usize) -> impl Iterator<Item = Range<usize>> {
+    let mut from = 0;
+    std::iter::from_fn(move || {
+        // Four that are left are two pairs, so that none is alone.
+        let count = match tiles - from {
+            0 => return None,
+            4 => 2,
+            left => left.min(if terms == 2 { 2 } else { 3 }),
+        };
+        from += count;
+        Some(from - count..from)
+    })
 }
 
 /// Adds the products of `part` with x to `sums`, as many as [`Layout::sums_room`]; sets them if it is the first of K.
-/// Meanwhile brings `next` to cache.
+/// Meanwhile brings `next` to cache. Says for each of [`Layout::groups`] when its sums are `done`.
 pub(in crate::kernels) fn multiply(
     _configured: &Session,
     layout: &Layout,
@@ -187,27 +227,55 @@ pub(in crate::kernels) fn multiply(
     x: &[Words],
     room: &mut [Words],
     sums: &mut [Words],
+    mut done: impl FnMut(&Range<usize>, &[Words]),
 ) {
     let inner = part.weight.inner;
     assert!(x.len() >= layout.tiles * layout.depth && sums.len() >= 2 * layout.tiles);
-    assert!(part.rows.end <= part.weight.len() && part.rows.len() <= COLUMNS);
+    assert!(part.rows.end <= part.weight.len() && part.rows.len() <= COLUMNS && room.len() >= 2 * BLOCK / DEPTH);
     assert!(part.steps.end <= layout.depth && layout.depth == inner.div_ceil(DEPTH));
     let in_place = part.in_place(layout);
-    let low = part.at(0, in_place.start);
-    let stride = part.stride();
-    let at = Tiles { low, high: low.wrapping_add(SIDE * stride), stride, step: DEPTH * size_of::<bf16>() };
-    add_products(layout, &at, in_place.clone(), next, x, sums);
+    let groups = layout.groups().count();
+    let next = next.filter(|_| layout.tiles > FEW);
+    let mut ahead = Ahead::new(next.into_iter().filter_map(Part::together), groups, part.steps.len());
     // For many columns the sums are loaded once for all of K, for few what is copied stays in L1.
     let together = if layout.tiles <= FEW { SHORT } else { BLOCK } / DEPTH;
-    for from in (in_place.end..part.steps.end).step_by(together) {
-        let copied = from..part.steps.end.min(from + together);
-        match part.weight.data {
-            Data::Plain(data) => copy(part, data, copied.clone(), room),
-            Data::Blocks(data, rows) => widen(part, data, &rows, copied.clone(), room),
+    let copied = (in_place.end..part.steps.end).step_by(together).map(|from| from..part.steps.end.min(from + together));
+    for steps in std::iter::once(in_place.clone()).filter(|steps| !steps.is_empty()).chain(copied) {
+        let is_copied = steps.start >= in_place.end;
+        let at = if is_copied {
+            match part.weight.data {
+                Data::Plain(data) => copy(part, data, steps.clone(), room),
+                Data::Blocks(data, rows) => widen(part, data, &rows, steps.clone(), room),
+            }
+            let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
+            Tiles { low, high, stride: LINE, step: size_of::<Words>() }
+        } else {
+            let (low, stride) = (part.at(0, steps.start), part.stride());
+            Tiles { low, high: low.wrapping_add(SIDE * stride), stride, step: DEPTH * size_of::<bf16>() }
+        };
+        let (fresh, last) = (steps.start == 0, steps.end == part.steps.end);
+        for (nth, group) in layout.groups().enumerate() {
+            if let Some(next) = next {
+                next.fetch(nth, groups);
+            }
+            let x = x[group.start * layout.depth + steps.start..].as_ptr();
+            let x = [0, 1, 2].map(|tile| x.wrapping_add(tile * layout.depth));
+            let sums = &mut sums[2 * group.start..2 * group.end];
+            let to = sums.as_mut_ptr();
+            // SAFETY: the tiles are configured; there are `steps.len()` tiles of 16 rows of the weight at each of its
+            // places, x has as many from here on for each tile of the group, and the sums are those of these tiles.
+            unsafe {
+                match group.len() {
+                    1 => two_by_one(&at, x[0], steps.len(), to, fresh),
+                    2 if layout.tiles <= FEW => two_by_two(&at, [x[0], x[1]], steps.len(), to, fresh),
+                    3 if layout.tiles <= FEW => two_by_three(&at, x, steps.len(), to, fresh),
+                    count => from_room(room, &x[..count], steps.len(), to, fresh, ahead.take(steps.len())),
+                }
+            }
+            if last {
+                done(&group, sums);
+            }
         }
-        let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
-        let at = Tiles { low, high, stride: LINE, step: size_of::<Words>() };
-        add_products(layout, &at, copied, next, x, sums);
     }
 }
 
@@ -253,39 +321,6 @@ fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, 
     }
 }
 
-/// Adds the products over tiles `steps` of K, of which `w` begins with the first; sets where that is the first of
-/// all.
-fn add_products(
-    layout: &Layout,
-    w: &Tiles,
-    steps: Range<usize>,
-    next: Option<&Part<'_>>,
-    x: &[Words],
-    sums: &mut [Words],
-) {
-    if steps.is_empty() {
-        return;
-    }
-    let fresh = steps.start == 0;
-    for tile in (0..layout.tiles).step_by(2) {
-        let first = x[tile * layout.depth + steps.start..].as_ptr();
-        let sums = sums[2 * tile..].as_mut_ptr();
-        // Each pair of tiles of columns brings four rows.
-        let next =
-            next.filter(|_| tile < COLUMNS / 2).map(|n| Next { at: n.at(2 * tile, n.steps.start), stride: n.stride() });
-        // SAFETY: the tiles are configured; `w` has `steps.len()` tiles of 16 rows at each of its places, x as many
-        // from here on for this tile of columns and, if there is one, for the next, and the sums are those of these
-        // tiles, as `multiply` has checked.
-        unsafe {
-            if tile + 1 < layout.tiles {
-                two_by_two(w, [first, first.wrapping_add(layout.depth)], steps.len(), sums, fresh, next);
-            } else {
-                two_by_one(w, first, steps.len(), sums, fresh);
-            }
-        }
-    }
-}
-
 /// 32 rows of bf16 that lie together somehow; all numbers are elements.
 #[derive(Clone, Copy)]
 pub(in crate::kernels) struct Rows<'a> {
@@ -320,7 +355,7 @@ pub(in crate::kernels) fn multiply_rows(
     unsafe {
         if sums.len() == 4 {
             assert!(x.len() >= apart + steps);
-            two_by_two(&at, [x_at, x_at.wrapping_add(apart)], steps, sums.as_mut_ptr(), fresh, None);
+            two_by_two(&at, [x_at, x_at.wrapping_add(apart)], steps, sums.as_mut_ptr(), fresh);
         } else {
             assert!(x.len() >= steps && sums.len() == 2);
             two_by_one(&at, x_at, steps, sums.as_mut_ptr(), fresh);

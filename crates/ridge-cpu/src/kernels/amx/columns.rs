@@ -4,6 +4,7 @@ use std::arch::x86_64::{
     __m512i, _mm512_loadu_si512, _mm512_shuffle_i32x4, _mm512_storeu_si512, _mm512_unpackhi_epi32,
     _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
+use std::ops::Range;
 
 use half::{bf16, f16};
 use ridge_graph::DType;
@@ -104,7 +105,7 @@ pub(in crate::kernels) struct Layout {
     /// Do all rows and terms fit into one tile of columns?
     pub(in crate::kernels) compact: bool,
     /// Tiles of K.
-    pub(super) depth: usize,
+    pub(in crate::kernels) depth: usize,
     /// Tiles of columns.
     pub(in crate::kernels) tiles: usize,
 }
@@ -158,35 +159,41 @@ impl Layout {
         }
     }
 
-    /// Where the sums lie of the first or second 16 rows of the weight with tile of columns `tile`: by pairs of tiles of
-    /// columns, and by halves in each pair.
-    fn sums_at(&self, half: usize, tile: usize) -> usize {
-        let pair = tile / 2 * 2;
-        2 * pair + half * (self.tiles - pair).min(2) + tile % 2
+    /// Tiles of columns that are multiplied together.
+    pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        super::groups(self.tiles, self.terms)
     }
 
-    /// The sums of two tiles of weight rows as rows of x: `columns` elements each, `stride` apart.
-    pub(in crate::kernels) fn unpack(&self, sums: &[Words], columns: usize, stride: usize, out: &mut [f32]) {
-        for half in 0..columns.div_ceil(SIDE) {
+    /// Rows of x that the tiles of a group hold.
+    pub(in crate::kernels) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
+        if self.compact {
+            return 0..self.rows;
+        }
+        group.start / self.terms * SIDE..(group.end / self.terms * SIDE).min(self.rows)
+    }
+
+    /// The sums of a group, by 16 rows of the weight and by tiles of columns, as rows of x: `columns` elements each,
+    /// which lie together.
+    pub(in crate::kernels) fn unpack(&self, group: &Range<usize>, sums: &[Words], columns: usize, out: &mut [f32]) {
+        let rows = self.rows_of(group).len();
+        for (half, sums) in sums.chunks_exact(group.len()).enumerate().take(columns.div_ceil(SIDE)) {
             let begin = half * SIDE;
             let width = SIDE.min(columns - begin);
             if self.compact {
-                let sums = &sums[self.sums_at(half, 0)];
-                for (row, out) in out.chunks_mut(stride).take(self.rows).enumerate() {
+                for (row, out) in out.chunks_mut(columns).take(rows).enumerate() {
                     for (n, out) in out[begin..][..width].iter_mut().enumerate() {
-                        let of = |term: usize| f32::from_bits(sums[n * SIDE + row * self.terms + term]);
+                        let of = |term: usize| f32::from_bits(sums[0][n * SIDE + row * self.terms + term]);
                         *out = (0..self.terms).rev().map(of).reduce(|sum, x| x + sum).unwrap_or(0.0);
                     }
                 }
                 continue;
             }
-            for group in 0..self.tiles / self.terms {
-                let of = |term: usize| &sums[self.sums_at(half, group * self.terms + term)];
-                let terms = [of(0), of(1.min(self.terms - 1)), of(self.terms - 1)];
-                let rows = SIDE.min(self.rows - group * SIDE);
-                let out = &mut out[group * SIDE * stride + begin..];
+            for (nth, terms) in sums.chunks_exact(self.terms).enumerate() {
+                let terms = [&terms[0], &terms[1.min(self.terms - 1)], &terms[self.terms - 1]];
+                let rows = SIDE.min(rows - nth * SIDE);
+                let out = &mut out[nth * SIDE * columns + begin..];
                 // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                unsafe { unpack_tile(&terms[..self.terms], [rows, width], stride, out) };
+                unsafe { unpack_tile(&terms[..self.terms], [rows, width], columns, out) };
             }
         }
     }

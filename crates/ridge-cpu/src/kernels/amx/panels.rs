@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::ahead::Ahead;
 use super::columns::{Terms, line, store, transpose};
 use super::{COLUMNS, DEPTH, LINE, SIDE, Session, Words};
 use crate::simd;
@@ -128,26 +129,15 @@ impl RowTiles {
         steps: Range<usize>,
         nth: usize,
         shares: usize,
-    ) -> impl DoubleEndedIterator<Item = &'a [u32]> + use<'a> {
+    ) -> impl Iterator<Item = &'a [u32]> + Clone + use<'a> {
         let (apart, of_step) = (self.apart(), self.lines * SIDE);
         let tiles = self.tiles * nth / shares..self.tiles * (nth + 1) / shares;
         tiles.map(move |tile| &x[tile * apart..][steps.start * of_step..steps.end * of_step])
     }
 
-    /// Tiles for products of three or two of them, of whole rows with all of their terms.
+    /// Tiles that are multiplied together.
     pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (tiles, mut from) = (self.tiles, 0);
-        let pairs = self.terms == 2;
-        std::iter::from_fn(move || {
-            // Four that are left are two pairs, so that none is alone.
-            let count = match tiles - from {
-                0 => return None,
-                4 => 2,
-                left => left.min(if pairs { 2 } else { 3 }),
-            };
-            from += count;
-            Some(from - count..from)
-        })
+        super::groups(self.tiles, self.terms)
     }
 
     /// Rows that the tiles of a group hold.
@@ -225,37 +215,6 @@ fn pack_lines<T: Terms>(x: &[T], inner: usize, compact: usize, depth: usize, to:
     }
 }
 
-/// What is needed next, of which products bring some lines to L2 at each step of K.
-pub(in crate::kernels) struct Ahead<'a> {
-    /// What is left of it, the last first.
-    parts: Vec<&'a [u32]>,
-    /// Lines a step.
-    pace: usize,
-}
-
-impl<'a> Ahead<'a> {
-    /// `parts`, within `steps` steps.
-    pub(in crate::kernels) fn new(parts: impl DoubleEndedIterator<Item = &'a [u32]>, steps: usize) -> Self {
-        // More lines than that would wait for each other.
-        const MOST: usize = 32;
-        let parts: Vec<&[u32]> = parts.rev().filter(|part| !part.is_empty()).collect();
-        let lines: usize = parts.iter().map(|part| part.len() / SIDE).sum();
-        Self { parts, pace: lines.div_ceil(steps.max(1)).min(MOST) }
-    }
-
-    /// Where the next `steps` steps begin, and the lines of each.
-    fn take(&mut self, steps: usize) -> (*const u8, usize) {
-        let Some(part) = self.parts.last_mut() else { return (std::ptr::null(), 0) };
-        let lines = part.len().div_ceil(SIDE);
-        let (at, pace) = (part.as_ptr().cast(), self.pace.min(lines.div_ceil(steps)));
-        *part = part.get(pace * steps * SIDE..).unwrap_or(&[]);
-        if part.is_empty() {
-            self.parts.pop();
-        }
-        (at, pace)
-    }
-}
-
 /// Multiplies tiles `group` of x, from step `from` on, by part of a panel, and adds to their sums, [`COLUMNS`] for each
 /// line, or sets them.
 pub(in crate::kernels) fn multiply(
@@ -265,17 +224,19 @@ pub(in crate::kernels) fn multiply(
     (panel, from): (&[Words], usize),
     sums: &mut [f32],
     fresh: bool,
-    ahead: &mut Ahead<'_>,
+    ahead: &mut Ahead,
 ) {
     let steps = panel.len() / ACROSS;
     let (apart, of_step) = (layout.apart(), layout.lines * SIDE);
     assert!(steps > 0 && from + steps <= layout.depth && group.start < group.end && group.end <= layout.tiles);
+    assert!(group.len() == 1 || layout.lines == SIDE);
     assert!(x.len() >= layout.room() && sums.len() >= group.len() * layout.sums_of_tile());
     let x = x[group.start * apart + from * of_step..].as_ptr();
-    let (ahead, pace) = ahead.take(steps);
+    let ahead = ahead.take(steps);
     macro_rules! product {
         (
             zero: [$($zero:literal,)*] load: [$($load:literal,)*] body: [$($body:literal,)*] store: [$($store:literal,)*]
+            $($name:ident: $operand:expr,)*
         ) => {
             asm!(
                 "test {c:e}, {c:e}",
@@ -283,39 +244,34 @@ pub(in crate::kernels) fn multiply(
                 $($zero,)*
                 "jmp 3f",
                 "2:",
-                "lea {c}, [{sums} + {of_tile}]",
                 $($load,)*
                 "3:",
                 $($body,)*
-                "mov {c:e}, {pace:e}",
+                "mov {c:e}, {streams:e}",
+                "mov {fetch}, {ahead}",
                 "test {c:e}, {c:e}",
                 "jz 5f",
                 "4:",
-                "prefetcht1 [{ahead}]",
-                "add {ahead}, 64",
+                "prefetcht1 [{fetch}]",
+                "add {fetch}, {apart}",
                 "dec {c:e}",
                 "jnz 4b",
                 "5:",
+                "add {ahead}, 64",
                 "add {w}, 2048",
-                "add {x}, {of_step}",
-                "add {y}, {of_step}",
-                "add {z}, {of_step}",
                 "dec {n:e}",
                 "jnz 3b",
-                "lea {c}, [{sums} + {of_tile}]",
                 $($store,)*
                 c = inout(reg) u64::from(fresh) => _,
-                sums = inout(reg) sums.as_mut_ptr() => _,
-                of_tile = in(reg) layout.sums_of_tile() * size_of::<f32>(),
+                sums = in(reg) sums.as_mut_ptr(),
                 line = in(reg) LINE,
                 w = inout(reg) panel.as_ptr() => _,
-                x = inout(reg) x => _,
-                y = inout(reg) x.wrapping_add(apart) => _,
-                z = inout(reg) x.wrapping_add(2 * apart) => _,
-                of_step = in(reg) of_step * size_of::<u32>(),
                 n = inout(reg) steps => _,
-                ahead = inout(reg) ahead => _,
-                pace = in(reg) pace,
+                fetch = out(reg) _,
+                ahead = inout(reg) ahead.at => _,
+                apart = in(reg) ahead.apart,
+                streams = in(reg) ahead.count,
+                $($name = inout(reg) $operand => _,)*
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
@@ -323,7 +279,8 @@ pub(in crate::kernels) fn multiply(
         };
     }
     // SAFETY: the tiles are configured for this layout; the panel, x and the sums have what is read and written of them,
-    // as just checked; fetching ahead touches nothing, and the tile registers are used by nothing else.
+    // as just checked, where all tiles but a single one have 16 lines; fetching ahead touches nothing, and the tile
+    // registers are used by nothing else.
     unsafe {
         match group.len() {
             1 => product!(
@@ -338,19 +295,22 @@ pub(in crate::kernels) fn multiply(
                     "tdpbf16ps tmm0, tmm7, tmm4",
                     "tileloadd tmm5, [{w} + {line}*1 + 1024]",
                     "tdpbf16ps tmm1, tmm7, tmm5",
+                    "add {x}, {of_step}",
                 ]
                 store: [
                     "tilestored [{sums} + {line}*2], tmm0",
                     "tilestored [{sums} + {line}*2 + 64], tmm1",
                 ]
+                x: x,
+                of_step: of_step * size_of::<u32>(),
             ),
             2 => product!(
                 zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3",]
                 load: [
                     "tileloadd tmm0, [{sums} + {line}*2]",
                     "tileloadd tmm1, [{sums} + {line}*2 + 64]",
-                    "tileloadd tmm2, [{c} + {line}*2]",
-                    "tileloadd tmm3, [{c} + {line}*2 + 64]",
+                    "tileloadd tmm2, [{sums} + {line}*2 + 2048]",
+                    "tileloadd tmm3, [{sums} + {line}*2 + 2112]",
                 ]
                 body: [
                     "tileloadd tmm4, [{w} + {line}*1]",
@@ -361,13 +321,17 @@ pub(in crate::kernels) fn multiply(
                     "tileloadd tmm5, [{w} + {line}*1 + 1024]",
                     "tdpbf16ps tmm1, tmm6, tmm5",
                     "tdpbf16ps tmm3, tmm7, tmm5",
+                    "add {x}, 1024",
+                    "add {y}, 1024",
                 ]
                 store: [
                     "tilestored [{sums} + {line}*2], tmm0",
                     "tilestored [{sums} + {line}*2 + 64], tmm1",
-                    "tilestored [{c} + {line}*2], tmm2",
-                    "tilestored [{c} + {line}*2 + 64], tmm3",
+                    "tilestored [{sums} + {line}*2 + 2048], tmm2",
+                    "tilestored [{sums} + {line}*2 + 2112], tmm3",
                 ]
+                x: x,
+                y: x.wrapping_add(apart),
             ),
             3 => product!(
                 zero: [
@@ -377,11 +341,10 @@ pub(in crate::kernels) fn multiply(
                 load: [
                     "tileloadd tmm0, [{sums} + {line}*2]",
                     "tileloadd tmm1, [{sums} + {line}*2 + 64]",
-                    "tileloadd tmm2, [{c} + {line}*2]",
-                    "tileloadd tmm3, [{c} + {line}*2 + 64]",
-                    "add {c}, {of_tile}",
-                    "tileloadd tmm4, [{c} + {line}*2]",
-                    "tileloadd tmm5, [{c} + {line}*2 + 64]",
+                    "tileloadd tmm2, [{sums} + {line}*2 + 2048]",
+                    "tileloadd tmm3, [{sums} + {line}*2 + 2112]",
+                    "tileloadd tmm4, [{sums} + {line}*2 + 4096]",
+                    "tileloadd tmm5, [{sums} + {line}*2 + 4160]",
                 ]
                 body: [
                     "tileloadd tmm6, [{w} + {line}*1]",
@@ -397,16 +360,21 @@ pub(in crate::kernels) fn multiply(
                     "tdpbf16ps tmm3, tmm7, tmm6",
                     "tileloadd tmm7, [{x} + {line}*1]",
                     "tdpbf16ps tmm1, tmm7, tmm6",
+                    "add {x}, 1024",
+                    "add {y}, 1024",
+                    "add {z}, 1024",
                 ]
                 store: [
                     "tilestored [{sums} + {line}*2], tmm0",
                     "tilestored [{sums} + {line}*2 + 64], tmm1",
-                    "tilestored [{c} + {line}*2], tmm2",
-                    "tilestored [{c} + {line}*2 + 64], tmm3",
-                    "add {c}, {of_tile}",
-                    "tilestored [{c} + {line}*2], tmm4",
-                    "tilestored [{c} + {line}*2 + 64], tmm5",
+                    "tilestored [{sums} + {line}*2 + 2048], tmm2",
+                    "tilestored [{sums} + {line}*2 + 2112], tmm3",
+                    "tilestored [{sums} + {line}*2 + 4096], tmm4",
+                    "tilestored [{sums} + {line}*2 + 4160], tmm5",
                 ]
+                x: x,
+                y: x.wrapping_add(apart),
+                z: x.wrapping_add(2 * apart),
             ),
             count => unreachable!("a group of {count} tiles"),
         }

@@ -106,7 +106,7 @@ impl Linear {
                 let of_x = if parts > 1 { turns } else { 0 };
                 let x_after = (of_x > 0).then(|| layout.share(x, after.0, after.1, of_x)).into_iter().flatten();
                 let ahead = std::iter::once(next.as_flattened()).chain(x_after);
-                let mut ahead = panels::Ahead::new(ahead, layout.groups().count() * steps.len());
+                let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), steps.len());
                 let of_turn = nth % turns * slot;
                 let done = steps.end == layout.depth && nth % of_piece == of_piece - 1;
                 for group in layout.groups() {

@@ -60,7 +60,7 @@ impl Linear {
     fn run_on_tiles_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let all = self.layout(self.rows);
         let most = all.of_rows(self.row_block.min(self.rows));
-        let outputs = self.row_block.min(self.rows) * self.tile;
+        let outputs = 3 * amx::SIDE * amx::COLUMNS;
         let gates = self.after == After::Swiglu;
         let of_piece = if gates { 2 } else { 1 };
         let waiting = if self.inner > amx::BLOCK { WAITING } else { of_piece };
@@ -112,19 +112,27 @@ impl Linear {
                 } else {
                     (!pieces_next.is_empty()).then(|| part(&pieces_next, 0))
                 };
-                let sums = &mut sums[nth % parts * slot..];
-                amx::multiply(&tiles, &layout, &part(&pieces_now, nth), next.as_ref(), x, weights, sums);
-            }
-            for (i, piece) in pieces_now.enumerate() {
-                let (which, columns) = self.place(piece % self.tiles);
-                let unpack = |nth: usize, to: &mut [f32]| {
-                    layout.unpack(&sums[(i * of_piece + nth) * slot..], columns.len(), columns.len(), to);
+                let now = part(&pieces_now, nth);
+                let (which, columns) = self.place((pieces_now.start + nth % parts / of_piece) % self.tiles);
+                let whole = now.steps.end == layout.depth && nth % of_piece == of_piece - 1;
+                let (before, sums) = sums.split_at_mut(nth % parts * slot);
+                let finish = |group: &Range<usize>, sums: &[amx::Words]| {
+                    if !whole {
+                        return;
+                    }
+                    let of_rows = layout.rows_of(group);
+                    layout.unpack(group, sums, columns.len(), products);
+                    if gates {
+                        let gate = &before[before.len() - slot..][2 * group.start..2 * group.end];
+                        layout.unpack(group, gate, columns.len(), gated);
+                    }
+                    let of_rows = rows.start + of_rows.start..rows.start + of_rows.end;
+                    // The gate comes first.
+                    let [first, second] =
+                        if gates { [&mut *gated, &mut *products] } else { [&mut *products, &mut *gated] };
+                    self.finish(io, which, of_rows, columns.clone(), [first, second, line]);
                 };
-                unpack(0, products);
-                if gates {
-                    unpack(1, gated);
-                }
-                self.finish(io, which, rows.clone(), columns, [products, gated, line]);
+                amx::multiply(&tiles, &layout, &now, next.as_ref(), x, weights, sums, finish);
             }
             pieces_now = pieces_next;
         }
