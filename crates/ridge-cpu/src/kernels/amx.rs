@@ -301,6 +301,7 @@ fn copy(part: &Part<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
 
 /// Tiles `steps` of K of `part`, stored in blocks, as tiles of bf16 that lie together.
 fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, to: &mut [Words]) {
+    let mut taken = blocks::Taken::new();
     for half in 0..2 {
         let first = (part.rows.start + half * SIDE).min(part.rows.end);
         let count = SIDE.min(part.rows.end - first);
@@ -316,7 +317,7 @@ fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, 
             let at = rows.offset(first, from * DEPTH);
             let blocks =
                 OfRows { data: &data[at..], stride: rows.bytes(), blocks: rows.blocks(tiles * DEPTH), rows: count };
-            rows.unpack(&blocks, to);
+            rows.unpack(&blocks, &mut taken, to);
         }
     }
 }

@@ -7,7 +7,10 @@ use ridge_graph::format::BlockFormat;
 use ridge_graph::with_block_format;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{self, blocks::ToTiles};
+use super::amx::{
+    self,
+    blocks::{Taken, ToTiles},
+};
 #[cfg(target_arch = "x86_64")]
 use super::int8::unpack::OfRows;
 use crate::simd::vectorised;
@@ -66,8 +69,8 @@ impl Rows {
 
     /// Brings blocks of at most 16 rows, and at most 256 elements of each, to tiles of bf16.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn unpack(&self, blocks: &OfRows<'_>, to: &mut [amx::Words]) {
-        (self.to_tiles)(blocks, to);
+    pub(super) fn unpack(&self, blocks: &OfRows<'_>, taken: &mut Taken, to: &mut [amx::Words]) {
+        (self.to_tiles)(blocks, taken, to);
     }
 
     /// As many rows as `out` holds, from row `first` on, of the weight whose blocks are `data`.

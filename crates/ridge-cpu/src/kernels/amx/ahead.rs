@@ -43,14 +43,16 @@ impl Ahead {
         steps: usize,
     ) -> Self {
         let lines_of = |part: &[u32]| size_of_val(part).div_ceil(LINE);
-        let mut left = (parts.clone().map(lines_of).sum::<usize>(), products);
+        let parts = parts.filter(|part| !part.is_empty()).take(RANGES);
+        let mut left = (parts.clone().map(lines_of).sum::<usize>(), products, parts.clone().count());
         let mut ahead = Self { ranges: [Range::default(); RANGES], len: 0, now: 0, done: 0 };
-        for part in parts.filter(|part| !part.is_empty()).take(RANGES) {
+        for part in parts {
             let lines = lines_of(part);
-            let of_part = ((lines * left.1 + left.0 / 2) / left.0).clamp(1, left.1.max(1));
+            let most = (left.1 + 1).saturating_sub(left.2).max(1);
+            let of_part = ((lines * left.1 + left.0 / 2) / left.0).clamp(1, most);
             ahead.ranges[ahead.len] = Range { at: part.as_ptr().addr(), lines, steps: of_part * steps };
             ahead.len += 1;
-            left = (left.0 - lines, left.1 - of_part.min(left.1));
+            left = (left.0 - lines, left.1.saturating_sub(of_part), left.2 - 1);
         }
         ahead
     }

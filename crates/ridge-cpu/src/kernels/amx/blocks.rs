@@ -14,30 +14,43 @@ use crate::kernels::int8::unpack::{self, OfRows, PADDED, Scales, Vectors};
 use crate::simd;
 
 /// Writes each row's values to its line of one tile after another.
-pub(in crate::kernels) type ToTiles = fn(&OfRows<'_>, &mut [Words]);
+pub(in crate::kernels) type ToTiles = fn(&OfRows<'_>, &mut Taken, &mut [Words]);
 
 /// The codes of a row.
 #[repr(C, align(64))]
 struct Line([i8; SHORT]);
 
+/// What blocks are taken apart into on the way.
+pub(in crate::kernels) struct Taken {
+    scales: Scales,
+    line: Line,
+    padded: [u8; PADDED],
+}
+
+impl Taken {
+    pub(in crate::kernels) fn new() -> Self {
+        const LINES: [[f32; SIDE]; SHORT / 16] = [[0.0; SIDE]; SHORT / 16];
+        Self { scales: Scales { scales: LINES, minima: LINES }, line: Line([0; SHORT]), padded: [0; PADDED] }
+    }
+}
+
 /// [`ToTiles`] for blocks of a format, of which `to` are as many tiles of K.
-pub(in crate::kernels) fn to_tiles<B: Vectors>(blocks: &OfRows<'_>, to: &mut [Words]) {
+pub(in crate::kernels) fn to_tiles<B: Vectors>(blocks: &OfRows<'_>, taken: &mut Taken, to: &mut [Words]) {
     unpack::check::<B>(blocks);
     assert!(to.len() * DEPTH == blocks.blocks * B::ELEMENTS);
     // SAFETY: tiles are used where there is AMX, and then there is AVX-512 with instructions for bf16; the blocks are
     // there.
-    unsafe { lines::<B>(blocks, to) };
+    unsafe { lines::<B>(blocks, taken, to) };
 }
 
 /// # Safety
 /// There is AVX-512, and the blocks are inside of the data.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-unsafe fn lines<B: Vectors>(blocks: &OfRows<'_>, to: &mut [Words]) {
-    const LINES: [[f32; SIDE]; SHORT / 16] = [[0.0; SIDE]; SHORT / 16];
-    let (mut scales, mut line, mut padded) = (Scales { scales: LINES, minima: LINES }, Line([0; SHORT]), [0; PADDED]);
+unsafe fn lines<B: Vectors>(blocks: &OfRows<'_>, taken: &mut Taken, to: &mut [Words]) {
+    let Taken { scales, line, padded } = taken;
     let above = _mm512_set1_epi8(B::ABOVE.cast_signed());
     // SAFETY: by the caller's promise.
-    unsafe { B::scales(blocks, &mut scales) };
+    unsafe { B::scales(blocks, scales) };
     for row in 0..blocks.rows {
         let at = blocks.data[row * blocks.stride..].as_ptr();
         // What follows in the row is needed next.
@@ -45,7 +58,7 @@ unsafe fn lines<B: Vectors>(blocks: &OfRows<'_>, to: &mut [Words]) {
         simd::fetch(at.wrapping_add(bytes), bytes);
         // SAFETY: the blocks are inside of the data, 64 bytes each of the line, and 16 in each of its places.
         unsafe {
-            let codes = B::load(unpack::whole::<B>(at, blocks.blocks, &mut padded));
+            let codes = B::load(unpack::whole::<B>(at, blocks.blocks, padded));
             for (nth, codes) in codes.into_iter().enumerate() {
                 _mm512_store_si512(line.0.as_mut_ptr().add(64 * nth).cast(), _mm512_sub_epi8(codes, above));
             }
@@ -92,7 +105,7 @@ mod tests {
             let stride = blocks.len() / 3;
             let mut tiles = vec![[0u32; SIDE * SIDE]; SHORT / DEPTH];
             with_block_format!(format.name(), B => {
-                to_tiles::<B>(&OfRows { data: &blocks, stride, blocks: SHORT / B::ELEMENTS, rows: 3 }, &mut tiles);
+                to_tiles::<B>(&OfRows { data: &blocks, stride, blocks: SHORT / B::ELEMENTS, rows: 3 }, &mut Taken::new(), &mut tiles);
             }, _ => panic!("{} has no blocks", format.name()));
             for (i, exact) in format.values(&[&blocks]).into_iter().enumerate() {
                 let (row, i) = (i / SHORT, i % SHORT);

@@ -49,97 +49,118 @@ impl Linear {
 
     fn run_on_panels_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let all = self.row_tiles(self.rows);
-        let compact = all.compact;
         let most = all.of_rows(self.row_block.min(self.rows));
-        let of_piece = if self.after == After::Swiglu { 2 } else { 1 };
-        let parts = if self.inner > amx::BLOCK { all.depth.div_ceil(PART) } else { 1 };
-        let of_part = if parts > 1 { PART } else { all.depth };
+        let cut = Cut {
+            weights: if self.after == After::Swiglu { 2 } else { 1 },
+            parts: if self.inner > amx::BLOCK { all.depth.div_ceil(PART) } else { 1 },
+        };
         // Where K is cut, sums wait for its next part; else those of a gate do for the weight that it gates.
-        let waiting = if parts > 1 { WAITING } else { of_piece };
+        let waiting = if cut.parts > 1 { WAITING } else { cut.weights };
         let slot = most.tiles * most.sums_of_tile();
-        let outputs = 3 * amx::SIDE * amx::COLUMNS;
-        let [packed, sums, products, gated, line] = scratch.slices::<u32, 5>([
-            if compact { all.room() } else { 0 },
+        let of_group = 3 * most.sums_of_tile();
+        let [packed, waiting_sums, now, products, gated, line] = scratch.slices::<u32, 6>([
+            if all.compact { all.room() } else { 0 },
             waiting * slot,
-            outputs,
-            outputs,
+            of_group,
+            of_group,
+            of_group,
             amx::COLUMNS,
         ]);
-        let [sums, products, gated, line] = [sums, products, gated, line].map(amx::floats);
-        if compact {
+        let [waiting_sums, now, products, gated, line] = [waiting_sums, now, products, gated, line].map(amx::floats);
+        if all.compact {
             all.pack(io.input::<T>(self.x), self.inner, packed);
         }
         let tiles = most.configure();
         // Pieces from one on that are multiplied together, all of one block of rows of x.
-        let group =
-            |first: usize| first..pieces.end.min((first / self.tiles + 1) * self.tiles).min(first + waiting / of_piece);
-        // What is multiplied in turn for a group: for each part of K the pieces, for each of them the weights.
-        let turn = |group: &Range<usize>, nth: usize| {
-            let (part, nth) = (nth / (group.len() * of_piece), nth % (group.len() * of_piece));
-            let (which, columns) = self.place((group.start + nth / of_piece) % self.tiles);
-            let steps = part * of_part..((part + 1) * of_part).min(all.depth);
-            let of_panel = panels::panel_tiles(self.inner);
-            let panel = columns.start / amx::COLUMNS * of_panel;
-            let of_weight: &[amx::Words] = io.input::<u32>(self.x + 1 + which + nth % of_piece).as_chunks().0;
-            let panel = &of_weight[panel..][..of_panel][panels::of_steps(&steps)];
-            (panel, steps, which, columns)
+        let together = |first: usize| {
+            first..pieces.end.min((first / self.tiles + 1) * self.tiles).min(first + waiting / cut.weights)
         };
-        let mut pieces_now = group(pieces.start);
+        let mut pieces_now = together(pieces.start);
         while !pieces_now.is_empty() {
-            let pieces_next = group(pieces_now.end);
+            let pieces_next = together(pieces_now.end);
             let block = pieces_now.start / self.tiles;
             let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
             let layout = all.of_rows(rows.len());
-            let x: &[u32] = if compact { packed } else { &io.prepared::<u32>()[all.before(rows.start)..] };
-            let turns = pieces_now.len() * of_piece;
-            for nth in 0..turns * parts {
-                let (panel, steps, which, columns) = turn(&pieces_now, nth);
-                let next = if nth + 1 < turns * parts {
-                    turn(&pieces_now, nth + 1).0
+            let x: &[u32] = if all.compact { packed } else { &io.prepared::<u32>()[all.before(rows.start)..] };
+            let turns = pieces_now.len() * cut.weights;
+            for nth in 0..turns * cut.parts {
+                let turn = self.turn(io, cut, &pieces_now, nth);
+                let next = if nth + 1 < turns * cut.parts {
+                    self.turn(io, cut, &pieces_now, nth + 1).panel
                 } else if pieces_next.is_empty() {
                     &[]
                 } else {
-                    turn(&pieces_next, 0).0
+                    self.turn(io, cut, &pieces_next, 0).panel
                 };
-                let after =
-                    (steps.end % layout.depth..(steps.end % layout.depth + of_part).min(layout.depth), nth % turns);
-                let of_x = if parts > 1 { turns } else { 0 };
-                let x_after = (of_x > 0).then(|| layout.share(x, after.0, after.1, of_x)).into_iter().flatten();
-                let ahead = std::iter::once(next.as_flattened()).chain(x_after);
-                let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), steps.len());
-                let of_turn = nth % turns * slot;
-                let done = steps.end == layout.depth && nth % of_piece == of_piece - 1;
+                // Where K is cut, each turn of a part brings its share of x for the next.
+                let after = turn.steps.end % layout.depth;
+                let after = after..(after + PART).min(layout.depth);
+                let shares = if cut.parts > 1 { turns } else { 0 };
+                let of_x = (shares > 0).then(|| layout.share(x, after, nth % turns, shares)).into_iter().flatten();
+                let ahead = std::iter::once(next.as_flattened()).chain(of_x);
+                let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), turn.steps.len());
+                let (before, waiting_sums) = waiting_sums.split_at_mut(nth % turns * slot);
                 for group in layout.groups() {
                     let of_group = group.start * layout.sums_of_tile()..group.end * layout.sums_of_tile();
-                    let at = of_turn + of_group.start..of_turn + of_group.end;
-                    let fresh = steps.start == 0;
-                    panels::multiply(
-                        &tiles,
-                        &layout,
-                        (x, &group),
-                        (panel, steps.start),
-                        &mut sums[at.clone()],
-                        fresh,
-                        &mut ahead,
-                    );
-                    if !done {
+                    // What waits for nothing stays in L1.
+                    let sums = match turn.done && cut.parts == 1 {
+                        true => &mut now[..of_group.len()],
+                        false => &mut waiting_sums[of_group.clone()],
+                    };
+                    let (w, fresh) = ((turn.panel, turn.steps.start), turn.steps.start == 0);
+                    panels::multiply(&tiles, &layout, (x, &group), w, sums, fresh, &mut ahead);
+                    if !turn.done {
                         continue;
                     }
-                    let width = columns.len();
-                    let (before, sums) = sums.split_at_mut(of_turn);
-                    let last = layout.rows(&group, &mut sums[of_group.clone()], width, products);
+                    let width = turn.columns.len();
                     let of_rows = layout.rows_of(&group);
                     let of_rows = rows.start + of_rows.start..rows.start + of_rows.end;
-                    if of_piece == 1 {
-                        self.finish(io, which, of_rows, columns.clone(), [last, &mut [], line]);
+                    let last = layout.rows(&group, sums, width, products);
+                    let values = if cut.weights == 1 {
+                        [last, &mut [], line]
                     } else {
-                        let gate = &mut before[of_turn - slot..][of_group];
-                        let gate = layout.rows(&group, gate, width, gated);
-                        self.finish(io, which, of_rows, columns.clone(), [gate, last, line]);
-                    }
+                        let gate = &mut before[nth % turns * slot - slot..][of_group];
+                        [layout.rows(&group, gate, width, gated), last, line]
+                    };
+                    self.finish(io, turn.which, of_rows, turn.columns.clone(), values);
                 }
             }
             pieces_now = pieces_next;
         }
     }
+
+    /// What is multiplied in turn `nth` of pieces that are multiplied together: for each part of K the pieces, for each of
+    /// them the weights.
+    fn turn<'a>(&self, io: &Io<'a>, cut: Cut, pieces: &Range<usize>, nth: usize) -> Turn<'a> {
+        let (part, nth) = (nth / (pieces.len() * cut.weights), nth % (pieces.len() * cut.weights));
+        let (which, columns) = self.place((pieces.start + nth / cut.weights) % self.tiles);
+        let depth = self.inner.div_ceil(amx::DEPTH);
+        let of_part = if cut.parts > 1 { PART } else { depth };
+        let steps = part * of_part..((part + 1) * of_part).min(depth);
+        let of_panel = panels::panel_tiles(self.inner);
+        let weight: &[amx::Words] = io.input::<u32>(self.x + 1 + which + nth % cut.weights).as_chunks().0;
+        let panel = &weight[columns.start / amx::COLUMNS * of_panel..][..of_panel][panels::of_steps(&steps)];
+        let done = part + 1 == cut.parts && nth % cut.weights == cut.weights - 1;
+        Turn { panel, steps, which, columns, done }
+    }
+}
+
+/// How the work of pieces is cut into turns.
+#[derive(Clone, Copy)]
+struct Cut {
+    /// Weights that make a piece of the output: a gate and what it gates, or one.
+    weights: usize,
+    /// Parts of K.
+    parts: usize,
+}
+
+struct Turn<'a> {
+    /// Part of a panel: `steps` of K.
+    panel: &'a [amx::Words],
+    steps: Range<usize>,
+    /// The output and its columns.
+    which: usize,
+    columns: Range<usize>,
+    /// Are the sums whole, and the last that the output needs?
+    done: bool,
 }
