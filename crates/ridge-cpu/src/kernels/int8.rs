@@ -8,6 +8,8 @@
 //!
 //! Floor: every block read once (decode), or the rate of the instructions that multiply codes (prompts).
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod lanes;
 #[cfg(target_arch = "x86_64")]
 mod stream;
@@ -53,7 +55,7 @@ pub(super) enum By {
     /// Vectors of bytes, as blocks pass by.
     #[cfg(target_arch = "x86_64")]
     Stream,
-    /// Vectors of 16-bit integers.
+    /// Loops that compilers turn into vectors.
     Lanes,
 }
 
@@ -65,7 +67,7 @@ pub(super) fn by(rows: usize) -> By {
         if isa == simd::Isa::Amx && rows > FEW {
             return By::Tiles;
         }
-        if isa >= simd::Isa::Avx512Vnni {
+        if isa >= simd::Isa::Avx2 {
             return By::Stream;
         }
     }
@@ -78,6 +80,10 @@ pub(super) fn rows_together(rows: usize, inner: usize) -> usize {
     let most = (RESIDENT / inner.max(1)).clamp(SIDE, 512) / SIDE * SIDE;
     rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
 }
+
+/// Products of some rows of a weight, in a format, with those of x.
+#[cfg(target_arch = "x86_64")]
+type Stream = fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
 
 /// How the blocks of a format are codes.
 #[derive(Clone, Copy)]
@@ -93,7 +99,7 @@ pub(super) struct Codes {
     #[cfg(target_arch = "x86_64")]
     unpack: unpack::Unpack,
     #[cfg(target_arch = "x86_64")]
-    stream: stream::Stream,
+    stream: Stream,
 }
 
 impl Codes {
@@ -108,7 +114,7 @@ impl Codes {
                 #[cfg(target_arch = "x86_64")]
                 unpack: unpack::unpack::<B>,
                 #[cfg(target_arch = "x86_64")]
-                stream: stream::stream::<B>,
+                stream: if simd::isa() >= simd::Isa::Avx512Vnni { stream::stream::<B> } else { avx2::multiply::<B> },
             })
         }, _ => None)
     }
@@ -178,7 +184,7 @@ pub(super) fn room(x: &Layout) -> usize {
         #[cfg(target_arch = "x86_64")]
         By::Tiles => tiles::room(x),
         #[cfg(target_arch = "x86_64")]
-        By::Stream => stream::room(),
+        By::Stream => stream::room().max(avx2::room()),
         By::Lanes => 0,
     }
 }

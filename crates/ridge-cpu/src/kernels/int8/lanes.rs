@@ -1,5 +1,6 @@
-//! Products of codes by vector instructions that multiply 16-bit integers and add pairs. A sum over weights that share a
-//! scale is kept in eight integers, as many floats take them up, and are added up in a fixed tree for each 256 elements.
+//! Products of codes by whatever a compiler makes of multiplying integers, where no loop is written for the machine. A sum
+//! over weights that share a scale is kept in eight integers, as many floats take them up, and are added up in a fixed tree
+//! for each 256 elements.
 //!
 //! Floor: every block read once (decode), or two multiplications of 16 pairs and their conversion for 32 elements.
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
@@ -7,8 +8,6 @@
 use std::ops::Range;
 
 use super::{GROUP, SUMMED, Weight, X};
-#[cfg(target_arch = "x86_64")]
-use crate::simd;
 use crate::simd::fma;
 
 /// Partial sums.
@@ -33,12 +32,6 @@ pub(in crate::kernels) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &
                 scales: &scales,
                 minima: weight.codes.minima.then_some(&minima),
             };
-            #[cfg(target_arch = "x86_64")]
-            if simd::isa() >= simd::Isa::Avx2 {
-                // SAFETY: the instructions are there.
-                unsafe { add_pairs(&w, x, &mut out[nth..], width) };
-                continue;
-            }
             add(&w, x, &mut out[nth..], width);
         }
     }
@@ -90,52 +83,5 @@ fn add(w: &Taken<'_>, x: &X<'_>, out: &mut [f32], stride: usize) {
         let [a, b, c, d, e, f, g, h] = sums;
         let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
         *out = fma::<FMA>(sum, x.scales(row)[group], *out);
-    }
-}
-
-/// [`add`] with the instruction that multiplies 16 pairs and adds neighbours, which compilers do not find.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_pairs(w: &Taken<'_>, x: &X<'_>, out: &mut [f32], stride: usize) {
-    use std::arch::x86_64::{
-        __m128i, __m256, __m256i, _mm_add_ps, _mm_cvtss_f32, _mm_loadu_si128, _mm_movehl_ps, _mm_shuffle_ps,
-        _mm256_add_epi32, _mm256_castps256_ps128, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps, _mm256_extractf128_ps,
-        _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_set1_ps, _mm256_setzero_ps,
-        _mm256_setzero_si256,
-    };
-    // SAFETY: 16 bytes.
-    let wide = |codes: &[i8; 16]| unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(codes.as_ptr().cast::<__m128i>())) };
-    // SAFETY: 32 bytes.
-    let floats = |floats: &[f32; LANES]| unsafe { _mm256_loadu_ps(floats.as_ptr()) };
-    let mut weights: [__m256i; GROUP / 16] = [_mm256_setzero_si256(); GROUP / 16];
-    for (weight, codes) in weights.iter_mut().zip(w.codes.as_chunks::<16>().0) {
-        *weight = wide(codes);
-    }
-    let Taken { group, of_scale, .. } = *w;
-    // A minimum for each 16 elements.
-    let many = w.codes.len() / SUMMED;
-    let minimum = |minima: &[f32], nth: usize| if nth < many { minima[nth / of_scale] } else { 0.0 };
-    let minima: Option<[f32; GROUP / 16]> = w.minima.map(|minima| std::array::from_fn(|nth| minimum(minima, nth)));
-    for (row, out) in out.iter_mut().step_by(stride).enumerate() {
-        let of_x = x.codes(row)[group * GROUP..][..w.codes.len()].as_chunks::<16>().0;
-        let mut sums: __m256 = _mm256_setzero_ps();
-        for ((x, w), scale) in of_x.chunks_exact(of_scale).zip(weights.chunks_exact(of_scale)).zip(w.scales) {
-            let mut integers = _mm256_madd_epi16(wide(&x[0]), w[0]);
-            if of_scale == 2 {
-                integers = _mm256_add_epi32(integers, _mm256_madd_epi16(wide(&x[1]), w[1]));
-            }
-            sums = _mm256_fmadd_ps(_mm256_cvtepi32_ps(integers), _mm256_set1_ps(*scale), sums);
-        }
-        if let Some(minima) = &minima {
-            let mut of_x = [0f32; GROUP / SUMMED];
-            of_x[..many].copy_from_slice(&x.sums(row)[group * (GROUP / SUMMED)..][..many]);
-            for (minima, of_x) in minima.as_chunks().0.iter().zip(of_x.as_chunks().0).take(many.div_ceil(LANES)) {
-                sums = _mm256_fnmadd_ps(floats(minima), floats(of_x), sums);
-            }
-        }
-        let halves = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps::<1>(sums));
-        let pairs = _mm_add_ps(halves, _mm_movehl_ps(halves, halves));
-        let sum = _mm_cvtss_f32(_mm_add_ps(pairs, _mm_shuffle_ps::<1>(pairs, pairs)));
-        *out = fma::<true>(sum, x.scales(row)[group], *out);
     }
 }

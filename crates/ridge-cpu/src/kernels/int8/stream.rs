@@ -24,9 +24,6 @@ use crate::kernel::cast;
 use crate::kernels::amx::transpose;
 use crate::simd;
 
-/// Products of some rows of a weight, in a format, with those of x.
-pub(super) type Stream = fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
-
 /// Memory to work in.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]

@@ -1,0 +1,249 @@
+//! Products of codes by vector instructions of AVX2 that multiply bytes and add pairs: 8 rows of the weight are the lanes,
+//! so no sum crosses them, and what was taken apart serves all rows of x while it is in first-level cache.
+//!
+//! Codes of weights are taken as bytes that are not negative, above what they are; what that adds to each sum is taken
+//! away from it as a float, exactly: sums are below 2^24. Pairs of products are added up as 16-bit integers as long as
+//! they fit. Codes of all 8 bits would not fit at all, so their signs go to x. Floats are added up as `stream.rs` adds
+//! them, to the same bits.
+//!
+//! Floor: every block read once (decode); for 4 elements of 8 rows a multiplication and an addition (prompts).
+#![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
+
+use std::arch::x86_64::{
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_fmadd_ps,
+    _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
+    _mm256_sign_epi8, _mm256_storeu_ps, _mm256_xor_si256,
+};
+use std::ops::Range;
+
+use super::{COLUMNS, FEW, GROUP, SUMMED, Weight, X};
+use crate::kernel::cast;
+use crate::simd;
+
+mod unpack;
+
+pub(super) use unpack::Interleaved;
+use unpack::{EIGHT, Place, Rows, Unpacked};
+
+/// Rows of x that share a load of the weight's codes.
+const ABREAST: usize = 4;
+
+/// Sums of x's codes over what shares a scale.
+type OfX = [f32; GROUP / SUMMED];
+
+/// Memory to work in.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Room {
+    unpacked: [Unpacked; COLUMNS / EIGHT],
+    of_x: [OfX; ABREAST],
+}
+
+// SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
+unsafe impl crate::kernel::Pod for Room {}
+
+/// Bytes that [`multiply`] works in.
+pub(super) fn room() -> usize {
+    size_of::<Room>()
+}
+
+/// The products of `rows` of the weight with the rows of `x`, one row of x after another.
+pub(super) fn multiply<B: Interleaved>(
+    weight: &Weight<'_>,
+    rows: Range<usize>,
+    x: &X<'_>,
+    room: &mut [u8],
+    out: &mut [f32],
+) {
+    let room = &mut cast::<Room>(room)[0];
+    assert!(simd::isa() >= simd::Isa::Avx2 && x.layout.side == 1);
+    assert!(rows.end * weight.stride() <= weight.data.len() && x.layout.inner == weight.inner);
+    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES] && weight.inner.is_multiple_of(B::ELEMENTS));
+    let width = rows.len();
+    let out = &mut out[..x.layout.rows * width];
+    out.fill(0.0);
+    // Few rows of x wait for memory, which is read as few rows of the weight at a time as possible.
+    let together = if x.layout.rows > FEW { COLUMNS } else { EIGHT };
+    for first in rows.clone().step_by(together) {
+        let these = first..(first + together).min(rows.end);
+        let out = &mut out[first - rows.start..];
+        // SAFETY: the instructions are there, and rows are inside of the weight.
+        unsafe { columns::<B>(weight, &these, x, room, out, width) };
+    }
+}
+
+/// Adds the products of at most [`COLUMNS`] rows of the weight to `out`, of which every `width`th is of the same one.
+///
+/// # Safety
+/// There is AVX2, and rows are inside of the weight.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn columns<B: Interleaved>(
+    weight: &Weight<'_>,
+    rows: &Range<usize>,
+    x: &X<'_>,
+    room: &mut Room,
+    out: &mut [f32],
+    width: usize,
+) {
+    let stride = weight.stride();
+    let groups = x.layout.groups();
+    for group in 0..groups {
+        // A share of the next rows, which lie behind these.
+        let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
+        simd::fetch_share(end, rows.len() * stride, group, groups);
+        let elements = weight.elements(group);
+        let from = weight.codes.bytes(elements.start);
+        for (first, to) in rows.clone().step_by(EIGHT).zip(&mut room.unpacked) {
+            // In place of rows that are not there the last one.
+            let row = |nth: usize| (first + nth).min(rows.end - 1);
+            for block in 0..elements.len() / B::ELEMENTS {
+                let at = from + block * B::BYTES;
+                // SAFETY: blocks are inside of their rows, which are inside of the weight.
+                unsafe {
+                    let of_rows = Rows(std::array::from_fn(|nth| weight.data.as_ptr().add(row(nth) * stride + at)));
+                    B::unpack(of_rows, Place::new::<B>(to, block));
+                }
+            }
+        }
+        let part = Part { group, elements, rows, width };
+        let mut row = 0;
+        while row < x.layout.rows {
+            // SAFETY: what is multiplied was unpacked just now.
+            unsafe {
+                if row + ABREAST <= x.layout.rows {
+                    abreast::<B, ABREAST>(&part, x, row, room, out);
+                    row += ABREAST;
+                } else {
+                    abreast::<B, 1>(&part, x, row, room, out);
+                    row += 1;
+                }
+            }
+        }
+    }
+}
+
+/// A group of K of some rows of the weight.
+struct Part<'a> {
+    group: usize,
+    elements: Range<usize>,
+    rows: &'a Range<usize>,
+    /// Floats from what is of one row of x to what is of the next.
+    width: usize,
+}
+
+/// Adds the products of a part that is unpacked with `N` rows of x from row `first` on.
+///
+/// # Safety
+/// There is AVX2.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn abreast<B: Interleaved, const N: usize>(
+    part: &Part<'_>,
+    x: &X<'_>,
+    first: usize,
+    room: &mut Room,
+    out: &mut [f32],
+) {
+    let sums = part.elements.start / SUMMED..part.elements.end / SUMMED;
+    for (nth, of_x) in room.of_x.iter_mut().enumerate().take(N) {
+        let of_row = &x.sums(first + nth)[sums.clone()];
+        for (of_x, sums) in of_x.iter_mut().zip(of_row.chunks_exact(B::GROUP / SUMMED)) {
+            *of_x = sums.iter().sum();
+        }
+    }
+    let codes: [&[i8]; N] = std::array::from_fn(|nth| &x.codes(first + nth)[part.elements.clone()]);
+    let scales: [f32; N] = std::array::from_fn(|nth| x.scales(first + nth)[part.group]);
+    for (tile, unpacked) in room.unpacked.iter().enumerate().take(part.rows.len().div_ceil(EIGHT)) {
+        let sums = products::<B, N>(unpacked, codes, &room.of_x);
+        for nth in 0..N {
+            let to = &mut out[(first + nth) * part.width..][tile * EIGHT..];
+            let of_row = part.rows.len() - tile * EIGHT;
+            if of_row >= EIGHT {
+                let to: &mut [f32] = &mut to[..EIGHT];
+                // SAFETY: 8 floats.
+                unsafe {
+                    let total = _mm256_loadu_ps(to.as_ptr());
+                    let total = _mm256_fmadd_ps(sums[nth], _mm256_set1_ps(scales[nth]), total);
+                    _mm256_storeu_ps(to.as_mut_ptr(), total);
+                }
+            } else {
+                let mut lanes = [0f32; EIGHT];
+                // SAFETY: 8 floats.
+                unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), sums[nth]) };
+                for (to, sum) in to.iter_mut().zip(&lanes[..of_row]) {
+                    *to = sum.mul_add(scales[nth], *to);
+                }
+            }
+        }
+    }
+}
+
+/// How many products of a byte are added up as 16-bit integers: pairs, a power of two of them, within what shares a scale.
+/// None if a pair does not fit.
+const fn pairs<B: Interleaved>() -> usize {
+    match i16::MAX as usize / (2 * B::LARGEST as usize * 127) {
+        0 => 0,
+        most if most >= B::GROUP / 4 => B::GROUP / 4,
+        most => 1 << most.ilog2(),
+    }
+}
+
+/// What the products of 8 rows of the weight with `N` of x stand for but for the scales of x.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn products<B: Interleaved, const N: usize>(weights: &Unpacked, x: [&[i8]; N], of_x: &[OfX; ABREAST]) -> [__m256; N] {
+    let ones = _mm256_set1_epi16(1);
+    let words = x.map(|x| x.as_chunks::<4>().0);
+    let four = |nth: usize, word: usize| _mm256_set1_epi32(i32::from_ne_bytes(words[nth][word].map(i8::cast_unsigned)));
+    // SAFETY: vectors within the weights, aligned as those are.
+    let load = |word: usize| unsafe { _mm256_load_si256(weights.codes[word].as_ptr().cast::<__m256i>()) };
+    // SAFETY: as above.
+    let floats = |floats: &[f32; EIGHT]| unsafe { _mm256_load_ps(floats.as_ptr()) };
+    let mut sums = [_mm256_setzero_ps(); N];
+    for group in 0..x[0].len() / B::GROUP {
+        let of_group = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
+        let mut integers = [_mm256_setzero_si256(); N];
+        let above = if const { pairs::<B>() } == 0 {
+            for word in of_group {
+                let codes = _mm256_xor_si256(load(word), _mm256_set1_epi8(B::ABOVE.cast_signed()));
+                let magnitudes = _mm256_abs_epi8(codes);
+                for nth in 0..N {
+                    let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four(nth, word), codes));
+                    integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(pairs, ones));
+                }
+            }
+            0
+        } else {
+            for first in of_group.step_by(const { pairs::<B>() }) {
+                let mut sixteen = [_mm256_setzero_si256(); N];
+                for word in first..first + const { pairs::<B>() } {
+                    let codes = load(word);
+                    for nth in 0..N {
+                        let pairs = _mm256_maddubs_epi16(codes, four(nth, word));
+                        sixteen[nth] = _mm256_add_epi16(sixteen[nth], pairs);
+                    }
+                }
+                for nth in 0..N {
+                    integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(sixteen[nth], ones));
+                }
+            }
+            B::ABOVE
+        };
+        for nth in 0..N {
+            let of_x = _mm256_set1_ps(of_x[nth][group]);
+            let mut integers = _mm256_cvtepi32_ps(integers[nth]);
+            if above != 0 {
+                integers = _mm256_fnmadd_ps(_mm256_set1_ps(f32::from(above)), of_x, integers);
+            }
+            sums[nth] = _mm256_fmadd_ps(integers, floats(&weights.scales[group]), sums[nth]);
+            if B::MINIMA {
+                sums[nth] = _mm256_fnmadd_ps(floats(&weights.minima[group]), of_x, sums[nth]);
+            }
+        }
+    }
+    sums
+}
+
+#[cfg(test)]
+mod tests;

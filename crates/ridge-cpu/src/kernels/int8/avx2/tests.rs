@@ -1,0 +1,120 @@
+//! Products beside plain loops over [`BlockFormat::codes`] and, where the machine has them, the instructions of AVX-512.
+
+use ridge_graph::format::BlockFormat;
+use ridge_graph::sample::Rng;
+use ridge_graph::{DType, FormatRef, format, with_block_format};
+
+use super::*;
+use crate::kernels::int8::{By, Codes, Layout, stream, unit};
+
+/// The product of one row of the weight, `blocks`, with one of x: exact sums of codes, floats in the order of K.
+fn product<B: Interleaved>(blocks: &[u8], x: &X<'_>, row: usize) -> f32 {
+    let (of_x, sums, mut total) = (x.codes(row), x.sums(row), 0f32);
+    for (group, blocks) in blocks.chunks(GROUP / B::ELEMENTS * B::BYTES).enumerate() {
+        let mut sum = 0f32;
+        for (nth, block) in blocks.chunks_exact(B::BYTES).enumerate() {
+            let (mut codes, mut scales, mut minima) = ([0; GROUP], [0.0; GROUP / 16], [0.0; GROUP / 16]);
+            B::codes(block, &mut codes[..B::ELEMENTS], &mut scales, &mut minima);
+            for (part, codes) in codes[..B::ELEMENTS].chunks_exact(B::GROUP).enumerate() {
+                let from = group * GROUP + nth * B::ELEMENTS + part * B::GROUP;
+                let products = codes.iter().zip(&of_x[from..]).map(|(w, x)| i32::from(*w) * i32::from(*x));
+                sum = (products.sum::<i32>() as f32).mul_add(scales[part] / unit::<B>(), sum);
+                if B::MINIMA {
+                    let of_x: f32 = sums[from / SUMMED..][..B::GROUP / SUMMED].iter().sum();
+                    sum = (-minima[part]).mul_add(of_x, sum);
+                }
+            }
+        }
+        total = sum.mul_add(x.scales(row)[group], total);
+    }
+    total
+}
+
+fn same(is: &[f32], should: &[f32]) -> bool {
+    is.iter().zip(should).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
+}
+
+/// Holds products of a weight of `columns` rows with `rows` of x to what they should be.
+fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
+    let layout = Layout { rows, inner, side: 1, by: By::Stream };
+    let mut rng = Rng::new((inner + rows) as u64);
+    let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
+    x[..inner.min(40)].fill(3.0);
+    // Largest codes of both signs beside each other, of weights and of x.
+    if rows > 2 {
+        x[inner..2 * inner].fill(-1.0);
+        x[2 * inner..3 * inner].iter_mut().enumerate().for_each(|(i, x)| *x = if i % 3 == 0 { -1.0 } else { 1.0 });
+    }
+    let mut lines = vec![[0u8; 64]; layout.bytes().div_ceil(64) + 1];
+    let bytes = lines.as_flattened_mut();
+    let aligned = bytes.as_ptr().align_offset(64);
+    let bytes = &mut bytes[aligned..][..layout.bytes()];
+    for (row, x) in x.chunks_exact(inner).enumerate() {
+        layout.put(row, x, &mut bytes[layout.before(row)..][..layout.strip()]);
+    }
+    let x = X::new(layout, bytes);
+    let weight = Weight { data, codes: Codes::new(format).expect("has blocks"), inner };
+    let mut room = vec![0u8; 64 + room().max(stream::room())];
+    let aligned = room.as_ptr().align_offset(64);
+    let of_room = room.len() - 64;
+    let room = &mut room[aligned..][..of_room];
+    // Some rows of the weight, and all.
+    for some in [columns / 3..columns - 1, 0..columns] {
+        let mut got = vec![7.5; rows * some.len()];
+        multiply::<B>(&weight, some.clone(), &x, room, &mut got);
+        let row = |column: usize| &data[column * weight.stride()..][..weight.stride()];
+        let should: Vec<f32> = (0..rows)
+            .flat_map(|r| some.clone().map(move |c| (r, c)))
+            .map(|(r, c)| product::<B>(row(c), &x, r))
+            .collect();
+        assert!(same(&got, &should), "{}: {inner} by {some:?}, {rows} rows: {got:?} and not {should:?}", B::NAME);
+        if simd::isa() >= simd::Isa::Avx512Vnni {
+            let mut wide = vec![7.5; rows * some.len()];
+            stream::stream::<B>(&weight, some.clone(), &x, room, &mut wide);
+            assert!(same(&got, &wide), "{}: {inner} by {some:?}, {rows} rows: {got:?} and not {wide:?}", B::NAME);
+        }
+    }
+}
+
+/// Random bytes, in some blocks all of one bit pattern: the largest codes of both signs, and scales that are infinite, NaN,
+/// subnormal and negative.
+#[test]
+fn products_are_those_of_the_codes_of_each_block() {
+    if simd::isa() < simd::Isa::Avx2 {
+        println!("skipped: this machine has no AVX2");
+        return;
+    }
+    for format in format::all() {
+        with_block_format!(format.name(), B => {
+            for blocks in [1, 3, 8, 11].map(|blocks| if B::ELEMENTS == GROUP { blocks.min(3) } else { blocks }) {
+                for (columns, rows) in [(2, 1), (9, 1), (16, 3), (32, 4), (31, 9), (32, 14)] {
+                    let seed = (blocks * 1000 + columns * 10 + rows) as u64;
+                    let mut data = Rng::new(seed).integers(DType::U8, &[columns * blocks * B::BYTES], 0, 256).to_bytes();
+                    for (i, block) in data.chunks_exact_mut(B::BYTES).enumerate() {
+                        // Scales that are numbers, and sums that are.
+                        let one = 0x3c00u16.to_le_bytes();
+                        let halves = [0x0000u16, 0xffff, 0x7c00, 0xfc00, 0x7e01, 0x0001, 0x8003, 0x8080];
+                        let half = halves[i / 9 % 8].to_le_bytes();
+                        match i % 9 {
+                            0 => block.fill(0),
+                            1 => block.fill(0x80),
+                            2 => block.fill(0xff),
+                            3 => block.fill(0x7f),
+                            4 => block[..2].copy_from_slice(&half),
+                            5 => block[B::BYTES - 2..].copy_from_slice(&half),
+                            _ => {}
+                        }
+                        if i % 9 != 4 && i % 9 != 5 {
+                            for at in [0, 2, 80, 82, B::BYTES - 2] {
+                                if at + 2 <= B::BYTES {
+                                    block[at..at + 2].copy_from_slice(&one);
+                                }
+                            }
+                        }
+                    }
+                    holds::<B>(&format, &data, blocks * B::ELEMENTS, columns, rows);
+                }
+            }
+        }, _ => panic!("{} has no blocks", format.name()));
+    }
+}

@@ -1,0 +1,465 @@
+//! Blocks of 8 rows of a weight taken apart with their rows as lanes: a vector holds four codes of K of each row, and a
+//! vector of floats the scales of all rows.
+//!
+//! Bytes are interleaved before they are taken apart, so that what interleaves them is paid for by the byte and not by the
+//! code, and so that scales need no instructions other than codes do.
+
+use std::arch::x86_64::{
+    __m128i, __m256, __m256i, _mm_loadu_si128, _mm_packus_epi32, _mm256_and_si256, _mm256_broadcastsi128_si256,
+    _mm256_castsi128_si256, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmpeq_epi8, _mm256_cvtepi32_ps,
+    _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_inserti128_si256, _mm256_mul_ps, _mm256_or_si256,
+    _mm256_set1_epi8, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi8, _mm256_shuffle_epi8, _mm256_slli_epi32,
+    _mm256_sllv_epi32, _mm256_srai_epi32, _mm256_srli_epi32, _mm256_srlv_epi32, _mm256_store_ps, _mm256_store_si256,
+    _mm256_sub_epi32, _mm256_unpackhi_epi32, _mm256_unpackhi_epi64, _mm256_unpacklo_epi32, _mm256_unpacklo_epi64,
+    _mm256_xor_ps, _mm256_xor_si256,
+};
+
+use ridge_graph::format::{
+    BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
+};
+
+use super::super::GROUP;
+use super::super::unpack::Vectors;
+
+/// Rows of a weight whose codes lie side by side.
+pub(super) const EIGHT: usize = 8;
+
+/// A group of K, or the first part of one, of 8 rows.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(super) struct Unpacked {
+    /// [`Vectors::ABOVE`] what they are: four of each row for each four elements.
+    pub(super) codes: [[u8; 4 * EIGHT]; GROUP / 4],
+    /// For each 16 or 32 elements that share one.
+    pub(super) scales: [[f32; EIGHT]; GROUP / 16],
+    /// As scales, where the format has them.
+    pub(super) minima: [[f32; EIGHT]; GROUP / 16],
+}
+
+/// Where a block of each row begins.
+#[derive(Clone, Copy)]
+pub(in crate::kernels::int8) struct Rows(pub(super) [*const u8; EIGHT]);
+
+impl Rows {
+    /// The four 32-bit words from byte `at` on, each of all rows.
+    ///
+    /// # Safety
+    /// There is AVX2, and the 16 bytes are inside of every row's block.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn words(self, at: usize) -> [__m256i; 4] {
+        // SAFETY: by the caller's promise.
+        let of = |row: usize| unsafe { _mm_loadu_si128(self.0[row].add(at).cast::<__m128i>()) };
+        let [a, b, c, d] =
+            [0, 1, 2, 3].map(|row| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(of(row)), of(row + 4)));
+        let (low, low_of_last) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
+        let (high, high_of_last) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
+        [
+            _mm256_unpacklo_epi64(low, low_of_last),
+            _mm256_unpackhi_epi64(low, low_of_last),
+            _mm256_unpacklo_epi64(high, high_of_last),
+            _mm256_unpackhi_epi64(high, high_of_last),
+        ]
+    }
+}
+
+/// Where a block's codes, scales and minima go.
+#[derive(Clone, Copy)]
+pub(in crate::kernels::int8) struct Place {
+    codes: *mut [u8; 4 * EIGHT],
+    scales: *mut [f32; EIGHT],
+    minima: *mut [f32; EIGHT],
+}
+
+impl Place {
+    /// Those of block `nth`.
+    pub(super) fn new<B: BlockFormat>(to: &mut Unpacked, nth: usize) -> Self {
+        assert!((nth + 1) * B::ELEMENTS <= GROUP);
+        let (word, group) = (nth * B::ELEMENTS / 4, nth * B::ELEMENTS / B::GROUP);
+        Self {
+            codes: to.codes[word..].as_mut_ptr(),
+            scales: to.scales[group..].as_mut_ptr(),
+            minima: to.minima[group..].as_mut_ptr(),
+        }
+    }
+
+    /// Puts the codes of elements `4 * nth` and the next three.
+    ///
+    /// # Safety
+    /// There is AVX2, and the block has them. So it is for the functions below.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn codes(self, nth: usize, codes: __m256i) {
+        // SAFETY: 32 bytes, aligned as what they lie in.
+        unsafe { _mm256_store_si256(self.codes.add(nth).cast(), codes) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn scale(self, group: usize, scales: __m256) {
+        // SAFETY: as above.
+        unsafe { _mm256_store_ps(self.scales.add(group).cast(), scales) };
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn minimum(self, group: usize, minima: __m256) {
+        // SAFETY: as above.
+        unsafe { _mm256_store_ps(self.minima.add(group).cast(), minima) };
+    }
+
+    /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn front<B: BlockFormat>(self, rows: Rows) {
+        // SAFETY: a block has 16 bytes and a group.
+        unsafe {
+            let both = rows.words(0)[0];
+            self.scale(0, halves(both));
+            if B::MINIMA {
+                self.minimum(0, _mm256_xor_ps(upper_halves(both), _mm256_set1_ps(-0.0)));
+            }
+        }
+    }
+
+    /// Two groups of four words from 16 bytes of nibbles, the lower ones being elements from 0 on and the upper ones from
+    /// 16 on; `of` makes codes of nibbles of the elements that it is told.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn halves(self, bytes: [__m256i; 4], of: impl Fn(usize, __m256i) -> __m256i) {
+        for (nth, bytes) in bytes.into_iter().enumerate() {
+            let [low, high] = nibbles(bytes);
+            // SAFETY: a block has 32 elements at least.
+            unsafe {
+                self.codes(nth, of(4 * nth, low));
+                self.codes(nth + 4, of(4 * nth + 16, high));
+            }
+        }
+    }
+}
+
+/// A block format that is taken apart with rows as lanes.
+pub(in crate::kernels::int8) trait Interleaved: Vectors {
+    /// The largest byte that codes come as.
+    const LARGEST: u8;
+
+    /// Takes a block of each row apart.
+    ///
+    /// # Safety
+    /// There is AVX2, and there are whole blocks at `rows` and room for one at `to`.
+    unsafe fn unpack(rows: Rows, to: Place);
+}
+
+/// The lower halves of words, which are f16.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn halves(words: __m256i) -> __m256 {
+    let words = _mm256_and_si256(words, _mm256_set1_epi32(0xffff));
+    _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words)))
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn upper_halves(words: __m256i) -> __m256 {
+    halves(_mm256_srli_epi32::<16>(words))
+}
+
+/// The `mask` bits of words from bit `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn field(words: __m256i, first: usize, mask: i32) -> __m256i {
+    _mm256_and_si256(_mm256_srlv_epi32(words, _mm256_set1_epi32(first as i32)), _mm256_set1_epi32(mask))
+}
+
+/// The `mask` bits of bytes from bit `first` on, at bit `to`.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn moved(bytes: __m256i, first: usize, to: usize, mask: i8) -> __m256i {
+    let by = |n: usize| _mm256_set1_epi32(n as i32);
+    let at =
+        if first > to { _mm256_srlv_epi32(bytes, by(first - to)) } else { _mm256_sllv_epi32(bytes, by(to - first)) };
+    _mm256_and_si256(at, _mm256_set1_epi8(mask << to))
+}
+
+/// Lower and upper nibbles.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn nibbles(bytes: __m256i) -> [__m256i; 2] {
+    [moved(bytes, 0, 0, 15), moved(bytes, 4, 0, 15)]
+}
+
+/// `codes`, with 16 more where a bit is set of the four of each word from `first`, a multiple of four, on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn with_fifths(codes: __m256i, words: __m256i, first: usize) -> __m256i {
+    // The byte that has them, four times.
+    let byte = _mm256_or_si256(
+        _mm256_setr_epi8(
+            0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12, 0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12,
+        ),
+        _mm256_set1_epi8((first / 8) as i8),
+    );
+    let each = _mm256_set1_epi32(if first.is_multiple_of(8) { 0x0804_0201 } else { 0x8040_2010_u32.cast_signed() });
+    let set = _mm256_cmpeq_epi8(_mm256_and_si256(_mm256_shuffle_epi8(words, byte), each), each);
+    _mm256_or_si256(codes, _mm256_and_si256(set, _mm256_set1_epi8(16)))
+}
+
+/// Entries of a table of 16 instead of nibbles, each `above` what it is.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn entries(table: &[i8; 16], above: u8, nibbles: __m256i) -> __m256i {
+    let table: [u8; 16] = table.map(|entry| entry.cast_unsigned().wrapping_add(above));
+    // SAFETY: 16 bytes.
+    let table = _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(table.as_ptr().cast()) });
+    _mm256_shuffle_epi8(table, nibbles)
+}
+
+/// Implements [`Interleaved`] with functions that have AVX2.
+macro_rules! interleaved {
+    ($($format:ident: $largest:literal, |$rows:ident, $to:ident| $body:expr;)*) => {
+        $(impl Interleaved for $format {
+            const LARGEST: u8 = $largest;
+
+            #[inline]
+            #[target_feature(enable = "avx2,fma,f16c")]
+            unsafe fn unpack($rows: Rows, $to: Place) {
+                // SAFETY: all that is read and written is inside of a block.
+                unsafe { $body }
+            }
+        })*
+    };
+}
+
+interleaved! {
+    Q8_0: 255, |rows, to| {
+        to.front::<Q8_0>(rows);
+        for part in 0..2 {
+            for (nth, bytes) in rows.words(2 + 16 * part).into_iter().enumerate() {
+                to.codes(4 * part + nth, _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)));
+            }
+        }
+    };
+    Q4_0: 15, |rows, to| {
+        to.front::<Q4_0>(rows);
+        to.halves(rows.words(2), |_, nibbles| nibbles);
+    };
+    Q4_1: 15, |rows, to| {
+        to.front::<Q4_1>(rows);
+        to.halves(rows.words(4), |_, nibbles| nibbles);
+    };
+    Q5_0: 31, |rows, to| {
+        to.front::<Q5_0>(rows);
+        let fifths = rows.words(2)[0];
+        to.halves(rows.words(6), |first, nibbles| with_fifths(nibbles, fifths, first));
+    };
+    Q5_1: 31, |rows, to| {
+        to.front::<Q5_1>(rows);
+        let fifths = rows.words(4)[0];
+        to.halves(rows.words(8), |first, nibbles| with_fifths(nibbles, fifths, first));
+    };
+    Iq4Nl: 255, |rows, to| {
+        to.front::<Iq4Nl>(rows);
+        to.halves(rows.words(2), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+    };
+    Iq4Xs: 255, |rows, to| {
+        uneven_scales(rows, to);
+        for group in 0..8 {
+            let to = Place { codes: to.codes.add(8 * group), ..to };
+            to.halves(rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
+        }
+    };
+    Mxfp4: 24, |rows, to| {
+        to.scale(0, powers(field(rows.words(0)[0], 0, 255)));
+        to.halves(rows.words(1), |_, nibbles| entries(&E2M1, 12, nibbles));
+    };
+    Q2K: 3, |rows, to| {
+        halves_of_bytes(rows, to);
+        quarters(rows, to, 16, |_, _, codes| codes);
+    };
+    Q3K: 7, |rows, to| {
+        thirds_scales(rows, to);
+        let thirds = [rows.words(0), rows.words(16)];
+        quarters(rows, to, 32, |group, nth, codes| {
+            _mm256_or_si256(codes, moved(thirds[nth / 4][nth % 4], group, 2, 1))
+        });
+    };
+    Q4K: 15, |rows, to| {
+        packed_scales(rows, to);
+        for pair in 0..4 {
+            for part in 0..2 {
+                let bytes = rows.words(16 + 32 * pair + 16 * part);
+                for (nth, [low, high]) in bytes.map(|bytes| nibbles(bytes)).into_iter().enumerate() {
+                    to.codes(16 * pair + 4 * part + nth, low);
+                    to.codes(16 * pair + 8 + 4 * part + nth, high);
+                }
+            }
+        }
+    };
+    Q5K: 31, |rows, to| {
+        packed_scales(rows, to);
+        for part in 0..2 {
+            let fifths = rows.words(16 + 16 * part);
+            for pair in 0..4 {
+                let bytes = rows.words(48 + 32 * pair + 16 * part);
+                for (nth, [low, high]) in bytes.map(|bytes| nibbles(bytes)).into_iter().enumerate() {
+                    let [low_fifth, high_fifth] = [0, 1].map(|of| moved(fifths[nth], 2 * pair + of, 4, 1));
+                    to.codes(16 * pair + 4 * part + nth, _mm256_or_si256(low, low_fifth));
+                    to.codes(16 * pair + 8 + 4 * part + nth, _mm256_or_si256(high, high_fifth));
+                }
+            }
+        }
+    };
+    Q6K: 63, |rows, to| {
+        signed_scales(rows, to);
+        for half in 0..2 {
+            for part in 0..4 {
+                // Elements of the first two groups of 32 have these bits and the lower nibbles.
+                let (upper, bytes) = (rows.words(128 + 32 * half + 16 * (part % 2)), rows.words(64 * half + 16 * part));
+                for nth in 0..4 {
+                    let first = 32 * half + 4 * part + nth;
+                    for (of, nibbles) in nibbles(bytes[nth]).into_iter().enumerate() {
+                        let two = moved(upper[nth], 4 * of + 2 * (part / 2), 4, 3);
+                        to.codes(first + 16 * of, _mm256_or_si256(nibbles, two));
+                    }
+                }
+            }
+        }
+    };
+}
+
+/// Two bits at a time of twice 32 bytes from byte `at` on, which are 128 elements each; `of` makes codes of two bits of
+/// word `nth` of a group of 32.
+///
+/// # Safety
+/// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn quarters(rows: Rows, to: Place, at: usize, of: impl Fn(usize, usize, __m256i) -> __m256i) {
+    for half in 0..2 {
+        for part in 0..2 {
+            // SAFETY: by the caller's promise.
+            let bytes = unsafe { rows.words(at + 32 * half + 16 * part) };
+            for quarter in 0..4 {
+                let (group, first) = (4 * half + quarter, 4 * part);
+                for (nth, bytes) in bytes.into_iter().enumerate() {
+                    let codes = of(group, first + nth, moved(bytes, 2 * quarter, 0, 3));
+                    // SAFETY: by the caller's promise.
+                    unsafe { to.codes(8 * group + first + nth, codes) };
+                }
+            }
+        }
+    }
+}
+
+/// Scales and minima of Q4_K and Q5_K: an f16 of each, then 6 bits for each group.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn packed_scales(rows: Rows, to: Place) {
+    // SAFETY: by the caller's promise.
+    let [both, scales, minima, rest] = unsafe { rows.words(0) };
+    let (scale, minimum) = (halves(both), upper_halves(both));
+    // Byte `i` of each word is of groups `i` and `i + 4`.
+    let last = |nibbles: __m256i, packed: __m256i| {
+        _mm256_or_si256(field(nibbles, 0, 0x0f0f_0f0f), field(packed, 2, 0x3030_3030))
+    };
+    let words = [(scales, minima), (last(rest, scales), last(_mm256_srli_epi32::<4>(rest), minima))];
+    for group in 0..8 {
+        let (scales, minima) = words[group / 4];
+        let float = |words| _mm256_cvtepi32_ps(field(words, group % 4 * 8, 63));
+        // SAFETY: by the caller's promise.
+        unsafe {
+            to.scale(group, _mm256_mul_ps(scale, float(scales)));
+            to.minimum(group, _mm256_mul_ps(minimum, float(minima)));
+        }
+    }
+}
+
+/// Scales and minima of Q2_K: nibbles of a byte for each group, and an f16 of each behind the codes.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn halves_of_bytes(rows: Rows, to: Place) {
+    // SAFETY: by the caller's promise.
+    let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
+    let (scale, minimum) = (halves(both), upper_halves(both));
+    for group in 0..16 {
+        let float = |first: usize| _mm256_cvtepi32_ps(field(groups[group / 4], group % 4 * 8 + first, 15));
+        // SAFETY: by the caller's promise.
+        unsafe {
+            to.scale(group, _mm256_mul_ps(scale, float(0)));
+            to.minimum(group, _mm256_mul_ps(minimum, float(4)));
+        }
+    }
+}
+
+/// Scales of Q3_K: eight bytes of nibbles, four of the two bits above them, and an f16 in the block's last two bytes.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn thirds_scales(rows: Rows, to: Place) {
+    // SAFETY: by the caller's promise.
+    let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
+    for group in 0..16 {
+        let byte = group % 4 * 8;
+        let low = field([first, last][group / 4 % 2], byte + group / 8 * 4, 15);
+        let high = _mm256_slli_epi32::<4>(field(upper, byte + group / 4 * 2, 3));
+        let of_group = _mm256_sub_epi32(_mm256_or_si256(low, high), _mm256_set1_epi32(32));
+        // SAFETY: by the caller's promise.
+        unsafe { to.scale(group, _mm256_mul_ps(scale, _mm256_cvtepi32_ps(of_group))) };
+    }
+}
+
+/// Scales of Q6_K: a byte for each group, and an f16 in the block's last two bytes.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn signed_scales(rows: Rows, to: Place) {
+    // SAFETY: by the caller's promise.
+    let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
+    for group in 0..16 {
+        let above = _mm256_sllv_epi32(groups[group / 4], _mm256_set1_epi32(24 - group as i32 % 4 * 8));
+        let of_group = _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(above));
+        // SAFETY: by the caller's promise.
+        unsafe { to.scale(group, _mm256_mul_ps(scale, of_group)) };
+    }
+}
+
+/// Scales of IQ4_XS: an f16, two upper bits for each group, then four lower ones.
+///
+/// # Safety
+/// As above.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn uneven_scales(rows: Rows, to: Place) {
+    // SAFETY: by the caller's promise.
+    let [front, low, ..] = unsafe { rows.words(0) };
+    let scale = halves(front);
+    for group in 0..8 {
+        let upper = _mm256_slli_epi32::<4>(field(front, 16 + 2 * group, 3));
+        let whole = _mm256_or_si256(field(low, 4 * group, 15), upper);
+        let of_group = _mm256_cvtepi32_ps(_mm256_sub_epi32(whole, _mm256_set1_epi32(32)));
+        // SAFETY: by the caller's promise.
+        unsafe { to.scale(group, _mm256_mul_ps(scale, of_group)) };
+    }
+}
+
+/// Scales of MXFP4 in their unit, `2^(exponent - 144)`: the product of two powers that are floats for every exponent.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn powers(exponents: __m256i) -> __m256 {
+    let half = _mm256_srli_epi32::<1>(exponents);
+    let power = |exponent: __m256i| {
+        let biased = _mm256_sub_epi32(exponent, _mm256_set1_epi32(72 - 127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    };
+    _mm256_mul_ps(power(half), power(_mm256_sub_epi32(exponents, half)))
+}
