@@ -29,12 +29,15 @@ pub(crate) use power::power;
 /// Lanes of partial sums: one AVX-512 register, two of AVX2, four of NEON.
 pub(crate) const LANES: usize = 16;
 
-/// Instruction sets that loops are compiled for, each with all before it.
+/// Instruction sets that loops are compiled for, each with all before it, but that AVX-512 need not have AVX-VNNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     Portable,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX2 with products of bytes; other loops are those of AVX2.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     #[cfg(target_arch = "x86_64")]
     Avx512,
     /// AVX-512 with products of bytes; other loops are those of AVX-512.
@@ -46,10 +49,21 @@ pub(crate) enum Isa {
 }
 
 impl Isa {
+    /// Has this machine it, given that `best` is the best that it has?
+    fn within(self, best: Self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::AvxVnni {
+            return self <= best && is_x86_feature_detected!("avxvnni");
+        }
+        self <= best
+    }
+
     const ALL: &[Self] = &[
         Self::Portable,
         #[cfg(target_arch = "x86_64")]
         Self::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Self::AvxVnni,
         #[cfg(target_arch = "x86_64")]
         Self::Avx512,
         #[cfg(target_arch = "x86_64")]
@@ -63,6 +77,8 @@ impl Isa {
             Self::Portable => "portable",
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::AvxVnni => "avx_vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -89,11 +105,11 @@ pub(crate) fn check_isa() -> Result<(), String> {
 static CHOICE: LazyLock<Result<Isa, String>> = LazyLock::new(|| {
     let best = best();
     let Some(wanted) = std::env::var_os(ISA_VARIABLE) else { return Ok(best) };
-    let possible: Vec<&str> = Isa::ALL.iter().filter(|isa| **isa <= best).map(|isa| isa.name()).collect();
-    let found = Isa::ALL.iter().find(|isa| **isa <= best && wanted == isa.name());
+    let possible: Vec<Isa> = Isa::ALL.iter().copied().filter(|isa| isa.within(best)).collect();
+    let found = possible.iter().find(|isa| wanted == isa.name());
     found.copied().ok_or_else(|| {
-        let wanted = wanted.display();
-        format!("{ISA_VARIABLE}={wanted} is none of what this machine has: {}", possible.join(", "))
+        let (wanted, names) = (wanted.display(), possible.iter().map(|isa| isa.name()).collect::<Vec<_>>());
+        format!("{ISA_VARIABLE}={wanted} is none of what this machine has: {}", names.join(", "))
     })
 });
 
@@ -115,7 +131,7 @@ fn best() -> Isa {
             };
         }
         if avx2 {
-            return Isa::Avx2;
+            return if is_x86_feature_detected!("avxvnni") { Isa::AvxVnni } else { Isa::Avx2 };
         }
     }
     Isa::Portable
@@ -140,7 +156,7 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Portable => generic::<$($($g,)*)? { cfg!(target_arch = "aarch64") }, false>($($arg),*),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx2 => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
+                $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
                 $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Vnni | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },

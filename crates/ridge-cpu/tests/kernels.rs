@@ -307,7 +307,7 @@ fn of_equal_logits_each_token_is_as_likely_and_smaller_ids_come_first() {
 #[test]
 fn every_instruction_set_gives_the_same_for_one_row_and_for_many() {
     let binary = std::env::current_exe().expect("tests have a binary");
-    for isa in ["portable", "avx2", "avx512", "avx512_vnni"] {
+    for isa in ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni"] {
         let mut tests = std::process::Command::new(&binary);
         tests.arg("a_product_is_the_same_for_one_row_and_for_many").env("RIDGE_CPU_ISA", isa);
         let ran = tests.output().expect("runs");

@@ -10,10 +10,10 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_fmadd_ps,
-    _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_loadu_ps, _mm256_madd_epi16, _mm256_maddubs_epi16,
-    _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256,
-    _mm256_sign_epi8, _mm256_storeu_ps, _mm256_xor_si256,
+    __m256, __m256i, _mm256_abs_epi8, _mm256_add_epi16, _mm256_add_epi32, _mm256_cvtepi32_ps, _mm256_dpbusd_avx_epi32,
+    _mm256_dpbusd_epi32, _mm256_fmadd_ps, _mm256_fnmadd_ps, _mm256_load_ps, _mm256_load_si256, _mm256_loadu_ps,
+    _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_storeu_ps, _mm256_xor_si256,
 };
 use std::ops::Range;
 
@@ -56,10 +56,34 @@ pub(super) fn multiply<B: Interleaved>(
     room: &mut [u8],
     out: &mut [f32],
 ) {
+    // SAFETY: the instructions are there.
+    unsafe {
+        match simd::isa() {
+            simd::Isa::Avx512Vnni | simd::Isa::Amx => multiply_by::<B, FoursOfAvx512>(weight, rows, x, room, out),
+            simd::Isa::AvxVnni => multiply_by::<B, Fours>(weight, rows, x, room, out),
+            isa => {
+                assert!(isa >= simd::Isa::Avx2);
+                multiply_by::<B, Pairs>(weight, rows, x, room, out);
+            }
+        }
+    }
+}
+
+/// As [`multiply`].
+///
+/// # Safety
+/// There are the instructions of `M`.
+unsafe fn multiply_by<B: Interleaved, M: Multiply>(
+    weight: &Weight<'_>,
+    rows: Range<usize>,
+    x: &X<'_>,
+    room: &mut [u8],
+    out: &mut [f32],
+) {
     let room = &mut cast::<Room>(room)[0];
-    assert!(simd::isa() >= simd::Isa::Avx2 && x.layout.side == 1);
-    assert!(rows.end * weight.stride() <= weight.data.len() && x.layout.inner == weight.inner);
-    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES] && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(rows.end * weight.stride() <= weight.data.len());
+    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
     let width = rows.len();
     let out = &mut out[..x.layout.rows * width];
     out.fill(0.0);
@@ -67,18 +91,17 @@ pub(super) fn multiply<B: Interleaved>(
     let together = if x.layout.rows > FEW { COLUMNS } else { EIGHT };
     for first in rows.clone().step_by(together) {
         let these = first..(first + together).min(rows.end);
-        let out = &mut out[first - rows.start..];
-        // SAFETY: the instructions are there, and rows are inside of the weight.
-        unsafe { columns::<B>(weight, &these, x, room, out, width) };
+        // SAFETY: by the caller's promise, and rows are inside of the weight.
+        unsafe { columns::<B, M>(weight, &these, x, room, &mut out[first - rows.start..], width) };
     }
 }
 
 /// Adds the products of at most [`COLUMNS`] rows of the weight to `out`, of which every `width`th is of the same one.
 ///
 /// # Safety
-/// There is AVX2, and rows are inside of the weight.
+/// There are the instructions of `M`, and rows are inside of the weight.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn columns<B: Interleaved>(
+unsafe fn columns<B: Interleaved, M: Multiply>(
     weight: &Weight<'_>,
     rows: &Range<usize>,
     x: &X<'_>,
@@ -112,10 +135,10 @@ unsafe fn columns<B: Interleaved>(
             // SAFETY: what is multiplied was unpacked just now.
             unsafe {
                 if row + ABREAST <= x.layout.rows {
-                    abreast::<B, ABREAST>(&part, x, row, room, out);
+                    abreast::<B, M, ABREAST>(&part, x, row, room, out);
                     row += ABREAST;
                 } else {
-                    abreast::<B, 1>(&part, x, row, room, out);
+                    abreast::<B, M, 1>(&part, x, row, room, out);
                     row += 1;
                 }
             }
@@ -135,10 +158,10 @@ struct Part<'a> {
 /// Adds the products of a part that is unpacked with `N` rows of x from row `first` on.
 ///
 /// # Safety
-/// There is AVX2.
+/// There are the instructions of `M`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn abreast<B: Interleaved, const N: usize>(
+unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
     part: &Part<'_>,
     x: &X<'_>,
     first: usize,
@@ -155,7 +178,8 @@ unsafe fn abreast<B: Interleaved, const N: usize>(
     let codes: [&[i8]; N] = std::array::from_fn(|nth| &x.codes(first + nth)[part.elements.clone()]);
     let scales: [f32; N] = std::array::from_fn(|nth| x.scales(first + nth)[part.group]);
     for (tile, unpacked) in room.unpacked.iter().enumerate().take(part.rows.len().div_ceil(EIGHT)) {
-        let sums = products::<B, N>(unpacked, codes, &room.of_x);
+        // SAFETY: by the caller's promise.
+        let sums = unsafe { M::products::<B, N>(unpacked, codes, &room.of_x) };
         for nth in 0..N {
             let to = &mut out[(first + nth) * part.width..][tile * EIGHT..];
             let of_row = part.rows.len() - tile * EIGHT;
@@ -189,61 +213,147 @@ const fn pairs<B: Interleaved>() -> usize {
     }
 }
 
-/// What the products of 8 rows of the weight with `N` of x stand for but for the scales of x.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn products<B: Interleaved, const N: usize>(weights: &Unpacked, x: [&[i8]; N], of_x: &[OfX; ABREAST]) -> [__m256; N] {
-    let ones = _mm256_set1_epi16(1);
-    let words = x.map(|x| x.as_chunks::<4>().0);
-    let four = |nth: usize, word: usize| _mm256_set1_epi32(i32::from_ne_bytes(words[nth][word].map(i8::cast_unsigned)));
-    // SAFETY: vectors within the weights, aligned as those are.
-    let load = |word: usize| unsafe { _mm256_load_si256(weights.codes[word].as_ptr().cast::<__m256i>()) };
-    // SAFETY: as above.
-    let floats = |floats: &[f32; EIGHT]| unsafe { _mm256_load_ps(floats.as_ptr()) };
-    let mut sums = [_mm256_setzero_ps(); N];
-    for group in 0..x[0].len() / B::GROUP {
-        let of_group = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
-        let mut integers = [_mm256_setzero_si256(); N];
-        let above = if const { pairs::<B>() } == 0 {
-            for word in of_group {
-                let codes = _mm256_xor_si256(load(word), _mm256_set1_epi8(B::ABOVE.cast_signed()));
-                let magnitudes = _mm256_abs_epi8(codes);
-                for nth in 0..N {
-                    let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(four(nth, word), codes));
-                    integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(pairs, ones));
-                }
-            }
-            0
-        } else {
-            for first in of_group.step_by(const { pairs::<B>() }) {
-                let mut sixteen = [_mm256_setzero_si256(); N];
-                for word in first..first + const { pairs::<B>() } {
-                    let codes = load(word);
+/// What is multiplied: a group of K of 8 rows of the weight, and of `N` rows of x.
+struct Operands<'a, const N: usize> {
+    weights: &'a Unpacked,
+    x: [&'a [[i8; 4]]; N],
+}
+
+impl<const N: usize> Operands<'_, N> {
+    /// Four codes of each row of the weight.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn codes(&self, word: usize) -> __m256i {
+        // SAFETY: a vector within the weights, aligned as those are.
+        unsafe { _mm256_load_si256(self.weights.codes[word].as_ptr().cast()) }
+    }
+
+    /// Four codes of a row of x, eight times.
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn x(&self, row: usize, word: usize) -> __m256i {
+        _mm256_set1_epi32(i32::from_ne_bytes(self.x[row][word].map(i8::cast_unsigned)))
+    }
+}
+
+/// Instructions that multiply codes.
+trait Multiply {
+    /// What the products of 8 rows of the weight with `N` of x stand for but for the scales of x.
+    ///
+    /// # Safety
+    /// The instructions are there.
+    unsafe fn products<B: Interleaved, const N: usize>(
+        weights: &Unpacked,
+        x: [&[i8]; N],
+        of_x: &[OfX; ABREAST],
+    ) -> [__m256; N];
+}
+
+/// Implements [`Multiply`] by a function that sums the products of some words, and how much those are too large for each
+/// unit of what is multiplied.
+macro_rules! multiply {
+    ($(#[$meta:meta])* $name:ident, $features:literal, $integers:ident, $above:expr) => {
+        $(#[$meta])*
+        struct $name;
+
+        impl Multiply for $name {
+            #[target_feature(enable = $features)]
+            unsafe fn products<B: Interleaved, const N: usize>(
+                weights: &Unpacked,
+                x: [&[i8]; N],
+                of_x: &[OfX; ABREAST],
+            ) -> [__m256; N] {
+                // SAFETY: vectors within the weights, aligned as those are.
+                let floats = |floats: &[f32; EIGHT]| unsafe { _mm256_load_ps(floats.as_ptr()) };
+                let operands = Operands { weights, x: x.map(|x| x.as_chunks().0) };
+                let mut sums = [_mm256_setzero_ps(); N];
+                for group in 0..x[0].len() / B::GROUP {
+                    let integers = $integers::<B, N>(&operands, group * (B::GROUP / 4));
                     for nth in 0..N {
-                        let pairs = _mm256_maddubs_epi16(codes, four(nth, word));
-                        sixteen[nth] = _mm256_add_epi16(sixteen[nth], pairs);
+                        let of_x = _mm256_set1_ps(of_x[nth][group]);
+                        let mut integers = _mm256_cvtepi32_ps(integers[nth]);
+                        if $above != 0 {
+                            integers = _mm256_fnmadd_ps(_mm256_set1_ps(f32::from($above)), of_x, integers);
+                        }
+                        sums[nth] = _mm256_fmadd_ps(integers, floats(&weights.scales[group]), sums[nth]);
+                        if B::MINIMA {
+                            sums[nth] = _mm256_fnmadd_ps(floats(&weights.minima[group]), of_x, sums[nth]);
+                        }
                     }
                 }
-                for nth in 0..N {
-                    integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(sixteen[nth], ones));
-                }
-            }
-            B::ABOVE
-        };
-        for nth in 0..N {
-            let of_x = _mm256_set1_ps(of_x[nth][group]);
-            let mut integers = _mm256_cvtepi32_ps(integers[nth]);
-            if above != 0 {
-                integers = _mm256_fnmadd_ps(_mm256_set1_ps(f32::from(above)), of_x, integers);
-            }
-            sums[nth] = _mm256_fmadd_ps(integers, floats(&weights.scales[group]), sums[nth]);
-            if B::MINIMA {
-                sums[nth] = _mm256_fnmadd_ps(floats(&weights.minima[group]), of_x, sums[nth]);
+                sums
             }
         }
-    }
-    sums
+    };
 }
+
+multiply! {
+    /// Bytes, pairs of which are added up as 16-bit integers.
+    Pairs, "avx2,fma,f16c", in_pairs, if const { pairs::<B>() } == 0 { 0 } else { B::ABOVE }
+}
+
+multiply! {
+    /// Bytes, four of which are added up as 32-bit integers, as AVX-VNNI has it.
+    Fours, "avx2,fma,f16c,avxvnni", in_fours, B::ABOVE
+}
+
+multiply! {
+    /// As [`Fours`], as AVX-512 has it.
+    FoursOfAvx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", in_fours_of_avx512, B::ABOVE
+}
+
+/// Sums of products of what shares a scale, from word `first` on.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>, first: usize) -> [__m256i; N] {
+    let (words, ones) = (first..first + B::GROUP / 4, _mm256_set1_epi16(1));
+    let mut integers = [_mm256_setzero_si256(); N];
+    if const { pairs::<B>() } == 0 {
+        for word in words {
+            let codes = _mm256_xor_si256(operands.codes(word), _mm256_set1_epi8(B::ABOVE.cast_signed()));
+            let magnitudes = _mm256_abs_epi8(codes);
+            for nth in 0..N {
+                let pairs = _mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(operands.x(nth, word), codes));
+                integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+        return integers;
+    }
+    for first in words.step_by(const { pairs::<B>() }) {
+        let mut sixteen = [_mm256_setzero_si256(); N];
+        for word in first..first + const { pairs::<B>() } {
+            let codes = operands.codes(word);
+            for nth in 0..N {
+                sixteen[nth] = _mm256_add_epi16(sixteen[nth], _mm256_maddubs_epi16(codes, operands.x(nth, word)));
+            }
+        }
+        for nth in 0..N {
+            integers[nth] = _mm256_add_epi32(integers[nth], _mm256_madd_epi16(sixteen[nth], ones));
+        }
+    }
+    integers
+}
+
+/// As [`in_pairs`].
+macro_rules! in_fours {
+    ($name:ident, $features:literal, $instruction:ident) => {
+        #[inline]
+        #[target_feature(enable = $features)]
+        fn $name<B: Interleaved, const N: usize>(operands: &Operands<'_, N>, first: usize) -> [__m256i; N] {
+            let mut integers = [_mm256_setzero_si256(); N];
+            for word in first..first + B::GROUP / 4 {
+                let codes = operands.codes(word);
+                for nth in 0..N {
+                    integers[nth] = $instruction(integers[nth], codes, operands.x(nth, word));
+                }
+            }
+            integers
+        }
+    };
+}
+
+in_fours!(in_fours, "avx2,fma,f16c,avxvnni", _mm256_dpbusd_avx_epi32);
+in_fours!(in_fours_of_avx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", _mm256_dpbusd_epi32);
 
 #[cfg(test)]
 mod tests;

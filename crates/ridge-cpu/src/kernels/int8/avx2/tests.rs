@@ -34,6 +34,8 @@ fn same(is: &[f32], should: &[f32]) -> bool {
     is.iter().zip(should).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
 }
 
+type Products = unsafe fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
+
 /// Holds products of a weight of `columns` rows with `rows` of x to what they should be.
 fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
     let layout = Layout { rows, inner, side: 1, by: By::Stream };
@@ -60,18 +62,23 @@ fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns:
     let room = &mut room[aligned..][..of_room];
     // Some rows of the weight, and all.
     for some in [columns / 3..columns - 1, 0..columns] {
-        let mut got = vec![7.5; rows * some.len()];
-        multiply::<B>(&weight, some.clone(), &x, room, &mut got);
         let row = |column: usize| &data[column * weight.stride()..][..weight.stride()];
-        let should: Vec<f32> = (0..rows)
-            .flat_map(|r| some.clone().map(move |c| (r, c)))
-            .map(|(r, c)| product::<B>(row(c), &x, r))
-            .collect();
-        assert!(same(&got, &should), "{}: {inner} by {some:?}, {rows} rows: {got:?} and not {should:?}", B::NAME);
+        let all = (0..rows).flat_map(|r| some.clone().map(move |c| (r, c)));
+        let should: Vec<f32> = all.map(|(r, c)| product::<B>(row(c), &x, r)).collect();
+        let mut holds = |by: &str, multiply: Products| {
+            let mut got = vec![7.5; rows * some.len()];
+            // SAFETY: the instructions are there.
+            unsafe { multiply(&weight, some.clone(), &x, &mut *room, &mut got) };
+            let at = || format!("{} by {by}, {inner} by {some:?}, {rows} rows", B::NAME);
+            assert!(same(&got, &should), "{}: {got:?} and not {should:?}", at());
+        };
+        holds("pairs", multiply_by::<B, Pairs>);
+        if is_x86_feature_detected!("avxvnni") {
+            holds("fours", multiply_by::<B, Fours>);
+        }
         if simd::isa() >= simd::Isa::Avx512Vnni {
-            let mut wide = vec![7.5; rows * some.len()];
-            stream::stream::<B>(&weight, some.clone(), &x, room, &mut wide);
-            assert!(same(&got, &wide), "{}: {inner} by {some:?}, {rows} rows: {got:?} and not {wide:?}", B::NAME);
+            holds("fours of AVX-512", multiply_by::<B, FoursOfAvx512>);
+            holds("vectors of AVX-512", stream::stream::<B>);
         }
     }
 }
