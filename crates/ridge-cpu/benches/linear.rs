@@ -73,6 +73,7 @@ fn cases() -> Vec<Case> {
         codes("llama-1b gate q6_k int8", "q6_k", 1, 2048, 8192, 16),
         codes("llama-1b gate q5_k int8", "q5_k", 1, 2048, 8192, 16),
         codes("llama-1b gate iq4_xs int8", "iq4_xs", 1, 2048, 8192, 16),
+        codes("llama-1b gate q4_k int8 x2", "q4_k", 2, 2048, 8192, 8),
         codes("llama-1b gate q8_0 int8 x4", "q8_0", 4, 2048, 8192, 8),
         codes("llama-1b gate q4_k int8 x4", "q4_k", 4, 2048, 8192, 8),
         codes("llama-1b gate q8_0 int8 x256", "q8_0", 256, 2048, 8192, 1),

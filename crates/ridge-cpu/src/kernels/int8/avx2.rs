@@ -118,15 +118,14 @@ unsafe fn columns<B: Interleaved, M: Multiply>(
         let elements = weight.elements(group);
         let from = weight.codes.bytes(elements.start);
         for (first, to) in rows.clone().step_by(EIGHT).zip(&mut room.unpacked) {
-            // In place of rows that are not there the last one.
-            let row = |nth: usize| (first + nth).min(rows.end - 1);
+            let mut of_rows = Rows([weight.data.as_ptr(); EIGHT]);
+            for (nth, row) in of_rows.0.iter_mut().enumerate() {
+                // In place of rows that are not there the last one.
+                *row = row.wrapping_add((first + nth).min(rows.end - 1) * stride + from);
+            }
             for block in 0..elements.len() / B::ELEMENTS {
-                let at = from + block * B::BYTES;
                 // SAFETY: blocks are inside of their rows, which are inside of the weight.
-                unsafe {
-                    let of_rows = Rows(std::array::from_fn(|nth| weight.data.as_ptr().add(row(nth) * stride + at)));
-                    B::unpack(of_rows, Place::new::<B>(to, block));
-                }
+                unsafe { B::unpack(of_rows.after(block * B::BYTES), Place::new::<B>(to, block)) };
             }
         }
         let part = Part { group, elements, rows, width };
@@ -168,15 +167,17 @@ unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
     room: &mut Room,
     out: &mut [f32],
 ) {
-    let sums = part.elements.start / SUMMED..part.elements.end / SUMMED;
-    for (nth, of_x) in room.of_x.iter_mut().enumerate().take(N) {
-        let of_row = &x.sums(first + nth)[sums.clone()];
-        for (of_x, sums) in of_x.iter_mut().zip(of_row.chunks_exact(B::GROUP / SUMMED)) {
+    // No closures within functions of arrays: those have not the instructions, so the closures would be called.
+    let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
+    for nth in 0..N {
+        let row = first + nth;
+        codes[nth] = x.codes(row)[part.elements.clone()].as_chunks().0;
+        scales[nth] = x.scales(row)[part.group];
+        let sums = &x.sums(row)[part.elements.start / SUMMED..part.elements.end / SUMMED];
+        for (of_x, sums) in room.of_x[nth].iter_mut().zip(sums.chunks_exact(B::GROUP / SUMMED)) {
             *of_x = sums.iter().sum();
         }
     }
-    let codes: [&[i8]; N] = std::array::from_fn(|nth| &x.codes(first + nth)[part.elements.clone()]);
-    let scales: [f32; N] = std::array::from_fn(|nth| x.scales(first + nth)[part.group]);
     for (tile, unpacked) in room.unpacked.iter().enumerate().take(part.rows.len().div_ceil(EIGHT)) {
         // SAFETY: by the caller's promise.
         let sums = unsafe { M::products::<B, N>(unpacked, codes, &room.of_x) };
@@ -213,26 +214,38 @@ const fn pairs<B: Interleaved>() -> usize {
     }
 }
 
-/// What is multiplied: a group of K of 8 rows of the weight, and of `N` rows of x.
+/// What is multiplied: codes that share a scale, of 8 rows of the weight and of `N` rows of x.
 struct Operands<'a, const N: usize> {
-    weights: &'a Unpacked,
+    weights: &'a [[u8; 4 * EIGHT]],
     x: [&'a [[i8; 4]]; N],
 }
 
-impl<const N: usize> Operands<'_, N> {
+impl<'a, const N: usize> Operands<'a, N> {
+    #[inline]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn new<B: Interleaved>(weights: &'a Unpacked, x: [&'a [[i8; 4]]; N], group: usize) -> Self {
+        let words = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
+        let mut of_group = x;
+        for x in &mut of_group {
+            *x = &x[words.clone()];
+        }
+        Self { weights: &weights.codes[words], x: of_group }
+    }
+
     /// Four codes of each row of the weight.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn codes(&self, word: usize) -> __m256i {
-        // SAFETY: a vector within the weights, aligned as those are.
-        unsafe { _mm256_load_si256(self.weights.codes[word].as_ptr().cast()) }
+        // SAFETY: a vector, aligned as what it lies in.
+        unsafe { _mm256_load_si256(self.weights[word].as_ptr().cast()) }
     }
 
     /// Four codes of a row of x, eight times.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     fn x(&self, row: usize, word: usize) -> __m256i {
-        _mm256_set1_epi32(i32::from_ne_bytes(self.x[row][word].map(i8::cast_unsigned)))
+        let [a, b, c, d] = self.x[row][word];
+        _mm256_set1_epi32(i32::from_ne_bytes([a as u8, b as u8, c as u8, d as u8]))
     }
 }
 
@@ -244,7 +257,7 @@ trait Multiply {
     /// The instructions are there.
     unsafe fn products<B: Interleaved, const N: usize>(
         weights: &Unpacked,
-        x: [&[i8]; N],
+        x: [&[[i8; 4]]; N],
         of_x: &[OfX; ABREAST],
     ) -> [__m256; N];
 }
@@ -260,15 +273,14 @@ macro_rules! multiply {
             #[target_feature(enable = $features)]
             unsafe fn products<B: Interleaved, const N: usize>(
                 weights: &Unpacked,
-                x: [&[i8]; N],
+                x: [&[[i8; 4]]; N],
                 of_x: &[OfX; ABREAST],
             ) -> [__m256; N] {
                 // SAFETY: vectors within the weights, aligned as those are.
                 let floats = |floats: &[f32; EIGHT]| unsafe { _mm256_load_ps(floats.as_ptr()) };
-                let operands = Operands { weights, x: x.map(|x| x.as_chunks().0) };
                 let mut sums = [_mm256_setzero_ps(); N];
-                for group in 0..x[0].len() / B::GROUP {
-                    let integers = $integers::<B, N>(&operands, group * (B::GROUP / 4));
+                for group in 0..x[0].len() / (B::GROUP / 4) {
+                    let integers = $integers::<B, N>(&Operands::new::<B>(weights, x, group));
                     for nth in 0..N {
                         let of_x = _mm256_set1_ps(of_x[nth][group]);
                         let mut integers = _mm256_cvtepi32_ps(integers[nth]);
@@ -302,11 +314,11 @@ multiply! {
     FoursOfAvx512, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", in_fours_of_avx512, B::ABOVE
 }
 
-/// Sums of products of what shares a scale, from word `first` on.
+/// Sums of products of what shares a scale.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>, first: usize) -> [__m256i; N] {
-    let (words, ones) = (first..first + B::GROUP / 4, _mm256_set1_epi16(1));
+fn in_pairs<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
+    let (words, ones) = (0..B::GROUP / 4, _mm256_set1_epi16(1));
     let mut integers = [_mm256_setzero_si256(); N];
     if const { pairs::<B>() } == 0 {
         for word in words {
@@ -339,9 +351,9 @@ macro_rules! in_fours {
     ($name:ident, $features:literal, $instruction:ident) => {
         #[inline]
         #[target_feature(enable = $features)]
-        fn $name<B: Interleaved, const N: usize>(operands: &Operands<'_, N>, first: usize) -> [__m256i; N] {
+        fn $name<B: Interleaved, const N: usize>(operands: &Operands<'_, N>) -> [__m256i; N] {
             let mut integers = [_mm256_setzero_si256(); N];
-            for word in first..first + B::GROUP / 4 {
+            for word in 0..B::GROUP / 4 {
                 let codes = operands.codes(word);
                 for nth in 0..N {
                     integers[nth] = $instruction(integers[nth], codes, operands.x(nth, word));

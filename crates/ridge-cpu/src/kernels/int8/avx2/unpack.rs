@@ -41,6 +41,12 @@ pub(super) struct Unpacked {
 pub(in crate::kernels::int8) struct Rows(pub(super) [*const u8; EIGHT]);
 
 impl Rows {
+    /// `bytes` bytes further on.
+    #[inline]
+    pub(super) fn after(self, bytes: usize) -> Self {
+        Self(self.0.map(|row| row.wrapping_add(bytes)))
+    }
+
     /// The four 32-bit words from byte `at` on, each of all rows.
     ///
     /// # Safety
@@ -49,9 +55,9 @@ impl Rows {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn words(self, at: usize) -> [__m256i; 4] {
         // SAFETY: by the caller's promise.
-        let of = |row: usize| unsafe { _mm_loadu_si128(self.0[row].add(at).cast::<__m128i>()) };
-        let [a, b, c, d] =
-            [0, 1, 2, 3].map(|row| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(of(row)), of(row + 4)));
+        let of = |row: usize| unsafe { _mm_loadu_si128(self.0[row].wrapping_add(at).cast::<__m128i>()) };
+        let both = |row: usize| _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(of(row)), of(row + 4));
+        let (a, b, c, d) = (both(0), both(1), both(2), both(3));
         let (low, low_of_last) = (_mm256_unpacklo_epi32(a, b), _mm256_unpacklo_epi32(c, d));
         let (high, high_of_last) = (_mm256_unpackhi_epi32(a, b), _mm256_unpackhi_epi32(c, d));
         [
@@ -288,7 +294,8 @@ interleaved! {
         for pair in 0..4 {
             for part in 0..2 {
                 let bytes = rows.words(16 + 32 * pair + 16 * part);
-                for (nth, [low, high]) in bytes.map(|bytes| nibbles(bytes)).into_iter().enumerate() {
+                for (nth, bytes) in bytes.into_iter().enumerate() {
+                    let [low, high] = nibbles(bytes);
                     to.codes(16 * pair + 4 * part + nth, low);
                     to.codes(16 * pair + 8 + 4 * part + nth, high);
                 }
@@ -301,10 +308,11 @@ interleaved! {
             let fifths = rows.words(16 + 16 * part);
             for pair in 0..4 {
                 let bytes = rows.words(48 + 32 * pair + 16 * part);
-                for (nth, [low, high]) in bytes.map(|bytes| nibbles(bytes)).into_iter().enumerate() {
-                    let [low_fifth, high_fifth] = [0, 1].map(|of| moved(fifths[nth], 2 * pair + of, 4, 1));
-                    to.codes(16 * pair + 4 * part + nth, _mm256_or_si256(low, low_fifth));
-                    to.codes(16 * pair + 8 + 4 * part + nth, _mm256_or_si256(high, high_fifth));
+                for (nth, bytes) in bytes.into_iter().enumerate() {
+                    let [low, high] = nibbles(bytes);
+                    let fifth = |bit: usize| moved(fifths[nth], bit, 4, 1);
+                    to.codes(16 * pair + 4 * part + nth, _mm256_or_si256(low, fifth(2 * pair)));
+                    to.codes(16 * pair + 8 + 4 * part + nth, _mm256_or_si256(high, fifth(2 * pair + 1)));
                 }
             }
         }
