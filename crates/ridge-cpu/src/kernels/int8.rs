@@ -85,11 +85,11 @@ pub(super) fn rows_together(rows: usize, inner: usize) -> usize {
 #[cfg(target_arch = "x86_64")]
 type Stream = fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
 
-/// Few rows of x wait for memory, which 16 rows of a weight by the longest vectors read fastest; many share codes that
-/// were taken apart once. Bits are the same.
+/// One row of x waits for memory, which the longest vectors read fastest; more share codes that were taken apart once. Bits
+/// are the same.
 #[cfg(target_arch = "x86_64")]
 fn past<B: avx2::Interleaved>(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
-    if simd::isa() >= simd::Isa::Avx512Vnni && x.layout.rows <= FEW {
+    if simd::isa() >= simd::Isa::Avx512Vnni && x.layout.rows == 1 {
         stream::stream::<B>(weight, rows, x, room, out);
     } else {
         avx2::multiply::<B>(weight, rows, x, room, out);

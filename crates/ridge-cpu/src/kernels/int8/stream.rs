@@ -1,5 +1,4 @@
-//! Products of codes by vector instructions that multiply bytes (AVX-512 VNNI): 16 rows of the weight pass by once for up
-//! to eight rows of x.
+//! Products of codes by vector instructions that multiply bytes (AVX-512 VNNI): rows of the weight pass by one row of x.
 //!
 //! Codes of weights are taken as bytes that are not negative, above what they are, and what that adds to each sum is what
 //! sums begin with less. Four vectors of 16 sums are the 256 elements of a row; their lanes are added up within the row
@@ -13,13 +12,13 @@
 use std::arch::x86_64::{
     __m512, __m512i, _mm512_add_epi32, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps,
     _mm512_load_ps, _mm512_load_si512, _mm512_set1_epi8, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_store_ps, _mm512_store_si512, _mm512_sub_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_store_si512, _mm512_storeu_ps, _mm512_sub_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 use std::ops::Range;
 
 use super::unpack::{self, OfRows, PADDED, Scales, Vectors};
-use super::{FEW, GROUP, SIDE, SUMMED, Weight, X};
+use super::{GROUP, SIDE, SUMMED, Weight, X};
 use crate::kernel::cast;
 use crate::kernels::amx::transpose;
 use crate::simd;
@@ -29,12 +28,11 @@ use crate::simd;
 #[derive(Clone, Copy)]
 struct Room {
     scales: Scales,
-    /// Codes of rows of x in the order of the weight's, and what sums begin with.
-    x: [[[i8; 64]; 4]; FEW],
-    begin: [[[i32; SIDE]; 4]; FEW],
+    /// Codes of x in the order of the weight's, and what sums begin with.
+    x: [[i8; 64]; 4],
+    begin: [[i32; SIDE]; 4],
     /// Sums of rows of the weight over 16 elements each.
-    sums: [[[u32; SIDE]; SIDE]; FEW],
-    totals: [[f32; SIDE]; FEW],
+    sums: [[u32; SIDE]; SIDE],
     /// The last blocks of a row.
     padded: [u8; PADDED],
 }
@@ -47,40 +45,30 @@ pub(super) fn room() -> usize {
     size_of::<Room>()
 }
 
-/// The products of `rows` of the weight with the rows of `x`, one row of x after another.
+/// The products of `rows` of the weight with the row of `x`.
 pub(super) fn stream<B: Vectors>(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
     let room = &mut cast::<Room>(room)[0];
-    assert!(simd::isa() >= simd::Isa::Avx512Vnni && x.layout.side == 1);
+    assert!(simd::isa() >= simd::Isa::Avx512Vnni && x.layout.side == 1 && x.layout.rows == 1);
     assert!(rows.end * weight.stride() <= weight.data.len() && x.layout.inner == weight.inner);
-    assert!(out.len() >= x.layout.rows * rows.len() && weight.codes.block == [B::ELEMENTS, B::BYTES]);
-    for first in rows.clone().step_by(SIDE) {
+    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
+    let out = &mut out[..rows.len()];
+    for (first, out) in rows.clone().step_by(SIDE).zip(out.chunks_mut(SIDE)) {
         let these = first..(first + SIDE).min(rows.end);
-        for of_x in (0..x.layout.rows).step_by(FEW) {
-            let few = of_x..(of_x + FEW).min(x.layout.rows);
-            // SAFETY: the instructions are there, and rows are inside of the weight and of x.
-            unsafe { sixteen::<B>(weight, &these, x, &few, room) };
-            for (total, row) in room.totals.iter().zip(few) {
-                out[row * rows.len() + first - rows.start..][..these.len()].copy_from_slice(&total[..these.len()]);
-            }
-        }
+        // SAFETY: the instructions are there, and rows are inside of the weight.
+        let total = unsafe { sixteen::<B>(weight, &these, x, room) };
+        out.copy_from_slice(&total[..these.len()]);
     }
 }
 
-/// The totals of at most 16 rows of the weight with at most eight of x.
+/// The totals of at most 16 rows of the weight with x.
 ///
 /// # Safety
-/// There is AVX-512 with VNNI, and rows are inside of the weight and of x.
+/// There is AVX-512 with VNNI, and rows are inside of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn sixteen<B: Vectors>(
-    weight: &Weight<'_>,
-    rows: &Range<usize>,
-    x: &X<'_>,
-    few: &Range<usize>,
-    room: &mut Room,
-) {
+unsafe fn sixteen<B: Vectors>(weight: &Weight<'_>, rows: &Range<usize>, x: &X<'_>, room: &mut Room) -> [f32; SIDE] {
     let stride = weight.stride();
     let groups = x.layout.groups();
-    room.totals[..few.len()].fill([0.0; SIDE]);
+    let mut total = _mm512_setzero_ps();
     for group in 0..groups {
         // A share of the next rows, which lie behind these.
         let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
@@ -93,32 +81,27 @@ unsafe fn sixteen<B: Vectors>(
         // SAFETY: the blocks were checked, and rows of x have the elements of each group.
         unsafe {
             B::scales(&blocks, &mut room.scales);
-            for (nth, row) in few.clone().enumerate() {
-                let codes = &x.codes(row)[elements.clone()];
-                arrange::<B>(codes, &mut room.x[nth], &mut room.begin[nth]);
-            }
+            arrange::<B>(&x.codes(0)[elements.clone()], &mut room.x, &mut room.begin);
             for row in 0..rows.len() {
                 let at = data.as_ptr().add(row * stride);
                 let codes = B::load(unpack::whole::<B>(at, blocks.blocks, &mut room.padded));
-                for nth in 0..few.len() {
-                    let product = |j: usize| {
-                        let begin = _mm512_load_si512(room.begin[nth][j].as_ptr().cast());
-                        let x = _mm512_load_si512(room.x[nth][j].as_ptr().cast());
-                        _mm512_dpbusd_epi32(begin, codes[j], x)
-                    };
-                    let sums = by_sixteen([product(0), product(1), product(2), product(3)]);
-                    _mm512_store_si512(room.sums[nth][row].as_mut_ptr().cast(), sums);
-                }
-            }
-            for (nth, row) in few.clone().enumerate() {
-                let sum =
-                    scaled::<B>(&room.sums[nth], &room.scales, &x.sums(row)[elements.start / SUMMED..], elements.len());
-                let total = _mm512_load_ps(room.totals[nth].as_ptr());
-                let total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(row)[group]), total);
-                _mm512_store_ps(room.totals[nth].as_mut_ptr(), total);
+                let product = |j: usize| {
+                    let begin = _mm512_load_si512(room.begin[j].as_ptr().cast());
+                    let x = _mm512_load_si512(room.x[j].as_ptr().cast());
+                    _mm512_dpbusd_epi32(begin, codes[j], x)
+                };
+                let sums = by_sixteen([product(0), product(1), product(2), product(3)]);
+                _mm512_store_si512(room.sums[row].as_mut_ptr().cast(), sums);
             }
         }
+        let of_x = &x.sums(0)[elements.start / SUMMED..];
+        let sum = scaled::<B>(&room.sums, &room.scales, of_x, elements.len());
+        total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(0)[group]), total);
     }
+    let mut totals = [0.0; SIDE];
+    // SAFETY: 16 floats.
+    unsafe { _mm512_storeu_ps(totals.as_mut_ptr(), total) };
+    totals
 }
 
 /// Codes of x in the order of a format's, zeros behind them, and minus what the format's bytes are above codes times them.

@@ -78,7 +78,9 @@ fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns:
         }
         if simd::isa() >= simd::Isa::Avx512Vnni {
             holds("fours of AVX-512", multiply_by::<B, FoursOfAvx512>);
-            holds("vectors of AVX-512", stream::stream::<B>);
+            if rows == 1 {
+                holds("vectors of AVX-512", stream::stream::<B>);
+            }
         }
     }
 }
