@@ -263,6 +263,81 @@ fn keys_and_values_that_are_no_numbers_reach_only_the_tokens_that_see_them() {
     }
 }
 
+#[test]
+fn a_key_whose_score_is_minus_infinity_weighs_nothing() {
+    let (bf16, f32, f16) = (DType::BF16, DType::F32, DType::F16);
+    // Key 511 is at times the only one of its span that is seen through a window.
+    let (tokens, position) = (560, 511);
+    for (dim, of_q, cache, window) in [
+        (64, bf16, bf16, None),
+        (64, f32, f32, None),
+        (40, f16, f16, Some(40)),
+        (32, f32, f16, Some(40)),
+        (8, f32, f32, Some(3)),
+        (24, bf16, f16, Some(40)),
+    ] {
+        let mut finite = OneSequence::new(tokens, (2, 1, dim), 16, of_q, cache, window);
+        finite.set(0, position, 0, 3, 6e4);
+        let mut infinite = OneSequence::new(tokens, (2, 1, dim), 16, of_q, cache, window);
+        infinite.set(0, position, 0, 3, f64::INFINITY);
+        let (expected, got) = (finite.run(1), infinite.run(2));
+        let mut unseen = 0;
+        for row in 0..2 * tokens {
+            let what = format!("token {}, {of_q} over {cache} of {dim}, window {window:?}", row / 2);
+            let (q, of_row) = (finite.q.floats()[row * dim + 3], row * dim..(row + 1) * dim);
+            let (expected, got) = (&expected.floats()[of_row.clone()], &got.floats()[of_row]);
+            if !(position..position + window.unwrap_or(tokens)).contains(&(row / 2)) || q < -0.02 {
+                unseen += usize::from(row / 2 >= position && q < 0.0);
+                assert!(got == expected && got.iter().all(|x| x.is_finite()), "{what}");
+            } else if q > 0.0 {
+                assert!(got.iter().all(|x| x.is_nan()), "{what}");
+            }
+        }
+        assert!(unseen > 0);
+    }
+}
+
+#[test]
+fn what_is_no_number_stays_none_in_a_cache_of_codes() {
+    let (heads, dim) = (2, 40);
+    let mut rng = Rng::new(5);
+    let state = Type { state: true, ..Type::tensor(DType::I8, [1, 2, heads, 4, dim]) };
+    let mut g = Builder::new();
+    let kv = g.state("kv", state.clone()).unwrap();
+    let scales = g.state("scales", Type::state(DType::F32, ridge_graph::Shape(state.shape.0[..4].to_vec()))).unwrap();
+    let row = |name: &str, g: &mut Builder| g.step_input(name, Type::tensor(DType::F32, [1, heads, dim])).unwrap();
+    let (k, v) = (row("k", &mut g), row("v", &mut g));
+    let slots = g.step_input("slots", Type::tensor(DType::I32, [1])).unwrap();
+    let q = row("q", &mut g);
+    let mut integers = |name: &str, shape: &[usize]| {
+        g.step_input(name, Type::tensor(DType::I32, ridge_graph::Shape::new(shape.to_vec()))).unwrap()
+    };
+    let (table, ids, positions) = (integers("table", &[1, 1]), integers("ids", &[1]), integers("positions", &[1]));
+    let [kv, scales] = g.kv_write_codes([kv, scales], k, v, slots).unwrap();
+    let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
+    let y = g.attention_codes(q, [kv, scales], table, ids, positions, op).unwrap();
+    let graph = g.finish(vec![("y".into(), y)]).unwrap();
+    let normal: Vec<f64> = rng.normal(DType::F32, &[1, heads, dim]).floats().to_vec();
+    for side in ["k", "v"] {
+        let value = |arg: &Arg| {
+            let mut numbers = normal.clone();
+            if *arg.name == *side {
+                numbers[dim + 7] = f64::NAN;
+            }
+            Value::Plain(match &*arg.name {
+                "kv" => Tensor::int(DType::I8, &[1, 2, heads, 4, dim], vec![0; 8 * heads * dim]),
+                "scales" => Tensor::float(DType::F32, &[1, 2, heads, 4], vec![0.0; 8 * heads]),
+                "k" | "v" | "q" => Tensor::float(DType::F32, &[1, heads, dim], numbers),
+                "table" => Tensor::int(DType::I32, &[1, 1], vec![0]),
+                _ => Tensor::int(DType::I32, &[1], vec![0]),
+            })
+        };
+        let y = run(&poisoned(1), &graph, &Bindings::new(), &value).expect("runs").remove(0);
+        let (first, second) = y.floats().split_at(dim);
+        assert!(first.iter().all(|x| x.is_finite()) && second.iter().all(|x| x.is_nan()), "{side}: {second:?}");
+    }
+}
+
 /// Tokens sampled from equal logits, one a seed, and the random number that each came from.
 fn of_equals(vocab: usize, top_k: i64, top_p: f64) -> Vec<(usize, f64)> {
     let n = 50;

@@ -388,13 +388,15 @@ impl Attention {
             }
             let (before, here) = (state.largest[i], simd::max(scores));
             let largest = if here > before { here } else { before };
+            // Of minus infinity alone nothing is taken: infinity less infinity would be NaN.
+            let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
             if from > 0 {
-                let kept = (before - largest).exp();
+                let kept = (before - shift).exp();
                 state.total[i] *= kept;
                 simd::scale(state.out[i * chained..][..chained].as_flattened_mut(), kept);
             }
             state.largest[i] = largest;
-            state.total[i] += simd::exp_sum(scores, largest);
+            state.total[i] += simd::exp_sum(scores, shift);
         }
     }
 

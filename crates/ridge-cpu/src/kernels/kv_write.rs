@@ -106,9 +106,10 @@ impl KvWrite {
 }
 
 vectorised! {
-    /// Rounds `x` to codes and gives their scale.
+    /// Rounds `x` to codes and gives their scale, which is NaN if an element is.
     fn to_codes(x: &[f32], codes: &mut [i8]) -> f32 {
-        let largest = x.iter().fold(0f32, |most, x| if x.abs() > most { x.abs() } else { most });
+        let larger = |most, x: f32| if x > most || x.is_nan() { x } else { most };
+        let largest = x.iter().fold(0f32, |most, x| larger(most, x.abs()));
         let scale = largest / 127.0;
         let divisor = if scale == 0.0 { 1.0 } else { scale };
         for (code, x) in codes.iter_mut().zip(x) {

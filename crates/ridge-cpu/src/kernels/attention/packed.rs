@@ -362,7 +362,9 @@ fn soften(row: usize, keys: &Range<usize>, state: &mut State<'_>) {
     let (before, here) = (state.largest[row], _mm512_reduce_max_ps(load(&state.most[row])));
     let largest = if here > before { here } else { before };
     state.largest[row] = largest;
-    let most = _mm512_mul_ps(_mm512_set1_ps(largest), log2_e);
+    // Of minus infinity alone nothing is taken: infinity less infinity would be NaN.
+    let shift = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
+    let most = _mm512_mul_ps(_mm512_set1_ps(shift), log2_e);
     let vectors = keys.start / LANES..keys.end.div_ceil(LANES);
     let scores = &mut state.scores[row * SPAN..][..SPAN].as_chunks_mut::<LANES>().0[vectors.clone()];
     let mut sums = [_mm512_setzero_ps(); 2];

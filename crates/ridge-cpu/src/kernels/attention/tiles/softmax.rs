@@ -5,10 +5,9 @@
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, __mmask16, _CMP_NEQ_UQ, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
     _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cmpeq_ps_mask, _mm512_cmpgt_epi32_mask, _mm512_cmple_epi32_mask,
-    _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_ps,
-    _mm512_mask_max_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16,
-    _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
-    _mm512_sub_ps,
+    _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_fmsub_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_max_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_ps,
 };
 use std::ops::Range;
 
@@ -126,10 +125,10 @@ pub(super) fn soften<const TERMS: usize>(
         }
     }
     let most = _mm512_max_ps(_mm512_mul_ps(most, factor), before);
-    // Where nothing came before and nothing has come, 1 rather than what infinity less infinity is.
-    let nothing = _mm512_cmpeq_ps_mask(most, none);
+    // Where no score is more than minus infinity nothing is taken from them: infinity less infinity would be NaN.
+    let shift = _mm512_maskz_mov_ps(!_mm512_cmpeq_ps_mask(most, none), most);
     let one = _mm512_set1_ps(1.0);
-    let kept = _mm512_mask_blend_ps(nothing, power::<3>(_mm512_sub_ps(before, most)), one);
+    let kept = power::<3>(_mm512_sub_ps(before, shift));
     if _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(kept, one) != 0 {
         let mut factors = [0.0; SIDE];
         // SAFETY: 64 bytes.
@@ -141,7 +140,7 @@ pub(super) fn soften<const TERMS: usize>(
         let of_whole = whole.contains(&tile);
         for i in 0..SIDE / 2 {
             let weigh = |key: usize| {
-                let weight = power::<TERMS>(_mm512_fmsub_ps(load(line(of_tile, key)), factor, most));
+                let weight = power::<TERMS>(_mm512_fmsub_ps(load(line(of_tile, key)), factor, shift));
                 if of_whole { weight } else { _mm512_maskz_mov_ps(sight.of(tile * SIDE + key), weight) }
             };
             let pair = [weigh(2 * i), weigh(2 * i + 1)];

@@ -1,10 +1,10 @@
 //! Rows of keys and values as terms of bf16, and values turned into tiles.
 
 use std::arch::x86_64::{
-    __m512i, _CMP_UNORD_Q, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
+    __m512, __m512i, _CMP_UNORD_Q, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtne2ps_pbh, _mm512_fpclass_ps_mask, _mm512_inserti64x4,
-    _mm512_mask_mov_ps, _mm512_maskz_sub_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_srli_epi32,
-    _mm512_storeu_si512,
+    _mm512_mask_mov_ps, _mm512_mask_sub_ps, _mm512_maskz_mov_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_srli_epi32, _mm512_storeu_si512,
 };
 
 use half::bf16;
@@ -65,17 +65,20 @@ fn split_line<T: Element, const TERMS: usize>(
     if TERMS == 1 {
         return to(0, words(_mm512_cvtne2ps_pbh(rest[1], rest[0])));
     }
-    // Cut off, NaN could become infinity; of both nothing is left.
+    // Cut off, NaN could become infinity. Both are the last term, which is multiplied by the first alone: a lower term may
+    // be 0, and infinity times 0 is NaN.
     let finite = rest.map(|x| !_mm512_fpclass_ps_mask::<0x99>(x));
     rest = rest.map(|x| _mm512_mask_mov_ps(x, _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(x, x), _mm512_set1_ps(f32::NAN)));
     for term in 0..TERMS {
-        let [low, high] = rest.map(|x| _mm512_srli_epi32::<16>(_mm512_castps_si512(x)));
+        let of_term = |x: __m512, finite| if term < TERMS - 1 { _mm512_maskz_mov_ps(finite, x) } else { x };
+        let here = [of_term(rest[0], finite[0]), of_term(rest[1], finite[1])];
+        let [low, high] = here.map(|x| _mm512_srli_epi32::<16>(_mm512_castps_si512(x)));
         let line =
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(_mm512_cvtepi32_epi16(low)), _mm512_cvtepi32_epi16(high));
         to(term, line);
         for (x, finite) in rest.iter_mut().zip(finite) {
             let cut = _mm512_and_si512(_mm512_castps_si512(*x), _mm512_set1_epi32(0xffff_0000_u32 as i32));
-            *x = _mm512_maskz_sub_ps(finite, *x, _mm512_castsi512_ps(cut));
+            *x = _mm512_mask_sub_ps(*x, finite, *x, _mm512_castsi512_ps(cut));
         }
     }
 }
