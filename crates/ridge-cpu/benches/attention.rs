@@ -38,6 +38,7 @@ fn cases() -> Vec<Case> {
         case("llama-1b token at 4096 f16", llama, 1, 4096, bf16, f16),
         case("llama-1b token at 4096 f32", llama, 1, 4096, f32, f32),
         case("llama-1b token at 4096 int8", llama, 1, 4096, bf16, DType::I8),
+        case("one kv head, token at 16384", [4, 1, 64], 1, 16384, bf16, bf16),
         case("llama-1b prompt 256", llama, 256, 0, bf16, bf16),
         case("llama-1b prompt 512 at 2048", llama, 512, 2048, bf16, bf16),
         case("llama-1b prompt 512 at 2048 int8", llama, 512, 2048, bf16, DType::I8),

@@ -222,6 +222,29 @@ fn a_prompt_cut_anywhere_attends_to_the_same_bits() {
 }
 
 #[test]
+fn single_tokens_of_a_long_context_have_the_bits_of_a_prompt() {
+    // Several parts of a context, each of whose softmaxes is of its own; of many heads to a kv head and of few.
+    for (heads, kv_heads, dim, of_q, cache, window) in [
+        (2, 1, 32, DType::BF16, DType::BF16, Some(1200)),
+        (17, 1, 32, DType::BF16, DType::BF16, None),
+        (2, 2, 40, DType::F16, DType::I8, None),
+        (1, 1, 32, DType::F32, DType::BF16, Some(70)),
+    ] {
+        let attention = OneSequence::new(2200, (heads, kv_heads, dim), 16, of_q, cache, window);
+        let cuts = [0, 1, 1023, 1024, 1025, 1030, 2047, 2049, 2050, 2058, 2190, 2200];
+        let by_row = ["q", "seq_ids", "positions"];
+        cuts_agree(&attention.graph, "tokens", &|name: &str| attention.value(name), &by_row, &cuts);
+        let last = |arg: &Arg| match attention.value(&arg.name) {
+            Value::Plain(tensor) if by_row.contains(&&*arg.name) => Value::Plain(rows(&tensor, 2198..2200)),
+            value => value,
+        };
+        let bindings = Bindings::new().with("tokens", 2);
+        let got = run(&poisoned(2), &attention.graph, &bindings, &last).expect("runs");
+        judge_graph(&attention.graph, &|arg| Some(last(arg)), &bindings, &got).unwrap();
+    }
+}
+
+#[test]
 fn keys_and_values_that_are_no_numbers_reach_only_the_tokens_that_see_them() {
     let (bf16, f32, f16) = (DType::BF16, DType::F32, DType::F16);
     for (dim, of_q, cache, window) in [

@@ -125,6 +125,13 @@ struct Rows {
     position: usize,
 }
 
+impl Rows {
+    /// Where the keys end that the last of them sees.
+    fn most(&self) -> usize {
+        if self.seen == 0 { 0 } else { self.seen + self.tokens.len() - 1 }
+    }
+}
+
 /// What is kept for the rows of a piece, one for each token and query head of the group, in this order.
 struct State<'a> {
     /// Vectors, as sums want them.
@@ -145,11 +152,24 @@ impl Kernel for Attention {
     }
 
     fn nanos_per_piece(&self) -> f64 {
+        #[cfg(target_arch = "x86_64")]
+        if self.preparation_on_tiles().is_some() {
+            return self.nanos_to_merge();
+        }
         // Half the context, for want of knowing.
         let keys = (self.table * self.block_size).div_ceil(2);
         let pairs = self.together * self.group() * self.window.map_or(keys, |window| keys.min(window));
-        let nanos_per_element = if self.is_on_tiles() { 0.01 } else { 0.05 };
-        100.0 + pairs as f64 * (1.0 + self.dim as f64 * nanos_per_element)
+        100.0 + pairs as f64 * self.nanos_per_pair()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn preparation(&self) -> Option<crate::kernel::Preparation> {
+        self.preparation_on_tiles()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        self.prepare_on_tiles(io, pieces, scratch);
     }
 
     fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
@@ -203,6 +223,11 @@ impl Attention {
         false
     }
 
+    /// What a query and a key take.
+    fn nanos_per_pair(&self) -> f64 {
+        1.0 + self.dim as f64 * if self.is_on_tiles() { 0.01 } else { 0.05 }
+    }
+
     fn group(&self) -> usize {
         self.heads.checked_div(self.kv_heads).unwrap_or(0)
     }
@@ -253,7 +278,7 @@ impl Attention {
         state.out[..count * chained].fill([0.0; LANES]);
         state.largest[..count].fill(f32::NEG_INFINITY);
         state.total[..count].fill(0.0);
-        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
+        let most = rows.most();
         let start = self.start(rows, 0) / SPAN * SPAN;
         for from in (start..most).step_by(SPAN) {
             let span = from..most.min(from + SPAN);

@@ -11,10 +11,13 @@
 //! make NaN of it: it is zero there, and is added afterwards for the queries that see it. Of a key it is the last term,
 //! which meets the first term of a query only, so that it gives the score that it means.
 //!
+//! Of a long context each part has a softmax of its own (`parts.rs`).
+//!
 //! Floor: 16 cycles for each term product of 16 queries, 16 keys and 32 elements, twice; some 6 cycles for 16
 //! exponentials.
 
 mod few;
+mod parts;
 mod softmax;
 mod terms;
 
@@ -27,6 +30,7 @@ use super::{Attention, Rows};
 use crate::kernel::{Io, Scratch};
 use crate::kernels::amx::{self, SIDE, Words};
 use crate::simd;
+use parts::{Sums, tile_of_sums};
 use softmax::Span;
 use terms::{split_rows, transpose_values};
 
@@ -97,6 +101,8 @@ struct State<'a> {
     out: &'a mut [Words],
     largest: &'a mut [Lanes<f32>],
     total: &'a mut [Lanes<f32>],
+    /// What the parts before gave.
+    merged: Sums<'a>,
     /// Rows of a tile of queries on their way out.
     line: &'a mut [f32],
 }
@@ -115,13 +121,24 @@ impl Attention {
         self.dim.next_multiple_of(STEP)
     }
 
-    fn run_of<T: amx::Terms, const TERMS: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn prepare_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        match self.dtype {
+            DType::BF16 => self.prepare_parts::<bf16, 1>(io, pieces, scratch),
+            DType::F16 => self.prepare_parts::<f16, 2>(io, pieces, scratch),
+            _ => self.prepare_parts::<f32, 3>(io, pieces, scratch),
+        }
+    }
+
+    /// Kv heads that one walk through the cache is for: few queries take a tile for each head.
+    fn heads_together(&self) -> usize {
+        if self.is_few(1) { HEADS.min(self.kv_heads) } else { 1 }
+    }
+
+    fn state<'a, const TERMS: usize>(&self, scratch: &'a mut Scratch) -> State<'a> {
         let (rows, width) = (self.together * self.group(), self.width());
-        // Few queries take a tile for each head.
-        let heads = if self.is_few(1) { HEADS.min(self.kv_heads) } else { 1 };
-        let (tiles, tile) = (rows.div_ceil(SIDE).max(heads), SIDE * SIDE);
+        let (tiles, tile) = (rows.div_ceil(SIDE).max(self.heads_together()), SIDE * SIDE);
         let pairs = tiles.next_multiple_of(2);
-        let [q, q_tiles, span, rest, values, scores, weights, out, largest, total, line] = scratch.slices::<u32, 11>([
+        let [q, q_tiles, span, rest, values, scores, weights, out, merged, sums, line] = scratch.slices::<u32, 11>([
             rows * self.dim,
             tiles * TERMS * (width / STEP) * tile,
             TERMS * SPAN * width / 2,
@@ -130,11 +147,13 @@ impl Attention {
             2 * 2 * SPAN / SIDE * tile,
             2 * 2 * TERMS * STEPS * tile,
             pairs * width / SIDE * tile,
-            pairs * SIDE,
-            pairs * SIDE,
+            pairs * width / SIDE * tile,
+            4 * pairs * SIDE,
             SIDE * width,
         ]);
-        let mut state = State {
+        let mut sums = amx::floats(sums).as_chunks_mut().0.chunks_exact_mut(pairs);
+        let mut sums = || sums.next().expect("as many as were asked for");
+        State {
             q,
             q_tiles: q_tiles.as_chunks_mut().0,
             span: amx::elements::<bf16>(span),
@@ -144,18 +163,26 @@ impl Attention {
             scores: scores.as_chunks_mut().0,
             weights: weights.as_chunks_mut().0,
             out: out.as_chunks_mut().0,
-            largest: amx::floats(largest).as_chunks_mut().0,
-            total: amx::floats(total).as_chunks_mut().0,
+            largest: sums(),
+            total: sums(),
+            merged: Sums { out: merged.as_chunks_mut().0, largest: sums(), total: sums() },
             line: amx::floats(line),
-        };
-        if self.together == 1 && self.is_few(1) {
+        }
+    }
+
+    fn run_of<T: amx::Terms, const TERMS: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        if self.preparation_on_tiles().is_some() {
+            return self.finish_parts::<TERMS>(io, pieces, scratch);
+        }
+        let mut state = self.state::<TERMS>(scratch);
+        if self.together == 1 {
             // Head by head of a token, as its keys lie.
             let mut piece = pieces.start;
             while piece < pieces.end {
                 let (token, head) = (piece / self.kv_heads, piece % self.kv_heads);
-                let heads = head..self.kv_heads.min(head + HEADS).min(head + pieces.end - piece);
+                let heads = head..self.kv_heads.min(head + self.heads_together()).min(head + pieces.end - piece);
                 piece += heads.len();
-                self.attend_few::<T, TERMS>(io, heads, &self.rows(io, token..token + 1), &mut state);
+                self.attend_by_parts::<T, TERMS>(io, &heads, &self.rows(io, token..token + 1), &mut state);
             }
             return;
         }
@@ -167,41 +194,70 @@ impl Attention {
             while token < end {
                 let rows = self.rows(io, token..end);
                 token = rows.tokens.end;
-                if self.is_few(rows.tokens.len()) {
-                    self.attend_few::<T, TERMS>(io, head..head + 1, &rows, &mut state);
-                } else {
-                    self.attend_on_tiles::<T, TERMS>(&amx::Session::begin(), io, head, &rows, &mut state);
-                }
+                self.attend_by_parts::<T, TERMS>(io, &(head..head + 1), &rows, &mut state);
             }
         }
     }
 
-    fn attend_on_tiles<T: amx::Terms, const TERMS: usize>(
+    /// The first row of q of token `token` and kv head `head`.
+    fn first_row(&self, token: usize, head: usize) -> usize {
+        (token * self.heads + head * self.group()) * self.dim
+    }
+
+    /// The queries of `rows` and `heads` as tiles.
+    fn load_queries<T: amx::Terms, const TERMS: usize>(
         &self,
-        configured: &amx::Session,
+        io: &Io<'_>,
+        heads: &Range<usize>,
+        rows: &Rows,
+        state: &mut State<'_>,
+    ) {
+        let of_token = self.group() * self.dim;
+        let count = rows.tokens.len() * self.group();
+        let of_head = count.div_ceil(SIDE) * TERMS * (self.width() / STEP);
+        for (head, tiles) in heads.clone().zip(state.q_tiles.chunks_exact_mut(of_head)) {
+            let q = amx::elements::<T>(state.q);
+            for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(of_token)) {
+                to.copy_from_slice(&io.input::<T>(0)[self.first_row(token, head)..][..of_token]);
+            }
+            amx::Layout::of_whole_tiles(count, self.dim, TERMS).pack_x(&q[..count * self.dim], self.dim, tiles);
+        }
+    }
+
+    /// Attention for the loaded queries to `keys`, which are of one part.
+    fn attend_part<const TERMS: usize>(
+        &self,
+        io: &Io<'_>,
+        heads: &Range<usize>,
+        rows: &Rows,
+        keys: &Range<usize>,
+        state: &mut State<'_>,
+    ) {
+        let tiles = heads.len() * (rows.tokens.len() * self.group()).div_ceil(SIDE);
+        state.out[..tiles * (self.width() / SIDE)].as_flattened_mut().fill(0);
+        state.largest[..tiles].fill([f32::NEG_INFINITY; SIDE]);
+        state.total[..tiles].fill([0.0; SIDE]);
+        if self.is_few(rows.tokens.len()) {
+            self.part_of_few::<TERMS>(io, heads, rows, keys, state);
+        } else {
+            self.part_of_many::<TERMS>(io, heads.start, rows, keys, state);
+        }
+    }
+
+    fn part_of_many<const TERMS: usize>(
+        &self,
         io: &Io<'_>,
         head: usize,
         rows: &Rows,
+        keys: &Range<usize>,
         state: &mut State<'_>,
     ) {
         let (group, width) = (self.group(), self.width());
         let count = rows.tokens.len() * group;
         let tiles = count.div_ceil(SIDE);
-        let first_row = |token: usize| (token * self.heads + head * group) * self.dim;
-        let q = amx::elements::<T>(state.q);
-        for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(group * self.dim)) {
-            to.copy_from_slice(&io.input::<T>(0)[first_row(token)..][..group * self.dim]);
-        }
-        let layout = amx::Layout::of_whole_tiles(count, self.dim, TERMS);
-        layout.pack_x(&q[..count * self.dim], self.dim, state.q_tiles);
-        let d_tiles = width / SIDE;
-        state.out[..tiles.next_multiple_of(2) * d_tiles].as_flattened_mut().fill(0);
-        state.largest[..tiles].fill([f32::NEG_INFINITY; SIDE]);
-        state.total[..tiles].fill([0.0; SIDE]);
-        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
-        let start = self.start(rows, 0) / SPAN * SPAN;
-        for from in (start..most).step_by(SPAN) {
-            let span = from..most.min(from + SPAN);
+        let configured = amx::Session::begin();
+        for from in keys.clone().step_by(SPAN) {
+            let span = from..keys.end.min(from + SPAN);
             self.fill_span::<TERMS>(io, head, rows, 1, &span, state);
             state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
@@ -214,21 +270,33 @@ impl Attention {
                 Pair { tiles, keys: (rows.seen + last / group).saturating_sub(from).min(span.len()) }
             };
             let pairs = (0..tiles).step_by(2).map(pair).filter(|pair| pair.keys > 0);
-            self.attend_span::<TERMS>(configured, &layout, rows, from, pairs, state);
+            self.attend_span::<TERMS>(&configured, rows, from, pairs, state);
         }
-        for tile in 0..tiles {
+    }
+
+    /// Writes what all parts gave.
+    fn store(&self, io: &Io<'_>, heads: &Range<usize>, rows: &Rows, state: &mut State<'_>) {
+        let (group, width, d_tiles) = (self.group(), self.width(), self.width() / SIDE);
+        let count = rows.tokens.len() * group;
+        let (few, tiles) = (self.is_few(rows.tokens.len()), count.div_ceil(SIDE));
+        for (at, head) in (0..heads.len() * tiles).zip(heads.clone().flat_map(|head| std::iter::repeat_n(head, tiles)))
+        {
+            let tile = at % tiles;
             let of_tile = SIDE.min(count - tile * SIDE);
-            let (pair, together) = (tile / 2 * 2, (tiles - tile / 2 * 2).min(2));
-            for d in 0..d_tiles {
-                let sums = &state.out[pair * d_tiles + d * together + tile % 2];
-                amx::unpack_columns(sums, [of_tile, SIDE], width, &mut state.line[d * SIDE..]);
+            if few {
+                few::unpack_lines(&state.merged.out[at * d_tiles..][..d_tiles], of_tile, state.line);
+            } else {
+                for d in 0..d_tiles {
+                    let sums = &state.merged.out[tile_of_sums(at, d, tiles, d_tiles)];
+                    amx::unpack_columns(sums, [of_tile, SIDE], width, &mut state.line[d * SIDE..]);
+                }
             }
             for (i, line) in state.line.chunks_exact_mut(width).take(of_tile).enumerate() {
-                let (row, total) = (tile * SIDE + i, state.total[tile][i]);
+                let (row, total) = (tile * SIDE + i, state.merged.total[at][i]);
                 if total > 0.0 {
                     simd::scale(&mut line[..self.dim], 1.0 / total);
                 }
-                let at = first_row(rows.tokens.start + row / group) + row % group * self.dim;
+                let at = self.first_row(rows.tokens.start + row / group, head) + row % group * self.dim;
                 // SAFETY: this token's query heads of this kv head are our piece's alone.
                 unsafe { simd::store(io, 0, self.dtype, at, &line[..self.dim]) };
             }
@@ -271,7 +339,6 @@ impl Attention {
     fn attend_span<const TERMS: usize>(
         &self,
         configured: &amx::Session,
-        layout: &amx::Layout,
         rows: &Rows,
         from: usize,
         mut pairs: impl Iterator<Item = Pair>,
@@ -291,7 +358,7 @@ impl Attention {
                     let w = amx::Rows { data, high: SIDE * self.width(), stride: self.width(), step: STEP };
                     let x = &q_tiles[(pair.tiles.start * TERMS + order - of_key) * depth..];
                     let fresh = order == TERMS - 1 && of_key == 0;
-                    amx::multiply_rows(configured, w, x, layout.terms * depth, depth, scores, fresh);
+                    amx::multiply_rows(configured, w, x, TERMS * depth, depth, scores, fresh);
                 }
             }
         };

@@ -18,7 +18,6 @@ use ridge_graph::DType;
 
 use super::{Attention, Lanes, Rows, SIDE, SPAN, STEP, STEPS, State, Words, amx, scale_each, softmax, take_rest};
 use crate::kernel::Io;
-use crate::simd;
 
 /// Tiles of a span along its keys.
 const TILES: usize = SPAN / SIDE;
@@ -37,52 +36,21 @@ impl Attention {
         tokens * self.group() <= SIDE
     }
 
-    /// All of attention for `rows` and the query heads of kv heads `heads`.
-    pub(super) fn attend_few<T: amx::Terms, const TERMS: usize>(
+    /// Attention for the queries of `rows` and kv heads `heads` to `keys`, which are of one part.
+    pub(super) fn part_of_few<const TERMS: usize>(
         &self,
         io: &Io<'_>,
-        heads: Range<usize>,
+        heads: &Range<usize>,
         rows: &Rows,
+        keys: &Range<usize>,
         state: &mut State<'_>,
     ) {
-        let (group, width) = (self.group(), self.width());
-        let count = rows.tokens.len() * group;
-        let first_row = |token: usize, head: usize| (token * self.heads + head * group) * self.dim;
-        let depth = TERMS * width / STEP;
-        for (head, tiles) in heads.clone().zip(state.q_tiles.chunks_exact_mut(depth)) {
-            let q = amx::elements::<T>(state.q);
-            for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(group * self.dim)) {
-                to.copy_from_slice(&io.input::<T>(0)[first_row(token, head)..][..group * self.dim]);
-            }
-            amx::Layout::of_whole_tiles(count, self.dim, TERMS).pack_x(&q[..count * self.dim], self.dim, tiles);
-        }
-        let d_tiles = width / SIDE;
-        state.out[..heads.len() * d_tiles].as_flattened_mut().fill(0);
-        state.largest[..heads.len()].fill([f32::NEG_INFINITY; SIDE]);
-        state.total[..heads.len()].fill([0.0; SIDE]);
-        let most = if rows.seen == 0 { 0 } else { rows.seen + rows.tokens.len() - 1 };
-        let start = self.start(rows, 0) / SPAN * SPAN;
-        let configured = amx::Few::begin(count);
-        for from in (start..most).step_by(SPAN) {
-            let span = from..most.min(from + SPAN);
+        let configured = amx::Few::begin(rows.tokens.len() * self.group());
+        for from in keys.clone().step_by(SPAN) {
+            let span = from..keys.end.min(from + SPAN);
             let places = if TERMS == 1 { self.places(io, rows.sequence, &span) } else { None };
             for nth in 0..heads.len() {
                 self.few_at_span::<TERMS>(&configured, io, (heads.start + nth, nth), rows, &span, places, state);
-            }
-        }
-        for (nth, head) in heads.enumerate() {
-            for i in 0..count {
-                let line = &mut state.line[..self.dim];
-                for (d, x) in line.iter_mut().enumerate() {
-                    let (tile, column) = column(d % STEP);
-                    *x = f32::from_bits(state.out[nth * d_tiles + d / STEP * 2 + tile][i * SIDE + column]);
-                }
-                if state.total[nth][i] > 0.0 {
-                    simd::scale(line, 1.0 / state.total[nth][i]);
-                }
-                let at = first_row(rows.tokens.start + i / group, head) + i % group * self.dim;
-                // SAFETY: this token's query heads of this kv head are our piece's alone.
-                unsafe { simd::store(io, 0, self.dtype, at, line) };
             }
         }
     }
@@ -224,6 +192,16 @@ impl Attention {
                     }
                 }
             }
+        }
+    }
+}
+
+/// The first `count` queries' sums as rows.
+pub(super) fn unpack_lines(sums: &[Words], count: usize, to: &mut [f32]) {
+    for (i, line) in to.chunks_exact_mut(sums.len() * SIDE).take(count).enumerate() {
+        for (d, x) in line.iter_mut().enumerate() {
+            let (tile, column) = column(d % STEP);
+            *x = f32::from_bits(sums[d / STEP * 2 + tile][i * SIDE + column]);
         }
     }
 }
