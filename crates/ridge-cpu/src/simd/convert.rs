@@ -1,7 +1,10 @@
 //! Between storage and f32, in bit operations that the compiler vectorises.
 
 #[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::{__m512, _mm256_loadu_si256, _mm512_cvtph_ps, _mm512_loadu_ps};
+use std::arch::x86_64::{
+    __m512, _mm_loadu_si128, _mm256_loadu_si256, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_loadu_ps,
+};
 
 use half::{bf16, f16};
 use ridge_graph::DType;
@@ -156,6 +159,12 @@ impl Element for i8 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from(self)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    unsafe fn widen_vector(from: &[Self; LANES]) -> __m512 {
+        // SAFETY: 16 bytes; there is AVX-512, by the caller's promise.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.as_ptr().cast()))) }
     }
     #[inline(always)]
     fn narrow(x: f32) -> Self {

@@ -7,6 +7,8 @@
 //! Queries, keys, exponentials and values are as many terms of bf16 as the dtype of the queries has ([`amx::Terms`]);
 //! with one they are rounded to bf16, and the sum of the exponentials is that of the rounded ones.
 //!
+//! Codes of a cache of i8 are one term, exactly; the scales of keys multiply scores, and those of values weights.
+//!
 //! A value that is infinite or NaN goes through no product, where the weight 0 of a query that does not see it would
 //! make NaN of it: it is zero there, and is added afterwards for the queries that see it. Of a key it is the last term,
 //! which meets the first term of a query only, so that it gives the score that it means.
@@ -55,6 +57,9 @@ type Lanes<T> = [T; SIDE];
 /// Keys of a span, a bit each.
 type Keys = [u64; SPAN / 64];
 
+/// Scales of a span's keys and values.
+type Scales = [[f32; SPAN]; 2];
+
 /// Tokens of a piece.
 pub(super) fn together(tokens: usize, group: usize) -> usize {
     (ROWS / group.max(1)).clamp(1, tokens.max(1))
@@ -88,6 +93,8 @@ struct State<'a> {
     q_tiles: &'a mut [Words],
     /// Terms of a span's keys, or values: `[term][SPAN][width]`.
     span: &'a mut [bf16],
+    /// Of a span of codes.
+    scales: &'a mut Scales,
     /// See [`Rests`].
     rest: &'a mut [bf16],
     rests: Keys,
@@ -138,25 +145,28 @@ impl Attention {
         let (rows, width) = (self.together * self.group(), self.width());
         let (tiles, tile) = (rows.div_ceil(SIDE).max(self.heads_together()), SIDE * SIDE);
         let pairs = tiles.next_multiple_of(2);
-        let [q, q_tiles, span, rest, values, scores, weights, out, merged, sums, line] = scratch.slices::<u32, 11>([
-            rows * self.dim,
-            tiles * TERMS * (width / STEP) * tile,
-            TERMS * SPAN * width / 2,
-            SPAN * width / 2,
-            TERMS * width / SIDE * STEPS * tile,
-            2 * 2 * SPAN / SIDE * tile,
-            2 * 2 * TERMS * STEPS * tile,
-            pairs * width / SIDE * tile,
-            pairs * width / SIDE * tile,
-            4 * pairs * SIDE,
-            SIDE * width,
-        ]);
+        let [q, q_tiles, span, scales, rest, values, scores, weights, out, merged, sums, line] = scratch
+            .slices::<u32, 12>([
+                rows * self.dim,
+                tiles * TERMS * (width / STEP) * tile,
+                TERMS * SPAN * width / 2,
+                2 * SPAN,
+                SPAN * width / 2,
+                TERMS * width / SIDE * STEPS * tile,
+                2 * 2 * SPAN / SIDE * tile,
+                2 * 2 * TERMS * STEPS * tile,
+                pairs * width / SIDE * tile,
+                pairs * width / SIDE * tile,
+                4 * pairs * SIDE,
+                SIDE * width,
+            ]);
         let mut sums = amx::floats(sums).as_chunks_mut().0.chunks_exact_mut(pairs);
         let mut sums = || sums.next().expect("as many as were asked for");
         State {
             q,
             q_tiles: q_tiles.as_chunks_mut().0,
             span: amx::elements::<bf16>(span),
+            scales: amx::floats(scales).as_chunks_mut().0.first_chunk_mut().expect("two times a span"),
             rest: amx::elements::<bf16>(rest),
             rests: Keys::default(),
             values: values.as_chunks_mut().0,
@@ -259,10 +269,15 @@ impl Attention {
         for from in keys.clone().step_by(SPAN) {
             let span = from..keys.end.min(from + SPAN);
             self.fill_span::<TERMS>(io, head, rows, 1, &span, state);
-            state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
+            let (terms, steps) = (self.stored_terms::<TERMS>(), span.len().div_ceil(STEP));
+            state.rests = Keys::default();
+            if self.cache != DType::I8 {
+                state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
+            }
             // SAFETY: there is AMX, and every machine that has it has AVX-512.
-            unsafe { transpose_values::<TERMS>(state.span, width, span.len().div_ceil(STEP), state.values) };
+            unsafe { transpose_values(state.span, width, terms, steps, state.values) };
             self.fill_span::<TERMS>(io, head, rows, 0, &span, state);
+            self.load_scales(io, head, rows, &span, state.scales);
             let pair = |first: usize| {
                 let tiles = first..tiles.min(first + 2);
                 // Keys after the last that the pair's rows see are left out.
@@ -303,6 +318,24 @@ impl Attention {
         }
     }
 
+    /// Terms of keys and values: a code is one, and its scale goes to scores and weights.
+    fn stored_terms<const TERMS: usize>(&self) -> usize {
+        if self.cache == DType::I8 { 1 } else { TERMS }
+    }
+
+    /// The scales of a span of codes.
+    fn load_scales(&self, io: &Io<'_>, head: usize, rows: &Rows, span: &Range<usize>, to: &mut Scales) {
+        if self.cache != DType::I8 {
+            return;
+        }
+        for (side, to) in to.iter_mut().enumerate() {
+            self.runs(io, rows.sequence, span, |keys, at| match at.and_then(|at| self.scales(io, head, side, at)) {
+                Some(scales) => to[keys.clone()].copy_from_slice(&scales[..keys.len()]),
+                None => to[keys].fill(0.0),
+            });
+        }
+    }
+
     /// The span's keys (side 0) or values (side 1) as terms; zeros where there are none, up to a whole step.
     fn fill_span<const TERMS: usize>(
         &self,
@@ -313,23 +346,26 @@ impl Attention {
         span: &Range<usize>,
         state: &mut State<'_>,
     ) {
-        let (width, term) = (self.width(), SPAN * self.width());
+        let (width, term, terms) = (self.width(), SPAN * self.width(), self.stored_terms::<TERMS>());
         let to = &mut *state.span;
         super::with_stored!(self.cache, T => {
             let cache = io.input::<T>(1);
             self.runs(io, rows.sequence, span, |keys, at| match at {
                 Some(at) => {
                     let from = &self.slab(cache, head, side, at)[..keys.len() * self.dim];
+                    let to = &mut to[keys.start * width..];
                     // SAFETY: there is AMX, and every machine that has it has AVX-512.
                     unsafe {
-                        let scales = self.scales(io, head, side, at);
-                        split_rows::<T, TERMS>(from, scales, self.dim, width, term, &mut to[keys.start * width..]);
+                        match self.cache {
+                            DType::I8 => split_rows::<T, 1>(from, self.dim, width, term, to),
+                            _ => split_rows::<T, TERMS>(from, self.dim, width, term, to),
+                        }
                     }
                 }
-                None => (0..TERMS).for_each(|t| to[t * term..][keys.start * width..keys.end * width].fill(bf16::ZERO)),
+                None => (0..terms).for_each(|t| to[t * term..][keys.start * width..keys.end * width].fill(bf16::ZERO)),
             });
         });
-        for t in 0..TERMS {
+        for t in 0..terms {
             to[t * term..][span.len() * width..span.len().next_multiple_of(STEP) * width].fill(bf16::ZERO);
         }
     }
@@ -348,12 +384,13 @@ impl Attention {
         let (mut scores, mut next_scores) = state.scores.split_at_mut(2 * SPAN / SIDE);
         let (mut weights, mut weights_before) = state.weights.split_at_mut(2 * TERMS * STEPS);
         let (span, values, q_tiles) = (&*state.span, &*state.values, &*state.q_tiles);
+        let (terms, scales) = (self.stored_terms::<TERMS>(), (self.cache == DType::I8).then_some(&*state.scales));
         let score = |pair: &Pair, step: usize, scores: &mut [Words]| {
             let together = pair.tiles.len();
             let scores = &mut scores[step * 2 * together..][..2 * together];
             // The products of terms, the smallest first.
             for order in (0..TERMS).rev() {
-                for of_key in 0..=order {
+                for of_key in 0..terms.min(order + 1) {
                     let data = &span[(of_key * SPAN + step * STEP) * self.width()..];
                     let w = amx::Rows { data, high: SIDE * self.width(), stride: self.width(), step: STEP };
                     let x = &q_tiles[(pair.tiles.start * TERMS + order - of_key) * depth..];
@@ -366,7 +403,7 @@ impl Attention {
             let together = pair.tiles.len();
             let out = &mut out[pair.tiles.start * d_tiles + d * 2 * together..][..2 * together];
             for order in (0..TERMS).rev() {
-                for of_value in 0..=order {
+                for of_value in 0..terms.min(order + 1) {
                     let data = amx::halves(&values[(of_value * d_tiles + 2 * d) * STEPS..]);
                     let w = amx::Rows { data, high: STEPS * SIDE * STEP, stride: STEP, step: SIDE * STEP };
                     let x = &weights[(order - of_value) * STEPS..];
@@ -406,7 +443,7 @@ impl Attention {
                     }
                 };
                 // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                unsafe { softmax::soften::<TERMS>(&span, &mut scores, sums, weights, rescale, &mut between) };
+                unsafe { softmax::soften::<TERMS>(&span, scales, &mut scores, sums, weights, rescale, &mut between) };
             }
             (pair.steps() * together..to_score + to_weigh).for_each(|_| between());
             if let Some(before) = &before {

@@ -3,21 +3,23 @@
 //!
 //! Keys are multiplied where they lie. Values are not transposed: sums have a row for each query here, and values become
 //! the tile's pairs of keys by one instruction for each cache line of them. Every sum has the bits that it has among many
-//! queries, for it is of the same products in the same order.
+//! queries, for it is of the same products in the same order. Codes are widened where they lie, each once.
 //!
 //! Floor: keys and values read once. Several heads go through the cache together, since theirs lie side by side.
 
 use std::arch::x86_64::{
-    __m512i, _mm512_and_si512, _mm512_cmpge_epu16_mask, _mm512_loadu_si512, _mm512_max_epu16, _mm512_set1_epi16,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
+    __m512i, _mm512_and_si512, _mm512_cmpge_epu16_mask, _mm512_max_epu16, _mm512_set1_epi16, _mm512_setzero_si512,
+    _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 use std::ops::Range;
 
 use half::bf16;
 use ridge_graph::DType;
 
+use super::terms::{rounded, split_rows};
 use super::{Attention, Lanes, Rows, SIDE, SPAN, STEP, STEPS, State, Words, amx, scale_each, softmax, take_rest};
 use crate::kernel::Io;
+use crate::simd::Element;
 
 /// Tiles of a span along its keys.
 const TILES: usize = SPAN / SIDE;
@@ -48,7 +50,7 @@ impl Attention {
         let configured = amx::Few::begin(rows.tokens.len() * self.group());
         for from in keys.clone().step_by(SPAN) {
             let span = from..keys.end.min(from + SPAN);
-            let places = if TERMS == 1 { self.places(io, rows.sequence, &span) } else { None };
+            let places = self.places::<TERMS>(io, rows.sequence, &span);
             for nth in 0..heads.len() {
                 self.few_at_span::<TERMS>(&configured, io, (heads.start + nth, nth), rows, &span, places, state);
             }
@@ -56,9 +58,10 @@ impl Attention {
     }
 
     /// Where the span's keys lie as tiles, if they do.
-    fn places(&self, io: &Io<'_>, sequence: usize, span: &Range<usize>) -> Option<Places> {
+    fn places<const TERMS: usize>(&self, io: &Io<'_>, sequence: usize, span: &Range<usize>) -> Option<Places> {
         let whole = self.dim.is_multiple_of(STEP) && self.block_size.is_multiple_of(SIDE);
-        if self.cache != DType::BF16 || !whole {
+        let as_they_are = self.cache == DType::BF16 && TERMS == 1;
+        if !whole || !as_they_are && self.cache != DType::I8 {
             return None;
         }
         let (mut places, mut all) = (Places::default(), true);
@@ -88,26 +91,38 @@ impl Attention {
     ) {
         let (width, count) = (self.width(), rows.tokens.len() * self.group());
         let (depth, d_tiles, term) = (width / STEP, width / SIDE, SPAN * width);
-        let steps = span.len().div_ceil(STEP);
+        let (steps, terms) = (span.len().div_ceil(STEP), self.stored_terms::<TERMS>());
         let of_head = self.block_size * self.dim;
 
         let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
-        if let Some(places) = &places {
+        let codes = self.cache == DType::I8;
+        // Keys and values behind the last that is seen are not looked at, or weigh nothing.
+        let last = (span.len() - 1) / SIDE;
+        if let Some(places) = places.filter(|_| !codes) {
             let cache = io.input::<bf16>(1);
-            let keys = |tile: usize| &cache[places[tile] + head * of_head..];
+            let keys = |tile: usize| &cache[places[tile.min(last)] + head * of_head..];
             for step in 0..steps {
-                // Scores of keys behind the last that is seen are not looked at.
-                let last = (span.len() - 1) / SIDE;
-                let keys = [keys(2 * step), keys((2 * step + 1).min(last))];
+                let keys = [keys(2 * step), keys(2 * step + 1)];
                 configured.score(keys, width, q_tiles, &mut state.scores[2 * step..][..2], true);
             }
         } else {
-            self.fill_span::<TERMS>(io, head, rows, 0, span, state);
+            match places {
+                Some(places) => {
+                    let codes = &io.input::<i8>(1)[head * of_head..];
+                    for (tile, to) in state.span.chunks_exact_mut(SIDE * width).take(2 * steps).enumerate() {
+                        let of_tile = &codes[places[tile.min(last)]..][..SIDE * width];
+                        // SAFETY: there is AMX, and every machine that has it has AVX-512.
+                        unsafe { split_rows::<i8, 1>(of_tile, width, width, 0, to) };
+                    }
+                }
+                None => self.fill_span::<TERMS>(io, head, rows, 0, span, state),
+            }
+            self.load_scales(io, head, rows, span, state.scales);
             let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
             for step in 0..steps {
                 // The products of terms, the smallest first.
                 for order in (0..TERMS).rev() {
-                    for of_key in 0..=order {
+                    for of_key in 0..terms.min(order + 1) {
                         let keys = &state.span[of_key * term + step * STEP * width..][..STEP * width];
                         let (low, high) = keys.split_at(SIDE * width);
                         let x = &q_tiles[(order - of_key) * depth..][..depth];
@@ -129,26 +144,35 @@ impl Attention {
                 }
             }
         };
+        let scales = codes.then_some(&*state.scales);
         let sums = (&mut state.largest[nth], &mut state.total[nth]);
         // SAFETY: there is AMX, and every machine that has it has AVX-512.
         unsafe {
-            softmax::soften::<TERMS>(&sight, &mut scores, sums, weights, rescale, &mut || {});
+            softmax::soften::<TERMS>(&sight, scales, &mut scores, sums, weights, rescale, &mut || {});
             for (term, turned) in weights.chunks_exact(STEPS).zip(turned.chunks_exact_mut(STEPS)) {
                 term.iter().zip(turned).take(steps).for_each(|(tile, to)| turn(tile, to));
             }
         }
 
-        let in_place = places.is_some_and(|places| {
-            let values = &io.input::<bf16>(1)[self.kv_heads * of_head + head * of_head..];
-            // SAFETY: as above.
-            unsafe { pair_up(|tile| &values[places[tile]..], span.len(), width, state.values) }
+        let values = self.kv_heads * of_head + head * of_head;
+        // SAFETY: as above.
+        let in_place = places.is_some_and(|places| unsafe {
+            if codes {
+                let values = &io.input::<i8>(1)[values..];
+                pair_up(|tile| &values[places[tile]..], span.len(), width, state.values)
+            } else {
+                let values = &io.input::<bf16>(1)[values..];
+                pair_up(|tile| &values[places[tile]..], span.len(), width, state.values)
+            }
         });
         let mut rests = false;
         if !in_place {
             self.fill_span::<TERMS>(io, head, rows, 1, span, state);
-            state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
-            rests = state.rests != super::Keys::default();
-            for (t, to) in state.values.chunks_exact_mut(STEPS * d_tiles).take(TERMS).enumerate() {
+            if !codes {
+                state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
+                rests = state.rests != super::Keys::default();
+            }
+            for (t, to) in state.values.chunks_exact_mut(STEPS * d_tiles).take(terms).enumerate() {
                 let span_of = |tile: usize| &state.span[t * term + tile * SIDE * width..];
                 // SAFETY: as above.
                 unsafe { pair_up(span_of, span.len(), width, to) };
@@ -158,7 +182,7 @@ impl Attention {
         let out = &mut state.out[nth * d_tiles..][..d_tiles];
         for (d, out) in out.chunks_exact_mut(2).enumerate() {
             for order in (0..TERMS).rev() {
-                for of_value in 0..=order {
+                for of_value in 0..terms.min(order + 1) {
                     let weights = &turned[(order - of_value) * STEPS..][..steps];
                     let values = &state.values[of_value * STEPS * d_tiles + d * 2 * STEPS..];
                     configured.weigh(weights, values, out);
@@ -214,16 +238,15 @@ fn turn(tile: &Words, to: &mut Words) {
 
 /// Rows of `width` values of a span's first `keys` keys, 16 rows from each of `tiles` on, as tiles of pairs of keys: for
 /// each 32 elements two for each 32 keys, in the order of [`column`]. Zeros behind the last key. Are they all finite?
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn pair_up<'a>(tiles: impl Fn(usize) -> &'a [bf16], keys: usize, width: usize, to: &mut [Words]) -> bool {
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+fn pair_up<'a, T: Element>(tiles: impl Fn(usize) -> &'a [T], keys: usize, width: usize, to: &mut [Words]) -> bool {
     let (magnitude, mut most) = (_mm512_set1_epi16(0x7fff), _mm512_setzero_si512());
     for tile in 0..keys.div_ceil(STEP) * 2 {
         let here = keys.saturating_sub(tile * SIDE).min(SIDE);
         let rows = if here > 0 { &tiles(tile)[..here * width] } else { &[] };
         let line_of = |key: usize, d: usize| -> __m512i {
-            match rows.get(key * width + d * STEP..).and_then(<[bf16]>::first_chunk::<STEP>) {
-                // SAFETY: 64 bytes.
-                Some(line) => unsafe { _mm512_loadu_si512(line.as_ptr().cast()) },
+            match rows.get(key * width + d * STEP..).and_then(<[T]>::first_chunk::<STEP>) {
+                Some(line) => rounded(line),
                 None => _mm512_setzero_si512(),
             }
         };

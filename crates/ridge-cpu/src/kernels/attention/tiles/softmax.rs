@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::{Lanes, STEPS};
+use super::{Lanes, SPAN, STEPS, Scales};
 use crate::kernels::amx::{SIDE, Words};
 use crate::simd::power;
 
@@ -89,9 +89,30 @@ impl Sight {
 
 /// Turns scores into weights, and takes note of the largest score (times log2(e)) and of the sum of weights. Before the
 /// weights it gives `rescale` what came before is to be multiplied by, and every 32 keys of them it calls `between`.
+/// Of codes it multiplies scores by the scales of their keys, and weights, once they are summed, by those of values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn soften<const TERMS: usize>(
     span: &Span,
+    scales: Option<&Scales>,
+    scores: &mut OfTile<'_>,
+    sums: (&mut Lanes<f32>, &mut Lanes<f32>),
+    weights: &mut [Words],
+    rescale: impl FnOnce(&Lanes<f32>),
+    between: &mut impl FnMut(),
+) {
+    match scales {
+        None => soften_with::<TERMS, false>(span, &ONES, scores, sums, weights, rescale, between),
+        Some(scales) => soften_with::<TERMS, true>(span, scales, scores, sums, weights, rescale, between),
+    }
+}
+
+/// Scales that change nothing.
+const ONES: Scales = [[1.0; SPAN]; 2];
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+fn soften_with<const TERMS: usize, const CODES: bool>(
+    span: &Span,
+    [of_keys, of_values]: &Scales,
     scores: &mut OfTile<'_>,
     (largest, total): (&mut Lanes<f32>, &mut Lanes<f32>),
     weights: &mut [Words],
@@ -99,15 +120,22 @@ pub(super) fn soften<const TERMS: usize>(
     between: &mut impl FnMut(),
 ) {
     let (nth, together) = (scores.nth, scores.together);
-    let mut scale = span.scale;
+    let (mut scale, mut of_keys) = (span.scale, of_keys);
     // A factor that is not positive would turn the order around.
     if span.softcap.is_some() || scale <= 0.0 {
-        for score in scores.tiles.iter_mut().skip(nth).step_by(together).flatten() {
-            let scaled = f32::from_bits(*score) * scale;
-            *score = span.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh()).to_bits();
+        let lines = scores.tiles.iter_mut().skip(nth).step_by(together).flat_map(|tile| tile.as_chunks_mut::<SIDE>().0);
+        for (line, of_key) in lines.zip(of_keys) {
+            for score in line {
+                let scaled = f32::from_bits(*score) * of_key * scale;
+                *score = span.softcap.map_or(scaled, |cap| cap * (scaled / cap).tanh()).to_bits();
+            }
         }
-        scale = 1.0;
+        (scale, of_keys) = (1.0, &ONES[0]);
     }
+    let score_of = |of_tile: &Words, tile: usize, i: usize| {
+        let score = load(line(of_tile, i));
+        if CODES { _mm512_mul_ps(score, _mm512_set1_ps(of_keys[tile * SIDE + i])) } else { score }
+    };
     let factor = _mm512_set1_ps(scale * std::f32::consts::LOG2_E);
     let sight = Sight { seen: load_integers(&span.seen), start: load_integers(&span.start) };
     let whole = span.whole();
@@ -115,7 +143,7 @@ pub(super) fn soften<const TERMS: usize>(
     let mut most = none;
     for (tile, of_tile) in scores.tiles.iter().skip(nth).step_by(together).enumerate() {
         for i in 0..SIDE {
-            let score = load(line(of_tile, i));
+            let score = score_of(of_tile, tile, i);
             // In this order NaN is passed over.
             most = if whole.contains(&tile) {
                 _mm512_max_ps(score, most)
@@ -139,17 +167,26 @@ pub(super) fn soften<const TERMS: usize>(
     for (tile, of_tile) in scores.tiles.iter().skip(nth).step_by(together).enumerate() {
         let of_whole = whole.contains(&tile);
         for i in 0..SIDE / 2 {
-            let weigh = |key: usize| {
-                let weight = power::<TERMS>(_mm512_fmsub_ps(load(line(of_tile, key)), factor, shift));
+            let weigh = |key: usize| power::<TERMS>(_mm512_fmsub_ps(score_of(of_tile, tile, key), factor, shift));
+            let seen = |key: usize, weight| {
                 if of_whole { weight } else { _mm512_maskz_mov_ps(sight.of(tile * SIDE + key), weight) }
             };
-            let pair = [weigh(2 * i), weigh(2 * i + 1)];
+            let mut pair = [weigh(2 * i), weigh(2 * i + 1)];
+            if CODES {
+                // What is not seen weighs nothing, whatever its scale.
+                sum = _mm512_add_ps(_mm512_add_ps(sum, seen(2 * i, pair[0])), seen(2 * i + 1, pair[1]));
+                pair = [0, 1].map(|odd| _mm512_mul_ps(pair[odd], _mm512_set1_ps(of_values[tile * SIDE + 2 * i + odd])));
+            }
+            let pair = [seen(2 * i, pair[0]), seen(2 * i + 1, pair[1])];
             let to = |term: usize| term * STEPS * SIDE + tile * SIDE / 2 + i;
-            sum = split::<TERMS>(pair, sum, |term, words| {
+            let with_these = split::<TERMS>(pair, sum, |term, words| {
                 let to = &mut weights.as_flattened_mut().as_chunks_mut::<SIDE>().0[to(term)];
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), words) };
             });
+            if !CODES {
+                sum = with_these;
+            }
         }
         if tile % 2 == 1 {
             between();

@@ -3,7 +3,7 @@
 use std::arch::x86_64::{
     __m512, __m512i, _CMP_UNORD_Q, _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps,
     _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtne2ps_pbh, _mm512_fpclass_ps_mask, _mm512_inserti64x4,
-    _mm512_mask_mov_ps, _mm512_mask_sub_ps, _mm512_maskz_mov_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_loadu_si512, _mm512_mask_mov_ps, _mm512_mask_sub_ps, _mm512_maskz_mov_ps, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_srli_epi32, _mm512_storeu_si512,
 };
 
@@ -14,12 +14,10 @@ use super::{SPAN, STEP, STEPS};
 use crate::kernels::amx::{self, SIDE, Words};
 use crate::simd::Element;
 
-/// Rows of `dim` elements, times their scales if they have some, as rows of `width` for each term, which are `term`
-/// elements apart.
+/// Rows of `dim` elements as rows of `width` for each term, which are `term` elements apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn split_rows<T: Element, const TERMS: usize>(
     from: &[T],
-    scales: Option<&[f32]>,
     dim: usize,
     width: usize,
     term: usize,
@@ -30,9 +28,8 @@ pub(super) fn split_rows<T: Element, const TERMS: usize>(
         return to[..from.len()].copy_from_slice(from);
     }
     for (row, from) in from.chunks_exact(dim).enumerate() {
-        let scale = scales.map(|scales| scales[row]);
         let mut put = |at: usize, from: &[T; STEP]| {
-            split_line::<T, TERMS>(from, scale, |nth, line| {
+            split_line::<T, TERMS>(from, |nth, line| {
                 let to = &mut to[nth * term + row * width + at..][..STEP];
                 // SAFETY: 64 bytes.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
@@ -48,23 +45,29 @@ pub(super) fn split_rows<T: Element, const TERMS: usize>(
     }
 }
 
+/// 32 elements, rounded to bf16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub(super) fn rounded<T: Element>(from: &[T; STEP]) -> __m512i {
+    if let Some(stored) = T::as_bf16(from) {
+        // SAFETY: 64 bytes.
+        return unsafe { _mm512_loadu_si512(stored.as_ptr().cast()) };
+    }
+    let [low, high] = from.as_chunks::<SIDE>().0 else { unreachable!("32 elements are two vectors") };
+    // SAFETY: there is AVX-512.
+    unsafe { words(_mm512_cvtne2ps_pbh(T::widen_vector(high), T::widen_vector(low))) }
+}
+
 /// The terms of 32 elements: one is rounded, several are cut off.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-fn split_line<T: Element, const TERMS: usize>(
-    from: &[T; STEP],
-    scale: Option<f32>,
-    mut to: impl FnMut(usize, __m512i),
-) {
+fn split_line<T: Element, const TERMS: usize>(from: &[T; STEP], mut to: impl FnMut(usize, __m512i)) {
+    if TERMS == 1 {
+        return to(0, rounded(from));
+    }
     let [low, high] = from.as_chunks::<SIDE>().0 else { unreachable!("32 elements are two vectors") };
     // SAFETY: there is AVX-512.
     let mut rest = unsafe { [T::widen_vector(low), T::widen_vector(high)] };
-    if let Some(scale) = scale {
-        rest = rest.map(|x| _mm512_mul_ps(x, _mm512_set1_ps(scale)));
-    }
-    if TERMS == 1 {
-        return to(0, words(_mm512_cvtne2ps_pbh(rest[1], rest[0])));
-    }
     // Cut off, NaN could become infinity. Both are the last term, which is multiplied by the first alone: a lower term may
     // be 0, and infinity times 0 is NaN.
     let finite = rest.map(|x| !_mm512_fpclass_ps_mask::<0x99>(x));
@@ -83,10 +86,10 @@ fn split_line<T: Element, const TERMS: usize>(
     }
 }
 
-/// The terms of `steps` steps of values `[SPAN][width]` as tiles of transposed values, pairs of keys across.
+/// The `terms` terms of `steps` steps of values `[SPAN][width]` as tiles of transposed values, pairs of keys across.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) fn transpose_values<const TERMS: usize>(span: &[bf16], width: usize, steps: usize, to: &mut [Words]) {
-    for (t, to) in to.chunks_exact_mut(width / SIDE * STEPS).enumerate().take(TERMS) {
+pub(super) fn transpose_values(span: &[bf16], width: usize, terms: usize, steps: usize, to: &mut [Words]) {
+    for (t, to) in to.chunks_exact_mut(width / SIDE * STEPS).enumerate().take(terms) {
         for (step, keys) in span[t * SPAN * width..].chunks_exact(STEP * width).enumerate().take(steps) {
             for d in 0..width / SIDE {
                 let mut lines = [[0; SIDE]; SIDE];
