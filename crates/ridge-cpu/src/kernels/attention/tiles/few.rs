@@ -94,41 +94,39 @@ impl Attention {
         let (steps, terms) = (span.len().div_ceil(STEP), self.stored_terms::<TERMS>());
         let of_head = self.block_size * self.dim;
 
-        let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
         let codes = self.cache == DType::I8;
         // Keys and values behind the last that is seen are not looked at, or weigh nothing.
         let last = (span.len() - 1) / SIDE;
-        if let Some(places) = places.filter(|_| !codes) {
-            let cache = io.input::<bf16>(1);
-            let keys = |tile: usize| &cache[places[tile.min(last)] + head * of_head..];
-            for step in 0..steps {
-                let keys = [keys(2 * step), keys(2 * step + 1)];
-                configured.score(keys, width, q_tiles, &mut state.scores[2 * step..][..2], true);
-            }
-        } else {
-            match places {
-                Some(places) => {
-                    let codes = &io.input::<i8>(1)[head * of_head..];
-                    for (tile, to) in state.span.chunks_exact_mut(SIDE * width).take(2 * steps).enumerate() {
-                        let of_tile = &codes[places[tile.min(last)]..][..SIDE * width];
+        let key_at = |tile: usize| places.map(|places| places[tile.min(last)] + head * of_head);
+        if places.is_none() {
+            self.fill_span::<TERMS>(io, head, rows, 0, span, state);
+        }
+        self.load_scales(io, head, rows, span, state.scales);
+        let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
+        for step in 0..steps {
+            let scores = &mut state.scores[2 * step..][..2];
+            match [key_at(2 * step), key_at(2 * step + 1)] {
+                [Some(low), Some(high)] if !codes => {
+                    let cache = io.input::<bf16>(1);
+                    configured.score([&cache[low..], &cache[high..]], width, q_tiles, scores, true);
+                    continue;
+                }
+                [Some(low), Some(high)] => {
+                    for (at, to) in [low, high].into_iter().zip(state.span.chunks_exact_mut(SIDE * width)) {
+                        let of_tile = &io.input::<i8>(1)[at..][..SIDE * width];
                         // SAFETY: there is AMX, and every machine that has it has AVX-512.
                         unsafe { split_rows::<i8, 1>(of_tile, width, width, 0, to) };
                     }
                 }
-                None => self.fill_span::<TERMS>(io, head, rows, 0, span, state),
+                _ => {}
             }
-            self.load_scales(io, head, rows, span, state.scales);
-            let q_tiles = &state.q_tiles[nth * TERMS * depth..][..TERMS * depth];
-            for step in 0..steps {
-                // The products of terms, the smallest first.
-                for order in (0..TERMS).rev() {
-                    for of_key in 0..terms.min(order + 1) {
-                        let keys = &state.span[of_key * term + step * STEP * width..][..STEP * width];
-                        let (low, high) = keys.split_at(SIDE * width);
-                        let x = &q_tiles[(order - of_key) * depth..][..depth];
-                        let fresh = order == TERMS - 1 && of_key == 0;
-                        configured.score([low, high], width, x, &mut state.scores[2 * step..][..2], fresh);
-                    }
+            let from = if places.is_some() { 0 } else { step * STEP * width };
+            // The products of terms, the smallest first.
+            for order in (0..TERMS).rev() {
+                for of_key in 0..terms.min(order + 1) {
+                    let (low, high) = state.span[of_key * term + from..][..STEP * width].split_at(SIDE * width);
+                    let x = &q_tiles[(order - of_key) * depth..][..depth];
+                    configured.score([low, high], width, x, scores, order == TERMS - 1 && of_key == 0);
                 }
             }
         }
