@@ -9,6 +9,8 @@ pub(super) fn available() -> bool {
     static AVAILABLE: OnceLock<bool> = OnceLock::new();
     *AVAILABLE.get_or_init(|| {
         Cpu::detect().features.has_all(&[Feature::AmxTile, Feature::AmxBf16, Feature::AmxInt8, Feature::Avx512Bf16])
+            // Without a name among features, and there wherever tiles are.
+            && std::is_x86_feature_detected!("avx512vbmi")
             && asked_for()
     })
 }

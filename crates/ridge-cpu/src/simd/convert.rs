@@ -32,6 +32,10 @@ pub(crate) trait Element: Pod {
     fn as_bf16(_of: &[Self]) -> Option<&[half::bf16]> {
         None
     }
+    /// `of` as what it is, if it is of codes.
+    fn as_codes(_of: &[Self]) -> Option<&[i8]> {
+        None
+    }
 }
 
 /// An 8-bit float of 4 exponent and 3 mantissa bits; see [`ridge_graph::f8e4m3_to_f64`].
@@ -159,6 +163,9 @@ impl Element for i8 {
     #[inline(always)]
     fn widen(self) -> f32 {
         f32::from(self)
+    }
+    fn as_codes(of: &[Self]) -> Option<&[i8]> {
+        Some(of)
     }
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]

@@ -8,7 +8,7 @@
 //! Floor: keys and values read once. Several heads go through the cache together, since theirs lie side by side.
 
 use std::arch::x86_64::{
-    __m512i, _mm512_and_si512, _mm512_cmpge_epu16_mask, _mm512_max_epu16, _mm512_set1_epi16, _mm512_setzero_si512,
+    _mm512_and_si512, _mm512_cmpge_epu16_mask, _mm512_max_epu16, _mm512_set1_epi16, _mm512_setzero_si512,
     _mm512_storeu_si512, _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
 use std::ops::Range;
@@ -16,7 +16,7 @@ use std::ops::Range;
 use half::bf16;
 use ridge_graph::DType;
 
-use super::terms::{rounded, split_rows};
+use super::terms::{rounded_lines, split_rows};
 use super::{Attention, Lanes, Rows, SIDE, SPAN, STEP, STEPS, State, Words, amx, scale_each, softmax, take_rest};
 use crate::kernel::Io;
 use crate::simd::Element;
@@ -236,29 +236,46 @@ fn turn(tile: &Words, to: &mut Words) {
 
 /// Rows of `width` values of a span's first `keys` keys, 16 rows from each of `tiles` on, as tiles of pairs of keys: for
 /// each 32 elements two for each 32 keys, in the order of [`column`]. Zeros behind the last key. Are they all finite?
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c")]
 fn pair_up<'a, T: Element>(tiles: impl Fn(usize) -> &'a [T], keys: usize, width: usize, to: &mut [Words]) -> bool {
+    if width.is_multiple_of(2 * STEP) {
+        pair_up_lines::<T, 2>(tiles, keys, width, to)
+    } else {
+        pair_up_lines::<T, 1>(tiles, keys, width, to)
+    }
+}
+
+/// [`pair_up`], with as many cache lines of bf16 at once.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vbmi,avx2,fma,f16c")]
+fn pair_up_lines<'a, T: Element, const LINES: usize>(
+    tiles: impl Fn(usize) -> &'a [T],
+    keys: usize,
+    width: usize,
+    to: &mut [Words],
+) -> bool {
     let (magnitude, mut most) = (_mm512_set1_epi16(0x7fff), _mm512_setzero_si512());
     for tile in 0..keys.div_ceil(STEP) * 2 {
         let here = keys.saturating_sub(tile * SIDE).min(SIDE);
         let rows = if here > 0 { &tiles(tile)[..here * width] } else { &[] };
-        let line_of = |key: usize, d: usize| -> __m512i {
-            match rows.get(key * width + d * STEP..).and_then(<[T]>::first_chunk::<STEP>) {
-                Some(line) => rounded(line),
-                None => _mm512_setzero_si512(),
-            }
+        let lines_of = |key: usize, d: usize| match rows.get(key * width + d * STEP..) {
+            Some(rest) if rest.len() >= LINES * STEP => rounded_lines::<T, LINES>(&rest[..LINES * STEP]),
+            _ => [_mm512_setzero_si512(); LINES],
         };
         for pair in 0..SIDE / 2 {
-            for d in 0..width / STEP {
-                let (even, odd) = (line_of(2 * pair, d), line_of(2 * pair + 1, d));
-                let larger = _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude));
-                most = _mm512_max_epu16(most, larger);
-                let at = (d * STEPS + tile / 2) * 2;
-                let halves = [_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)];
-                for (to, half) in to[at..at + 2].iter_mut().zip(halves) {
-                    let to = &mut to.as_chunks_mut::<SIDE>().0[tile % 2 * SIDE / 2 + pair];
-                    // SAFETY: 64 bytes.
-                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), half) };
+            for first in (0..width / STEP).step_by(LINES) {
+                let (even, odd) = (lines_of(2 * pair, first), lines_of(2 * pair + 1, first));
+                for i in 0..LINES {
+                    let (even, odd) = (even[i], odd[i]);
+                    let larger = _mm512_max_epu16(_mm512_and_si512(even, magnitude), _mm512_and_si512(odd, magnitude));
+                    most = _mm512_max_epu16(most, larger);
+                    let at = ((first + i) * STEPS + tile / 2) * 2;
+                    let halves = [_mm512_unpacklo_epi16(even, odd), _mm512_unpackhi_epi16(even, odd)];
+                    for (to, half) in to[at..at + 2].iter_mut().zip(halves) {
+                        let to = &mut to.as_chunks_mut::<SIDE>().0[tile % 2 * SIDE / 2 + pair];
+                        // SAFETY: 64 bytes.
+                        unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), half) };
+                    }
                 }
             }
         }
