@@ -13,7 +13,7 @@ use crate::backend::Device;
 use crate::buffer::{Memory, Storage, storage};
 use crate::kernel::{Block, Io, Kernel, Operand, POISON, Preparation, Scratch, Spec};
 use crate::pool::{Job, MAX_CHUNKS, Steps};
-use crate::weight::Held;
+use crate::weight::{Held, hold, in_panels};
 use crate::{fused, kernels, prims};
 
 /// The least work that is worth handing to another thread.
@@ -106,36 +106,6 @@ fn operand(ty: &Type, bindings: &Bindings, panels: bool) -> Result<Operand> {
     Ok(Operand { dtype: ty.dtype, format: ty.format.clone(), shape: ty.shape.eval(bindings)?, panels })
 }
 
-/// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
-/// nobody uses otherwise, of kernels that get no other weight.
-fn in_panels(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> (Vec<bool>, Vec<Option<usize>>) {
-    let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
-    let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
-    loop {
-        let mut inner = vec![None; plan.weight_bytes.len()];
-        let mut otherwise = vec![false; plan.weight_bytes.len()];
-        for launch in &plan.launches {
-            for (i, place) in launch.inputs.iter().enumerate() {
-                let Region::Weight(weight) = place.region else { continue };
-                let weight = weight as usize;
-                let row = plan.kernels[launch.kernel].inputs[i].last().copied();
-                let so = by[launch.kernel] && takes[launch.kernel].contains(&i) && place.offset == 0;
-                otherwise[weight] |= !so || inner[weight].is_some_and(|known| Some(known) != row);
-                inner[weight] = row;
-            }
-        }
-        let fits = |place: &Place| matches!(place.region, Region::Weight(w) if !otherwise[w as usize]);
-        let refused = plan.launches.iter().filter(|l| by[l.kernel]);
-        let refused = refused.filter(|l| !takes[l.kernel].clone().all(|i| fits(&l.inputs[i])));
-        let refused: Vec<usize> = refused.map(|l| l.kernel).collect();
-        if refused.is_empty() {
-            let inner = inner.into_iter().zip(otherwise).map(|(inner, otherwise)| inner.filter(|_| !otherwise));
-            return (by, inner.collect());
-        }
-        refused.into_iter().for_each(|kernel| by[kernel] = false);
-    }
-}
-
 impl Program for CpuProgram {
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
         let plan = plan(&self.graph, bindings)?;
@@ -150,7 +120,7 @@ impl Program for CpuProgram {
         };
         check("weight", weights, &plan.weight_bytes)?;
         check("state", states, &plan.state_bytes)?;
-        let weights: Vec<Held> = weights.iter().zip(inner).map(|(b, i)| hold_weight(b, i)).collect::<Result<_>>()?;
+        let weights: Vec<Held> = weights.iter().zip(inner).map(|(b, i)| hold(b, i)).collect::<Result<_>>()?;
         let states: Vec<Arc<Memory>> = states.iter().map(hold_state).collect::<Result<_>>()?;
         // Steps write states in place: nothing else may be the same memory.
         for (i, state) in states.iter().enumerate() {
@@ -174,19 +144,6 @@ impl Program for CpuProgram {
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
         Ok(arena_bytes(&plan, &self.kernels(&plan, bindings)?.made))
-    }
-}
-
-/// A weight in panels if its rows are to be so, of `inner` elements.
-fn hold_weight(buffer: &Buffer, inner: Option<usize>) -> Result<Held> {
-    match (&**storage(buffer)?, inner) {
-        #[cfg(target_arch = "x86_64")]
-        (Storage::Weight(weight), Some(inner)) => weight.panels(inner),
-        (Storage::Weight(weight), _) => weight.rows(),
-        (Storage::Own(memory), None) => Ok(Held::Rows(Arc::clone(memory))),
-        (Storage::Own(_), Some(_)) => {
-            Err(RuntimeError::Device { backend: "cpu", why: "a plain weight must have been uploaded as one".into() })
-        }
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ridge_runtime::{Result, WeightData};
+use ridge_runtime::{Buffer, Place, Plan, Region, Result, RuntimeError, WeightData};
 
-use crate::buffer::{ALIGN, Memory, SMALL};
-use crate::kernel::Block;
+use crate::buffer::{ALIGN, Memory, SMALL, Storage, storage};
+use crate::kernel::{Block, Kernel};
 
 /// A weight. What is made of it is made once, by all threads, when a step that wants it is prepared.
 pub(crate) struct Weight {
@@ -162,4 +162,47 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8], threads: usize) {
         }
         to_first.copy_from_slice(first);
     });
+}
+
+/// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
+/// nobody uses otherwise, of kernels that get no other weight.
+pub(crate) fn in_panels(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> (Vec<bool>, Vec<Option<usize>>) {
+    let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
+    let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
+    loop {
+        let mut inner = vec![None; plan.weight_bytes.len()];
+        let mut otherwise = vec![false; plan.weight_bytes.len()];
+        for launch in &plan.launches {
+            for (i, place) in launch.inputs.iter().enumerate() {
+                let Region::Weight(weight) = place.region else { continue };
+                let weight = weight as usize;
+                let row = plan.kernels[launch.kernel].inputs[i].last().copied();
+                let so = by[launch.kernel] && takes[launch.kernel].contains(&i) && place.offset == 0;
+                otherwise[weight] |= !so || inner[weight].is_some_and(|known| Some(known) != row);
+                inner[weight] = row;
+            }
+        }
+        let fits = |place: &Place| matches!(place.region, Region::Weight(w) if !otherwise[w as usize]);
+        let refused = plan.launches.iter().filter(|l| by[l.kernel]);
+        let refused = refused.filter(|l| !takes[l.kernel].clone().all(|i| fits(&l.inputs[i])));
+        let refused: Vec<usize> = refused.map(|l| l.kernel).collect();
+        if refused.is_empty() {
+            let inner = inner.into_iter().zip(otherwise).map(|(inner, otherwise)| inner.filter(|_| !otherwise));
+            return (by, inner.collect());
+        }
+        refused.into_iter().for_each(|kernel| by[kernel] = false);
+    }
+}
+
+/// A weight in panels if its rows are to be so, of `inner` elements.
+pub(crate) fn hold(buffer: &Buffer, inner: Option<usize>) -> Result<Held> {
+    match (&**storage(buffer)?, inner) {
+        #[cfg(target_arch = "x86_64")]
+        (Storage::Weight(weight), Some(inner)) => weight.panels(inner),
+        (Storage::Weight(weight), _) => weight.rows(),
+        (Storage::Own(memory), None) => Ok(Held::Rows(Arc::clone(memory))),
+        (Storage::Own(_), Some(_)) => {
+            Err(RuntimeError::Device { backend: "cpu", why: "a plain weight must have been uploaded as one".into() })
+        }
+    }
 }
