@@ -151,10 +151,17 @@ pub(in crate::kernels) struct Part<'a> {
     pub(in crate::kernels) steps: Range<usize>,
 }
 
-/// Part `nth` of the parts into which K is cut, in tiles.
-pub(in crate::kernels) fn block(inner: usize, nth: usize) -> Range<usize> {
-    let steps = BLOCK / DEPTH;
-    nth * steps..((nth + 1) * steps).min(inner.div_ceil(DEPTH))
+/// Parts into which K is cut, where it is longer than [`BLOCK`]: half as long, so that those of x that the next part needs
+/// are brought to L2 while these are used.
+pub(in crate::kernels) fn parts(inner: usize) -> usize {
+    if inner > BLOCK { inner.div_ceil(BLOCK / 2) } else { 1 }
+}
+
+/// Steps of part `nth` of K; of the first after the last.
+pub(in crate::kernels) fn part(inner: usize, nth: usize) -> Range<usize> {
+    let depth = inner.div_ceil(DEPTH);
+    let (steps, nth) = if parts(inner) > 1 { (BLOCK / 2 / DEPTH, nth % parts(inner)) } else { (depth, 0) };
+    nth * steps..((nth + 1) * steps).min(depth)
 }
 
 impl Part<'_> {
@@ -178,7 +185,7 @@ impl Part<'_> {
     }
 
     /// All of it, if it is whole rows.
-    fn together(&self) -> Option<&[u32]> {
+    pub(in crate::kernels) fn together(&self) -> Option<&[u32]> {
         let whole = self.steps == (0..self.weight.inner.div_ceil(DEPTH));
         let data = match self.weight.data {
             // SAFETY: any elements are bytes.
@@ -218,12 +225,13 @@ fn groups(tiles: usize, terms: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// Adds the products of `part` with x to `sums`, as many as [`Layout::sums_room`]; sets them if it is the first of K.
-/// Meanwhile brings `next` to cache. Says for each of [`Layout::groups`] when its sums are `done`.
+/// Meanwhile brings `ahead` to cache, and `next` if it is parts of its rows. Says for each of [`Layout::groups`] when its sums are `done`.
 pub(in crate::kernels) fn multiply(
     _configured: &Session,
     layout: &Layout,
     part: &Part<'_>,
     next: Option<&Part<'_>>,
+    ahead: &mut Ahead,
     x: &[Words],
     room: &mut [Words],
     sums: &mut [Words],
@@ -236,7 +244,6 @@ pub(in crate::kernels) fn multiply(
     let in_place = part.in_place(layout);
     let groups = layout.groups().count();
     let next = next.filter(|_| layout.tiles > FEW);
-    let mut ahead = Ahead::new(next.into_iter().filter_map(Part::together), groups, part.steps.len());
     // For many columns the sums are loaded once for all of K, for few what is copied stays in L1.
     let together = if layout.tiles <= FEW { SHORT } else { BLOCK } / DEPTH;
     let copied = (in_place.end..part.steps.end).step_by(together).map(|from| from..part.steps.end.min(from + together));

@@ -159,6 +159,19 @@ impl Layout {
         }
     }
 
+    /// Of `steps` of K, share `nth` of `shares` of the tiles of columns.
+    pub(in crate::kernels) fn share<'a>(
+        &self,
+        x: &'a [Words],
+        steps: Range<usize>,
+        nth: usize,
+        shares: usize,
+    ) -> impl Iterator<Item = &'a [u32]> + Clone + use<'a> {
+        let depth = self.depth;
+        let tiles = self.tiles * nth / shares..self.tiles * (nth + 1) / shares;
+        tiles.map(move |tile| x[tile * depth..][steps.clone()].as_flattened())
+    }
+
     /// Tiles of columns that are multiplied together.
     pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         super::groups(self.tiles, self.terms)

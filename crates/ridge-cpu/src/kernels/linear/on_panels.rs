@@ -10,10 +10,6 @@ use super::{After, Linear};
 use crate::kernel::{Io, Preparation, Scratch};
 use crate::kernels::amx::{self, panels};
 
-/// Steps of K between which sums wait, where K is longer than [`amx::BLOCK`]: of x they take half a MiB, so that those
-/// of the next part are brought to L2 while these are used.
-const PART: usize = amx::BLOCK / 2 / amx::DEPTH;
-
 impl Linear {
     fn row_tiles(&self, rows: usize) -> panels::RowTiles {
         panels::RowTiles::new(rows, self.inner, amx::terms(self.dtype))
@@ -50,10 +46,7 @@ impl Linear {
     fn run_on_panels_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let all = self.row_tiles(self.rows);
         let most = all.of_rows(self.row_block.min(self.rows));
-        let cut = Cut {
-            weights: if self.after == After::Swiglu { 2 } else { 1 },
-            parts: if self.inner > amx::BLOCK { all.depth.div_ceil(PART) } else { 1 },
-        };
+        let cut = Cut { weights: if self.after == After::Swiglu { 2 } else { 1 }, parts: amx::parts(self.inner) };
         // Where K is cut, sums wait for its next part; else those of a gate do for the weight that it gates.
         let waiting = if cut.parts > 1 { WAITING } else { cut.weights };
         let slot = most.tiles * most.sums_of_tile();
@@ -93,8 +86,7 @@ impl Linear {
                     self.turn(io, cut, &pieces_next, 0).panel
                 };
                 // Where K is cut, each turn of a part brings its share of x for the next.
-                let after = turn.steps.end % layout.depth;
-                let after = after..(after + PART).min(layout.depth);
+                let after = amx::part(self.inner, nth / turns + 1);
                 let shares = if cut.parts > 1 { turns } else { 0 };
                 let of_x = (shares > 0).then(|| layout.share(x, after, nth % turns, shares)).into_iter().flatten();
                 let ahead = std::iter::once(next.as_flattened()).chain(of_x);
@@ -134,9 +126,7 @@ impl Linear {
     fn turn<'a>(&self, io: &Io<'a>, cut: Cut, pieces: &Range<usize>, nth: usize) -> Turn<'a> {
         let (part, nth) = (nth / (pieces.len() * cut.weights), nth % (pieces.len() * cut.weights));
         let (which, columns) = self.place((pieces.start + nth / cut.weights) % self.tiles);
-        let depth = self.inner.div_ceil(amx::DEPTH);
-        let of_part = if cut.parts > 1 { PART } else { depth };
-        let steps = part * of_part..((part + 1) * of_part).min(depth);
+        let steps = amx::part(self.inner, part);
         let of_panel = panels::panel_tiles(self.inner);
         let weight: &[amx::Words] = io.input::<u32>(self.x + 1 + which + nth % cut.weights).as_chunks().0;
         let panel = &weight[columns.start / amx::COLUMNS * of_panel..][..of_panel][panels::of_steps(&steps)];

@@ -63,7 +63,8 @@ impl Linear {
         let outputs = 3 * amx::SIDE * amx::COLUMNS;
         let gates = self.after == After::Swiglu;
         let of_piece = if gates { 2 } else { 1 };
-        let waiting = if self.inner > amx::BLOCK { WAITING } else { of_piece };
+        let cuts = amx::parts(self.inner);
+        let waiting = if cuts > 1 { WAITING } else { of_piece };
         let [packed, weights, sums, products, gated, line] = scratch.slices::<u32, 6>([
             if all.compact { all.x_room() } else { 0 },
             amx::Layout::weight_room(),
@@ -93,7 +94,7 @@ impl Linear {
                 Some(rows) => amx::Data::Blocks(io.input(input), rows),
             };
             let weight = amx::Weight { data, inner: self.inner };
-            amx::Part { weight, rows: columns, steps: amx::block(self.inner, steps) }
+            amx::Part { weight, rows: columns, steps: amx::part(self.inner, steps) }
         };
         let slot = most.sums_room() / (amx::SIDE * amx::SIDE);
         let mut pieces_now = group(pieces.start);
@@ -105,7 +106,7 @@ impl Linear {
             let x: &[amx::Words] =
                 if all.compact { packed } else { io.prepared::<u32>()[all.x_before(rows.start)..].as_chunks().0 };
             let parts = pieces_now.len() * of_piece;
-            let all_parts = parts * self.inner.div_ceil(amx::BLOCK);
+            let all_parts = parts * cuts;
             for nth in 0..all_parts {
                 let next = if nth + 1 < all_parts {
                     Some(part(&pieces_now, nth + 1))
@@ -113,6 +114,12 @@ impl Linear {
                     (!pieces_next.is_empty()).then(|| part(&pieces_next, 0))
                 };
                 let now = part(&pieces_now, nth);
+                // Where K is cut, each part of a group brings its share of x for the next part of K.
+                let shares = if cuts > 1 { parts } else { 0 };
+                let after = amx::part(self.inner, nth / parts + 1);
+                let of_x = (shares > 0).then(|| layout.share(x, after, nth % parts, shares)).into_iter().flatten();
+                let ahead = next.as_ref().and_then(amx::Part::together).into_iter().chain(of_x);
+                let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), now.steps.len());
                 let (which, columns) = self.place((pieces_now.start + nth % parts / of_piece) % self.tiles);
                 let whole = now.steps.end == layout.depth && nth % of_piece == of_piece - 1;
                 let (before, sums) = sums.split_at_mut(nth % parts * slot);
@@ -132,7 +139,7 @@ impl Linear {
                         if gates { [&mut *gated, &mut *products] } else { [&mut *products, &mut *gated] };
                     self.finish(io, which, of_rows, columns.clone(), [first, second, line]);
                 };
-                amx::multiply(&tiles, &layout, &now, next.as_ref(), x, weights, sums, finish);
+                amx::multiply(&tiles, &layout, &now, next.as_ref(), &mut ahead, x, weights, sums, finish);
             }
             pieces_now = pieces_next;
         }
