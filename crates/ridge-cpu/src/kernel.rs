@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op};
 
+use crate::buffer::Memory;
+
 /// A kernel for fixed shapes, made once for each distinct node of a bucket and run by any thread.
 pub(crate) trait Kernel: Send + Sync {
     /// Into how many independent pieces its work can be cut, such as rows of the output. Zero where there is nothing
@@ -198,36 +200,43 @@ impl<'a, T: Pod> Output<'a, T> {
 /// What memory holds that nobody has written, where a test asks for it: NaN in every float type.
 pub(crate) const POISON: u8 = 0xff;
 
-/// Memory of a thread that kernels use as they like; it grows to what they ask for and stays.
+/// Memory of a thread that kernels use as they like, on huge pages where there are some; it grows to what they ask for
+/// and stays.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// In units that align for every element type and a full vector register.
-    blocks: Vec<Aligned>,
+    memory: Option<Memory>,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Aligned([u8; 64]);
+/// Aligns for every element type and a full vector register.
+const SCRATCH_ALIGN: usize = 64;
 
 impl Scratch {
     /// Fills all of it with bytes that no kernel may rely on: NaN in every float type.
     pub(crate) fn poison(&mut self) {
-        self.blocks.fill(Aligned([POISON; 64]));
+        if let Some(memory) = &mut self.memory {
+            // SAFETY: memory of this thread alone, borrowed for as long.
+            unsafe { memory.bytes_mut() }.fill(POISON);
+        }
     }
 
     /// `N` slices of `T` of these lengths, aligned to 64 bytes, with whatever was there before.
+    ///
+    /// # Panics
+    /// When memory runs out, which ends the step with an error.
     pub(crate) fn slices<T: Pod, const N: usize>(&mut self, lengths: [usize; N]) -> [&mut [T]; N] {
-        let blocks = |len: usize| (len * size_of::<T>()).div_ceil(64);
-        let total: usize = lengths.iter().map(|l| blocks(*l)).sum();
-        if self.blocks.len() < total {
-            self.blocks.resize(total, Aligned([0; 64]));
-        }
-        let mut rest = self.blocks.as_mut_slice();
+        let bytes = |len: usize| (len * size_of::<T>()).next_multiple_of(SCRATCH_ALIGN);
+        let total: usize = lengths.iter().map(|l| bytes(*l)).sum();
+        let memory = match self.memory.take() {
+            Some(memory) if memory.block().bytes >= total => memory,
+            // Twice as much each time, since small memory that is given back is not taken again.
+            _ => Memory::zeroed(total.next_power_of_two(), "a thread's workspace").unwrap_or_else(|e| panic!("{e}")),
+        };
+        // SAFETY: memory of this thread alone, borrowed for as long as the slices are.
+        let mut rest = unsafe { self.memory.insert(memory).bytes_mut() };
         lengths.map(|len| {
-            let (mine, others) = std::mem::take(&mut rest).split_at_mut(blocks(len));
+            let (mine, others) = std::mem::take(&mut rest).split_at_mut(bytes(len));
             rest = others;
-            // SAFETY: `mine` covers `len` elements, is aligned for any `Pod`, initialised, and not shared.
-            unsafe { std::slice::from_raw_parts_mut(mine.as_mut_ptr().cast::<T>(), len) }
+            &mut cast(mine)[..len]
         })
     }
 }
