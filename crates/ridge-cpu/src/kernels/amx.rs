@@ -8,11 +8,14 @@
 //! Floor: 16 cycles for each term of 16 rows of x, 16 rows of the weight and 32 of K (prompts), or every weight read
 //! once (decode, where a step takes no longer for the 16 columns than for one).
 //!
-//! For prompts K is cut so that a block of x ([`Layout`]) stays in L2 while 32 rows of the weight after another pass by;
-//! sums of several such tiles wait for the next part of K. A weight is multiplied where it lies, which costs nothing,
-//! while the rows that come next are brought to L2. What no tile can be loaded from is copied: rows that begin inside
-//! of cache lines, the last of a weight, the rest of K. Weights in blocks are rounded to bf16 on the way, a tile at a
-//! time (`blocks.rs`); for x of bf16, whose products are rounded to as much, that is what the dtype means.
+//! What a prompt waits for are loads from L2: two tiles of the weight by three of x ask for five tiles for six products
+//! (two by two would for six), and sums leave while they are in L1. K is cut so that a block of x stays in L2 while 32 rows
+//! of the weight after another pass by; sums of several such rows wait for the next part of K, whose x is fetched
+//! meanwhile ([`Ahead`]).
+//!
+//! Weights of bf16 that nothing else reads are in panels, whose tiles come as they are (`panels.rs`). Others are multiplied
+//! where they lie for a few rows of x, and copied to tiles for many; weights in blocks are rounded to bf16 on the way
+//! (`blocks.rs`), which for x of bf16, whose products are rounded to as much, is what the dtype means.
 
 mod ahead;
 pub(super) mod blocks;
@@ -47,7 +50,7 @@ pub(in crate::kernels) const DEPTH: usize = 32;
 /// Rows of the weight that are multiplied together: two tiles.
 pub(in crate::kernels) const COLUMNS: usize = 2 * SIDE;
 
-/// Elements of K that are multiplied before the next rows of the weight are: of x they take 1 MiB, of a weight 128 KiB.
+/// Elements of K that are multiplied at once, unless K is cut ([`parts`]): of x they take 1 MiB, of a weight 128 KiB.
 pub(in crate::kernels) const BLOCK: usize = 64 * DEPTH;
 
 /// Elements of K that are copied at once for a few tiles of columns, and widened at once: the largest block of a format.

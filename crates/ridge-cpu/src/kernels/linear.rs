@@ -1,13 +1,14 @@
 //! Products with parameters: one, or several of one input, with biases, then a residual added or the gate of an MLP
 //! applied.
 //!
-//! Floor: every weight read once a step (decode), or `2 M N K` operations (prompts). Weights are used where they lie,
-//! in rows of K. An output is a sum over K in [`LANES`] partial sums and a fixed tree, element `k` going to lane
+//! Floor: every weight read once a step (decode), or `2 M N K` operations (prompts). But on tiles, weights are used where
+//! they lie, in rows of K. An output is a sum over K in [`LANES`] partial sums and a fixed tree, element `k` going to lane
 //! `k % LANES` in the order of `k`, however many rows of x there are: `tile.rs` computes the same sums for a few
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
 //! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles
-//! where the machine has them (`on_tiles.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).
+//! where the machine has them (`on_panels.rs` if they are repacked for it, else `on_tiles.rs`), and one row by weights of
+//! f32 has a loop of its own (`one_row.rs`).
 
 mod by_codes;
 #[cfg(target_arch = "x86_64")]
