@@ -289,7 +289,7 @@ pub(super) fn line<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
     }
 }
 
-/// [`line`] at the end of a row.
+/// [`line()`] at the end of a row.
 #[cold]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn rest<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
