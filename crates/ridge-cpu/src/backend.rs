@@ -181,8 +181,9 @@ impl Backend for Cpu {
                 bytes
             }
             Storage::Weight(weight) => {
-                let block = weight.rows()?.block();
-                // SAFETY: a weight's rows, which are not written, and stay while the buffer does.
+                let rows = weight.rows()?;
+                let block = rows.block();
+                // SAFETY: a weight's rows, which are not written, and stay while they are held.
                 unsafe { std::slice::from_raw_parts(block.ptr, block.bytes) }.to_vec()
             }
         })

@@ -35,10 +35,14 @@ impl CpuProgram {
         Self { device, graph }
     }
 
-    fn kernels(&self, plan: &Plan, bindings: &Bindings) -> Result<Kernels> {
+    /// `weights` are what it is bound to, once it is.
+    fn kernels(&self, plan: &Plan, bindings: &Bindings, weights: &[Buffer]) -> Result<Kernels> {
         let made = plan.kernels.iter().map(|k| self.kernel(k, bindings, false).map(Arc::from));
         let mut made: Vec<Arc<dyn Kernel>> = made.collect::<Result<_>>()?;
-        let (by_panels, inner) = in_panels(plan, &made);
+        let is_written = |weight: usize| {
+            weights.get(weight).is_some_and(|b| matches!(storage(b).map(|s| &**s), Ok(Storage::Own(_))))
+        };
+        let (by_panels, inner) = in_panels(plan, &made, is_written);
         for (kernel, of) in made.iter_mut().zip(&plan.kernels).zip(by_panels).filter_map(|(k, by)| by.then_some(k)) {
             *kernel = Arc::from(self.kernel(of, bindings, true)?);
         }
@@ -109,7 +113,7 @@ fn operand(ty: &Type, bindings: &Bindings, panels: bool) -> Result<Operand> {
 impl Program for CpuProgram {
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
         let plan = plan(&self.graph, bindings)?;
-        let Kernels { made: kernels, inner } = self.kernels(&plan, bindings)?;
+        let Kernels { made: kernels, inner } = self.kernels(&plan, bindings, weights)?;
         let check = |kind: &'static str, buffers: &[Buffer], wanted: &[usize]| -> Result<()> {
             if buffers.len() != wanted.len() || buffers.iter().zip(wanted).any(|(b, w)| b.bytes() < *w) {
                 let given: Vec<usize> = buffers.iter().map(Buffer::bytes).collect();
@@ -143,7 +147,7 @@ impl Program for CpuProgram {
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings)?.made))
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made))
     }
 }
 

@@ -1,25 +1,29 @@
 //! Plain weights, each in the forms that steps want it in.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ridge_runtime::{Buffer, Place, Plan, Region, Result, RuntimeError, WeightData};
+use ridge_runtime::{Buffer, Place, Plan, Region, Result, WeightData};
 
 use crate::buffer::{ALIGN, Memory, SMALL, Storage, storage};
 use crate::kernel::{Block, Kernel};
 
 /// A weight. What is made of it is made once, by all threads, when a step that wants it is prepared.
 pub(crate) struct Weight {
+    #[cfg(target_arch = "x86_64")]
     bytes: usize,
     threads: usize,
     forms: Mutex<Forms>,
 }
 
-/// What there is of a weight: never nothing, and what can be made again from the rest is kept no longer than it is used.
+/// What there is of a weight: never nothing, and rows that can be made again from the rest are kept no longer than somebody
+/// uses them.
 struct Forms {
     /// Where it lies, such as in a mapped file, if it stays there.
     given: Option<WeightData>,
-    /// Row-major, on cache lines and huge pages.
+    /// Row-major, on cache lines and huge pages, if there is nothing to make it from.
     rows: Option<Arc<Memory>>,
+    /// The like, if somebody uses it.
+    used_rows: Weak<Memory>,
     /// For matrix tiles, with the elements of a row.
     panels: Option<(Arc<Memory>, usize)>,
 }
@@ -28,13 +32,16 @@ struct Forms {
 pub(crate) enum Held {
     Given(WeightData),
     Rows(Arc<Memory>),
+    #[cfg(target_arch = "x86_64")]
     Panels(Arc<Memory>),
 }
 
 impl Held {
     pub(crate) fn block(&self) -> Block {
         match self {
-            Self::Rows(memory) | Self::Panels(memory) => memory.block(),
+            Self::Rows(memory) => memory.block(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Panels(memory) => memory.block(),
             Self::Given(data) => {
                 let bytes = data.bytes();
                 Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
@@ -44,7 +51,11 @@ impl Held {
 
     /// The bytes of panels, if it is those: more than the weight has.
     pub(crate) fn bytes_of_panels(&self) -> Option<usize> {
-        matches!(self, Self::Panels(_)).then(|| self.block().bytes)
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Panels(memory) => Some(memory.block().bytes),
+            Self::Rows(_) | Self::Given(_) => None,
+        }
     }
 }
 
@@ -57,8 +68,13 @@ impl Weight {
         let bytes = data.bytes().len();
         let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
         let rows = if stays { None } else { Some(copied(data.bytes(), threads)?) };
-        let forms = Mutex::new(Forms { given: stays.then_some(data), rows, panels: None });
-        Ok(Self { bytes, threads, forms })
+        let forms = Mutex::new(Forms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
+        Ok(Self {
+            #[cfg(target_arch = "x86_64")]
+            bytes,
+            threads,
+            forms,
+        })
     }
 
     /// Row-major: where it lies if that begins on a cache line, as vectors want it.
@@ -68,7 +84,7 @@ impl Weight {
     pub(crate) fn rows(&self) -> Result<Held> {
         let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
         let on_lines = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(ALIGN);
-        if let (None, Some(data)) = (&forms.rows, forms.given.as_ref().filter(on_lines)) {
+        if let Some(data) = forms.given.as_ref().filter(on_lines) {
             return Ok(Held::Given(data.clone()));
         }
         self.copy_of(forms).map(Held::Rows)
@@ -76,8 +92,8 @@ impl Weight {
 
     /// Row-major in memory of its own.
     fn copy_of(&self, forms: &mut Forms) -> Result<Arc<Memory>> {
-        if let Some(rows) = &forms.rows {
-            return Ok(Arc::clone(rows));
+        if let Some(rows) = forms.rows.clone().or_else(|| forms.used_rows.upgrade()) {
+            return Ok(rows);
         }
         let rows = match (&forms.given, &forms.panels) {
             (Some(data), _) => copied(data.bytes(), self.threads)?,
@@ -92,7 +108,7 @@ impl Weight {
             }
             _ => unreachable!("a weight has a form"),
         };
-        forms.rows = Some(Arc::clone(&rows));
+        forms.used_rows = Arc::downgrade(&rows);
         Ok(rows)
     }
 
@@ -109,13 +125,13 @@ impl Weight {
         }
         let aligned = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(2);
         let given = forms.given.clone();
-        let copy;
+        let mut own = None;
         let rows = match given.as_ref().filter(aligned) {
-            Some(data) if forms.rows.is_none() => data.bytes(),
-            _ => {
-                copy = self.copy_of(forms)?;
+            Some(data) => data.bytes(),
+            None => {
+                let own = own.insert(self.copy_of(forms)?);
                 // SAFETY: rows are not written once they are made.
-                unsafe { copy.bytes() }
+                unsafe { own.bytes() }
             }
         };
         let rows: &[half::bf16] = crate::kernel::view(rows);
@@ -134,9 +150,14 @@ impl Weight {
                 panels::pack(rows, inner, 0, to);
             }
         });
+        // Panels hold whole rows: elements behind the last are nowhere else.
+        let whole = forms.given.is_some() || rows.len().is_multiple_of(inner);
         let made = Arc::new(made);
         forms.panels = Some((Arc::clone(&made), inner));
-        forms.rows = None;
+        if let Some(own) = own {
+            forms.used_rows = Arc::downgrade(&own);
+            forms.rows = (!whole).then_some(own);
+        }
         Ok(Held::Panels(made))
     }
 }
@@ -165,13 +186,17 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8], threads: usize) {
 }
 
 /// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
-/// nobody uses otherwise, of kernels that get no other weight.
-pub(crate) fn in_panels(plan: &Plan, kernels: &[Arc<dyn Kernel>]) -> (Vec<bool>, Vec<Option<usize>>) {
+/// nobody uses otherwise, of kernels that get no other weight. Memory that is written, as a state is, stays as it lies.
+pub(crate) fn in_panels(
+    plan: &Plan,
+    kernels: &[Arc<dyn Kernel>],
+    is_written: impl Fn(usize) -> bool,
+) -> (Vec<bool>, Vec<Option<usize>>) {
     let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
     let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
     loop {
         let mut inner = vec![None; plan.weight_bytes.len()];
-        let mut otherwise = vec![false; plan.weight_bytes.len()];
+        let mut otherwise: Vec<bool> = (0..plan.weight_bytes.len()).map(&is_written).collect();
         for launch in &plan.launches {
             for (i, place) in launch.inputs.iter().enumerate() {
                 let Region::Weight(weight) = place.region else { continue };
@@ -200,9 +225,61 @@ pub(crate) fn hold(buffer: &Buffer, inner: Option<usize>) -> Result<Held> {
         #[cfg(target_arch = "x86_64")]
         (Storage::Weight(weight), Some(inner)) => weight.panels(inner),
         (Storage::Weight(weight), _) => weight.rows(),
-        (Storage::Own(memory), None) => Ok(Held::Rows(Arc::clone(memory))),
-        (Storage::Own(_), Some(_)) => {
-            Err(RuntimeError::Device { backend: "cpu", why: "a plain weight must have been uploaded as one".into() })
+        (Storage::Own(memory), _) => Ok(Held::Rows(Arc::clone(memory))),
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use super::*;
+
+    fn rows_of(weight: &Weight) -> Vec<u8> {
+        let rows = weight.rows().unwrap();
+        let block = rows.block();
+        // SAFETY: the rows live, and are not written.
+        unsafe { std::slice::from_raw_parts(block.ptr, block.bytes) }.to_vec()
+    }
+
+    #[test]
+    fn a_weight_has_the_same_rows_after_panels_of_any_width() {
+        if crate::simd::isa() != crate::simd::Isa::Amx {
+            println!("skipped: this machine has no AMX");
+            return;
         }
+        // Rows that fill panels and such that do not; elements that are left behind the last row of one width.
+        for (rows, inner, other) in
+            [(64, 64, 128), (33, 70, 32), (5, 2081, 33), (1, 40, 64), (0, 32, 64), (2100, 70, 35)]
+        {
+            let bytes: Vec<u8> = (0..2 * rows * inner).map(|i| (i * i / 7) as u8).collect();
+            let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
+            let shared = WeightData::Shared(file, 3..3 + bytes.len());
+            for data in [WeightData::Owned(bytes.clone()), shared] {
+                let weight = Weight::new(data, 3).unwrap();
+                for inner in [inner, other, inner] {
+                    let panels = weight.panels(inner).unwrap();
+                    assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));
+                    assert!(rows_of(&weight) == bytes, "{rows} rows of {inner}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rows_beside_panels_are_shared_while_they_are_used_and_then_given_up() {
+        if crate::simd::isa() != crate::simd::Isa::Amx {
+            println!("skipped: this machine has no AMX");
+            return;
+        }
+        let weight = Weight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1).unwrap();
+        let before = weight.rows().unwrap();
+        weight.panels(64).unwrap();
+        let after = weight.rows().unwrap();
+        assert_eq!(before.block().ptr, after.block().ptr);
+        let kept = weight.forms.lock().unwrap().used_rows.clone();
+        drop(before);
+        assert!(kept.upgrade().is_some());
+        drop(after);
+        assert!(kept.upgrade().is_none());
     }
 }
