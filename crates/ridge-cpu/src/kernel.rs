@@ -53,6 +53,7 @@ pub(crate) struct Operand {
     pub(crate) format: Option<FormatRef>,
     pub(crate) shape: Vec<usize>,
     /// Is it a weight that is repacked in panels?
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "panels are of matrix tiles"))]
     pub(crate) panels: bool,
 }
 

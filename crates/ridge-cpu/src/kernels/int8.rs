@@ -44,6 +44,7 @@ pub(super) const COLUMNS: usize = 2 * SIDE;
 const RESIDENT: usize = 1 << 20;
 
 /// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those.
+#[cfg(target_arch = "x86_64")]
 const FEW: usize = 8;
 
 /// What multiplies codes.
@@ -207,6 +208,9 @@ pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room:
         By::Tiles => tiles::multiply(weight, rows, x, room, out),
         #[cfg(target_arch = "x86_64")]
         By::Stream => (weight.codes.stream)(weight, rows, x, room, out),
-        By::Lanes => lanes::multiply(weight, rows, x, out),
+        By::Lanes => {
+            let _ = room;
+            lanes::multiply(weight, rows, x, out);
+        }
     }
 }

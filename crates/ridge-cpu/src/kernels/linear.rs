@@ -180,6 +180,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let takes_panels = on_tiles && spec.inputs[first + 1..][..count].iter().all(|w| w.format.is_none());
     #[cfg(not(target_arch = "x86_64"))]
     let takes_panels = false;
+    #[cfg(target_arch = "x86_64")]
     let on_panels = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]

@@ -28,10 +28,12 @@ pub(crate) trait Element: Pod {
         // SAFETY: 64 bytes.
         unsafe { _mm512_loadu_ps(widen_lanes(from).as_ptr()) }
     }
+    #[cfg(target_arch = "x86_64")]
     /// `of` as what it is, if it is of bf16.
     fn as_bf16(_of: &[Self]) -> Option<&[half::bf16]> {
         None
     }
+    #[cfg(target_arch = "x86_64")]
     /// `of` as what it is, if it is of codes.
     fn as_codes(_of: &[Self]) -> Option<&[i8]> {
         None
@@ -110,6 +112,7 @@ impl Element for bf16 {
         let nan = bits & 0x7fff_ffff > 0x7f80_0000;
         Self::from_bits((if nan { quiet } else { rounded } >> 16) as u16)
     }
+    #[cfg(target_arch = "x86_64")]
     fn as_bf16(of: &[Self]) -> Option<&[Self]> {
         Some(of)
     }
@@ -164,6 +167,7 @@ impl Element for i8 {
     fn widen(self) -> f32 {
         f32::from(self)
     }
+    #[cfg(target_arch = "x86_64")]
     fn as_codes(of: &[Self]) -> Option<&[i8]> {
         Some(of)
     }

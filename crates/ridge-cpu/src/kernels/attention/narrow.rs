@@ -2,7 +2,7 @@
 
 use super::SPAN;
 use crate::kernels::linear::source::Lanes;
-use crate::simd::{self, Element, LANES, fma};
+use crate::simd::{Element, LANES, fma};
 
 /// Are heads of `dim` elements narrow?
 pub(super) fn is_narrow(dim: usize) -> bool {
@@ -22,7 +22,7 @@ pub(super) fn scores<T: Element>(keys: &[T], dim: usize, count: usize, q: &[Lane
 /// No loop for AVX-512, where other code takes heads of so few elements (`packed.rs`).
 fn of_dim<T: Element, const DIM: usize>(keys: &[T], count: usize, q: &[Lanes], out: &mut [f32]) {
     #[cfg(target_arch = "x86_64")]
-    if simd::isa() >= simd::Isa::Avx2 {
+    if crate::simd::isa() >= crate::simd::Isa::Avx2 {
         // SAFETY: `isa` found the features on this machine.
         return unsafe { avx2::<T, DIM>(keys, count, q, out) };
     }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
-use super::{By, GROUP, SIDE, SUMMED};
+use super::{By, GROUP, SUMMED};
 use crate::kernel::view;
 use crate::simd::vectorised;
 
@@ -32,7 +32,7 @@ impl Layout {
         let by = super::by(rows);
         let side = match by {
             #[cfg(target_arch = "x86_64")]
-            By::Tiles => SIDE,
+            By::Tiles => super::SIDE,
             _ => 1,
         };
         Self { rows, inner, side, by }
