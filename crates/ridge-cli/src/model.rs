@@ -181,8 +181,6 @@ struct Opened {
     source: WeightSource,
     model: Model,
     device: Device,
-    /// Are weights kept in memory of their own, rather than used where the file is mapped?
-    weights_are_made: bool,
 }
 
 fn open(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, running: &Running) -> Result<Opened> {
@@ -197,9 +195,7 @@ fn open(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, runn
     if device.threads.is_some() {
         take_activations(&mut model, settings);
     }
-    // A GPU takes a copy of weights that the CPU would use where they are mapped.
-    let weights_are_made = running.random_weights || settings.format.is_some() || device.threads.is_none();
-    Ok(Opened { source, model, device, weights_are_made })
+    Ok(Opened { source, model, device })
 }
 
 /// Loads a model, if it fits with a cache of `cached` tokens and the bytes that `workspace` says.
@@ -211,9 +207,9 @@ pub(crate) fn prepare(
     cached: usize,
     workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
 ) -> Result<Prepared> {
-    let Opened { source, model, device, weights_are_made } = open(files, config, settings, running)?;
+    let Opened { source, model, device } = open(files, config, settings, running)?;
     if let Some(available) = device.available {
-        check_memory(&model, cached, || workspace(&model, &*device.backend), weights_are_made, available)?;
+        check_memory(&model, cached, || workspace(&model, &*device.backend), available)?;
     }
     let session = load(&model, &source, device.backend)?;
     Ok(Prepared { session, model, device: device.name, threads: device.threads })
@@ -223,8 +219,6 @@ pub(crate) fn prepare(
 pub(crate) struct Memory {
     pub(crate) device: String,
     pub(crate) weights: Bytes,
-    /// Are the weights used where the file is mapped?
-    pub(crate) mapped: bool,
     pub(crate) cache: Bytes,
     /// Tokens of a block of the cache.
     pub(crate) block_size: usize,
@@ -241,10 +235,9 @@ pub(crate) fn memory(
     cached: usize,
     workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
 ) -> Result<Memory> {
-    let Opened { model, device, weights_are_made, .. } = open(files, config, settings, running)?;
+    let Opened { model, device, .. } = open(files, config, settings, running)?;
     Ok(Memory {
         weights: Bytes(weight_bytes(&model.graph)),
-        mapped: !weights_are_made,
         cache: cache_bytes(&model, cached),
         block_size: model.block_size,
         workspace: workspace(&model, &*device.backend)?,
@@ -296,16 +289,16 @@ pub(crate) fn graph_bytes(
     Ok(Bytes((plan.arena_bytes + plan.output_bytes.iter().sum::<usize>()) as u64))
 }
 
-/// Holds what the model will allocate against what this process can take, before the system does it in its own way.
+/// Holds what the model will allocate against what this process can take, before the system does it in its own way. All weights count:
+/// those that kernels take where the file is mapped are few, and which they are is known when they are loaded.
 fn check_memory(
     model: &Model,
     cached: usize,
     workspace: impl FnOnce() -> Result<Bytes>,
-    weights_are_made: bool,
     available: Bytes,
 ) -> Result<()> {
     let cache = cache_bytes(model, cached);
-    let weights = if weights_are_made { Bytes(weight_bytes(&model.graph)) } else { Bytes(0) };
+    let weights = Bytes(weight_bytes(&model.graph));
     let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
     if weights > available {
         return refused("the weights", weights, "choose a smaller model, or --format q8_0");
@@ -332,7 +325,7 @@ mod tests {
         let weights = Bytes(weight_bytes(&model.graph));
         let cache = cache_bytes(&model, 512);
         let workspace = |chunk| workspace(&model, &cpu, 512, 500, chunk);
-        let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), true, available);
+        let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
         assert!(said(500, weights).contains("--context"));

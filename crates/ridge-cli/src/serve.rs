@@ -368,14 +368,12 @@ fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     let EngineOptions { context, sequences, chunk, .. } = plan.engine;
     let blocks = plan.cached / memory.block_size;
     let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
-    let own = if memory.mapped { Bytes(0) } else { memory.weights };
-    let all = own + memory.cache + memory.workspace;
+    let all = memory.weights + memory.cache + memory.workspace;
     let of = memory.available.map_or(String::new(), |a| format!("of {a} that this process can take"));
-    let weights = if memory.mapped { "used where the file is mapped, not counted" } else { "" };
     let full = plan.cached / context;
     print(&columns(&[
         row("device", memory.device, String::new()),
-        row("weights", memory.weights.to_string(), weights.to_owned()),
+        row("weights", memory.weights.to_string(), String::new()),
         row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
         row("workspace", memory.workspace.to_string(), format!("{} a step", count(chunk, "token"))),
         row("in all", all.to_string(), of),

@@ -243,6 +243,14 @@ fn a_dry_run_tells_what_is_allocated() {
     assert!(row("cache").contains("63 blocks of 16 tokens") && row("context").contains("256 tokens"), "{told}");
     assert!(row("sequences").contains("4 ") && row("sequences").contains("at a time; 3 at full context"), "{told}");
     assert!(row("in all").contains("that this process can take"), "{told}");
+    // The model's file is of weights that the CPU copies.
+    assert!(row("weights").contains("1016 KiB"), "{told}");
+    let mib = |name: &str| -> f64 {
+        let mut words = row(name)[name.len()..].split_whitespace();
+        let (number, unit) = (words.next().unwrap(), words.next().unwrap());
+        number.parse::<f64>().unwrap() * if unit == "KiB" { 1.0 / 1024.0 } else { 1.0 }
+    };
+    assert!((mib("weights") + mib("cache") + mib("workspace") - mib("in all")).abs() < 0.02, "{told}");
     assert_eq!(Server::start(&args).metric("ridge:kv_cache_blocks"), 63.0);
     let bert = common::repository().join("fixtures/families/bert").display().to_string();
     assert!(common::stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));
