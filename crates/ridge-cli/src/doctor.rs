@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use ridge_cpu::measure::{MemoryProbe, f32_matmul};
+use ridge_cpu::measure::{MemoryProbe, matmul};
+use ridge_graph::DType;
+use ridge_graph::ops::Activations;
 use ridge_hw::cpu::{CacheKind, Cpu};
 use ridge_hw::figure::Figure;
 use ridge_hw::gpu::{LibrarySearch, Nvidia};
@@ -44,9 +46,10 @@ fn measure(cpu: &Cpu) -> Result<Measured> {
     let memory_read = [one, probe.read(threads, BUDGET)];
     drop(probe);
     spinner.now("measuring matrix products with one thread");
-    let one = f32_matmul(1, BUDGET)?;
+    let product = |threads| matmul(DType::F32, Activations::Exact, threads, BUDGET);
+    let one = product(1)?;
     spinner.now("measuring matrix products with all threads");
-    let f32_matmul = [one, f32_matmul(threads, BUDGET)?];
+    let f32_matmul = [one, product(threads)?];
     Ok(Measured { threads, memory_read, f32_matmul })
 }
 

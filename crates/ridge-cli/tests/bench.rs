@@ -30,6 +30,18 @@ fn each_test_stands_beside_its_floor() {
 }
 
 #[test]
+fn floors_are_of_products_like_those_of_the_model() {
+    let rate = |args: &[&str]| {
+        let object = json(&[&["bench", "--json", "--prompt", "4", "--generate", "0", "--repeat", "1"], args].concat());
+        object["machine"]["matmul"]["source"].as_str().unwrap().to_owned()
+    };
+    assert!(rate(&[]).contains("x [1024, 1024] of f32 by"));
+    assert!(rate(&["--dtype", "bf16"]).contains("of bf16 by"));
+    assert!(rate(&["--format", "q8_0", "--activations", "int8"]).contains("of 8-bit codes by"));
+    assert!(rate(&["--format", "q8_0", "--activations", "exact"]).contains("of f32 by"));
+}
+
+#[test]
 fn a_configuration_is_enough_with_random_weights() {
     let folder = fixture("gqa2_tied");
     let args = ["--random-weights", "--prompt", "0", "--generate", "2", "--repeat", "1"];

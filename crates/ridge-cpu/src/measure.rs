@@ -9,8 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
+use ridge_graph::ops::Activations;
+use ridge_graph::passes::round_activations;
 use ridge_graph::sample::Rng;
-use ridge_graph::{Bindings, Builder, DType, Dim, Type};
+use ridge_graph::{Bindings, Builder, DType, Dim, FormatRef, Type};
 use ridge_hw::figure::Figure;
 use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use ridge_runtime::{Bucket, Compiled, Result, Session, WeightData};
@@ -116,25 +118,40 @@ const WIDTH: usize = 1024;
 /// Rows of the product, the most that are tried last.
 const ROWS: [usize; 5] = [32, 64, 128, 256, 512];
 
-/// The rate of f32 matrix products `x w^T` that `threads` threads reach through Ridge's kernels, for about `budget`:
-/// `w` is `[1024, 1024]`, and `x` has as many rows, 32 to 512, as leave time for some repetitions.
+/// The rate of matrix products `x w^T` that `threads` threads reach through Ridge's kernels, for about `budget`: `w` is
+/// `[1024, 1024]`, and `x` has as many rows, 32 to 512, as leave time for some repetitions. Both are of `dtype`; where x
+/// is rounded to 8-bit codes, `w` has such codes too (q8_0).
 ///
 /// # Errors
 /// When threads or memory run out, or there is no kernel for the product.
-pub fn f32_matmul(threads: usize, budget: Duration) -> Result<Figure<FlopsPerSecond>> {
+pub fn matmul(
+    dtype: DType,
+    activations: Activations,
+    threads: usize,
+    budget: Duration,
+) -> Result<Figure<FlopsPerSecond>> {
+    let codes = FormatRef::from_name("q8_0").filter(|_| activations == Activations::Int8);
     let mut g = Builder::new();
-    let x = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), WIDTH.into()]))?;
-    let weight = Type::tensor(DType::F32, [WIDTH, WIDTH]);
+    let x = g.step_input("x", Type::tensor(dtype, [Dim::sym("rows"), WIDTH.into()]))?;
+    let weight = Type { format: codes, ..Type::tensor(dtype, [WIDTH, WIDTH]) };
     let w = g.weight("w", weight.clone())?;
     let y = g.linear(x, w)?;
-    let graph = g.finish(vec![("y".into(), y)])?;
+    let mut graph = g.finish(vec![("y".into(), y)])?;
+    round_activations(&mut graph, activations);
 
     let mut session = Session::new(Arc::new(Cpu::new(CpuOptions { threads: Some(threads), ..CpuOptions::default() })?));
     let mut rng = Rng::new(0);
-    let mut random = |rows: usize| rng.normal(DType::F32, &[rows, WIDTH]).to_bytes();
-    session.load("w", &weight, vec![WeightData::Owned(random(WIDTH))])?;
+    let mut random = |rows: usize| rng.normal(dtype, &[rows, WIDTH]);
+    let parts = match (&weight.format, random(WIDTH)) {
+        (None, values) => vec![values.to_bytes()],
+        (Some(format), values) => {
+            let values: Vec<f32> = values.floats().iter().map(|v| *v as f32).collect();
+            format.encode(&values, &[WIDTH, WIDTH], None)
+        }
+    };
+    session.load("w", &weight, parts.into_iter().map(WeightData::Owned).collect())?;
     let compiled = session.compile(&graph, &["y"])?;
-    let values = random(ROWS[ROWS.len() - 1]);
+    let values = random(ROWS[ROWS.len() - 1]).to_bytes();
 
     let [mut rows, larger @ ..] = ROWS;
     let mut product = Product::new(&compiled, rows, &values)?;
@@ -150,7 +167,8 @@ pub fn f32_matmul(threads: usize, budget: Duration) -> Result<Figure<FlopsPerSec
     let flops = Flops(2.0 * (rows * WIDTH * WIDTH) as f64);
     let rate = |time: Seconds| flops / time;
     let (best, median) = times.best_and_median();
-    let work = format!("products [{rows}, {WIDTH}] x [{WIDTH}, {WIDTH}] by {}", count(threads, "thread"));
+    let of = if weight.format.is_some() { "8-bit codes" } else { dtype.name() };
+    let work = format!("products [{rows}, {WIDTH}] x [{WIDTH}, {WIDTH}] of {of} by {}", count(threads, "thread"));
     Ok(Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median))))
 }
 

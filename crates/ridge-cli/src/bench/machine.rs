@@ -1,7 +1,8 @@
 //! What the machine reaches, which a model's speed is held against.
 
-use ridge_cpu::measure::{MemoryProbe, f32_matmul};
-use ridge_graph::{DType, Role};
+use ridge_cpu::measure::{MemoryProbe, matmul};
+use ridge_graph::ops::{Activations, Linear};
+use ridge_graph::{DType, Graph, Op, Role};
 use ridge_hw::figure::Figure;
 use ridge_hw::roofline::Roofline;
 use ridge_hw::spec::{DeviceSpec, Precision};
@@ -24,14 +25,15 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// For a model with this many tokens in the cache, on this many threads.
+    /// For a model with this many tokens in the cache, on this many threads: memory, and products of the dtype of its
+    /// activations, or of 8-bit codes where its prompts are multiplied so.
     pub(crate) fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
         let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
         spinner.now("measuring memory");
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MOST_READ), threads).read(threads, BUDGET);
         spinner.now("measuring matrix products");
-        Ok(Self { memory, arithmetic: f32_matmul(threads, BUDGET)? })
+        Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
     }
 
     /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights.
@@ -50,6 +52,16 @@ impl Machine {
     pub(crate) fn roofline(&self) -> Roofline {
         Roofline { bandwidth: self.memory.value, peak: self.arithmetic.value }
     }
+}
+
+/// How products by weights in formats take the tokens of prompts.
+fn of_prompts(graph: &Graph) -> Activations {
+    let nodes = graph.functions.iter().flat_map(|f| &f.nodes);
+    let rounded = nodes.into_iter().any(|node| match &node.op {
+        Op::Composite(op) => op.downcast::<Linear>().is_some_and(|linear| linear.activations == Activations::Int8),
+        _ => false,
+    });
+    if rounded { Activations::Int8 } else { Activations::Exact }
 }
 
 /// The costs of a test's steps, and their floors one after another.

@@ -129,7 +129,7 @@ impl Shown<'_> {
             "model": self.files.to_string(),
             "parameters": parameters(&self.model.graph),
             "weight_bytes": weight_bytes(&self.model.graph),
-            "machine": { "memory_read": self.machine.memory, "f32_matmul": self.machine.arithmetic },
+            "machine": { "memory_read": self.machine.memory, "matmul": self.machine.arithmetic },
             "results": self.results.iter().map(result).collect::<Vec<_>>(),
             "noisy": self.noisy(),
             "settings": {
