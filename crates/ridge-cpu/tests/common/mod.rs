@@ -116,3 +116,31 @@ pub fn same_bits(a: &[Tensor], b: &[Tensor]) -> bool {
     };
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a.dtype, &a.shape) == (b.dtype, &b.shape) && equal(a, b))
 }
+
+/// Rows `rows` of a tensor.
+pub fn rows(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
+    let row = tensor.len() / tensor.shape[0] * tensor.dtype.size_bytes();
+    let shape = [&[rows.len()], &tensor.shape[1..]].concat();
+    Tensor::from_bytes(tensor.dtype, &shape, &tensor.to_bytes()[rows.start * row..rows.end * row])
+}
+
+/// Requires that output 0 for some rows of the inputs named `by_row` is those rows of the output for all of them.
+pub fn cuts_agree(graph: &Graph, symbol: &str, values: &dyn Fn(&str) -> Value, by_row: &[&str], cuts: &[usize]) {
+    let total = values(by_row[0]).tensor().shape[0];
+    let part = |range: std::ops::Range<usize>, threads: usize| {
+        let value = |arg: &Arg| match values(&arg.name) {
+            Value::Plain(tensor) if by_row.contains(&&*arg.name) => Value::Plain(rows(&tensor, range.clone())),
+            value => value,
+        };
+        run(&poisoned(threads), graph, &Bindings::new().with(symbol, range.len()), &value).expect("runs").remove(0)
+    };
+    let whole = part(0..total, 1);
+    for threads in [2, 3] {
+        assert_eq!(part(0..total, threads).to_bytes(), whole.to_bytes(), "{threads} threads");
+    }
+    for cut in cuts.windows(2) {
+        let range = cut[0]..cut[1];
+        let got = part(range.clone(), 1 + cut[0] % 3);
+        assert_eq!(got.to_bytes(), rows(&whole, range.clone()).to_bytes(), "rows {range:?} of {total}");
+    }
+}
