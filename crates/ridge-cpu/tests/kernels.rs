@@ -9,7 +9,7 @@ use ridge_graph::format;
 use ridge_graph::ops::{Activations, SampleToken};
 use ridge_graph::passes::round_activations;
 use ridge_graph::sample::Rng;
-use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, Tensor, Type, Value, uniform};
+use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Tensor, Type, Value, uniform};
 
 #[test]
 fn a_product_is_the_same_for_one_row_and_for_many() {
