@@ -5,8 +5,10 @@
 //! rules in order, and [`rust_text`] for how code is told from comments and strings.
 
 mod characters;
+mod cycles;
 mod edges;
 mod headers;
+mod imports;
 mod links;
 mod machine_paths;
 mod manifests;
@@ -36,6 +38,7 @@ Usage: cargo xtask tidy
 A finding is a line `path:line: what is wrong; what to do`. Warnings are marked as such and do not fail the check.
 
   edges       a crate depends only on crates below it, as ARCHITECTURE.md lists them
+  cycles      inside a crate, no file imports a file that imports it back, directly or through others
   manifests   every crate takes the workspace's lints and has a description
   headers     every source file opens with a `//!` comment that tells what lives there
   unsafe      only in ridge-cpu, ridge-cuda and ridge-runtime/src/mem*
@@ -82,6 +85,7 @@ fn run(root: &Path) -> Result<Outcome, Error> {
     let files = tree::files_of_the_repository(root)?;
     let places = tree::places(files.iter().map(|file| file.path.as_str()));
     let mut findings: Vec<Finding> = files.iter().flat_map(|file| check_file(file, &places)).collect();
+    findings.extend(cycles::check(&files));
     findings.sort();
     Ok(report(&findings, files.len()))
 }

@@ -20,6 +20,7 @@ const ORDER: &[&str] = &[
     "ridge-runtime",
     "ridge-graph",
     "ridge-hw",
+    "ridge-testing",
 ];
 
 /// Tests may not look upward either, or a crate could not be tested without all that is built on it.
