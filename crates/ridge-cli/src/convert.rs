@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
+use ridge_files::gguf::TensorStorage;
 use ridge_graph::DType;
 use ridge_hw::units::Bytes;
 use ridge_models::ModelFiles;
-use ridge_models::gguf::{self, Quantisation, Storage};
+use ridge_models::gguf::{self, Quantisation};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::args::FLOATS;
@@ -58,7 +59,7 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bool) -> Result<()> {
     let shown = to.display().to_string();
     let mut read: Vec<&Path> = vec![from];
-    read.extend(files.gguf().into_iter().flat_map(ridge_models::gguf::Gguf::files).map(Path::new));
+    read.extend(files.gguf().into_iter().flat_map(ridge_files::Gguf::files).map(Path::new));
     if let Ok(to) = to.canonicalize()
         && read.iter().any(|path| path.canonicalize().is_ok_and(|path| path == to))
     {
@@ -106,7 +107,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let dtype = args.dtype.as_deref().and_then(DType::from_name);
     match (files.gguf(), is_gguf(&args.to)) {
         (_, true) => {
-            let how = Quantisation { matrices: dtype.map(Storage::plain), ..Quantisation::default() };
+            let how = Quantisation { matrices: dtype.map(TensorStorage::plain), ..Quantisation::default() };
             let written = interruptible("writing weights", |told| gguf::to_gguf(&files, &args.to, &how, told))?;
             if !args.quiet {
                 note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_models::{ModelFiles, Pooling, SentenceConfig, Tokenizer};
+use ridge_models::{ModelFiles, Pooling, SentenceConfig};
 use ridge_runtime::Session;
+use ridge_text::Tokenizer;
 use serde_json::json;
 use std::sync::Arc;
 

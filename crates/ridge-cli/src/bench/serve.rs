@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use clap::Args;
 use ridge_graph::sample::Rng;
-use ridge_models::Tokenizer;
 use ridge_serve::KEY_VARIABLE;
 use ridge_serve::load::{
     Api, Arrivals, Client, Objective, Pace, Prompts, Report, Run, Shape, Sweep, TRACE_BLOCK, Target, TraceRequest,
     Words, Workload, drive, preflight, read_trace, sweep,
 };
+use ridge_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::args::{MOST, whole};

@@ -1,6 +1,6 @@
 //! What has been said: the messages, where they are read from and written to.
 
-use ridge_models::template::Data;
+use ridge_text::template::Data;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};

@@ -9,8 +9,9 @@ use std::time::Instant;
 use clap::{ArgGroup, Args};
 use ridge_engine::evaluate::beginning;
 use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer, with_scores};
+use ridge_models::{Model, ModelConfig, ModelFiles, with_scores};
 use ridge_runtime::Backend;
+use ridge_text::Tokenizer;
 use serde_json::json;
 
 use crate::args::{DeviceChoice, MOST, MOST_THREADS, NumberArgs, whole};
