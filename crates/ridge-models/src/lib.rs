@@ -5,7 +5,7 @@
 //!
 //! | file | read by | gives |
 //! |---|---|---|
-//! | `config.json`, `generation_config.json` | [`config`] | [`ModelConfig`]: every size and switch of the model |
+//! | `config.json`, `generation_config.json` | [`families`], [`config`] | [`ModelConfig`]: every size and switch of the model |
 //! | `*.safetensors`, `model.safetensors.index.json` | [`checkpoint`] | [`Checkpoint`]: named tensors, mapped, not copied |
 //! | `tokenizer.json`, `tokenizer_config.json` | [`tokenizer`] | [`Tokenizer`], [`StreamDecoder`] |
 //! | `*.gguf`, which is all of these in one | [`gguf`] | [`Gguf`], and from it each of them |
@@ -18,7 +18,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod embedded;
 mod error;
-mod families;
+pub mod families;
 mod files;
 pub mod gguf;
 mod json;
@@ -33,12 +33,13 @@ pub mod tokenizer;
 mod weights;
 
 pub use checkpoint::{Checkpoint, TensorView};
-pub use config::{
-    BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, PlannedConfig, RopeConfig, RopeScaling,
-};
+pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result, TensorMismatch};
-pub use families::llama;
+pub use families::{
+    BertConfig, FamilyKind, LlamaConfig, ModelConfig, PlannedConfig, family_kind, llama, model_type,
+    planned_model_types,
+};
 pub use gguf::Gguf;
 pub use loss::{with_loss, with_scores};
 pub use model::{

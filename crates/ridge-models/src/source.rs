@@ -4,9 +4,10 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::Checkpoint;
-use crate::config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
+use crate::config::{DecoderConfig, GenerationConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::{ModelError, Result};
+use crate::families::{BertConfig, LlamaConfig, ModelConfig};
 use crate::files::read_text;
 use crate::gguf::Gguf;
 use crate::pooling::SentenceConfig;

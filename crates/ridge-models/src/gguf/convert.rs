@@ -13,7 +13,6 @@ use super::storage::Storage;
 use super::write::Writer;
 use super::{metadata, split, vocabulary};
 use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
-use crate::config::ModelConfig;
 use crate::error::{ModelError, Result};
 use crate::model::BuildOptions;
 use crate::source::ModelFiles;
@@ -127,15 +126,14 @@ pub fn to_gguf(
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write_encoder(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &[], &mut writer)?;
-                (rules, tables) = (names::rules("bert", &Sizes::from(&config), false), Vec::new());
+                (rules, tables) = (names::encoder_rules(&config), Vec::new());
             } else {
                 let config = files.config()?;
                 checkpoint = config.arrange(files.checkpoint()?)?;
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
-                let two_norms = matches!(&config, ModelConfig::Falcon(c) if c.two_norms);
-                let mut all = names::rules(metadata::family(&config), &Sizes::from(&*config), two_norms);
+                let mut all = names::decoder_rules(&config);
                 all.retain(|rule| !config.tie_word_embeddings || rule.file != "output.weight");
                 (rules, tables) = (all, metadata::tables(&config));
             }
@@ -146,10 +144,10 @@ pub fn to_gguf(
     let tied = !planned.iter().any(|tensor| tensor.name == "output.weight");
     let model = match how.mix {
         Some(_) => Some(match files.encoder_config()? {
-            Some(config) => mix::Model::new("bert", &Sizes::from(&config), tied),
+            Some(config) => mix::Model::new(names::mix_rules(config.family()), &Sizes::from(&config), tied),
             None => {
                 let config = files.config()?;
-                mix::Model::new(metadata::family(&config), &Sizes::from(&*config), tied)
+                mix::Model::new(names::mix_rules(Some(config.family())), &Sizes::from(&*config), tied)
             }
         }),
         None => None,

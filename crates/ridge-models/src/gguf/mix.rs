@@ -3,6 +3,7 @@
 
 use super::names::Sizes;
 use super::storage::Storage;
+use crate::families::MixRules;
 
 /// A mix of formats, called as llama.cpp calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,12 +43,12 @@ pub(super) struct Model {
 }
 
 impl Model {
-    pub(super) fn new(family: &str, sizes: &Sizes, tied: bool) -> Self {
+    pub(super) fn new(rules: MixRules, sizes: &Sizes, tied: bool) -> Self {
         Self {
             layers: sizes.layers,
             sharing: sizes.heads / sizes.kv_heads.max(1),
-            falcon: family == "falcon",
-            llama: matches!(family, "llama" | "mistral" | "qwen2"),
+            falcon: rules == MixRules::Falcon,
+            llama: rules == MixRules::Llama,
             tied,
         }
     }

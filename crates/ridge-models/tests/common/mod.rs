@@ -131,10 +131,7 @@ impl Fixture {
 
     /// The configuration of a Llama.
     pub fn llama(&self) -> &LlamaConfig {
-        match &self.config {
-            ModelConfig::Llama(config) => config,
-            other => panic!("{other:?} is no Llama"),
-        }
+        self.config.downcast_ref().unwrap_or_else(|| panic!("{:?} is no Llama", self.config))
     }
 
     /// The graph for `outputs` alone.
