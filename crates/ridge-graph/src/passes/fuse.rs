@@ -7,7 +7,7 @@
 use super::claim::{extract, replace_by_group};
 use crate::graph::{Function, Graph, Group, GroupKind, Op, Var};
 use crate::prim::Prim;
-use crate::types::Shape;
+use crate::shape::Shape;
 
 /// Fuses within every function.
 pub fn fuse(graph: &mut Graph) {
