@@ -70,10 +70,10 @@ impl CpuProgram {
         };
         let made = match &node.op {
             Op::Prim(prim) => prims::make(prim, &spec, &self.device.mesh),
-            Op::Group(group) => match group.kind {
+            Op::Group(group) => match &group.kind {
                 GroupKind::Fused => fused::make(&spec),
                 GroupKind::Kernel(name) => kernels::all()
-                    .find(|e| e.name == name)
+                    .find(|e| e.name == &**name)
                     .ok_or_else(|| "no such kernel".to_owned())
                     .and_then(|e| (e.make)(&spec)),
             },

@@ -96,7 +96,7 @@ impl Backend for Cuda {
             None => vec![bytes],
             Some(format) => {
                 let components = format.components(&ty.shape);
-                let sizes = components.iter().map(|c| Ok(component_offsets(&c.ty, &Bindings::new())?.1));
+                let sizes = components.iter().map(|c| Ok(component_offsets(&c.ty(), &Bindings::new())?.1));
                 sizes.collect::<Result<Vec<_>>>()?
             }
         };

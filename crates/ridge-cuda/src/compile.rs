@@ -31,7 +31,7 @@ fn make(function: &Function, node: &Node, bindings: &Bindings) -> Result<Kernel,
     };
     match &node.op {
         Op::Prim(prim) => prims::make(prim, &spec),
-        Op::Group(group) => match group.kind {
+        Op::Group(group) => match &group.kind {
             GroupKind::Fused => fused::make(&spec),
             GroupKind::Kernel(name) => kernels::make(name, &spec),
         },

@@ -32,7 +32,8 @@ fn all() -> impl Iterator<Item = &'static Entry> {
 
 /// What they claim. Needs no GPU.
 pub fn patterns() -> Vec<passes::Kernel> {
-    let pattern = |e: &Entry| passes::Kernel { name: e.name, pattern: Pattern::parse(e.pattern), supports: e.supports };
+    let pattern =
+        |e: &Entry| passes::Kernel { name: e.name.into(), pattern: Pattern::parse(e.pattern), supports: e.supports };
     all().map(pattern).collect()
 }
 

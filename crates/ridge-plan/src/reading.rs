@@ -37,7 +37,7 @@ pub enum Class {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpWork {
     /// What it is, such as `linear`.
-    pub name: &'static str,
+    pub name: String,
     /// Where in the layer, such as `self_attn.q_proj`.
     pub scope: String,
     /// Its class.
@@ -322,7 +322,7 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         walk.cut.insert(function.var(index, o), any_cut);
     }
     let mut op = OpWork {
-        name,
+        name: name.to_owned(),
         scope: node.scope.to_string(),
         class: Class::Memory,
         cut: any_cut,

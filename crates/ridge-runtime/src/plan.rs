@@ -96,7 +96,7 @@ pub fn component_offsets(ty: &Type, bindings: &Bindings) -> Result<(Vec<usize>, 
     let sizes: Vec<usize> = match &ty.format {
         None => vec![plain_bytes(ty, bindings)?],
         Some(format) => {
-            format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty, bindings)).collect::<Result<_>>()?
+            format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty(), bindings)).collect::<Result<_>>()?
         }
     };
     let mut end = 0usize;

@@ -30,7 +30,7 @@ fn kernels() -> Vec<Kernel> {
         ("sort", "sort(x)"),
         ("mul_add", "add(a, mul(b, c))"),
     ]
-    .map(|(name, pattern)| Kernel { name, pattern: Pattern::parse(pattern), supports: |_| true })
+    .map(|(name, pattern)| Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports: |_| true })
     .into()
 }
 

@@ -202,7 +202,7 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         let [scores, softmax, values, fused] =
             roof.attention(heads, tokens, width, args.causal).map(|work| roof.under(&work));
         let steps = Roof::sum("attention", &[&scores, &softmax, &values]);
-        let steps = Row { op: "the three", class: Some(Class::Attention), ..steps };
+        let steps = Row { op: "the three".into(), class: Some(Class::Attention), ..steps };
         for (row, formula) in [
             (&scores, "2 h t^2 d FLOPs; q and k read, h t^2 scores of 2 B written"),
             (&softmax, "5 FLOPs a score, read and written"),

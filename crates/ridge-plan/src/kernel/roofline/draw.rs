@@ -48,7 +48,7 @@ impl Roof {
             let point = |r: &&Row| Point {
                 x: r.intensity.0,
                 y: r.flops.0 / r.expected.0,
-                label: if r.op.is_empty() || r.scope.ends_with(r.op) || r.class == Some(Class::Matmul) {
+                label: if r.op.is_empty() || r.scope.ends_with(&r.op) || r.class == Some(Class::Matmul) {
                     r.scope.clone()
                 } else {
                     format!("{} {}", r.scope, r.op)

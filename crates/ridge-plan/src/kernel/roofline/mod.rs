@@ -35,7 +35,7 @@ pub struct Work {
     /// What or where it is.
     pub scope: String,
     /// The op, or empty for a sum.
-    pub op: &'static str,
+    pub op: String,
     /// What limits its kind.
     pub class: Class,
     /// How often.
@@ -58,7 +58,7 @@ pub struct Row {
     /// What or where it is.
     pub scope: String,
     /// The op, or empty for a sum.
-    pub op: &'static str,
+    pub op: String,
     /// What limits its kind; none for a sum of several.
     pub class: Option<Class>,
     /// How often.
@@ -107,7 +107,7 @@ impl Roof {
         let [m, n, k] = [m, n, k].map(|d| d as f64);
         Work {
             scope: format!("{m} x {n} x {k}"),
-            op: "matmul",
+            op: "matmul".into(),
             class: Class::Matmul,
             calls: 1,
             matrix: 2.0 * m * n * k,
@@ -127,9 +127,9 @@ impl Roof {
         let seen = if causal { h * 0.5 * t * (t + 1.0) } else { pairs };
         let rows = 2.0 * h * t * d;
         let m = &self.machine;
-        let work = |op, matrix: f64, vector: f64, bytes: f64, share: f64| Work {
+        let work = |op: &str, matrix: f64, vector: f64, bytes: f64, share: f64| Work {
             scope: "attention".into(),
-            op,
+            op: op.into(),
             class: if matrix > 0.0 { Class::Attention } else { Class::Memory },
             calls: 1,
             matrix,
@@ -156,7 +156,7 @@ impl Roof {
         let expected = work.expected.max(floor);
         Row {
             scope: work.scope.clone(),
-            op: work.op,
+            op: work.op.clone(),
             class: Some(work.class),
             calls: work.calls,
             flops: Flops(flops),
@@ -183,7 +183,7 @@ impl Roof {
         let memory = rows.iter().filter(|r| r.bound == Bound::Memory).map(|r| r.floor.0).sum::<f64>();
         Row {
             scope: scope.into(),
-            op: "",
+            op: String::new(),
             class: None,
             calls: rows.iter().map(|r| r.calls).max().unwrap_or(0),
             flops: Flops(flops),

@@ -37,7 +37,7 @@ impl Roof {
         let v = reading.vocab as f64 / step.tp as f64;
         let logits = Work {
             scope: "lm_head".into(),
-            op: "linear",
+            op: "linear".into(),
             class: Class::Matmul,
             calls: 1,
             matrix: 2.0 * rows * v * h,
@@ -86,7 +86,7 @@ impl Roof {
         let element = step.weights.bits() / 8.0;
         let mut work = Work {
             scope: op.scope.clone(),
-            op: op.name,
+            op: op.name.clone(),
             class: op.class,
             calls: 1,
             matrix: tokens * op.flops_token / cut,

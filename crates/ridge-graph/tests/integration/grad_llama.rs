@@ -1,11 +1,9 @@
 //! Gradients and AdamW steps of a small Llama against what torch computed (`fixtures/training.py`): two sequences in
 //! one packed batch, a tied embedding, grouped-query attention over a paged cache.
 
-mod grad_common;
-
 use std::path::Path;
 
-use grad_common::{Inputs, adamw_step, floats, run, total};
+use crate::support::gradients::{Inputs, adamw_step, floats, run, total};
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::ops::{AdamW, PagedAttention, Rope, rope_frequencies};
 use ridge_graph::{Bindings, Builder, DType, Graph, Op, Result, Role, Sym, Tensor, Type, Var};

@@ -1,8 +1,6 @@
 //! The gradient of every op in the registry, derived or explicit, against finite differences.
 
-mod grad_common;
-
-use grad_common::{Inputs, check, finish_with_loss};
+use crate::support::gradients::{Inputs, check, finish_with_loss};
 use ridge_graph::ops::registry;
 use ridge_graph::sample::{Rng, Sample};
 use ridge_graph::{Bindings, Builder, DType, Gradient, Op, Result, Type, Value, Var};
@@ -79,9 +77,9 @@ fn check_sample(what: &str, sample: &Sample, place: Place, rng: &mut Rng) -> boo
 
 fn check_registry(place: Place) {
     let mut checked = 0;
-    for entry in registry() {
+    for entry in &registry() {
         let mut rng = Rng::new(7);
-        for (i, sample) in (entry.samples)(&mut rng, DType::F32).iter().enumerate() {
+        for (i, sample) in entry.samples(&mut rng, DType::F32).iter().enumerate() {
             let what = format!("{} sample {i} in {place:?}", entry.name);
             checked += usize::from(check_sample(&what, sample, place, &mut rng));
         }

@@ -1,11 +1,7 @@
 //! Holds sharded graphs, evaluated on a mesh of two ranks, against the graphs they came from.
 
-#![allow(dead_code)] // each test file uses some of it
-
-pub(crate) mod decoder;
-
 use ridge_graph::sample::{Rng, Sample};
-use ridge_graph::shard::{MeshAxis, Placement, Rule, Sharded, rules, shard, slice_for_rank, unite};
+use ridge_graph::shard::{MeshAxis, Placement, Sharded, ShardingRule, rules, shard, slice_for_rank, unite};
 use ridge_graph::{Bindings, DType, Data, Graph, Op, Precision, Prim, Tensor, Value, evaluate, evaluate_mesh};
 
 /// The axis that tests shard over.
@@ -100,7 +96,7 @@ pub(crate) fn named(sample: &Sample) -> Vec<(String, Value)> {
 }
 
 /// Does everything that `rule` cuts divide?
-fn divides(sample: &Sample, graph: &Graph, rule: &Rule, axis: &MeshAxis) -> bool {
+fn divides(sample: &Sample, graph: &Graph, rule: &ShardingRule, axis: &MeshAxis) -> bool {
     let node = graph.main().nodes.last().expect("the op's node");
     let output = |(ty, p): (&ridge_graph::Type, &Placement)| match *p {
         Placement::Shard { dim, multiple } => {
@@ -113,7 +109,7 @@ fn divides(sample: &Sample, graph: &Graph, rule: &Rule, axis: &MeshAxis) -> bool
 }
 
 /// Runs the sample by each rule of its op that divides, and gives those rules.
-pub(crate) fn check_rules(name: &str, sample: &Sample, axis: &MeshAxis) -> Vec<Rule> {
+pub(crate) fn check_rules(name: &str, sample: &Sample, axis: &MeshAxis) -> Vec<ShardingRule> {
     let graph = sample.graph().unwrap_or_else(|e| panic!("{name}: {e}"));
     let outputs = &graph.main().nodes.last().expect("the op's node").outputs;
     let mut checked = Vec::new();
@@ -149,8 +145,11 @@ pub(crate) fn normal(rng: &mut Rng, shape: &[usize]) -> Tensor {
 /// The collectives of each function, by name.
 pub(crate) fn collectives(graph: &Graph) -> Vec<(String, Vec<&'static str>)> {
     let of = |f: &ridge_graph::Function| {
-        let found = f.nodes.iter().filter(|n| matches!(n.op, Op::Prim(Prim::Collective { .. })));
-        (f.name.to_string(), found.map(ridge_graph::Node::op_name).collect())
+        let found = f.nodes.iter().filter_map(|n| match &n.op {
+            Op::Prim(prim @ Prim::Collective { .. }) => Some(prim.name()),
+            _ => None,
+        });
+        (f.name.to_string(), found.collect())
     };
     graph.functions.iter().map(of).collect()
 }

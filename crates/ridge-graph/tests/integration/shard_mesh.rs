@@ -1,14 +1,12 @@
 //! Sharding over two axes, and the communication that training's placements lead to.
 
-mod shard_support;
-
+use crate::support::sharding::{assert_close, assert_same, collectives, normal, tp};
 use ridge_graph::sample::Rng;
 use ridge_graph::shard::{MeshAxis, Placement, shard, slice_for_rank, unite};
 use ridge_graph::{
     Arg, Bindings, Builder, CollectiveKind, DType, Graph, Op, Precision, Prim, Result, Tensor, Type, Value, Var,
     evaluate, evaluate_mesh,
 };
-use shard_support::{assert_close, assert_same, collectives, normal, tp};
 
 fn f32s(shape: &[usize]) -> Type {
     Type::tensor(DType::F32, ridge_graph::Shape::new(shape.iter().copied()))

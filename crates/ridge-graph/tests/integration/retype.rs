@@ -1,12 +1,10 @@
 //! Weights in another storage.
 
-mod shard_support;
-
+use crate::support::decoder::{arguments, decoder};
+use crate::support::sharding::{assert_close, assert_same_at, tp};
 use ridge_graph::passes::retype;
 use ridge_graph::shard::{Placement, shard};
 use ridge_graph::{Bindings, DType, Dim, FormatRef, Graph, Precision, Role, Type, Value, evaluate};
-use shard_support::decoder::{arguments, decoder};
-use shard_support::{assert_close, assert_same_at, tp};
 
 fn q8() -> FormatRef {
     FormatRef::from_name("q8_0").expect("known")
@@ -73,7 +71,7 @@ fn types_change_where_asked_and_names_roles_and_scopes_nowhere() {
             assert_eq!(new.ty, wanted, "{}", old.name);
         }
         let scopes = |f: &ridge_graph::Function| -> Vec<_> {
-            f.nodes.iter().filter(|n| n.op_name() != "arg").map(|n| (n.op_name(), n.scope.clone())).collect()
+            f.nodes.iter().filter(|n| n.op_name() != "arg").map(|n| (n.op_name().to_owned(), n.scope.clone())).collect()
         };
         assert_eq!(scopes(new), scopes(old));
     }

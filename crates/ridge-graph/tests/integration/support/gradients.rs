@@ -1,7 +1,5 @@
 //! Gradients against finite differences, in f64.
 
-#![allow(dead_code, unreachable_pub)] // each test program uses its part
-
 use ridge_graph::grad::{Differentiated, float_weights, gradient};
 use ridge_graph::ops::AdamW;
 use ridge_graph::sample::Rng;
@@ -11,7 +9,7 @@ use ridge_graph::{
 };
 
 /// Named inputs of a graph.
-pub type Inputs = Vec<(String, Value)>;
+pub(crate) type Inputs = Vec<(String, Value)>;
 
 /// Random directions tried for each input.
 const DIRECTIONS: usize = 3;
@@ -19,14 +17,14 @@ const DIRECTIONS: usize = 3;
 const STEP: f64 = 2e-5;
 
 /// `x` as a scalar: the sum of its elements, weighted by `weights` of its shape.
-pub fn weighted_sum(g: &mut Builder, x: Var, weights: Var) -> Result<Var> {
+pub(crate) fn weighted_sum(g: &mut Builder, x: Var, weights: Var) -> Result<Var> {
     let x = g.cast(x, DType::F32)?;
     let product = g.mul(x, weights)?;
     total(g, product)
 }
 
 /// The sum of all elements, a scalar.
-pub fn total(g: &mut Builder, x: Var) -> Result<Var> {
+pub(crate) fn total(g: &mut Builder, x: Var) -> Result<Var> {
     let mut sum = x;
     for axis in 0..g.ty(x)?.shape.rank() {
         sum = g.reduce_sum(sum, axis)?;
@@ -36,7 +34,7 @@ pub fn total(g: &mut Builder, x: Var) -> Result<Var> {
 
 /// Adds a loss to what is built: every float value of `outputs`, weighted at random. Gives outputs `loss`, and `size`,
 /// the sum of the magnitudes that the loss adds up.
-pub fn finish_with_loss(mut g: Builder, outputs: &[Var], rng: &mut Rng, inputs: &mut Inputs) -> Result<Graph> {
+pub(crate) fn finish_with_loss(mut g: Builder, outputs: &[Var], rng: &mut Rng, inputs: &mut Inputs) -> Result<Graph> {
     let mut loss = g.constant(DType::F32, 0.0)?;
     let mut size = loss;
     for var in outputs {
@@ -59,13 +57,13 @@ pub fn finish_with_loss(mut g: Builder, outputs: &[Var], rng: &mut Rng, inputs: 
 }
 
 /// Outputs of `graph` by name, in f64.
-pub fn run(graph: &Graph, inputs: &Inputs, bindings: &Bindings) -> Result<Inputs, GraphError> {
+pub(crate) fn run(graph: &Graph, inputs: &Inputs, bindings: &Bindings) -> Result<Inputs, GraphError> {
     let given = |arg: &Arg| inputs.iter().find(|(name, _)| **name == *arg.name).map(|(_, value)| value.clone());
     evaluate(graph, &given, bindings, Precision::Exact)
 }
 
 /// The elements of output `name`.
-pub fn floats(outputs: &Inputs, name: &str) -> Vec<f64> {
+pub(crate) fn floats(outputs: &Inputs, name: &str) -> Vec<f64> {
     let found = outputs.iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no output {name}"));
     found.1.tensor().floats().to_vec()
 }
@@ -83,7 +81,7 @@ fn moved(inputs: &Inputs, name: &str, direction: &[f64], by: f64) -> Inputs {
 /// Compares the gradient of `loss` with respect to each of `wrt` with differences along random directions. A central
 /// difference at two steps gives a value of fourth order and, by how the two differ, its error; `size` gives the
 /// rounding error.
-pub fn check(what: &str, graph: &Graph, inputs: &Inputs, wrt: &[String], bindings: &Bindings, rng: &mut Rng) {
+pub(crate) fn check(what: &str, graph: &Graph, inputs: &Inputs, wrt: &[String], bindings: &Bindings, rng: &mut Rng) {
     let with_gradient = gradient(graph, "loss", wrt).unwrap_or_else(|e| panic!("{what}: {e}"));
     let outputs = run(&with_gradient, inputs, bindings).unwrap_or_else(|e| panic!("{what}: {e}"));
     let plain = run(graph, inputs, bindings).unwrap();
@@ -119,7 +117,7 @@ pub fn check(what: &str, graph: &Graph, inputs: &Inputs, wrt: &[String], binding
 
 /// A training step of `forward`: its loss, gradients, and the updates of all weights and their moments, which are
 /// states `adamw.m.<weight>` and `adamw.v.<weight>`. Step inputs `lr` and `step` are scalars.
-pub fn adamw_step(forward: &Graph, adamw: AdamW) -> Result<Graph> {
+pub(crate) fn adamw_step(forward: &Graph, adamw: AdamW) -> Result<Graph> {
     let mut step = Differentiated::training(forward, "loss", &float_weights(forward))?;
     let scalar = Type::tensor(DType::F32, Shape::default());
     let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);

@@ -1,12 +1,10 @@
 //! Gradients over tensor-parallel and data-parallel ranks.
 
-mod shard_support;
-
+use crate::support::sharding::{assert_same, collectives, tp};
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::sample::Rng;
 use ridge_graph::shard::{Placement, Sharded, shard};
 use ridge_graph::{Arg, Builder, DType, Graph, Output, Result, Shape, Tensor, Type, Value};
-use shard_support::{assert_same, collectives, tp};
 
 const TOKENS: usize = 6;
 const HIDDEN: usize = 4;

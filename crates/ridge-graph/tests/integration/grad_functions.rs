@@ -1,8 +1,6 @@
 //! Gradients through functions, calls and states, and training steps made of them.
 
-mod grad_common;
-
-use grad_common::{Inputs, adamw_step, check, floats, run, total};
+use crate::support::gradients::{Inputs, adamw_step, check, floats, run, total};
 use ridge_graph::grad::{float_weights, gradient, weights_as_states};
 use ridge_graph::ops::AdamW;
 use ridge_graph::sample::Rng;

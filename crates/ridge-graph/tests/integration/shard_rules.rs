@@ -1,20 +1,18 @@
 //! Every sharding rule of every op gives what the op gives unsharded.
 
-mod shard_support;
-
+use crate::support::sharding::{assert_same, check_rules, named, normal, tp};
 use ridge_graph::sample::{Rng, Sample};
 use ridge_graph::shard::{Placement, shard};
 use ridge_graph::{
     Binary, CollectiveKind, Combine, Compare, DType, FormatRef, Literal, Op, Prim, Shape, Tensor, Unary, format, ops,
     passes,
 };
-use shard_support::{assert_same, check_rules, named, normal, tp};
 
 #[test]
 fn every_rule_of_every_composite_gives_the_unsharded_result() {
-    for entry in ops::registry() {
-        let samples = (entry.samples)(&mut Rng::new(11), DType::F32);
-        let checked: usize = samples.iter().map(|s| check_rules(entry.name, s, &tp()).len()).sum();
+    for entry in &ops::registry() {
+        let samples = entry.samples(&mut Rng::new(11), DType::F32);
+        let checked: usize = samples.iter().map(|s| check_rules(&entry.name, s, &tp()).len()).sum();
         assert!(checked >= samples.len(), "{}: replication at least", entry.name);
     }
 }
@@ -23,9 +21,9 @@ fn every_rule_of_every_composite_gives_the_unsharded_result() {
 #[test]
 fn decompositions_shard_to_the_unsharded_result() {
     let axis = tp();
-    for entry in ops::registry() {
-        for sample in (entry.samples)(&mut Rng::new(12), DType::F32) {
-            for rule in check_rules(entry.name, &sample, &axis) {
+    for entry in &ops::registry() {
+        for sample in entry.samples(&mut Rng::new(12), DType::F32) {
+            for rule in check_rules(&entry.name, &sample, &axis) {
                 let mut graph = sample.graph().expect("a valid sample");
                 while passes::decompose(&mut graph, |_| false).expect("decomposes") {}
                 let place = |arg: &ridge_graph::Arg| rule.inputs[arg.name.parse::<usize>().expect("a number")];

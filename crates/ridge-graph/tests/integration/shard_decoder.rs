@@ -1,11 +1,9 @@
 //! A decoder over tensor-parallel ranks.
 
-mod shard_support;
-
+use crate::support::decoder::{HEAD, arguments, decoder};
+use crate::support::sharding::{assert_same_at, collectives, tp};
 use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
 use ridge_graph::{Arg, Bindings, Dim, Graph, Op, Role};
-use shard_support::decoder::{HEAD, arguments, decoder};
-use shard_support::{assert_same_at, collectives, tp};
 
 fn tokens() -> Dim {
     Dim::sym("tokens")
@@ -49,7 +47,7 @@ fn nodes_keep_scopes_and_arguments_their_names_and_order() {
     let scopes = |g: &Graph| {
         let nodes = g.functions[0].nodes.iter();
         let kept = nodes.filter(|n| !matches!(n.op, Op::Arg(_)) && n.op_name() != "all_reduce");
-        kept.map(|n| (n.op_name(), n.scope.to_string())).collect::<Vec<_>>()
+        kept.map(|n| (n.op_name().to_owned(), n.scope.to_string())).collect::<Vec<_>>()
     };
     assert_eq!(scopes(&local.graph), scopes(&graph));
 }

@@ -80,7 +80,7 @@ fn grouped() -> Result<Graph> {
     let x = g.arg("x", ty.clone());
     let y = g.step_input("0", ty)?;
     let negated = g.neg(y)?;
-    let group = Group { kind: GroupKind::Kernel("add_square"), body };
+    let group = Group { kind: GroupKind::Kernel("add_square".into()), body };
     let z = g.scoped("mlp", |g| g.emit(Op::Group(Arc::new(group)), &[x, negated]))?[0];
     g.finish(vec![("z".into(), z)])
 }

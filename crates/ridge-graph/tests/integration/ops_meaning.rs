@@ -15,8 +15,9 @@ const DTYPES: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F8E4M3];
 
 /// The samples of the op called `name`, over dtypes.
 fn samples(name: &str) -> Vec<Sample> {
-    let entry = registry().iter().find(|e| e.name == name).expect("the op is registered");
-    DTYPES.into_iter().flat_map(|dtype| (entry.samples)(&mut Rng::new(7), dtype)).collect()
+    let registry = registry();
+    let entry = registry.get(name).expect("the op is registered");
+    DTYPES.into_iter().flat_map(|dtype| entry.samples(&mut Rng::new(7), dtype)).collect()
 }
 
 /// The op of a sample as its own type.
@@ -72,10 +73,10 @@ fn shape(sample: &Sample, i: usize) -> Vec<usize> {
 
 #[test]
 fn every_op_infers_what_its_decomposition_gives() {
-    for entry in registry() {
-        for sample in samples(entry.name) {
+    for entry in &registry() {
+        for sample in samples(&entry.name) {
             let Op::Composite(op) = &sample.op else { panic!("{} is no composite", entry.name) };
-            assert_eq!(op.name(), entry.name);
+            assert_eq!(op.name(), &*entry.name);
             let inferred = op.infer(&sample.types()).expect("the sample is valid");
             let mut g = ridge_graph::Builder::new();
             let vars: Vec<_> =
@@ -89,8 +90,8 @@ fn every_op_infers_what_its_decomposition_gives() {
 
 #[test]
 fn samples_are_small_enough_to_run_everywhere() {
-    for entry in registry() {
-        for sample in samples(entry.name) {
+    for entry in &registry() {
+        for sample in samples(&entry.name) {
             let graph = sample.graph().expect("the sample is valid");
             let bindings = Bindings::new().with("pairs", 400).with("cached", 400);
             let flops = graph.cost().flops().eval(&bindings).expect("every symbol of a sample is bound");

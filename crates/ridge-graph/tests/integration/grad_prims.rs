@@ -1,8 +1,6 @@
 //! The gradient of each primitive against finite differences, and where it is zero, shared or refused.
 
-mod grad_common;
-
-use grad_common::{Inputs, check, finish_with_loss, floats, run, total};
+use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run, total};
 use ridge_graph::grad::gradient;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
