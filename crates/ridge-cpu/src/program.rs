@@ -49,7 +49,12 @@ impl CpuProgram {
         Ok(Kernels { made, inner })
     }
 
-    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings, by_panels: bool) -> Result<Box<dyn Kernel>> {
+    fn kernel(
+        &self,
+        plan: &ridge_runtime::PlannedKernel,
+        bindings: &Bindings,
+        by_panels: bool,
+    ) -> Result<Box<dyn Kernel>> {
         let function = self.graph.function(plan.func);
         let node = &function.nodes[plan.node];
         let operands =

@@ -12,7 +12,7 @@ use decoder::{Step, decoder};
 use proptest::prelude::*;
 use random::case;
 use ridge_graph::{Bindings, DType, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
-use ridge_runtime::{Launch, Place, Plan, Region, component_offsets, lower, plan};
+use ridge_runtime::{Place, Plan, PlannedLaunch, Region, component_offsets, lower, plan};
 
 const LINE: usize = 64;
 
