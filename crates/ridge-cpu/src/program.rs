@@ -152,7 +152,7 @@ impl Program for CpuProgram {
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made))
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made) + plan.staging_bytes())
     }
 }
 

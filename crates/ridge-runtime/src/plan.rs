@@ -88,6 +88,13 @@ pub struct Plan {
     pub output_bytes: Vec<usize>,
 }
 
+impl Plan {
+    /// Bytes of all step inputs and data outputs.
+    pub fn staging_bytes(&self) -> usize {
+        self.input_bytes.iter().chain(&self.output_bytes).sum()
+    }
+}
+
 /// Offsets of a value's components, one after another, and the bytes of all. A plain value has one component.
 ///
 /// # Errors
