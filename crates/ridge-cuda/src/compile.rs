@@ -37,7 +37,7 @@ fn make(
     };
     match &node.op {
         Op::Prim(prim) => prims::make(prim, &spec),
-        Op::Group(group) => match group.kind {
+        Op::Group(group) => match &group.kind {
             GroupKind::Fused => fused::make(&spec),
             GroupKind::Kernel(name) => registry.make(name, &spec),
         },

@@ -198,14 +198,10 @@ mod tests {
         assert!(TILINGS.iter().all(|t| t.shared() <= 227 << 10), "a ring is larger than shared memory");
     }
 
-    /// A Hopper GPU, or none with the reason printed.
-    fn hopper() -> Option<CudaDevice> {
-        match CudaDevice::open(0) {
-            Ok(device) if device.arch() == ARCH => return Some(device),
-            Ok(device) => println!("skipped: the GPU is {}", device.arch()),
-            Err(why) => println!("skipped: {why}"),
-        }
-        None
+    /// A Hopper GPU, or why there is none.
+    fn hopper() -> Result<CudaDevice, String> {
+        let device = CudaDevice::open(0).map_err(|why| format!("no GPU: {why}"))?;
+        if device.arch() == ARCH { Ok(device) } else { Err(format!("the GPU is {}, not {ARCH}", device.arch())) }
     }
 
     fn rounded(dtype: DType, value: f64) -> f64 {
@@ -215,7 +211,10 @@ mod tests {
     /// Every tiling with everything that can follow, more tiles than processors among them, against sums in f64.
     #[test]
     fn every_tiling_makes_the_product_and_what_follows() {
-        let Some(device) = hopper() else { return };
+        let device = match hopper() {
+            Ok(device) => device,
+            Err(why) => ridge_testing::skip!("{why}"),
+        };
         let after = [
             Epilogue::Nothing,
             Epilogue::Add((OperandSlot::Input(2), 0)),

@@ -1,16 +1,11 @@
 //! A plan is followed launch by launch over simulated memory, in which every cache line says which value it holds: a
 //! launch must find each of its operands whole, as the graph means it, and write no place that it reads.
 
-#[path = "common/decoder.rs"]
-mod decoder;
-#[path = "common/random.rs"]
-mod random;
-
 use std::collections::HashMap;
 
-use decoder::{Step, decoder};
+use crate::decoder::{Step, decoder};
+use crate::random::case;
 use proptest::prelude::*;
-use random::case;
 use ridge_graph::{Bindings, DType, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
 use ridge_runtime::{Place, Plan, PlannedLaunch, Region, component_offsets, lower, plan};
 
