@@ -66,7 +66,7 @@ impl<'a> Follower<'a> {
     }
 
     fn launch(&mut self, func: FuncId, function: &Function, index: usize, node: &Node, inputs: &[u64]) -> Vec<u64> {
-        let launch: &'a Launch = &self.plan.launches[self.next];
+        let launch: &'a PlannedLaunch = &self.plan.launches[self.next];
         self.next += 1;
         let kernel = &self.plan.kernels[launch.kernel];
         assert_eq!((kernel.func, kernel.node), (func, index), "launches follow the graph's order");
