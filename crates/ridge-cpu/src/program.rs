@@ -49,7 +49,12 @@ impl CpuProgram {
         Ok(Kernels { made, inner })
     }
 
-    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings, by_panels: bool) -> Result<Box<dyn Kernel>> {
+    fn kernel(
+        &self,
+        plan: &ridge_runtime::PlannedKernel,
+        bindings: &Bindings,
+        by_panels: bool,
+    ) -> Result<Box<dyn Kernel>> {
         let function = self.graph.function(plan.func);
         let node = &function.nodes[plan.node];
         let operands =
@@ -147,7 +152,7 @@ impl Program for CpuProgram {
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made))
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made) + plan.staging_bytes())
     }
 }
 

@@ -1,14 +1,11 @@
 //! Kernels that claim patterns, at the sizes at which they change their ways: few and many rows, long and ragged
 //! contexts, odd columns; each is held against its f64 meaning, and must be what runs.
 
-#[path = "common/cases.rs"]
-mod cases;
-mod common;
-#[path = "../../ridge-cpu/tests/common/mod.rs"]
-mod graphs;
+use std::sync::Arc;
 
-use cases::Case;
-use graphs::{run, same_bits};
+use crate::cases::{self, KernelCase};
+use crate::common::gpu;
+use crate::running::{run, same_bits};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var};
@@ -29,16 +26,15 @@ fn claimed(backend: &dyn Backend, graph: &Graph) -> Vec<String> {
 }
 
 /// Requires that the case's kernel claims the graph and that the GPU's results are right and the same each time.
-fn holds(case: &Case) {
-    let Some(gpu) = common::gpu() else { return };
-    let Case { kernel, what, graph, given } = case;
-    assert_eq!(claimed(&*gpu, graph), [*kernel], "{graph}");
+fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) {
+    let KernelCase { kernel, what, graph, given } = case;
+    assert_eq!(claimed(&**gpu, graph), [*kernel], "{graph}");
     let value = |arg: &Arg| match given.iter().find(|(name, _)| *name == &*arg.name) {
         Some((_, tensor)) => Value::Plain(tensor.clone()),
         None => normal(arg),
     };
-    let got = run(&gpu, graph, &Bindings::new(), &value).expect("runs");
-    assert!(same_bits(&got, &run(&gpu, graph, &Bindings::new(), &value).expect("runs")), "{kernel} {what}: other bits");
+    let got = run(gpu, graph, &Bindings::new(), &value).expect("runs");
+    assert!(same_bits(&got, &run(gpu, graph, &Bindings::new(), &value).expect("runs")), "{kernel} {what}: other bits");
     if let Err(why) = judge_graph(graph, &|arg| Some(value(arg)), &Bindings::new(), &got) {
         panic!("{kernel}, {what}: {why:.800}");
     }
@@ -58,22 +54,25 @@ fn built(build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Graph {
 
 #[test]
 fn linears_of_few_and_many_rows_with_what_goes_before_and_after() {
-    cases::linears().iter().for_each(holds);
+    let Some(gpu) = gpu() else { return };
+    cases::linears().iter().for_each(|case| holds(&gpu, case));
 }
 
 #[test]
 fn norms_of_rows_up_to_the_widest() {
-    cases::norms().iter().for_each(holds);
+    let Some(gpu) = gpu() else { return };
+    cases::norms().iter().for_each(|case| holds(&gpu, case));
 }
 
 #[test]
 fn attention_of_long_ragged_and_windowed_steps() {
-    cases::attentions().iter().for_each(holds);
+    let Some(gpu) = gpu() else { return };
+    cases::attentions().iter().for_each(|case| holds(&gpu, case));
 }
 
 #[test]
 fn rows_of_a_linear_do_not_depend_on_their_company() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let all = Rng::new(5).normal(DType::BF16, &[16, 520]);
     let product = |rows: std::ops::Range<usize>| {
         let graph = built(|g| {
@@ -95,7 +94,7 @@ fn rows_of_a_linear_do_not_depend_on_their_company() {
 
 #[test]
 fn random_weights_are_those_of_the_host() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let ty = Type::tensor(dtype, [33, 7]);
         let mut rng = Rng::new(9);

@@ -1,20 +1,13 @@
 //! Whole graphs on the GPU: random ones, decoders, chains; late and on time; steps of several sessions in order.
 
-mod common;
-#[path = "../../ridge-runtime/tests/common/decoder.rs"]
-mod decoder;
-#[path = "../../ridge-cpu/tests/common/mod.rs"]
-mod graphs;
-#[path = "../../ridge-runtime/tests/common/random.rs"]
-mod random;
-
 use std::sync::Arc;
 
-use decoder::{Step, decoder};
-use graphs::{run, same_bits, session};
+use crate::common::gpu;
+use crate::decoder::{Step, decoder};
+use crate::random::case;
+use crate::running::{run, same_bits, session};
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use random::case;
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Graph, Precision, Tensor, Type, Value, evaluate};
@@ -23,7 +16,7 @@ use ridge_runtime::late::Late;
 
 #[test]
 fn random_graphs_of_integers_are_equal_to_the_meaning() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let late: Arc<dyn Backend> = Arc::new(Late::new(Arc::clone(&gpu), 1));
     let config = ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() };
     let checked = TestRunner::new(config).run(&case(DType::I32), |case| {
@@ -52,7 +45,7 @@ fn without_next(graph: &Graph, results: &[Tensor]) -> (Graph, Vec<Tensor>) {
 
 #[test]
 fn a_decoder_is_right_in_every_dtype() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     for (dtype, stored) in [(DType::F32, false), (DType::BF16, false), (DType::F16, true), (DType::F32, true)] {
         let graph = decoder(dtype, stored).expect("builds");
         for lengths in [&[(0, 17), (3, 1), (7, 2)][..], &[(0, 1)], &[(9, 1), (5, 1), (12, 1)]] {
@@ -71,7 +64,7 @@ fn a_decoder_is_right_in_every_dtype() {
 
 #[test]
 fn products_of_any_number_of_rows_are_right_and_rows_do_not_meet() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let (inner, columns) = (264, 37);
     for weights in [DType::F32, DType::BF16, DType::F16, DType::F8E4M3] {
         let w = Rng::new(3).normal(weights, &[columns, inner]);
@@ -116,7 +109,7 @@ fn counter(rows: usize) -> Graph {
 #[test]
 fn steps_of_two_sessions_run_in_the_order_of_submission() {
     const ROWS: usize = 40_000;
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let graph = counter(ROWS);
     let zeros = |arg: &Arg| Value::Plain(Tensor::zeros(DType::I64, &arg.ty.shape.as_const().expect("constant")));
     let sessions = [(); 2].map(|()| session(&gpu, &graph, &Bindings::new(), &zeros).expect("loads"));
@@ -140,7 +133,7 @@ fn steps_of_two_sessions_run_in_the_order_of_submission() {
 
 #[test]
 fn a_larger_workspace_does_not_disturb_a_bucket_that_was_bound_before() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let square = |n: usize| {
         let mut g = Builder::new();
         let x = g.step_input("x", Type::tensor(DType::I32, [n, n])).expect("fresh");

@@ -1,16 +1,16 @@
 //! Large matrix products, at extents around the tiles of fast kernels, against sums in f64.
 
-mod common;
-#[path = "../../ridge-cpu/tests/common/mod.rs"]
-mod graphs;
+use std::sync::Arc;
 
-use graphs::{run, same_bits};
+use crate::common::gpu;
+use crate::running::{run, same_bits};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Tensor, Type, Value};
+use ridge_runtime::Backend;
 
 /// A product of `batches` matrices, each operand stored transposed or not.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct ProductCase {
     batches: usize,
     m: usize,
     n: usize,
@@ -20,7 +20,7 @@ struct Case {
     transposed: (bool, bool),
 }
 
-impl Case {
+impl ProductCase {
     /// `x w^T`, as linears are.
     fn linear(m: usize, n: usize, k: usize, dtype: DType, out: DType) -> Self {
         Self { batches: 1, m, n, k, dtype, out, transposed: (false, true) }
@@ -38,8 +38,7 @@ impl Case {
 const SAMPLES: usize = 400;
 
 /// Requires every sampled entry to be a sum in f32 rounded once, every entry to be written, and the same bits twice.
-fn holds(case: Case) {
-    let Some(gpu) = common::gpu() else { return };
+fn holds(gpu: &Arc<dyn Backend>, case: ProductCase) {
     let [a_shape, b_shape] = case.shapes();
     let a = Rng::new(case.m as u64 + 1).normal(case.dtype, &a_shape);
     let b = Rng::new(case.n as u64 + 7).normal(case.dtype, &b_shape);
@@ -49,13 +48,13 @@ fn holds(case: Case) {
     let y = g.matmul(x, w, case.transposed.0, case.transposed.1, case.out).expect("multiplies");
     let graph = g.finish(vec![("y".into(), y)]).expect("finishes");
     let value = |arg: &Arg| Value::Plain(if &*arg.name == "a" { a.clone() } else { b.clone() });
-    let got = run(&gpu, &graph, &Bindings::new(), &value).expect("runs");
-    assert!(same_bits(&got, &run(&gpu, &graph, &Bindings::new(), &value).expect("runs")), "{case:?}: other bits");
+    let got = run(gpu, &graph, &Bindings::new(), &value).expect("runs");
+    assert!(same_bits(&got, &run(gpu, &graph, &Bindings::new(), &value).expect("runs")), "{case:?}: other bits");
     check(case, &a, &b, &got[0]);
 }
 
-fn check(case: Case, a: &Tensor, b: &Tensor, got: &Tensor) {
-    let Case { batches, m, n, k, transposed, .. } = case;
+fn check(case: ProductCase, a: &Tensor, b: &Tensor, got: &Tensor) {
+    let ProductCase { batches, m, n, k, transposed, .. } = case;
     let (got, a, b) = (got.floats(), a.floats(), b.floats());
     assert_eq!(got.len(), batches * m * n);
     assert!(got.iter().all(|y| y.is_finite()), "{case:?}: not all of it is written");
@@ -85,13 +84,15 @@ fn check(case: Case, a: &Tensor, b: &Tensor, got: &Tensor) {
 
 #[test]
 fn rows_around_tiles() {
+    let Some(gpu) = gpu() else { return };
     for m in [17, 33, 63, 64, 65, 100, 127, 128, 129, 192, 255, 256, 257, 300, 513] {
-        holds(Case::linear(m, 392, 776, DType::BF16, DType::BF16));
+        holds(&gpu, ProductCase::linear(m, 392, 776, DType::BF16, DType::BF16));
     }
 }
 
 #[test]
 fn columns_and_depths_around_tiles() {
+    let Some(gpu) = gpu() else { return };
     for (m, n, k) in
         [(65, 8, 8200), (130, 24, 2056), (40, 136, 1032), (129, 248, 520), (257, 264, 72), (300, 1000, 136)]
     {
@@ -102,31 +103,34 @@ fn columns_and_depths_around_tiles() {
             (DType::F16, DType::F32),
             (DType::F32, DType::F32),
         ] {
-            holds(Case::linear(m, n, k, dtype, out));
+            holds(&gpu, ProductCase::linear(m, n, k, dtype, out));
         }
     }
 }
 
 #[test]
 fn long_sums_of_many_tiles() {
-    holds(Case::linear(512, 4096, 4096, DType::BF16, DType::BF16));
-    holds(Case::linear(200, 1024, 14_336, DType::BF16, DType::F32));
-    holds(Case::linear(2048, 1536, 512, DType::F16, DType::F16));
+    let Some(gpu) = gpu() else { return };
+    holds(&gpu, ProductCase::linear(512, 4096, 4096, DType::BF16, DType::BF16));
+    holds(&gpu, ProductCase::linear(200, 1024, 14_336, DType::BF16, DType::F32));
+    holds(&gpu, ProductCase::linear(2048, 1536, 512, DType::F16, DType::F16));
 }
 
 #[test]
 fn extents_that_are_no_multiples_of_eight() {
+    let Some(gpu) = gpu() else { return };
     for (m, n, k) in [(130, 301, 515), (67, 1001, 264), (67, 1000, 267)] {
-        holds(Case::linear(m, n, k, DType::BF16, DType::BF16));
+        holds(&gpu, ProductCase::linear(m, n, k, DType::BF16, DType::BF16));
     }
 }
 
 #[test]
 fn transposed_operands_and_batches() {
+    let Some(gpu) = gpu() else { return };
     for transposed in [(false, false), (false, true), (true, false), (true, true)] {
         for batches in [1, 3] {
             for dtype in [DType::BF16, DType::F32] {
-                holds(Case { batches, m: 136, n: 264, k: 520, dtype, out: dtype, transposed });
+                holds(&gpu, ProductCase { batches, m: 136, n: 264, k: 520, dtype, out: dtype, transposed });
             }
         }
     }
@@ -134,7 +138,7 @@ fn transposed_operands_and_batches() {
 
 #[test]
 fn linears_and_what_is_added_to_them() {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     for (m, n, k) in [(70, 392, 520), (300, 520, 1032)] {
         let mut g = Builder::new();
         let x = g.step_input("x", Type::tensor(DType::BF16, [m, k])).expect("fresh");

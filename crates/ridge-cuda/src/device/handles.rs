@@ -1,22 +1,28 @@
-//! What the driver made and takes back when its owner goes: marks in the stream, captured steps, loaded kernels.
+//! Objects of the driver, destroyed with their owners: events, captured graphs and loaded kernels.
 
 use std::sync::Arc;
 
 use ridge_runtime::Result;
 
-use super::Context;
+use super::context::CudaContext;
 use crate::driver::Handle;
 
-/// A mark in the stream.
-pub(crate) struct Event {
-    pub(super) context: Arc<Context>,
-    pub(super) handle: Handle,
+/// An event: a mark in the stream.
+pub(crate) struct CudaEvent {
+    context: Arc<CudaContext>,
+    handle: Handle,
 }
 
-// SAFETY: as for `Context`.
-unsafe impl Send for Event {}
+// SAFETY: as for `CudaContext`.
+unsafe impl Send for CudaEvent {}
 
-impl Event {
+impl CudaEvent {
+    /// A new event; a `timed` one records when the stream passes it.
+    pub(super) fn new(context: &Arc<CudaContext>, timed: bool) -> Result<Self> {
+        context.enter()?;
+        Ok(Self { context: Arc::clone(context), handle: context.driver.event(timed)? })
+    }
+
     /// Puts the mark behind what is queued.
     pub(crate) fn record(&self) -> Result<()> {
         self.context.enter()?;
@@ -34,9 +40,7 @@ impl Event {
         self.context.enter()?;
         self.context.driver.await_event(self.handle)
     }
-}
 
-impl Event {
     /// Seconds since `earlier`; both are timed and have come.
     pub(crate) fn since(&self, earlier: &Self) -> Result<f64> {
         self.context.enter()?;
@@ -44,7 +48,7 @@ impl Event {
     }
 }
 
-impl Drop for Event {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             self.context.driver.end_event(self.handle);
@@ -52,16 +56,23 @@ impl Drop for Event {
     }
 }
 
-/// A step that was captured, as one thing to launch.
-pub(crate) struct Captured {
-    pub(super) context: Arc<Context>,
+/// A captured step, which is launched as one.
+pub(crate) struct CapturedGraph {
+    context: Arc<CudaContext>,
     pub(super) handle: Handle,
 }
 
-// SAFETY: as for `Context`.
-unsafe impl Send for Captured {}
+// SAFETY: as for `CudaContext`.
+unsafe impl Send for CapturedGraph {}
 
-impl Drop for Captured {
+impl CapturedGraph {
+    /// Owns `handle`, a graph that can be launched.
+    pub(super) fn new(context: &Arc<CudaContext>, handle: Handle) -> Self {
+        Self { context: Arc::clone(context), handle }
+    }
+}
+
+impl Drop for CapturedGraph {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             self.context.driver.end_graph(self.handle);
@@ -70,18 +81,23 @@ impl Drop for Captured {
 }
 
 /// A loaded kernel.
-pub(crate) struct Loaded {
-    pub(super) context: Arc<Context>,
-    pub(super) module: Handle,
+pub(crate) struct LoadedKernel {
+    context: Arc<CudaContext>,
+    module: Handle,
     pub(super) function: Handle,
 }
 
-// SAFETY: as for `Context`.
-unsafe impl Send for Loaded {}
-// SAFETY: as for `Context`.
-unsafe impl Sync for Loaded {}
+// SAFETY: as for `CudaContext`.
+unsafe impl Send for LoadedKernel {}
+// SAFETY: as for `CudaContext`.
+unsafe impl Sync for LoadedKernel {}
 
-impl Loaded {
+impl LoadedKernel {
+    /// Owns `module`, and `function` of it.
+    pub(super) fn new(context: &Arc<CudaContext>, module: Handle, function: Handle) -> Self {
+        Self { context: Arc::clone(context), module, function }
+    }
+
     /// Lets the kernel be launched with this much shared memory beside its own.
     pub(crate) fn reserve(&self, shared: u32) -> Result<()> {
         // What every kernel may have without asking.
@@ -94,7 +110,7 @@ impl Loaded {
     }
 }
 
-impl Drop for Loaded {
+impl Drop for LoadedKernel {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
             self.context.driver.unload(self.module);

@@ -23,13 +23,13 @@ pub(crate) fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
 
 /// A space with axes merged, and the strides of its operands.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Space {
+pub(crate) struct IterationSpace {
     pub(crate) dims: Vec<usize>,
     /// By operand, then axis.
     pub(crate) strides: Vec<Vec<usize>>,
 }
 
-impl Space {
+impl IterationSpace {
     /// Merges neighbouring axes that all operands walk as one, and drops those of extent 1.
     pub(crate) fn merged(dims: &[usize], strides: &[Vec<usize>]) -> Self {
         let mut space = Self { dims: Vec::new(), strides: vec![Vec::new(); strides.len()] };
@@ -102,17 +102,17 @@ mod tests {
     #[test]
     fn axes_that_all_operands_walk_alike_are_merged() {
         let whole = strides(&[2, 3, 4]);
-        assert_eq!(Space::merged(&[2, 3, 4], std::slice::from_ref(&whole)).dims, [24]);
-        let space = Space::merged(&[2, 3, 4], &[whole, broadcast(&[3, 1], &[2, 3, 4])]);
-        assert_eq!(space, Space { dims: vec![2, 3, 4], strides: vec![vec![12, 4, 1], vec![0, 1, 0]] });
-        let space = Space::merged(&[2, 3, 4], &[vec![12, 4, 1], broadcast(&[4], &[2, 3, 4])]);
-        assert_eq!(space, Space { dims: vec![6, 4], strides: vec![vec![4, 1], vec![0, 1]] });
-        assert_eq!(Space::merged(&[1, 1], &[vec![0, 0]]).dims, [0usize; 0]);
+        assert_eq!(IterationSpace::merged(&[2, 3, 4], std::slice::from_ref(&whole)).dims, [24]);
+        let space = IterationSpace::merged(&[2, 3, 4], &[whole, broadcast(&[3, 1], &[2, 3, 4])]);
+        assert_eq!(space, IterationSpace { dims: vec![2, 3, 4], strides: vec![vec![12, 4, 1], vec![0, 1, 0]] });
+        let space = IterationSpace::merged(&[2, 3, 4], &[vec![12, 4, 1], broadcast(&[4], &[2, 3, 4])]);
+        assert_eq!(space, IterationSpace { dims: vec![6, 4], strides: vec![vec![4, 1], vec![0, 1]] });
+        assert_eq!(IterationSpace::merged(&[1, 1], &[vec![0, 0]]).dims, [0usize; 0]);
     }
 
     #[test]
     fn places_are_sums_of_coordinates_and_strides() {
-        let space = Space { dims: vec![6, 4], strides: vec![vec![4, 1], vec![0, 9]] };
+        let space = IterationSpace { dims: vec![6, 4], strides: vec![vec![4, 1], vec![0, 9]] };
         let mut numbers = Vec::new();
         let text = space.places("i", "u32", &mut numbers);
         assert!(text.contains("at0 = c0 * (u32)n.v[1] + c1;"), "{text}");

@@ -1,12 +1,9 @@
 //! Every op on the GPU, in every dtype, against its f64 meaning by the one rule of tolerance, with poisoned memory.
 
-mod common;
-#[path = "../../ridge-cpu/tests/common/mod.rs"]
-mod graphs;
-
 use std::sync::Arc;
 
-use graphs::{run, same_bits};
+use crate::common::gpu;
+use crate::running::{run, same_bits};
 use ridge_graph::conformance::{all_samples, judge};
 use ridge_graph::sample::Sample;
 use ridge_graph::{Arg, Bindings, DType};
@@ -22,7 +19,7 @@ fn check(backend: &Arc<dyn Backend>, sample: &Sample) -> Result<(), String> {
 }
 
 fn conforms(dtype: DType) {
-    let Some(gpu) = common::gpu() else { return };
+    let Some(gpu) = gpu() else { return };
     let samples = all_samples(dtype, 11);
     let failures: Vec<String> = samples
         .iter()

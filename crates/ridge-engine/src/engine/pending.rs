@@ -1,36 +1,52 @@
-//! A step on its way: its rows, divided into those runs of programs that compute them, and what these bring.
+//! A step from its rows to their outcomes: the runs of programs that compute it.
 //!
 //! Where a model computes tokens of answers otherwise than those of prompts, a step is up to two runs, prompts first, and
 //! a row that crosses the end of its prompt has a part in both. So how a token is computed depends on its place alone.
 
-use super::sequence::{Next, Outcome, Row, SequenceId};
-use super::{Engine, LEAST_TABLE, NOT_SAMPLED};
-use crate::blocks::computed;
+use super::sequence::{Next, Outcome, Row, Sequence, SequenceId};
+use crate::blocks::{Blocks, computed};
 use crate::error::{EngineError, Result};
-use crate::inputs::{Line, fill, rounded};
+use crate::inputs::{RowInputs, fill, rounded};
 use crate::programs::{Extents, Programs, Wanted};
-use crate::sampling::Logprobs;
+use crate::sampling::{Logprobs, Sampling};
 
-/// A step that was submitted.
+/// How rows are sampled whose next token is not asked for.
+static NOT_SAMPLED: Sampling = Sampling::GREEDY;
+
+/// Minimum number of columns of the block table.
+const MIN_TABLE: usize = 16;
+
+/// What the inputs of a step follow from, besides its rows.
+pub(super) struct StepSource<'a> {
+    /// The sequences, by [`SequenceId::row`].
+    pub(super) sequences: &'a [Option<Sequence>],
+    /// Blocks of the cache.
+    pub(super) cache_blocks: usize,
+    /// Maximum number of blocks of a sequence.
+    pub(super) table: usize,
+    pub(super) vocab: usize,
+}
+
+/// A step that is prepared, submitted, and then collected.
 #[derive(Default)]
-pub(super) struct Flight {
+pub(super) struct PendingStep {
     rows: Vec<SequenceId>,
     /// Of tokens of prompts, or all where they are not told apart, and of tokens of answers.
-    runs: [Run; 2],
+    runs: [ProgramRun; 2],
 }
 
 /// A run of a program.
 #[derive(Default)]
-struct Run {
+struct ProgramRun {
     wanted: Wanted,
     extents: Extents,
-    parts: Vec<Part>,
+    parts: Vec<RowPart>,
     /// The tokens of all parts.
     tokens: Vec<u32>,
 }
 
 /// What a run computes of a row.
-struct Part {
+struct RowPart {
     /// Number of the row.
     row: usize,
     tokens: usize,
@@ -38,9 +54,9 @@ struct Part {
     targets: usize,
 }
 
-impl Flight {
+impl PendingStep {
     /// The runs that compute something, in order.
-    fn runs(&self) -> impl Iterator<Item = &Run> {
+    fn runs(&self) -> impl Iterator<Item = &ProgramRun> {
         self.runs.iter().filter(|run| !run.parts.is_empty())
     }
 
@@ -99,40 +115,41 @@ fn part<'a>(row: &Row<'a>, border: usize, behind: bool) -> Option<(usize, Row<'a
     (!part.tokens.is_empty()).then_some((if behind { border } else { 0 }, part))
 }
 
-impl Engine {
-    /// Reserves blocks for a step and fills its inputs.
-    pub(super) fn prepare(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        if self.in_flight {
-            return Err(EngineError::Setting {
-                name: "steps",
-                value: "2".into(),
-                why: "one is queued already; complete it first".into(),
-            });
-        }
-        self.reserve(rows)?;
-        self.flight.rows.clear();
-        self.flight.rows.extend(rows.iter().map(|row| row.id));
+impl PendingStep {
+    /// Takes over the rows of a step and fills its inputs. Their sequences have the blocks that they need.
+    ///
+    /// # Errors
+    /// When a program does not compile, or memory runs out for its bucket.
+    pub(super) fn fill(&mut self, rows: &[Row<'_>], from: &StepSource<'_>, programs: &mut Programs) -> Result<()> {
+        self.rows.clear();
+        self.rows.extend(rows.iter().map(|row| row.id));
         for answer in [false, true] {
-            self.fill(rows, answer)?;
+            self.fill_run(rows, answer, from, programs)?;
         }
         Ok(())
     }
 
     /// Fills the inputs of the run of prompts or of answers.
-    fn fill(&mut self, rows: &[Row<'_>], answer: bool) -> Result<()> {
-        let run = &mut self.flight.runs[usize::from(answer)];
+    fn fill_run(
+        &mut self,
+        rows: &[Row<'_>],
+        answer: bool,
+        from: &StepSource<'_>,
+        programs: &mut Programs,
+    ) -> Result<()> {
+        let run = &mut self.runs[usize::from(answer)];
         run.parts.clear();
         run.tokens.clear();
-        let (sequences, divide) = (&self.sequences, self.programs.divide());
-        let lines: Vec<Line<'_>> = (rows.iter().enumerate())
+        let divide = programs.divide();
+        let lines: Vec<RowInputs<'_>> = (rows.iter().enumerate())
             .filter_map(|(at, row)| {
-                let sequence = sequences[row.id.row].as_ref().expect("reserved above");
+                let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
                 let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
                 let (before, row) = part(row, border, answer)?;
                 let (tokens, sample, targets) = (row.tokens.len(), row.sample, row.targets.len());
-                run.parts.push(Part { row: at, tokens, sample, targets });
+                run.parts.push(RowPart { row: at, tokens, sample, targets });
                 run.tokens.extend_from_slice(row.tokens);
-                Some(Line {
+                Some(RowInputs {
                     row,
                     length: sequence.length + before,
                     prompt: sequence.prompt,
@@ -149,7 +166,7 @@ impl Engine {
         let mut extents = Extents {
             tokens: rounded(run.tokens.len()),
             seqs: rounded(lines.len()),
-            blocks: self.blocks.count(),
+            blocks: from.cache_blocks,
             ..Extents::default()
         };
         for line in &lines {
@@ -159,22 +176,32 @@ impl Engine {
             wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
             wanted.logprobs |= line.sampling.logprobs.is_some();
             extents.table = extents.table.max(line.blocks.len());
-            extents.make_room(line, self.vocab);
+            line.make_room(&mut extents, from.vocab);
         }
-        extents.table = extents.table.next_power_of_two().max(LEAST_TABLE).min(self.table);
+        extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
         (run.wanted, run.extents) = (wanted, extents);
-        fill(self.programs.ready(wanted, extents)?, extents, &run.tokens, &lines);
+        fill(programs.ready(wanted, extents)?, extents, &run.tokens, &lines);
         Ok(())
     }
 
-    /// Takes over what the step that is complete brought.
-    pub(super) fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
+    /// Reads the outcomes of the rows from the complete step, and takes its tokens over into the sequences.
+    ///
+    /// # Errors
+    /// When a program does not compile: never for one that ran.
+    pub(super) fn collect(
+        &self,
+        outcomes: &mut Vec<Outcome>,
+        programs: &mut Programs,
+        sequences: &mut [Option<Sequence>],
+        blocks: &mut Blocks,
+        block_size: usize,
+    ) -> Result<()> {
         outcomes.clear();
         let nothing = |id: &SequenceId| Outcome { id: *id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
-        outcomes.extend(self.flight.rows.iter().map(nothing));
+        outcomes.extend(self.rows.iter().map(nothing));
         let float = |word: &[u8; 4]| f32::from_le_bytes(*word);
-        for run in self.flight.runs() {
-            let ready = self.programs.ready(run.wanted, run.extents)?;
+        for run in self.runs() {
+            let ready = programs.ready(run.wanted, run.extents)?;
             let mut first = 0;
             for (row, part) in run.parts.iter().enumerate() {
                 let its = first..first + part.tokens;
@@ -184,7 +211,7 @@ impl Engine {
                     outcome.scores.extend(ready.scores()[its.clone()][..part.targets].iter().map(float));
                 }
                 let id = outcome.id;
-                let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) else {
+                let Some(sequence) = sequences[id.row].as_mut().filter(|s| s.number == id.number) else {
                     continue;
                 };
                 sequence.length += part.tokens;
@@ -202,7 +229,7 @@ impl Engine {
                 }
                 if let Some(shared) = &mut sequence.shared {
                     let tokens = run.tokens[its].iter().map(|token| computed(*token, run.wanted.answer));
-                    shared.take(tokens, &sequence.blocks, sequence.length, self.block_size, &mut self.blocks);
+                    shared.take(tokens, &sequence.blocks, sequence.length, block_size, blocks);
                 }
             }
         }

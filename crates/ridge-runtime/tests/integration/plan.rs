@@ -1,18 +1,13 @@
 //! A plan is followed launch by launch over simulated memory, in which every cache line says which value it holds: a
 //! launch must find each of its operands whole, as the graph means it, and write no place that it reads.
 
-#[path = "common/decoder.rs"]
-mod decoder;
-#[path = "common/random.rs"]
-mod random;
-
 use std::collections::HashMap;
 
-use decoder::{Step, decoder};
+use crate::decoder::{Step, decoder};
+use crate::random::case;
 use proptest::prelude::*;
-use random::case;
 use ridge_graph::{Bindings, DType, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
-use ridge_runtime::{Launch, Place, Plan, Region, component_offsets, lower, plan};
+use ridge_runtime::{Place, Plan, PlannedLaunch, Region, component_offsets, lower, plan};
 
 const LINE: usize = 64;
 
@@ -71,7 +66,7 @@ impl<'a> Follower<'a> {
     }
 
     fn launch(&mut self, func: FuncId, function: &Function, index: usize, node: &Node, inputs: &[u64]) -> Vec<u64> {
-        let launch: &'a Launch = &self.plan.launches[self.next];
+        let launch: &'a PlannedLaunch = &self.plan.launches[self.next];
         self.next += 1;
         let kernel = &self.plan.kernels[launch.kernel];
         assert_eq!((kernel.func, kernel.node), (func, index), "launches follow the graph's order");

@@ -1,13 +1,8 @@
 //! Lowering keeps the meaning of every graph, whatever kernels claim.
 
-#[path = "common/decoder.rs"]
-mod decoder;
-#[path = "common/random.rs"]
-mod random;
-
-use decoder::{Step, decoder};
+use crate::decoder::{Step, decoder};
+use crate::random::case;
 use proptest::prelude::*;
-use random::case;
 use ridge_graph::conformance::all_samples;
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Arg, Bindings, DType, Data, Graph, Op, Precision, Role, Tensor, Value, evaluate};
