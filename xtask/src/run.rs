@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::error::Error;
+use crate::error::XtaskError;
 
 /// What a program said.
 pub(crate) struct Ran {
@@ -14,15 +14,15 @@ pub(crate) struct Ran {
 }
 
 /// Runs the cargo that runs this, in the repository.
-pub(crate) fn cargo(root: &Path, args: &[&str]) -> Result<Ran, Error> {
+pub(crate) fn cargo(root: &Path, args: &[&str]) -> Result<Ran, XtaskError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     finish(Command::new(cargo).current_dir(root).args(args))
 }
 
 /// Runs a program to its end.
-pub(crate) fn finish(command: &mut Command) -> Result<Ran, Error> {
+pub(crate) fn finish(command: &mut Command) -> Result<Ran, XtaskError> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|source| Error::Start { program, source })?;
+    let output = command.output().map_err(|source| XtaskError::Start { program, source })?;
     Ok(Ran {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

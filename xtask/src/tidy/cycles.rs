@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Finding;
+use super::finding::Finding;
 use super::imports;
 use super::tree::File;
 

@@ -1,6 +1,6 @@
 //! Unsafe code lives in three rooms alone: the two backends, and the memory of the runtime.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{RustText, Word, words};
 
 /// Beginnings of paths under which unsafe code may stand.
