@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::error::XtaskError;
-use crate::run::{Ran, cargo};
+use crate::run::{ProgramOutput, cargo};
 use crate::task::{Task, TaskOutcome};
 
 /// The architectures of A100, L4 and RTX 4090, and H100 and H200.
@@ -32,7 +32,7 @@ fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
     Ok(outcome(&cargo(root, &[&args[..], &ARCHITECTURES].concat())?))
 }
 
-fn outcome(ran: &Ran) -> TaskOutcome {
+fn outcome(ran: &ProgramOutput) -> TaskOutcome {
     match ran.code {
         Some(NO_COMPILER) => TaskOutcome { report: format!("kernels: skipped, {}", ran.stdout), passed: true },
         code => TaskOutcome { report: format!("{}{}", ran.stdout, ran.stderr), passed: code == Some(0) },
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     fn of(code: Option<i32>) -> TaskOutcome {
-        outcome(&Ran { code, stdout: "what was found\n".to_owned(), stderr: String::new() })
+        outcome(&ProgramOutput { code, stdout: "what was found\n".to_owned(), stderr: String::new() })
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::error::XtaskError;
 use crate::task::{Task, TaskOutcome};
 use finding::{Finding, Level};
 use rust_text::RustText;
-use tree::File;
+use tree::RepoFile;
 
 pub(crate) const TASK: Task = Task {
     name: "tidy",
@@ -66,7 +66,7 @@ fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
 }
 
 /// All rules over one file. `places` are the files and folders that a link may lead to.
-fn check_file(file: &File, places: &BTreeSet<String>) -> Vec<Finding> {
+fn check_file(file: &RepoFile, places: &BTreeSet<String>) -> Vec<Finding> {
     let path = file.path.as_str();
     let mut findings = size::check_bytes(path, file.bytes);
     let Some(text) = file.text.as_deref() else {
@@ -109,8 +109,8 @@ fn report(findings: &[Finding], files: usize) -> TaskOutcome {
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
-        File { path: path.to_owned(), bytes: text.len() as u64, text: Some(text.to_owned()) }
+    fn file(path: &str, text: &str) -> RepoFile {
+        RepoFile { path: path.to_owned(), bytes: text.len() as u64, text: Some(text.to_owned()) }
     }
 
     #[test]

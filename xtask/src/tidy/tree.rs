@@ -8,7 +8,7 @@ use super::size;
 use crate::error::XtaskError;
 
 /// One file of the repository.
-pub(super) struct File {
+pub(super) struct RepoFile {
     /// From the root of the repository, with `/` between its parts.
     pub(super) path: String,
     pub(super) bytes: u64,
@@ -16,7 +16,7 @@ pub(super) struct File {
     pub(super) text: Option<String>,
 }
 
-pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, XtaskError> {
+pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<RepoFile>, XtaskError> {
     // In a container the checkout often belongs to another user, which git refuses unless it is told otherwise.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
@@ -39,7 +39,7 @@ pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, XtaskErr
 }
 
 /// None for what is tracked but deleted in the working tree, and for what is no regular file (symbolic links).
-fn read(root: &Path, path: &str) -> Result<Option<File>, XtaskError> {
+fn read(root: &Path, path: &str) -> Result<Option<RepoFile>, XtaskError> {
     let place = root.join(path);
     let failed = |source| XtaskError::Read { path: path.into(), source };
     let metadata = match place.symlink_metadata() {
@@ -50,7 +50,7 @@ fn read(root: &Path, path: &str) -> Result<Option<File>, XtaskError> {
     };
     let bytes = metadata.len();
     let text = if bytes > size::MAX_BYTES { None } else { text_of(std::fs::read(&place).map_err(failed)?) };
-    Ok(Some(File { path: path.to_owned(), bytes, text }))
+    Ok(Some(RepoFile { path: path.to_owned(), bytes, text }))
 }
 
 /// The text of a file, or None when it is binary: a NUL byte, or no UTF-8.
