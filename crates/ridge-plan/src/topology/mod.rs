@@ -10,7 +10,7 @@ mod place;
 #[cfg(test)]
 mod tests;
 
-use ridge_hw::topology::{Matrix, Way};
+use ridge_hw::topology::{Matrix, PathType};
 use serde::Serialize;
 
 pub use links::{Rates, SOURCE};
@@ -178,9 +178,9 @@ impl Advice {
 }
 
 /// Ways of a machine's GPU pairs, each with how many have it, the shortest first.
-pub fn ways(matrix: &Matrix) -> Vec<(Way, usize)> {
-    let mut all: Vec<Way> = (0..matrix.gpus.len()).flat_map(|i| matrix.between[i][..i].iter().copied()).collect();
+pub fn ways(matrix: &Matrix) -> Vec<(PathType, usize)> {
+    let mut all: Vec<PathType> = (0..matrix.gpus.len()).flat_map(|i| matrix.between[i][..i].iter().copied()).collect();
     // More links before fewer.
-    all.sort_by_key(|w| if let Way::NvLink(n) = w { (*w.min(&Way::Pix), u32::MAX - n) } else { (*w, 0) });
+    all.sort_by_key(|w| if let PathType::NvLink(n) = w { (*w.min(&PathType::Pix), u32::MAX - n) } else { (*w, 0) });
     all.chunk_by(|a, b| a == b).map(|same| (same[0], same.len())).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use ridge_hw::topology::{Matrix, Way};
+use ridge_hw::topology::{Matrix, PathType};
 use serde::Serialize;
 
 use super::{Axis, Degrees, Rates};
@@ -21,7 +21,7 @@ pub struct Seat {
     /// Device of the network card that it sends through, if the matrix has any.
     pub nic: Option<String>,
     /// The way to that card.
-    pub to_nic: Option<Way>,
+    pub to_nic: Option<PathType>,
     /// Bytes per second to other nodes, one way.
     pub port: f64,
 }
@@ -36,7 +36,7 @@ pub struct AxisUse {
     /// Ranks of a group that share a node.
     pub in_node: usize,
     /// The longest way between ranks of a group in a node; `None` where none share one.
-    pub way: Option<Way>,
+    pub way: Option<PathType>,
     /// Groups of a node that send between NUMA nodes at a time, and share that link.
     pub sharing: usize,
     /// Bytes per second of the slowest group, one way.
@@ -62,7 +62,7 @@ const ALL_ORDERS: usize = 8;
 
 /// Are all ways between GPUs the same?
 fn alike(matrix: &Matrix) -> bool {
-    let mut ways = matrix.between.iter().flatten().filter(|w| **w != Way::X);
+    let mut ways = matrix.between.iter().flatten().filter(|w| **w != PathType::X);
     ways.next().is_none_or(|first| ways.all(|w| w == first))
 }
 
@@ -275,14 +275,14 @@ impl Places<'_> {
             }
         }
         let node_of = |rank: usize| rank / self.local;
-        let mut inside: Vec<(f64, Option<Way>)> = Vec::new();
+        let mut inside: Vec<(f64, Option<PathType>)> = Vec::new();
         for group in &groups {
             // The part of it that lies in its first node.
             let here: Vec<usize> =
                 group.iter().filter(|r| node_of(**r) == node_of(group[0])).map(|r| gpus[r % self.local]).collect();
             inside.push(self.ring(axis, &here));
         }
-        let across = |way: &Option<Way>| *way == Some(Way::Sys);
+        let across = |way: &Option<PathType>| *way == Some(PathType::Sys);
         let of_first = |i: usize| node_of(groups[i][0]) == 0;
         let sharing = (0..groups.len()).filter(|&i| of_first(i) && across(&inside[i].1)).count();
         let (mut worst, mut time): (f64, f64) = (f64::INFINITY, 0.0);
@@ -308,13 +308,13 @@ impl Places<'_> {
     }
 
     /// Rate and longest way of a ring over these GPUs, the best there is; of all pairs if each sends to each.
-    fn ring(&self, axis: Axis, gpus: &[usize]) -> (f64, Option<Way>) {
+    fn ring(&self, axis: Axis, gpus: &[usize]) -> (f64, Option<PathType>) {
         if gpus.len() < 2 {
             return (f64::INFINITY, None);
         }
         let way = |a: usize, b: usize| self.matrix.between[a][b];
-        let rate = |w: Way| self.rates.of(w);
-        let slower = |a: Way, b: Way| if rate(b) < rate(a) { b } else { a };
+        let rate = |w: PathType| self.rates.of(w);
+        let slower = |a: PathType, b: PathType| if rate(b) < rate(a) { b } else { a };
         let neighbours = gpus.windows(2).map(|w| way(w[0], w[1])).reduce(slower);
         let longest = match axis {
             // Each to each.
@@ -326,8 +326,9 @@ impl Places<'_> {
             Axis::Pp => neighbours,
             _ if gpus.len() == 2 => neighbours,
             _ if gpus.len() <= ALL_RINGS => {
-                let mut rates: Vec<Way> = gpus.iter().flat_map(|&a| gpus.iter().map(move |&b| way(a, b))).collect();
-                rates.retain(|w| *w != Way::X);
+                let mut rates: Vec<PathType> =
+                    gpus.iter().flat_map(|&a| gpus.iter().map(move |&b| way(a, b))).collect();
+                rates.retain(|w| *w != PathType::X);
                 rates.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
                 rates.dedup();
                 rates.into_iter().find(|least| {

@@ -27,10 +27,11 @@ fn gpus(placement: &Placement) -> Vec<&str> {
 #[test]
 fn a_device_is_told_by_its_nvlinks_and_each_way_carries_less() {
     let h100 = Rates::find(None, &machine("dgx-h100")).unwrap();
-    assert_eq!((&*h100.device, h100.of(Way::NvLink(18))), ("H100-SXM", 18.0 * 20.6e9));
+    assert_eq!((&*h100.device, h100.of(PathType::NvLink(18))), ("H100-SXM", 18.0 * 20.6e9));
     assert_eq!(Rates::find(None, &machine("dgx-a100")).unwrap().device, "A100-SXM");
     assert_eq!(Rates::find(Some("B200"), &machine("dgx-h100")).unwrap().nvlink, 40.1e9);
-    let ways = [Way::NvLink(1), Way::Pix, Way::Pxb, Way::Phb, Way::Node, Way::Sys].map(|w| h100.of(w));
+    let ways = [PathType::NvLink(1), PathType::Pix, PathType::Pxb, PathType::Phb, PathType::Node, PathType::Sys]
+        .map(|w| h100.of(w));
     assert!(ways[1..].is_sorted_by(|a, b| a >= b), "{ways:?}");
     assert!(Rates::find(Some("H10O"), &machine("dgx-h100")).is_err());
 }
@@ -54,7 +55,7 @@ fn two_gpus_of_a_dgx_a100_share_two_cards() {
     let a = advice("dgx-a100", None, degrees(8, 1, 2, 1), 2);
     let cards: std::collections::BTreeSet<_> = a.best.seats.iter().map(|s| s.nic.clone().unwrap()).collect();
     assert_eq!(cards.len(), 8);
-    assert!(a.best.seats.iter().all(|s| s.to_nic == Some(Way::Pxb) && s.port == 24e9));
+    assert!(a.best.seats.iter().all(|s| s.to_nic == Some(PathType::Pxb) && s.port == 24e9));
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn tensor_parallel_pairs_go_under_bridges() {
 fn what_crosses_between_numa_nodes_is_shared() {
     let a = advice("4-a6000-bridges", None, degrees(2, 1, 2, 1), 1);
     let worst = a.shuffled.axes.iter().find(|x| x.axis == Axis::Tp).unwrap();
-    assert_eq!((worst.way, worst.sharing, worst.rate), (Some(Way::Sys), 2, 11e9));
+    assert_eq!((worst.way, worst.sharing, worst.rate), (Some(PathType::Sys), 2, 11e9));
 }
 
 #[test]
