@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::error::PlanError;
 
 #[derive(Deserialize)]
-struct File {
+struct PathRateFile {
     nvlink: Vec<NvLink>,
-    ways: Ways,
-    sources: Sources,
+    ways: PcieShares,
+    sources: PathRateSources,
 }
 
 #[derive(Deserialize)]
@@ -24,7 +24,7 @@ struct NvLink {
 }
 
 #[derive(Deserialize)]
-struct Ways {
+struct PcieShares {
     pix: f64,
     pxb: f64,
     phb: f64,
@@ -33,11 +33,11 @@ struct Ways {
 }
 
 #[derive(Deserialize)]
-struct Sources {
+struct PathRateSources {
     links: String,
 }
 
-static TABLE: LazyLock<File> =
+static TABLE: LazyLock<PathRateFile> =
     LazyLock::new(|| toml::from_str(include_str!("links.toml")).expect("the embedded table parses, as a test shows"));
 
 /// Where the rates come from.

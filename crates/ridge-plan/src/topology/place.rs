@@ -5,7 +5,8 @@ use std::cmp::Ordering;
 use ridge_hw::topology::{Matrix, PathType};
 use serde::Serialize;
 
-use super::{Axis, Degrees, Rates};
+use super::degrees::{Degrees, ParallelAxis};
+use super::links::Rates;
 
 /// A rank's place in its node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,7 +31,7 @@ pub struct Seat {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AxisUse {
     /// Which.
-    pub axis: Axis,
+    pub axis: ParallelAxis,
     /// Ranks of a group.
     pub degree: usize,
     /// Ranks of a group that share a node.
@@ -47,8 +48,8 @@ pub struct AxisUse {
 
 /// Ranks at their places.
 #[derive(Clone, Debug, Serialize)]
-pub struct Placement {
-    /// Places of a node, by rank.
+pub struct RankPlacement {
+    /// PlacementSearch of a node, by rank.
     pub seats: Vec<Seat>,
     /// What each axis above one has, the busiest first.
     pub axes: Vec<AxisUse>,
@@ -67,7 +68,7 @@ fn alike(matrix: &Matrix) -> bool {
 }
 
 /// A layout and a machine, before GPUs are chosen.
-pub(super) struct Places<'a> {
+pub(super) struct PlacementSearch<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) rates: &'a Rates,
     pub(super) degrees: Degrees,
@@ -76,7 +77,7 @@ pub(super) struct Places<'a> {
     pub(super) nodes: usize,
 }
 
-/// Ranks between neighbours, by the order of [`Axis::ALL`].
+/// Ranks between neighbours, by the order of [`ParallelAxis::ALL`].
 type Strides = [usize; 5];
 
 /// The slowest group's rate, then the sum of all groups' times of a byte.
@@ -95,9 +96,9 @@ fn compare(a: &Score, b: &Score) -> Ordering {
     Ordering::Equal
 }
 
-impl Places<'_> {
+impl PlacementSearch<'_> {
     fn strides(&self) -> Strides {
-        Axis::ALL.map(|axis| self.degrees.stride(axis))
+        ParallelAxis::ALL.map(|axis| self.degrees.stride(axis))
     }
 
     fn strides_reversed(&self) -> Strides {
@@ -107,7 +108,7 @@ impl Places<'_> {
     }
 
     /// The GPUs that serve the axes best, the busiest first; of equals those with lower numbers.
-    pub(super) fn best(&self) -> Placement {
+    pub(super) fn best(&self) -> RankPlacement {
         let strides = self.strides();
         let mut best: Vec<usize> = (0..self.matrix.gpus.len()).collect();
         let mut score = self.score(&best, &strides);
@@ -145,14 +146,14 @@ impl Places<'_> {
     }
 
     /// The best places of ranks that are numbered from the quietest axis.
-    pub(super) fn reversed(&self) -> Placement {
+    pub(super) fn reversed(&self) -> RankPlacement {
         let strides = self.strides_reversed();
         let all = (0..self.matrix.gpus.len()).collect();
         self.placement(&self.improved(all, &strides, Ordering::Greater), &strides)
     }
 
     /// The worst places.
-    pub(super) fn shuffled(&self) -> Placement {
+    pub(super) fn shuffled(&self) -> RankPlacement {
         let strides = self.strides();
         let all = (0..self.matrix.gpus.len()).collect();
         self.placement(&self.improved(all, &strides, Ordering::Less), &strides)
@@ -216,13 +217,13 @@ impl Places<'_> {
 
     fn score(&self, gpus: &[usize], strides: &Strides) -> Score {
         let ports = self.ports(gpus);
-        let axes = Axis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
+        let axes = ParallelAxis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
         axes.map(|(axis, &stride)| self.axis(axis, stride, gpus, &ports).1).collect()
     }
 
-    fn placement(&self, gpus: &[usize], strides: &Strides) -> Placement {
+    fn placement(&self, gpus: &[usize], strides: &Strides) -> RankPlacement {
         let ports = self.ports(gpus);
-        let axes = Axis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
+        let axes = ParallelAxis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
         let axes = axes.map(|(axis, &stride)| self.axis(axis, stride, gpus, &ports).0).collect();
         let seat = |(rank, (&gpu, port)): (usize, (&usize, &Port))| {
             let of = &self.matrix.gpus[gpu];
@@ -236,7 +237,7 @@ impl Places<'_> {
                 port: port.rate,
             }
         };
-        Placement { seats: gpus[..self.local].iter().zip(&ports).enumerate().map(seat).collect(), axes }
+        RankPlacement { seats: gpus[..self.local].iter().zip(&ports).enumerate().map(seat).collect(), axes }
     }
 
     /// The card of each place: the nearest, and of those the one that fewest have.
@@ -260,7 +261,7 @@ impl Places<'_> {
     }
 
     /// What an axis has, and its score.
-    fn axis(&self, axis: Axis, stride: usize, gpus: &[usize], ports: &[Port]) -> (AxisUse, (f64, f64)) {
+    fn axis(&self, axis: ParallelAxis, stride: usize, gpus: &[usize], ports: &[Port]) -> (AxisUse, (f64, f64)) {
         let (degree, ranks) = (self.degrees.of(axis), self.local * self.nodes);
         // Groups that begin in the first node stand for all: nodes are alike. Of several that have the same places there
         // one is enough.
@@ -294,7 +295,7 @@ impl Places<'_> {
                 let port = |r: &usize| ports[r % self.local].rate;
                 let slowest = group.iter().map(port).fold(f64::INFINITY, f64::min);
                 // Each rank of a node has its card and sends a part of what the node sends; a stage has one neighbour.
-                let senders = if axis == Axis::Pp { 1 } else { here };
+                let senders = if axis == ParallelAxis::Pp { 1 } else { here };
                 rate = rate.min(slowest * senders as f64);
                 rail &= stride.is_multiple_of(self.local) || self.local.is_multiple_of(stride * here);
             }
@@ -308,7 +309,7 @@ impl Places<'_> {
     }
 
     /// Rate and longest way of a ring over these GPUs, the best there is; of all pairs if each sends to each.
-    fn ring(&self, axis: Axis, gpus: &[usize]) -> (f64, Option<PathType>) {
+    fn ring(&self, axis: ParallelAxis, gpus: &[usize]) -> (f64, Option<PathType>) {
         if gpus.len() < 2 {
             return (f64::INFINITY, None);
         }
@@ -318,12 +319,12 @@ impl Places<'_> {
         let neighbours = gpus.windows(2).map(|w| way(w[0], w[1])).reduce(slower);
         let longest = match axis {
             // Each to each.
-            Axis::Ep => {
+            ParallelAxis::Ep => {
                 let pairs = (0..gpus.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
                 pairs.map(|(i, j)| way(gpus[i], gpus[j])).reduce(slower)
             }
             // Stages stand in their order.
-            Axis::Pp => neighbours,
+            ParallelAxis::Pp => neighbours,
             _ if gpus.len() == 2 => neighbours,
             _ if gpus.len() <= ALL_RINGS => {
                 let mut rates: Vec<PathType> =
