@@ -10,8 +10,8 @@ use clap::Args;
 use ridge_graph::sample::Rng;
 use ridge_serve::KEY_VARIABLE;
 use ridge_serve::load::{
-    Api, Arrivals, Client, Objective, Pace, Prompts, Report, Run, Shape, Sweep, TRACE_BLOCK, Target, TraceRequest,
-    Words, Workload, drive, preflight, read_trace, sweep,
+    Api, Arrivals, Client, LoadReport, LoadRun, LoadWorkload, Objective, Pace, PromptGenerator, PromptSource,
+    RateSweep, RequestShape, ServerTarget, TRACE_BLOCK, TraceRequest, drive, preflight, read_trace, sweep,
 };
 use ridge_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -232,8 +232,8 @@ enum When {
 }
 
 pub(crate) struct ServeBenchSettings {
-    target: Target,
-    prompts: Arc<Prompts>,
+    target: ServerTarget,
+    prompts: Arc<PromptGenerator>,
     lengths: Lengths,
     when: When,
     burst: f64,
@@ -255,7 +255,7 @@ const MOST_REQUESTS: usize = 10_000_000;
 
 impl ServeBenchArgs {
     pub(crate) fn resolve(self) -> Result<ServeBenchSettings> {
-        let mut target = Target::new(&self.url, if self.chat { Api::Chat } else { Api::Completions })?;
+        let mut target = ServerTarget::new(&self.url, if self.chat { Api::Chat } else { Api::Completions })?;
         target.model = self.model.unwrap_or_default();
         target.key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
         target.timeout = Duration::from_secs(self.timeout);
@@ -269,12 +269,12 @@ impl ServeBenchArgs {
         }
         let tokenizer = self.tokenizer.map(|folder| Tokenizer::from_file(folder.join("tokenizer.json"))).transpose()?;
         let words = match &self.corpus {
-            Some(path) => Prompts::corpus(path)?,
-            None if self.chat => Words::Common,
-            None => Words::Ids(self.vocab),
+            Some(path) => PromptGenerator::corpus(path)?,
+            None if self.chat => PromptSource::Common,
+            None => PromptSource::Ids(self.vocab),
         };
         let block = TRACE_BLOCK / self.shrink;
-        let prompts = Prompts::new(words, tokenizer, self.seed, self.shared_prefix, block)?;
+        let prompts = PromptGenerator::new(words, tokenizer, self.seed, self.shared_prefix, block)?;
         let prompts = Arc::new(prompts);
         let lengths = match &self.trace {
             Some(path) => Lengths::Trace(read_trace(path)?),
@@ -309,7 +309,7 @@ impl ServeBenchArgs {
 
 impl ServeBenchSettings {
     /// What is sent, if it comes as `when` says.
-    fn workload(&self, when: When) -> Workload {
+    fn workload(&self, when: When) -> LoadWorkload {
         let of_trace = match &self.lengths {
             Lengths::Trace(requests) => requests.len(),
             Lengths::Drawn { .. } => usize::MAX,
@@ -325,11 +325,11 @@ impl ServeBenchSettings {
         let mut draw = |(low, high): (usize, usize)| low + rng.below(high - low + 1);
         let mut shape = |number: usize, at: Option<f64>| match &self.lengths {
             Lengths::Drawn { prompt, generate } => {
-                Shape { prompt_tokens: draw(*prompt), output_tokens: draw(*generate), blocks: Vec::new(), at }
+                RequestShape { prompt_tokens: draw(*prompt), output_tokens: draw(*generate), blocks: Vec::new(), at }
             }
             Lengths::Trace(requests) => {
                 let of = &requests[number % requests.len()];
-                Shape {
+                RequestShape {
                     prompt_tokens: (of.prompt_tokens / self.shrink).max(1),
                     output_tokens: (of.output_tokens / self.shrink).max(1),
                     blocks: of.blocks.clone(),
@@ -337,7 +337,7 @@ impl ServeBenchSettings {
                 }
             }
         };
-        let (shapes, pace): (Vec<Shape>, Pace) = match (when, &self.lengths) {
+        let (shapes, pace): (Vec<RequestShape>, Pace) = match (when, &self.lengths) {
             (When::Trace { speed }, Lengths::Trace(trace)) => {
                 let times = trace.iter().map(|r| r.at.map(|at| at / speed)).take(requests);
                 (times.enumerate().map(|(i, at)| shape(i, at)).collect(), Pace::AtTheirTimes)
@@ -354,14 +354,14 @@ impl ServeBenchSettings {
                 (shapes, Pace::Concurrent(most))
             }
         };
-        Workload { shapes, requests, pace, duration: self.duration.map(Duration::from_secs_f64), first_number: 0 }
+        LoadWorkload { shapes, requests, pace, duration: self.duration.map(Duration::from_secs_f64), first_number: 0 }
     }
 }
 
 /// What was measured.
 enum Measured {
-    Once { run: Run, report: Box<Report> },
-    Sweep { sweep: Sweep, steps: Vec<(f64, Report)> },
+    Once { run: LoadRun, report: Box<LoadReport> },
+    Sweep { sweep: RateSweep, steps: Vec<(f64, LoadReport)> },
 }
 
 pub(crate) fn run(mut settings: ServeBenchSettings) -> Result<()> {
@@ -372,7 +372,7 @@ pub(crate) fn run(mut settings: ServeBenchSettings) -> Result<()> {
     let client = preflight(Client::new(settings.target.clone()), &settings.prompts, first)?;
     settings.target = client.target;
     if settings.warmup > 0 {
-        let warmup = Workload {
+        let warmup = LoadWorkload {
             requests: settings.warmup,
             pace: Pace::Concurrent(settings.warmup),
             first_number: 1 << 62,
@@ -405,7 +405,11 @@ pub(crate) fn run(mut settings: ServeBenchSettings) -> Result<()> {
     }
 }
 
-fn measure(settings: &ServeBenchSettings, workload: &Workload, what: &'static str) -> Result<(Run, Report)> {
+fn measure(
+    settings: &ServeBenchSettings,
+    workload: &LoadWorkload,
+    what: &'static str,
+) -> Result<(LoadRun, LoadReport)> {
     let mut bar = match (workload.pace, workload.duration) {
         (Pace::Concurrent(_), Some(duration)) if workload.requests == MOST_REQUESTS => {
             Progress::of_seconds(what, duration.as_secs())
@@ -419,7 +423,7 @@ fn measure(settings: &ServeBenchSettings, workload: &Workload, what: &'static st
         bar.at(if seconds { started.elapsed().as_secs() } else { ended as u64 });
     })?;
     drop(bar);
-    let report = Report::new(&run, |i| workload.shape(i).output_tokens, settings.objective.as_ref());
+    let report = LoadReport::new(&run, |i| workload.shape(i).output_tokens, settings.objective.as_ref());
     Ok((run, report))
 }
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond, Seconds};
-use ridge_plan::comm::{Algorithm, Collective, Estimate, Fabric, Group, Link, chart, overlap};
+use ridge_plan::comm::{Collective, CollectiveAlgorithm, CollectiveEstimate, Fabric, Link, RankGroup, chart, overlap};
 use ridge_plan::efficiency::Machine;
 use ridge_plan::plot::Mark;
 use serde_json::json;
@@ -114,10 +114,10 @@ pub(super) fn run(args: &CommArgs) -> Result<()> {
     if let Some(compute) = args.compute.filter(|c| c.0 > MOST_SECONDS) {
         return Err(refused("--compute", compute, "is more than can be planned; the most is 1000000 h"));
     }
-    let group = Group { ranks: args.gpus, stride: args.stride };
+    let group = RankGroup { ranks: args.gpus, stride: args.stride };
     let bytes = args.bytes.as_f64();
-    let mut ways: Vec<Estimate> =
-        Algorithm::ALL.into_iter().filter_map(|a| fabric.best(collective, bytes, group, &[a])).collect();
+    let mut ways: Vec<CollectiveEstimate> =
+        CollectiveAlgorithm::ALL.into_iter().filter_map(|a| fabric.best(collective, bytes, group, &[a])).collect();
     ways.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let nccl = fabric.nccl(collective, bytes, group);
     // Compute hides parts that are sent one after another.

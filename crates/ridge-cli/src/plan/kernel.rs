@@ -7,8 +7,8 @@ use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, BytesPerSecond};
 use ridge_plan::efficiency::Calibration;
 use ridge_plan::kernel::access::Access;
-use ridge_plan::kernel::occupancy::{Launch, Limit, Occupancy, most_shared_bytes, occupancy};
-use ridge_plan::kernel::roofline::{Roof, Row, Step, Tile};
+use ridge_plan::kernel::occupancy::{KernelLaunch, Limit, Occupancy, most_shared_bytes, occupancy};
+use ridge_plan::kernel::roofline::{AttentionTile, ModelStep, Roof, RooflineRow};
 use ridge_plan::ledger::Quantisation;
 use ridge_plan::plot::{Axis, Chart, Mark, Series, Style, Unit};
 use ridge_plan::reading::Class;
@@ -149,7 +149,7 @@ pub(super) fn run(args: &KernelArgs) -> Result<()> {
         model(args, path, &mut page)?;
     }
     if let (Some(threads), Some(registers)) = (args.threads, args.registers) {
-        launch(args, Launch { threads, registers, shared_bytes: args.shared_bytes }, &mut page)?;
+        launch(args, KernelLaunch { threads, registers, shared_bytes: args.shared_bytes }, &mut page)?;
     }
     if let Some(stride) = args.stride {
         access(args, stride, &Access::new(args.offset, stride, args.width)?, &mut page);
@@ -165,7 +165,7 @@ pub(super) fn run(args: &KernelArgs) -> Result<()> {
 const COLUMNS: [&str; 10] =
     ["scope", "op", "calls", "FLOPs", "bytes", "FLOP/B", "bound", "floor", "expected", "reached"];
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &RooflineRow) -> Vec<String> {
     vec![
         row.scope.clone(),
         row.op.to_owned(),
@@ -202,7 +202,7 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         let [scores, softmax, values, fused] =
             roof.attention(heads, tokens, width, args.causal).map(|work| roof.under(&work));
         let steps = Roof::sum("attention", &[&scores, &softmax, &values]);
-        let steps = Row { op: "the three".into(), class: Some(Class::Attention), ..steps };
+        let steps = RooflineRow { op: "the three".into(), class: Some(Class::Attention), ..steps };
         for (row, formula) in [
             (&scores, "2 h t^2 d FLOPs; q and k read, h t^2 scores of 2 B written"),
             (&softmax, "5 FLOPs a score, read and written"),
@@ -212,7 +212,7 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         ] {
             table.push(cells(row), formula);
         }
-        let tile = Tile::new(heads, tokens, width, args.tile, args.causal);
+        let tile = AttentionTile::new(heads, tokens, width, args.tile, args.causal);
         let mut answer = format!(
             "scores of {} in memory: {} at least; fused {}, bound by {}\n",
             tile.scores, steps.floor, fused.floor, fused.bound
@@ -223,7 +223,8 @@ fn ops(args: &KernelArgs, page: &mut Page) -> Result<()> {
         );
         if let Some(capability) = args.capability.as_ref().or(roof.device.compute_capability.as_ref()) {
             let most = Bytes(most_shared_bytes(capability)?);
-            let blocks = occupancy(capability, Launch { threads: 128, registers: 32, shared_bytes: tile.shared.0 });
+            let blocks =
+                occupancy(capability, KernelLaunch { threads: 128, registers: 32, shared_bytes: tile.shared.0 });
             let held = blocks.ok().and_then(|o| o.blocks_by.into_iter().find(|b| b.0 == Limit::SharedMemory));
             let fits = match held {
                 None => "the tile does NOT fit".to_owned(),
@@ -258,7 +259,7 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let precision = if args.weights == Quantisation::Fp8 { Precision::Fp8 } else { Precision::Bf16 };
     let roof = Roof { machine, ..Roof::find(&args.device, precision)? };
     let cache_bytes = args.cache_bits as f64 / 8.0;
-    let step = Step {
+    let step = ModelStep {
         tp: args.tp,
         batch: args.batch,
         new: args.new,
@@ -267,7 +268,7 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         cache_bytes,
     };
     let kinds = roof.model(&reading, &step);
-    let all: Vec<&Row> = kinds.iter().flat_map(|k| &k.1).collect();
+    let all: Vec<&RooflineRow> = kinds.iter().flat_map(|k| &k.1).collect();
     let total = Roof::sum("step", &all);
     let rank = if args.tp > 1 { format!(", one of {} ranks, without their sums", args.tp) } else { String::new() };
     page.title = format!(
@@ -304,12 +305,12 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         }
         page.blocks.push(Block::Table(table));
     }
-    let mut sums: Vec<Row> = Vec::new();
-    let scope = |row: &Row| row.scope.split('.').next().unwrap_or_default().to_owned();
+    let mut sums: Vec<RooflineRow> = Vec::new();
+    let scope = |row: &RooflineRow| row.scope.split('.').next().unwrap_or_default().to_owned();
     for row in &all {
         let scope = scope(row);
         if sums.iter().all(|s| s.scope != scope) {
-            let of: Vec<&Row> =
+            let of: Vec<&RooflineRow> =
                 all.iter().copied().filter(|r| scope == r.scope.split('.').next().unwrap_or_default()).collect();
             sums.push(Roof::sum(scope, &of));
         }
@@ -318,16 +319,16 @@ fn model(args: &KernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let mut table = Table::with_head("by scope", COLUMNS);
     for sum in &sums {
         let name = if sum.scope.is_empty() { "residuals" } else { &sum.scope };
-        table.push(cells(&Row { scope: name.to_owned(), ..sum.clone() }), "floors and times one after another");
+        table.push(cells(&RooflineRow { scope: name.to_owned(), ..sum.clone() }), "floors and times one after another");
     }
     page.blocks.push(Block::Table(table));
     page.json["step"] = json!(step);
-    let owned: Vec<Row> = all.into_iter().cloned().collect();
+    let owned: Vec<RooflineRow> = all.into_iter().cloned().collect();
     finish(&roof, page, &owned, &sums);
     Ok(())
 }
 
-fn formula(row: &Row) -> &'static str {
+fn formula(row: &RooflineRow) -> &'static str {
     match row.class {
         Some(Class::Matmul) => "2 FLOPs a weight and token; weights in their format, inputs and outputs of 2 B",
         Some(Class::Experts) => {
@@ -339,8 +340,8 @@ fn formula(row: &Row) -> &'static str {
 }
 
 /// What all rooflines share: the figure, the sources and the object.
-fn finish(roof: &Roof, page: &mut Page, rows: &[Row], sums: &[Row]) {
-    let shown: Vec<&Row> = rows.iter().chain(sums.iter().filter(|s| s.scope == "step")).collect();
+fn finish(roof: &Roof, page: &mut Page, rows: &[RooflineRow], sums: &[RooflineRow]) {
+    let shown: Vec<&RooflineRow> = rows.iter().chain(sums.iter().filter(|s| s.scope == "step")).collect();
     page.panels.push(roof.chart(&page.title, &shown).into());
     let bandwidth = &roof.device.memory_bandwidth;
     page.sources.push(format!("{}: rates {} by {}", roof.device.name, bandwidth.provenance, bandwidth.source));
@@ -359,7 +360,7 @@ fn finish(roof: &Roof, page: &mut Page, rows: &[Row], sums: &[Row]) {
     });
 }
 
-fn launch(args: &KernelArgs, launch: Launch, page: &mut Page) -> Result<()> {
+fn launch(args: &KernelArgs, launch: KernelLaunch, page: &mut Page) -> Result<()> {
     let capability = match &args.capability {
         Some(typed) => typed.clone(),
         None => ridge_hw::spec::DeviceSpec::find(&args.device)
@@ -402,9 +403,9 @@ fn launch(args: &KernelArgs, launch: Launch, page: &mut Page) -> Result<()> {
 }
 
 /// Warps over registers of a thread.
-fn over_registers(capability: &str, launch: Launch) -> Chart {
+fn over_registers(capability: &str, launch: KernelLaunch) -> Chart {
     let warps = |registers| {
-        let found: Option<Occupancy> = occupancy(capability, Launch { registers, ..launch }).ok();
+        let found: Option<Occupancy> = occupancy(capability, KernelLaunch { registers, ..launch }).ok();
         (registers as f64, found.map_or(0.0, |o| o.warps as f64))
     };
     let title = format!(

@@ -17,7 +17,7 @@ use ridge_hw::spec::Precision;
 use ridge_models::ModelFiles;
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Machine};
-use ridge_plan::ledger::{Entry, Ledger, Quantisation};
+use ridge_plan::ledger::{Ledger, LedgerEntry, Quantisation};
 use ridge_plan::plot::Bar;
 use ridge_plan::reading::Reading;
 use serde_json::json;
@@ -185,7 +185,7 @@ pub(crate) fn seconds(s: f64) -> String {
 }
 
 /// The entries of a ledger as a table.
-pub(crate) fn ledger_table(caption: impl Into<String>, entries: &[Entry]) -> Table {
+pub(crate) fn ledger_table(caption: impl Into<String>, entries: &[LedgerEntry]) -> Table {
     let mut table = Table { caption: caption.into(), ..Table::default() };
     for e in entries {
         table.push([e.what.to_owned(), e.bytes.to_string()], e.formula.clone());

@@ -4,9 +4,11 @@ use clap::Args;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, serving};
-use ridge_plan::plot::{Axis, Bars, Chart, Mark, Panel, Point as Drawn, Series, Style, Unit};
+use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
-use ridge_plan::serve::{Point, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for};
+use ridge_plan::serve::{
+    OperatingPoint, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for,
+};
 use serde_json::json;
 
 use super::page::{Block, Page, PageArgs, Table};
@@ -262,7 +264,7 @@ impl ServeArgs {
         }
     }
 
-    fn point(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, traffic: &Traffic) -> Point {
+    fn point(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, traffic: &Traffic) -> OperatingPoint {
         match self.disaggregate {
             None => aggregated(reading, machine, layout, traffic),
             Some(replicas) => disaggregated(reading, machine, layout, traffic, replicas),
@@ -270,7 +272,7 @@ impl ServeArgs {
     }
 
     /// Batches that fit `layout` with their points; none if its weights alone do not.
-    fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, Point)> {
+    fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, OperatingPoint)> {
         let memory = self.memory(reading, layout);
         let fit = serving(reading, Bytes(machine.memory as u64), &memory, self.prompt + self.answer);
         let most = fit.map_or(0, |f| f.sequences as usize).min(4096);
@@ -284,7 +286,8 @@ impl ServeArgs {
     /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
     fn panels(&self, reading: &Reading, machine: &Machine, batch: usize) -> Vec<Panel> {
         let found = self.sweep(reading, machine, &self.layout(self.tp));
-        let over = |of: fn(&Point) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
+        let over =
+            |of: fn(&OperatingPoint) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
         let sequences = || Axis::log("sequences under way", Unit::Number);
         let mark = Mark { name: "asked for".into(), x: batch as f64 };
         let mut latency = Chart::new("Latency over the batch", sequences(), Axis::log("time", Unit::Seconds))
@@ -303,8 +306,8 @@ impl ServeArgs {
         let mut front = Chart { height: 340.0, ..Chart::new(title, user, throughput.y.clone()) };
         for tp in [1, 2, 4, 8, 16].into_iter().filter(|tp| (tp * self.attention_dp).is_multiple_of(self.ep)) {
             let points = self.sweep(reading, machine, &self.layout(tp)).into_iter();
-            let points: Vec<Drawn> = points
-                .map(|(b, p)| Drawn {
+            let points: Vec<ChartPoint> = points
+                .map(|(b, p)| ChartPoint {
                     x: 1.0 / p.tpot,
                     y: p.tokens_per_second / p.gpus as f64,
                     label: grouped(b as u64),

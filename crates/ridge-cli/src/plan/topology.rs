@@ -6,7 +6,7 @@ use std::process::Command;
 use clap::Args;
 use ridge_hw::topology::Matrix;
 use ridge_hw::units::BytesPerSecond;
-use ridge_plan::topology::{Advice, Axis, Degrees, Placement, Rates, SOURCE, ways};
+use ridge_plan::topology::{Degrees, ParallelAxis, PlacementAdvice, RankPlacement, Rates, SOURCE, ways};
 use serde_json::json;
 
 use super::ShownArgs;
@@ -101,7 +101,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<()> {
         rates.nic = network.0;
     }
     let (degrees, nodes) = args.degrees(matrix.gpus.len());
-    let advice = Advice::new(&matrix, &rates, degrees, nodes)?;
+    let advice = PlacementAdvice::new(&matrix, &rates, degrees, nodes)?;
     if args.shown.json {
         return print_json(&json!({
             "matrix": matrix, "rates": rates, "advice": advice,
@@ -140,7 +140,7 @@ pub(super) fn run(args: &TopologyArgs) -> Result<()> {
     print(&text)
 }
 
-fn title(advice: &Advice) -> String {
+fn title(advice: &PlacementAdvice) -> String {
     let Degrees { tp, pp, dp, cp, ep } = advice.degrees;
     let all = [("TP", tp), ("CP", cp), ("EP", ep), ("DP", dp), ("PP", pp)];
     let named: Vec<String> = all.iter().filter(|(_, n)| *n > 1).map(|(name, n)| format!("{name} {n}")).collect();
@@ -148,8 +148,8 @@ fn title(advice: &Advice) -> String {
 }
 
 /// What each axis has, and would have elsewhere.
-fn axes(args: &TopologyArgs, advice: &Advice) -> String {
-    let elsewhere = |placement: &Placement, axis: Axis, best: f64| {
+fn axes(args: &TopologyArgs, advice: &PlacementAdvice) -> String {
+    let elsewhere = |placement: &RankPlacement, axis: ParallelAxis, best: f64| {
         placement.axes.iter().find(|a| a.axis == axis).map_or(String::new(), |a| {
             if a.rate < 0.995 * best {
                 format!("{}, {:.1} x slower", BytesPerSecond(a.rate), best / a.rate)
@@ -186,7 +186,7 @@ fn axes(args: &TopologyArgs, advice: &Advice) -> String {
     columns(&rows)
 }
 
-fn places(advice: &Advice) -> String {
+fn places(advice: &PlacementAdvice) -> String {
     let mut rows = vec![["rank", "GPU", "NUMA node", "CPUs", "card", "to card"].map(str::to_owned).to_vec()];
     let told = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for seat in &advice.best.seats {
@@ -203,7 +203,7 @@ fn places(advice: &Advice) -> String {
 }
 
 /// What to set so that it becomes so.
-fn hints(advice: &Advice) -> String {
+fn hints(advice: &PlacementAdvice) -> String {
     let seats = &advice.best.seats;
     let gpus: Vec<&str> = seats.iter().map(|s| s.gpu.trim_start_matches("GPU")).collect();
     let mut text = format!("\nCUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={}\n", gpus.join(","));

@@ -5,10 +5,10 @@ use ridge_hw::spec::Precision;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{Ledger, training, training_stages};
-use ridge_plan::plot::{Axis, Bar, Bars, Chart, Panel, Point, Series, Style, Unit};
+use ridge_plan::plot::{Axis, Bar, Bars, Chart, ChartPoint, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
-use ridge_plan::search::{Candidate, Found, Space, judge, pareto, search};
-use ridge_plan::train::{Layout, Recompute, Run, StateBytes, StepTime, Workload, checkpointing, chinchilla};
+use ridge_plan::search::{LayoutCandidate, SearchResult, SearchSpace, judge, pareto, search};
+use ridge_plan::train::{Layout, Recompute, StateBytes, StepTime, TrainingRun, Workload, checkpointing, chinchilla};
 use serde_json::json;
 
 use super::page::{Block, Page, PageArgs, Table};
@@ -145,7 +145,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
         _ => StateBytes::MIXED,
     };
     let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
-    let space = Space::new(args.gpus, machine.fabric.node);
+    let space = SearchSpace::new(args.gpus, machine.fabric.node);
     let found = match args.layout.layout(args.gpus) {
         None => search(&reading, &machine, &work, &space),
         Some(layout) => {
@@ -161,7 +161,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
             }
             layout.require(&reading, work.seq, work.global_batch)?;
             let one = judge(&reading, &machine, &work, &layout, f64::INFINITY);
-            Found { ranked: one.into_iter().collect(), seen: 1, ..Found::default() }
+            SearchResult { ranked: one.into_iter().collect(), seen: 1, ..SearchResult::default() }
         }
     };
     let best = found.ranked.first().copied();
@@ -259,7 +259,7 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
 /// Seconds from a failure until training goes on.
 const RESTART: f64 = 300.0;
 
-fn answer(args: &TrainArgs, run: &Run, optimal: Option<(f64, f64)>) -> String {
+fn answer(args: &TrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) -> String {
     let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
     let (between, interval) = (seconds(3600.0 * saves.mtbf_hours), seconds(saves.interval_seconds));
     let restart = seconds(RESTART);
@@ -294,14 +294,14 @@ fn answer(args: &TrainArgs, run: &Run, optimal: Option<(f64, f64)>) -> String {
     text
 }
 
-fn run_of(args: &TrainArgs, best: &Candidate) -> Run {
+fn run_of(args: &TrainArgs, best: &LayoutCandidate) -> TrainingRun {
     let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
     let tokens = args.tokens.unwrap_or(0.0);
-    Run::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
+    TrainingRun::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
 /// How figures of the table of layouts and of the run are found.
-fn formulas(best: &Candidate, optimal: bool) -> Table {
+fn formulas(best: &LayoutCandidate, optimal: bool) -> Table {
     let s = &best.step;
     let mut table = Table { caption: "how".into(), detail: true, ..Table::default() };
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
@@ -325,7 +325,7 @@ fn formulas(best: &Candidate, optimal: bool) -> Table {
 }
 
 /// What the layout keeps and takes under each policy of recomputation.
-fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &Candidate) -> Table {
+fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &LayoutCandidate) -> Table {
     let mut table =
         Table::with_head("by what is computed again", ["recompute", "activations", "in all", "step", "HFU"]);
     for recompute in Recompute::ALL {
@@ -347,7 +347,7 @@ fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &Ca
 }
 
 /// A ledger, the margin, and what they leave of the device.
-fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &Space) -> Table {
+fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &SearchSpace) -> Table {
     let mut table = ledger_table(caption, &ledger.entries);
     let margin = machine.memory * (1.0 - space.utilisation);
     let formula =
@@ -360,7 +360,7 @@ fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &Space)
 }
 
 /// What a rank of each stage holds, where there are several.
-fn stages_table(reading: &Reading, best: &Candidate, work: &Workload) -> Option<Table> {
+fn stages_table(reading: &Reading, best: &LayoutCandidate, work: &Workload) -> Option<Table> {
     let stages = training_stages(reading, &best.layout, work);
     if stages.len() < 2 {
         return None;
@@ -404,7 +404,7 @@ fn parts(s: &StepTime) -> [(&'static str, f64, &'static str); 6] {
     ]
 }
 
-fn step_table(best: &Candidate) -> Table {
+fn step_table(best: &LayoutCandidate) -> Table {
     let mut table = Table { caption: "time of a step".into(), ..Table::default() };
     for (what, time, formula) in parts(&best.step) {
         table.push([what.to_owned(), seconds(time)], formula);
@@ -421,22 +421,22 @@ fn panels(
     reading: &Reading,
     machine: &Machine,
     work: &Workload,
-    found: &Found,
-    space: &Space,
+    found: &SearchResult,
+    space: &SearchSpace,
 ) -> Vec<Panel> {
     let mut panels: Vec<Panel> = Vec::new();
-    let point = |c: &Candidate| (c.step.total, c.bytes);
+    let point = |c: &LayoutCandidate| (c.step.total, c.bytes);
     if found.ranked.len() > 1 {
         let axes = (Axis::log("time of a step", Unit::Seconds), Axis::linear("memory of the fullest GPU", Unit::Bytes));
         let mut chart = Chart { height: 340.0, ..Chart::new("Layouts that fit", axes.0, axes.1) };
         chart.series.push(Series::new("layouts", Style::Points, found.ranked.iter().take(MOST_POINTS).map(point)));
         let front = pareto(&found.ranked);
-        let named = |c: &Candidate| Point { x: c.step.total, y: c.bytes, label: c.layout.to_string() };
+        let named = |c: &LayoutCandidate| ChartPoint { x: c.step.total, y: c.bytes, label: c.layout.to_string() };
         let points = front.iter().map(named).collect();
         chart.series.push(Series { name: "none is both faster and smaller".into(), points, style: Style::Both });
         panels.push(chart.into());
     }
-    let top: Vec<&Candidate> = found.ranked.iter().take(args.top.min(8)).collect();
+    let top: Vec<&LayoutCandidate> = found.ranked.iter().take(args.top.min(8)).collect();
     let limit = Some((machine.name.clone(), machine.memory));
     let bars = top.iter().map(|c| ledger_bar(c.layout.to_string(), &training(reading, &c.layout, work))).collect();
     let axis = || Axis::linear("memory", Unit::Bytes);
@@ -446,7 +446,7 @@ fn panels(
         let bars = stages.iter().enumerate().map(|(i, ledger)| ledger_bar(format!("stage {i}"), ledger)).collect();
         panels.push(Bars { title: format!("Memory by stage, {}", best.layout), axis: axis(), bars, limit }.into());
     }
-    let bar = |c: &&Candidate| Bar {
+    let bar = |c: &&LayoutCandidate| Bar {
         name: c.layout.to_string(),
         parts: parts(&c.step)
             .into_iter()
@@ -464,19 +464,26 @@ fn panels(
 }
 
 /// Days and GPU hours, or dollars, of the run on other numbers of GPUs, each in its fastest layout.
-fn over_gpus(args: &TrainArgs, reading: &Reading, machine: &Machine, work: &Workload, space: &Space) -> Option<Panel> {
+fn over_gpus(
+    args: &TrainArgs,
+    reading: &Reading,
+    machine: &Machine,
+    work: &Workload,
+    space: &SearchSpace,
+) -> Option<Panel> {
     let tokens = args.tokens?;
     let fewer = [8, 4, 2].into_iter().filter(|n| args.gpus.is_multiple_of(*n)).map(|n| args.gpus / n);
     let counts = fewer.chain([1, 2, 4].map(|n| args.gpus * n));
     let spent = |gpus: usize| {
-        let space = Space { gpus, ..space.clone() };
+        let space = SearchSpace { gpus, ..space.clone() };
         let best = search(reading, machine, work, &space).ranked.into_iter().next()?;
         let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, RESTART);
-        let run = Run::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
+        let run =
+            TrainingRun::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
         let label = format!("{} GPUs", grouped(gpus as u64));
-        Some(Point { x: run.days_with_failures, y: run.dollars, label })
+        Some(ChartPoint { x: run.days_with_failures, y: run.dollars, label })
     };
-    let points: Vec<Point> = counts.filter_map(spent).filter(|p| p.x.is_finite()).collect();
+    let points: Vec<ChartPoint> = counts.filter_map(spent).filter(|p| p.x.is_finite()).collect();
     let y = if args.price.is_some() { "dollars" } else { "GPU hours" };
     let axes = (Axis::log("days, with failures", Unit::Number), Axis::linear(y, Unit::Number));
     let mut chart = Chart::new("Time and money of the run, the batch being the same", axes.0, axes.1);

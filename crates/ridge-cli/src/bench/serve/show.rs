@@ -2,7 +2,7 @@
 
 use ridge_hw::units::Seconds;
 use ridge_plan::plot::{Axis, Chart, Mark, Panel, Series, Style, Unit, draw};
-use ridge_serve::load::{Answer, Api, Objective, Report, Run, Summary};
+use ridge_serve::load::{Api, LoadReport, LoadRun, Objective, SampleSummary, TimedResponse};
 use serde_json::{Value, json};
 
 use super::{Lengths, Measured, ServeBenchSettings, When};
@@ -81,8 +81,8 @@ pub(super) fn text(settings: &ServeBenchSettings, measured: &Measured) -> String
 }
 
 /// A line of a sweep.
-pub(super) fn step(rate: f64, kept: bool, report: &Report) -> String {
-    let p90 = |s: &Option<Summary>| s.map_or_else(|| "none".to_owned(), |s| Seconds(s.p90).to_string());
+pub(super) fn step(rate: f64, kept: bool, report: &LoadReport) -> String {
+    let p90 = |s: &Option<SampleSummary>| s.map_or_else(|| "none".to_owned(), |s| Seconds(s.p90).to_string());
     format!(
         "{:>9}  {}  {} of {} good, p90 of ttft {}, of tpot {}",
         a_second(rate),
@@ -94,7 +94,7 @@ pub(super) fn step(rate: f64, kept: bool, report: &Report) -> String {
     )
 }
 
-fn report_text(settings: &ServeBenchSettings, report: &Report) -> String {
+fn report_text(settings: &ServeBenchSettings, report: &LoadReport) -> String {
     let mut rows = vec![vec![
         "answered".to_owned(),
         format!(
@@ -197,10 +197,10 @@ pub(super) fn plot(settings: &ServeBenchSettings, measured: &Measured) -> String
 }
 
 /// What is drawn of an answer, in seconds.
-type Time = fn(&Answer) -> Option<f64>;
+type Time = fn(&TimedResponse) -> Option<f64>;
 
-fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
-    let answers: Vec<&Answer> = run.outcomes.iter().filter_map(|o| o.answer.as_ref().ok()).collect();
+fn of_run(settings: &ServeBenchSettings, run: &LoadRun) -> Vec<Chart> {
+    let answers: Vec<&TimedResponse> = run.outcomes.iter().filter_map(|o| o.answer.as_ref().ok()).collect();
     let limit = |name: &str| settings.objective.iter().flat_map(Objective::limits).find(|l| l.0 == name);
     let time = |label: &str| Axis::linear(label, Unit::Seconds);
     let spread = |title: &str, names: &[(&str, Time)]| {
@@ -225,7 +225,7 @@ fn of_run(settings: &ServeBenchSettings, run: &Run) -> Vec<Chart> {
     ));
     vec![
         spread("Time to the first token", &[("ttft", |a| Some(a.ttft))]),
-        spread("Time a token after the first", &[("tpot", Answer::tpot)]),
+        spread("Time a token after the first", &[("tpot", TimedResponse::tpot)]),
         spread("Time to the end", &[("e2e", |a| Some(a.e2e))]),
         over_time,
     ]
@@ -245,10 +245,10 @@ fn cumulated(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     points
 }
 
-fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, Report)]) -> Vec<Chart> {
-    let mut sorted: Vec<&(f64, Report)> = steps.iter().collect();
+fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, LoadReport)]) -> Vec<Chart> {
+    let mut sorted: Vec<&(f64, LoadReport)> = steps.iter().collect();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let series = |name: &str, of: &dyn Fn(&Report) -> Option<f64>| {
+    let series = |name: &str, of: &dyn Fn(&LoadReport) -> Option<f64>| {
         Series::new(name, Style::Both, sorted.iter().filter_map(|(rate, report)| Some((*rate, of(report)?))))
     };
     let chart = |title: String, y: Axis, series: Vec<Series>| Chart {
@@ -256,7 +256,7 @@ fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, Report)]) -> Vec<Chart
         ..Chart::new(title, Axis::linear("requests a second", Unit::Number), y)
     };
     let time = || Axis::linear("time", Unit::Seconds);
-    let both = |of: fn(&Report) -> &Option<Summary>| {
+    let both = |of: fn(&LoadReport) -> &Option<SampleSummary>| {
         vec![
             series("p50", &move |r| of(r).as_ref().map(|s| s.p50)),
             series("p90", &move |r| of(r).as_ref().map(|s| s.p90)),

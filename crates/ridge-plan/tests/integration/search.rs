@@ -6,7 +6,7 @@ use ridge_hw::spec::Precision;
 use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{training, training_total};
 use ridge_plan::reading::Reading;
-use ridge_plan::search::{Candidate, Space, judge, pareto, search};
+use ridge_plan::search::{LayoutCandidate, SearchSpace, judge, pareto, search};
 use ridge_plan::train::{Layout, Recompute, Workload};
 
 fn configs() -> std::path::PathBuf {
@@ -33,7 +33,7 @@ fn every_config_is_read_and_its_parameters_are_shared_out_without_rest() {
 #[test]
 fn what_is_ranked_fits_and_what_is_rejected_has_its_reason() {
     let (model, h100) = (reading("Meta-Llama-3.1-70B"), Machine::find("H100", Precision::Bf16).unwrap());
-    let (work, space) = (Workload::default(), Space::new(64, 8));
+    let (work, space) = (Workload::default(), SearchSpace::new(64, 8));
     let found = search(&model, &h100, &work, &space);
     let rejected: usize = found.rejected.values().map(|(n, _)| n).sum();
     assert_eq!(found.ranked.len() + rejected, found.seen);
@@ -50,12 +50,13 @@ fn what_is_ranked_fits_and_what_is_rejected_has_its_reason() {
 #[test]
 fn the_front_has_the_fastest_and_the_smallest_and_nothing_that_is_beaten() {
     let (model, h100) = (reading("Meta-Llama-3.1-8B"), Machine::find("H100", Precision::Bf16).unwrap());
-    let found = |gpus| search(&model, &h100, &Workload::default(), &Space::new(gpus, 8)).ranked;
-    let all: Vec<Candidate> = [8, 16, 32].into_iter().flat_map(found).collect();
+    let found = |gpus| search(&model, &h100, &Workload::default(), &SearchSpace::new(gpus, 8)).ranked;
+    let all: Vec<LayoutCandidate> = [8, 16, 32].into_iter().flat_map(found).collect();
     let front = pareto(&all);
     assert!(!front.is_empty() && front.len() < all.len() / 10);
-    let least = |of: fn(&Candidate) -> f64, among: &[Candidate]| among.iter().map(of).fold(f64::INFINITY, f64::min);
-    for of in [|c: &Candidate| c.step.total, |c: &Candidate| c.bytes] {
+    let least =
+        |of: fn(&LayoutCandidate) -> f64, among: &[LayoutCandidate]| among.iter().map(of).fold(f64::INFINITY, f64::min);
+    for of in [|c: &LayoutCandidate| c.step.total, |c: &LayoutCandidate| c.bytes] {
         assert_eq!(least(of, &front), least(of, &all));
     }
 }

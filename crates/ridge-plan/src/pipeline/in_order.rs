@@ -1,16 +1,17 @@
 //! Running passes in given orders.
 
-use super::orders::Slot;
-use super::{Event, Kind, Pass, Pipeline};
+use super::orders::PassSlot;
+use super::stages::{Pass, PassKind, Pipeline};
+use super::timeline::PassEvent;
 
 /// When outputs of passes are there: of forward passes and of gradients of inputs, by micro-batch and stage.
-pub(super) struct Done {
+pub(super) struct PassOutputs {
     lanes: usize,
     forward: Vec<f64>,
     input: Vec<f64>,
 }
 
-impl Done {
+impl PassOutputs {
     pub(super) fn new(pipeline: &Pipeline) -> Self {
         let lanes = pipeline.lanes();
         let n = lanes * pipeline.micro_batches;
@@ -21,33 +22,33 @@ impl Done {
     pub(super) fn ready(&self, pipeline: &Pipeline, pass: Pass) -> f64 {
         let at = |stage: usize| pass.micro * self.lanes + stage;
         match pass.kind {
-            Kind::Forward => pipeline
+            PassKind::Forward => pipeline
                 .before(pass.stage)
                 .map_or(0.0, |before| self.forward[at(before)] + pipeline.delay(before, pass.stage)),
-            Kind::Backward | Kind::Input => {
+            PassKind::Backward | PassKind::Input => {
                 let own = self.forward[at(pass.stage)];
                 let after = pipeline
                     .behind(pass.stage)
                     .map_or(0.0, |behind| self.input[at(behind)] + pipeline.delay(behind, pass.stage));
                 own.max(after)
             }
-            Kind::Weight => self.input[at(pass.stage)],
+            PassKind::Weight => self.input[at(pass.stage)],
         }
     }
 
     pub(super) fn set(&mut self, pass: Pass, end: f64) {
         let at = pass.micro * self.lanes + pass.stage;
         match pass.kind {
-            Kind::Forward => self.forward[at] = end,
-            Kind::Backward | Kind::Input => self.input[at] = end,
-            Kind::Weight => {}
+            PassKind::Forward => self.forward[at] = end,
+            PassKind::Backward | PassKind::Input => self.input[at] = end,
+            PassKind::Weight => {}
         }
     }
 }
 
 /// Runs each device's order, each slot as soon as the device is free and its inputs are there.
-pub(super) fn in_order(pipeline: &Pipeline, orders: &[Vec<Slot>]) -> Vec<Event> {
-    let mut done = Done::new(pipeline);
+pub(super) fn in_order(pipeline: &Pipeline, orders: &[Vec<PassSlot>]) -> Vec<PassEvent> {
+    let mut done = PassOutputs::new(pipeline);
     let (mut next, mut free) = (vec![0; orders.len()], vec![0.0f64; orders.len()]);
     let mut events = Vec::new();
     // A device that got on may let its neighbours get on.
@@ -64,7 +65,7 @@ pub(super) fn in_order(pipeline: &Pipeline, orders: &[Vec<Slot>]) -> Vec<Event> 
             let end = ready + seconds * if second.is_some() { pipeline.paired } else { 1.0 };
             for pass in passes {
                 done.set(pass, end);
-                events.push(Event { device: d, pass, start: ready, end });
+                events.push(PassEvent { device: d, pass, start: ready, end });
             }
             free[d] = end;
             next[d] += 1;

@@ -1,6 +1,6 @@
 //! What `nvidia-smi topo -m` prints on published machines (`fixtures/topology`), and on machines that cannot be.
 
-use ridge_hw::topology::{Matrix, Way};
+use ridge_hw::topology::{Matrix, PathType};
 
 fn fixture(name: &str) -> String {
     let path = format!("{}/../../fixtures/topology/{name}.txt", env!("CARGO_MANIFEST_DIR"));
@@ -11,8 +11,13 @@ fn fixture(name: &str) -> String {
 fn a_dgx_h100_has_a_card_beside_each_gpu_and_names_it_in_its_legend() {
     let matrix = Matrix::parse(&fixture("dgx-h100")).unwrap();
     assert_eq!((matrix.gpus.len(), matrix.nics.len()), (8, 12));
-    assert!((0..8).all(|i| (0..8).all(|j| matrix.between[i][j] == if i == j { Way::X } else { Way::NvLink(18) })));
-    assert_eq!((matrix.to_nic[1][3], matrix.to_nic[1][4], matrix.to_nic[1][6]), (Way::Pxb, Way::Node, Way::Sys));
+    assert!(
+        (0..8).all(|i| (0..8).all(|j| matrix.between[i][j] == if i == j { PathType::X } else { PathType::NvLink(18) }))
+    );
+    assert_eq!(
+        (matrix.to_nic[1][3], matrix.to_nic[1][4], matrix.to_nic[1][6]),
+        (PathType::Pxb, PathType::Node, PathType::Sys)
+    );
     assert_eq!((&*matrix.nics[3].label, &*matrix.nics[3].device), ("NIC3", "mlx5_3"));
     assert_eq!((matrix.gpus[5].cpus.as_deref(), matrix.gpus[5].numa), (Some("56-111,168-223"), Some(1)));
 }
@@ -22,7 +27,7 @@ fn older_versions_and_copies_from_a_terminal_read_alike() {
     let a100 = Matrix::parse(&fixture("dgx-a100")).unwrap();
     assert_eq!((&*a100.nics[11].device, a100.gpus[7].numa), ("mlx5_11", Some(5)));
     let pcie = Matrix::parse(&fixture("5-pcie")).unwrap();
-    assert_eq!(pcie.between[1], [Way::Sys, Way::X, Way::Phb, Way::Node, Way::Node]);
+    assert_eq!(pcie.between[1], [PathType::Sys, PathType::X, PathType::Phb, PathType::Node, PathType::Node]);
     assert_eq!((pcie.gpus[0].cpus.as_deref(), pcie.gpus[0].numa), (Some("8-15,24-31"), Some(1)));
     let spaces = fixture("dgx-a100").replace('\t', "    ");
     assert_eq!(Matrix::parse(&spaces).unwrap(), a100);
@@ -40,7 +45,7 @@ fn text_around_the_matrix_and_missing_columns_do_not_matter() {
     let text =
         "$ nvidia-smi topo -m\nsome note\n        GPU0    GPU1\nGPU0     X      SYS\nGPU1    SYS      X\n\nbye\n";
     let matrix = Matrix::parse(text).unwrap();
-    assert_eq!((matrix.between[0][1], &matrix.gpus[1].cpus, matrix.gpus[1].numa), (Way::Sys, &None, None));
+    assert_eq!((matrix.between[0][1], &matrix.gpus[1].cpus, matrix.gpus[1].numa), (PathType::Sys, &None, None));
     assert_eq!(Matrix::parse("GPU0 CPU Affinity\nGPU0 X 0-19\n").unwrap().gpus[0].cpus.as_deref(), Some("0-19"));
 }
 
