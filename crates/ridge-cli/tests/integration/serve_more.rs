@@ -1,17 +1,12 @@
 //! `ridge serve` and what not every client asks for: tools, scores of prompts, least lengths, vectors, logs.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-#[path = "common/tools.rs"]
-mod tools;
-
 use std::io::Read as _;
 use std::process::{Command, Stdio};
 
+use crate::common::repository;
+use crate::common::server::Server;
+use crate::common::tools::{ask, content, tools, with_tools};
 use serde_json::{Value, json};
-use server::Server;
-use tools::{ask, content, tools, with_tools};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -73,7 +68,7 @@ fn answers_have_at_least_the_tokens_asked_for() {
 
 #[test]
 fn encoders_make_vectors() {
-    let bert = common::repository().join("fixtures/families/bert").display().to_string();
+    let bert = repository().join("fixtures/families/bert").display().to_string();
     let server = Server::start(&["--model", &bert, "--served-model-name", "bert"]);
     let embed = |more: Value| {
         let mut body = json!({ "model": "bert", "input": [[5, 6, 7], [8]] });

@@ -1,8 +1,6 @@
 //! `ridge chat`, run as users run it: with turns that are given, and by hand on a terminal.
 
-mod common;
-
-use common::{Folder, command, json, ridge, ridge_reading, stdout};
+use crate::common::{Folder, command, json, ridge, ridge_reading, stdout};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
                         {% if add_generation_prompt %}assistant:{% endif %}";
@@ -165,7 +163,7 @@ mod by_hand {
     }
 
     impl Terminal {
-        /// Nothing where there is no `script`.
+        /// `None` if the command `script` is missing.
         fn run(folder: &Folder, more: &str) -> Option<Self> {
             let ridge = env!("CARGO_BIN_EXE_ridge");
             let model = folder.path();
@@ -222,7 +220,9 @@ mod by_hand {
     #[test]
     fn commands_change_the_conversation() {
         let folder = talker();
-        let Some(mut terminal) = Terminal::run(&folder, "-n 8 -v") else { return };
+        let Some(mut terminal) = Terminal::run(&folder, "-n 8 -v") else {
+            ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
+        };
         assert!(terminal.say("/help").contains("/retry"));
         assert!(terminal.say("/nothing").contains("there is no command /nothing"));
         assert!(terminal.say("/system Be kind.").is_ascii());
@@ -249,7 +249,9 @@ mod by_hand {
     #[test]
     fn ctrl_c_ends_an_answer_then_the_command() {
         let folder = talker();
-        let Some(mut terminal) = Terminal::run(&folder, "--no-history") else { return };
+        let Some(mut terminal) = Terminal::run(&folder, "--no-history") else {
+            ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
+        };
         terminal.press("The dog\r");
         terminal.until("\x1b[?2004l\r\n ");
         terminal.press("\x03");
@@ -268,7 +270,9 @@ mod by_hand {
     #[test]
     fn ctrl_d_leaves() {
         let folder = talker();
-        let Some(mut terminal) = Terminal::run(&folder, "-q") else { return };
+        let Some(mut terminal) = Terminal::run(&folder, "-q") else {
+            ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
+        };
         terminal.press("\x04");
         assert_eq!(terminal.ends(), Some(0));
     }

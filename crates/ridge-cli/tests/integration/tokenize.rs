@@ -1,8 +1,6 @@
 //! `ridge tokenize`, run as users run it.
 
-mod common;
-
-use common::{Folder, json, ridge, ridge_reading, stdout};
+use crate::common::{Folder, json, ridge, ridge_reading, stdout};
 
 #[test]
 fn tokens_are_shown_with_the_bytes_they_stand_for() {

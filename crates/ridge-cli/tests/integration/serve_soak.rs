@@ -1,14 +1,11 @@
 //! A thousand clients at a time, some of which leave: no error, every answer as it is alone, nothing left over.
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::io::Read as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use crate::common::server::{Answer, Server};
 use serde_json::{Value, json};
-use server::Server;
 
 const CLIENTS: usize = 1000;
 
@@ -21,7 +18,7 @@ fn ask(i: usize) -> Value {
     })
 }
 
-fn text(answer: &server::Answer) -> String {
+fn text(answer: &Answer) -> String {
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer
         .events()
@@ -38,7 +35,7 @@ fn resident(server: &Server) -> Option<u64> {
 }
 
 #[test]
-#[ignore = "takes a minute and all cores: cargo test --release -p ridge-cli --test serve_soak -- --ignored --nocapture"]
+#[ignore = "takes a minute and all cores: cargo test --release -p ridge-cli serve_soak:: -- --ignored --nocapture"]
 fn a_thousand_clients_leave_nothing_behind() {
     let seconds = std::env::var("RIDGE_SOAK_SECONDS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
     let server = Server::start(&["--sequences", "64", "--max-requests", "4096", "--max-connections", "4096"]);

@@ -1,19 +1,15 @@
 //! `ridge bench serve` against a small server of the test that answers, refuses, hangs up and speaks nonsense, and
 //! against `ridge serve`. No speed is asserted.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Ran, ridge};
+use crate::common::server::Server;
+use crate::common::{self, Ran, repository, ridge};
 use serde_json::{Value, json};
-use server::Server;
 
 /// What the fake server does with the request of this number, from 0 on.
 type Script = fn(number: usize, request: &Value, stream: &mut TcpStream) -> std::io::Result<()>;
@@ -273,15 +269,17 @@ fn a_server_that_only_fails_ends_it_with_its_words() {
     let ran = Fake::start(later).bench(&["--requests", "5", "--plot", "/dev/null"]);
     assert_eq!(ran.code, 1);
     assert!(ran.stdout.contains("http 400  5") && ran.stderr.contains("none of 5 requests"), "{}", ran.stderr);
-    // Nobody listens there any more.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    // A port of an open connection, at which nobody listens, and which no other test is given meanwhile.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connection = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let address = connection.local_addr().unwrap();
     let ran = ridge(&["bench", "serve", "--url", &address.to_string()]);
     assert!(ran.code == 1 && ran.stderr.contains("(connect)"), "{}", ran.stderr);
 }
 
 #[test]
 fn a_trace_is_sent_at_its_times_with_its_shared_beginnings() {
-    let trace = common::repository().join("fixtures/traces/mooncake_conversation.jsonl").display().to_string();
+    let trace = repository().join("fixtures/traces/mooncake_conversation.jsonl").display().to_string();
     let fake = Fake::start(answer);
     // 32 tokens for each of the trace's blocks of 512.
     let args = ["--trace", &trace, "--shrink", "16", "--speed", "20", "--requests", "40"];
@@ -300,7 +298,7 @@ fn a_trace_is_sent_at_its_times_with_its_shared_beginnings() {
 #[test]
 fn chats_ask_with_texts_and_extra_settings() {
     let fake = Fake::start(answer);
-    let tokenizer = common::repository().join("models/stories260K").display().to_string();
+    let tokenizer = repository().join("models/stories260K").display().to_string();
     let extra = r#"{"temperature": 0.5, "top_k": 9}"#;
     let args = ["--chat", "--tokenizer", &tokenizer, "--prompt", "33", "-N", "3", "--stop-at-eos", "--extra", extra];
     fake.report(&args);
@@ -362,7 +360,7 @@ fn ridge_serve_answers_it_in_every_manner() {
     assert_eq!((&r["answered"], &r["short_answers"], &r["good"]), (&json!(12), &json!(0), &json!(12)), "{r}");
     assert_eq!((&r["prompt_tokens"], &r["output_tokens"]), (&json!(480), &json!(108)));
     assert_eq!(closed["model"], "stories260K");
-    let trace = common::repository().join("fixtures/traces/mooncake_conversation.jsonl").display().to_string();
+    let trace = repository().join("fixtures/traces/mooncake_conversation.jsonl").display().to_string();
     let replayed = bench(&["--trace", &trace, "--shrink", "512", "--speed", "100", "-N", "20"]);
     assert_eq!(replayed["report"]["answered"], 20, "{replayed}");
 }

@@ -1,13 +1,10 @@
 //! `ridge serve` through its port: each endpoint as its clients use it.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
 use std::io::Read as _;
 
+use crate::common::server::Server;
+use crate::common::{self, repository, ridge, stdout};
 use serde_json::{Value, json};
-use server::Server;
 
 const PROMPT: &str = "Once upon a time";
 
@@ -30,7 +27,7 @@ fn what_is_served_is_what_generate_says() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.header("content-type"), Some("application/json"));
     let answer = answer.json();
-    let alone = common::stdout(&["generate", "--greedy", "--max-tokens", "24", PROMPT]);
+    let alone = stdout(&["generate", "--greedy", "--max-tokens", "24", PROMPT]);
     assert_eq!(text(&answer), alone.trim_end_matches('\n'));
     assert_eq!(answer["usage"]["completion_tokens"], 24);
     assert_eq!(answer["choices"][0]["finish_reason"], "length");
@@ -238,7 +235,7 @@ fn concurrent_answers_are_those_given_alone() {
 #[test]
 fn a_dry_run_tells_what_is_allocated() {
     let args = ["--sequences", "4", "--cache-tokens", "1000", "--context", "256"];
-    let told = common::stdout(&[&["serve", "--dry-run"], &args[..]].concat());
+    let told = stdout(&[&["serve", "--dry-run"], &args[..]].concat());
     let row = |name: &str| told.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("{told}"));
     assert!(row("cache").contains("63 blocks of 16 tokens") && row("context").contains("256 tokens"), "{told}");
     assert!(row("sequences").contains("4 ") && row("sequences").contains("at a time; 3 at full context"), "{told}");
@@ -252,8 +249,8 @@ fn a_dry_run_tells_what_is_allocated() {
     };
     assert!((mib("weights") + mib("cache") + mib("workspace") - mib("in all")).abs() < 0.02, "{told}");
     assert_eq!(Server::start(&args).metric("ridge:kv_cache_blocks"), 63.0);
-    let bert = common::repository().join("fixtures/families/bert").display().to_string();
-    assert!(common::stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));
+    let bert = repository().join("fixtures/families/bert").display().to_string();
+    assert!(stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));
 }
 
 /// The text of a completion, streamed or not.
@@ -341,7 +338,7 @@ fn pages_of_other_origins_are_let_in_by_name() {
 fn a_port_that_is_taken_is_told() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let ran = common::ridge(&["serve", "--port", &port]);
+    let ran = ridge(&["serve", "--port", &port]);
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.contains(&format!("cannot listen at 127.0.0.1:{port}")), "{}", ran.stderr);
     assert!(ran.stderr.contains("choose another --port"), "{}", ran.stderr);
@@ -355,10 +352,10 @@ fn mistakes_of_use_are_told_before_anything_runs() {
         (&["--cors-origin", "example.org"], "--cors-origin example.org"),
         (&["--port", "70000"], "70000"),
     ] {
-        let ran = common::ridge(&[&["serve"], args].concat());
+        let ran = ridge(&[&["serve"], args].concat());
         assert_eq!(ran.code, 2, "{}", ran.stderr);
         assert!(ran.stderr.contains(said), "{}", ran.stderr);
     }
-    let ran = common::ridge(&["serve", "--port", "0", "--api-keys", "no-such-file"]);
+    let ran = ridge(&["serve", "--port", "0", "--api-keys", "no-such-file"]);
     assert!(ran.code == 1 && ran.stderr.contains("no-such-file: cannot read the keys"), "{}", ran.stderr);
 }

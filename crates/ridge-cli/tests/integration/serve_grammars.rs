@@ -1,13 +1,8 @@
 //! `ridge serve` and answers of a form: JSON of a schema, choices, expressions, grammars, calls of tools that must be made.
 
-#[path = "common/server.rs"]
-mod server;
-#[path = "common/tools.rs"]
-mod tools;
-
+use crate::common::server::Server;
+use crate::common::tools::{ask, content, tools, with_tools};
 use serde_json::{Value, json};
-use server::Server;
-use tools::{ask, content, tools, with_tools};
 
 const CHAT: &str = "/v1/chat/completions";
 

@@ -1,8 +1,6 @@
 //! `ridge bench`, run as users run it. No speed is asserted.
 
-mod common;
-
-use common::{fixture, json, repository, ridge, stdout};
+use crate::common::{fixture, json, repository, ridge, stdout};
 
 #[test]
 fn each_test_stands_beside_its_floor() {

@@ -1,6 +1,4 @@
 //! A server that is the real binary, and a small HTTP client that can also misbehave.
-#![allow(dead_code, unreachable_pub)] // each test file uses a part
-
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, ChildStderr, Command, Stdio};

@@ -1,15 +1,12 @@
 //! The page of `ridge serve`, through its port.
 
-mod common;
-#[path = "common/server.rs"]
-mod server;
-
-use server::Server;
+use crate::common::repository;
+use crate::common::server::Server;
 
 #[test]
 fn the_page_and_its_files_come_whole_and_under_a_strict_policy() {
     let server = Server::start_with(&[], &[("RIDGE_API_KEY", "secret")]);
-    let folder = common::repository().join("crates/ridge-serve/page");
+    let folder = repository().join("crates/ridge-serve/page");
     let mut files = 0;
     for file in folder.read_dir().unwrap() {
         let file = file.unwrap();
@@ -38,7 +35,7 @@ fn the_page_and_its_files_come_whole_and_under_a_strict_policy() {
 
 #[test]
 fn the_page_asks_for_nothing_elsewhere_and_inserts_no_markup() {
-    let folder = common::repository().join("crates/ridge-serve/page");
+    let folder = repository().join("crates/ridge-serve/page");
     for file in folder.read_dir().unwrap() {
         let path = file.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();

@@ -1,10 +1,8 @@
 //! A server whose template knows tools, and what the tests of tools and of forms ask it.
 
-#![allow(unreachable_pub)]
-
 use serde_json::{Value, json};
 
-use crate::server::Server;
+use super::server::Server;
 
 /// A server whose chat template knows tools, in few tokens: the embedded model's context is short.
 pub fn with_tools(marks: &str) -> (tempfile::TempDir, Server) {

@@ -1,8 +1,6 @@
 //! `ridge eval`, run as users run it, against torch in float64 (`fixtures/perplexity.py`, `fixtures/evaluation.py`).
 
-mod common;
-
-use common::{Folder, json, repository, ridge, stdout};
+use crate::common::{Folder, json, repository, ridge, stdout};
 use serde_json::Value;
 
 fn fixture(name: &str) -> String {

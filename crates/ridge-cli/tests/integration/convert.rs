@@ -1,8 +1,6 @@
 //! `ridge convert` and `ridge quantize`, as a user types them.
 
-mod common;
-
-use common::{Folder, json, repository, ridge, stdout};
+use crate::common::{Folder, json, repository, ridge, stdout};
 
 /// The model that is compiled in, as a file in `folder`.
 fn stories(folder: &Folder, name: &str) -> String {

@@ -1,14 +1,12 @@
 //! `ridge generate`, run as users run it.
 
-mod common;
-
 use std::process::Stdio;
 
-use common::{Folder, command, fixture, json, ridge, ridge_reading, stdout};
+use crate::common::{Folder, command, fixture, json, repository, ridge, ridge_reading, stdout};
 
 /// The text that the embedded model gives greedily, with the newline that the file ends with.
 fn expected() -> String {
-    std::fs::read_to_string(common::repository().join("models/stories260K/expected_greedy.txt")).unwrap()
+    std::fs::read_to_string(repository().join("models/stories260K/expected_greedy.txt")).unwrap()
 }
 
 /// Some 60 tokens.

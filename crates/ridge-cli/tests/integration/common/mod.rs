@@ -1,5 +1,8 @@
 //! Running the real binary, and models for it to run on.
-#![allow(dead_code, unreachable_pub)] // each test file uses a part
+#![allow(unreachable_pub)] // of a test binary nothing is reachable
+
+pub mod server;
+pub mod tools;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,11 +1,9 @@
 //! What holds of every command: its help, its completions, its page of the manual, and where it writes.
 
-mod common;
-
 use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 
-use common::{command, ridge, stdout};
+use crate::common::{command, ridge, stdout};
 
 /// The commands, as the help lists them.
 fn commands() -> Vec<String> {
@@ -78,7 +76,7 @@ fn completions_name_every_command_and_flag_in_every_shell() {
     }
 }
 
-/// What bash offers for the last of `words`.
+/// What bash offers for the last of `words`; `None` if there is no bash.
 fn completed(words: &[&str]) -> Option<Vec<String>> {
     let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
     let script = format!(
@@ -96,8 +94,7 @@ fn completed(words: &[&str]) -> Option<Vec<String>> {
 
 #[test]
 fn bash_completes_commands_flags_and_values() {
-    // Where there is no bash there is nothing to complete.
-    let Some(generate) = completed(&["ridge", "gen"]) else { return };
+    let Some(generate) = completed(&["ridge", "gen"]) else { ridge_testing::skip!("there is no bash") };
     assert_eq!(generate, ["generate"]);
     assert_eq!(completed(&["ridge", "chat", "--template-v"]).unwrap(), ["--template-variable"]);
     assert_eq!(completed(&["ridge", "generate", "--dtype", "b"]).unwrap(), ["bf16"]);

@@ -1,8 +1,6 @@
 //! `ridge doctor`, run as users run it.
 
-mod common;
-
-use common::{json, stdout};
+use crate::common::{json, stdout};
 
 #[test]
 fn json_has_the_machine_and_what_was_measured() {

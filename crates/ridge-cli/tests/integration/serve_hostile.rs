@@ -1,13 +1,10 @@
 //! `ridge serve` and clients that mean harm, or are broken: each is refused by itself, and the server goes on.
 
-#[path = "common/server.rs"]
-mod server;
-
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};
 
+use crate::common::server::{Server, read_answer};
 use serde_json::{Value, json};
-use server::{Server, read_answer};
 
 const COMPLETIONS: &str = "/v1/completions";
 const CHAT: &str = "/v1/chat/completions";

@@ -1,13 +1,11 @@
 //! `ridge inspect`, run as users run it.
 
-mod common;
-
 use std::time::{Duration, Instant};
 
-use common::{Folder, fixture, json, stdout};
+use crate::common::{Folder, fixture, json, repository, stdout};
 
 fn config(name: &str) -> String {
-    let configs = common::repository().join("crates/ridge-models/tests/data/configs");
+    let configs = repository().join("crates/ridge-models/tests/data/configs");
     configs.join(name).display().to_string()
 }
 

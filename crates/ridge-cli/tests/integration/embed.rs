@@ -1,8 +1,6 @@
 //! `ridge embed`, as a user types it.
 
-mod common;
-
-use common::ridge;
+use crate::common::ridge;
 
 fn json(args: &[&str]) -> serde_json::Value {
     let ran = ridge(&[&["embed", "--json"], args].concat());

@@ -1,11 +1,9 @@
 //! What users get wrong: each mistake ends in an exit code and a message that names the thing, its value and the way
 //! out.
 
-mod common;
-
 use std::process::Stdio;
 
-use common::{Folder, command, fixture, ridge, ridge_reading_bytes};
+use crate::common::{Folder, command, fixture, ridge, ridge_reading_bytes};
 
 /// Runs, and checks code and message.
 fn refused(code: i32, args: &[&str], said: &[&str]) {
@@ -64,7 +62,7 @@ fn weights_of_another_model() {
 
 #[test]
 fn missing_weights() {
-    let folder = Folder::of_config(include_str!("../../../models/stories260K/config.json"));
+    let folder = Folder::of_config(include_str!("../../../../models/stories260K/config.json"));
     refused(1, &["generate", "--model", folder.path()], &[folder.path(), "no *.safetensors file", "download"]);
 }
 
@@ -156,7 +154,7 @@ fn settings_out_of_range() {
 
 #[test]
 fn more_memory_than_there_is() {
-    let config = include_str!("../../ridge-models/tests/data/configs/Meta-Llama-3.1-405B.json");
+    let config = include_str!("../../../ridge-models/tests/data/configs/Meta-Llama-3.1-405B.json");
     let folder = Folder::of_config(&config.replace("16384", "65536"));
     let args = ["generate", "--model", folder.path(), "--random-weights", "--prompt-tokens", "1"];
     refused(1, &args, &["the weights need ", "and this process can take", "choose a smaller model"]);
