@@ -9,7 +9,7 @@ use ridge_hw::units::Bytes;
 use ridge_models::{BertConfig, BuildOptions, Encoder, Model, ModelConfig, ModelFiles, WeightSource, weight_bytes};
 use ridge_runtime::{Backend, Session};
 
-use super::admission::{cache_bytes, check_memory, prompt_bytes};
+use super::admission::{EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
 use super::placement::{DeviceChoice, OpenDevice};
 use super::settings::ModelSettings;
 use crate::error::Result;
@@ -120,7 +120,9 @@ pub(crate) fn load_engine(
 ) -> Result<LoadedEngine> {
     let (context, chunk) = (run.context, run.chunk.min(run.context));
     let tokens = context.next_multiple_of(settings.options(config.torch_dtype).block_size);
-    let workspace = |model: &Model, backend: &dyn Backend| prompt_bytes(model, backend, context, run.prompt, chunk);
+    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context };
+    let workspace =
+        |model: &Model, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
     let LoadedModel { session, model, device, threads } = load_model(files, config, settings, run, tokens, workspace)?;
     let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk, blocks: None })?;
     Ok(LoadedEngine { engine, model, device, threads })

@@ -8,7 +8,7 @@ mod placement;
 mod rates;
 mod settings;
 
-pub(crate) use admission::{graph_bytes, step_bytes};
+pub(crate) use admission::{EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 pub(crate) use load::{
     LoadedEngine, LoadedModel, RunSettings, build, build_encoder, encoder_weights, estimate_memory, load, load_engine,
     load_model, round_for_cpu, weights,

@@ -26,7 +26,7 @@ use report::{BenchReport, BenchResult, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
-use crate::model::{self, DeviceRates, LoadedModel, RunSettings};
+use crate::model::{self, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
 use crate::output::{Spinner, print, print_json, write_file};
 
 /// Default length of prompts, in tokens.
@@ -85,9 +85,9 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     };
     let cached = context.next_multiple_of(settings.model.options(config.torch_dtype).block_size) * batch;
     let LoadedModel { session, model, device, threads } =
-        model::load_model(&files, &config, &settings.model, &running, cached, |model, cpu| {
-            let step = (chunk * batch, batch);
-            model::step_bytes(model, cpu, &["next", "logits"], step, context)
+        model::load_model(&files, &config, &settings.model, &running, cached, |model, backend| {
+            let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
+            model::engine_bytes(model, backend, EnginePrograms::Plain, largest)
         })?;
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk, blocks: None })?;

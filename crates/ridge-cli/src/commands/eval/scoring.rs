@@ -4,13 +4,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer, with_scores};
+use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer};
 use ridge_runtime::Backend;
 use serde_json::json;
 
 use super::args::EvalSettings;
 use crate::error::{Error, Result};
-use crate::model::{self, DeviceChoice, LoadedModel, RunSettings};
+use crate::model::{self, DeviceChoice, LoadedModel, RunSettings, StepExtents};
 use crate::output::{Progress, print, print_json};
 
 /// A model without its weights, which are loaded when the questions are known.
@@ -51,8 +51,8 @@ impl EvalModel {
         };
         let block_size = settings.model.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
-            let graph = with_scores(&model.graph)?;
-            model::graph_bytes(&graph, backend, &["scores"], (step, options.questions.min(step)), (context, model))
+            let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context };
+            model::scorer_bytes(model, backend, largest)
         };
         let cached = options.blocks(block_size) * block_size;
         let LoadedModel { session, model, threads, .. } =

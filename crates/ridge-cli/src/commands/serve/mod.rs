@@ -20,7 +20,7 @@ pub(crate) use args::ServeArgs;
 
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::{self, DeviceRates, LoadedModel, ModelSettings, RunSettings};
+use crate::model::{self, DeviceRates, EnginePrograms, LoadedModel, ModelSettings, RunSettings, StepExtents};
 use crate::output::{Spinner, columns, count, note, print};
 
 /// The default context: as long as most uses need, without the memory that a model's longest would take.
@@ -123,8 +123,9 @@ fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Resul
 impl GeneratorPlan {
     /// Bytes of a step's workspace.
     fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes> {
-        let step = (self.engine.chunk, self.engine.sequences);
-        model::step_bytes(model, backend, &["next"], step, self.engine.context)
+        let EngineOptions { chunk, sequences, context, .. } = self.engine;
+        let largest = StepExtents { tokens: chunk, sequences, context };
+        model::engine_bytes(model, backend, EnginePrograms::All, largest)
     }
 }
 
