@@ -3,17 +3,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
 use ridge_models::{ModelFiles, Pooling, SentenceConfig, Tokenizer};
-use ridge_runtime::Session;
 use serde_json::json;
-use std::sync::Arc;
 
 use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model;
+use crate::model::{self, DeviceChoice, LoadedEncoder, OpenDevice};
 use crate::output::{columns, count, note, print, print_json};
 
 /// Turn texts into vectors
@@ -124,13 +121,11 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
     let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
-    let cpu = Cpu::new(CpuOptions { threads: args.threads, ..CpuOptions::default() })?;
     let mut embedder = match files.encoder_config()? {
         Some(config) => {
-            let source = model::encoder_weights(&files, &config, args.random_weights)?;
-            let encoder = model::build_encoder(&config, &settings, &source)?;
-            let mut session = Session::new(Arc::new(cpu));
-            source.load(&mut session, &encoder.graph, |_| ())?;
+            let device = (DeviceChoice::Cpu, args.threads);
+            let LoadedEncoder { session, encoder } =
+                model::load_encoder(&files, &config, &settings, device, args.random_weights)?;
             Embedder::of_encoder(session, &encoder, options)?
         }
         None => {
@@ -138,7 +133,8 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
             let source = model::weights(&files, &config, args.random_weights)?;
             let mut built = model::build(&config, &settings, &source, None)?;
             model::round_for_cpu(&mut built, &settings);
-            let session = model::load(&built, &source, Arc::new(cpu))?;
+            let device = OpenDevice::open(DeviceChoice::Cpu, args.threads)?;
+            let session = model::load(&built, &source, device.backend)?;
             Embedder::of_decoder(session, &built, options)?
         }
     };

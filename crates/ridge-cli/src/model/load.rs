@@ -25,7 +25,7 @@ pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) ->
 }
 
 /// Where the weights of an encoder come from, as [`weights`].
-pub(crate) fn encoder_weights(files: &ModelFiles, config: &BertConfig, random: bool) -> Result<WeightSource> {
+fn encoder_weights(files: &ModelFiles, config: &BertConfig, random: bool) -> Result<WeightSource> {
     if random {
         return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
     }
@@ -50,13 +50,35 @@ pub(crate) fn round_for_cpu(model: &mut Model, settings: &ModelSettings) {
     model.take_activations(prompts, answers);
 }
 
-/// The graph of an encoder for the CPU with its weights in the formats that they are stored in. Its texts are all prompts.
-pub(crate) fn build_encoder(config: &BertConfig, settings: &ModelSettings, source: &WeightSource) -> Result<Encoder> {
+/// An encoder whose weights are on the device.
+pub(crate) struct LoadedEncoder {
+    pub(crate) session: Session,
+    pub(crate) encoder: Encoder,
+}
+
+/// Loads an encoder onto `device`, with `threads` threads if that is the CPU.
+///
+/// # Errors
+/// When the device cannot be opened, or a file is not readable or does not fit the encoder.
+pub(crate) fn load_encoder(
+    files: &ModelFiles,
+    config: &BertConfig,
+    settings: &ModelSettings,
+    (device, threads): (DeviceChoice, Option<usize>),
+    random_weights: bool,
+) -> Result<LoadedEncoder> {
+    let source = encoder_weights(files, config, random_weights)?;
     let options = settings.options(config.torch_dtype);
     let mut encoder = config.build(&options)?;
     encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
-    round_activations(&mut encoder.graph, settings.activations.for_prompts_and_answers(options.activations).0);
-    Ok(encoder)
+    let device = OpenDevice::open(device, threads)?;
+    if device.is_cpu() {
+        // All of its texts are prompts.
+        round_activations(&mut encoder.graph, settings.activations.for_prompts_and_answers(options.activations).0);
+    }
+    let mut session = Session::new(device.backend);
+    source.load(&mut session, &encoder.graph, |_| ())?;
+    Ok(LoadedEncoder { session, encoder })
 }
 
 /// Which matrices `--format` leaves as they are, and why; `None` where it leaves none.

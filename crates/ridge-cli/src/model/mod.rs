@@ -10,9 +10,9 @@ mod settings;
 
 pub(crate) use admission::{EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 pub(crate) use load::{
-    LoadedEngine, LoadedModel, RunSettings, build, build_encoder, encoder_weights, estimate_memory, load, load_engine,
+    LoadedEncoder, LoadedEngine, LoadedModel, RunSettings, build, estimate_memory, load, load_encoder, load_engine,
     load_model, round_for_cpu, weights,
 };
-pub(crate) use placement::DeviceChoice;
+pub(crate) use placement::{DeviceChoice, OpenDevice};
 pub(crate) use rates::DeviceRates;
 pub(crate) use settings::{ActivationMode, ModelSettings};

@@ -7,6 +7,7 @@ mod bench;
 mod bench_serve;
 mod chat;
 mod convert;
+mod device;
 mod doctor;
 mod embed;
 mod eval;

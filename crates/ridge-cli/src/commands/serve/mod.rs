@@ -2,17 +2,15 @@
 
 mod args;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::template::Clock;
 use ridge_models::{ChatInput, ChatTemplates, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, weight_bytes};
-use ridge_runtime::{Backend, Session};
+use ridge_runtime::Backend;
 use ridge_serve::{Floor, Runs, ServedModel, listen, serve, start_log};
 
 use args::LogFormatArg;
@@ -20,7 +18,9 @@ pub(crate) use args::ServeArgs;
 
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::{self, DeviceRates, EnginePrograms, LoadedModel, ModelSettings, RunSettings, StepExtents};
+use crate::model::{
+    self, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings, StepExtents,
+};
 use crate::output::{Spinner, columns, count, note, print};
 
 /// The default context: as long as most uses need, without the memory that a model's longest would take.
@@ -35,6 +35,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let (served, runs) = match files.encoder_config()? {
         None if args.dry_run => return dry_run(&args, &settings, &files),
         Some(config) if args.dry_run => {
+            // Checks that the device is there.
+            OpenDevice::open(args.device, args.threads)?;
             let weights = Bytes(weight_bytes(&config.build(&settings.options(config.torch_dtype))?.graph)).to_string();
             return print(&columns(&[vec![
                 "weights".to_owned(),
@@ -197,11 +199,9 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
         normalize: said.is_some_and(|s| s.normalize),
         tokens: args.chunk.max(4096),
     };
-    let cpu = Cpu::new(CpuOptions { threads: args.threads, ..CpuOptions::default() })?;
-    let source = model::encoder_weights(files, &config, args.random_weights)?;
-    let encoder = model::build_encoder(&config, settings, &source)?;
-    let mut session = Session::new(Arc::new(cpu));
-    source.load(&mut session, &encoder.graph, |_| ())?;
+    let device = (args.device, args.threads);
+    let LoadedEncoder { session, encoder } =
+        model::load_encoder(files, &config, settings, device, args.random_weights)?;
     let embedder = Embedder::of_encoder(session, &encoder, options)?;
     let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
     let context = args.context.unwrap_or(context).min(context);

@@ -35,7 +35,8 @@ pub fn ridge_reading_bytes(stdin: &[u8], args: &[&str]) -> Ran {
     ran(child.wait_with_output().unwrap())
 }
 
-fn ran(output: std::process::Output) -> Ran {
+/// What a finished run left, which must not have panicked.
+pub fn ran(output: std::process::Output) -> Ran {
     let text = |bytes| String::from_utf8(bytes).expect("output is UTF-8");
     let ran =
         Ran { code: output.status.code().unwrap_or(-1), stdout: text(output.stdout), stderr: text(output.stderr) };
