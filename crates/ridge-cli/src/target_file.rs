@@ -39,8 +39,8 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
     Ok(())
 }
 
-/// Runs `write`, to be told of progress. An interrupt ends it after the tensor that it is at, so that no part of a file
-/// is left; a second one ends the process.
+/// Runs `write` with a callback that takes the bytes done and the total. An interrupt ends it after the current tensor, so
+/// that no part of a file is left; a second one ends the process.
 pub(crate) fn interruptible<T>(
     what: &'static str,
     write: impl FnOnce(&mut dyn FnMut(u64, u64) -> io::Result<()>) -> ridge_models::Result<T>,

@@ -44,13 +44,13 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 /// What was measured, by one thread and by as many as there are usable cores.
-struct Measured {
+struct DoctorRates {
     threads: usize,
     memory_read: [Figure<BytesPerSecond>; 2],
     f32_matmul: [Figure<FlopsPerSecond>; 2],
 }
 
-fn measure(cpu: &Cpu) -> Result<Measured> {
+fn measure(cpu: &Cpu) -> Result<DoctorRates> {
     let threads = cpu.usable_cores();
     let spinner = Spinner::new();
     spinner.now("filling memory to read");
@@ -65,7 +65,7 @@ fn measure(cpu: &Cpu) -> Result<Measured> {
     let one = product(1)?;
     spinner.now("measuring matrix products with all threads");
     let f32_matmul = [one, product(threads)?];
-    Ok(Measured { threads, memory_read, f32_matmul })
+    Ok(DoctorRates { threads, memory_read, f32_matmul })
 }
 
 /// Four times the last caches, within limits and within a quarter of the memory that is left.
@@ -76,7 +76,7 @@ fn bytes_to_read(cpu: &Cpu) -> Bytes {
     (caches * 4).clamp(MIN_READ, MAX_READ).min(left)
 }
 
-fn object(cpu: &Cpu, nvidia: &Nvidia, measured: &Measured) -> serde_json::Value {
+fn object(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> serde_json::Value {
     json!({
         "ridge": env!("CARGO_PKG_VERSION"),
         "cpu": cpu,
@@ -95,7 +95,7 @@ fn object(cpu: &Cpu, nvidia: &Nvidia, measured: &Measured) -> serde_json::Value 
     })
 }
 
-fn text(cpu: &Cpu, nvidia: &Nvidia, measured: &Measured) -> String {
+fn text(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> String {
     let mut text = format!("ridge {}\n\nCPU\n", env!("CARGO_PKG_VERSION"));
     text += &block(cpu_rows(cpu));
     let mut rows = rates("memory read", &measured.memory_read, measured.threads);

@@ -34,7 +34,7 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// Take random numbers for weights
+    /// Use random weights
     #[arg(long)]
     random_weights: bool,
 
@@ -54,7 +54,7 @@ pub(crate) struct EmbedArgs {
     #[arg(long)]
     truncate: bool,
 
-    /// Tokens of a step at most
+    /// Maximum tokens of a step
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 4096, help_heading = "RunSettings"

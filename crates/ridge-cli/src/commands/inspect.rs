@@ -36,7 +36,7 @@ pub(crate) struct InspectArgs {
     #[arg(long, value_name = "DIR", conflicts_with = "path")]
     model: Option<PathBuf>,
 
-    /// Tokens in the cache that costs are told for [default: 4096, or what the model was made for if that is less]
+    /// Tokens in the cache for which costs are computed [default: 4096, or what the model was made for if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
     context: Option<usize>,
 
@@ -86,7 +86,7 @@ impl InspectArgs {
     }
 }
 
-/// Tokens of the cache that costs are told for, if the model was made for so many.
+/// Tokens of the cache for which costs are computed, if the model was made for so many.
 const CONTEXT: usize = 4096;
 
 pub(crate) fn run(args: InspectArgs) -> Result<()> {

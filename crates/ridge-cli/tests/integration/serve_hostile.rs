@@ -1,4 +1,4 @@
-//! `ridge serve` and clients that mean harm, or are broken: each is refused by itself, and the server goes on.
+//! `ridge serve` and malicious or broken requests: each is rejected without affecting others.
 
 use std::io::{Read as _, Write as _};
 use std::time::{Duration, Instant};

@@ -40,7 +40,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// Take random numbers for weights; the folder then needs a config.json alone
+    /// Use random weights; the folder then needs a config.json alone
     #[arg(long)]
     random_weights: bool,
 
@@ -64,7 +64,7 @@ pub(crate) struct BenchArgs {
     )]
     context: usize,
 
-    /// Sequences at a time
+    /// Concurrent sequences
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 4096>, allow_negative_numbers = true,
         default_value_t = 1
@@ -81,7 +81,7 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Tokens of each prompt that one step processes at most
+    /// Maximum tokens of each prompt that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"

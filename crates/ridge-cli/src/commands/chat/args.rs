@@ -46,7 +46,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 
-    /// Tokens of an answer at most [default: as many as the context holds]
+    /// Maximum tokens of an answer [default: as many as the context holds]
     #[arg(
         short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true
     )]
@@ -78,7 +78,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Take random numbers for weights
+    /// Use random weights
     #[arg(long, help_heading = "RunSettings")]
     random_weights: bool,
 
@@ -89,7 +89,7 @@ pub(crate) struct ChatArgs {
     )]
     context: Option<usize>,
 
-    /// Tokens that one step reads at most
+    /// Maximum tokens of a prompt that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"

@@ -2,7 +2,7 @@
 
 /// What a line asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Line<'a> {
+pub(super) enum ChatLine<'a> {
     Nothing,
     Message(String),
     Help,
@@ -51,41 +51,41 @@ pub(super) fn unfinished(typed: &str) -> bool {
 }
 
 /// What `typed` means.
-pub(super) fn parse(typed: &str) -> Line<'_> {
+pub(super) fn parse(typed: &str) -> ChatLine<'_> {
     let trimmed = typed.trim();
     if trimmed.is_empty() {
-        return Line::Nothing;
+        return ChatLine::Nothing;
     }
     if let Some(inside) = trimmed.strip_prefix(BLOCK) {
         let inside = inside.strip_suffix(BLOCK).unwrap_or(inside);
-        return Line::Message(inside.trim_matches('\n').to_owned());
+        return ChatLine::Message(inside.trim_matches('\n').to_owned());
     }
     if let Some(rest) = trimmed.strip_prefix("//") {
-        return Line::Message(format!("/{rest}"));
+        return ChatLine::Message(format!("/{rest}"));
     }
     if !trimmed.starts_with('/') {
-        return Line::Message(trimmed.replace("\\\n", "\n"));
+        return ChatLine::Message(trimmed.replace("\\\n", "\n"));
     }
     let (name, argument) = trimmed.split_once(char::is_whitespace).unwrap_or((trimmed, ""));
     let argument = argument.trim();
     let line = match name {
-        "/system" => return Line::System(Some(argument).filter(|a| !a.is_empty())),
-        "/save" | "/load" if argument.is_empty() => Line::Wrong(format!("{name} needs the name of a file")),
-        "/save" => return Line::Save(argument),
-        "/load" => return Line::Load(argument),
-        "/help" | "/?" => Line::Help,
-        "/clear" => Line::Clear,
-        "/undo" => Line::Undo,
-        "/retry" => Line::Retry,
-        "/settings" => Line::Settings,
-        "/quit" | "/exit" | "/bye" => Line::Quit,
+        "/system" => return ChatLine::System(Some(argument).filter(|a| !a.is_empty())),
+        "/save" | "/load" if argument.is_empty() => ChatLine::Wrong(format!("{name} needs the name of a file")),
+        "/save" => return ChatLine::Save(argument),
+        "/load" => return ChatLine::Load(argument),
+        "/help" | "/?" => ChatLine::Help,
+        "/clear" => ChatLine::Clear,
+        "/undo" => ChatLine::Undo,
+        "/retry" => ChatLine::Retry,
+        "/settings" => ChatLine::Settings,
+        "/quit" | "/exit" | "/bye" => ChatLine::Quit,
         _ => {
-            return Line::Wrong(format!(
+            return ChatLine::Wrong(format!(
                 "there is no command {name}; /help lists them, and // begins a message with a slash"
             ));
         }
     };
-    if argument.is_empty() { line } else { Line::Wrong(format!("{name} takes nothing behind it")) }
+    if argument.is_empty() { line } else { ChatLine::Wrong(format!("{name} takes nothing behind it")) }
 }
 
 #[cfg(test)]
@@ -94,26 +94,26 @@ mod tests {
 
     #[test]
     fn lines_mean_what_the_help_says() {
-        let message = |text: &str| Line::Message(text.to_owned());
+        let message = |text: &str| ChatLine::Message(text.to_owned());
         for (typed, line) in [
-            ("  ", Line::Nothing),
+            ("  ", ChatLine::Nothing),
             (" hello ", message("hello")),
             ("one\\\ntwo", message("one\ntwo")),
             ("\"\"\"\n/quit\n\n  x\n\"\"\"", message("/quit\n\n  x")),
             ("//etc/passwd", message("/etc/passwd")),
-            ("/system", Line::System(None)),
-            ("/system  Be brief. ", Line::System(Some("Be brief."))),
-            ("/save a b.json", Line::Save("a b.json")),
-            ("/quit", Line::Quit),
+            ("/system", ChatLine::System(None)),
+            ("/system  Be brief. ", ChatLine::System(Some("Be brief."))),
+            ("/save a b.json", ChatLine::Save("a b.json")),
+            ("/quit", ChatLine::Quit),
         ] {
             assert_eq!(parse(typed), line, "{typed}");
         }
         for wrong in ["/save", "/nothing", "/undo 3"] {
-            assert!(matches!(parse(wrong), Line::Wrong(_)), "{wrong}");
+            assert!(matches!(parse(wrong), ChatLine::Wrong(_)), "{wrong}");
         }
         for (name, argument, _) in COMMANDS {
             let typed = if argument == "FILE" { format!("{name} x") } else { name.to_owned() };
-            assert!(!matches!(parse(&typed), Line::Wrong(_) | Line::Message(_)), "{name}");
+            assert!(!matches!(parse(&typed), ChatLine::Wrong(_) | ChatLine::Message(_)), "{name}");
         }
     }
 

@@ -14,7 +14,7 @@ use super::commands::{COMMANDS, unfinished};
 use crate::error::{Error, Result};
 
 /// What the user did.
-pub(super) enum Typed {
+pub(super) enum EditorInput {
     Text(String),
     /// Ctrl-C.
     Interrupt,
@@ -25,12 +25,12 @@ pub(super) enum Typed {
 /// Maximum number of lines in the history.
 const MAX_HISTORY: usize = 1000;
 
-pub(super) struct Editor {
+pub(super) struct ChatEditor {
     lines: Lines<Commands, DefaultHistory>,
     history: Option<PathBuf>,
 }
 
-impl Editor {
+impl ChatEditor {
     /// With the history of former conversations, unless it is not wanted.
     pub(super) fn new(history: bool) -> Result<Self> {
         let config = Config::builder()
@@ -50,17 +50,17 @@ impl Editor {
         Ok(Self { lines, history })
     }
 
-    pub(super) fn read(&mut self) -> Result<Typed> {
+    pub(super) fn read(&mut self) -> Result<EditorInput> {
         match self.lines.readline(">>> ") {
-            Ok(text) => Ok(Typed::Text(text)),
-            Err(ReadlineError::Interrupted) => Ok(Typed::Interrupt),
-            Err(ReadlineError::Eof) => Ok(Typed::End),
+            Ok(text) => Ok(EditorInput::Text(text)),
+            Err(ReadlineError::Interrupted) => Ok(EditorInput::Interrupt),
+            Err(ReadlineError::Eof) => Ok(EditorInput::End),
             Err(error) => Err(Error::Editor(error)),
         }
     }
 }
 
-impl Drop for Editor {
+impl Drop for ChatEditor {
     /// Keeps the history. Where that fails there is nobody to tell who could mend it.
     fn drop(&mut self) {
         if let Some(file) = &self.history

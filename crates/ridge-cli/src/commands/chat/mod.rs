@@ -19,9 +19,9 @@ use signal_hook::consts::SIGINT;
 
 pub(crate) use args::ChatArgs;
 use args::ChatSettings;
-use commands::Line;
-use editor::{Editor, Typed};
-use turn::{Answer, Talker};
+use commands::ChatLine;
+use editor::{ChatEditor, EditorInput};
+use turn::{ChatAnswer, ChatModel};
 
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
@@ -50,14 +50,14 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let templates = chat_templates(&files, settings.template_file.as_deref())?;
     templates.select(settings.template.as_deref(), settings.tools.is_some())?;
-    let talker = talker(&settings, &files, templates)?;
+    let chat = chat_model(&settings, &files, templates)?;
     match &settings.turns {
-        Some(turns) => given(&settings, talker, conversation, turns),
-        None => by_hand(&settings, &files, talker, conversation),
+        Some(turns) => answer_turns(&settings, chat, conversation, turns),
+        None => converse(&settings, &files, chat, conversation),
     }
 }
 
-fn talker(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates) -> Result<Talker> {
+fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates) -> Result<ChatModel> {
     let config = files.config()?;
     let tokenizer = files.tokenizer()?;
     let most = config.max_context();
@@ -75,7 +75,7 @@ fn talker(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates)
         notes: settings.notes && !settings.json,
     };
     let LoadedEngine { engine, model, .. } = model::load_engine(files, &config, &settings.model, &running)?;
-    let mut talker = Talker {
+    let mut chat = ChatModel {
         engine,
         templates,
         template: settings.template.clone(),
@@ -91,16 +91,16 @@ fn talker(settings: &ChatSettings, files: &ModelFiles, templates: ChatTemplates)
         sequence: None,
         cached: Vec::new(),
     };
-    talker.stop_tokens.extend(talker.end_of_turn());
-    Ok(talker)
+    chat.stop_tokens.extend(chat.end_of_turn());
+    Ok(chat)
 }
 
 /// What is worth saying about an answer.
-fn remark(settings: &ChatSettings, talker: &Talker, answer: &Answer, left_out_before: usize) {
+fn remark(settings: &ChatSettings, chat: &ChatModel, answer: &ChatAnswer, left_out_before: usize) {
     if settings.json || !settings.notes {
         return;
     }
-    let context = count(talker.context, "token");
+    let context = count(chat.context, "token");
     if answer.left_out > left_out_before {
         let left_out = count(answer.left_out, "message");
         note(&format!("(the context of {context} is full: the oldest {left_out} are left out; --context N raises it)"));
@@ -114,7 +114,12 @@ fn remark(settings: &ChatSettings, talker: &Talker, answer: &Answer, left_out_be
 }
 
 /// Answers turns that are given, then ends.
-fn given(settings: &ChatSettings, mut talker: Talker, mut conversation: Conversation, turns: &[String]) -> Result<()> {
+fn answer_turns(
+    settings: &ChatSettings,
+    mut chat: ChatModel,
+    mut conversation: Conversation,
+    turns: &[String],
+) -> Result<()> {
     if settings.notes && settings.sampling.tell_seed && !settings.json {
         let seed = settings.sampling.values.seed;
         note(&format!("seed {seed}; --seed {seed} gives these answers again"));
@@ -126,11 +131,11 @@ fn given(settings: &ChatSettings, mut talker: Talker, mut conversation: Conversa
         conversation.say("user", turn);
         let left_out = conversation.left_out();
         let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
-        let answer = talker.answer(&mut conversation, &interrupted, show)?;
+        let answer = chat.answer(&mut conversation, &interrupted, show)?;
         if !settings.json {
             print("\n")?;
         }
-        remark(settings, &talker, &answer, left_out);
+        remark(settings, &chat, &answer, left_out);
         conversation.say("assistant", &answer.text);
         last = Some(answer);
     }
@@ -150,45 +155,45 @@ fn given(settings: &ChatSettings, mut talker: Talker, mut conversation: Conversa
     }))
 }
 
-/// Leaves, or goes on.
-enum Next {
-    GoOn,
+/// What follows a line.
+enum LineResult {
+    Continue,
     Answer,
     Leave,
 }
 
 /// A conversation on a terminal.
-fn by_hand(
+fn converse(
     settings: &ChatSettings,
     files: &ModelFiles,
-    mut talker: Talker,
+    mut chat: ChatModel,
     mut conversation: Conversation,
 ) -> Result<()> {
     let interrupted = Arc::new(AtomicBool::new(false));
     // The first interrupt ends the answer. A second one before that is heard ends the process.
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupted)).map_err(Error::Signal)?;
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).map_err(Error::Signal)?;
-    let mut editor = Editor::new(settings.history)?;
+    let mut editor = ChatEditor::new(settings.history)?;
     if settings.notes {
-        note(&format!("{files}, context of {}; /help lists commands, Ctrl-D leaves", count(talker.context, "token")));
+        note(&format!("{files}, context of {}; /help lists commands, Ctrl-D leaves", count(chat.context, "token")));
     }
     let mut leaving = false;
     loop {
         let typed = match editor.read()? {
-            Typed::Text(text) => text,
-            Typed::Interrupt if leaving => return Err(Error::Interrupted),
-            Typed::Interrupt => {
+            EditorInput::Text(text) => text,
+            EditorInput::Interrupt if leaving => return Err(Error::Interrupted),
+            EditorInput::Interrupt => {
                 leaving = true;
                 note("(once more, or Ctrl-D, to leave)");
                 continue;
             }
-            Typed::End => return Ok(()),
+            EditorInput::End => return Ok(()),
         };
         leaving = false;
-        match obey(&typed, settings, &mut talker, &mut conversation) {
-            Ok(Next::GoOn) => continue,
-            Ok(Next::Leave) => return Ok(()),
-            Ok(Next::Answer) => {}
+        match run_line(&typed, settings, &mut chat, &mut conversation) {
+            Ok(LineResult::Continue) => continue,
+            Ok(LineResult::Leave) => return Ok(()),
+            Ok(LineResult::Answer) => {}
             Err(error) if error.reader_left() => return Err(error),
             Err(error) => {
                 output::report(&error);
@@ -197,7 +202,7 @@ fn by_hand(
         }
         interrupted.store(false, Ordering::Relaxed);
         let left_out = conversation.left_out();
-        let result = talker.answer(&mut conversation, &interrupted, print_untrusted);
+        let result = chat.answer(&mut conversation, &interrupted, print_untrusted);
         let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
         match result {
             Ok(answer) => {
@@ -205,7 +210,7 @@ fn by_hand(
                 if was_interrupted {
                     note("(interrupted)");
                 }
-                remark(settings, &talker, &answer, left_out);
+                remark(settings, &chat, &answer, left_out);
                 if !answer.text.is_empty() || !was_interrupted {
                     conversation.say("assistant", &answer.text);
                 }
@@ -220,53 +225,58 @@ fn by_hand(
     }
 }
 
-/// Does what a line asks for, up to an answer.
-fn obey(typed: &str, settings: &ChatSettings, talker: &mut Talker, conversation: &mut Conversation) -> Result<Next> {
+/// Runs a line, up to an answer.
+fn run_line(
+    typed: &str,
+    settings: &ChatSettings,
+    chat: &mut ChatModel,
+    conversation: &mut Conversation,
+) -> Result<LineResult> {
     let messages = |conversation: &Conversation| count(conversation.len(), "message");
     match commands::parse(typed) {
-        Line::Nothing => {}
-        Line::Message(text) => {
+        ChatLine::Nothing => {}
+        ChatLine::Message(text) => {
             // What was said before and never answered would make two messages of the user.
             conversation.forget_unanswered();
             conversation.say("user", &text);
-            return Ok(Next::Answer);
+            return Ok(LineResult::Answer);
         }
-        Line::Help => note(&commands::help()),
-        Line::System(None) => note(conversation.system.as_deref().unwrap_or("(no system prompt)")),
-        Line::System(Some("off")) => conversation.system = None,
-        Line::System(Some(text)) => conversation.system = Some(text.to_owned()),
-        Line::Clear => conversation.clear(),
-        Line::Undo if conversation.undo() => note(&format!("({} left)", messages(conversation))),
-        Line::Retry if conversation.take_back_answer() => {
+        ChatLine::Help => note(&commands::help()),
+        ChatLine::System(None) => note(conversation.system.as_deref().unwrap_or("(no system prompt)")),
+        ChatLine::System(Some("off")) => conversation.system = None,
+        ChatLine::System(Some(text)) => conversation.system = Some(text.to_owned()),
+        ChatLine::Clear => conversation.clear(),
+        ChatLine::Undo if conversation.undo() => note(&format!("({} left)", messages(conversation))),
+        ChatLine::Retry if conversation.take_back_answer() => {
             // The same numbers would give the same answer.
-            talker.sampling.seed = talker.sampling.seed.wrapping_add(1);
-            return Ok(Next::Answer);
+            chat.sampling.seed = chat.sampling.seed.wrapping_add(1);
+            return Ok(LineResult::Answer);
         }
-        Line::Undo | Line::Retry => note("(nothing was said yet)"),
-        Line::Save(path) => {
+        ChatLine::Undo | ChatLine::Retry => note("(nothing was said yet)"),
+        ChatLine::Save(path) => {
             let fail = |cause| Error::Write { path: path.to_owned(), cause };
             std::fs::write(path, format!("{:#}\n", conversation.to_json())).map_err(fail)?;
             note(&format!("({} in {path})", messages(conversation)));
         }
-        Line::Load(path) => {
+        ChatLine::Load(path) => {
             *conversation = Conversation::from_file(Path::new(path))?;
             note(&format!("({} from {path})", messages(conversation)));
         }
-        Line::Settings => note(&shown(settings, talker, conversation)),
-        Line::Quit => return Ok(Next::Leave),
-        Line::Wrong(why) => note(&format!("({why})")),
+        ChatLine::Settings => note(&shown(settings, chat, conversation)),
+        ChatLine::Quit => return Ok(LineResult::Leave),
+        ChatLine::Wrong(why) => note(&format!("({why})")),
     }
-    Ok(Next::GoOn)
+    Ok(LineResult::Continue)
 }
 
-fn shown(settings: &ChatSettings, talker: &Talker, conversation: &Conversation) -> String {
-    let sampling = &talker.sampling;
+fn shown(settings: &ChatSettings, chat: &ChatModel, conversation: &Conversation) -> String {
+    let sampling = &chat.sampling;
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let most = settings.max_tokens.map_or("as many as fit".to_owned(), |n| count(n, "token"));
     let mut rows = vec![
         row("system prompt", conversation.system.clone().unwrap_or("none".to_owned())),
         row("messages", format!("{}, {} of them left out", conversation.len(), conversation.left_out())),
-        row("context", format!("{} of {}", talker.cached.len(), count(talker.context, "token"))),
+        row("context", format!("{} of {}", chat.cached.len(), count(chat.context, "token"))),
         row("answers", format!("at most {most}")),
     ];
     rows.push(if sampling.temperature == 0.0 {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::output::count;
 
 /// A model that reads and answers conversations.
-pub(super) struct Talker {
+pub(super) struct ChatModel {
     pub(super) engine: Engine,
     pub(super) tokenizer: Tokenizer,
     pub(super) templates: ChatTemplates,
@@ -34,7 +34,7 @@ pub(super) struct Talker {
 }
 
 /// An answer, and what it took.
-pub(super) struct Answer {
+pub(super) struct ChatAnswer {
     pub(super) text: String,
     pub(super) finish: Finish,
     /// Tokens of the conversation, and how many of them were in the cache.
@@ -47,7 +47,7 @@ pub(super) struct Answer {
     answering: Duration,
 }
 
-impl Answer {
+impl ChatAnswer {
     pub(super) fn line(&self) -> String {
         format!(
             "read {} ({} from the cache) in {}; answered {} in {}",
@@ -60,7 +60,7 @@ impl Answer {
     }
 }
 
-impl Talker {
+impl ChatModel {
     fn input(&self, messages: Vec<Data>) -> ChatInput {
         let mut input = ChatInput::new(messages, Clock::now_utc());
         input.tools.clone_from(&self.tools);
@@ -105,7 +105,7 @@ impl Talker {
         conversation: &mut Conversation,
         interrupted: &AtomicBool,
         mut show: impl FnMut(&str) -> Result<()>,
-    ) -> Result<Answer> {
+    ) -> Result<ChatAnswer> {
         let started = Instant::now();
         let ids = self.fitting(conversation)?;
         // The last token is read again if need be: the answer's first token follows from it.
@@ -118,7 +118,7 @@ impl Talker {
         self.engine.truncate(sequence, same);
         self.engine.set_prompt(sequence, ids.len());
         self.cached.truncate(same);
-        let mut answer = Answer {
+        let mut answer = ChatAnswer {
             text: String::new(),
             finish: Finish::Cancelled,
             prompt: ids.len(),

@@ -46,7 +46,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// Take random numbers for weights
+    /// Use random weights
     #[arg(long)]
     random_weights: bool,
 
@@ -83,7 +83,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Tokens that one step processes at most, of all texts together
+    /// Maximum tokens that one step processes, of all texts together
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"

@@ -13,7 +13,7 @@ use crate::input;
 use crate::output::{columns, count, note};
 
 /// A question as a line states it.
-struct Item {
+struct ChoiceQuestion {
     line: usize,
     context: String,
     choices: Vec<String>,
@@ -108,7 +108,7 @@ struct Judged {
 }
 
 impl Judged {
-    fn new(item: &Item, sums: &mut impl Iterator<Item = f64>) -> Self {
+    fn new(item: &ChoiceQuestion, sums: &mut impl Iterator<Item = f64>) -> Self {
         let sums: Vec<f64> = sums.take(item.choices.len()).collect();
         let by = |length: fn(&str) -> usize| {
             let over = sums.iter().zip(&item.choices).map(|(sum, text)| sum / length(text).max(1) as f64);
@@ -119,17 +119,17 @@ impl Judged {
     }
 }
 
-fn read(file: &Path, limit: Option<usize>) -> Result<Vec<Item>> {
+fn read(file: &Path, limit: Option<usize>) -> Result<Vec<ChoiceQuestion>> {
     let text = input::file(file)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let item = |(index, line): (usize, &str)| {
         let parsed: std::result::Result<Value, _> = serde_json::from_str(line);
         parsed
             .map_err(|error| format!("is not JSON: {error}"))
-            .and_then(|value| Item::new(index + 1, &value))
+            .and_then(|value| ChoiceQuestion::new(index + 1, &value))
             .map_err(|problem| unusable(format!("{}:{}", file.display(), index + 1), problem))
     };
-    let items: Vec<Item> = lines.take(limit.unwrap_or(usize::MAX)).map(item).collect::<Result<_>>()?;
+    let items: Vec<ChoiceQuestion> = lines.take(limit.unwrap_or(usize::MAX)).map(item).collect::<Result<_>>()?;
     if items.is_empty() {
         return Err(unusable(file.display(), "has no line; give a file of JSON lines, a question each"));
     }
@@ -146,7 +146,7 @@ fn field<'a>(value: &'a Value, names: &[&'static str]) -> std::result::Result<(&
     found.ok_or_else(|| format!("has none of the fields {}", names.join(", ")))
 }
 
-impl Item {
+impl ChoiceQuestion {
     /// Reads a line's value; what is wrong with it otherwise.
     fn new(line: usize, value: &Value) -> std::result::Result<Self, String> {
         let (name, context) = field(value, &CONTEXT)?;
@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn gold(line: &str) -> std::result::Result<usize, String> {
-        Item::new(1, &serde_json::from_str(line).unwrap()).map(|item| item.gold)
+        ChoiceQuestion::new(1, &serde_json::from_str(line).unwrap()).map(|item| item.gold)
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
 
-    /// Take random numbers for weights; the folder then needs a config.json alone
+    /// Use random weights; the folder then needs a config.json alone
     #[arg(long)]
     random_weights: bool,
 
@@ -47,7 +47,7 @@ pub(crate) struct GenerateArgs {
     )]
     prompt_tokens: Option<usize>,
 
-    /// Tokens to generate at most
+    /// Maximum number of tokens to generate
     #[arg(
         short = 'n', long, value_name = "N", value_parser = whole::<usize, 0, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 200
@@ -58,11 +58,11 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "STRING")]
     stop: Vec<String>,
 
-    /// Go on behind the tokens that end a text
+    /// Continue past the tokens that end a text
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Tell the log-probability of each token, and of this many of the likeliest in its place, with --json
+    /// Print the log-probability of each token, and of this many of the likeliest in its place, with --json
     #[arg(long, value_name = "N", value_parser = whole::<u32, 0, 1024>, allow_negative_numbers = true, requires = "json")]
     logprobs: Option<u32>,
 
@@ -79,7 +79,7 @@ pub(crate) struct GenerateArgs {
     )]
     context: Option<usize>,
 
-    /// Tokens of the prompt that one step processes at most
+    /// Maximum tokens of the prompt that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"

@@ -31,7 +31,7 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
         // Before so many are made.
         context(settings, count, config.max_context())?;
     }
-    let prompt = Tokens::read(settings, &files, &config)?;
+    let prompt = PromptTokens::read(settings, &files, &config)?;
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let running = RunSettings {
@@ -61,7 +61,7 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
         stop_tokens: if settings.ignore_eos { Vec::new() } else { built.eos_token_ids.clone() },
     };
     let answer = answer(&mut engine, &request, &prompt, settings)?;
-    let times = Times { load, ..answer.times };
+    let times = GenerateTimes { load, ..answer.times };
     if settings.json {
         return print_json(&object(&files, settings, &prompt, &answer, &times, context, (&built, &device, threads)));
     }
@@ -76,13 +76,13 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
 }
 
 /// The prompt as tokens.
-struct Tokens {
+struct PromptTokens {
     tokenizer: Option<Tokenizer>,
     text: Option<String>,
     ids: Vec<u32>,
 }
 
-impl Tokens {
+impl PromptTokens {
     fn read(settings: &GenerateSettings, files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
         let tokenizer = if files.has_tokenizer() { Some(files.tokenizer()?) } else { None };
         if tokenizer.is_none() && !settings.stops.is_empty() {
@@ -118,7 +118,7 @@ impl Tokens {
     }
 }
 
-/// Tokens that the cache must hold.
+/// PromptTokens that the cache must hold.
 fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<usize> {
     if let Some(context) = settings.context.filter(|c| *c > most) {
         return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
@@ -132,16 +132,16 @@ fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<us
 }
 
 /// What was generated, and how long it took.
-struct Answer {
+struct GenerateAnswer {
     generated: Generated,
     /// Without a tokenizer there is none.
     text: Option<String>,
     stopped: bool,
-    times: Times,
+    times: GenerateTimes,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Times {
+struct GenerateTimes {
     load: Duration,
     /// Until the first token was there, the making of the first steps' buckets included.
     prompt: Duration,
@@ -150,7 +150,12 @@ struct Times {
 }
 
 /// Generates, printing as it goes unless JSON is asked for.
-fn answer(engine: &mut Engine, request: &Request, prompt: &Tokens, settings: &GenerateSettings) -> Result<Answer> {
+fn answer(
+    engine: &mut Engine,
+    request: &Request,
+    prompt: &PromptTokens,
+    settings: &GenerateSettings,
+) -> Result<GenerateAnswer> {
     let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
     if settings.echo {
         show(&prompt.echo()?)?;
@@ -194,12 +199,12 @@ fn answer(engine: &mut Engine, request: &Request, prompt: &Tokens, settings: &Ge
         text.push_str(&rest);
     }
     let stopped = stream.is_some_and(|s| s.stopped());
-    let times = Times { load: Duration::ZERO, prompt: first - started, generate: ended - first };
-    Ok(Answer { generated, text, stopped, times })
+    let times = GenerateTimes { load: Duration::ZERO, prompt: first - started, generate: ended - first };
+    Ok(GenerateAnswer { generated, text, stopped, times })
 }
 
-impl Times {
-    /// Tokens a second of the prompt, and of the answer after its first token; `None` where nothing was timed.
+impl GenerateTimes {
+    /// PromptTokens a second of the prompt, and of the answer after its first token; `None` where nothing was timed.
     fn rates(&self, prompt: usize, generated: usize) -> (Option<f64>, Option<f64>) {
         let rate =
             |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
@@ -227,9 +232,9 @@ fn three_digits(rate: f64) -> String {
 fn object(
     files: &ModelFiles,
     settings: &GenerateSettings,
-    prompt: &Tokens,
-    answer: &Answer,
-    times: &Times,
+    prompt: &PromptTokens,
+    answer: &GenerateAnswer,
+    times: &GenerateTimes,
     context: usize,
     (built, device, threads): (&Model, &str, Option<usize>),
 ) -> serde_json::Value {
@@ -243,11 +248,11 @@ fn object(
     let sampling = &settings.sampling.values;
     let bias: Vec<_> =
         sampling.logit_bias.iter().map(|(id, value)| json!({ "id": id, "value": decimal(*value) })).collect();
-    let told = |(id, logprob): &(u32, f32)| json!({ "id": id, "logprob": logprob });
+    let top = |(id, logprob): &(u32, f32)| json!({ "id": id, "logprob": logprob });
     let logprobs = sampling.logprobs.map(|_| {
         let each = answer.generated.logprobs.iter().zip(&answer.generated.tokens);
         let each = each
-            .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(told).collect::<Vec<_>>() }));
+            .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(top).collect::<Vec<_>>() }));
         each.collect::<Vec<_>>()
     });
     json!({

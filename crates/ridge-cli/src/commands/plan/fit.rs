@@ -49,7 +49,7 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
-    /// Tokens of a step at most, which the workspace is for
+    /// Maximum tokens of a step, which the workspace is for
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = whole::<usize, 1, 10_000_000>)]
     step_tokens: usize,
 

@@ -26,7 +26,7 @@ use train::PlanTrainArgs;
 
 use crate::error::Result;
 
-/// Tell what a model needs and takes on given hardware, before it runs
+/// Compute what a model needs and takes on given hardware, before it runs
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(subcommand)]

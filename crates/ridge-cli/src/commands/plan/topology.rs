@@ -187,15 +187,15 @@ fn axes(args: &PlanTopologyArgs, advice: &Advice) -> String {
 
 fn places(advice: &Advice) -> String {
     let mut rows = vec![["rank", "GPU", "NUMA node", "CPUs", "card", "to card"].map(str::to_owned).to_vec()];
-    let told = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
     for seat in &advice.best.seats {
         rows.push(vec![
             seat.rank.to_string(),
             seat.gpu.clone(),
-            told(seat.numa.map(|n| n.to_string())),
-            told(seat.cpus.clone()),
-            told(seat.nic.clone()),
-            told(seat.to_nic.map(|w| w.to_string())),
+            or_dash(seat.numa.map(|n| n.to_string())),
+            or_dash(seat.cpus.clone()),
+            or_dash(seat.nic.clone()),
+            or_dash(seat.to_nic.map(|w| w.to_string())),
         ]);
     }
     columns(&rows)

@@ -11,7 +11,7 @@ use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
 use crate::error::{Result, refused};
 use crate::model::DeviceChoice;
 
-/// Serve a model over HTTP, by OpenAI's API, to many users at a time
+/// Serve a model over HTTP, with OpenAI's API, to many users at a time
 ///
 /// Without --model, the model is stories260K, a small one that is compiled in. A browser shows a chat and the engine at
 /// work at the same address.
@@ -28,14 +28,14 @@ Then: curl localhost:8000/v1/completions -d '{\"prompt\": \"Once\"}'
 Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize. State: \
 /health, /ready, /metrics (Prometheus), /version, /live.
 
-SIGTERM or Ctrl-C ends it when the answers that run have ended, a second one at once. The log goes to standard error.
-Exit codes: 0 ended when told, 1 failed, 2 not understood.")]
+SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one at once. The log goes to standard error.
+Exit codes: 0 shut down, 1 failed, 2 not understood.")]
 pub(crate) struct ServeArgs {
     /// Folder of a model in the layout of Hugging Face, or a GGUF file
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
 
-    /// Take random numbers for weights
+    /// Use random weights
     #[arg(long)]
     pub(super) random_weights: bool,
 
@@ -59,49 +59,50 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "ORIGIN", help_heading = "Network")]
     pub(super) cors_origin: Vec<String>,
 
-    /// Let in only those who have a key of this file: one a line, perhaps behind a name. The variable RIDGE_API_KEY may
-    /// hold one, too
+    /// Require an API key of this file: one a line, optionally preceded by a name. The variable RIDGE_API_KEY may hold one,
+    /// too
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub(super) api_keys: Option<PathBuf>,
 
-    /// Tokens of a prompt and its answer together at most [default: what the model was made for, at most 4096]
+    /// Maximum tokens of a prompt and its answer together [default: what the model was made for, at most 4096]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "RunSettings"
     )]
     pub(super) context: Option<usize>,
 
-    /// Answers that run at a time at most
+    /// Maximum number of concurrent sequences
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, 65536>,
         allow_negative_numbers = true, default_value_t = 32, help_heading = "RunSettings"
     )]
     pub(super) sequences: usize,
 
-    /// Tokens that the cache holds, of all answers together [default: as many as they could have]
+    /// Tokens that the cache holds, of all sequences together [default: enough for all of them at full context]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "RunSettings"
     )]
     pub(super) cache_tokens: Option<usize>,
 
-    /// Tokens that one step processes at most
+    /// Maximum tokens that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
     )]
     pub(super) chunk: usize,
 
-    /// Whose tokens a step runs first when not all fit: of whoever came first, of the smallest `priority`, of those due
-    /// first, or of the key that was served least
+    /// Scheduling order when not all tokens fit into a step: by arrival, by smallest `priority`, by deadline, or by the API
+    /// key that was served least
     #[arg(long, value_enum, default_value = "first-come", help_heading = "RunSettings")]
     pub(super) policy: PolicyArg,
 
-    /// Compute every prompt anew, also where the cache has its beginning
+    /// Compute every prompt anew, even if the cache holds a prefix of it
     #[arg(long, help_heading = "RunSettings")]
     pub(super) no_prefix_cache: bool,
 
-    /// Do not measure what the machine reaches, which takes half a second, to tell each step's time beside its floor
+    /// Skip the measurement of memory and arithmetic, which takes half a second, by which metrics compare the time of each
+    /// step with its floor
     #[arg(long, help_heading = "RunSettings")]
     pub(super) no_roofline: bool,
 
@@ -119,15 +120,15 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(super) numbers: NumberArgs,
 
-    /// Requests that run or wait at most; more are refused with status 429
+    /// Maximum number of requests that run or wait; more are rejected with status 429
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, default_value_t = 2048, help_heading = "Limits")]
     pub(super) max_requests: usize,
 
-    /// Connections at a time at most
+    /// Maximum number of concurrent connections
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, default_value_t = 4096, help_heading = "Limits")]
     pub(super) max_connections: usize,
 
-    /// Mebibytes of a request at most
+    /// Maximum size of a request, in MiB
     #[arg(long, value_name = "MIB", value_parser = whole::<usize, 1, 1024>, default_value_t = 16, help_heading = "Limits")]
     pub(super) max_body: usize,
 
@@ -135,7 +136,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 15, help_heading = "Limits")]
     pub(super) read_timeout: u64,
 
-    /// Seconds that a client may take nothing of its answer
+    /// Seconds that a client may read nothing of its answer
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
     pub(super) write_timeout: u64,
 
@@ -147,15 +148,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 60, help_heading = "Limits")]
     pub(super) stall_timeout: u64,
 
-    /// Seconds that answers which run may go on when the server is told to end
+    /// Seconds that running answers have to finish when the server is shut down
     #[arg(long, value_name = "S", value_parser = whole::<u64, 0, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
     pub(super) drain_timeout: u64,
 
-    /// How the log looks
+    /// Format of the log
     #[arg(long, value_enum, default_value = "text", help_heading = "Log")]
     pub(super) log_format: LogFormatArg,
 
-    /// What the log has
+    /// Lowest level of what is logged
     #[arg(long, value_enum, default_value = "info", help_heading = "Log")]
     pub(super) log_level: LogLevelArg,
 

@@ -29,7 +29,7 @@ const DEFAULT_CONTEXT: usize = 4096;
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let options = args.options()?;
-    // Before anything slow: a port that is taken, or a key file that is not there, should be told at once.
+    // Before anything slow: a port that is taken, or a key file that is not there, should be an error at once.
     let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {

@@ -67,14 +67,15 @@ pub(crate) struct ServeBenchArgs {
     )]
     timeout: u64,
 
-    /// Requests at a time, each sent when one is answered [default: 16, without --rate and a trace's times]
+    /// Fixed concurrency: so many requests at a time, each sent when one is answered [default: 16, without --rate and a
+    /// trace's times]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 100_000>, allow_negative_numbers = true,
         conflicts_with_all = ["rate", "sweep"], help_heading = "Load"
     )]
     concurrency: Option<usize>,
 
-    /// Requests a second on average, at random times; with --sweep the first rate that is tried
+    /// Poisson arrivals at this mean rate, in requests a second; with --sweep the first rate that is tried
     #[arg(short, long, value_name = "R", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     rate: Option<f64>,
 
@@ -85,7 +86,7 @@ pub(crate) struct ServeBenchArgs {
     )]
     burst: f64,
 
-    /// Take lengths, times and shared beginnings of this trace: Azure's CSV, or Mooncake's JSON lines
+    /// Take lengths, times and shared prefixes of this trace: Azure's CSV, or Mooncake's JSON lines
     #[arg(long, value_name = "FILE", help_heading = "Load")]
     trace: Option<PathBuf>,
 
