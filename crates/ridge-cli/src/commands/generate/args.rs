@@ -120,7 +120,7 @@ pub(crate) struct GenerateArgs {
 pub(super) struct GenerateSettings {
     pub(super) model: ModelSettings,
     pub(super) random_weights: bool,
-    pub(super) prompt: PromptSource,
+    pub(super) prompt: GeneratePrompt,
     pub(super) sampling: SamplingSettings,
     pub(super) stops: Vec<String>,
     pub(super) ignore_eos: bool,
@@ -140,7 +140,7 @@ pub(super) struct GenerateSettings {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum PromptSource {
+pub(super) enum GeneratePrompt {
     /// The token that begins a text.
     Begin,
     Text(String),
@@ -160,10 +160,10 @@ impl GenerateArgs {
             model: self.numbers.settings(self.model)?,
             random_weights: self.random_weights,
             prompt: match (self.prompt_tokens, self.prompt) {
-                (Some(count), _) => PromptSource::Random(count),
-                (None, None) => PromptSource::Begin,
-                (None, Some(text)) if text == "-" => PromptSource::Stdin,
-                (None, Some(text)) => PromptSource::Text(text),
+                (Some(count), _) => GeneratePrompt::Random(count),
+                (None, None) => GeneratePrompt::Begin,
+                (None, Some(text)) if text == "-" => GeneratePrompt::Stdin,
+                (None, Some(text)) => GeneratePrompt::Text(text),
             },
             sampling,
             stops: self.stop,

@@ -12,7 +12,7 @@ use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer};
 use serde_json::json;
 
 pub(crate) use args::GenerateArgs;
-use args::{GenerateSettings, PromptSource};
+use args::{GenerateSettings, GeneratePrompt};
 
 use crate::error::{Error, Result, refused};
 use crate::input;
@@ -27,7 +27,7 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
     let started = Instant::now();
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
-    if let PromptSource::Random(count) = settings.prompt {
+    if let GeneratePrompt::Random(count) = settings.prompt {
         // Before so many are made.
         context(settings, count, config.max_context())?;
     }
@@ -89,17 +89,17 @@ impl PromptTokens {
             return Err(Error::StopWithoutTokenizer);
         }
         let (text, ids) = match &settings.prompt {
-            PromptSource::Begin => {
+            GeneratePrompt::Begin => {
                 let begin = tokenizer.as_ref().and_then(Tokenizer::bos).or(config.bos_token_id);
                 let none = || if tokenizer.is_some() { Error::NoBeginToken } else { Error::NothingToBeginWith };
                 (None, vec![begin.ok_or_else(none)?])
             }
-            PromptSource::Random(count) => {
+            GeneratePrompt::Random(count) => {
                 let mut rng = Rng::new(settings.sampling.values.seed);
                 (None, (0..*count).map(|_| rng.below(config.vocab_size) as u32).collect())
             }
-            PromptSource::Text(text) => (Some(text.clone()), Vec::new()),
-            PromptSource::Stdin => (Some(input::stdin()?), Vec::new()),
+            GeneratePrompt::Text(text) => (Some(text.clone()), Vec::new()),
+            GeneratePrompt::Stdin => (Some(input::stdin()?), Vec::new()),
         };
         match (&tokenizer, &text) {
             (_, None) => Ok(Self { tokenizer, text, ids }),
