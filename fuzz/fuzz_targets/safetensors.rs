@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::Checkpoint;
+use ridge_files::Checkpoint;
 use safetensors::SafeTensors;
 
 fn check(bytes: &[u8]) {

@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::path::PathBuf;
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::Checkpoint;
+use ridge_files::Checkpoint;
 
 thread_local! {
     static FOLDER: OnceCell<PathBuf> = const { OnceCell::new() };

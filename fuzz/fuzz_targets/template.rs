@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::template::{ChatInput, ChatTemplate, Clock, Data, Limits};
+use ridge_text::template::{ChatInput, ChatTemplate, Clock, Data, Limits};
 
 fuzz_target!(|source: &str| {
     let Ok(template) = ChatTemplate::new("template", source) else {

@@ -4,7 +4,7 @@
 use std::sync::Once;
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 
 static QUIET: Once = Once::new();
 

@@ -4,8 +4,9 @@
 use std::cell::OnceCell;
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::template::{ChatInput, ChatTemplates, Clock, Data, Limits};
-use ridge_models::{ModelFiles, Tokenizer};
+use ridge_models::ModelFiles;
+use ridge_text::Tokenizer;
+use ridge_text::template::{ChatInput, ChatTemplates, Clock, Data, Limits};
 
 thread_local! {
     static TOKENIZER: OnceCell<Tokenizer> = const { OnceCell::new() };

@@ -35,7 +35,7 @@ const TESTS: [(&str, &[&str], &str); 6] = [
     ("graphs", &["--package", "ridge-cuda", "--test", "graphs"], "tests/graphs.rs"),
     ("kernels", &["--package", "ridge-cuda", "--test", "kernels"], "tests/kernels.rs"),
     ("gemm", &["--package", "ridge-cuda", "--test", "gemm"], "tests/gemm.rs"),
-    ("models", &["--package", "ridge-models", "--test", "cuda"], "tests/cuda.rs"),
+    ("models", &["--package", "ridge-models", "--test", "integration"], "tests/integration/main.rs"),
 ];
 
 fn run(root: &Path) -> Result<Outcome, Error> {

@@ -27,11 +27,13 @@ count() {
 }
 
 ./ridge doctor > "$logs/doctor.txt" 2>&1
-for tests in unit conformance graphs kernels gemm models; do
-    ./$tests --nocapture > "$logs/$tests.log" 2>&1
+for tests in unit conformance graphs kernels gemm "models cuda::"; do
+    log=$logs/${tests%% *}.log
+    # shellcheck disable=SC2086
+    ./$tests --nocapture > "$log" 2>&1
     status=$?
-    result=$(grep '^test result: ' "$logs/$tests.log")
-    printf '%s: %s\n' "$tests" "${result:-ended with status $status}"
+    result=$(grep '^test result: ' "$log")
+    printf '%s: %s\n' "${tests%% *}" "${result:-ended with status $status}"
     of=(${result//[^0-9]/ })
     count "${of[0]:-0}" 0
     count "$((${of[1]:-0} + (status != 0 && ${of[1]:-0} == 0)))" 1

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use ridge_models::template::Data;
-use ridge_models::{ChatTemplates, ModelFiles};
+use ridge_models::ModelFiles;
+use ridge_text::ChatTemplates;
+use ridge_text::template::Data;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use ridge_engine::EngineError;
+use ridge_files::FilesError;
 use ridge_graph::GraphError;
 use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
@@ -11,6 +12,7 @@ use ridge_plan::PlanError;
 use ridge_runtime::RuntimeError;
 use ridge_serve::ServeError;
 use ridge_serve::load::LoadError;
+use ridge_text::TextError;
 
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -140,6 +142,12 @@ pub(crate) enum Error {
 
     #[error(transparent)]
     Model(#[from] ModelError),
+
+    #[error(transparent)]
+    Files(#[from] FilesError),
+
+    #[error(transparent)]
+    Text(#[from] TextError),
 
     #[error(transparent)]
     Engine(#[from] EngineError),

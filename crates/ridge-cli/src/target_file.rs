@@ -20,7 +20,7 @@ pub(crate) fn is_gguf(path: &Path) -> bool {
 pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bool) -> Result<()> {
     let shown = to.display().to_string();
     let mut read: Vec<&Path> = vec![from];
-    read.extend(files.gguf().into_iter().flat_map(ridge_models::gguf::Gguf::files).map(Path::new));
+    read.extend(files.gguf().into_iter().flat_map(ridge_files::Gguf::files).map(Path::new));
     if let Ok(to) = to.canonicalize()
         && read.iter().any(|path| path.canonicalize().is_ok_and(|path| path == to))
     {

@@ -1,7 +1,7 @@
 //! The crate's error.
 
-use ridge_models::ModelError;
 use ridge_runtime::RuntimeError;
+use ridge_text::TextError;
 
 /// Why a request, or the engine, cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +62,7 @@ pub enum EngineError {
     Runtime(#[from] RuntimeError),
     /// The tokenizer.
     #[error(transparent)]
-    Model(#[from] ModelError),
+    Text(#[from] TextError),
 }
 
 /// Results of this crate.

@@ -3,7 +3,7 @@
 //! What a text's first token is predicted from is the caller's: texts come as tokens, with the token that begins a text
 //! in front where the model is used to one ([`beginning`]).
 
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 
 use crate::error::Result;
 use crate::scoring::Question;

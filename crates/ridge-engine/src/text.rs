@@ -1,6 +1,6 @@
 //! From tokens to text that can be shown, and that ends before a stop string.
 
-use ridge_models::{StreamDecoder, Tokenizer};
+use ridge_text::{StreamDecoder, Tokenizer};
 
 use crate::error::Result;
 

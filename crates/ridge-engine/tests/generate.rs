@@ -9,8 +9,9 @@ use ridge_engine::{
     Dry, Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream,
 };
 use ridge_models::embedded::STORIES_260K;
-use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
+use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};
+use ridge_text::Tokenizer;
 
 /// Tokens of `expected_greedy`.
 const TOKENS: usize = 200;

@@ -12,9 +12,10 @@ use ridge_engine::service::{
 use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Sampling};
 use ridge_graph::FormatRef;
 use ridge_graph::ops::Activations;
-use ridge_models::{BuildOptions, Model, ModelFiles, Tokenizer, WeightSource};
+use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::late::Late;
 use ridge_runtime::{Backend, Session};
+use ridge_text::Tokenizer;
 
 const OPTIONS: ServiceOptions = ServiceOptions {
     engine: EngineOptions { context: 256, sequences: 8, chunk: 64, blocks: None },

@@ -1,7 +1,7 @@
 //! The one error type of the crate.
 
-use std::fmt;
-use std::path::PathBuf;
+use ridge_files::FilesError;
+use ridge_text::TextError;
 
 /// The result of reading something of a model.
 pub type Result<T, E = ModelError> = std::result::Result<T, E>;
@@ -14,36 +14,22 @@ pub enum ModelError {
     #[error(transparent)]
     Runtime(ridge_runtime::RuntimeError),
 
-    /// The operating system refused something.
-    #[error("{}: cannot {action}: {cause}", path.display())]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What was tried, as in "cannot ...".
-        action: &'static str,
-        /// The operating system's answer.
-        cause: std::io::Error,
+    /// The extents of a weight depend on a symbol, so that no checkpoint can supply it.
+    #[error("the weight {name} has the shape {shape}, and its extents must be numbers; replace its symbols by numbers")]
+    SymbolicWeight {
+        /// The weight.
+        name: String,
+        /// Its shape.
+        shape: String,
     },
 
-    /// A path, folder or archive is not what a model needs.
-    #[error("{}: {problem}; {remedy}", path.display())]
-    Files {
-        /// The path as it was given.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-        /// What would mend it.
-        remedy: String,
-    },
+    /// A file could not be read or written.
+    #[error(transparent)]
+    Files(#[from] FilesError),
 
-    /// A file that should be JSON is not, or names a key twice.
-    #[error("{file}: it is not valid JSON: {detail}; download the file again or mend it")]
-    Json {
-        /// The file.
-        file: String,
-        /// What the parser met, with line and column.
-        detail: String,
-    },
+    /// A tokenizer or chat template could not be read or used.
+    #[error(transparent)]
+    Text(#[from] TextError),
 
     /// A key of a JSON file has a value that is impossible, contradictory or not supported.
     #[error("{file}: {key} = {value} {problem}; {remedy}")]
@@ -56,7 +42,7 @@ pub enum ModelError {
         value: String,
         /// What is wrong with it, continuing the sentence.
         problem: String,
-        /// What would mend it.
+        /// What to do about it.
         remedy: String,
     },
 
@@ -83,72 +69,6 @@ pub enum ModelError {
         /// The keys with their values as JSON, shortened if they are long.
         keys: Vec<(String, String)>,
     },
-
-    /// A GGUF file breaks the format, or holds what is not supported.
-    #[error("{file}: {problem}; {remedy}")]
-    Gguf {
-        /// The file.
-        file: String,
-        /// What is wrong with it.
-        problem: String,
-        /// What would mend it.
-        remedy: String,
-    },
-
-    /// A safetensors file or its index breaks the format or is not supported.
-    #[error("{file}: {problem}; {remedy}")]
-    Safetensors {
-        /// The file.
-        file: String,
-        /// What is wrong with it.
-        problem: String,
-        /// What would mend it.
-        remedy: String,
-    },
-
-    /// The tensors of a checkpoint are not those of the model.
-    #[error("{0}")]
-    Tensors(Box<TensorMismatch>),
-
-    /// A tokenizer file cannot be used, or a text cannot be turned into tokens or back.
-    #[error("{file}: {problem}; {remedy}")]
-    Tokenizer {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        problem: String,
-        /// What would mend it.
-        remedy: String,
-    },
-
-    /// A chat template cannot be compiled or rendered.
-    #[error("{file}{}: {problem}; {remedy}", at_line(*line))]
-    Template {
-        /// The file.
-        file: String,
-        /// The line of the template, counted from 1, where it is known.
-        line: Option<u32>,
-        /// What is wrong.
-        problem: String,
-        /// What would mend it.
-        remedy: String,
-    },
-
-    /// A chat template refuses a conversation by `raise_exception`: roles in the wrong order, a system message that the
-    /// model does not know.
-    #[error("{file}{}: the chat template refuses this conversation: {message}", at_line(*line))]
-    TemplateRefusal {
-        /// The file.
-        file: String,
-        /// The line of the template, counted from 1, where it is known.
-        line: Option<u32>,
-        /// The template's own words.
-        message: String,
-    },
-}
-
-fn at_line(line: Option<u32>) -> String {
-    line.map_or_else(String::new, |line| format!(" line {line}"))
 }
 
 fn key_list(keys: &[(String, String)]) -> String {
@@ -163,50 +83,3 @@ fn key_list(keys: &[(String, String)]) -> String {
 
 /// How many entries of a list an error message shows.
 const SHOWN: usize = 10;
-
-/// How the tensors of a checkpoint differ from those that a model expects. The lists are complete and in the order of
-/// the model (`extra`: by name); the message shows up to ten of each.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TensorMismatch {
-    /// The checkpoint, as a path or a name.
-    pub checkpoint: String,
-    /// Expected, but not there: name and expected shape.
-    pub missing: Vec<(String, Vec<usize>)>,
-    /// There, but neither expected nor ignorable: name and shape.
-    pub extra: Vec<(String, Vec<usize>)>,
-    /// There with another shape: name, expected shape, shape in the checkpoint.
-    pub misshapen: Vec<(String, Vec<usize>, Vec<usize>)>,
-}
-
-impl TensorMismatch {
-    /// Do the tensors agree after all?
-    pub fn is_empty(&self) -> bool {
-        self.missing.is_empty() && self.extra.is_empty() && self.misshapen.is_empty()
-    }
-}
-
-impl fmt::Display for TensorMismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: the tensors are not those of the model", self.checkpoint)?;
-        section(f, "missing", &self.missing, |(name, shape)| format!("{name} {shape:?}"))?;
-        section(f, "not in the model", &self.extra, |(name, shape)| format!("{name} {shape:?}"))?;
-        section(f, "of another shape", &self.misshapen, |(name, want, is)| {
-            format!("{name} is {is:?}, the model has {want:?}")
-        })?;
-        write!(f, "\ncheck that config.json belongs to this checkpoint and that every shard was downloaded")
-    }
-}
-
-fn section<T>(f: &mut fmt::Formatter<'_>, title: &str, items: &[T], show: impl Fn(&T) -> String) -> fmt::Result {
-    if items.is_empty() {
-        return Ok(());
-    }
-    write!(f, "\n{} {title}:", items.len())?;
-    for item in items.iter().take(SHOWN) {
-        write!(f, "\n  {}", show(item))?;
-    }
-    if items.len() > SHOWN {
-        write!(f, "\n  and {} more", items.len() - SHOWN)?;
-    }
-    Ok(())
-}

@@ -3,12 +3,12 @@
 
 use std::fmt;
 
+use ridge_files::json;
 use ridge_graph::{Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Shape, Type, Var};
 use serde_json::json;
 
 use crate::config::Fields;
 use crate::error::{ModelError, Result};
-use crate::json;
 use crate::model::symbols;
 
 /// How the vectors of a text's tokens become one.

@@ -3,15 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::Checkpoint;
+use ridge_files::{Checkpoint, FilesError, Gguf, read_text};
+use ridge_text::gguf::{TokenizerSource, tokenizer_json};
+use ridge_text::{ChatTemplates, Tokenizer};
+
 use crate::config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
-use crate::error::{ModelError, Result};
-use crate::files::read_text;
-use crate::gguf::Gguf;
+use crate::error::Result;
+use crate::gguf;
 use crate::pooling::SentenceConfig;
-use crate::template::ChatTemplates;
-use crate::tokenizer::Tokenizer;
 
 /// The files of one model. Opening reads `config.json`; weights and tokenizer are read when asked for, so a folder
 /// that holds only `config.json` is enough to plan a model or to run it with random weights.
@@ -50,15 +50,15 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`] if the path is not a folder with a `config.json`, with what would mend it;
-    /// [`ModelError::Io`] if that file cannot be read.
+    /// [`ModelError::Files`](crate::ModelError::Files) if the path is not a folder with a `config.json`, or that file cannot be
+    /// read, with what to do about it.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         let Some(folder) = folder else {
             return Ok(Self { origin: Origin::Embedded(&STORIES_260K), config_text: STORIES_260K.config.to_owned() });
         };
         if is_gguf(folder) {
             let gguf = Box::new(Gguf::open(folder)?);
-            let config_text = gguf.config_json()?;
+            let config_text = gguf::config_json(&gguf)?;
             return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text });
         }
         check_folder(folder)?;
@@ -71,14 +71,15 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Io`] or [`ModelError::Files`] if the file cannot be read.
+    /// [`ModelError::Files`](crate::ModelError::Files) if the file cannot be read.
     pub fn from_config(file: &Path) -> Result<Self> {
         if file.extension().is_some_and(|e| e == "safetensors") {
-            return Err(ModelError::Files {
+            return Err(FilesError::Path {
                 path: file.to_owned(),
                 problem: "it holds weights, and a configuration is wanted".to_owned(),
                 remedy: "give the config.json beside it, or the folder that holds both".to_owned(),
-            });
+            }
+            .into());
         }
         if is_gguf(file) {
             return Self::open(Some(file));
@@ -163,12 +164,12 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Io`] or [`ModelError::Files`] if a file cannot be read, else as for [`SentenceConfig::read`].
+    /// [`ModelError::Files`](crate::ModelError::Files) if a file cannot be read, else as for [`SentenceConfig::read`].
     pub fn sentence_config(&self) -> Result<Option<SentenceConfig>> {
         const ACTION: &str = "read how texts become vectors";
         if let Some(gguf) = self.gguf() {
             let said = |pooling| SentenceConfig { pooling, normalize: false, max_tokens: None };
-            return Ok(gguf.pooling()?.map(said));
+            return Ok(gguf::pooling(gguf)?.map(said));
         }
         let modules = self.optional_text(MODULES, ACTION)?;
         let read = |name: &str| self.optional_text(name, ACTION);
@@ -203,10 +204,10 @@ impl ModelFiles {
     /// As for [`Checkpoint::open`].
     pub fn checkpoint(&self) -> Result<Checkpoint> {
         match &self.origin {
-            Origin::Embedded(model) => Checkpoint::from_bytes(&self.to_string(), model.weights),
-            Origin::Gguf { gguf, .. } => gguf.checkpoint(),
-            Origin::Folder(folder) => Checkpoint::open(folder),
-            Origin::Config(file) => Err(config_alone(file, "weights")),
+            Origin::Embedded(model) => Ok(Checkpoint::from_bytes(&self.to_string(), model.weights)?),
+            Origin::Gguf { gguf, .. } => gguf::checkpoint(gguf),
+            Origin::Folder(folder) => Ok(Checkpoint::open(folder)?),
+            Origin::Config(file) => Err(config_alone(file, "weights").into()),
         }
     }
 
@@ -214,45 +215,44 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`] if there is no `tokenizer.json`, else as for [`Tokenizer::from_bytes`] and
+    /// [`ModelError::Files`](crate::ModelError::Files) if there is no `tokenizer.json`, else as for [`Tokenizer::from_bytes`] and
     /// [`Tokenizer::with_config`].
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = match &self.origin {
             Origin::Embedded(model) => Tokenizer::from_bytes(&self.file(TOKENIZER), model.tokenizer.as_bytes())?,
             Origin::Gguf { gguf, .. } => {
-                let (tokenizer, config) = gguf.tokenizer_json()?;
-                return Tokenizer::from_bytes(gguf.file(), tokenizer.as_bytes())?.with_config(gguf.file(), &config);
+                let (tokenizer, config) = tokenizer_json(gguf)?;
+                return Ok(Tokenizer::from_bytes(gguf.file(), tokenizer.as_bytes())?.with_config(gguf.file(), &config)?);
             }
             Origin::Folder(folder) => {
                 check_tokenizer(folder)?;
                 Tokenizer::from_file(folder.join(TOKENIZER))?
             }
-            Origin::Config(file) => return Err(config_alone(file, "a tokenizer")),
+            Origin::Config(file) => return Err(config_alone(file, "a tokenizer").into()),
         };
         match self.optional_text(TOKENIZER_CONFIG, "read the tokenizer settings")? {
-            Some(text) => tokenizer.with_config(&self.file(TOKENIZER_CONFIG), &text),
+            Some(text) => Ok(tokenizer.with_config(&self.file(TOKENIZER_CONFIG), &text)?),
             None => Ok(tokenizer),
         }
     }
 
-    /// The texts of `tokenizer.json` and `tokenizer_config.json`.
-    pub(crate) fn tokenizer_texts(&self) -> Result<(String, Option<String>)> {
+    /// The files that describe the tokenizer, as a GGUF file is written from them.
+    pub(crate) fn tokenizer_source(&self) -> Result<TokenizerSource> {
         const ACTION: &str = "read the tokenizer";
-        let tokenizer = match &self.origin {
-            Origin::Embedded(model) => model.tokenizer.to_owned(),
+        let (json, config) = match &self.origin {
+            Origin::Embedded(model) => (model.tokenizer.to_owned(), self.optional_text(TOKENIZER_CONFIG, ACTION)?),
             Origin::Folder(folder) => {
                 check_tokenizer(folder)?;
-                read_text(&folder.join(TOKENIZER), ACTION)?
+                (read_text(&folder.join(TOKENIZER), ACTION)?, self.optional_text(TOKENIZER_CONFIG, ACTION)?)
             }
-            Origin::Gguf { gguf, .. } => return gguf.tokenizer_json().map(|(text, config)| (text, Some(config))),
-            Origin::Config(file) => return Err(config_alone(file, "a tokenizer")),
+            Origin::Gguf { gguf, .. } => {
+                let (json, config) = tokenizer_json(gguf)?;
+                (json, Some(config))
+            }
+            Origin::Config(file) => return Err(config_alone(file, "a tokenizer").into()),
         };
-        Ok((tokenizer, self.optional_text(TOKENIZER_CONFIG, ACTION)?))
-    }
-
-    /// The text of `chat_template.jinja`, if there is one.
-    pub(crate) fn chat_template_text(&self) -> Result<Option<String>> {
-        self.optional_text(CHAT_TEMPLATE, "read the chat template")
+        let chat_template = self.optional_text(CHAT_TEMPLATE, "read the chat template")?;
+        Ok(TokenizerSource { name: self.to_string(), json, config, chat_template })
     }
 
     /// Reads the chat templates: those of `chat_template.jinja` and `additional_chat_templates/*.jinja` if there are
@@ -261,7 +261,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Io`] or [`ModelError::Files`] if a file cannot be read, else as for [`ChatTemplates::from_json`].
+    /// [`ModelError::Files`](crate::ModelError::Files) if a file cannot be read, else as for [`ChatTemplates::from_json`].
     pub fn chat_templates(&self) -> Result<ChatTemplates> {
         const ACTION: &str = "read the chat templates";
         let read = |name: &str| -> Result<Option<(String, String)>> {
@@ -301,10 +301,10 @@ impl ModelFiles {
             }),
             Origin::Folder(folder) => {
                 let path = folder.join(name);
-                if path.exists() { read_text(&path, action).map(Some) } else { Ok(None) }
+                if path.exists() { Ok(Some(read_text(&path, action)?)) } else { Ok(None) }
             }
             Origin::Gguf { gguf, .. } => match name {
-                TOKENIZER_CONFIG if self.has_tokenizer() => gguf.tokenizer_json().map(|(_, config)| Some(config)),
+                TOKENIZER_CONFIG if self.has_tokenizer() => Ok(Some(tokenizer_json(gguf)?.1)),
                 _ => Ok(None),
             },
             Origin::Config(_) => Ok(None),
@@ -336,16 +336,16 @@ fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && path.is_file()
 }
 
-fn config_alone(file: &Path, wanted: &str) -> ModelError {
-    ModelError::Files {
+fn config_alone(file: &Path, wanted: &str) -> FilesError {
+    FilesError::Path {
         path: file.to_owned(),
         problem: format!("it is a configuration, which has no {}", wanted.trim_start_matches("a ")),
         remedy: format!("give a folder that holds {wanted} too"),
     }
 }
 
-fn check_folder(folder: &Path) -> Result<()> {
-    let fail = |problem: &str, remedy: String| ModelError::Files {
+fn check_folder(folder: &Path) -> Result<(), FilesError> {
+    let fail = |problem: &str, remedy: String| FilesError::Path {
         path: folder.to_owned(),
         problem: problem.to_owned(),
         remedy,
@@ -408,7 +408,7 @@ fn repository(path: &Path) -> Option<&str> {
     (plain(owner) && plain(name)).then_some(text)
 }
 
-fn check_tokenizer(folder: &Path) -> Result<()> {
+fn check_tokenizer(folder: &Path) -> Result<(), FilesError> {
     if folder.join(TOKENIZER).exists() {
         return Ok(());
     }
@@ -417,7 +417,7 @@ fn check_tokenizer(folder: &Path) -> Result<()> {
     } else {
         "download tokenizer.json into it"
     };
-    Err(ModelError::Files {
+    Err(FilesError::Path {
         path: folder.to_owned(),
         problem: "it holds no tokenizer.json".to_owned(),
         remedy: remedy.to_owned(),
@@ -429,7 +429,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repository_names_are_told_from_paths() {
+    fn repository_names_are_distinguished_from_paths() {
         assert_eq!(repository(Path::new("meta-llama/Llama-3.1-8B")), Some("meta-llama/Llama-3.1-8B"));
         for path in ["model", "./model", "../a", "/a/b", "a/b/c", "a/", "/a"] {
             assert_eq!(repository(Path::new(path)), None, "{path}");

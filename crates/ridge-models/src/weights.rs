@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use ridge_files::Checkpoint;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
 use ridge_runtime::{Session, WeightData};
 
-use crate::checkpoint::Checkpoint;
 use crate::error::{ModelError, Result};
 
 /// Tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
@@ -24,10 +24,12 @@ const IGNORABLE: &[&str] = &[
 /// Requires that the tensors of `checkpoint` are the weights of `graph`.
 ///
 /// # Errors
-/// [`ModelError::Tensors`] with all that are missing, too many or of another shape; and when one is not of floats.
+/// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) with all that are missing, too many or of another shape; and when one is not of floats.
 pub(crate) fn check(checkpoint: &Checkpoint, graph: &Graph) -> Result<()> {
-    checkpoint.check(graph.args(Role::Weight).map(|a| (a.name.to_string(), extents(&a.ty))), IGNORABLE)?;
-    graph.args(Role::Weight).try_for_each(|weight| checkpoint.check_float(&weight.name))
+    let expected =
+        graph.args(Role::Weight).map(|a| Ok((a.name.to_string(), extents(a)?))).collect::<Result<Vec<_>>>()?;
+    checkpoint.check(expected, IGNORABLE)?;
+    graph.args(Role::Weight).try_for_each(|weight| Ok(checkpoint.check_float(&weight.name)?))
 }
 
 /// Where weights come from.
@@ -44,7 +46,7 @@ impl WeightSource {
     /// shape allows it.
     ///
     /// # Errors
-    /// [`ModelError::Tensors`] when the checkpoint's tensors are not the graph's weights.
+    /// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) when the checkpoint's tensors are not the graph's weights.
     pub fn retype(&self, graph: &Graph, format: Option<&FormatRef>) -> Result<Graph> {
         if let Self::Checkpoint(checkpoint) = self {
             check(checkpoint, graph)?;
@@ -65,20 +67,21 @@ impl WeightSource {
     }
 
     /// Brings every weight of `graph`, as [`WeightSource::retype`] made it, to the session's device. `progress` is
-    /// told the bytes brought so far after each weight.
+    /// called after each weight with the number of bytes loaded so far.
     ///
     /// # Errors
-    /// When a tensor is missing or memory runs out.
+    /// When a tensor is missing, the extents of a weight depend on a symbol, or memory runs out.
     pub fn load(&self, session: &mut Session, graph: &Graph, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut done = 0;
         for arg in graph.args(Role::Weight) {
+            let shape = extents(arg)?;
             let made = matches!(self, Self::Random(_))
                 && arg.ty.shape.rank() >= 2
                 && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?;
             if made {
-                done += arg.ty.bytes().as_const().unwrap_or(0) as u64;
+                done += arg.ty.bytes().as_const().map_or(0, |bytes| bytes as u64);
             } else {
-                let parts = self.parts(arg)?;
+                let parts = self.parts(arg, &shape)?;
                 done += parts.iter().map(|p| p.bytes().len() as u64).sum::<u64>();
                 session.load(&arg.name, &arg.ty, parts)?;
             }
@@ -95,14 +98,14 @@ impl WeightSource {
         }
     }
 
-    fn parts(&self, arg: &Arg) -> Result<Vec<WeightData>> {
+    fn parts(&self, arg: &Arg, shape: &[usize]) -> Result<Vec<WeightData>> {
         let plain = match self {
             Self::Checkpoint(checkpoint) => {
-                let len = checkpoint.tensor(&arg.name)?.data.len();
-                let name = arg.name.to_string();
-                WeightData::Shared(Arc::new(TensorBytes { checkpoint: Arc::clone(checkpoint), name }), 0..len)
+                let bytes = checkpoint.bytes(&arg.name)?;
+                let len = bytes.as_ref().len();
+                WeightData::Shared(Arc::new(bytes), 0..len)
             }
-            Self::Random(_) => WeightData::Owned(random(&arg.name, &arg.ty)),
+            Self::Random(_) => WeightData::Owned(random(&arg.name, arg.ty.dtype, shape)),
         };
         let stored = self.format(&arg.name);
         let Some(format) = arg.ty.format.as_ref().filter(|format| Some(*format) != stored) else {
@@ -112,25 +115,20 @@ impl WeightSource {
             Some(stored) => stored.values(&[plain.bytes()]),
             None => arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect(),
         };
-        Ok(format.encode(&values, &extents(&arg.ty), None).into_iter().map(WeightData::Owned).collect())
+        Ok(format.encode(&values, shape, None).into_iter().map(WeightData::Owned).collect())
     }
 }
 
-/// A tensor's bytes where its checkpoint has them.
-struct TensorBytes {
-    checkpoint: Arc<Checkpoint>,
-    name: String,
-}
-
-impl AsRef<[u8]> for TensorBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.checkpoint.tensor(&self.name).map(|t| t.data).unwrap_or_default()
-    }
-}
-
-/// Extents of a weight, which are numbers.
-pub(crate) fn extents(ty: &Type) -> Vec<usize> {
-    ty.shape.as_const().unwrap_or_default()
+/// The extents of a weight.
+///
+/// # Errors
+/// When they depend on a symbol: no file and no generator can supply such a weight.
+fn extents(weight: &Arg) -> Result<Vec<usize>> {
+    weight
+        .ty
+        .shape
+        .as_const()
+        .ok_or_else(|| ModelError::SymbolicWeight { name: weight.name.to_string(), shape: weight.ty.shape.to_string() })
 }
 
 /// A random weight's generator, of its name.
@@ -143,17 +141,17 @@ const RANDOM_SCALE: f64 = 0.02 / 104.5;
 
 /// Bytes of a random weight that is the same for the same name and shape. Quick rather than fine: sums of uniform
 /// numbers are normal enough for timing.
-fn random(name: &str, ty: &Type) -> Vec<u8> {
-    let elements: usize = extents(ty).iter().product();
-    if ty.shape.rank() < 2 {
-        // Norms of one, biases of nothing.
+fn random(name: &str, dtype: DType, shape: &[usize]) -> Vec<u8> {
+    let elements: usize = shape.iter().product();
+    if shape.len() < 2 {
+        // Norms of one, biases of zero.
         let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
-        return ty.dtype.encode(std::iter::repeat_n(value, elements));
+        return dtype.encode(std::iter::repeat_n(value, elements));
     }
     let mut rng = generator(name);
     let mut pool = Vec::new();
     // One number in four of a longer sequence: the bits of a weight need not be independent of the next matrix's.
-    ty.dtype.encode((0..elements).map(|_| {
+    dtype.encode((0..elements).map(|_| {
         if pool.is_empty() {
             let bits = rng.bits();
             pool.extend((0..4).map(|i| (bits >> (16 * i)) as u16));

@@ -8,7 +8,6 @@ mod backend;
 mod error;
 pub mod late;
 mod lower;
-pub mod mem;
 mod mesh;
 mod plan;
 mod session;

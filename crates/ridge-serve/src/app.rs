@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ridge_engine::Embedder;
 use ridge_engine::service::{Policy, Service};
-use ridge_models::{ChatTemplates, Tokenizer};
+use ridge_text::{ChatTemplates, Tokenizer};
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 

@@ -3,7 +3,7 @@
 //! Streams and whole answers are made of the same pieces, so they cannot differ.
 
 use ridge_engine::{Logprobs, TextStream};
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::error::ApiResult;

@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use axum::response::IntoResponse;
 use ridge_engine::EngineError;
-use ridge_models::ModelError;
+use ridge_text::TextError;
 use serde_json::{Value, json};
 
 /// Why a server cannot start or go on.
@@ -135,18 +135,18 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { .. } => {
                 Self { code: Some("context_length_exceeded"), ..Self::param("prompt", error) }
             }
-            EngineError::Model(error) => error.into(),
+            EngineError::Text(error) => error.into(),
             error => Self::internal(error.to_string()),
         }
     }
 }
 
-impl From<ModelError> for ApiError {
-    fn from(error: ModelError) -> Self {
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
         match error {
             // What the template says to whoever sent the conversation.
-            ModelError::TemplateRefusal { message, .. } => Self::param("messages", message),
-            ModelError::Template { .. } | ModelError::Value { .. } | ModelError::Json { .. } => {
+            TextError::TemplateRefusal { message, .. } => Self::param("messages", message),
+            TextError::Template { .. } | TextError::Value { .. } | TextError::Files(_) => {
                 Self::param("messages", error)
             }
             error => Self::bad(error.to_string()),

@@ -15,6 +15,8 @@ const ORDER: &[&str] = &[
     "ridge-engine",
     "ridge-quant",
     "ridge-models",
+    "ridge-text",
+    "ridge-files",
     "ridge-cuda",
     "ridge-cpu",
     "ridge-runtime",

@@ -4,7 +4,7 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
 use clap::Args;
 use ridge_engine::{Dry, EngineError, Sampling};
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 
 use super::numbers::{MAX_COUNT, whole};
 use crate::error::Result;

@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use ridge_files::gguf::TensorStorage;
 use ridge_graph::DType;
 use ridge_hw::units::Bytes;
 use ridge_models::ModelFiles;
-use ridge_models::gguf::{self, Quantisation, Storage};
+use ridge_models::gguf::{self, Quantisation};
 
 use crate::args::FLOATS;
 use crate::error::{Result, refused};
@@ -51,7 +52,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     let dtype = args.dtype.as_deref().and_then(DType::from_name);
     match (files.gguf(), is_gguf(&args.to)) {
         (_, true) => {
-            let how = Quantisation { matrices: dtype.map(Storage::plain), ..Quantisation::default() };
+            let how = Quantisation { matrices: dtype.map(TensorStorage::plain), ..Quantisation::default() };
             let written = interruptible("writing weights", |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
             if !args.quiet {
                 note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_models::{ModelFiles, Pooling, SentenceConfig, Tokenizer};
+use ridge_models::{ModelFiles, Pooling, SentenceConfig};
+use ridge_text::Tokenizer;
 use serde_json::json;
 
 use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use ridge_files::gguf::{ImportanceMatrix, TensorStorage};
 use ridge_graph::format;
 use ridge_hw::units::Bytes;
-use ridge_models::gguf::{self, Importance, Instead, Mix, Quantisation, Storage};
+use ridge_models::gguf::{self, Instead, Mix, Quantisation};
 use ridge_models::{ModelFiles, gguf::Written};
 
 use crate::args::formats;
@@ -64,13 +65,14 @@ fn formats_and_mixes() -> PossibleValuesParser {
 }
 
 /// Bits of a stored number.
-fn bits(storage: &Storage) -> f64 {
+fn bits(storage: &TensorStorage) -> f64 {
     let (elements, bytes) = storage.block();
     bytes as f64 * 8.0 / elements as f64
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
-    let storage = |name: &str| Storage::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
+    let storage =
+        |name: &str| TensorStorage::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
     let mix = Mix::from_name(&args.format);
     let matrices = if mix.is_none() { Some(storage(&args.format)?) } else { None };
     let fine = storage("q6_k")?;
@@ -84,7 +86,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     }
     let files = ModelFiles::open(Some(&args.model))?;
     check_target(&files, &args.model, &args.to, args.force)?;
-    let importance = args.imatrix.as_ref().map(Importance::open).transpose()?;
+    let importance = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
     let how = Quantisation { matrices, mix, outer, importance };
     let written = interruptible("quantising", |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
     if !args.quiet {

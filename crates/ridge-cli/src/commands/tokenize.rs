@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::Args;
-use ridge_models::template::{ChatInput, Clock, Data};
-use ridge_models::{ModelFiles, Tokenizer};
+use ridge_models::ModelFiles;
+use ridge_text::Tokenizer;
+use ridge_text::template::{ChatInput, Clock, Data};
 use serde_json::json;
 
 use crate::conversation::{Conversation, chat_templates};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 
 use super::request::Constraint;
 use crate::error::{EngineError, Result};

@@ -17,8 +17,9 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ridge_models::{Model, Tokenizer};
+use ridge_models::Model;
 use ridge_runtime::Session;
+use ridge_text::Tokenizer;
 
 pub use options::{Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};

@@ -6,7 +6,7 @@ use ridge_graph::ops::Gelu;
 use super::decoder::{DecoderConfig, Keys, USUAL};
 use super::fields::Fields;
 use crate::error::Result;
-use crate::json;
+use ridge_files::json;
 
 /// Every size and switch of a BERT encoder.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,7 @@ use ridge_graph::ops::Gelu;
 use serde_json::{Map, Value};
 
 use crate::error::{ModelError, Result};
-use crate::json;
+use ridge_files::json;
 
 /// One JSON object on its way into a configuration. `null` counts as absent, as it does for the libraries that write
 /// these files.

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, TokenIds};
 use crate::error::Result;
-use crate::json;
+use ridge_files::json;
 
 /// What `generation_config.json` says about when to stop.
 ///
@@ -20,7 +20,7 @@ impl GenerationConfig {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Json`](crate::ModelError::Json) if it is not JSON,
+    /// [`ModelError::Files`](crate::ModelError::Files) if it is not JSON,
     /// [`ModelError::Value`](crate::ModelError::Value) if `eos_token_id` is neither an id nor a list of ids.
     pub fn from_json(file: &str, text: &str) -> Result<Self> {
         let map = json::object(file, text.as_bytes())?;

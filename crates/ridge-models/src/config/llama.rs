@@ -4,7 +4,7 @@ use super::decoder::{self, DecoderConfig};
 use super::fields::Fields;
 use super::rope;
 use crate::error::Result;
-use crate::json;
+use ridge_files::json;
 
 /// Every size and switch of a Llama model, checked against each other.
 #[derive(Clone, Debug, PartialEq)]

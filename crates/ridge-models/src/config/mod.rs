@@ -25,7 +25,7 @@ mod planned;
 mod qwen;
 mod rope;
 
-pub(crate) use fields::{Field, Fields};
+pub(crate) use fields::Fields;
 
 pub use bert::BertConfig;
 pub use decoder::DecoderConfig;

@@ -9,7 +9,7 @@ use super::{
     QwenConfig,
 };
 use crate::error::Result;
-use crate::json;
+use ridge_files::json;
 
 /// The configuration of a decoder of one of the families that Ridge knows. Derefs to what all of them have.
 #[derive(Clone, Debug, PartialEq)]

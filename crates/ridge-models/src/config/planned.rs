@@ -7,7 +7,7 @@ use super::decoder::{self, DecoderConfig, Keys};
 use super::fields::Fields;
 use super::rope;
 use crate::error::Result;
-use crate::json;
+use ridge_files::json;
 
 /// What a layer does with the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,10 +5,10 @@ use ridge_graph::ops::RaggedAttention;
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Sym, Type, Var};
 
 use super::blocks::{Norm, linear, mlp, weight};
-use crate::checkpoint::Checkpoint;
 use crate::config::BertConfig;
 use crate::model::{BuildOptions, Encoder, symbols};
 use crate::pooling::with_pooling;
+use ridge_files::Checkpoint;
 
 const WORDS: &str = "bert.embeddings.word_embeddings";
 

@@ -5,13 +5,14 @@ use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
 use super::blocks::{Norm, linear, rope, weight};
-use crate::checkpoint::{Checkpoint, Part};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
 use crate::model::{
     BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
     kv_bytes, kv_states, symbols,
 };
+use ridge_files::Checkpoint;
+use ridge_files::checkpoint::Part;
 
 /// The published names of what every decoder has.
 pub(super) struct Names {
@@ -234,5 +235,5 @@ fn layer(g: &mut Builder, family: &dyn Family, window: Option<usize>, options: &
 pub(super) fn arrange(family: &dyn Family, checkpoint: Checkpoint) -> Result<Checkpoint> {
     let embedding = format!("{}.weight", family.names().embedding);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
-    checkpoint.prefixed(prefix, &embedding).divided(&family.parts())
+    Ok(checkpoint.prefixed(prefix, &embedding).divided(&family.parts())?)
 }

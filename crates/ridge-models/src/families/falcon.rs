@@ -6,8 +6,8 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 use super::blocks::{Norm, linear, mlp};
 use super::decoder::{Family, Layer, Names};
 use super::llama::QKV;
-use crate::checkpoint::{Part, Rows};
 use crate::config::{DecoderConfig, FalconConfig};
+use ridge_files::checkpoint::{Part, Rows};
 
 impl Family for FalconConfig {
     fn name(&self) -> &'static str {

@@ -6,8 +6,8 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 use super::blocks::{Half, Norm, linear, mlp, weight};
 use super::decoder::{Family, Layer, Names};
 use super::llama::QKV;
-use crate::checkpoint::{Part, Rows};
 use crate::config::{DecoderConfig, Gpt2Config};
+use ridge_files::checkpoint::{Part, Rows};
 
 impl Family for Gpt2Config {
     fn name(&self) -> &'static str {

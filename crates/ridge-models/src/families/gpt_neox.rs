@@ -6,8 +6,8 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 use super::blocks::{Half, Norm, linear, mlp};
 use super::decoder::{Family, Layer, Names};
 use super::llama::QKV;
-use crate::checkpoint::{Part, Rows};
 use crate::config::{DecoderConfig, GptNeoxConfig};
+use ridge_files::checkpoint::{Part, Rows};
 
 impl GptNeoxConfig {
     fn attention(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var> {

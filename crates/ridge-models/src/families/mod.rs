@@ -21,11 +21,12 @@ mod qwen;
 
 use ridge_graph::Result as GraphResult;
 
-use crate::checkpoint::{Checkpoint, Published};
 use crate::config::{LlamaConfig, ModelConfig};
 use crate::error::Result;
 use crate::model::{BuildOptions, Model};
 use decoder::Family;
+use ridge_files::Checkpoint;
+use ridge_files::checkpoint::Published;
 
 impl ModelConfig {
     fn family(&self) -> &dyn Family {
@@ -55,7 +56,7 @@ impl ModelConfig {
     /// ones turned.
     ///
     /// # Errors
-    /// [`ModelError::Safetensors`](crate::ModelError::Safetensors) when a fused tensor is missing or has too few rows.
+    /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) when a fused tensor is missing or has too few rows.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
         decoder::arrange(self.family(), checkpoint)
     }

@@ -5,8 +5,8 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 use super::blocks::Norm;
 use super::decoder::{Family, Layer};
 use super::llama;
-use crate::checkpoint::{Part, Rows};
 use crate::config::{DecoderConfig, Phi3Config};
+use ridge_files::checkpoint::{Part, Rows};
 
 impl Family for Phi3Config {
     fn name(&self) -> &'static str {

@@ -1,11 +1,11 @@
 //! Metadata as a `config.json`. What a key must be is checked where that is read; here keys get their other names.
 
+use ridge_files::Gguf;
+use ridge_files::gguf::{GgufType, GgufValue, TensorStorage};
 use ridge_graph::DType;
+use ridge_text::gguf::end_tokens;
 use serde_json::{Map, Value as Json, json};
 
-use super::metadata::yarn_temper;
-use super::read::Value;
-use super::{Gguf, Kind, Storage};
 use crate::error::Result;
 use crate::pooling::Pooling;
 
@@ -75,22 +75,33 @@ pub(super) fn torch_name(dtype: DType) -> &'static str {
     }
 }
 
-/// The text of the `config.json`.
-pub(super) fn json(gguf: &Gguf) -> Result<String> {
+/// The text of a `config.json` that says what the metadata of `gguf` says.
+///
+/// # Errors
+///
+/// [`ModelError::Files`](crate::ModelError::Files) if a key is missing, has the wrong type, or asks for something that
+/// Ridge does not do.
+pub fn config_json(gguf: &Gguf) -> Result<String> {
     let architecture = gguf.needed("general.architecture", gguf.text("general.architecture")?)?;
-    let mut reader = Reader { gguf, architecture, family: model_type(architecture), out: Map::new() };
+    let mut reader = ConfigReader { gguf, architecture, family: model_type(architecture), out: Map::new() };
     reader.read()?;
     Ok(Json::Object(reader.out).to_string())
 }
 
-struct Reader<'a> {
+/// The factor by which YaRN scales attention scores unless the file says otherwise (section 3.4 of its paper).
+pub(super) fn yarn_temper(factor: f64) -> f64 {
+    if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
+}
+
+/// Reads metadata into the object of a `config.json`.
+struct ConfigReader<'a> {
     gguf: &'a Gguf,
     architecture: &'a str,
     family: &'a str,
     out: Map<String, Json>,
 }
 
-impl Reader<'_> {
+impl ConfigReader<'_> {
     fn read(&mut self) -> Result<()> {
         let family = self.family;
         self.out.insert("model_type".into(), family.into());
@@ -117,7 +128,7 @@ impl Reader<'_> {
         // are larger than f16 holds, since most are trained in bf16.
         let mut matrices = gguf.tensors().iter().filter(|t| t.shape.len() == 2).peekable();
         if matrices.peek().is_some() {
-            let exact = matrices.all(|t| t.storage == Storage::plain(DType::F32));
+            let exact = matrices.all(|t| t.storage == TensorStorage::plain(DType::F32));
             let dtype = if exact { DType::F32 } else { DType::BF16 };
             self.out.insert("torch_dtype".into(), torch_name(dtype).into());
         }
@@ -143,25 +154,25 @@ impl Reader<'_> {
         let key = self.key(theirs);
         let value = match self.gguf.value(&key) {
             None => return Ok(()),
-            Some(Value::Array(array)) if array.kind != Kind::Array && theirs != LAYERS => {
+            Some(GgufValue::Array(array)) if array.kind != GgufType::Array && theirs != LAYERS => {
                 let layers = self.gguf.int(&self.key(LAYERS))?.unwrap_or_default();
                 if array.len as u64 != layers {
-                    return Err(self.gguf.wrong(&key, &format!("has {} values for {layers} layers", array.len)));
+                    return Err(self.gguf.wrong(&key, &format!("has {} values for {layers} layers", array.len)).into());
                 }
-                let mut all = self.gguf.walk(array);
+                let mut all = self.gguf.elements(array);
                 match all.next() {
                     Some(first) if all.all(|value| value == first) => first,
-                    _ => return Err(self.gguf.wrong(&key, "differs between layers, which Ridge does not do")),
+                    _ => return Err(self.gguf.wrong(&key, "differs between layers, which Ridge does not do").into()),
                 }
             }
             Some(value) => value.clone(),
         };
         let number = match (value.as_u64(), &value) {
             (Some(whole), _) => Json::from(whole),
-            (_, Value::F32(v)) => json!(shortest(*v)),
+            (_, GgufValue::F32(v)) => json!(shortest(*v)),
             (_, other) => match other.as_f64() {
                 Some(number) => json!(number),
-                None => return Err(self.gguf.wrong(&key, &format!("= {other} is not a number"))),
+                None => return Err(self.gguf.wrong(&key, &format!("= {other} is not a number")).into()),
             },
         };
         self.out.insert(ours.to_owned(), number);
@@ -175,7 +186,10 @@ impl Reader<'_> {
             if let Some(value) = self.gguf.float(&key)?
                 && value != f64::from(harmless)
             {
-                return Err(self.gguf.wrong(&key, &format!("= {value} asks for layers that Ridge does not run")));
+                return Err(self
+                    .gguf
+                    .wrong(&key, &format!("= {value} asks for layers that Ridge does not run"))
+                    .into());
             }
         }
         Ok(())
@@ -191,7 +205,7 @@ impl Reader<'_> {
                 self.out.insert(ours.into(), id.into());
             }
         }
-        let ends = super::tokenizer::ends(self.gguf)?;
+        let ends = end_tokens(self.gguf)?;
         if !ends.is_empty() {
             self.out.insert("eos_token_id".into(), ends.into());
         }
@@ -235,7 +249,9 @@ impl Reader<'_> {
             })),
             (.., None | Some("none")) => None,
             (.., Some(_)) => {
-                return Err(gguf.wrong(&self.key("rope.scaling.type"), "names a scaling that Ridge does not know"));
+                return Err(gguf
+                    .wrong(&self.key("rope.scaling.type"), "names a scaling that Ridge does not know")
+                    .into());
             }
         };
         if let Some(Json::Object(mut scaling)) = scaling {
@@ -249,7 +265,7 @@ impl Reader<'_> {
     fn factors(&self, name: &str) -> Result<Option<Vec<f64>>> {
         let Some(tensor) = self.gguf.tensors().iter().find(|t| t.name == name) else { return Ok(None) };
         if tensor.shape.len() != 1 || tensor.storage.format.is_some() {
-            return Err(self.gguf.wrong(name, "is not a plain vector"));
+            return Err(self.gguf.wrong(name, "is not a plain vector").into());
         }
         Ok(Some(tensor.storage.decode(self.gguf.data(tensor)).into_iter().map(f64::from).collect()))
     }
@@ -296,7 +312,9 @@ impl Reader<'_> {
             "gemma2" | "gemma3_text" => self.gemma(&mut put, window)?,
             "bert" => {
                 if gguf.flag(&self.key("attention.causal"))? == Some(true) {
-                    return Err(gguf.wrong(&self.key("attention.causal"), "= true asks for what no encoder does"));
+                    return Err(gguf
+                        .wrong(&self.key("attention.causal"), "= true asks for what no encoder does")
+                        .into());
                 }
                 let table = gguf.tensors().iter().find(|t| t.name == "token_types.weight");
                 let said = gguf.int("tokenizer.ggml.token_type_count")?;

@@ -1,20 +1,18 @@
 //! From a model in any layout to a GGUF file.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
+use ridge_files::checkpoint::{Change, deinterleaved};
+use ridge_files::gguf::{GgufWriter, ImportanceMatrix, TensorStorage, is_split_key};
+use ridge_files::{Checkpoint, FilesError, TensorView, replace_file};
 use ridge_graph::DType;
+use ridge_text::gguf::write_tokenizer;
 
-use super::importance::Importance;
-use super::mix::{self, Mix};
+use super::metadata;
+use super::mix::{Mix, MixedModel};
 use super::names::{self, Rule, Sizes};
-use super::storage::Storage;
-use super::write::Writer;
-use super::{metadata, split, vocabulary};
-use crate::checkpoint::{Change, Checkpoint, TensorView, deinterleaved};
 use crate::config::ModelConfig;
-use crate::error::{ModelError, Result};
+use crate::error::Result;
 use crate::model::BuildOptions;
 use crate::source::ModelFiles;
 use crate::weights;
@@ -23,13 +21,13 @@ use crate::weights;
 #[derive(Debug, Default)]
 pub struct Quantisation {
     /// Of matrices; as they are if `None`.
-    pub matrices: Option<Storage>,
+    pub matrices: Option<TensorStorage>,
     /// A mix of formats for matrices, in the place of `matrices`.
     pub mix: Option<Mix>,
     /// Of the embedding and the output projection; as the other matrices, or as the mix has it, if `None`.
-    pub outer: Option<Storage>,
+    pub outer: Option<TensorStorage>,
     /// How much each input of each matrix matters, if that is known.
-    pub importance: Option<Importance>,
+    pub importance: Option<ImportanceMatrix>,
 }
 
 /// What has been written.
@@ -59,33 +57,33 @@ pub struct Instead {
 }
 
 /// Why a file was not written.
-pub(super) enum Failure {
+pub(super) enum WriteFailure {
     Io(std::io::Error),
     /// What is wrong with a tensor.
     Tensor(String),
 }
 
-impl From<std::io::Error> for Failure {
+impl From<std::io::Error> for WriteFailure {
     fn from(cause: std::io::Error) -> Self {
         Self::Io(cause)
     }
 }
 
 /// Where a file's tensor comes from.
-enum Source<'a> {
+enum TensorSource<'a> {
     /// Weights of the model, one after another.
     Weights(Vec<TensorView<'a>>, Change),
     /// A tensor of a GGUF file.
-    Bytes(&'a [u8], Storage),
+    Bytes(&'a [u8], TensorStorage),
     /// Numbers.
     Table(Vec<f32>),
 }
 
-struct Planned<'a> {
+struct PlannedTensor<'a> {
     name: String,
     shape: Vec<usize>,
-    storage: Storage,
-    source: Source<'a>,
+    storage: TensorStorage,
+    source: TensorSource<'a>,
 }
 
 /// Writes the model `files` to the file `path`, which is there when it is whole: what was there before may be a part of
@@ -101,22 +99,22 @@ pub fn to_gguf(
     how: &Quantisation,
     mut progress: impl FnMut(u64, u64) -> std::io::Result<()>,
 ) -> Result<Written> {
-    let mut writer = Writer::default();
+    let mut writer = GgufWriter::default();
     let mut written = Written::default();
     let checkpoint;
     let planned = match files.gguf() {
         Some(gguf) => {
             for (key, value) in gguf.metadata() {
                 let dropped = ["general.file_type", "general.quantization_version", "general.alignment"];
-                if !dropped.contains(&key.as_str()) && !split::is_of_parts(key) {
-                    writer.value(key, value, gguf.header());
+                if !dropped.contains(&key.as_str()) && !is_split_key(key) {
+                    writer.copy(key, value, gguf);
                 }
             }
-            let each = gguf.tensors().iter().map(|tensor| Planned {
+            let each = gguf.tensors().iter().map(|tensor| PlannedTensor {
                 name: tensor.name.clone(),
                 shape: tensor.shape.clone(),
                 storage: tensor.storage.clone(),
-                source: Source::Bytes(gguf.data(tensor), tensor.storage.clone()),
+                source: TensorSource::Bytes(gguf.data(tensor), tensor.storage.clone()),
             });
             each.collect()
         }
@@ -142,14 +140,14 @@ pub fn to_gguf(
             of_weights(files, rules, tables, &checkpoint)?
         }
     };
-    let mut planned: Vec<Planned<'_>> = planned;
+    let mut planned: Vec<PlannedTensor<'_>> = planned;
     let tied = !planned.iter().any(|tensor| tensor.name == "output.weight");
     let model = match how.mix {
         Some(_) => Some(match files.encoder_config()? {
-            Some(config) => mix::Model::new("bert", &Sizes::from(&config), tied),
+            Some(config) => MixedModel::new("bert", &Sizes::from(&config), tied),
             None => {
                 let config = files.config()?;
-                mix::Model::new(metadata::family(&config), &Sizes::from(&*config), tied)
+                MixedModel::new(metadata::family(&config), &Sizes::from(&*config), tied)
             }
         }),
         None => None,
@@ -166,7 +164,7 @@ pub fn to_gguf(
         writer.u32("general.quantization_version", 2);
     }
     for tensor in &planned {
-        let refused = |problem| ModelError::Files {
+        let refused = |problem| FilesError::Path {
             path: path.to_owned(),
             problem: format!("the tensor {} {problem}", tensor.name),
             remedy: "choose another format".to_owned(),
@@ -177,14 +175,14 @@ pub fn to_gguf(
     }
     let (total, mut done) = (written.bytes, 0u64);
     let unweighed = &mut written.unweighed;
-    whole(path, |out| {
-        writer.write::<Failure>(out, |index| {
+    replace_file(path, |out| {
+        writer.write::<WriteFailure>(out, |index| {
             let tensor = &planned[index];
             let inputs = tensor.shape.last().copied().unwrap_or(1);
             let importance = how.importance.as_ref().and_then(|all| all.of(&tensor.name, inputs));
             let quantised = tensor.storage.format.is_some();
             *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
-            let bytes = tensor.bytes(importance).map_err(Failure::Tensor)?;
+            let bytes = tensor.bytes(importance).map_err(WriteFailure::Tensor)?;
             done += bytes.len() as u64;
             progress(done, total)?;
             Ok(bytes)
@@ -194,12 +192,12 @@ pub fn to_gguf(
     Ok(written)
 }
 
-impl Failure {
+impl WriteFailure {
     /// As the error of writing what `from` says to `path`.
-    pub(super) fn of(self, from: &str, path: &Path, action: &'static str) -> ModelError {
+    pub(super) fn of(self, from: &str, path: &Path, action: &'static str) -> FilesError {
         match self {
-            Self::Io(cause) => ModelError::Io { path: path.to_owned(), action, cause },
-            Self::Tensor(problem) => ModelError::Files {
+            Self::Io(cause) => FilesError::Io { path: path.to_owned(), action, cause },
+            Self::Tensor(problem) => FilesError::Path {
                 path: from.into(),
                 problem,
                 remedy: "choose f32 or bf16, which hold every number, or download the model again".to_owned(),
@@ -208,33 +206,10 @@ impl Failure {
     }
 }
 
-/// Writes the file `path` beside itself and gives it its name when it is whole. What is mapped under that name stays as it
-/// is, and a failure leaves nothing.
-pub(super) fn whole<E: From<std::io::Error>>(
-    path: &Path,
-    write: impl FnOnce(&mut BufWriter<File>) -> Result<(), E>,
-) -> Result<(), E> {
-    // Of a link the file that it leads to.
-    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    if path.is_dir() {
-        return Err(std::io::Error::from(std::io::ErrorKind::IsADirectory).into());
-    }
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.part", std::process::id()));
-    let beside = path.with_file_name(name);
-    let mut out = BufWriter::new(File::create(&beside)?);
-    let done = write(&mut out).and_then(|()| Ok(out.flush()?)).and_then(|()| Ok(std::fs::rename(&beside, &path)?));
-    if done.is_err() {
-        // The failure is what is told.
-        let _ = std::fs::remove_file(&beside);
-    }
-    done
-}
-
 /// Adds the tokenizer of `files`, if there is one.
-fn tokens(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mut Writer) -> Result<()> {
+fn tokens(files: &ModelFiles, vocab_size: usize, ends: &[u32], to: &mut GgufWriter) -> Result<()> {
     if files.has_tokenizer() {
-        return vocabulary::write(files, vocab_size, ends, to);
+        return Ok(write_tokenizer(&files.tokenizer_source()?, &files.tokenizer()?, vocab_size, ends, to)?);
     }
     to.text("tokenizer.ggml.model", "none");
     Ok(())
@@ -247,14 +222,14 @@ fn of_weights<'a>(
     rules: Vec<Rule>,
     tables: Vec<(&str, Vec<f32>)>,
     checkpoint: &'a Checkpoint,
-) -> Result<Vec<Planned<'a>>> {
+) -> Result<Vec<PlannedTensor<'a>>> {
     let mut planned = Vec::new();
     for (name, factors) in tables {
-        planned.push(Planned {
+        planned.push(PlannedTensor {
             name: name.to_owned(),
             shape: vec![factors.len()],
-            storage: Storage::plain(DType::F32),
-            source: Source::Table(factors),
+            storage: TensorStorage::plain(DType::F32),
+            source: TensorSource::Table(factors),
         });
     }
     for Rule { file, weights, change } in rules {
@@ -262,15 +237,16 @@ fn of_weights<'a>(
         if there == 0 {
             continue;
         }
-        let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>>>()?;
+        let views = weights.iter().map(|(name, _)| checkpoint.tensor(name)).collect::<Result<Vec<_>, _>>()?;
         let (first, mut shape) = (views[0], views[0].shape.to_vec());
         shape[0] = views.iter().map(|view| view.shape[0]).sum();
         if let Some(other) = views.iter().find(|v| v.dtype != first.dtype || v.shape[1..] != first.shape[1..]) {
-            return Err(ModelError::Files {
+            return Err(FilesError::Path {
                 path: files.to_string().into(),
                 problem: format!("{} and {} have other dtypes or widths", first.name, other.name),
                 remedy: "GGUF has them as one tensor: store them alike".to_owned(),
-            });
+            }
+            .into());
         }
         // Norms, biases and the like are few, and are read as f32 everywhere.
         let dtype = if shape.len() < 2 || !matches!(first.dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -278,18 +254,18 @@ fn of_weights<'a>(
         } else {
             first.dtype
         };
-        planned.push(Planned {
+        planned.push(PlannedTensor {
             name: file,
             shape,
-            storage: Storage::plain(dtype),
-            source: Source::Weights(views, change),
+            storage: TensorStorage::plain(dtype),
+            source: TensorSource::Weights(views, change),
         });
     }
     Ok(planned)
 }
 
 /// Gives a matrix the storage that is asked for, or the nearest that can hold it.
-fn choose(tensor: &mut Planned<'_>, how: &Quantisation, model: Option<&mix::Model>, written: &mut Written) {
+fn choose(tensor: &mut PlannedTensor<'_>, how: &Quantisation, model: Option<&MixedModel>, written: &mut Written) {
     let outer = matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
     let width = tensor.shape.last().copied().unwrap_or(1);
     let mixed = || how.mix.zip(model).and_then(|(mix, model)| mix.of(&tensor.name, width, model));
@@ -310,7 +286,7 @@ fn choose(tensor: &mut Planned<'_>, how: &Quantisation, model: Option<&mix::Mode
 }
 
 /// What holds rows that `storage` cannot, with about as many bits.
-fn instead(storage: &Storage) -> Storage {
+fn instead(storage: &TensorStorage) -> TensorStorage {
     let name = match storage.name() {
         "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
         "q4_k" => "q5_0",
@@ -318,15 +294,15 @@ fn instead(storage: &Storage) -> Storage {
         "q6_k" => "q8_0",
         _ => "f16",
     };
-    Storage::from_name(name).unwrap_or_else(|| Storage::plain(DType::F16))
+    TensorStorage::from_name(name).unwrap_or_else(|| TensorStorage::plain(DType::F16))
 }
 
 /// The number by which llama.cpp tells what most tensors are.
-fn file_type(planned: &[Planned<'_>], how: &Quantisation) -> u32 {
+fn file_type(planned: &[PlannedTensor<'_>], how: &Quantisation) -> u32 {
     if let Some(mix) = how.mix {
         return mix.file_type;
     }
-    let most = how.matrices.as_ref().map(Storage::name);
+    let most = how.matrices.as_ref().map(TensorStorage::name);
     let name = most.unwrap_or_else(|| {
         let matrices = || planned.iter().filter(|t| t.shape.len() == 2);
         let names = matrices().map(|t| t.storage.name());
@@ -353,17 +329,17 @@ fn file_type(planned: &[Planned<'_>], how: &Quantisation) -> u32 {
     }
 }
 
-impl Planned<'_> {
+impl PlannedTensor<'_> {
     /// Its bytes in its storage.
     ///
     /// # Errors
     /// What is wrong with its numbers.
     fn bytes(&self, importance: Option<&[f32]>) -> Result<Vec<u8>, String> {
         let (storage, bytes) = match &self.source {
-            Source::Table(values) => return Ok(self.storage.encode(values, &self.shape, None)),
-            Source::Bytes(bytes, storage) => (storage.clone(), bytes.to_vec()),
-            Source::Weights(views, change) => {
-                let storage = Storage { dtype: views[0].dtype, format: views[0].format.cloned() };
+            TensorSource::Table(values) => return Ok(self.storage.encode(values, &self.shape, None)),
+            TensorSource::Bytes(bytes, storage) => (storage.clone(), bytes.to_vec()),
+            TensorSource::Weights(views, change) => {
+                let storage = TensorStorage { dtype: views[0].dtype, format: views[0].format.cloned() };
                 let bytes: Vec<u8> = views.iter().flat_map(|view| view.data).copied().collect();
                 match *change {
                     Change::Interleaved { heads } => {
@@ -394,8 +370,8 @@ impl Planned<'_> {
 pub(super) fn restored(
     name: &str,
     bytes: &[u8],
-    from: &Storage,
-    to: &Storage,
+    from: &TensorStorage,
+    to: &TensorStorage,
     shape: &[usize],
     importance: Option<&[f32]>,
 ) -> Result<Vec<u8>, String> {
@@ -429,7 +405,7 @@ pub(super) fn restored(
 
 /// The number of `values` that `encoded` does not hold. A block whose scale is too large for it holds none of its values,
 /// so what is told is the row's largest.
-fn lost(values: &[f32], encoded: &[u8], to: &Storage) -> Option<f32> {
+fn lost(values: &[f32], encoded: &[u8], to: &TensorStorage) -> Option<f32> {
     let odd = values.iter().find(|value| to.format.is_some() && !value.is_finite());
     if odd.is_some() {
         return odd.copied();

@@ -4,17 +4,19 @@ use std::fs::File;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
 
+use ridge_files::checkpoint::Published;
+use ridge_files::gguf::TensorStorage;
+use ridge_files::{FilesError, Gguf, TensorView, json, replace_file};
 use ridge_graph::DType;
+use ridge_text::gguf::tokenizer_json;
 use serde_json::{Value as Json, json};
 
-use super::Gguf;
-use super::config::torch_name;
-use super::convert::{Failure, restored, whole};
-use super::storage::Storage;
-use crate::checkpoint::{Published, TensorView};
+use super::config::{config_json, torch_name};
+use super::convert::{WriteFailure, restored};
+use super::names::checkpoint;
+use super::pooling::pooling;
 use crate::config::{BertConfig, ModelConfig};
-use crate::error::{ModelError, Result};
-use crate::json;
+use crate::error::Result;
 use crate::model::BuildOptions;
 use crate::pooling::SentenceConfig;
 use crate::weights;
@@ -34,8 +36,8 @@ pub fn to_folder(
     all: bool,
     mut progress: impl FnMut(u64, u64) -> std::io::Result<()>,
 ) -> Result<()> {
-    let config_text = gguf.config_json()?;
-    let checkpoint = gguf.checkpoint()?;
+    let config_text = config_json(gguf)?;
+    let checkpoint = checkpoint(gguf)?;
     let tensors = if BertConfig::is_one(gguf.file(), &config_text)? {
         let config = BertConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
@@ -55,7 +57,7 @@ pub fn to_folder(
     let dtypes: Vec<DType> = tensors.iter().map(kept).collect();
     let io = |path: &Path, action| {
         let path = path.to_owned();
-        move |cause| ModelError::Io { path, action, cause }
+        move |cause| FilesError::Io { path, action, cause }
     };
     std::fs::create_dir_all(folder).map_err(io(folder, "make the folder"))?;
     let put = |name: &str, text: &str| {
@@ -82,27 +84,27 @@ pub fn to_folder(
         text.push(' ');
     }
     let path = folder.join("model.safetensors");
-    let write = |out: &mut BufWriter<File>| -> Result<(), Failure> {
+    let write = |out: &mut BufWriter<File>| -> Result<(), WriteFailure> {
         out.write_all(&(text.len() as u64).to_le_bytes())?;
         out.write_all(text.as_bytes())?;
         let mut done = 0u64;
         for (tensor, dtype) in tensors.iter().zip(&dtypes) {
-            let to = Storage::plain(*dtype);
+            let to = TensorStorage::plain(*dtype);
             let bytes = tensor.bytes(|view| {
-                let from = Storage { dtype: view.dtype, format: view.format.cloned() };
+                let from = TensorStorage { dtype: view.dtype, format: view.format.cloned() };
                 if from == to {
                     return Ok(view.data.to_vec());
                 }
                 restored(view.name, view.data, &from, &to, view.shape, None)
             });
-            let bytes = bytes.map_err(Failure::Tensor)?;
+            let bytes = bytes.map_err(WriteFailure::Tensor)?;
             out.write_all(&bytes)?;
             done += bytes.len() as u64;
             progress(done, offset as u64)?;
         }
         Ok(())
     };
-    whole(&path, write).map_err(|failure| {
+    replace_file(&path, write).map_err(|failure| {
         // If it is empty: it was made just now.
         let _ = std::fs::remove_dir(folder);
         failure.of(gguf.file(), &path, "write the weights")
@@ -112,11 +114,11 @@ pub fn to_folder(
     config.insert("torch_dtype".into(), torch_name(most).into());
     put("config.json", &pretty(&Json::Object(config).to_string()))?;
     if gguf.metadata().contains_key("tokenizer.ggml.tokens") {
-        let (tokenizer, tokenizer_config) = gguf.tokenizer_json()?;
+        let (tokenizer, tokenizer_config) = tokenizer_json(gguf)?;
         put("tokenizer.json", &tokenizer)?;
         put("tokenizer_config.json", &pretty(&tokenizer_config))?;
     }
-    if let Some(pooling) = gguf.pooling()? {
+    if let Some(pooling) = pooling(gguf)? {
         let folder = folder.join(SentenceConfig::POOLING);
         std::fs::create_dir_all(&folder).map_err(io(&folder, "make the folder"))?;
         for (name, text) in SentenceConfig::texts(pooling) {

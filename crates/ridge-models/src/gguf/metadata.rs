@@ -1,9 +1,10 @@
-//! A configuration as metadata: the way back of `config.rs`.
+//! A configuration as metadata: the inverse of `config.rs`.
 
+use ridge_files::FilesError;
+use ridge_files::gguf::GgufWriter;
 use ridge_graph::ops::{Gelu, llama3_scaling, rope_frequencies};
 
-use super::config::{ARCHITECTURES, POOLINGS};
-use super::write::Writer;
+use super::config::{ARCHITECTURES, POOLINGS, yarn_temper};
 use crate::config::{BertConfig, ModelConfig, RopeScaling};
 use crate::error::{ModelError, Result};
 use crate::source::ModelFiles;
@@ -26,7 +27,7 @@ pub(super) fn family(config: &ModelConfig) -> &'static str {
 }
 
 /// Adds what `config` says to what is to be written.
-pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -> Result<()> {
+pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWriter) -> Result<()> {
     let family = family(config);
     let known = ARCHITECTURES.iter().find(|(_, ours)| *ours == family);
     // Mistral's layers are Llama's.
@@ -90,7 +91,7 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
             Some(RopeScaling::Dynamic { .. }) => return refuse("its frequencies are scaled dynamically"),
         }
     }
-    let window = |to: &mut Writer, window: Option<usize>| {
+    let window = |to: &mut GgufWriter, window: Option<usize>| {
         if let Some(window) = window {
             to.u32(&key("attention.sliding_window"), window as u32);
         }
@@ -149,7 +150,7 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut Writer) -
 }
 
 /// Adds what an encoder's `config` says to what is to be written.
-pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut Writer) -> Result<()> {
+pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut GgufWriter) -> Result<()> {
     to.text("general.architecture", "bert");
     name(files, to);
     for (key, value) in [
@@ -176,22 +177,17 @@ pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut Wr
     Ok(())
 }
 
-fn name(files: &ModelFiles, to: &mut Writer) {
+fn name(files: &ModelFiles, to: &mut GgufWriter) {
     let name = files.to_string();
     to.text("general.name", std::path::Path::new(&name).file_name().and_then(|n| n.to_str()).unwrap_or(&name));
 }
 
 fn no_words(files: &ModelFiles, problem: &str) -> ModelError {
-    ModelError::Files {
+    ModelError::Files(FilesError::Path {
         path: files.to_string().into(),
         problem: problem.to_owned(),
         remedy: "GGUF has no words for it: run the model from its folder".to_owned(),
-    }
-}
-
-/// What YaRN makes of the scores where nothing else is said (section 3.4 of its paper).
-pub(super) fn yarn_temper(factor: f64) -> f64 {
-    if factor > 1.0 { 0.1 * factor.ln() + 1.0 } else { 1.0 }
+    })
 }
 
 /// Tensors of factors of the frequencies.

@@ -1,8 +1,9 @@
 //! Mixes of formats: `llama-quantize`'s ways to spend more bits where they matter most, which are the last projections of
 //! attention and MLP of the first and last layers, and of every third between.
 
+use ridge_files::gguf::TensorStorage;
+
 use super::names::Sizes;
-use super::storage::Storage;
 
 /// A mix of formats, called as llama.cpp calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +31,7 @@ const MIXES: [Mix; 9] = [
 
 /// What of a model decides.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Model {
+pub(super) struct MixedModel {
     pub(super) layers: usize,
     /// Heads that share keys and values.
     pub(super) sharing: usize,
@@ -41,7 +42,7 @@ pub(super) struct Model {
     pub(super) tied: bool,
 }
 
-impl Model {
+impl MixedModel {
     pub(super) fn new(family: &str, sizes: &Sizes, tied: bool) -> Self {
         Self {
             layers: sizes.layers,
@@ -65,12 +66,12 @@ impl Mix {
     }
 
     /// The storage of a matrix called `tensor`, whose rows have `width` elements.
-    pub(super) fn of(&self, tensor: &str, width: usize, model: &Model) -> Option<Storage> {
-        Storage::from_name(self.format(tensor, width, model))
+    pub(super) fn of(&self, tensor: &str, width: usize, model: &MixedModel) -> Option<TensorStorage> {
+        TensorStorage::from_name(self.format(tensor, width, model))
     }
 
-    fn format(&self, tensor: &str, width: usize, model: &Model) -> &'static str {
-        let Model { layers, sharing, falcon, llama, tied } = *model;
+    fn format(&self, tensor: &str, width: usize, model: &MixedModel) -> &'static str {
+        let MixedModel { layers, sharing, falcon, llama, tied } = *model;
         if tensor == "output.weight" || tied && tensor == "token_embd.weight" {
             return if falcon || !width.is_multiple_of(256) { "q8_0" } else { "q6_k" };
         }

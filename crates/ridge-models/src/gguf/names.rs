@@ -4,9 +4,11 @@
 //! Llama's queries and keys are in another order, since there the two numbers that a rotation turns lie side by side;
 //! Gemma's norms have one added.
 
-use super::config::model_type;
-use super::{Gguf, Storage, TensorInfo};
-use crate::checkpoint::{Change, Checkpoint, Gathered};
+use ridge_files::checkpoint::{Change, Gathered};
+use ridge_files::gguf::{GgufTensor, TensorStorage};
+use ridge_files::{Checkpoint, Gguf};
+
+use super::config::{config_json, model_type};
 use crate::config::{BertConfig, DecoderConfig, ModelConfig};
 use crate::error::Result;
 
@@ -190,15 +192,20 @@ pub(super) fn rules(family: &str, sizes: &Sizes, two_norms: bool) -> Vec<Rule> {
 /// Tensors that hold no weights: what they say is in the configuration.
 const TABLES: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"];
 
-/// The weights of a file.
-pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
-    let text = gguf.config_json()?;
+/// The weights of `gguf` under the names that the family's graph has.
+///
+/// # Errors
+///
+/// [`ModelError::Files`](crate::ModelError::Files) if the architecture is not one that Ridge runs, or a tensor has a wrong
+/// shape.
+pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
+    let text = config_json(gguf)?;
     let sizes = match BertConfig::is_one(gguf.file(), &text)? {
         true => Sizes::from(&BertConfig::from_json(gguf.file(), &text)?),
         false => Sizes::from(&*ModelConfig::from_json(gguf.file(), &text)?),
     };
     let family = model_type(gguf.text("general.architecture")?.unwrap_or_default());
-    let named: std::collections::BTreeMap<&str, &TensorInfo> =
+    let named: std::collections::BTreeMap<&str, &GgufTensor> =
         gguf.tensors().iter().map(|t| (t.name.as_str(), t)).collect();
     let rules = rules(family, &sizes, named.contains_key("blk.0.attn_norm_2.weight"));
     let mut left = named.clone();
@@ -212,7 +219,7 @@ pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
         let wanted: usize = rule.weights.iter().map(|(_, rows)| rows).sum();
         if wanted != 0 && wanted != rows {
             let problem = format!("the tensor {} has {rows} rows, and the metadata asks for {wanted}", rule.file);
-            return Err(gguf.fail(problem, "download the file again, or convert the model anew"));
+            return Err(gguf.fail(problem, "download the file again, or convert the model anew").into());
         }
         // A vector's rows are its elements, of which a block is none.
         let row = match tensor.shape.len() {
@@ -235,16 +242,16 @@ pub(super) fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     for (name, tensor) in left {
         tensors.push(gathered(name.to_owned(), tensor, tensor.shape.clone(), tensor.range.clone(), Change::None));
     }
-    Checkpoint::gathered(gguf.file(), &gguf.parts, tensors)
+    Ok(Checkpoint::from_gguf(gguf, tensors)?)
 }
 
 fn gathered(
     name: String,
-    tensor: &TensorInfo,
+    tensor: &GgufTensor,
     shape: Vec<usize>,
     range: std::ops::Range<usize>,
     change: Change,
 ) -> Gathered {
-    let Storage { dtype, format } = tensor.storage.clone();
+    let TensorStorage { dtype, format } = tensor.storage.clone();
     Gathered { name, dtype, format, shape, part: tensor.part, range, change }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode};
-use ridge_models::ChatInput;
-use ridge_models::template::Clock;
+use ridge_text::ChatInput;
+use ridge_text::template::Clock;
 use serde_json::{Map, Value, json};
 
 use super::router::Caller;

@@ -46,5 +46,5 @@ pub enum LoadError {
     System(#[from] io::Error),
     /// A tokenizer that cannot be used.
     #[error(transparent)]
-    Model(#[from] ridge_models::ModelError),
+    Text(#[from] ridge_text::TextError),
 }

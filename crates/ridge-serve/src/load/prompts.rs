@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ridge_graph::sample::Rng;
-use ridge_models::Tokenizer;
+use ridge_text::Tokenizer;
 
 use super::{LoadError, Shape};
 

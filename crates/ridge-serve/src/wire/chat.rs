@@ -1,6 +1,6 @@
 //! A request of `/v1/chat/completions`.
 
-use ridge_models::template::Data;
+use ridge_text::template::Data;
 use serde_json::{Value, json};
 
 use super::constraint::Form;

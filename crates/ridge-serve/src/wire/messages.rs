@@ -1,6 +1,6 @@
 //! The messages and tools of a chat, checked and made ready for a template.
 
-use ridge_models::template::Data;
+use ridge_text::template::Data;
 use serde_json::{Map, Value, json};
 
 use super::constraint::is_schema;

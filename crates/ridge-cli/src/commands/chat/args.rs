@@ -4,7 +4,7 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use ridge_models::template::Data;
+use ridge_text::template::Data;
 
 use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, SamplingArgs, SamplingSettings, whole};
 use crate::error::{Result, refused};

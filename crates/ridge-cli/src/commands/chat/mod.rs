@@ -13,7 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ridge_engine::Finish;
-use ridge_models::{ChatTemplates, ModelFiles};
+use ridge_models::ModelFiles;
+use ridge_text::ChatTemplates;
 use serde_json::json;
 use signal_hook::consts::SIGINT;
 

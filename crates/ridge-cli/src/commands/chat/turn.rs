@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use ridge_engine::{Engine, Finish, Request, Sampling, SequenceId, TextStream};
 use ridge_hw::units::Seconds;
-use ridge_models::template::{ChatInput, Clock, Data};
-use ridge_models::{ChatTemplates, Tokenizer};
+use ridge_text::template::{ChatInput, Clock, Data};
+use ridge_text::{ChatTemplates, Tokenizer};
 
 use crate::conversation::Conversation;
 use crate::error::{Error, Result};

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer};
+use ridge_models::{Model, ModelConfig, ModelFiles};
 use ridge_runtime::Backend;
+use ridge_text::Tokenizer;
 use serde_json::json;
 
 use super::args::EvalSettings;

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::Seconds;
-use ridge_models::{Model, ModelConfig, ModelFiles, Tokenizer};
+use ridge_models::{Model, ModelConfig, ModelFiles};
+use ridge_text::Tokenizer;
 use serde_json::json;
 
 pub(crate) use args::GenerateArgs;
-use args::{GenerateSettings, GeneratePrompt};
+use args::{GeneratePrompt, GenerateSettings};
 
 use crate::error::{Error, Result, refused};
 use crate::input;

@@ -8,10 +8,11 @@ use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
 use ridge_hw::units::{Bytes, Flops};
-use ridge_models::template::Clock;
-use ridge_models::{ChatInput, ChatTemplates, Model, ModelConfig, ModelFiles, Pooling, Tokenizer, weight_bytes};
+use ridge_models::{Model, ModelConfig, ModelFiles, Pooling, weight_bytes};
 use ridge_runtime::Backend;
 use ridge_serve::{Floor, Runs, ServedModel, listen, serve, start_log};
+use ridge_text::template::Clock;
+use ridge_text::{ChatInput, ChatTemplates, Tokenizer};
 
 use args::LogFormatArg;
 pub(crate) use args::ServeArgs;

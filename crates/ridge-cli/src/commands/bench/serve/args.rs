@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use clap::Args;
 use ridge_graph::sample::Rng;
-use ridge_models::Tokenizer;
 use ridge_serve::KEY_VARIABLE;
 use ridge_serve::load::{
     Api, Arrivals, Objective, Pace, Prompts, Shape, TRACE_BLOCK, Target, TraceRequest, Words, Workload, read_trace,
 };
+use ridge_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
 use crate::args::{MAX_COUNT, whole};

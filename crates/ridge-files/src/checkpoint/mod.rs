@@ -1,0 +1,22 @@
+//! Published weights: safetensors files, mapped into memory, with their headers checked before a byte is used.
+//!
+//! `header.rs` reads one file's header, `shards.rs` finds which files make up a checkpoint, and `open.rs` opens them as
+//! a [`Checkpoint`] (`tensors.rs`). `from_gguf.rs` makes one of a GGUF file. `divide.rs` divides published tensors into
+//! the `parts.rs` that a caller lists, `published.rs` puts them together again, and `rearrange.rs` moves elements.
+
+mod divide;
+mod from_gguf;
+mod header;
+mod open;
+mod parts;
+mod pattern;
+mod published;
+mod rearrange;
+mod shards;
+mod tensors;
+
+pub use from_gguf::Gathered;
+pub use parts::{Part, Rows};
+pub use published::Published;
+pub use rearrange::{Change, deinterleaved};
+pub use tensors::{Checkpoint, TensorBytes, TensorView};

@@ -1,0 +1,47 @@
+//! Weights as parts of published tensors: which tensor, which rows, transposed or not. The caller gives the list.
+
+/// A weight of a graph as a part of a published tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Name of the published tensor, in which `*` stands for any characters, such as a layer's number.
+    pub of: String,
+    /// Name of the weight, with `*` for what that of the tensor stood for.
+    pub name: String,
+    /// Is the tensor the weight's transpose, `[in, out]`? A vector is not turned.
+    pub transposed: bool,
+    /// The rows of the tensor, after transposition, that are the weight's; all if `None`.
+    pub rows: Option<Rows>,
+}
+
+/// Blocks of rows at equal distances, the first of which begins at `first`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rows {
+    /// Where the first block begins.
+    pub first: usize,
+    /// Rows of each block.
+    pub len: usize,
+    /// Rows from the beginning of a block to the next one's.
+    pub stride: usize,
+    /// How many blocks there are.
+    pub blocks: usize,
+}
+
+impl Rows {
+    /// Rows that lie together.
+    pub const fn range(first: usize, len: usize) -> Self {
+        Self { first, len, stride: len, blocks: 1 }
+    }
+
+    pub(super) fn end(&self) -> usize {
+        self.first + self.stride * self.blocks.saturating_sub(1) + self.len
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.len * self.blocks
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        let Self { first, len, stride, blocks } = *self;
+        (0..blocks).flat_map(move |block| (0..len).map(move |row| first + block * stride + row))
+    }
+}

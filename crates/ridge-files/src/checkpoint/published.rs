@@ -1,0 +1,84 @@
+//! The tensors of a checkpoint as its family publishes them: the inverse of `divide.rs`.
+
+use std::collections::BTreeMap;
+
+use super::parts::Part;
+use super::pattern::star;
+use super::rearrange::transpose;
+use super::tensors::{Checkpoint, TensorView};
+
+/// A tensor as it is published.
+#[derive(Debug)]
+pub struct Published<'a> {
+    /// Its published name.
+    pub name: String,
+    /// Extents, outermost first.
+    pub shape: Vec<usize>,
+    /// The weights that it is made of.
+    pub views: Vec<TensorView<'a>>,
+    /// Where their rows go; nothing if it is one weight as it is.
+    parts: Vec<Part>,
+}
+
+impl Checkpoint {
+    /// The tensors of which the weights in this checkpoint are `parts`, and those weights that are published as they
+    /// are.
+    pub fn published(&self, parts: &[Part]) -> Vec<Published<'_>> {
+        let mut fused: BTreeMap<String, (Vec<TensorView<'_>>, Vec<Part>)> = BTreeMap::new();
+        let mut out = Vec::new();
+        for view in self.tensors() {
+            let part = parts.iter().find_map(|part| Some((part, star(&part.name, view.name)?)));
+            if let Some((part, star)) = part {
+                let (views, parts) = fused.entry(part.of.replace('*', star)).or_default();
+                views.push(view);
+                parts.push(part.clone());
+            } else {
+                let (name, shape) = (view.name.to_owned(), view.shape.to_vec());
+                out.push(Published { name, shape, views: vec![view], parts: Vec::new() });
+            }
+        }
+        for (name, (views, parts)) in fused {
+            let mut shape = views[0].shape.to_vec();
+            shape[0] = views.iter().map(|view| view.shape[0]).sum();
+            if parts[0].transposed && shape.len() == 2 {
+                shape.swap(0, 1);
+            }
+            out.push(Published { name, shape, views, parts });
+        }
+        out
+    }
+}
+
+impl Published<'_> {
+    /// Its elements; `plain` gives those of a weight, row-major.
+    ///
+    /// # Errors
+    /// Those of `plain`.
+    pub fn bytes<E>(&self, plain: impl Fn(&TensorView<'_>) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+        if self.parts.is_empty() {
+            return plain(&self.views[0]);
+        }
+        let rows: usize = self.views.iter().map(|view| view.shape[0]).sum();
+        let width = self.views[0].shape.get(1).copied().unwrap_or(1);
+        let mut whole = Vec::new();
+        let mut element = 1;
+        for (view, part) in self.views.iter().zip(&self.parts) {
+            let bytes = plain(view)?;
+            let row = bytes.len() / view.shape[0].max(1);
+            element = row / width.max(1);
+            whole.resize(rows * row, 0);
+            let to: Vec<usize> = match part.rows {
+                Some(rows) => rows.iter().collect(),
+                None => (0..view.shape[0]).collect(),
+            };
+            for (from, to) in bytes.chunks_exact(row.max(1)).zip(to) {
+                whole[to * row..][..row].copy_from_slice(from);
+            }
+        }
+        if self.parts[0].transposed && self.shape.len() == 2 {
+            let columns: Vec<usize> = (0..width).collect();
+            return Ok(transpose(&whole, [rows, width], &columns, element));
+        }
+        Ok(whole)
+    }
+}

@@ -1,0 +1,93 @@
+//! Rearranging the elements of a published tensor into those of a weight.
+//!
+//! A weight is rearranged when its elements are first read, so that opening a model copies nothing.
+
+use std::sync::OnceLock;
+
+use ridge_graph::DType;
+
+use super::parts::Rows;
+
+/// Which row of a head of `rows` rows is at `i` once the halves of the head are interleaved: the inverse of how
+/// [`Change::Interleaved`] reads them.
+pub fn deinterleaved(rows: usize, i: usize) -> usize {
+    i % 2 * (rows / 2) + i / 2
+}
+
+/// Elements of a weight that differ in place or value from those of the file, computed when they are first read.
+#[derive(Debug)]
+pub(super) struct Rearranged {
+    how: How,
+    bytes: OnceLock<Vec<u8>>,
+}
+
+#[derive(Debug)]
+pub(super) enum How {
+    /// Rows of a matrix of `shape` that is perhaps transposed.
+    Rows { shape: [usize; 2], transposed: bool, rows: Rows, element: usize },
+    /// As [`Change::Interleaved`], of rows of so many bytes.
+    Halves { heads: usize, row: usize },
+    /// As [`Change::MinusOne`].
+    MinusOne(DType),
+}
+
+/// How the elements of a weight follow from those of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// They are the same.
+    None,
+    /// Within each head, the file interleaves the rows of the first half with those of the second.
+    Interleaved {
+        /// How many heads there are.
+        heads: usize,
+    },
+    /// The file adds one to each number.
+    MinusOne,
+}
+
+/// Which row of a head of `rows` rows, halves interleaved, is the `i`-th.
+fn interleaved(rows: usize, i: usize) -> usize {
+    let half = rows / 2;
+    if i < half { 2 * i } else { 2 * (i - half) + 1 }
+}
+
+impl Rearranged {
+    pub(super) fn new(how: How) -> Self {
+        Self { how, bytes: OnceLock::new() }
+    }
+
+    /// The elements, moved from those of the published tensor.
+    pub(super) fn bytes(&self, published: &[u8]) -> &[u8] {
+        self.bytes.get_or_init(|| match &self.how {
+            How::Rows { shape, transposed: false, rows, element } => {
+                let row = shape[1] * element;
+                rows.iter().flat_map(|r| &published[r * row..][..row]).copied().collect()
+            }
+            How::Rows { shape, transposed: true, rows, element } => {
+                transpose(published, *shape, &rows.iter().collect::<Vec<_>>(), *element)
+            }
+            How::Halves { heads, row } => {
+                let (all, of_head) = (published.len() / row, published.len() / row / heads);
+                let from = |i: usize| (i / of_head * of_head + interleaved(of_head, i % of_head)) * row;
+                (0..all).flat_map(|i| &published[from(i)..][..*row]).copied().collect()
+            }
+            How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
+        })
+    }
+}
+
+/// Columns `columns` of a matrix as rows, in blocks that fit a cache.
+pub(super) fn transpose(from: &[u8], [rows, width]: [usize; 2], columns: &[usize], element: usize) -> Vec<u8> {
+    const BLOCK: usize = 64;
+    let mut to = vec![0; columns.len() * rows * element];
+    for row_block in (0..rows).step_by(BLOCK) {
+        let block = row_block..(row_block + BLOCK).min(rows);
+        for (i, column) in columns.iter().enumerate() {
+            for row in block.clone() {
+                let (a, b) = ((row * width + column) * element, (i * rows + row) * element);
+                to[b..b + element].copy_from_slice(&from[a..a + element]);
+            }
+        }
+    }
+    to
+}

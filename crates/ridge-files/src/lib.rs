@@ -1,0 +1,24 @@
+//! The files of models: safetensors, GGUF, sharded checkpoints and mapped files. Nothing here knows a model.
+//!
+//! Read `checkpoint` first (named tensors of a folder of safetensors files), then `gguf` (one file with metadata and
+//! tensors). `mapped` maps files into memory, `replace` writes a file whole or not at all, `json` and `text_file` read
+//! small files.
+//!
+//! All of these files come from strangers. Reading them gives a value or a [`FilesError`] that names the file, the item
+//! in it, what was expected and what to do. It never panics, and memory stays within a small multiple of the headers.
+
+mod bytes;
+pub mod checkpoint;
+mod error;
+pub mod gguf;
+pub mod json;
+mod mapped;
+mod replace;
+mod text_file;
+
+pub use checkpoint::{Checkpoint, TensorView};
+pub use error::{FilesError, Result, TensorMismatch};
+pub use gguf::Gguf;
+pub use mapped::MappedFile;
+pub use replace::replace_file;
+pub use text_file::read_text;

@@ -1,0 +1,291 @@
+//! GGUF files: what Ridge writes beside llama.cpp's own converter (`fixtures/gguf_models.py`), what it reads of its own
+//! files.
+
+use std::path::{Path, PathBuf};
+
+use crate::common::fixtures;
+use ridge_files::Checkpoint;
+use ridge_files::gguf::{Gguf, GgufValue, TensorStorage};
+use ridge_graph::{DType, format};
+use ridge_models::gguf::{Quantisation, checkpoint, to_folder, to_gguf};
+use ridge_models::{ModelConfig, ModelFiles, Pooling};
+use serde_json::Value as Json;
+
+/// A folder of this test, empty.
+fn folder(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("gguf").join(name);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).expect("can be made");
+    folder
+}
+
+fn fnv(bytes: &[u8]) -> String {
+    let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3));
+    format!("{hash:016x}")
+}
+
+fn models() -> Vec<String> {
+    let mut all = Vec::new();
+    for kind in ["families", "llama"] {
+        for entry in fixtures().join(kind).read_dir().expect("is there") {
+            let name = entry.expect("is listed").file_name().into_string().expect("a name");
+            // An encoder; and frequencies that GGUF cannot tell.
+            if !["bert", "llama_dynamic", "llama_yarn_mscale"].contains(&name.as_str()) {
+                all.push(format!("{kind}/{name}"));
+            }
+        }
+    }
+    all.sort();
+    assert!(all.len() >= 19, "{all:?}");
+    all
+}
+
+/// Runs `check` for each of `names`, and tells of all that fail.
+fn each(names: &[String], check: impl Fn(&str)) {
+    let fails = |name: &&String| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| check(name))).is_err();
+    let failed: Vec<&String> = names.iter().filter(fails).collect();
+    assert!(failed.is_empty(), "of {} models these fail, as told above: {failed:?}", names.len());
+}
+
+/// The model `name` as a GGUF file with matrices stored so.
+fn written(name: &str, to: &Path, matrices: Option<TensorStorage>) -> Gguf {
+    let files = ModelFiles::open(Some(&fixtures().join(name))).expect("opens");
+    let how = Quantisation { matrices, ..Quantisation::default() };
+    to_gguf(&files, to, &how, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+    Gguf::open(to).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+fn weights(files: &ModelFiles, config: &ModelConfig) -> Checkpoint {
+    config.arrange(files.checkpoint().expect("weights")).expect("divides")
+}
+
+#[test]
+fn files_hold_what_llama_cpps_converter_writes() {
+    let text = std::fs::read_to_string(fixtures().join("gguf.json")).expect("the fixture");
+    let expected: Json = serde_json::from_str(&text).expect("JSON");
+    let to = folder("beside");
+    let expected = expected.as_object().expect("models");
+    let told = |name: &&String| models().contains(name) || *name == "families/bert";
+    let names: Vec<String> = expected.keys().filter(told).cloned().collect();
+    assert!(names.len() >= 18, "{names:?}");
+    each(&names, |name| {
+        let theirs = &expected[name];
+        let gguf = written(name, &to.join("x.gguf"), Some(TensorStorage::plain(DType::F32)));
+        let tensors = theirs["tensors"].as_object().expect("tensors");
+        assert_eq!(gguf.tensors().len(), tensors.len(), "{name}");
+        for tensor in gguf.tensors() {
+            let is = serde_json::json!([tensor.storage.name(), tensor.shape, fnv(gguf.data(tensor))]);
+            // Factors are computed, here in doubles.
+            if tensor.name == "rope_freqs.weight" {
+                assert_eq!(is[1], tensors[&tensor.name][1]);
+                continue;
+            }
+            assert_eq!(is, tensors[&tensor.name], "{name} {}", tensor.name);
+        }
+        for (key, should) in theirs["metadata"].as_object().expect("metadata") {
+            // The converter takes the context of the first Falcon, and the usual widths of these MLPs, for granted.
+            if ["falcon.context_length", "falcon.feed_forward_length", "gpt2.feed_forward_length"]
+                .contains(&key.as_str())
+            {
+                continue;
+            }
+            let is = match gguf.metadata().get(key) {
+                Some(GgufValue::String(text)) => Json::from(text.as_str()),
+                Some(GgufValue::Bool(flag)) => Json::from(*flag),
+                Some(value) => Json::from(value.as_f64().expect("a number")),
+                None => {
+                    // What says that there is nothing.
+                    let nothing = *should == 0 || key == "phi3.rope.scaling.original_context_length";
+                    assert!(nothing, "{name}: {key} = {should} is missing");
+                    continue;
+                }
+            };
+            match (is.as_f64(), should.as_f64()) {
+                (Some(is), Some(should)) => {
+                    assert!((is - should).abs() <= should.abs() * 1e-6, "{name} {key}: {is} {should}");
+                }
+                _ => assert_eq!(is, *should, "{name} {key}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn a_model_comes_back_from_a_file_as_it_was() {
+    let to = folder("back");
+    each(&models(), |name| {
+        let path = to.join("x.gguf");
+        written(name, &path, None);
+        let (before, after) = (
+            ModelFiles::open(Some(&fixtures().join(name))).expect("opens"),
+            ModelFiles::open(Some(&path)).expect("opens"),
+        );
+        let (mut was, mut is) =
+            (before.config().expect("reads"), after.config().unwrap_or_else(|e| panic!("{name}: {e}")));
+        for config in [&mut was, &mut is] {
+            config.torch_dtype = None;
+            config.bos_token_id = None;
+            config.eos_token_ids = Vec::new();
+            config.attention_dropout = 0.0;
+        }
+        // The factors of Llama 3 come back as a list, and numbers were f32 in between.
+        let scaled = was.rope.as_ref().is_some_and(|rope| rope.scaling.is_some());
+        if !scaled && !name.contains("gemma") {
+            assert_eq!(format!("{was:?}"), format!("{is:?}"), "{name}");
+        }
+        let (was, is) = (weights(&before, &was), weights(&after, &is));
+        for tensor in is.tensors() {
+            let old = was.tensor(tensor.name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!(tensor.shape, old.shape, "{name} {}", tensor.name);
+            let (new, old) = (tensor.dtype.decode(tensor.data), old.dtype.decode(old.data));
+            // One was added to the norms of Gemma, and taken away again.
+            let near = new.iter().zip(&old).all(|(a, b)| a == b || name.contains("gemma") && (a - b).abs() < 1e-6);
+            assert!(near, "{name} {}", tensor.name);
+        }
+        let tied = was.len() - is.len();
+        assert!(tied <= 1, "{name}: {tied} tensors are lost");
+    });
+}
+
+#[test]
+fn a_folder_comes_back_from_a_file_as_it_was() {
+    let to = folder("folders");
+    for name in
+        ["families/gpt2", "families/phi3", "families/falcon", "families/gpt_neox", "families/qwen3", "llama/biased"]
+    {
+        let (file, back) = (to.join("x.gguf"), to.join("back"));
+        let gguf = written(name, &file, None);
+        to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let was = Checkpoint::open(fixtures().join(name)).expect("opens");
+        let is = Checkpoint::open(&back).expect("opens");
+        for tensor in is.tensors() {
+            let old = was.tensor(tensor.name).unwrap_or_else(|e| panic!("{name}: {e}"));
+            assert_eq!((tensor.shape, tensor.data), (old.shape, old.data), "{name} {}", tensor.name);
+        }
+        assert!(is.len() + 1 >= was.len(), "{name}");
+        assert!(ModelFiles::open(Some(&back)).and_then(|files| files.config()).is_ok(), "{name}");
+    }
+}
+
+#[test]
+fn a_folder_in_half_precision_comes_back_bit_for_bit() {
+    let to = folder("half");
+    let (file, before, after) = (to.join("x.gguf"), to.join("before"), to.join("after"));
+    // One is added to the norms of Gemma in f32, which small numbers do not survive.
+    let names: Vec<String> = models().into_iter().filter(|name| !name.contains("gemma")).collect();
+    for dtype in [DType::BF16, DType::F16] {
+        each(&names, |name| {
+            let gguf = written(name, &file, None);
+            to_folder(&gguf, &before, dtype, true, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let files = ModelFiles::open(Some(&before)).expect("opens");
+            to_gguf(&files, &file, &Quantisation::default(), |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let gguf = Gguf::open(&file).expect("opens");
+            to_folder(&gguf, &after, DType::F32, false, |_, _| Ok(())).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let read = |folder: &Path| std::fs::read(folder.join("model.safetensors")).expect("is there");
+            assert!(read(&before) == read(&after), "{name}");
+            let config = ModelFiles::open(Some(&after)).and_then(|files| files.config()).expect("reads");
+            assert_eq!(config.torch_dtype, Some(dtype), "{name}");
+        });
+    }
+}
+
+#[test]
+fn an_encoder_comes_back_from_a_file_and_a_folder_as_it_was() {
+    let to = folder("encoder");
+    let (file, back) = (to.join("x.gguf"), to.join("back"));
+    let gguf = written("families/bert", &file, None);
+    to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).expect("writes");
+    let open = |path: &Path| {
+        let files = ModelFiles::open(Some(path)).expect("opens");
+        let mut config = files.encoder_config().expect("reads").expect("is an encoder");
+        let checkpoint = config.arrange(files.checkpoint().expect("weights"));
+        config.torch_dtype = None;
+        (config, checkpoint)
+    };
+    let (config, was) = open(&fixtures().join("families/bert"));
+    for path in [&file, &back] {
+        let (same, is) = open(path);
+        assert_eq!(config, same, "{}", path.display());
+        assert_eq!(is.len(), was.len(), "{}", path.display());
+        for tensor in is.tensors() {
+            let old = was.tensor(tensor.name).expect("has it");
+            assert_eq!((tensor.shape, tensor.dtype, tensor.data), (old.shape, old.dtype, old.data), "{}", tensor.name);
+        }
+    }
+    // A decoder's reader says what to do with it.
+    let refused = ModelFiles::open(Some(&file)).expect("opens").config().expect_err("is an encoder").to_string();
+    assert!(refused.contains("ridge embed"), "{refused}");
+}
+
+#[test]
+fn how_an_encoder_pools_goes_into_a_file_and_back() {
+    let to = folder("pooling");
+    let from = to.join("from");
+    std::fs::create_dir_all(from.join("1_Pooling")).expect("can be made");
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixtures().join("families/bert").join(name), from.join(name)).expect("is there");
+    }
+    let modules = r#"[{"type": "sentence_transformers.models.Transformer", "path": ""},
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}]"#;
+    std::fs::write(from.join("modules.json"), modules).expect("can be written");
+    for (mode, pooling) in [("cls_token", Pooling::Cls), ("mean_tokens", Pooling::Mean), ("lasttoken", Pooling::Last)] {
+        let said = format!("{{\"pooling_mode_{mode}\": true}}");
+        std::fs::write(from.join("1_Pooling/config.json"), said).expect("can be written");
+        let file = to.join("x.gguf");
+        to_gguf(&ModelFiles::open(Some(&from)).expect("opens"), &file, &Quantisation::default(), |_, _| Ok(()))
+            .expect("writes");
+        let gguf = Gguf::open(&file).expect("opens");
+        let back = to.join("back");
+        to_folder(&gguf, &back, DType::F32, false, |_, _| Ok(())).expect("writes");
+        for path in [&file, &back] {
+            let said = ModelFiles::open(Some(path)).and_then(|files| files.sentence_config()).expect("reads");
+            assert_eq!(said.map(|said| said.pooling), Some(pooling), "{}", path.display());
+        }
+    }
+    std::fs::write(from.join("1_Pooling/config.json"), r#"{"pooling_mode_max_tokens": true}"#).expect("can be written");
+    let files = ModelFiles::open(Some(&from)).expect("opens");
+    let refused =
+        to_gguf(&files, &to.join("x.gguf"), &Quantisation::default(), |_, _| Ok(())).expect_err("has no number");
+    assert!(refused.to_string().contains("it pools by max; GGUF has no words for it"), "{refused}");
+}
+
+#[test]
+fn every_format_is_written_and_used_in_place() {
+    let to = folder("formats");
+    for format in format::all() {
+        let storage = TensorStorage::in_format(format.clone());
+        let gguf = written("llama/gqa2_tied", &to.join("x.gguf"), Some(storage.clone()));
+        let embedding = gguf.tensors().iter().find(|t| t.name == "token_embd.weight").expect("has it");
+        // Rows of 32 hold no block of 256; the nearest formats do.
+        let instead = match format.name() {
+            "q2_k" | "q3_k" | "iq4_xs" => "iq4_nl",
+            "q4_k" => "q5_0",
+            "q5_k" => "q5_1",
+            "q6_k" => "q8_0",
+            own => own,
+        };
+        assert_eq!(embedding.storage.name(), instead);
+        let weights = checkpoint(&gguf).expect("weights");
+        let weight = weights.tensor("model.embed_tokens.weight").expect("has it");
+        assert_eq!(weight.format.map(|f| f.name()), Some(instead));
+        assert_eq!(weight.data, gguf.data(embedding));
+        // Rows of queries are in another order, whole.
+        let q = weights.tensor("model.layers.0.self_attn.q_proj.weight").expect("has it");
+        let plain = Checkpoint::open(fixtures().join("llama/gqa2_tied")).expect("opens");
+        let exact = plain.tensor("model.layers.0.self_attn.q_proj.weight").expect("has it");
+        let (read, exact) = (q.format.expect("quantised").values(&[q.data]), DType::F32.decode(exact.data));
+        let error: f64 = read.iter().zip(&exact).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
+        let whole: f64 = exact.iter().map(|b| b * b).sum();
+        assert!((error / whole).sqrt() < 0.2, "{}: {}", format.name(), (error / whole).sqrt());
+    }
+}
+
+#[test]
+fn a_file_is_run_in_f32_if_its_matrices_are_that_and_in_bf16_otherwise() {
+    let to = folder("dtypes");
+    for (name, dtype) in [("f32", DType::F32), ("f16", DType::BF16), ("bf16", DType::BF16), ("q8_0", DType::BF16)] {
+        written("llama/gqa2_tied", &to.join("x.gguf"), TensorStorage::from_name(name));
+        let config = ModelFiles::open(Some(&to.join("x.gguf"))).and_then(|files| files.config()).expect("reads");
+        assert_eq!(config.torch_dtype, Some(dtype), "{name}");
+    }
+}

@@ -1,0 +1,21 @@
+//! The tests of model families, their configurations and files.
+
+mod chat_templates;
+mod common;
+mod config;
+mod cuda;
+mod encoders;
+mod families;
+mod family_configs;
+mod gguf;
+mod gguf_metadata;
+mod gguf_parts;
+mod llama_cost;
+mod llama_logits;
+mod llama_parallel;
+mod llama_training;
+mod planned;
+mod sampling;
+mod source;
+mod summary;
+mod weights;
