@@ -20,17 +20,20 @@ impl CudaKernelEntry {
     /// Registers a kernel as `name` for `pattern` (see [`Pattern`]), where `supports` accepts the ops, types and
     /// attributes; extents may be symbols there. `make` makes it for fixed shapes, or says why it cannot.
     pub fn new(
-        name: &'static str,
+        name: impl Into<Arc<str>>,
         pattern: &str,
         supports: fn(&Function) -> bool,
         make: impl Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync + 'static,
     ) -> Self {
-        Self { claim: passes::Kernel { name, pattern: Pattern::parse(pattern), supports }, make: Arc::new(make) }
+        Self {
+            claim: passes::Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports },
+            make: Arc::new(make),
+        }
     }
 
     /// The kernel's name.
     pub fn name(&self) -> &str {
-        self.claim.name
+        &self.claim.name
     }
 
     /// What it claims.
