@@ -43,7 +43,7 @@ A finding is a line `path:line: what is wrong; what to do`. Warnings are marked 
   cycles      inside a crate, no file imports a file that imports it back, directly or through others
   manifests   every crate takes the workspace's lints and has a description
   headers     every source file opens with a `//!` comment that tells what lives there
-  unsafe      only in ridge-cpu, ridge-cuda and ridge-runtime/src/mem*
+  unsafe      only in ridge-cpu, ridge-cuda and ridge-files/src/mapped*
   unfinished  no placeholder macros, no notes to self, no ignored test without a reason
   size        .rs files: warned past 500 lines, refused past 700; no file over 4 MB outside models/
   characters  no trailing whitespace, CRLF or non-ASCII identifiers, no tabs in .rs, .md and .toml, one newline at the

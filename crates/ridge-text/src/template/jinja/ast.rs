@@ -108,11 +108,11 @@ pub(crate) struct Expr {
     pub(crate) line: u32,
     /// How deep the tree below is, this node included.
     pub(crate) depth: u32,
-    pub(crate) kind: Box<Kind>,
+    pub(crate) kind: Box<ExprKind>,
 }
 
 #[derive(Debug)]
-pub(crate) enum Kind {
+pub(crate) enum ExprKind {
     None,
     Bool(bool),
     Int(i128),
@@ -176,7 +176,7 @@ pub(crate) enum Cmp {
 }
 
 impl Expr {
-    pub(crate) fn new(line: u32, kind: Kind) -> Self {
+    pub(crate) fn new(line: u32, kind: ExprKind) -> Self {
         let mut depth = 0;
         kind.children(&mut |child| depth = depth.max(child.depth));
         Self { line, depth: depth + 1, kind: Box::new(kind) }
@@ -192,7 +192,7 @@ impl Args {
     }
 }
 
-impl Kind {
+impl ExprKind {
     /// The expressions right below, in the order in which jinja2 visits them.
     pub(crate) fn children<'a>(&'a self, visit: &mut dyn FnMut(&'a Expr)) {
         match self {
@@ -232,5 +232,13 @@ impl Kind {
                 otherwise.iter().for_each(visit);
             }
         }
+    }
+}
+
+/// Appends the names in a target of an assignment.
+pub(crate) fn names(target: &Expr, into: &mut Vec<Arc<str>>) {
+    match &*target.kind {
+        ExprKind::Name(name) => into.push(name.clone()),
+        kind => kind.children(&mut |child| names(child, into)),
     }
 }

@@ -4,15 +4,13 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 
 use super::args::Args;
-use super::ast::{self, Cmp, Expr, Kind};
-use super::dict::Dict;
+use super::ast::{self, Cmp, Expr, ExprKind};
 use super::fault::{Res, fail, unsupported};
-use super::frame::Frame;
 use super::ops::Num;
-use super::run::Run;
-use super::value::Value;
+use super::renderer::Renderer;
+use super::value::{Dict, Frame, Value};
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// The value of an expression.
     pub(crate) fn eval(&self, expr: &Expr, frame: &Rc<Frame>) -> Res<Value> {
         self.step()?;
@@ -21,18 +19,18 @@ impl Run<'_> {
 
     fn evaluate(&self, expr: &Expr, frame: &Rc<Frame>) -> Res<Value> {
         match &*expr.kind {
-            Kind::None => Ok(Value::None),
-            Kind::Bool(b) => Ok(Value::Bool(*b)),
-            Kind::Int(i) => Ok(Value::Int(*i)),
-            Kind::Float(x) => Ok(Value::Float(*x)),
-            Kind::Str(text) => Ok(Value::Str(text.clone())),
-            Kind::Name(name) => Ok(self.variable(frame, name)),
-            Kind::List(items) => Value::list(self.all(items, frame)?),
-            Kind::Tuple(items) => Value::tuple(self.all(items, frame)?),
-            Kind::Dict(pairs) => self.dict(pairs, frame),
-            Kind::Attr(object, name) => Self::attribute(&self.eval(object, frame)?, name),
-            Kind::Item(object, index) => match &*index.kind {
-                Kind::Slice(start, stop, step) => {
+            ExprKind::None => Ok(Value::None),
+            ExprKind::Bool(b) => Ok(Value::Bool(*b)),
+            ExprKind::Int(i) => Ok(Value::Int(*i)),
+            ExprKind::Float(x) => Ok(Value::Float(*x)),
+            ExprKind::Str(text) => Ok(Value::Str(text.clone())),
+            ExprKind::Name(name) => Ok(self.variable(frame, name)),
+            ExprKind::List(items) => Value::list(self.all(items, frame)?),
+            ExprKind::Tuple(items) => Value::tuple(self.all(items, frame)?),
+            ExprKind::Dict(pairs) => self.dict(pairs, frame),
+            ExprKind::Attr(object, name) => Self::attribute(&self.eval(object, frame)?, name),
+            ExprKind::Item(object, index) => match &*index.kind {
+                ExprKind::Slice(start, stop, step) => {
                     let object = self.eval(object, frame)?;
                     let part = |part: &Option<Expr>| part.as_ref().map(|e| self.eval(e, frame)).transpose();
                     self.slice(&object, [part(start)?, part(stop)?, part(step)?])
@@ -42,31 +40,31 @@ impl Run<'_> {
                     self.item(&object, &self.eval(index, frame)?)
                 }
             },
-            Kind::Call(..) => self.eval_call(expr, frame, None),
-            Kind::Filter(input, name, args) => match input {
+            ExprKind::Call(..) => self.eval_call(expr, frame, None),
+            ExprKind::Filter(input, name, args) => match input {
                 Some(input) => {
                     let input = self.eval(input, frame)?;
                     self.filter(name, input, self.args(args, frame)?)
                 }
                 None => fail("a filter has nothing to filter"),
             },
-            Kind::Test(value, name, args) => {
+            ExprKind::Test(value, name, args) => {
                 let value = self.eval(value, frame)?;
                 self.test(name, &value, self.args(args, frame)?).map(Value::Bool)
             }
-            Kind::Not(value) => Ok(Value::Bool(!self.eval(value, frame)?.truthy())),
-            Kind::Neg(value) => negate(&self.eval(value, frame)?),
-            Kind::Pos(value) => match self.eval(value, frame)? {
+            ExprKind::Not(value) => Ok(Value::Bool(!self.eval(value, frame)?.truthy())),
+            ExprKind::Neg(value) => negate(&self.eval(value, frame)?),
+            ExprKind::Pos(value) => match self.eval(value, frame)? {
                 Value::Bool(b) => Ok(Value::Int(i128::from(b))),
                 value @ (Value::Int(_) | Value::Float(_)) => Ok(value),
                 Value::Undefined(message) => fail(&*message),
                 other => fail(format!("bad operand type for unary +: '{}'", other.type_name())),
             },
-            Kind::Binary(op, a, b) => {
+            ExprKind::Binary(op, a, b) => {
                 let a = self.eval(a, frame)?;
                 self.binary(*op, &a, &self.eval(b, frame)?)
             }
-            Kind::Concat(parts) => {
+            ExprKind::Concat(parts) => {
                 let values = self.all(parts, frame)?;
                 let mut text = String::new();
                 for value in &values {
@@ -74,16 +72,16 @@ impl Run<'_> {
                 }
                 Ok(Value::str(text))
             }
-            Kind::Compare(first, rest) => self.chain(first, rest, frame),
-            Kind::And(a, b) => {
+            ExprKind::Compare(first, rest) => self.chain(first, rest, frame),
+            ExprKind::And(a, b) => {
                 let a = self.eval(a, frame)?;
                 if a.truthy() { self.eval(b, frame) } else { Ok(a) }
             }
-            Kind::Or(a, b) => {
+            ExprKind::Or(a, b) => {
                 let a = self.eval(a, frame)?;
                 if a.truthy() { Ok(a) } else { self.eval(b, frame) }
             }
-            Kind::Cond(test, then, otherwise) => {
+            ExprKind::Cond(test, then, otherwise) => {
                 if self.eval(test, frame)?.truthy() {
                     return self.eval(then, frame);
                 }
@@ -95,7 +93,7 @@ impl Run<'_> {
                     ))),
                 }
             }
-            Kind::NsRef(..) | Kind::Slice(..) => unsupported("this expression is not supported here"),
+            ExprKind::NsRef(..) | ExprKind::Slice(..) => unsupported("this expression is not supported here"),
         }
     }
 
@@ -167,7 +165,7 @@ impl Run<'_> {
 
     /// A call; a call block hands its body over as `caller`.
     pub(crate) fn eval_call(&self, call: &Expr, frame: &Rc<Frame>, caller: Option<Value>) -> Res<Value> {
-        let Kind::Call(function, args) = &*call.kind else {
+        let ExprKind::Call(function, args) = &*call.kind else {
             return fail("expected a call");
         };
         let function = self.eval(function, frame)?;
@@ -183,7 +181,7 @@ impl Run<'_> {
 
     /// The filters of a filter block or a set block, whose innermost one has the block's text as its input.
     pub(crate) fn filter_block(&self, filter: &Expr, text: Value, frame: &Rc<Frame>) -> Res<Value> {
-        let Kind::Filter(input, name, args) = &*filter.kind else {
+        let ExprKind::Filter(input, name, args) = &*filter.kind else {
             return fail("expected a filter");
         };
         let input = match input {

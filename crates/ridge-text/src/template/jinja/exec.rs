@@ -6,11 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::args::Args;
-use super::ast::{Body, Expr, For, Kind, Node, Stmt};
+use super::ast::{Body, Expr, ExprKind, For, Node, Stmt};
 use super::fault::{Res, fail};
-use super::frame::Frame;
-use super::run::{Out, Run};
-use super::value::{Loop, Macro, Value};
+use super::renderer::{Out, Renderer};
+use super::value::{Dict, Frame, Loop, Macro, Value};
 
 /// How a row of statements ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +19,7 @@ pub(crate) enum Flow {
     Continue,
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// Runs statements in a scope; `top` if that is the template's own.
     pub(crate) fn nodes(&self, nodes: &[Node], frame: &Rc<Frame>, top: bool, out: &mut Out) -> Res<Flow> {
         for node in nodes {
@@ -141,7 +140,7 @@ impl Run<'_> {
     /// Attributes are set of namespaces only, and that is found out before anything is set.
     fn check_namespaces(&self, target: &Expr, frame: &Frame) -> Res<()> {
         match &*target.kind {
-            Kind::NsRef(name, _) => match self.variable(frame, name) {
+            ExprKind::NsRef(name, _) => match self.variable(frame, name) {
                 Value::Namespace(_) => Ok(()),
                 _ => fail("cannot assign attribute on non-namespace object"),
             },
@@ -159,14 +158,14 @@ impl Run<'_> {
 
     fn set(&self, target: &Expr, value: Value, frame: &Rc<Frame>, top: bool) -> Res<()> {
         match &*target.kind {
-            Kind::Name(name) => self.assign(frame, top, name, value),
-            Kind::NsRef(name, attr) => {
+            ExprKind::Name(name) => self.assign(frame, top, name, value),
+            ExprKind::NsRef(name, attr) => {
                 check_attribute(attr)?;
                 if let Value::Namespace(namespace) = self.variable(frame, name) {
                     namespace.borrow_mut().insert_str(attr, value)?;
                 }
             }
-            Kind::Tuple(targets) => {
+            ExprKind::Tuple(targets) => {
                 let items = self.items(&value)?;
                 if items.len() > targets.len() {
                     return fail(format!("too many values to unpack (expected {})", targets.len()));
@@ -301,7 +300,7 @@ impl Run<'_> {
         let undefined_caller = || Value::undefined("No caller defined");
         special(def.uses_caller, "caller", caller.unwrap_or_else(undefined_caller));
         let kwargs = named.into_iter().map(|(key, value)| (Value::Str(key), value));
-        special(def.uses_kwargs, "kwargs", Value::dict(super::dict::Dict::from_entries(kwargs)?));
+        special(def.uses_kwargs, "kwargs", Value::dict(Dict::from_entries(kwargs)?));
         special(def.uses_varargs, "varargs", Value::tuple(more)?);
         self.declare(&frame, &def.body.symbols);
         let first_default = def.params.len() - def.defaults.len();

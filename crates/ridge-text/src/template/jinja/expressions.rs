@@ -1,6 +1,6 @@
 //! Expressions: jinja2's grammar, with its binding of operators, which is not Python's (`-2 ** 2` is 4).
 
-use super::ast::{Args, Cmp, Expr, Kind, Op};
+use super::ast::{Args, Cmp, Expr, ExprKind, Op};
 use super::fault::{Res, fail, limit};
 use super::lexer::Tok;
 use super::parser::Parser;
@@ -11,7 +11,7 @@ const MOST_NESTED: u32 = 80;
 const DEEPEST: u32 = 160;
 
 impl Parser {
-    fn make(line: u32, kind: Kind) -> Res<Expr> {
+    fn make(line: u32, kind: ExprKind) -> Res<Expr> {
         let expr = Expr::new(line, kind);
         if expr.depth > DEEPEST {
             return limit(format!("an expression is more than {DEEPEST} operations deep"));
@@ -60,7 +60,7 @@ impl Parser {
             tuple = true;
         }
         if tuple {
-            return Self::make(line, Kind::Tuple(items)).map(Some);
+            return Self::make(line, ExprKind::Tuple(items)).map(Some);
         }
         Ok(items.pop())
     }
@@ -71,7 +71,7 @@ impl Parser {
         while self.skip_name("if") {
             let test = self.or()?;
             let otherwise = if self.skip_name("else") { Some(self.expression(true)?) } else { None };
-            then = Self::make(line, Kind::Cond(test, then, otherwise))?;
+            then = Self::make(line, ExprKind::Cond(test, then, otherwise))?;
             line = self.line();
         }
         Ok(then)
@@ -81,7 +81,7 @@ impl Parser {
         let line = self.line();
         let mut left = self.and()?;
         while self.skip_name("or") {
-            left = Self::make(line, Kind::Or(left, self.and()?))?;
+            left = Self::make(line, ExprKind::Or(left, self.and()?))?;
         }
         Ok(left)
     }
@@ -90,7 +90,7 @@ impl Parser {
         let line = self.line();
         let mut left = self.not()?;
         while self.skip_name("and") {
-            left = Self::make(line, Kind::And(left, self.not()?))?;
+            left = Self::make(line, ExprKind::And(left, self.not()?))?;
         }
         Ok(left)
     }
@@ -103,7 +103,7 @@ impl Parser {
         self.enter()?;
         let negated = self.not()?;
         self.nested -= 1;
-        Self::make(line, Kind::Not(negated))
+        Self::make(line, ExprKind::Not(negated))
     }
 
     fn compare(&mut self) -> Res<Expr> {
@@ -128,7 +128,7 @@ impl Parser {
             self.next();
             rest.push((op, self.sum()?));
         }
-        if rest.is_empty() { Ok(left) } else { Self::make(line, Kind::Compare(left, rest)) }
+        if rest.is_empty() { Ok(left) } else { Self::make(line, ExprKind::Compare(left, rest)) }
     }
 
     fn sum(&mut self) -> Res<Expr> {
@@ -143,7 +143,7 @@ impl Parser {
         }
         match parts.len() {
             1 => Ok(parts.remove(0)),
-            _ => Self::make(line, Kind::Concat(parts)),
+            _ => Self::make(line, ExprKind::Concat(parts)),
         }
     }
 
@@ -161,7 +161,7 @@ impl Parser {
         let mut left = operand(self)?;
         while let Some(&(_, op)) = ops.iter().find(|(text, _)| self.is_op(text)) {
             self.next();
-            left = Self::make(line, Kind::Binary(op, left, operand(self)?))?;
+            left = Self::make(line, ExprKind::Binary(op, left, operand(self)?))?;
         }
         Ok(left)
     }
@@ -170,9 +170,9 @@ impl Parser {
         self.enter()?;
         let line = self.line();
         let expr = if self.skip_op("-") {
-            Self::make(line, Kind::Neg(self.unary(false)?))?
+            Self::make(line, ExprKind::Neg(self.unary(false)?))?
         } else if self.skip_op("+") {
-            Self::make(line, Kind::Pos(self.unary(false)?))?
+            Self::make(line, ExprKind::Pos(self.unary(false)?))?
         } else {
             self.primary()?
         };
@@ -189,7 +189,7 @@ impl Parser {
                 } else if self.skip_name("is") {
                     expr = self.test(expr, line)?;
                 } else if self.is_op("(") {
-                    expr = Self::make(line, Kind::Call(expr, self.args()?))?;
+                    expr = Self::make(line, ExprKind::Call(expr, self.args()?))?;
                 } else {
                     break;
                 }
@@ -205,10 +205,10 @@ impl Parser {
             Tok::Name(name) => {
                 self.next();
                 match name.as_str() {
-                    "true" | "True" => Kind::Bool(true),
-                    "false" | "False" => Kind::Bool(false),
-                    "none" | "None" => Kind::None,
-                    _ => Kind::Name(name.into()),
+                    "true" | "True" => ExprKind::Bool(true),
+                    "false" | "False" => ExprKind::Bool(false),
+                    "none" | "None" => ExprKind::None,
+                    _ => ExprKind::Name(name.into()),
                 }
             }
             Tok::Str(mut text) => {
@@ -217,21 +217,21 @@ impl Parser {
                     text.push_str(more);
                     self.next();
                 }
-                Kind::Str(text.into())
+                ExprKind::Str(text.into())
             }
             Tok::Int(i) => {
                 self.next();
-                Kind::Int(i)
+                ExprKind::Int(i)
             }
             Tok::Float(x) => {
                 self.next();
-                Kind::Float(x)
+                ExprKind::Float(x)
             }
             Tok::Op("(") => {
                 self.next();
                 let inner = self.maybe_tuple(true, &[])?;
                 self.expect_op(")")?;
-                return inner.map_or_else(|| Self::make(line, Kind::Tuple(Vec::new())), Ok);
+                return inner.map_or_else(|| Self::make(line, ExprKind::Tuple(Vec::new())), Ok);
             }
             Tok::Op("[") => {
                 self.next();
@@ -243,7 +243,7 @@ impl Parser {
                     }
                 }
                 self.expect_op("]")?;
-                Kind::List(items)
+                ExprKind::List(items)
             }
             Tok::Op("{") => {
                 self.next();
@@ -257,7 +257,7 @@ impl Parser {
                     }
                 }
                 self.expect_op("}")?;
-                Kind::Dict(pairs)
+                ExprKind::Dict(pairs)
             }
             _ => return fail(format!("expected an expression, got {}", self.described())),
         };
@@ -269,8 +269,8 @@ impl Parser {
             let line = self.line();
             if self.skip_op(".") {
                 expr = match self.next() {
-                    Tok::Name(name) => Self::make(line, Kind::Attr(expr, name.into()))?,
-                    Tok::Int(i) => Self::make(line, Kind::Item(expr, Expr::new(line, Kind::Int(i))))?,
+                    Tok::Name(name) => Self::make(line, ExprKind::Attr(expr, name.into()))?,
+                    Tok::Int(i) => Self::make(line, ExprKind::Item(expr, Expr::new(line, ExprKind::Int(i))))?,
                     _ => return fail("expected a name or a number behind '.'"),
                 };
             } else if self.skip_op("[") {
@@ -284,11 +284,11 @@ impl Parser {
                 self.expect_op("]")?;
                 let item = match items.len() {
                     1 => items.remove(0),
-                    _ => Self::make(line, Kind::Tuple(items))?,
+                    _ => Self::make(line, ExprKind::Tuple(items))?,
                 };
-                expr = Self::make(line, Kind::Item(expr, item))?;
+                expr = Self::make(line, ExprKind::Item(expr, item))?;
             } else if self.is_op("(") {
-                expr = Self::make(line, Kind::Call(expr, self.args()?))?;
+                expr = Self::make(line, ExprKind::Call(expr, self.args()?))?;
             } else {
                 return Ok(expr);
             }
@@ -305,7 +305,7 @@ impl Parser {
         let ends = |parser: &Self| parser.is_op("]") || parser.is_op(",");
         let stop = if self.is_op(":") || ends(self) { None } else { Some(self.expression(true)?) };
         let step = if self.skip_op(":") && !ends(self) { Some(self.expression(true)?) } else { None };
-        Self::make(line, Kind::Slice(start, stop, step))
+        Self::make(line, ExprKind::Slice(start, stop, step))
     }
 
     fn args(&mut self) -> Res<Args> {
@@ -355,7 +355,7 @@ impl Parser {
             let line = self.line();
             let name = self.dotted_name()?;
             let args = if self.is_op("(") { self.args()? } else { Args::default() };
-            expr = Some(Self::make(line, Kind::Filter(expr, name, args))?);
+            expr = Some(Self::make(line, ExprKind::Filter(expr, name, args))?);
         }
         Ok(expr)
     }
@@ -378,7 +378,7 @@ impl Parser {
             let operand = self.primary()?;
             args.positional.push(self.postfix(operand)?);
         }
-        let test = Self::make(line, Kind::Test(expr, name, args))?;
-        if negated { Self::make(line, Kind::Not(test)) } else { Ok(test) }
+        let test = Self::make(line, ExprKind::Test(expr, name, args))?;
+        if negated { Self::make(line, ExprKind::Not(test)) } else { Ok(test) }
     }
 }

@@ -3,7 +3,7 @@
 use super::args::Args;
 use super::fault::{Res, fail, unsupported};
 use super::ops::Num;
-use super::run::Run;
+use super::renderer::Renderer;
 use super::value::Value;
 
 /// Widths and precisions beyond this are refused.
@@ -23,7 +23,7 @@ struct Spec {
     kind: Option<char>,
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `format % values`
     pub(crate) fn percent(&self, format: &str, values: &Value) -> Res<Value> {
         let many = match values {

@@ -1,47 +1,19 @@
-//! Functions that every template has, and calls of whatever can be called.
+//! Calls: of the functions that every template has, and of whatever else can be called.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
 use super::args::Args;
-use super::dict::Dict;
+use super::builtins::Function;
 use super::exec::check_attribute;
 use super::fault::{Fault, FaultKind, Res, fail, unsupported};
-use super::run::Run;
-use super::value::{Value, range_len};
-
-/// A function that every template has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Function {
-    Range,
-    Dict,
-    Namespace,
-    Cycler,
-    Joiner,
-    Lipsum,
-    RaiseException,
-    StrftimeNow,
-}
-
-/// The global of this name.
-pub(crate) fn global(name: &str) -> Option<Value> {
-    Some(Value::Function(match name {
-        "range" => Function::Range,
-        "dict" => Function::Dict,
-        "namespace" => Function::Namespace,
-        "cycler" => Function::Cycler,
-        "joiner" => Function::Joiner,
-        "lipsum" => Function::Lipsum,
-        "raise_exception" => Function::RaiseException,
-        "strftime_now" => Function::StrftimeNow,
-        _ => return None,
-    }))
-}
+use super::renderer::Renderer;
+use super::value::{Dict, Value, range_len};
 
 /// Ranges are no longer than this.
-const LONGEST_RANGE: usize = 100_000;
+const MAX_RANGE_LEN: usize = 100_000;
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// Calls a value.
     pub(crate) fn call(&self, callee: &Value, args: Args) -> Res<Value> {
         self.step()?;
@@ -153,8 +125,8 @@ fn range(args: Args) -> Res<Value> {
         return fail("range() arg 3 must not be zero");
     }
     let range = Value::Range(start, stop, step);
-    if range_len(&range) > LONGEST_RANGE {
-        return fail(format!("Range too big. The sandbox blocks ranges larger than MAX_RANGE ({LONGEST_RANGE})."));
+    if range_len(&range) > MAX_RANGE_LEN {
+        return fail(format!("Range too big. The sandbox blocks ranges larger than MAX_RANGE ({MAX_RANGE_LEN})."));
     }
     Ok(range)
 }

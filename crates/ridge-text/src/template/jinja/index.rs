@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::fault::{Res, fail, unsupported};
 use super::ops::integer;
-use super::run::Run;
+use super::renderer::Renderer;
 use super::value::{Loop, Value, range_len};
 
 /// What an attribute of a value is.
@@ -129,7 +129,7 @@ const NUMBER_OTHER: &[&str] = &[
 ];
 const MACRO_OTHER: &[&str] = &["arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name"];
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `value.name`
     pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Res<Value> {
         if let Value::Undefined(message) = value {

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::args::Args;
 use super::fault::{Res, fail};
 use super::ops::integer;
-use super::run::Run;
+use super::renderer::Renderer;
 use super::show::float;
 use super::value::Value;
 
@@ -18,7 +18,7 @@ struct Style {
     sort: bool,
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `json.dumps(value, ensure_ascii, indent, separators, sort_keys)`
     pub(crate) fn to_json(&self, value: &Value, args: Args) -> Res<Value> {
         let params = ["ensure_ascii", "indent", "separators", "sort_keys"];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::args::{Args, Bound};
 use super::fault::{Res, fail, unsupported};
-use super::run::Run;
+use super::renderer::Renderer;
 use super::text;
 use super::value::{Value, View};
 
@@ -22,7 +22,7 @@ fn required(bound: &mut Bound, at: usize) -> Res<Arc<str>> {
     bound.text(at)?.map_or_else(|| fail("expected str, got NoneType"), Ok)
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `object.name(args)`
     pub(crate) fn method(&self, object: &Value, name: &str, args: Args) -> Res<Value> {
         match object {

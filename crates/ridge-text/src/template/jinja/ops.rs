@@ -5,8 +5,7 @@ use std::rc::Rc;
 
 use super::ast::Op;
 use super::fault::{Res, fail, unsupported};
-use super::run::Run;
-use super::show::view_item;
+use super::renderer::Renderer;
 use super::value::{Value, range_len};
 
 /// A number; `True` and `False` are 1 and 0.
@@ -62,7 +61,7 @@ fn symbol(op: Op) -> &'static str {
     }
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `a op b`
     pub(crate) fn binary(&self, op: Op, a: &Value, b: &Value) -> Res<Value> {
         if let (Value::Undefined(message), _) | (_, Value::Undefined(message)) = (a, b)
@@ -212,7 +211,7 @@ impl Run<'_> {
             Value::Dict(dict) | Value::View(super::value::View::Keys, dict) => Ok(dict.get(item)?.is_some()),
             Value::View(view, dict) => {
                 for entry in dict.entries() {
-                    if self.equal(&view_item(*view, entry)?, item)? {
+                    if self.equal(&view.item(entry)?, item)? {
                         return Ok(true);
                     }
                 }

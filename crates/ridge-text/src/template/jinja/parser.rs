@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::ast::{Body, Expr, For, Kind, MacroDef, Node, Stmt, Symbols, Template};
+use super::ast::{Body, Expr, ExprKind, For, MacroDef, Node, Stmt, Symbols, Template};
 use super::fault::{Res, fail, limit};
 use super::lexer::{Tok, tokenize};
 use super::symbols;
@@ -179,7 +179,7 @@ impl Parser {
             "call" => {
                 let (params, defaults) = if self.is_op("(") { self.signature()? } else { (vec![], vec![]) };
                 let call = self.expression(true)?;
-                if !matches!(*call.kind, Kind::Call(..)) {
+                if !matches!(*call.kind, ExprKind::Call(..)) {
                     return fail("expected a call");
                 }
                 let body = self.body("endcall")?;
@@ -319,7 +319,7 @@ impl Parser {
             Some(only) if !tuple => Ok(only),
             Some(last) => {
                 targets.push(last);
-                Ok(Expr::new(line, Kind::Tuple(targets)))
+                Ok(Expr::new(line, ExprKind::Tuple(targets)))
             }
             None => fail(format!("expected a name to assign to, got {}", self.described())),
         }
@@ -339,10 +339,10 @@ impl Parser {
             let name = self.expect_name()?;
             if namespaces && self.skip_op(".") {
                 let attr = self.expect_name()?;
-                Expr::new(line, Kind::NsRef(name, attr))
+                Expr::new(line, ExprKind::NsRef(name, attr))
             } else {
                 check_target(&name)?;
-                Expr::new(line, Kind::Name(name))
+                Expr::new(line, ExprKind::Name(name))
             }
         };
         self.nested -= 1;

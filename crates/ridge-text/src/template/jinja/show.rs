@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use super::escape::quote;
 use super::fault::{Res, unsupported};
-use super::run::Run;
+use super::renderer::Renderer;
 use super::value::{Value, View};
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `str(value)`.
     pub(crate) fn text(&self, value: &Value) -> Res<String> {
         let mut out = String::new();
@@ -73,8 +73,7 @@ impl Run<'_> {
                     View::Values => "dict_values([",
                     View::Items => "dict_items([",
                 };
-                let items: Vec<Value> =
-                    dict.entries().iter().map(|entry| view_item(*view, entry)).collect::<Res<_>>()?;
+                let items: Vec<Value> = dict.entries().iter().map(|entry| view.item(entry)).collect::<Res<_>>()?;
                 return self.write_items(out, name, &items, "])");
             }
             Value::Macro(m) => {
@@ -101,15 +100,6 @@ impl Run<'_> {
         }
         out.push_str(close);
         Ok(())
-    }
-}
-
-/// One item of a view.
-pub(crate) fn view_item(view: View, entry: &(Value, Value)) -> Res<Value> {
-    match view {
-        View::Keys => Ok(entry.0.clone()),
-        View::Values => Ok(entry.1.clone()),
-        View::Items => Value::tuple(vec![entry.0.clone(), entry.1.clone()]),
     }
 }
 

@@ -1,10 +1,10 @@
 //! Python's `sorted`: stable, with an error where two items have no order.
 
 use super::fault::{Res, unsupported};
-use super::run::Run;
+use super::renderer::Renderer;
 use super::value::Value;
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// Sorts by keys, each of which is taken once.
     pub(crate) fn sort<T>(&self, items: &mut Vec<T>, reverse: bool, key: impl Fn(&T) -> Res<Value>) -> Res<()> {
         let keys: Vec<Value> = items.iter().map(key).collect::<Res<_>>()?;

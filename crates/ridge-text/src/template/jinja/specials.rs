@@ -3,8 +3,7 @@
 
 use std::collections::HashSet;
 
-use super::ast::{Expr, Kind, MacroDef, Node, Stmt};
-use super::symbols::names;
+use super::ast::{Expr, ExprKind, MacroDef, Node, Stmt, names};
 
 /// Which of `caller`, `kwargs` and `varargs` the statements read before they set them.
 pub(crate) fn free_specials(nodes: &[Node]) -> HashSet<&'static str> {
@@ -21,7 +20,7 @@ struct Free {
 impl Free {
     fn expr(&mut self, expr: &Expr) {
         match &*expr.kind {
-            Kind::Name(name) => self.found.extend(self.wanted.get(&**name)),
+            ExprKind::Name(name) => self.found.extend(self.wanted.get(&**name)),
             kind => kind.children(&mut |child| self.expr(child)),
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use super::ast::{Body, Expr, Kind, Load, MacroDef, Node, Stmt, Symbols, Template};
+use super::ast::{Body, Expr, ExprKind, Load, MacroDef, Node, Stmt, Symbols, Template, names};
 use super::fault::{Res, fail, unsupported};
 use super::specials::free_specials;
 use super::{filters, tests};
@@ -94,10 +94,10 @@ impl Resolver {
     /// The names that an expression reads.
     fn loads(&mut self, expr: &Expr) -> Res<()> {
         match &*expr.kind {
-            Kind::Name(name) if matches!(&**name, "self" | "super") => {
+            ExprKind::Name(name) if matches!(&**name, "self" | "super") => {
                 unsupported(format!("the variable '{name}' is not supported")).map_err(|f| at(f, expr.line))
             }
-            Kind::Name(name) | Kind::NsRef(name, _) => {
+            ExprKind::Name(name) | ExprKind::NsRef(name, _) => {
                 self.load(name);
                 Ok(())
             }
@@ -116,9 +116,9 @@ impl Resolver {
     /// The names that an assignment sets.
     fn stores(&mut self, target: &Expr, as_param: bool) {
         match &*target.kind {
-            Kind::Name(name) if as_param => self.top().param(name),
-            Kind::Name(name) => self.store(name),
-            Kind::NsRef(name, _) => self.load(name),
+            ExprKind::Name(name) if as_param => self.top().param(name),
+            ExprKind::Name(name) => self.store(name),
+            ExprKind::NsRef(name, _) => self.load(name),
             kind => kind.children(&mut |child| self.stores(child, as_param)),
         }
     }
@@ -291,17 +291,17 @@ fn at(fault: Box<super::fault::Fault>, line: u32) -> Box<super::fault::Fault> {
 /// The filters and tests of an expression must exist.
 fn check(expr: &Expr, soft: bool) -> Res<()> {
     let known = match &*expr.kind {
-        Kind::Filter(_, name, _) => filters::exists(name),
-        Kind::Test(_, name, _) => tests::exists(name),
+        ExprKind::Filter(_, name, _) => filters::exists(name),
+        ExprKind::Test(_, name, _) => tests::exists(name),
         _ => true,
     };
     if !known
         && !soft
-        && let Kind::Filter(_, name, _) | Kind::Test(_, name, _) = &*expr.kind
+        && let ExprKind::Filter(_, name, _) | ExprKind::Test(_, name, _) = &*expr.kind
     {
         return fail(format!("no filter or test named '{name}'")).map_err(|f| at(f, expr.line));
     }
-    let soft = soft || matches!(&*expr.kind, Kind::Cond(..));
+    let soft = soft || matches!(&*expr.kind, ExprKind::Cond(..));
     let mut result = Ok(());
     expr.kind.children(&mut |child| {
         if result.is_ok() {
@@ -309,14 +309,6 @@ fn check(expr: &Expr, soft: bool) -> Res<()> {
         }
     });
     result
-}
-
-/// The names in a target.
-pub(crate) fn names(target: &Expr, into: &mut Vec<Arc<str>>) {
-    match &*target.kind {
-        Kind::Name(name) => into.push(name.clone()),
-        kind => kind.children(&mut |child| names(child, into)),
-    }
 }
 
 /// Does any statement, however deep, set a variable named loop?

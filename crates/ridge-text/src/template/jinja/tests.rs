@@ -7,7 +7,7 @@ use super::args::Args;
 use super::ast::Op;
 use super::fault::{Res, fail, unsupported};
 use super::ops::Num;
-use super::run::Run;
+use super::renderer::Renderer;
 use super::text::all_of_case;
 use super::value::Value;
 
@@ -57,7 +57,7 @@ pub(crate) fn exists(name: &str) -> bool {
     )
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `value is name(args)`
     pub(crate) fn test(&self, name: &str, value: &Value, args: Args) -> Res<bool> {
         self.step()?;
@@ -109,7 +109,7 @@ impl Run<'_> {
             "divisibleby" => self.rest_is(value, &other, 0),
             "filter" | "test" => {
                 // They are looked up in a dict, which not every value can be.
-                super::dict::Dict::default().get(value)?;
+                super::value::Dict::default().get(value)?;
                 let known = if name == "test" { exists } else { super::filters::exists };
                 Ok(value.as_str().is_some_and(known))
             }

@@ -1,18 +1,17 @@
-//! The values of a template: Python's, as far as templates see them.
+//! The values of a template: Python's, as far as templates see them, with its dict.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use super::ast::{For, MacroDef};
-use super::dict::Dict;
-use super::fault::{Res, limit};
-use super::frame::Frame;
-use super::functions::Function;
+use super::builtins::Function;
+use super::fault::{Res, fail, limit};
+use super::frame::VariableFrame;
 
 /// Containers nest no deeper than this, so that walking one cannot overflow the stack.
-pub(crate) const MOST_NESTED: u16 = 200;
+pub(crate) const MAX_NESTING: u16 = 200;
 
 /// A value. Cloning is cheap: whatever has a size is shared.
 #[derive(Clone)]
@@ -46,12 +45,26 @@ pub(crate) enum Value {
     Joiner(Rc<(Value, Cell<bool>)>),
 }
 
+/// The variables of one scope.
+pub(crate) type Frame = VariableFrame<Value>;
+
 /// Which view of a dict.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum View {
     Keys,
     Values,
     Items,
+}
+
+impl View {
+    /// The item that `entry`, a key and its value, is in this view.
+    pub(crate) fn item(self, entry: &(Value, Value)) -> Res<Value> {
+        match self {
+            Self::Keys => Ok(entry.0.clone()),
+            Self::Values => Ok(entry.1.clone()),
+            Self::Items => Value::tuple(vec![entry.0.clone(), entry.1.clone()]),
+        }
+    }
 }
 
 /// The items of a list or tuple.
@@ -217,8 +230,8 @@ impl Seq {
 /// The depth of a container of `items`.
 pub(crate) fn nested<'a>(items: impl Iterator<Item = &'a Value>) -> Res<u16> {
     let depth = 1 + items.map(Value::depth).max().unwrap_or(0);
-    if depth > MOST_NESTED {
-        return limit(format!("values nest more than {MOST_NESTED} deep"));
+    if depth > MAX_NESTING {
+        return limit(format!("values nest more than {MAX_NESTING} deep"));
     }
     Ok(depth)
 }
@@ -237,4 +250,129 @@ pub(crate) fn range_len(range: &Value) -> usize {
     let &Value::Range(start, stop, step) = range else { return 0 };
     let span = if step > 0 { stop - start } else { start - stop };
     if span <= 0 { 0 } else { ((span - 1) / step.abs() + 1) as usize }
+}
+
+/// From this many entries on, keys are looked up by hash.
+const MIN_INDEXED: usize = 9;
+
+/// Python's dict: insertion order, and keys that are equal across kinds of numbers.
+#[derive(Clone, Default)]
+pub(crate) struct Dict {
+    entries: Vec<(Value, Value)>,
+    /// Complete once there are [`MIN_INDEXED`] entries, empty before.
+    index: HashMap<DictKey, usize>,
+    depth: u16,
+}
+
+/// What makes two keys the same.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum DictKey {
+    None,
+    Int(i128),
+    /// A float that is no integer, by its bits.
+    Float(u64),
+    Str(Arc<str>),
+    Tuple(Vec<DictKey>),
+    /// Functions, macros and other things that are equal to themselves alone.
+    Object(usize),
+    Undefined,
+}
+
+/// Tuples as keys have no more parts than this, those in them included: a tuple may be in another many times.
+const MAX_KEY_PARTS: usize = 10_000;
+
+impl DictKey {
+    fn of(value: &Value) -> Res<Self> {
+        Self::part(value, &mut 0)
+    }
+
+    fn part(value: &Value, parts: &mut usize) -> Res<Self> {
+        *parts += 1;
+        if *parts > MAX_KEY_PARTS {
+            return limit(format!("a key has more than {MAX_KEY_PARTS} parts"));
+        }
+        Ok(match value {
+            Value::None => Self::None,
+            Value::Bool(b) => Self::Int(i128::from(*b)),
+            Value::Int(i) => Self::Int(*i),
+            Value::Float(x) if x.fract() == 0.0 && x.abs() < 1e38 => Self::Int(*x as i128),
+            Value::Float(x) => Self::Float(x.to_bits()),
+            Value::Str(s) | Value::Markup(s) => Self::Str(s.clone()),
+            Value::Tuple(items) => Self::Tuple(items.iter().map(|item| Self::part(item, parts)).collect::<Res<_>>()?),
+            Value::Undefined(_) => Self::Undefined,
+            Value::Macro(m) => Self::Object(Rc::as_ptr(m) as usize),
+            Value::Namespace(n) => Self::Object(Rc::as_ptr(n) as usize),
+            other => return fail(format!("unhashable type: '{}'", other.type_name())),
+        })
+    }
+}
+
+impl Dict {
+    pub(crate) fn from_entries(entries: impl IntoIterator<Item = (Value, Value)>) -> Res<Self> {
+        let mut dict = Self::default();
+        for (key, value) in entries {
+            dict.insert(key, value)?;
+        }
+        Ok(dict)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn depth(&self) -> u16 {
+        self.depth.max(1)
+    }
+
+    pub(crate) fn entries(&self) -> &[(Value, Value)] {
+        &self.entries
+    }
+
+    pub(crate) fn keys(&self) -> impl DoubleEndedIterator<Item = &Value> + ExactSizeIterator {
+        self.entries.iter().map(|(key, _)| key)
+    }
+
+    fn position(&self, key: &DictKey) -> Option<usize> {
+        if self.entries.len() < MIN_INDEXED {
+            self.entries.iter().position(|(k, _)| DictKey::of(k).is_ok_and(|k| k == *key))
+        } else {
+            self.index.get(key).copied()
+        }
+    }
+
+    /// The value of `key`; an error if that is of a kind that cannot be a key.
+    pub(crate) fn get(&self, key: &Value) -> Res<Option<&Value>> {
+        let key = DictKey::of(key)?;
+        Ok(self.position(&key).map(|at| &self.entries[at].1))
+    }
+
+    pub(crate) fn get_str(&self, key: &str) -> Option<&Value> {
+        if self.entries.len() < MIN_INDEXED {
+            return self.entries.iter().find(|(k, _)| k.as_str() == Some(key)).map(|(_, value)| value);
+        }
+        self.index.get(&DictKey::Str(key.into())).map(|&at| &self.entries[at].1)
+    }
+
+    /// Sets a key; one that is there keeps its place and its spelling.
+    pub(crate) fn insert(&mut self, key: Value, value: Value) -> Res<()> {
+        let hash = DictKey::of(&key)?;
+        self.depth = self.depth.max(nested([&key, &value].into_iter())?);
+        if let Some(at) = self.position(&hash) {
+            self.entries[at].1 = value;
+            return Ok(());
+        }
+        self.entries.push((key, value));
+        if self.entries.len() == MIN_INDEXED {
+            for (at, (key, _)) in self.entries.iter().enumerate() {
+                self.index.insert(DictKey::of(key)?, at);
+            }
+        } else if self.entries.len() > MIN_INDEXED {
+            self.index.insert(hash, self.entries.len() - 1);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn insert_str(&mut self, key: &str, value: Value) -> Res<()> {
+        self.insert(Value::str(key), value)
+    }
 }

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use crate::template::jinja::args::Args;
 use crate::template::jinja::ast::Op;
-use crate::template::jinja::dict::Dict;
 use crate::template::jinja::fault::{Res, fail, unsupported};
-use crate::template::jinja::run::Run;
-use crate::template::jinja::value::Value;
+use crate::template::jinja::renderer::Renderer;
+use crate::template::jinja::value::{Dict, Value};
 
-impl Run<'_> {
+impl Renderer<'_> {
     pub(super) fn list_filter(&self, name: &str, value: Value, args: Args) -> Res<Value> {
         match name {
             "list" => args.none(name).and_then(|()| Value::list(self.items(&value)?)),

@@ -7,10 +7,9 @@ mod texts;
 use std::sync::Arc;
 
 use super::args::Args;
-use super::dict::Dict;
 use super::fault::{Res, fail, unsupported};
-use super::run::Run;
-use super::value::Value;
+use super::renderer::Renderer;
+use super::value::{Dict, Value};
 
 /// Is there a filter of this name?
 pub(crate) fn exists(name: &str) -> bool {
@@ -73,7 +72,7 @@ pub(crate) fn exists(name: &str) -> bool {
     )
 }
 
-impl Run<'_> {
+impl Renderer<'_> {
     /// `value|name(args)`
     pub(crate) fn filter(&self, name: &str, value: Value, args: Args) -> Res<Value> {
         self.work(value.as_str().map_or(0, str::len))?;

@@ -3,11 +3,11 @@
 use crate::template::jinja::args::Args;
 use crate::template::jinja::fault::{Res, fail, unsupported};
 use crate::template::jinja::ops::{Num, integer};
-use crate::template::jinja::run::Run;
+use crate::template::jinja::renderer::Renderer;
 use crate::template::jinja::text::is_space;
 use crate::template::jinja::value::Value;
 
-impl Run<'_> {
+impl Renderer<'_> {
     pub(super) fn number_filter(name: &str, value: &Value, args: Args) -> Res<Value> {
         match name {
             "abs" => {

@@ -4,11 +4,11 @@ use crate::template::jinja::args::Args;
 use crate::template::jinja::fault::{Res, fail, unsupported};
 use crate::template::jinja::methods::strip;
 use crate::template::jinja::ops::integer;
-use crate::template::jinja::run::Run;
+use crate::template::jinja::renderer::Renderer;
 use crate::template::jinja::text::{capitalize, is_space, lines};
 use crate::template::jinja::value::Value;
 
-impl Run<'_> {
+impl Renderer<'_> {
     pub(super) fn text_filter(&self, name: &str, value: Value, args: Args) -> Res<Value> {
         match name {
             "string" => {

@@ -1,4 +1,4 @@
-//! One rendering: its bounds, its variables and its output.
+//! The state of one rendering: its bounds, its variables and its output.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -7,14 +7,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::ast::{Load, Symbols, Template};
-use super::dict::Dict;
+use super::ast::{Load, Symbols};
+use super::builtins::Function;
 use super::fault::{Fault, Res, fail, limit};
-use super::frame::{Found, Frame};
-use super::functions;
-use super::show::view_item;
+use super::frame::Lookup;
 use super::strftime::Clock;
-use super::value::{Value, range_len};
+use super::value::{Dict, Frame, Value, range_len};
 
 /// What a rendering may use.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +26,7 @@ pub(crate) struct Bounds {
 }
 
 /// A rendering that is under way.
-pub(crate) struct Run<'a> {
+pub(crate) struct Renderer<'a> {
     steps: Cell<u64>,
     bytes: Cell<u64>,
     depth: Cell<u32>,
@@ -49,40 +47,21 @@ pub(crate) struct Out {
     pub(crate) root: bool,
 }
 
-/// A rendered template.
-pub(crate) struct Rendered {
-    pub(crate) text: String,
-    pub(crate) generations: Option<Vec<Range<usize>>>,
-}
+impl<'a> Renderer<'a> {
+    /// A rendering with these variables.
+    pub(crate) fn new(variables: HashMap<Arc<str>, Value>, clock: &'a Clock, bounds: Bounds) -> Self {
+        Self {
+            steps: Cell::new(bounds.steps),
+            bytes: Cell::new(bounds.bytes),
+            depth: Cell::new(bounds.depth),
+            clock,
+            context: RefCell::new(variables),
+            generations: RefCell::new(Some(Vec::new())),
+            namespaces: RefCell::default(),
+            frames: RefCell::default(),
+        }
+    }
 
-/// Renders `template` with these variables.
-pub(crate) fn render(
-    template: &Template,
-    variables: HashMap<Arc<str>, Value>,
-    clock: &Clock,
-    bounds: Bounds,
-) -> Res<Rendered> {
-    let run = Run {
-        steps: Cell::new(bounds.steps),
-        bytes: Cell::new(bounds.bytes),
-        depth: Cell::new(bounds.depth),
-        clock,
-        context: RefCell::new(variables),
-        generations: RefCell::new(Some(Vec::new())),
-        namespaces: RefCell::default(),
-        frames: RefCell::default(),
-    };
-    let mut out = Out { text: String::new(), root: true };
-    let frame = Rc::new(Frame::new(None));
-    run.declare(&frame, &template.body.symbols);
-    let result = run.nodes(&template.body.nodes, &frame, true, &mut out);
-    run.take_apart();
-    frame.clear();
-    result?;
-    Ok(Rendered { text: out.text, generations: run.generations.take() })
-}
-
-impl Run<'_> {
     /// Pays for one step.
     pub(crate) fn step(&self) -> Res<()> {
         self.steps(1)
@@ -140,7 +119,7 @@ impl Run<'_> {
                 Load::Resolve => frame.declare(name, self.resolve(name)),
                 Load::Alias => {
                     let outside = frame.parent().map(|outer| outer.find(name));
-                    let value = if let Some(Found::Set(value)) = outside { Some(value) } else { None };
+                    let value = if let Some(Lookup::Set(value)) = outside { Some(value) } else { None };
                     frame.declare(name, value);
                 }
                 Load::Unset => frame.declare(name, None),
@@ -150,14 +129,14 @@ impl Run<'_> {
 
     /// A variable of the context, or a function that every template has.
     fn resolve(&self, name: &str) -> Option<Value> {
-        self.context.borrow().get(name).cloned().or_else(|| functions::global(name))
+        self.context.borrow().get(name).cloned().or_else(|| Function::from_name(name).map(Value::Function))
     }
 
     pub(crate) fn variable(&self, frame: &Frame, name: &str) -> Value {
         let value = match frame.find(name) {
-            Found::Set(value) => Some(value),
-            Found::Unset => None,
-            Found::Unknown => self.resolve(name),
+            Lookup::Set(value) => Some(value),
+            Lookup::Unset => None,
+            Lookup::Unknown => self.resolve(name),
         };
         value.unwrap_or_else(|| Value::undefined_name(name))
     }
@@ -182,7 +161,7 @@ impl Run<'_> {
     }
 
     /// Empties whatever may hold itself, so that it is freed, and not one inside another without end.
-    fn take_apart(&self) {
+    pub(crate) fn take_apart(&self) {
         for frame in self.frames.take() {
             frame.clear();
         }
@@ -216,7 +195,7 @@ impl Run<'_> {
             Value::Str(text) | Value::Markup(text) => text.chars().map(|c| Ok(Value::str(c.to_string()))).collect(),
             Value::List(items) | Value::Tuple(items) => items.iter().cloned().map(Ok).collect(),
             Value::Dict(dict) => dict.keys().cloned().map(Ok).collect(),
-            Value::View(view, dict) => dict.entries().iter().map(|entry| view_item(*view, entry)).collect(),
+            Value::View(view, dict) => dict.entries().iter().map(|entry| view.item(entry)).collect(),
             Value::Range(start, _, step) => {
                 (0..range_len(value) as i128).map(|at| Ok(Value::Int(start + at * step))).collect()
             }
