@@ -194,8 +194,8 @@ pub fn near(got: &Tensor, plains: &[&Tensor], exact: &Tensor) -> Result<f64, Str
     let of_plains: Vec<&[f64]> = plains.iter().map(|p| p.floats()).collect();
     let p = of_plains[0];
     for i in 0..g.len() {
-        let kind = Kind::of(g[i]);
-        if kind != Kind::of(dtype.round(e[i])) && of_plains.iter().all(|p| kind != Kind::of(p[i])) {
+        let kind = FloatKind::of(g[i]);
+        if kind != FloatKind::of(dtype.round(e[i])) && of_plains.iter().all(|p| kind != FloatKind::of(p[i])) {
             return Err(format!(
                 ", row {}, element {}: got {}, exact {}, plain {}",
                 i / row,
@@ -252,14 +252,14 @@ fn rows(tensor: &Tensor) -> (usize, usize) {
 }
 
 #[derive(PartialEq)]
-enum Kind {
+enum FloatKind {
     Finite,
     Nan,
     Infinite,
     MinusInfinite,
 }
 
-impl Kind {
+impl FloatKind {
     fn of(x: f64) -> Self {
         match x {
             _ if x.is_nan() => Self::Nan,

@@ -2,13 +2,13 @@
 //! kernels, passes, gradients and shardings are held against.
 //!
 //! Ranks of a device mesh run in lockstep (the same graph, different arguments), so that a collective sees all of
-//! them; a graph without a mesh is the case of one rank. `eval/machine.rs` walks the nodes, `eval/prim.rs` dispatches
+//! them; a graph without a mesh is the case of one rank. `eval/evaluator.rs` walks the nodes, `eval/prim.rs` dispatches
 //! the primitives to one file a subject.
 
 mod collective;
 mod elements;
 mod elementwise;
-mod machine;
+mod evaluator;
 mod matmul;
 mod order;
 mod philox;
@@ -28,7 +28,7 @@ use crate::prim::{Literal, Prim};
 use crate::tensor::{Data, Tensor, Value};
 use crate::types::Type;
 
-use machine::{Machine, Ranked};
+use evaluator::{Evaluator, Ranked};
 
 pub use philox::{philox4x32, uniform};
 pub use precision::Precision;
@@ -72,8 +72,8 @@ pub fn evaluate_function(
         check(arg, &value, bindings)?;
         ranked.push(vec![Rc::new(value)]);
     }
-    let machine = Machine { mesh: &[], ranks: 1, bindings, precision };
-    let outputs = machine.run(functions, function, ranked)?;
+    let evaluator = Evaluator { mesh: &[], ranks: 1, bindings, precision };
+    let outputs = evaluator.run(functions, function, ranked)?;
     Ok(outputs.into_iter().filter_map(|by_rank| by_rank.into_iter().next()).map(Rc::unwrap_or_clone).collect())
 }
 
@@ -102,9 +102,9 @@ pub fn evaluate_mesh(
         };
         ranked.push((0..ranks).map(of_rank).collect::<Result<_>>()?);
     }
-    let machine = Machine { mesh, ranks, bindings, precision };
+    let evaluator = Evaluator { mesh, ranks, bindings, precision };
     let mut outputs: Vec<Vec<(String, Value)>> = (0..ranks).map(|_| Vec::new()).collect();
-    for (output, by_rank) in main.outputs.iter().zip(machine.run(&graph.functions, main, ranked)?) {
+    for (output, by_rank) in main.outputs.iter().zip(evaluator.run(&graph.functions, main, ranked)?) {
         for (named, value) in outputs.iter_mut().zip(by_rank) {
             named.push((output.name.to_string(), Rc::unwrap_or_clone(value)));
         }

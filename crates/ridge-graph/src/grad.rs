@@ -25,7 +25,7 @@ use crate::types::Type;
 
 use activity::is_smooth;
 use expand::Differentiator;
-use sweep::Sweep;
+use sweep::ReverseSweep;
 use tape::Tape;
 
 /// Adds to `graph` an output `grad.<name>` for each argument of main named in `wrt`, of its dtype and shape: the
@@ -137,7 +137,7 @@ impl Differentiated {
 
         let mut g = all.g;
         g.set_scope("");
-        let mut sweep = Sweep::within(&mut g, &forward, &tape);
+        let mut sweep = ReverseSweep::within(&mut g, &forward, &tape);
         let one = sweep.g.constant(DType::F32, 1.0)?;
         sweep.add(results[loss], one)?;
         sweep.run()?;

@@ -6,9 +6,10 @@
 //! the one that the fewest bytes of communication lead to. Propagation fills in and verifies. It never searches:
 //! a better plan for the whole graph comes from placing arguments otherwise.
 //!
-//! Read `shard/placement.rs` for placements and rules, `shard/prim.rs` for the primitives' rules, `shard/propagate.rs` for how one is chosen, `shard/convert.rs`
-//! for what brings a value from one placement to another, `shard/local.rs` for shapes and attributes of one rank's
-//! share, and `shard/slice.rs` for cutting tensors.
+//! Read `shard/placement.rs` for placements and rules, `shard/prim.rs` for the primitives' rules and `shard/rules.rs` for
+//! those of any op, `shard/propagate.rs` for how one is chosen, `shard/convert.rs` for what brings a value from one
+//! placement to another, `shard/local.rs` for shapes and attributes of one rank's share, `shard/mesh.rs` for the graph of
+//! one rank, and `shard/slice.rs` for cutting tensors.
 
 mod convert;
 mod local;

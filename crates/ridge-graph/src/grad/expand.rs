@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::activity::{Activity, Mask, Values};
-use super::residual::{Backward, settle};
-use super::sweep::Sweep;
+use super::residual::{BackwardHalf, settle};
+use super::sweep::ReverseSweep;
 use super::tape::{BackwardRule, Derivative, ResidualSource, Tape};
 use crate::error::{GraphError, Result, place};
 use crate::graph::{Arg, Builder, CompositeRef, FuncId, Function, Gradient, Node, Op, Output, Role, Var};
@@ -124,7 +124,7 @@ impl Differentiator {
 
         self.g.begin(&self.unused_name(&source.name, "bwd"));
         let cotangents: Vec<usize> = (0..results.len()).filter(|i| outputs[*i]).collect();
-        let mut sweep = Sweep::with_residuals(&mut self.g, &forward, &tape);
+        let mut sweep = ReverseSweep::with_residuals(&mut self.g, &forward, &tape);
         for i in &cotangents {
             let ty = forward.ty(results[*i]).plain();
             let name = format!("grad.{}", source.outputs[*i].name);
@@ -142,7 +142,7 @@ impl Differentiator {
         }
         let requested = sweep.into_requested();
         let draft = self.g.end(given);
-        let Backward { function: backward, saved } = settle(&mut self.g, &forward, draft, &requested)?;
+        let BackwardHalf { function: backward, saved } = settle(&mut self.g, &forward, draft, &requested)?;
         self.g.functions_mut().push(backward);
         let backward = FuncId(self.g.functions().len() as u32 - 1);
 

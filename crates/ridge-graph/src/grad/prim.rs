@@ -1,7 +1,7 @@
 //! The gradient of each primitive: cotangents of its outputs to cotangents of its inputs.
 
 use super::rows;
-use super::sweep::At;
+use super::sweep::SweptNode;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -10,7 +10,7 @@ use crate::prim::{Binary, Combine, Prim, Unary};
 use crate::shape::Shape;
 
 /// Gives the inputs of a primitive their cotangents, from those of its outputs.
-pub(super) fn backward(at: &mut At<'_, '_>, prim: &Prim, cotangents: &[Option<Var>]) -> Result<()> {
+pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Option<Var>]) -> Result<()> {
     if !(0..at.node.inputs.len()).any(|i| at.wants(i)) {
         return Ok(());
     }
@@ -100,7 +100,7 @@ pub(super) fn backward(at: &mut At<'_, '_>, prim: &Prim, cotangents: &[Option<Va
     }
 }
 
-fn unary(at: &mut At<'_, '_>, op: Unary, c: Var) -> Result<()> {
+fn unary(at: &mut SweptNode<'_, '_>, op: Unary, c: Var) -> Result<()> {
     let dx = match op {
         Unary::Neg => at.g().neg(c)?,
         Unary::Abs => {
@@ -173,7 +173,7 @@ fn unary(at: &mut At<'_, '_>, op: Unary, c: Var) -> Result<()> {
     at.give(0, dx)
 }
 
-fn binary(at: &mut At<'_, '_>, op: Binary, c: Var) -> Result<()> {
+fn binary(at: &mut SweptNode<'_, '_>, op: Binary, c: Var) -> Result<()> {
     match op {
         Binary::Add => {
             at.give(0, c)?;
@@ -236,7 +236,7 @@ fn binary(at: &mut At<'_, '_>, op: Binary, c: Var) -> Result<()> {
     }
 }
 
-fn pow(at: &mut At<'_, '_>, c: Var) -> Result<()> {
+fn pow(at: &mut SweptNode<'_, '_>, c: Var) -> Result<()> {
     let (a, b) = (at.input(0)?, at.input(1)?);
     if at.wants(0) {
         let g = at.g();
@@ -265,7 +265,7 @@ fn pow(at: &mut At<'_, '_>, c: Var) -> Result<()> {
     Ok(())
 }
 
-fn reduce(at: &mut At<'_, '_>, op: Combine, axis: usize, c: Var) -> Result<()> {
+fn reduce(at: &mut SweptNode<'_, '_>, op: Combine, axis: usize, c: Var) -> Result<()> {
     let shape = at.ty(0).shape.clone();
     if op == Combine::Sum {
         let dx = at.g().broadcast(c, shape)?;
@@ -286,7 +286,7 @@ fn reduce(at: &mut At<'_, '_>, op: Combine, axis: usize, c: Var) -> Result<()> {
     at.give(0, dx)
 }
 
-fn matmul(at: &mut At<'_, '_>, trans_a: bool, trans_b: bool, c: Var) -> Result<()> {
+fn matmul(at: &mut SweptNode<'_, '_>, trans_a: bool, trans_b: bool, c: Var) -> Result<()> {
     let (ta, tb) = (at.ty(0).dtype, at.ty(1).dtype);
     if at.wants(0) {
         let b = at.input(1)?;

@@ -11,7 +11,7 @@ use crate::graph::{Arg, Builder, Function, Op, Output, Role, Var};
 use crate::prim::Prim;
 
 /// A backward half that is complete.
-pub(super) struct Backward {
+pub(super) struct BackwardHalf {
     /// Takes residuals, then cotangents.
     pub(super) function: Function,
     /// The forward values that are its residuals, in order.
@@ -30,7 +30,7 @@ pub(super) fn settle(
     forward: &Function,
     draft: Function,
     requested: &[(Var, Var)],
-) -> Result<Backward> {
+) -> Result<BackwardHalf> {
     let fates = fates(forward, requested.iter().map(|(value, _)| *value));
     g.begin(&draft.name);
     let mut rebuild = Rebuild { forward, fates: &fates, built: HashMap::new() };
@@ -69,7 +69,7 @@ pub(super) fn settle(
     }
     let outputs = draft.outputs.iter().map(|o| Ok(Output { var: found(g, &map, o.var)?, ..o.clone() }));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
-    Ok(Backward { function: g.end(outputs), saved })
+    Ok(BackwardHalf { function: g.end(outputs), saved })
 }
 
 /// Forward values in a backward half: residuals, and those computed again where they are first used.

@@ -1,12 +1,12 @@
 //! The reverse sweep: from the cotangents of a function's outputs to those of its arguments, last node first.
 
 use super::prim;
-use super::sweep::{At, Sweep};
+use super::sweep::{ReverseSweep, SweptNode};
 use super::tape::{BackwardRule, Derivative, ResidualSource};
 use crate::error::Result;
 use crate::graph::{CompositeRef, Op, Saved, Var};
 
-impl Sweep<'_> {
+impl ReverseSweep<'_> {
     /// Takes every cotangent back to the arguments.
     pub(super) fn run(&mut self) -> Result<()> {
         let forward = self.forward;
@@ -18,7 +18,7 @@ impl Sweep<'_> {
             }
             self.g.set_scope(&node.scope);
             let tape = self.tape;
-            let mut at = At { sweep: self, node, index };
+            let mut at = SweptNode { sweep: self, node, index };
             match (&node.op, tape.rules.get(&index)) {
                 (Op::Prim(p), _) => prim::backward(&mut at, p, &cotangents)?,
                 (_, Some(BackwardRule::Call(derivative))) => at.call(derivative, &cotangents)?,
@@ -34,7 +34,7 @@ impl Sweep<'_> {
     }
 }
 
-impl At<'_, '_> {
+impl SweptNode<'_, '_> {
     fn explicit(
         &mut self,
         saved: &[Saved],

@@ -1,6 +1,6 @@
 //! Gradients of the primitives that move rows by index, and of running sums.
 
-use super::sweep::At;
+use super::sweep::SweptNode;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -29,7 +29,7 @@ fn flip(g: &mut Builder, x: Var, axis: usize) -> Result<Var> {
 }
 
 /// Rows that were read several times sum their cotangents, in f32.
-pub(super) fn gather(at: &mut At<'_, '_>, axis: usize, c: Var) -> Result<()> {
+pub(super) fn gather(at: &mut SweptNode<'_, '_>, axis: usize, c: Var) -> Result<()> {
     let indices = at.input(1)?;
     let ty = at.ty(0).clone();
     let zeros = at.sweep.zeros(&Type::tensor(DType::F32, ty.shape))?;
@@ -40,7 +40,7 @@ pub(super) fn gather(at: &mut At<'_, '_>, axis: usize, c: Var) -> Result<()> {
     at.give(0, dx)
 }
 
-pub(super) fn scatter(at: &mut At<'_, '_>, axis: usize, add: bool, c: Var) -> Result<()> {
+pub(super) fn scatter(at: &mut SweptNode<'_, '_>, axis: usize, add: bool, c: Var) -> Result<()> {
     let indices = at.input(1)?;
     if at.wants(0) {
         let kept = if add {
@@ -88,7 +88,7 @@ fn is_last(g: &mut Builder, indices: Var, extent: &Dim) -> Result<Var> {
 }
 
 /// Each kept value's cotangent goes to where the value came from.
-pub(super) fn sort(at: &mut At<'_, '_>, axis: usize, keep: &Dim, c: Var) -> Result<()> {
+pub(super) fn sort(at: &mut SweptNode<'_, '_>, axis: usize, keep: &Dim, c: Var) -> Result<()> {
     if keep.as_const().is_none_or(|n| n > MOST_KEPT) {
         return Err(at.error(format!("the gradient of more than {MOST_KEPT} sorted values is not defined; keep fewer")));
     }

@@ -8,7 +8,7 @@ use crate::graph::{Arg, Builder, Function, Node, Role, Var};
 use crate::types::Type;
 
 /// A sweep over `forward`, building into the function that is open in `g`.
-pub(super) struct Sweep<'a> {
+pub(super) struct ReverseSweep<'a> {
     pub(super) g: &'a mut Builder,
     pub(super) forward: &'a Function,
     pub(super) tape: &'a Tape,
@@ -19,13 +19,13 @@ pub(super) struct Sweep<'a> {
 }
 
 /// One node in the sweep.
-pub(super) struct At<'s, 'a> {
-    pub(super) sweep: &'s mut Sweep<'a>,
+pub(super) struct SweptNode<'s, 'a> {
+    pub(super) sweep: &'s mut ReverseSweep<'a>,
     pub(super) node: &'a Node,
     pub(super) index: usize,
 }
 
-impl<'a> Sweep<'a> {
+impl<'a> ReverseSweep<'a> {
     /// A sweep within the function that `forward` is a copy of.
     pub(super) fn within(g: &'a mut Builder, forward: &'a Function, tape: &'a Tape) -> Self {
         Self { g, forward, tape, cotangents: HashMap::new(), requested: None }
@@ -75,7 +75,7 @@ impl<'a> Sweep<'a> {
     }
 }
 
-impl At<'_, '_> {
+impl SweptNode<'_, '_> {
     /// Is the cotangent of input `i` wanted?
     pub(super) fn wants(&self, i: usize) -> bool {
         self.sweep.tape.active.contains(&self.node.inputs[i])

@@ -70,7 +70,7 @@ impl Pattern {
 
     /// Matches with the root at node `root` of `function`.
     pub(super) fn find(&self, function: &Function, root: usize) -> Option<Match> {
-        let mut found = Found { nodes: vec![None; self.nodes.len()], externals: vec![None; self.externals] };
+        let mut found = PartialMatch { nodes: vec![None; self.nodes.len()], externals: vec![None; self.externals] };
         if !self.node(function, self.nodes.len() - 1, root, &mut found) {
             return None;
         }
@@ -81,7 +81,7 @@ impl Pattern {
         Some(Match { nodes, inputs })
     }
 
-    fn node(&self, function: &Function, pattern: usize, node: usize, found: &mut Found) -> bool {
+    fn node(&self, function: &Function, pattern: usize, node: usize, found: &mut PartialMatch) -> bool {
         if let Some(known) = found.nodes[pattern] {
             return known == node;
         }
@@ -109,7 +109,7 @@ impl Pattern {
         false
     }
 
-    fn inputs(&self, function: &Function, pairs: impl Iterator<Item = (Input, Var)>, found: &mut Found) -> bool {
+    fn inputs(&self, function: &Function, pairs: impl Iterator<Item = (Input, Var)>, found: &mut PartialMatch) -> bool {
         for (want, have) in pairs {
             let fits = match want {
                 Input::External(e) => *found.externals[e].get_or_insert(have) == have,
@@ -127,7 +127,7 @@ impl Pattern {
         function: &Function,
         pattern: usize,
         nodes: &[usize],
-        found: &Found,
+        found: &PartialMatch,
         seen: &mut [bool],
         inputs: &mut Vec<Var>,
     ) {
@@ -149,7 +149,7 @@ fn is_plain_op(node: &Node) -> bool {
 }
 
 #[derive(Clone)]
-struct Found {
+struct PartialMatch {
     nodes: Vec<Option<usize>>,
     externals: Vec<Option<Var>>,
 }

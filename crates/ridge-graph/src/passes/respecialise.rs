@@ -90,7 +90,7 @@ impl<T> Frame<'_, T> {
 /// The graph that `rewrite` makes of `graph`, whose main arguments have `tags`, and the tags of its main outputs.
 /// Functions that nothing calls are left out.
 pub(crate) fn respecialise<R: Rewrite>(graph: &Graph, tags: Vec<R::Tag>, rewrite: &R) -> Result<(Graph, Vec<R::Tag>)> {
-    let mut run = Run { graph, rewrite, builder: Builder::new(), done: HashMap::new() };
+    let mut run = Respecialiser { graph, rewrite, builder: Builder::new(), done: HashMap::new() };
     let (main, outputs) = run.function(graph.main, tags, String::new())?;
     Ok((Graph { functions: run.builder.into_functions(), main }, outputs))
 }
@@ -98,7 +98,7 @@ pub(crate) fn respecialise<R: Rewrite>(graph: &Graph, tags: Vec<R::Tag>, rewrite
 /// A function of the old graph with the tags of its arguments.
 type Signature<T> = (FuncId, Vec<T>);
 
-struct Run<'g, R: Rewrite> {
+struct Respecialiser<'g, R: Rewrite> {
     graph: &'g Graph,
     rewrite: &'g R,
     builder: Builder,
@@ -106,7 +106,7 @@ struct Run<'g, R: Rewrite> {
     done: HashMap<Signature<R::Tag>, Signature<R::Tag>>,
 }
 
-impl<R: Rewrite> Run<'_, R> {
+impl<R: Rewrite> Respecialiser<'_, R> {
     fn function(&mut self, id: FuncId, tags: Vec<R::Tag>, path: String) -> Result<Signature<R::Tag>> {
         let key = (id, tags);
         if let Some(known) = self.done.get(&key) {

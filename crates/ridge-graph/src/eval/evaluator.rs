@@ -15,7 +15,7 @@ use crate::types::Type;
 pub(super) type Ranked = Vec<Rc<Value>>;
 
 /// What every node of an evaluation shares.
-pub(super) struct Machine<'a> {
+pub(super) struct Evaluator<'a> {
     /// Axes of the mesh and their sizes.
     pub(super) mesh: &'a [(&'a str, usize)],
     /// The product of the sizes.
@@ -26,7 +26,7 @@ pub(super) struct Machine<'a> {
     pub(super) precision: Precision,
 }
 
-impl Machine<'_> {
+impl Evaluator<'_> {
     /// The outputs of `function`, which calls functions of `functions`.
     pub(super) fn run(&self, functions: &[Function], function: &Function, args: Vec<Ranked>) -> Result<Vec<Ranked>> {
         let mut uses = function.uses();
