@@ -208,7 +208,7 @@ impl ToolCallParser {
             (_, '{') => self.begin(Call::new(), c),
             (ToolCallStyle::Mistral, '[') if !self.in_array => self.in_array = true,
             (ToolCallStyle::Mistral | ToolCallStyle::Array, ',') if self.in_array && self.calls > 0 => {
-                self.unsure.clear()
+                self.unsure.clear();
             }
             (ToolCallStyle::Mistral | ToolCallStyle::Array, ']') if self.in_array => {
                 self.in_array = false;
