@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use ridge_hw::topology::Matrix;
-use ridge_plan::topology::{Advice, Degrees, Rates};
+use ridge_plan::topology::{PlacementAdvice, Degrees, Rates};
 
 fuzz_target!(|text: &str| {
     let Ok(matrix) = Matrix::parse(text) else {
@@ -16,6 +16,6 @@ fuzz_target!(|text: &str| {
     if gpus <= 8 {
         let rates = Rates::find(None, &matrix).expect("a matrix has rates without a device");
         let degrees = Degrees { tp: 2, pp: 1, dp: 1, cp: 1, ep: 1 };
-        assert_eq!(Advice::new(&matrix, &rates, degrees, 1).is_ok(), gpus >= 2);
+        assert_eq!(PlacementAdvice::new(&matrix, &rates, degrees, 1).is_ok(), gpus >= 2);
     }
 });

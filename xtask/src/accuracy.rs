@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process;
 
-use crate::error::Error;
-use crate::{Command, Outcome};
+use crate::error::XtaskError;
+use crate::task::{Task, TaskOutcome};
 
-pub(crate) const COMMAND: Command = Command {
+pub(crate) const TASK: Task = Task {
     name: "accuracy",
     summary: "Hold plans against published measurements, row by row",
     help: "\
@@ -22,13 +22,13 @@ Serving rows are many, and only summed up: see each with
     run,
 };
 
-fn run(root: &Path) -> Result<Outcome, Error> {
+fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = process::Command::new(cargo);
     command.current_dir(root).args(["run", "--quiet", "--release", "-p", "ridge-plan", "--example", "accuracy"]);
-    let output = command.output().map_err(Error::CargoStart)?;
+    let output = command.output().map_err(XtaskError::CargoStart)?;
     if !output.status.success() {
-        return Err(Error::NoReport(String::from_utf8_lossy(&output.stderr).into_owned()));
+        return Err(XtaskError::NoReport(String::from_utf8_lossy(&output.stderr).into_owned()));
     }
-    Ok(Outcome { report: String::from_utf8_lossy(&output.stdout).into_owned(), passed: true })
+    Ok(TaskOutcome { report: String::from_utf8_lossy(&output.stdout).into_owned(), passed: true })
 }

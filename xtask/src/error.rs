@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 
 #[derive(Debug)]
-pub(crate) enum Error {
+pub(crate) enum XtaskError {
     UnknownCommand {
         name: String,
         known: Vec<&'static str>,
@@ -38,7 +38,7 @@ pub(crate) enum Error {
     Print(io::Error),
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for XtaskError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::UnknownCommand { name, known } => {
@@ -61,7 +61,7 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {
+impl std::error::Error for XtaskError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::GitStart(source)

@@ -4,16 +4,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command as Process;
 
-use crate::error::Error;
+use crate::error::XtaskError;
 use crate::run::{cargo, finish};
-use crate::{Command, Outcome};
+use crate::task::{Task, TaskOutcome};
 
 /// Where it is put.
 const FOLDER: &str = "target/gpu-bundle";
-/// The most that it may hold.
-const MOST_BYTES: u64 = 60_000_000;
+/// Maximum size of the bundle.
+const MAX_BYTES: u64 = 60_000_000;
 
-pub(crate) const COMMAND: Command = Command {
+pub(crate) const TASK: Task = Task {
     name: "gpu-bundle",
     summary: "Put the GPU tests and the ridge binary into one folder",
     help: "\
@@ -28,38 +28,36 @@ Copy that folder to a machine with a GPU, which needs no Rust, and run `run.sh` 
     run,
 };
 
-/// Cargo's arguments for each test program of the bundle, its name there, and the line by which cargo tells its file.
-const TESTS: [(&str, &[&str], &str); 6] = [
+/// The name of each test program in the bundle, cargo's arguments for it, and the source file by which the line of
+/// cargo's output is found that names its executable. `gpu_bundle.sh` selects their tests by name.
+const TESTS: [(&str, &[&str], &str); 3] = [
     ("unit", &["--package", "ridge-cuda", "--lib"], "src/lib.rs"),
-    ("conformance", &["--package", "ridge-cuda", "--test", "conformance"], "tests/conformance.rs"),
-    ("graphs", &["--package", "ridge-cuda", "--test", "graphs"], "tests/graphs.rs"),
-    ("kernels", &["--package", "ridge-cuda", "--test", "kernels"], "tests/kernels.rs"),
-    ("gemm", &["--package", "ridge-cuda", "--test", "gemm"], "tests/gemm.rs"),
+    ("cuda", &["--package", "ridge-cuda", "--test", "integration"], "tests/integration/main.rs"),
     ("models", &["--package", "ridge-models", "--test", "integration"], "tests/integration/main.rs"),
 ];
 
-fn run(root: &Path) -> Result<Outcome, Error> {
+fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
     let bundle = root.join(FOLDER);
     if bundle.exists() {
-        fs::remove_dir_all(&bundle).map_err(|source| Error::Write { path: bundle.clone(), source })?;
+        fs::remove_dir_all(&bundle).map_err(|source| XtaskError::Write { path: bundle.clone(), source })?;
     }
     make_folder(&bundle)?;
     let built = cargo(root, &["build", "--package", "ridge-cli"])?;
     if built.code != Some(0) {
-        return Ok(Outcome { report: built.stderr, passed: false });
+        return Ok(TaskOutcome { report: built.stderr, passed: false });
     }
     let mut binaries = vec![("ridge", root.join("target/debug/ridge"))];
     for (name, args, line) in TESTS {
         let built = cargo(root, &[&["test", "--no-run"][..], args].concat())?;
         match executable(&built.stderr, line) {
             Some(path) if built.code == Some(0) => binaries.push((name, root.join(path))),
-            _ => return Ok(Outcome { report: built.stderr, passed: false }),
+            _ => return Ok(TaskOutcome { report: built.stderr, passed: false }),
         }
     }
     for (name, from) in binaries {
         let stripped = finish(Process::new("strip").arg("-o").arg(bundle.join(name)).arg(&from))?;
         if stripped.code != Some(0) {
-            return Ok(Outcome { report: stripped.stderr, passed: false });
+            return Ok(TaskOutcome { report: stripped.stderr, passed: false });
         }
     }
     for kind in ["llama", "families"] {
@@ -67,65 +65,65 @@ fn run(root: &Path) -> Result<Outcome, Error> {
     }
     let script = bundle.join("run.sh");
     fs::write(&script, include_str!("gpu_bundle.sh"))
-        .map_err(|source| Error::Write { path: script.clone(), source })?;
+        .map_err(|source| XtaskError::Write { path: script.clone(), source })?;
     executable_by_all(&script)?;
     let bytes = size(&bundle)?;
-    let passed = bytes < MOST_BYTES;
-    let report = format!("gpu-bundle: {:.1} MB in {FOLDER}, the limit is {:.0}\n", mb(bytes), mb(MOST_BYTES));
-    Ok(Outcome { report, passed })
+    let passed = bytes < MAX_BYTES;
+    let report = format!("gpu-bundle: {:.1} MB in {FOLDER}, the limit is {:.0}\n", mb(bytes), mb(MAX_BYTES));
+    Ok(TaskOutcome { report, passed })
 }
 
 fn mb(bytes: u64) -> f64 {
     bytes as f64 / 1e6
 }
 
-/// The file in cargo's line `Executable tests/graphs.rs (target/debug/deps/graphs-0123)`.
+/// The file in cargo's line `Executable tests/integration/main.rs (target/debug/deps/integration-0123)`.
 fn executable<'a>(said: &'a str, of: &str) -> Option<&'a str> {
     let line = said.lines().find(|l| l.trim_start().starts_with("Executable") && l.contains(of))?;
     line.rsplit_once('(')?.1.strip_suffix(')')
 }
 
-fn make_folder(path: &Path) -> Result<(), Error> {
-    fs::create_dir_all(path).map_err(|source| Error::Write { path: path.into(), source })
+fn make_folder(path: &Path) -> Result<(), XtaskError> {
+    fs::create_dir_all(path).map_err(|source| XtaskError::Write { path: path.into(), source })
 }
 
 #[cfg(unix)]
-fn executable_by_all(path: &Path) -> Result<(), Error> {
+fn executable_by_all(path: &Path) -> Result<(), XtaskError> {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-        .map_err(|source| Error::Write { path: path.into(), source })
+        .map_err(|source| XtaskError::Write { path: path.into(), source })
 }
 
 #[cfg(not(unix))]
-fn executable_by_all(_path: &Path) -> Result<(), Error> {
+fn executable_by_all(_path: &Path) -> Result<(), XtaskError> {
     Ok(())
 }
 
 /// The files and folders in a folder.
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    let read = |source| Error::Read { path: folder.into(), source };
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, XtaskError> {
+    let read = |source| XtaskError::Read { path: folder.into(), source };
     fs::read_dir(folder).map_err(read)?.map(|entry| Ok(entry.map_err(read)?.path())).collect()
 }
 
-fn copy_all(from: &Path, to: &Path) -> Result<(), Error> {
+fn copy_all(from: &Path, to: &Path) -> Result<(), XtaskError> {
     make_folder(to)?;
     for path in entries(from)? {
         let target = to.join(path.file_name().unwrap_or_default());
         if path.is_dir() {
             copy_all(&path, &target)?;
         } else {
-            fs::copy(&path, &target).map_err(|source| Error::Write { path: target.clone(), source })?;
+            fs::copy(&path, &target).map_err(|source| XtaskError::Write { path: target.clone(), source })?;
         }
     }
     Ok(())
 }
 
-fn size(folder: &Path) -> Result<u64, Error> {
+fn size(folder: &Path) -> Result<u64, XtaskError> {
     let of = |path: PathBuf| {
         if path.is_dir() {
             return size(&path);
         }
-        path.metadata().map(|m| m.len()).map_err(|source| Error::Read { path: path.clone(), source })
+        path.metadata().map(|m| m.len()).map_err(|source| XtaskError::Read { path: path.clone(), source })
     };
     entries(folder)?.into_iter().map(of).sum()
 }
@@ -138,8 +136,8 @@ mod tests {
     fn cargos_line_tells_the_file_of_a_test_program() {
         let said = "    Finished `test` profile in 2s\n\
                     \x20 Executable unittests src/lib.rs (target/debug/deps/ridge_cuda-7b4d)\n\
-                    \x20 Executable tests/graphs.rs (target/debug/deps/graphs-e1be)\n";
-        assert_eq!(executable(said, "tests/graphs.rs"), Some("target/debug/deps/graphs-e1be"));
+                    \x20 Executable tests/integration/main.rs (target/debug/deps/integration-e1be)\n";
+        assert_eq!(executable(said, "tests/integration/main.rs"), Some("target/debug/deps/integration-e1be"));
         assert_eq!(executable(said, "src/lib.rs"), Some("target/debug/deps/ridge_cuda-7b4d"));
         assert_eq!(executable(said, "tests/cuda.rs"), None);
     }

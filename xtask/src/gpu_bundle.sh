@@ -12,10 +12,12 @@ export RIDGE_GPU_TESTS=required RIDGE_FIXTURES=$PWD/fixtures
 case ${1:-} in
 memcheck | racecheck | initcheck)
     failed=0
-    for tests in "conformance every_op_conforms_in_bf16" kernels; do
-        # shellcheck disable=SC2086
-        compute-sanitizer --tool "$1" --error-exitcode 9 ./$tests > "$logs/$1-${tests%% *}.log" 2>&1 || failed=1
-        printf '%s, %s: %s\n' "$1" "${tests%% *}" "$(grep 'SUMMARY' "$logs/$1-${tests%% *}.log")"
+    for tests in conformance::every_op_conforms_in_bf16 kernels::; do
+        log=$logs/$1-${tests%%::*}.log
+        compute-sanitizer --tool "$1" --error-exitcode 9 ./cuda "$tests" > "$log" 2>&1 || failed=1
+        # A name that selects no test checks nothing.
+        grep -q '^running [1-9]' "$log" || failed=1
+        printf '%s, %s: %s\n' "$1" "$tests" "$(grep 'SUMMARY' "$log")"
     done
     exit $failed
     ;;
@@ -27,16 +29,18 @@ count() {
 }
 
 ./ridge doctor > "$logs/doctor.txt" 2>&1
-for tests in unit conformance graphs kernels gemm "models cuda::"; do
-    log=$logs/${tests%% *}.log
-    # shellcheck disable=SC2086
-    ./$tests --nocapture > "$log" 2>&1
+# A program and the part of the names of its tests that selects some; a selection without tests is a failure.
+for tests in "unit " "cuda conformance::" "cuda graphs::" "cuda kernels::" "cuda gemm::" "models cuda::"; do
+    program=${tests%% *} names=${tests#* }
+    log=$logs/$program${names:+-${names%%::*}}.log
+    ./"$program" --nocapture ${names:+"$names"} > "$log" 2>&1
     status=$?
     result=$(grep '^test result: ' "$log")
-    printf '%s: %s\n' "${tests%% *}" "${result:-ended with status $status}"
+    printf '%s: %s\n' "${tests%::}" "${result:-ended with status $status}"
     of=(${result//[^0-9]/ })
+    ran=$((${of[0]:-0} + ${of[1]:-0}))
     count "${of[0]:-0}" 0
-    count "$((${of[1]:-0} + (status != 0 && ${of[1]:-0} == 0)))" 1
+    count "$((${of[1]:-0} + ((status != 0 || ran == 0) && ${of[1]:-0} == 0)))" 1
 done
 
 # The same text as the CPU's, by the model that is compiled in. (In 16 bits, sums in another order change the text.)

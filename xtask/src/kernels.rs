@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::error::Error;
-use crate::run::{Ran, cargo};
-use crate::{Command, Outcome};
+use crate::error::XtaskError;
+use crate::run::{ProgramOutput, cargo};
+use crate::task::{Task, TaskOutcome};
 
 /// The architectures of A100, L4 and RTX 4090, and H100 and H200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90a"];
@@ -12,7 +12,7 @@ const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90a"];
 /// The exit code by which the check says that there is no NVRTC.
 const NO_COMPILER: i32 = 3;
 
-pub(crate) const COMMAND: Command = Command {
+pub(crate) const TASK: Task = Task {
     name: "kernels",
     summary: "Compile the GPU kernels, without a GPU",
     help: "\
@@ -27,15 +27,15 @@ environment that is active (pip install nvidia-cuda-nvrtc). Without it the check
     run,
 };
 
-fn run(root: &Path) -> Result<Outcome, Error> {
+fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
     let args = ["run", "--quiet", "--package", "ridge-cuda", "--example", "kernels", "--"];
     Ok(outcome(&cargo(root, &[&args[..], &ARCHITECTURES].concat())?))
 }
 
-fn outcome(ran: &Ran) -> Outcome {
+fn outcome(ran: &ProgramOutput) -> TaskOutcome {
     match ran.code {
-        Some(NO_COMPILER) => Outcome { report: format!("kernels: skipped, {}", ran.stdout), passed: true },
-        code => Outcome { report: format!("{}{}", ran.stdout, ran.stderr), passed: code == Some(0) },
+        Some(NO_COMPILER) => TaskOutcome { report: format!("kernels: skipped, {}", ran.stdout), passed: true },
+        code => TaskOutcome { report: format!("{}{}", ran.stdout, ran.stderr), passed: code == Some(0) },
     }
 }
 
@@ -43,8 +43,8 @@ fn outcome(ran: &Ran) -> Outcome {
 mod tests {
     use super::*;
 
-    fn of(code: Option<i32>) -> Outcome {
-        outcome(&Ran { code, stdout: "what was found\n".to_owned(), stderr: String::new() })
+    fn of(code: Option<i32>) -> TaskOutcome {
+        outcome(&ProgramOutput { code, stdout: "what was found\n".to_owned(), stderr: String::new() })
     }
 
     #[test]

@@ -2,38 +2,24 @@
 //!
 //! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
 //! [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes the GPU tests to another machine.
-//! A new command is a file, a line in [`COMMANDS`] and nothing else.
+//! A new command is a file, a line in [`TASKS`] and nothing else.
 
 mod accuracy;
 mod error;
 mod gpu_bundle;
 mod kernels;
 mod run;
+mod task;
 mod tidy;
 
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
-use error::Error;
+use error::XtaskError;
+use task::{Task, TaskOutcome};
 
-/// What a command says about the tree: its report, and whether the tree passed.
-struct Outcome {
-    report: String,
-    passed: bool,
-}
-
-/// A command, with all that the help has to say about it.
-struct Command {
-    name: &'static str,
-    /// One line, for the list of commands.
-    summary: &'static str,
-    /// What `cargo xtask <name> --help` prints.
-    help: &'static str,
-    run: fn(root: &Path) -> Result<Outcome, Error>,
-}
-
-const COMMANDS: &[Command] = &[tidy::COMMAND, kernels::COMMAND, accuracy::COMMAND, gpu_bundle::COMMAND];
+const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, accuracy::TASK, gpu_bundle::TASK];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -55,29 +41,29 @@ fn repository_root() -> &'static Path {
     xtask.parent().unwrap_or(xtask)
 }
 
-fn dispatch(args: &[&str], root: &Path) -> Result<Outcome, Error> {
-    let shown = |report: String| Ok(Outcome { report, passed: true });
+fn dispatch(args: &[&str], root: &Path) -> Result<TaskOutcome, XtaskError> {
+    let shown = |report: String| Ok(TaskOutcome { report, passed: true });
     match args {
         [] | ["help" | "--help" | "-h"] => shown(overview()),
         ["help", name] | [name, "--help" | "-h"] => shown(find(name)?.help.to_owned()),
         [name] => (find(name)?.run)(root),
         [name, extra, ..] => {
             find(name)?;
-            Err(Error::UnexpectedArgument { command: (*name).to_owned(), argument: (*extra).to_owned() })
+            Err(XtaskError::UnexpectedArgument { command: (*name).to_owned(), argument: (*extra).to_owned() })
         }
     }
 }
 
-fn find(name: &str) -> Result<&'static Command, Error> {
-    COMMANDS.iter().find(|command| command.name == name).ok_or_else(|| Error::UnknownCommand {
+fn find(name: &str) -> Result<&'static Task, XtaskError> {
+    TASKS.iter().find(|command| command.name == name).ok_or_else(|| XtaskError::UnknownCommand {
         name: name.to_owned(),
-        known: COMMANDS.iter().map(|command| command.name).collect(),
+        known: TASKS.iter().map(|command| command.name).collect(),
     })
 }
 
 fn overview() -> String {
     let mut text = "Checks and chores of the repository.\n\nUsage: cargo xtask <command>\n\nCommands:\n".to_owned();
-    for command in COMMANDS {
+    for command in TASKS {
         text += &format!("  {:<12}{}\n", command.name, command.summary);
     }
     text += "  help        Print this text, or with a command's name what that command does\n";
@@ -87,8 +73,8 @@ fn overview() -> String {
 }
 
 /// Prints the report and hands on whether the tree passed.
-fn print(outcome: &Outcome) -> Result<bool, Error> {
-    std::io::stdout().write_all(outcome.report.as_bytes()).map_err(Error::Print)?;
+fn print(outcome: &TaskOutcome) -> Result<bool, XtaskError> {
+    std::io::stdout().write_all(outcome.report.as_bytes()).map_err(XtaskError::Print)?;
     Ok(outcome.passed)
 }
 
@@ -106,7 +92,7 @@ mod tests {
     #[test]
     fn help_names_every_command_and_each_command_has_help_of_its_own() {
         let overview = overview();
-        for command in COMMANDS {
+        for command in TASKS {
             assert!(overview.contains(command.name), "{overview}");
             let by_flag = dispatch(&[command.name, "--help"], repository_root());
             let by_word = dispatch(&["help", command.name], repository_root());

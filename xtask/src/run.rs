@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::error::Error;
+use crate::error::XtaskError;
 
-/// What a program said.
-pub(crate) struct Ran {
+/// What a program printed, and how it ended.
+pub(crate) struct ProgramOutput {
     /// `None` when a signal ended it.
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -14,16 +14,16 @@ pub(crate) struct Ran {
 }
 
 /// Runs the cargo that runs this, in the repository.
-pub(crate) fn cargo(root: &Path, args: &[&str]) -> Result<Ran, Error> {
+pub(crate) fn cargo(root: &Path, args: &[&str]) -> Result<ProgramOutput, XtaskError> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     finish(Command::new(cargo).current_dir(root).args(args))
 }
 
 /// Runs a program to its end.
-pub(crate) fn finish(command: &mut Command) -> Result<Ran, Error> {
+pub(crate) fn finish(command: &mut Command) -> Result<ProgramOutput, XtaskError> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().map_err(|source| Error::Start { program, source })?;
-    Ok(Ran {
+    let output = command.output().map_err(|source| XtaskError::Start { program, source })?;
+    Ok(ProgramOutput {
         code: output.status.code(),
         stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -1,12 +1,13 @@
 //! `cargo xtask tidy`: the rules of the house that neither rustc, clippy nor rustfmt checks.
 //!
-//! Each rule is one file below, a pure function from a path and its text to [`Finding`]s, so that its tests need no
+//! Each rule is one file below, a pure function from a path and its text to [`Finding`](finding::Finding)s, so that its tests need no
 //! tree. Read [`files_of_the_repository`](tree::files_of_the_repository) for what is checked, [`check_file`] for the
 //! rules in order, and [`rust_text`] for how code is told from comments and strings.
 
 mod characters;
 mod cycles;
 mod edges;
+mod finding;
 mod headers;
 mod imports;
 mod links;
@@ -22,12 +23,13 @@ mod unsafe_code;
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use crate::error::Error;
-use crate::{Command, Outcome};
+use crate::error::XtaskError;
+use crate::task::{Task, TaskOutcome};
+use finding::{Finding, Level};
 use rust_text::RustText;
-use tree::File;
+use tree::RepoFile;
 
-pub(crate) const COMMAND: Command = Command {
+pub(crate) const TASK: Task = Task {
     name: "tidy",
     summary: "Check the rules of the house over every file of the repository",
     help: "\
@@ -54,34 +56,7 @@ Exit code: 0 without failures, 1 with failures, 2 when git or a file could not b
     run,
 };
 
-/// How much a finding weighs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    Failure,
-    Warning,
-}
-
-/// One thing that is wrong in one place. `message` reads `what is wrong; what to do`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Finding {
-    path: String,
-    /// Counted from 1.
-    line: usize,
-    level: Level,
-    message: String,
-}
-
-impl Finding {
-    fn failure(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), line, level: Level::Failure, message: message.into() }
-    }
-
-    fn warning(path: &str, line: usize, message: impl Into<String>) -> Self {
-        Self { level: Level::Warning, ..Self::failure(path, line, message) }
-    }
-}
-
-fn run(root: &Path) -> Result<Outcome, Error> {
+fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
     let files = tree::files_of_the_repository(root)?;
     let places = tree::places(files.iter().map(|file| file.path.as_str()));
     let mut findings: Vec<Finding> = files.iter().flat_map(|file| check_file(file, &places)).collect();
@@ -91,7 +66,7 @@ fn run(root: &Path) -> Result<Outcome, Error> {
 }
 
 /// All rules over one file. `places` are the files and folders that a link may lead to.
-fn check_file(file: &File, places: &BTreeSet<String>) -> Vec<Finding> {
+fn check_file(file: &RepoFile, places: &BTreeSet<String>) -> Vec<Finding> {
     let path = file.path.as_str();
     let mut findings = size::check_bytes(path, file.bytes);
     let Some(text) = file.text.as_deref() else {
@@ -115,7 +90,7 @@ fn check_file(file: &File, places: &BTreeSet<String>) -> Vec<Finding> {
     findings
 }
 
-fn report(findings: &[Finding], files: usize) -> Outcome {
+fn report(findings: &[Finding], files: usize) -> TaskOutcome {
     let mut report = String::new();
     for Finding { path, line, level, message } in findings {
         let mark = match level {
@@ -127,15 +102,15 @@ fn report(findings: &[Finding], files: usize) -> Outcome {
     let warnings = findings.iter().filter(|finding| finding.level == Level::Warning).count();
     let failures = findings.len() - warnings;
     report += &format!("tidy: {files} files, {failures} failures, {warnings} warnings\n");
-    Outcome { report, passed: failures == 0 }
+    TaskOutcome { report, passed: failures == 0 }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn file(path: &str, text: &str) -> File {
-        File { path: path.to_owned(), bytes: text.len() as u64, text: Some(text.to_owned()) }
+    fn file(path: &str, text: &str) -> RepoFile {
+        RepoFile { path: path.to_owned(), bytes: text.len() as u64, text: Some(text.to_owned()) }
     }
 
     #[test]

@@ -17,6 +17,11 @@ use ridge_text::TextError;
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
+/// An argument that is well formed and cannot be used: `flag` with `value`, and why.
+pub(crate) fn refused(flag: &str, value: impl ToString, why: &str) -> Error {
+    Error::Setting { flag: flag.to_owned(), value: value.to_string(), why: why.to_owned() }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// An argument that is well formed and has no meaning. A mistake of use: exit code 2.

@@ -7,15 +7,15 @@ use ridge_hw::units::Bytes;
 
 use crate::error::{Error, Result};
 
-/// Most bytes of a prompt: more than the longest contexts hold.
-const MOST_PROMPT: Bytes = Bytes::from_mib(64);
+/// Maximum size of a prompt: more than the longest contexts hold.
+const MAX_PROMPT: Bytes = Bytes::from_mib(64);
 
 /// Standard input, less the newline that ends its last line.
 pub(crate) fn stdin() -> Result<String> {
     let mut bytes = Vec::new();
-    std::io::stdin().take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
-    if bytes.len() as u64 > MOST_PROMPT.0 {
-        return Err(Error::StdinTooLong { most: MOST_PROMPT });
+    std::io::stdin().take(MAX_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
+    if bytes.len() as u64 > MAX_PROMPT.0 {
+        return Err(Error::StdinTooLong { most: MAX_PROMPT });
     }
     let mut text = String::from_utf8(bytes).map_err(|e| Error::StdinNotText { at: e.utf8_error().valid_up_to() })?;
     if text.ends_with('\n') {
@@ -32,9 +32,9 @@ pub(crate) fn file(path: &Path) -> Result<String> {
     let fail = |cause| Error::Read { path: path.display().to_string(), cause };
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(path).map_err(fail)?;
-    opened.take(MOST_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(fail)?;
-    if bytes.len() as u64 > MOST_PROMPT.0 {
-        return Err(Error::FileTooLong { path: path.display().to_string(), most: MOST_PROMPT });
+    opened.take(MAX_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(fail)?;
+    if bytes.len() as u64 > MAX_PROMPT.0 {
+        return Err(Error::FileTooLong { path: path.display().to_string(), most: MAX_PROMPT });
     }
     String::from_utf8(bytes)
         .map_err(|e| Error::FileNotText { path: path.display().to_string(), at: e.utf8_error().valid_up_to() })

@@ -1,43 +1,40 @@
-//! The `ridge` command: what was typed, resolved into settings, handed to the crates that do the work.
+//! The `ridge` command: parses what was typed, resolves it into settings, calls the crates that do the work.
 //!
-//! `args` is what can be typed and its help; `settings` is what it means, complete before anything runs. Each command
-//! is one file (`shell` is completions and manual pages) or, where it is longer, a folder: `chat`, `eval`, `plan`. Newer
-//! commands keep their arguments with them. `model` opens a model for any of them, `input` reads texts, `output` is how things are
-//! shown, `error` what can go wrong.
+//! The modules form layers, each of which uses those below it alone:
+//!
+//! 1. `main`: the process, its exit code.
+//! 2. `cli`: the command line as a whole. It names the arguments of every command and runs the one that was typed.
+//! 3. `commands`: a file or folder for each, with its arguments, the settings that they resolve to, and what it prints.
+//! 4. `args`: arguments that several commands share, and parsers of their values. Beside it `conversation` (messages and
+//!    chat templates) and `target_file` (files that are written).
+//! 5. `model`: from the files of a model to weights and an engine on a device that has room for them. It is free of
+//!    arguments, so that it can become a library.
+//! 6. `input` and `output`: the terminal, standard streams and files of text.
+//! 7. `error`: what can go wrong, and with which exit code.
 
 mod args;
-mod bench;
-mod chat;
-mod convert;
-mod doctor;
-mod embed;
+mod cli;
+mod commands;
+mod conversation;
 mod error;
-mod eval;
-mod generate;
 mod input;
-mod inspect;
 mod model;
 mod output;
-mod plan;
-mod quantize;
-mod serve;
-mod settings;
-mod shell;
-mod tokenize;
+mod target_file;
 
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser as _;
 
-use args::{Cli, Command};
-use error::{Error, Result};
+use cli::Cli;
+use error::Error;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(refusal) => {
-            // Help and version are such, too, and are no failure unless they cannot be written.
+            // Help and version arrive as errors, too; they fail only if they cannot be written.
             let printed = refusal.print().and_then(|()| std::io::stdout().flush());
             return match printed.map_err(Error::Stdout) {
                 Err(error) if !refusal.use_stderr() => failure(&error),
@@ -45,36 +42,17 @@ fn main() -> ExitCode {
             };
         }
     };
-    match run(cli.command) {
+    match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure(&error),
     }
 }
 
-/// Says what went wrong. A reader that left is no failure.
+/// Prints the error. A closed standard output (SIGPIPE) is not an error.
 fn failure(error: &Error) -> ExitCode {
     if error.reader_left() {
         return ExitCode::SUCCESS;
     }
     output::report(error);
     error.exit_code()
-}
-
-fn run(command: Command) -> Result<()> {
-    match command {
-        Command::Generate(args) => generate::run(&args.resolve()?),
-        Command::Chat(args) => chat::run(args.resolve()?),
-        Command::Convert(args) => convert::run(&args),
-        Command::Quantize(args) => quantize::run(&args),
-        Command::Embed(args) => embed::run(args),
-        Command::Serve(args) => serve::run(args),
-        Command::Tokenize(args) => tokenize::run(&args),
-        Command::Bench(args) => args.run(),
-        Command::Eval(args) => eval::run(&args.resolve()?),
-        Command::Inspect(args) => inspect::run(&args.resolve()?),
-        Command::Doctor(args) => doctor::run(&args.resolve()),
-        Command::Completions(args) => shell::completions(&args),
-        Command::Man(args) => shell::man(&args),
-        Command::Plan(args) => plan::run(&args.command),
-    }
 }

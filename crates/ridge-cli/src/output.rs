@@ -2,6 +2,7 @@
 
 use std::error::Error as _;
 use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -27,6 +28,14 @@ fn without_controls(text: &str) -> String {
 /// Writes a JSON value to standard output.
 pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
     print(&format!("{value:#}\n"))
+}
+
+/// Writes a file, such as a plot or a trace.
+///
+/// # Errors
+/// When it cannot be written; the message names it.
+pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
+    std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })
 }
 
 /// Writes a line to standard error. One that nobody can read is no failure.

@@ -67,7 +67,7 @@ impl Cpu {
             arenas: AtomicUsize::new(0),
         };
         let kernels = kernels::all()
-            .map(|e| passes::Kernel { name: e.name, pattern: Pattern::parse(e.pattern), supports: e.supports })
+            .map(|e| passes::Kernel { name: e.name.into(), pattern: Pattern::parse(e.pattern), supports: e.supports })
             .collect();
         Ok(Self { device: Arc::new(device), kernels })
     }
@@ -145,7 +145,7 @@ impl Backend for Cpu {
             None => vec![bytes],
             Some(format) => {
                 let sizes =
-                    format.components(&ty.shape).into_iter().map(|c| component_offsets(&c.ty, &Bindings::new()));
+                    format.components(&ty.shape).into_iter().map(|c| component_offsets(&c.ty(), &Bindings::new()));
                 sizes.map(|s| Ok(s?.1)).collect::<Result<_>>()?
             }
         };

@@ -49,7 +49,12 @@ impl CpuProgram {
         Ok(Kernels { made, inner })
     }
 
-    fn kernel(&self, plan: &ridge_runtime::Kernel, bindings: &Bindings, by_panels: bool) -> Result<Box<dyn Kernel>> {
+    fn kernel(
+        &self,
+        plan: &ridge_runtime::PlannedKernel,
+        bindings: &Bindings,
+        by_panels: bool,
+    ) -> Result<Box<dyn Kernel>> {
         let function = self.graph.function(plan.func);
         let node = &function.nodes[plan.node];
         let operands =
@@ -70,10 +75,10 @@ impl CpuProgram {
         };
         let made = match &node.op {
             Op::Prim(prim) => prims::make(prim, &spec, &self.device.mesh),
-            Op::Group(group) => match group.kind {
+            Op::Group(group) => match &group.kind {
                 GroupKind::Fused => fused::make(&spec),
                 GroupKind::Kernel(name) => kernels::all()
-                    .find(|e| e.name == name)
+                    .find(|e| e.name == &**name)
                     .ok_or_else(|| "no such kernel".to_owned())
                     .and_then(|e| (e.make)(&spec)),
             },
@@ -147,7 +152,7 @@ impl Program for CpuProgram {
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made))
+        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made) + plan.staging_bytes())
     }
 }
 

@@ -43,12 +43,12 @@ fn bindings(rows: usize) -> Bindings {
 }
 
 /// The names of the kernels that claim something of the graph.
-fn claimed(backend: &Arc<dyn Backend>, graph: &Graph) -> Vec<&'static str> {
+fn claimed(backend: &Arc<dyn Backend>, graph: &Graph) -> Vec<String> {
     let names: Vec<&str> = graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
     let lowered = lower(graph, &names, backend.kernels()).expect("lowers");
     let groups = lowered.main().nodes.iter().filter_map(|n| match &n.op {
-        Op::Group(group) => match group.kind {
-            GroupKind::Kernel(name) => Some(name),
+        Op::Group(group) => match &group.kind {
+            GroupKind::Kernel(name) => Some(name.to_string()),
             GroupKind::Fused => None,
         },
         _ => None,

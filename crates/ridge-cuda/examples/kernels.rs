@@ -8,10 +8,10 @@ mod cases;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::process::ExitCode;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use ridge_cuda::{KernelSource, Nvrtc, sources};
+use ridge_cuda::{CudaKernelRegistry, CudaSource, Nvrtc, sources};
 use ridge_graph::conformance::all_samples;
 use ridge_graph::{Bindings, Builder, DType, Graph, Role, Type, Var};
 use ridge_hw::gpu::Nvidia;
@@ -54,7 +54,8 @@ fn main() -> ExitCode {
 }
 
 /// The kernels of every sample of every op, and of the sizes that tests hold kernels to, once each.
-fn instances() -> Result<Vec<KernelSource>, String> {
+fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
+    let registry = CudaKernelRegistry::builtin();
     let mut seen = HashSet::new();
     for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
         for (name, sample) in all_samples(dtype, 11) {
@@ -62,21 +63,23 @@ fn instances() -> Result<Vec<KernelSource>, String> {
             let outputs = graph.main().outputs.iter().filter(|o| o.role == Role::Data);
             let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
             let lowered =
-                ridge_runtime::lower(&graph, &outputs, &ridge_cuda::patterns()).map_err(|e| format!("{name}: {e}"))?;
-            seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
+                ridge_runtime::lower(&graph, &outputs, &registry.claims()).map_err(|e| format!("{name}: {e}"))?;
+            seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
     }
     for case in cases::linears().into_iter().chain(cases::norms()).chain(cases::attentions()) {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
-        let lowered = ridge_runtime::lower(&case.graph, &outputs, &ridge_cuda::patterns());
+        let lowered = ridge_runtime::lower(&case.graph, &outputs, &registry.claims());
         let lowered = lowered.map_err(|e| format!("{}, {}: {e}", case.kernel, case.what))?;
-        seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
+        seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{}: {e}", case.kernel))?);
     }
     for dtype in [DType::BF16, DType::F16] {
         for graph in large_products(dtype).map_err(|e| e.to_string())? {
-            let lowered = ridge_runtime::lower(&graph, &["y"], &ridge_cuda::patterns()).map_err(|e| e.to_string())?;
-            seen.extend(sources(&lowered, &Bindings::new()).map_err(|e| format!("a product in {dtype}: {e}"))?);
+            let lowered = ridge_runtime::lower(&graph, &["y"], &registry.claims()).map_err(|e| e.to_string())?;
+            seen.extend(
+                sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("a product in {dtype}: {e}"))?,
+            );
         }
     }
     Ok(seen.into_iter().collect())
@@ -107,19 +110,19 @@ fn large_products(dtype: DType) -> ridge_graph::Result<Vec<Graph>> {
     ])
 }
 
-type All = BTreeMap<(String, &'static str), Needs>;
+type All = BTreeMap<(String, Arc<str>), Needs>;
 
-fn compile_all(nvrtc: &Nvrtc, instances: &[KernelSource], archs: &[String]) -> (All, Vec<String>) {
-    let work: Vec<(&KernelSource, &String)> =
+fn compile_all(nvrtc: &Nvrtc, instances: &[Arc<CudaSource>], archs: &[String]) -> (All, Vec<String>) {
+    let work: Vec<(&Arc<CudaSource>, &String)> =
         archs.iter().flat_map(|a| instances.iter().map(move |i| (i, a))).collect();
     let (next, results) = (AtomicUsize::new(0), Mutex::new((All::new(), Vec::new())));
     let worker = || {
         while let Some((instance, arch)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let outcome = nvrtc.compile(instance.entry, &instance.text, arch);
+            let outcome = nvrtc.compile(&instance.entry, &instance.text, arch);
             let Ok(mut results) = results.lock() else { return };
             match outcome {
                 Ok(compiled) => {
-                    let of = results.0.entry(((*arch).clone(), instance.entry)).or_default();
+                    let of = results.0.entry(((*arch).clone(), Arc::clone(&instance.entry))).or_default();
                     let said = read(&compiled.log);
                     let get = |key: &str| said.get(key).copied().unwrap_or(0);
                     of.instances += 1;

@@ -4,31 +4,36 @@ use std::ffi::c_void;
 
 use ridge_runtime::Result;
 
-use crate::device::Device;
+use crate::device::CudaDevice;
 use crate::driver::Address;
-use crate::kernel::{Arg, Slot};
+use crate::kernel::{LaunchArg, OperandSlot};
 
 /// Words of an argument.
-pub(crate) fn words(arg: &Arg) -> usize {
+pub(crate) fn words(arg: &LaunchArg) -> usize {
     match arg {
-        Arg::Pointer(..) | Arg::Float(_) => 1,
-        Arg::Pointers(slots) => slots.len(),
-        Arg::Numbers(numbers) => numbers.len(),
-        Arg::Matrix { .. } => 16,
+        LaunchArg::Pointer(..) | LaunchArg::Float(_) => 1,
+        LaunchArg::Pointers(slots) => slots.len(),
+        LaunchArg::Numbers(numbers) => numbers.len(),
+        LaunchArg::Matrix { .. } => 16,
     }
 }
 
 /// Writes arguments, with operands at the addresses given.
-pub(crate) fn write(device: &Device, args: &[Arg], to: &mut [u64], address: &dyn Fn(Slot) -> Address) -> Result<()> {
+pub(crate) fn write(
+    device: &CudaDevice,
+    args: &[LaunchArg],
+    to: &mut [u64],
+    address: &dyn Fn(OperandSlot) -> Address,
+) -> Result<()> {
     let mut rest = to;
     for arg in args {
         let (to, behind) = rest.split_at_mut(words(arg));
         match arg {
-            Arg::Pointer(slot, offset) => to[0] = address(*slot) + *offset as u64,
-            Arg::Pointers(slots) => to.iter_mut().zip(slots).for_each(|(word, slot)| *word = address(*slot)),
-            Arg::Float(value) => to[0] = u64::from(value.to_bits()),
-            Arg::Numbers(numbers) => to.iter_mut().zip(numbers).for_each(|(word, n)| *word = *n as u64),
-            Arg::Matrix { at: (slot, offset), dtype, extents, tile } => {
+            LaunchArg::Pointer(slot, offset) => to[0] = address(*slot) + *offset as u64,
+            LaunchArg::Pointers(slots) => to.iter_mut().zip(slots).for_each(|(word, slot)| *word = address(*slot)),
+            LaunchArg::Float(value) => to[0] = u64::from(value.to_bits()),
+            LaunchArg::Numbers(numbers) => to.iter_mut().zip(numbers).for_each(|(word, n)| *word = *n as u64),
+            LaunchArg::Matrix { at: (slot, offset), dtype, extents, tile } => {
                 let matrix = address(*slot) + *offset as u64;
                 to.copy_from_slice(&device.tensor_map(matrix, *dtype, *extents, *tile)?);
             }
@@ -39,7 +44,7 @@ pub(crate) fn write(device: &Device, args: &[Arg], to: &mut [u64], address: &dyn
 }
 
 /// The addresses of the arguments that begin at the front of `of`, as a launch takes them.
-pub(crate) fn point(args: &[Arg], of: &mut [u64], params: &mut Vec<*mut c_void>) {
+pub(crate) fn point(args: &[LaunchArg], of: &mut [u64], params: &mut Vec<*mut c_void>) {
     params.clear();
     let mut at = 0;
     for arg in args {

@@ -9,13 +9,13 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 /// A folder of machine code.
-pub(crate) struct Cache {
+pub(crate) struct KernelCache {
     folder: Option<PathBuf>,
     /// What every entry depends on.
     salt: String,
 }
 
-impl Cache {
+impl KernelCache {
     /// The cache of this user: `$XDG_CACHE_HOME/ridge/cuda`, else `~/.cache/ridge/cuda`.
     pub(crate) fn of_user(salt: String) -> Self {
         let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
@@ -49,7 +49,7 @@ impl Cache {
     }
 }
 
-impl Cache {
+impl KernelCache {
     /// What was kept under `key`, if it is whole.
     pub(crate) fn read(&self, key: &str) -> Option<Vec<u8>> {
         read(&self.choice(key)?)
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     /// What the cache gives for `source`, and whether it was compiled for that.
-    fn get(cache: &Cache, source: &str) -> (Vec<u8>, bool) {
+    fn get(cache: &KernelCache, source: &str) -> (Vec<u8>, bool) {
         let compiled = Cell::new(false);
         let compile = || -> Result<_, ()> {
             compiled.set(true);
@@ -123,18 +123,18 @@ mod tests {
     #[test]
     fn a_kernel_is_compiled_once() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(Some(folder.path().join("a/b")), "sm_90a".into());
+        let cache = KernelCache::at(Some(folder.path().join("a/b")), "sm_90a".into());
         assert_eq!(get(&cache, "x"), (b"code of x".to_vec(), true));
         assert_eq!(get(&cache, "x"), (b"code of x".to_vec(), false));
         assert_eq!(get(&cache, "y"), (b"code of y".to_vec(), true));
-        let other = Cache::at(Some(folder.path().join("a/b")), "sm_80".into());
+        let other = KernelCache::at(Some(folder.path().join("a/b")), "sm_80".into());
         assert!(get(&other, "x").1, "for another architecture it is other code");
     }
 
     #[test]
     fn a_damaged_entry_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(Some(folder.path().into()), "sm_90a".into());
+        let cache = KernelCache::at(Some(folder.path().into()), "sm_90a".into());
         get(&cache, "x");
         let entry = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
         let whole = fs::read(&entry).unwrap();
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn code_that_does_not_load_is_made_again() {
         let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::at(Some(folder.path().into()), "sm_90a".into());
+        let cache = KernelCache::at(Some(folder.path().into()), "sm_90a".into());
         get(&cache, "x");
         let loads = |code: &[u8]| (code == b"new").then_some(());
         assert_eq!(cache.get("x", || Ok::<_, ()>(b"new".to_vec()), loads), Ok(Some(())));
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn without_a_folder_everything_is_compiled() {
-        let cache = Cache::at(None, String::new());
+        let cache = KernelCache::at(None, String::new());
         assert!(get(&cache, "x").1 && get(&cache, "x").1);
     }
 }

@@ -18,14 +18,14 @@ type Code = c_int;
 
 /// Bytes of the workspace that algorithms may use.
 pub(crate) const WORKSPACE: usize = 32 << 20;
-/// Algorithms that are timed for a shape.
-const MOST_ALGORITHMS: usize = 8;
+/// Maximum number of algorithms that are timed for a shape.
+const MAX_ALGORITHMS: usize = 8;
 /// Bytes to which every operand is aligned.
 pub(crate) const ALIGNED: usize = 16;
 
 /// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` if asked for; summed in f32, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Shape {
+pub(crate) struct GemmShape {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) depth: usize,
@@ -36,8 +36,8 @@ pub(crate) struct Shape {
     pub(crate) added: bool,
 }
 
-impl Shape {
-    /// Is it a product that cuBLASLt takes with what is promised of alignment?
+impl GemmShape {
+    /// Does cuBLASLt support it, given the alignment of the operands?
     pub(crate) fn fits(&self) -> bool {
         let sixteen = |dtype| matches!(dtype, DType::BF16 | DType::F16);
         let aligned = |extent: usize| extent.is_multiple_of(8);
@@ -53,9 +53,13 @@ impl Shape {
         self.rows.is_multiple_of(64)
     }
 
-    /// What a kept choice is found by.
+    /// The key under which its algorithm is stored on disk.
     pub(crate) fn key(&self) -> String {
-        format!("cublasLt {self:?}")
+        let Self { rows, columns, depth, operands, result, added } = self;
+        format!(
+            "cublasLt Shape {{ rows: {rows}, columns: {columns}, depth: {depth}, operands: {operands:?}, \
+             result: {result:?}, added: {added} }}"
+        )
     }
 }
 
@@ -65,7 +69,7 @@ type Algorithm = [u64; 8];
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
-struct Guess {
+struct GemmHeuristic {
     algorithm: Algorithm,
     workspace: usize,
     state: Code,
@@ -113,7 +117,7 @@ functions! {
     wish_set = b"cublasLtMatmulPreferenceSetAttribute" (Handle, c_int, *const c_void, usize);
     wish_destroy = b"cublasLtMatmulPreferenceDestroy" (Handle);
     guess = b"cublasLtMatmulAlgoGetHeuristic" (
-        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Guess, *mut c_int
+        Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut GemmHeuristic, *mut c_int
     );
     matmul = b"cublasLtMatmul" (
         Handle, Handle, *const c_void, Address, Handle, Address, Handle, *const c_void, Address, Handle, Address, Handle,
@@ -129,7 +133,7 @@ fn check(code: Code, what: &str) -> Result<()> {
 pub(crate) struct CublasLt {
     functions: Functions,
     handle: Handle,
-    chosen: Mutex<HashMap<Shape, (Algorithm, usize)>>,
+    chosen: Mutex<HashMap<GemmShape, (Algorithm, usize)>>,
 }
 
 // SAFETY: NVIDIA documents handles of cuBLASLt as usable from several threads at a time.
@@ -146,7 +150,7 @@ impl Drop for CublasLt {
 
 /// Operands of a product.
 #[derive(Clone, Copy)]
-pub(crate) struct Operands {
+pub(crate) struct GemmOperands {
     pub(crate) x: Address,
     pub(crate) w: Address,
     pub(crate) r: Address,
@@ -157,7 +161,7 @@ pub(crate) struct Operands {
 /// Gives what an earlier process kept, or keeps what it is given.
 pub(crate) type Kept<'a> = &'a dyn Fn(Option<&[u8]>) -> Option<Vec<u8>>;
 /// Queues a product.
-pub(crate) type Queued<'a> = &'a dyn Fn(Operands, Handle) -> Result<()>;
+pub(crate) type Queued<'a> = &'a dyn Fn(GemmOperands, Handle) -> Result<()>;
 /// Runs what it is given and tells its seconds, or nothing where that failed.
 pub(crate) type Timed<'a> = dyn FnMut(Queued<'_>) -> Option<f64> + 'a;
 
@@ -179,8 +183,8 @@ impl CublasLt {
 
     /// The product of `shape` by the algorithm that was chosen for it. `kept` gives and takes what was chosen by an
     /// earlier process; `time` runs a product and tells its seconds, or nothing where it failed.
-    pub(crate) fn product(&self, shape: Shape, kept: Kept<'_>, time: &mut Timed<'_>) -> Result<Product> {
-        let mut product = Product::new(self, shape)?;
+    pub(crate) fn product(&self, shape: GemmShape, kept: Kept<'_>, time: &mut Timed<'_>) -> Result<CublasProduct> {
+        let mut product = CublasProduct::new(self, shape)?;
         let mut chosen = self.chosen.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((algorithm, workspace)) = chosen.get(&shape).copied().or_else(|| decode(&kept(None)?)) {
             (product.algorithm, product.workspace) = (algorithm, workspace);
@@ -222,7 +226,7 @@ fn decode(bytes: &[u8]) -> Option<(Algorithm, usize)> {
 }
 
 /// A product ready to be queued.
-pub(crate) struct Product {
+pub(crate) struct CublasProduct {
     desc: Handle,
     /// Of w, x and y, as matrices by columns.
     layouts: [Handle; 3],
@@ -233,9 +237,9 @@ pub(crate) struct Product {
 }
 
 // SAFETY: descriptions that nobody changes after they are made.
-unsafe impl Send for Product {}
+unsafe impl Send for CublasProduct {}
 
-impl Drop for Product {
+impl Drop for CublasProduct {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
             // SAFETY: made by `new`, destroyed once.
@@ -257,8 +261,8 @@ fn data_type(dtype: DType) -> c_int {
     }
 }
 
-impl Product {
-    fn new(lt: &CublasLt, shape: Shape) -> Result<Self> {
+impl CublasProduct {
+    fn new(lt: &CublasLt, shape: GemmShape) -> Result<Self> {
         // CUBLAS_COMPUTE_32F, CUDA_R_32F, CUBLASLT_MATMUL_DESC_TRANSA; CUBLAS_OP_T is 1
         const COMPUTE_F32: c_int = 68;
         const SCALE_F32: c_int = 0;
@@ -290,7 +294,7 @@ impl Product {
     }
 
     /// What the library thinks quickest, the best first.
-    fn guesses(&self, lt: &CublasLt) -> Result<Vec<Guess>> {
+    fn guesses(&self, lt: &CublasLt) -> Result<Vec<GemmHeuristic>> {
         const MAX_WORKSPACE: c_int = 1;
         const REDUCTIONS: c_int = 3;
         const MIN_ALIGNMENTS: [c_int; 4] = [5, 6, 7, 8];
@@ -311,11 +315,11 @@ impl Product {
         }
         // SAFETY: as above.
         code |= unsafe { (f.wish_set)(wish, REDUCTIONS, (&raw const in_f32).cast(), 4) };
-        let mut guesses = [Guess::default(); MOST_ALGORITHMS];
+        let mut guesses = [GemmHeuristic::default(); MAX_ALGORITHMS];
         let mut count = 0;
         if code == 0 {
             let [w, x, y] = self.layouts;
-            let most = MOST_ALGORITHMS as c_int;
+            let most = MAX_ALGORITHMS as c_int;
             let (out, count) = (guesses.as_mut_ptr(), &raw mut count);
             // SAFETY: descriptions that live, room for as many results as are asked for, and one number.
             code = unsafe { (f.guess)(lt.handle, self.desc, w, x, y, y, wish, most, out, count) };
@@ -323,7 +327,7 @@ impl Product {
         // SAFETY: made above, destroyed once.
         unsafe { (f.wish_destroy)(wish) };
         check(code, what)?;
-        Ok(guesses[..count.clamp(0, MOST_ALGORITHMS as c_int) as usize]
+        Ok(guesses[..count.clamp(0, MAX_ALGORITHMS as c_int) as usize]
             .iter()
             .filter(|g| g.state == 0)
             .copied()
@@ -335,7 +339,7 @@ impl Product {
     /// # Safety
     /// The operands are memory of the shape's sizes, aligned to [`ALIGNED`], and the workspace is [`WORKSPACE`] bytes;
     /// all outlive the run.
-    pub(crate) unsafe fn queue(&self, lt: &CublasLt, of: Operands, stream: Handle) -> Result<()> {
+    pub(crate) unsafe fn queue(&self, lt: &CublasLt, of: GemmOperands, stream: Handle) -> Result<()> {
         let [w, x, y] = self.layouts;
         let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
         let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
@@ -382,11 +386,11 @@ mod tests {
     #[test]
     fn odd_extents_and_other_dtypes_are_left_to_other_kernels() {
         let shape =
-            Shape { rows: 17, columns: 64, depth: 32, operands: DType::BF16, result: DType::BF16, added: false };
-        assert!(shape.fits() && Shape { result: DType::F32, ..shape }.fits());
-        assert!(!Shape { columns: 63, ..shape }.fits());
-        assert!(!Shape { depth: 36, ..shape }.fits());
-        assert!(!Shape { operands: DType::F32, ..shape }.fits());
-        assert!(!Shape { result: DType::F16, ..shape }.fits());
+            GemmShape { rows: 17, columns: 64, depth: 32, operands: DType::BF16, result: DType::BF16, added: false };
+        assert!(shape.fits() && GemmShape { result: DType::F32, ..shape }.fits());
+        assert!(!GemmShape { columns: 63, ..shape }.fits());
+        assert!(!GemmShape { depth: 36, ..shape }.fits());
+        assert!(!GemmShape { operands: DType::F32, ..shape }.fits());
+        assert!(!GemmShape { result: DType::F16, ..shape }.fits());
     }
 }

@@ -1,186 +1,54 @@
-//! One GPU: its context, its stream, memory that is given back when its owner goes, loaded kernels and the workspace.
+//! One GPU: its context and stream, memory that is freed with its owner, loaded kernels and the workspace.
 
-mod held;
+mod arena;
+mod autotune;
+mod context;
+mod handles;
+mod memory;
 mod products;
-mod ways;
+mod random;
+mod stream;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use ridge_graph::DType;
 use ridge_hw::gpu::{Library, Nvidia};
 use ridge_runtime::{Result, RuntimeError};
 
-use crate::cache::Cache;
+use crate::cache::KernelCache;
 use crate::cublaslt::CublasLt;
-use crate::driver::{Address, Driver, Handle};
+use crate::driver::Address;
 use crate::error::device as failed;
-use crate::kernel::Source;
+use crate::kernel::CudaSource;
 use crate::library;
 use crate::nvrtc::Nvrtc;
+use context::CudaContext;
 
-pub(crate) use held::{Captured, Event, Loaded};
-
-/// Attributes by their numbers in `CUdevice_attribute`.
-const COMPUTE_CAPABILITY_MAJOR: i32 = 75;
-const COMPUTE_CAPABILITY_MINOR: i32 = 76;
-const MULTIPROCESSORS: i32 = 16;
-/// The least compute capability: bf16 conversions are instructions since then.
-const LEAST_CAPABILITY: (i32, i32) = (8, 0);
-
-/// The GPU's context and stream, alive as long as anything that was made with them.
-pub(crate) struct Context {
-    driver: Driver,
-    gpu: i32,
-    handle: Handle,
-    stream: Handle,
-    name: String,
-    arch: String,
-    /// May launches begin before those ahead of them have ended?
-    overlaps: bool,
-    /// Multiprocessors.
-    processors: u32,
-}
-
-// SAFETY: the driver's functions may be called from any thread, and the handles are only ever given to them.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
-impl Context {
-    fn open(nvidia: &Nvidia, ordinal: usize) -> Result<Arc<Self>> {
-        let driver = Driver::open(library::path(nvidia, Library::Driver)?)?;
-        let count = driver.devices()?;
-        if ordinal >= count {
-            let has = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
-            return Err(failed(format!(
-                "there is no GPU {ordinal}: this process sees {has}; check --device and CUDA_VISIBLE_DEVICES"
-            )));
-        }
-        let gpu = driver.device(ordinal)?;
-        let name = driver.name(gpu)?;
-        let attribute = |number| driver.attribute(gpu, number);
-        let (major, minor) = (attribute(COMPUTE_CAPABILITY_MAJOR)?, attribute(COMPUTE_CAPABILITY_MINOR)?);
-        if (major, minor) < LEAST_CAPABILITY {
-            let (least_major, least_minor) = LEAST_CAPABILITY;
-            return Err(failed(format!(
-                "{name} has compute capability {major}.{minor}, needs at least {least_major}.{least_minor}; use --device cpu"
-            )));
-        }
-        let processors = attribute(MULTIPROCESSORS)?.unsigned_abs();
-        // From 9.0 on, the suffix opens the instructions of exactly this architecture.
-        let suffix = if major >= 9 { "a" } else { "" };
-        let handle = driver.retain(gpu)?;
-        let mut context = Self {
-            driver,
-            gpu,
-            handle,
-            stream: std::ptr::null_mut(),
-            name,
-            arch: format!("sm_{major}{minor}{suffix}"),
-            overlaps: major >= 9,
-            processors,
-        };
-        context.enter()?;
-        context.stream = context.driver.stream()?;
-        Ok(Arc::new(context))
-    }
-
-    fn enter(&self) -> Result<()> {
-        self.driver.enter(self.handle)
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        if self.enter().is_ok() && !self.stream.is_null() {
-            self.driver.end_stream(self.stream);
-        }
-        self.driver.release(self.gpu);
-    }
-}
-
-/// Memory of the GPU.
-pub(crate) struct Memory {
-    context: Arc<Context>,
-    address: Address,
-    bytes: usize,
-}
-
-impl Memory {
-    pub(crate) fn address(&self) -> Address {
-        self.address
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        if self.bytes > 0 && self.context.enter().is_ok() {
-            self.context.driver.free(self.address);
-        }
-    }
-}
-
-/// Page-locked memory of the host, which the GPU reads and writes by itself.
-pub(crate) struct Pinned {
-    context: Arc<Context>,
-    pointer: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: memory like any other; who may use it when is its owner's care.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    /// The bytes, of which the GPU uses none meanwhile.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        if self.bytes == 0 {
-            return &[];
-        }
-        // SAFETY: allocated, zeroed at first, and lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
-    }
-
-    /// The bytes, of which the GPU uses none meanwhile.
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        if self.bytes == 0 {
-            return &mut [];
-        }
-        // SAFETY: allocated, zeroed at first, lives as long as `self`, and `self` is borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.bytes > 0 && self.context.enter().is_ok() {
-            self.context.driver.free_host(self.pointer);
-        }
-    }
-}
+pub(crate) use arena::{ArenaLease, SharedArena};
+pub(crate) use handles::{CapturedGraph, CudaEvent, LoadedKernel};
+pub(crate) use memory::{DeviceMemory, PinnedMemory};
+#[cfg(test)]
+pub(crate) use random::RANDOM;
+pub(crate) use stream::StreamQueue;
 
 /// What programs of one GPU share.
-pub(crate) struct Device {
-    context: Arc<Context>,
+pub(crate) struct CudaDevice {
+    context: Arc<CudaContext>,
     nvrtc: Nvrtc,
-    cache: Cache,
-    kernels: Mutex<HashMap<Arc<Source>, Arc<Loaded>>>,
-    arena: Mutex<Arc<Memory>>,
-    /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
-    arenas: AtomicUsize,
+    cache: KernelCache,
+    kernels: Mutex<HashMap<Arc<CudaSource>, Arc<LoadedKernel>>>,
+    /// The workspace of all programs.
+    arena: SharedArena<DeviceMemory>,
     /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
-    products: OnceLock<Option<(CublasLt, Memory)>>,
+    products: OnceLock<Option<(CublasLt, DeviceMemory)>>,
     products_file: Option<PathBuf>,
-    /// Which way was the fastest, by what it was for.
-    ways: Mutex<HashMap<String, usize>>,
-    /// Two halves of page-locked memory through which weights pass, and the marks behind their last copies.
-    staging: Mutex<(Pinned, [Event; 2])>,
+    /// The index of the fastest candidate, by the key of the choice.
+    choices: Mutex<HashMap<String, usize>>,
+    /// Two halves of page-locked memory for uploads, and the events behind their last copies.
+    staging: Mutex<(PinnedMemory, [CudaEvent; 2])>,
 }
 
 /// Bytes of half of the staging memory.
@@ -190,23 +58,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Device {
+impl CudaDevice {
     /// Opens GPU `ordinal`.
     pub(crate) fn open(ordinal: usize) -> Result<Self> {
         let nvidia = Nvidia::detect();
-        let context = Context::open(&nvidia, ordinal)?;
+        let context = CudaContext::open(&nvidia, ordinal)?;
         let nvrtc = Nvrtc::find(&nvidia)?;
         let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
-        let staging = (pinned(&context, 2 * STAGING)?, [event(&context, false)?, event(&context, false)?]);
+        let staging = (
+            PinnedMemory::allocate(&context, 2 * STAGING)?,
+            [CudaEvent::new(&context, false)?, CudaEvent::new(&context, false)?],
+        );
         Ok(Self {
             nvrtc,
-            cache: Cache::of_user(salt),
+            cache: KernelCache::of_user(salt),
             kernels: Mutex::default(),
-            arena: Mutex::new(Arc::new(memory(&context, 0, "workspace")?)),
-            arenas: AtomicUsize::new(0),
+            arena: SharedArena::new(),
             products: OnceLock::new(),
-            ways: Mutex::default(),
+            choices: Mutex::default(),
             products_file: library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf),
             staging: Mutex::new(staging),
             context,
@@ -230,73 +100,66 @@ impl Device {
     }
 
     /// Memory of the GPU; `what` it is for, should there be too little.
-    pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Result<Memory> {
-        memory(&self.context, bytes, what)
+    pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(&self.context, bytes, what)
     }
 
     /// Page-locked memory of the host, zeroed.
-    pub(crate) fn pinned(&self, bytes: usize) -> Result<Pinned> {
-        pinned(&self.context, bytes)
+    pub(crate) fn pinned(&self, bytes: usize) -> Result<PinnedMemory> {
+        PinnedMemory::allocate(&self.context, bytes)
     }
 
-    pub(crate) fn event(&self) -> Result<Event> {
-        event(&self.context, false)
+    pub(crate) fn event(&self) -> Result<CudaEvent> {
+        CudaEvent::new(&self.context, false)
     }
 
     /// An event that knows its time.
-    pub(crate) fn timed_event(&self) -> Result<Event> {
-        event(&self.context, true)
+    pub(crate) fn timed_event(&self) -> Result<CudaEvent> {
+        CudaEvent::new(&self.context, true)
     }
 
     /// Captures what `queue` queues, without running it.
-    pub(crate) fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<Captured> {
+    pub(crate) fn capture(&self, queue: impl FnOnce() -> Result<()>) -> Result<CapturedGraph> {
         self.context.enter()?;
         let driver = &self.context.driver;
         driver.begin_capture(self.context.stream)?;
         let queued = queue();
         let handle = driver.end_capture(self.context.stream, queued.is_ok());
         queued?;
-        Ok(Captured { context: Arc::clone(&self.context), handle: handle? })
+        Ok(CapturedGraph::new(&self.context, handle?))
     }
 
-    /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
-    /// number, look for it again when they are submitted.
-    pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<Memory>, usize)> {
-        let mut arena = lock(&self.arena);
-        if arena.bytes < bytes {
-            *arena = Arc::new(self.allocate(bytes, "workspace")?);
-            self.arenas.fetch_add(1, Ordering::Release);
-        }
-        Ok((Arc::clone(&arena), self.arena_number()))
-    }
-
-    /// The number of the present workspace.
-    pub(crate) fn arena_number(&self) -> usize {
-        self.arenas.load(Ordering::Acquire)
+    /// Leases the workspace, at least `bytes` large, until the lease is released. Did its address change since `lease`
+    /// had it last?
+    ///
+    /// # Errors
+    /// When it must grow and memory runs out.
+    pub(crate) fn lease_arena(&self, lease: &mut ArenaLease<DeviceMemory>, bytes: usize) -> Result<bool> {
+        self.arena.lease(lease, bytes, |bytes| self.allocate(bytes, "workspace"))
     }
 
     /// The kernel of `source`, compiled if neither this process nor the cache has it.
-    pub(crate) fn kernel(&self, source: &Arc<Source>) -> Result<Arc<Loaded>> {
+    pub(crate) fn kernel(&self, source: &Arc<CudaSource>) -> Result<Arc<LoadedKernel>> {
         if let Some(loaded) = lock(&self.kernels).get(source) {
             return Ok(Arc::clone(loaded));
         }
         let context = &self.context;
         context.enter()?;
-        let compile = || Ok::<_, RuntimeError>(self.nvrtc.compile(source.entry, &source.text, &context.arch)?.cubin);
+        let compile = || Ok::<_, RuntimeError>(self.nvrtc.compile(&source.entry, &source.text, &context.arch)?.cubin);
         let module = self.cache.get(&source.text, compile, |cubin| context.driver.load(cubin))?;
         let module = module.ok_or_else(|| {
             failed(format!("the driver refuses kernel {} for {}; update the driver", source.entry, context.arch))
         })?;
-        let name = CString::new(source.entry).map_err(|_| failed("a kernel's name holds a zero byte"))?;
+        let name = CString::new(&*source.entry).map_err(|_| failed("a kernel's name holds a zero byte"))?;
         let function = context.driver.function(module, &name)?;
-        let loaded = Arc::new(Loaded { context: Arc::clone(context), module, function });
+        let loaded = Arc::new(LoadedKernel::new(context, module, function));
         lock(&self.kernels).insert(Arc::clone(source), Arc::clone(&loaded));
         Ok(loaded)
     }
 
     /// Brings bytes to the GPU, `offset` bytes in, through the staging memory; they may be gone when this returns.
-    pub(crate) fn upload(&self, to: &Memory, offset: usize, bytes: &[u8]) -> Result<()> {
-        assert!(offset + bytes.len() <= to.bytes, "{} bytes at {offset} of {}", bytes.len(), to.bytes);
+    pub(crate) fn upload(&self, to: &DeviceMemory, offset: usize, bytes: &[u8]) -> Result<()> {
+        assert!(offset + bytes.len() <= to.bytes(), "{} bytes at {offset} of {}", bytes.len(), to.bytes());
         let context = &self.context;
         context.enter()?;
         let (staging, marks) = &mut *lock(&self.staging);
@@ -306,7 +169,7 @@ impl Device {
             let at = half * STAGING;
             staging.bytes_mut()[at..at + part.len()].copy_from_slice(part);
             let from = staging.bytes()[at..].as_ptr();
-            let address = to.address + (offset + i * STAGING) as u64;
+            let address = to.address() + (offset + i * STAGING) as u64;
             // SAFETY: both sides are as long, as just checked; this half is not written before the mark behind it.
             unsafe { context.driver.to_device(address, from, part.len(), context.stream)? };
             marks[half].record()?;
@@ -315,13 +178,13 @@ impl Device {
     }
 
     /// The front of `memory`, after all that was queued.
-    pub(crate) fn download(&self, memory: &Memory) -> Result<Vec<u8>> {
+    pub(crate) fn download(&self, memory: &DeviceMemory) -> Result<Vec<u8>> {
         let context = &self.context;
         context.enter()?;
-        let mut bytes = vec![0; memory.bytes];
+        let mut bytes = vec![0; memory.bytes()];
         if !bytes.is_empty() {
             // SAFETY: both sides are as long, and the copy is waited for.
-            unsafe { context.driver.to_host(bytes.as_mut_ptr(), memory.address, bytes.len(), context.stream)? };
+            unsafe { context.driver.to_host(bytes.as_mut_ptr(), memory.address(), bytes.len(), context.stream)? };
         }
         context.driver.synchronize(context.stream)?;
         Ok(bytes)
@@ -334,124 +197,18 @@ impl Device {
     }
 
     /// What queues work.
-    pub(crate) fn queue(&self) -> Result<Queue<'_>> {
-        self.context.enter()?;
-        Ok(Queue { driver: &self.context.driver, stream: self.context.stream })
-    }
-}
-
-/// The stream, from a thread that has entered the context.
-pub(crate) struct Queue<'a> {
-    driver: &'a Driver,
-    stream: Handle,
-}
-
-impl Queue<'_> {
-    /// The stream itself, for a library that queues on it.
-    pub(crate) fn stream(&self) -> Handle {
-        self.stream
+    pub(crate) fn queue(&self) -> Result<StreamQueue<'_>> {
+        StreamQueue::new(&self.context)
     }
 
-    /// Queues a kernel.
-    ///
-    /// # Safety
-    /// As for [`Driver::launch`]; the memory outlives the kernel's run.
-    pub(crate) unsafe fn launch(
+    /// The `TensorMap` of a matrix; see [`LaunchArg::Matrix`](crate::kernel::LaunchArg::Matrix).
+    pub(crate) fn tensor_map(
         &self,
-        kernel: &Loaded,
-        grid: [u32; 3],
-        threads: u32,
-        shared: u32,
-        early: bool,
-        params: &mut [*mut std::ffi::c_void],
-    ) -> Result<()> {
-        // SAFETY: by the caller's promise.
-        unsafe { self.driver.launch(kernel.function, grid, threads, shared, early, params, self.stream) }
+        matrix: Address,
+        dtype: DType,
+        extents: [usize; 2],
+        tile: [usize; 2],
+    ) -> Result<[u64; 16]> {
+        self.context.driver.tensor_map(matrix, dtype, extents, tile)
     }
-
-    /// Queues a captured step.
-    ///
-    /// # Safety
-    /// As for [`Driver::launch_graph`].
-    pub(crate) unsafe fn launch_captured(&self, step: &Captured) -> Result<()> {
-        // SAFETY: by the caller's promise.
-        unsafe { self.driver.launch_graph(step.handle, self.stream) }
-    }
-
-    /// Queues a copy on the GPU.
-    ///
-    /// # Safety
-    /// As for [`Driver::on_device`]; the memory outlives the copy.
-    pub(crate) unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
-        // SAFETY: by the caller's promise.
-        unsafe { self.driver.on_device(to, from, bytes, self.stream) }
-    }
-
-    /// Queues the filling of memory with one byte.
-    pub(crate) fn fill(&self, memory: &Memory, byte: u8, bytes: usize) -> Result<()> {
-        assert!(bytes <= memory.bytes, "{bytes} bytes of {}", memory.bytes);
-        if bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: within the memory, as just checked.
-        unsafe { self.driver.fill(memory.address, byte, bytes, self.stream) }
-    }
-
-    /// Queues a copy of all of `from` to `to`.
-    ///
-    /// # Safety
-    /// `from` stays as it is, and both live, until the copy is done.
-    pub(crate) unsafe fn to_device(&self, to: &Memory, from: &Pinned) -> Result<()> {
-        assert!(from.bytes <= to.bytes, "{} bytes to {}", from.bytes, to.bytes);
-        if from.bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: both sides are as long, as just checked; the rest by the caller's promise.
-        unsafe { self.driver.to_device(to.address, from.pointer, from.bytes, self.stream) }
-    }
-
-    /// Queues a copy of the front of `from` over all of `to`.
-    ///
-    /// # Safety
-    /// Nobody uses `to`, and both live, until the copy is done.
-    pub(crate) unsafe fn to_host(&self, to: &mut Pinned, from: &Memory) -> Result<()> {
-        assert!(to.bytes <= from.bytes, "{} bytes of {}", to.bytes, from.bytes);
-        if to.bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: both sides are as long, as just checked; the rest by the caller's promise.
-        unsafe { self.driver.to_host(to.pointer, from.address, to.bytes, self.stream) }
-    }
-}
-
-fn memory(context: &Arc<Context>, bytes: usize, what: &str) -> Result<Memory> {
-    context.enter()?;
-    let address = if bytes == 0 { Some(0) } else { context.driver.allocate(bytes)? };
-    let address = address.ok_or_else(|| RuntimeError::OutOfMemory {
-        what: format!("{what} on {}", context.name),
-        needed: bytes,
-        remedy: "choose a smaller model, a smaller context, or --format q8_0",
-    })?;
-    Ok(Memory { context: Arc::clone(context), address, bytes })
-}
-
-fn pinned(context: &Arc<Context>, bytes: usize) -> Result<Pinned> {
-    context.enter()?;
-    let pointer = if bytes == 0 { Some(std::ptr::null_mut()) } else { context.driver.allocate_host(bytes)? };
-    let pointer = pointer.ok_or_else(|| RuntimeError::OutOfMemory {
-        what: "page-locked staging memory".into(),
-        needed: bytes,
-        remedy: "raise the limit of locked memory (ulimit -l), or lower --chunk",
-    })?;
-    let pinned = Pinned { context: Arc::clone(context), pointer, bytes };
-    if bytes > 0 {
-        // SAFETY: just allocated, of this length.
-        unsafe { pinned.pointer.write_bytes(0, bytes) };
-    }
-    Ok(pinned)
-}
-
-fn event(context: &Arc<Context>, timed: bool) -> Result<Event> {
-    context.enter()?;
-    Ok(Event { context: Arc::clone(context), handle: context.driver.event(timed)? })
 }

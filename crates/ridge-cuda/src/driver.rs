@@ -51,12 +51,12 @@ struct Attribute {
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// The driver's functions.
-        pub(crate) struct Driver {
+        pub(crate) struct CudaDriver {
             $($field: unsafe extern "C" fn($($arg),*) -> Code,)*
             _library: Library,
         }
 
-        impl Driver {
+        impl CudaDriver {
             /// Opens the driver's library at `path`.
             ///
             /// # Errors
@@ -134,7 +134,7 @@ functions! {
     launch = b"cuLaunchKernelEx" (*const Config, Handle, *mut *mut c_void, *mut *mut c_void);
 }
 
-impl Driver {
+impl CudaDriver {
     fn check(&self, code: Code, what: &str) -> Result<()> {
         if code == 0 { Ok(()) } else { Err(device(format!("cannot {what}: {}", self.describe(code)))) }
     }

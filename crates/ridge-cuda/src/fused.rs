@@ -10,8 +10,8 @@ use std::fmt::Write as _;
 
 use ridge_graph::{Combine, DType, Function, Op, Prim, Var};
 
-use crate::kernel::{Arg, Kernel, Source, Spec, blocks, each, input, name, output};
-use crate::space::{Space, broadcast, number, strides};
+use crate::iteration_space::{IterationSpace, broadcast, number, strides};
+use crate::kernel::{CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, blocks, each, input, name, output};
 
 /// What reads a place of the space: an input, or an index along an axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ enum Read {
 
 struct Writer<'a> {
     body: &'a Function,
-    spec: &'a Spec<'a>,
+    spec: &'a CudaKernelSpec<'a>,
     /// The iteration space.
     space: Vec<usize>,
     /// Whatever has a place: `reads[i]` is at `at{i}`, with these strides over the space.
@@ -37,7 +37,7 @@ struct Writer<'a> {
 ///
 /// # Errors
 /// Names what it cannot run.
-pub(crate) fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
+pub(crate) fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let writer = Writer::new(spec)?;
     let by_rows = writer.body.nodes.iter().any(|n| matches!(n.op, Op::Prim(Prim::Reduce { .. })))
         || (0..spec.outputs.len()).any(|i| writer.is_row_output(i) && !writer.space_is_rows());
@@ -45,7 +45,7 @@ pub(crate) fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
 }
 
 impl<'a> Writer<'a> {
-    fn new(spec: &'a Spec<'a>) -> Result<Self, String> {
+    fn new(spec: &'a CudaKernelSpec<'a>) -> Result<Self, String> {
         let body = spec.body;
         let shape = |var: Var| body.ty(var).shape.eval(spec.bindings).map_err(|e| e.to_string());
         let space = space_of(body).ok_or("a group of constants")?;
@@ -94,10 +94,10 @@ impl<'a> Writer<'a> {
     }
 
     /// A thread an element.
-    fn elements(&self) -> Result<Kernel, String> {
+    fn elements(&self) -> Result<CudaKernel, String> {
         let mut all: Vec<Vec<usize>> = self.reads.iter().map(|(_, s)| s.clone()).collect();
         all.push(strides(&self.space));
-        let space = Space::merged(&self.space, &all);
+        let space = IterationSpace::merged(&self.space, &all);
         let integer = if space.is_small() { "u32" } else { "i64" };
         let total: usize = self.space.iter().product();
         let mut numbers = vec![total as i64];
@@ -114,15 +114,15 @@ impl<'a> Writer<'a> {
              i += gridDim.x * ({integer})blockDim.x) {{\n{text}}}\n}}\n",
             self.signature(numbers.len()),
         );
-        Ok(each(Source::new("fused", &[], &text), total, self.args(numbers)))
+        Ok(each(CudaSource::new("fused", &[], &KernelText::new(&text).early_launch()), total, self.args(numbers)))
     }
 
     /// A block a row.
-    fn rows(&self) -> Result<Kernel, String> {
+    fn rows(&self) -> Result<CudaKernel, String> {
         let (row, leading) = self.space.split_last().map_or((1, &[][..]), |(row, leading)| (*row, leading));
         let mut all: Vec<Vec<usize>> = self.reads.iter().map(|(_, s)| s[..leading.len()].to_vec()).collect();
         all.push(strides(leading));
-        let space = Space::merged(leading, &all);
+        let space = IterationSpace::merged(leading, &all);
         let rows: usize = leading.iter().product();
         let mut numbers = vec![rows as i64, row as i64];
         let mut text = space.places("r", "i64", &mut numbers);
@@ -185,7 +185,12 @@ impl<'a> Writer<'a> {
             self.signature(numbers.len()),
         );
         let threads = row.next_power_of_two().clamp(32, 512) as u32;
-        Ok(blocks(Source::new("fused", &[], &text), rows, threads, self.args(numbers)))
+        Ok(blocks(
+            CudaSource::new("fused", &[], &KernelText::new(&text).early_launch()),
+            rows,
+            threads,
+            self.args(numbers),
+        ))
     }
 
     /// The nodes that vary along a row and that `wanted` need, in order.
@@ -264,9 +269,9 @@ impl<'a> Writer<'a> {
         text
     }
 
-    fn args(&self, numbers: Vec<i64>) -> Vec<Arg> {
+    fn args(&self, numbers: Vec<i64>) -> Vec<LaunchArg> {
         let inputs = (0..self.spec.inputs.len()).map(input);
-        inputs.chain((0..self.spec.outputs.len()).map(output)).chain([Arg::Numbers(numbers)]).collect()
+        inputs.chain((0..self.spec.outputs.len()).map(output)).chain([LaunchArg::Numbers(numbers)]).collect()
     }
 }
 

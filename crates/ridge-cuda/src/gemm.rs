@@ -4,9 +4,13 @@
 
 use ridge_graph::DType;
 
-use crate::kernel::{Action, Arg, At, Kernel, Slot, Source, Way, name, numbers};
+use crate::kernel::{
+    CudaKernel, CudaSource, DeviceAction, KernelCandidate, KernelText, LaunchArg, OperandSlot, SlotOffset, name,
+    numbers,
+};
 
-const TEXT: &str = include_str!("../kernels/gemm_sm90.cu");
+pub(crate) const TEXT: KernelText<'_> =
+    KernelText::new(include_str!("../kernels/gemm_sm90.cu")).with_hopper().early_launch();
 /// The name of the kernel, whose blocks take tiles in turn: more blocks than processors are of no use.
 pub(crate) const ENTRY: &str = "gemm_sm90";
 /// The architecture that it is made for.
@@ -46,30 +50,30 @@ impl Tiling {
 
 /// What is done to the product, which was rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum Epilogue {
     Nothing,
     /// This is added.
-    Add(At),
+    Add(SlotOffset),
     /// It is the gate of a product with this matrix.
-    Swiglu(At),
+    Swiglu(SlotOffset),
 }
 
 /// `y[rows, columns] = x[rows, depth] w[columns, depth]^T` with what follows.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Problem {
+pub(crate) struct GemmProblem {
     pub(crate) rows: usize,
     pub(crate) columns: usize,
     pub(crate) depth: usize,
     /// Of x and w.
     pub(crate) operands: DType,
     pub(crate) result: DType,
-    pub(crate) x: At,
-    pub(crate) w: At,
-    pub(crate) y: At,
-    pub(crate) after: After,
+    pub(crate) x: SlotOffset,
+    pub(crate) w: SlotOffset,
+    pub(crate) y: SlotOffset,
+    pub(crate) after: Epilogue,
 }
 
-impl Problem {
+impl GemmProblem {
     /// Does the kernel take it, and is it worth a choice?
     fn fits(&self) -> bool {
         // Below this a launch takes longer than the sums.
@@ -77,7 +81,7 @@ impl Problem {
         let Self { rows, columns, depth, operands, result, after, .. } = *self;
         let all = [rows, columns, depth].into_iter().try_fold(1usize, usize::checked_mul);
         matches!(operands, DType::BF16 | DType::F16)
-            && (result == operands || (result == DType::F32 && after == After::Nothing))
+            && (result == operands || (result == DType::F32 && after == Epilogue::Nothing))
             && columns.is_multiple_of(8)
             && depth.is_multiple_of(8)
             && [rows, columns, depth].into_iter().all(|extent| extent < 1 << 31)
@@ -85,10 +89,10 @@ impl Problem {
     }
 
     /// One launch in this tiling.
-    fn launch(&self, tiling: Tiling) -> Action {
+    fn launch(&self, tiling: Tiling) -> DeviceAction {
         let Self { rows, columns, depth, operands, x, w, y, after, .. } = *self;
         let flag = |on: bool| if on { "1" } else { "0" };
-        let gated = matches!(after, After::Swiglu(_));
+        let gated = matches!(after, Epilogue::Swiglu(_));
         let [consumers, across, stages] = [tiling.consumers, tiling.columns, tiling.stages].map(|n| n.to_string());
         let defines = [
             ("D", name(operands)),
@@ -97,25 +101,27 @@ impl Problem {
             ("COLUMNS", &*across),
             ("STAGES", &*stages),
             ("ALTERNATE", flag(tiling.alternate)),
-            ("ADD", flag(matches!(after, After::Add(_)))),
+            ("ADD", flag(matches!(after, Epilogue::Add(_)))),
             ("SWIGLU", flag(gated)),
         ];
         let width = if gated { tiling.columns / 2 } else { tiling.columns };
-        let map = |at, rows, tile| Arg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, DEPTH] };
+        let map =
+            |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, DEPTH] };
         let mut args = vec![map(x, rows, tiling.rows()), map(w, columns, width)];
         let mut r = y;
         match after {
-            After::Nothing => {}
-            After::Add(at) => r = at,
-            After::Swiglu(up) => args.push(map(up, columns, width)),
+            Epilogue::Nothing => {}
+            Epilogue::Add(at) => r = at,
+            Epilogue::Swiglu(up) => args.push(map(up, columns, width)),
         }
-        args.extend([Arg::Pointer(y.0, y.1), Arg::Pointer(r.0, r.1), numbers(&[rows, columns, depth])]);
-        Action::Launch {
-            source: Source::hopper(ENTRY, &defines, TEXT),
+        args.extend([LaunchArg::Pointer(y.0, y.1), LaunchArg::Pointer(r.0, r.1), numbers(&[rows, columns, depth])]);
+        DeviceAction::Launch {
+            source: CudaSource::new(ENTRY, &defines, &TEXT),
             grid: [(rows.div_ceil(tiling.rows()) * columns.div_ceil(width)).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
             shared: tiling.shared() as u32,
             args,
+            prefetched: Vec::new(),
         }
     }
 
@@ -123,41 +129,44 @@ impl Problem {
     fn key(&self) -> String {
         let Self { rows, columns, depth, operands, result, after, .. } = self;
         let after = match after {
-            After::Nothing => "",
-            After::Add(_) => " added",
-            After::Swiglu(_) => " gated",
+            Epilogue::Nothing => "",
+            Epilogue::Add(_) => " added",
+            Epilogue::Swiglu(_) => " gated",
         };
         let rows = rows.next_multiple_of(64);
         format!("product {rows} x {columns} x {depth} of {operands} in {result}{after} by {TILINGS:?}")
     }
 
     /// The operands, to be timed on.
-    fn operands(&self, scratch: usize) -> Vec<(At, DType, usize)> {
+    fn operands(&self, scratch: usize) -> Vec<(SlotOffset, DType, usize)> {
         let Self { rows, columns, depth, operands, result, .. } = *self;
         let mut all = vec![
             (self.x, operands, rows * depth),
             (self.w, operands, columns * depth),
             (self.y, result, rows * columns),
-            ((Slot::Scratch, 0), operands, scratch / operands.size_bytes()),
+            ((OperandSlot::Scratch, 0), operands, scratch / operands.size_bytes()),
         ];
         match self.after {
-            After::Nothing => {}
-            After::Add(r) => all.push((r, result, rows * columns)),
-            After::Swiglu(up) => all.push((up, operands, columns * depth)),
+            Epilogue::Nothing => {}
+            Epilogue::Add(r) => all.push((r, result, rows * columns)),
+            Epilogue::Swiglu(up) => all.push((up, operands, columns * depth)),
         }
         all
     }
 }
 
 /// The fastest of `kernel`, which makes the product by cuBLASLt or simpler means, and of this file's.
-pub(crate) fn fastest(kernel: Kernel, of: &Problem) -> Kernel {
+pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
     if kernel.actions.is_empty() || !of.fits() {
         return kernel;
     }
     let scratch = kernel.scratch;
-    let mut ways = vec![Way { actions: kernel.actions, arch: None }];
-    ways.extend(TILINGS.map(|tiling| Way { actions: vec![of.launch(tiling)], arch: Some(ARCH) }));
-    Kernel { actions: vec![Action::Fastest { key: of.key(), operands: of.operands(scratch), ways }], scratch }
+    let mut candidates = vec![KernelCandidate { actions: kernel.actions, arch: None }];
+    candidates.extend(TILINGS.map(|tiling| KernelCandidate { actions: vec![of.launch(tiling)], arch: Some(ARCH) }));
+    CudaKernel {
+        actions: vec![DeviceAction::Autotuned { key: of.key(), operands: of.operands(scratch), candidates }],
+        scratch,
+    }
 }
 
 #[cfg(test)]
@@ -166,37 +175,33 @@ mod tests {
     use ridge_graph::{DType, Tensor};
 
     use super::*;
-    use crate::device::{Device, Memory};
+    use crate::device::{CudaDevice, DeviceMemory};
 
     #[test]
     fn only_what_the_kernel_takes_is_chosen_among() {
-        let of = Problem {
+        let of = GemmProblem {
             rows: 64,
             columns: 512,
             depth: 512,
             operands: DType::BF16,
             result: DType::BF16,
-            x: (Slot::Input(0), 0),
-            w: (Slot::Input(1), 0),
-            y: (Slot::Output(0), 0),
-            after: After::Nothing,
+            x: (OperandSlot::Input(0), 0),
+            w: (OperandSlot::Input(1), 0),
+            y: (OperandSlot::Output(0), 0),
+            after: Epilogue::Nothing,
         };
-        assert!(of.fits() && Problem { result: DType::F32, ..of }.fits());
-        assert!(!Problem { rows: 8, ..of }.fits(), "too little");
-        assert!(!Problem { columns: 516, ..of }.fits() && !Problem { depth: 516, ..of }.fits(), "unaligned");
-        assert!(!Problem { operands: DType::F32, result: DType::F32, ..of }.fits());
-        assert!(!Problem { result: DType::F32, after: After::Add((Slot::Input(2), 0)), ..of }.fits());
+        assert!(of.fits() && GemmProblem { result: DType::F32, ..of }.fits());
+        assert!(!GemmProblem { rows: 8, ..of }.fits(), "too little");
+        assert!(!GemmProblem { columns: 516, ..of }.fits() && !GemmProblem { depth: 516, ..of }.fits(), "unaligned");
+        assert!(!GemmProblem { operands: DType::F32, result: DType::F32, ..of }.fits());
+        assert!(!GemmProblem { result: DType::F32, after: Epilogue::Add((OperandSlot::Input(2), 0)), ..of }.fits());
         assert!(TILINGS.iter().all(|t| t.shared() <= 227 << 10), "a ring is larger than shared memory");
     }
 
-    /// A Hopper GPU, or none with the reason printed.
-    fn hopper() -> Option<Device> {
-        match Device::open(0) {
-            Ok(device) if device.arch() == ARCH => return Some(device),
-            Ok(device) => println!("skipped: the GPU is {}", device.arch()),
-            Err(why) => println!("skipped: {why}"),
-        }
-        None
+    /// A Hopper GPU, or why there is none.
+    fn hopper() -> Result<CudaDevice, String> {
+        let device = CudaDevice::open(0).map_err(|why| format!("no GPU: {why}"))?;
+        if device.arch() == ARCH { Ok(device) } else { Err(format!("the GPU is {}, not {ARCH}", device.arch())) }
     }
 
     fn rounded(dtype: DType, value: f64) -> f64 {
@@ -206,22 +211,30 @@ mod tests {
     /// Every tiling with everything that can follow, more tiles than processors among them, against sums in f64.
     #[test]
     fn every_tiling_makes_the_product_and_what_follows() {
-        let Some(device) = hopper() else { return };
-        let after = [After::Nothing, After::Add((Slot::Input(2), 0)), After::Swiglu((Slot::Input(2), 0))];
+        let device = match hopper() {
+            Ok(device) => device,
+            Err(why) => ridge_testing::skip!("{why}"),
+        };
+        let after = [
+            Epilogue::Nothing,
+            Epilogue::Add((OperandSlot::Input(2), 0)),
+            Epilogue::Swiglu((OperandSlot::Input(2), 0)),
+        ];
         for (rows, columns, depth) in [(300, 1000, 776), (17, 8, 8200), (129, 4096, 136), (1500, 1288, 264)] {
             for (operands, result) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::F32)]
             {
-                for after in after.into_iter().filter(|a| result != DType::F32 || *a == After::Nothing) {
-                    let (x, w, y) = ((Slot::Input(0), 0), (Slot::Input(1), 0), (Slot::Output(0), 0));
-                    holds(&device, &Problem { rows, columns, depth, operands, result, x, w, y, after });
+                for after in after.into_iter().filter(|a| result != DType::F32 || *a == Epilogue::Nothing) {
+                    let (x, w, y) =
+                        ((OperandSlot::Input(0), 0), (OperandSlot::Input(1), 0), (OperandSlot::Output(0), 0));
+                    holds(&device, &GemmProblem { rows, columns, depth, operands, result, x, w, y, after });
                 }
             }
         }
     }
 
-    fn holds(device: &Device, of: &Problem) {
-        let Problem { rows, columns, depth, operands, result, after, .. } = *of;
-        let third = if matches!(after, After::Add(_)) { [rows, columns] } else { [columns, depth] };
+    fn holds(device: &CudaDevice, of: &GemmProblem) {
+        let GemmProblem { rows, columns, depth, operands, result, after, .. } = *of;
+        let third = if matches!(after, Epilogue::Add(_)) { [rows, columns] } else { [columns, depth] };
         // Sums of about 1, so that a gate is neither open nor shut.
         let draw = |salt, shape: [usize; 2], scale: f64| {
             let drawn = Rng::new(salt).normal(operands, &shape);
@@ -235,10 +248,10 @@ mod tests {
             device.upload(&memory, 0, &bytes).expect("copies");
             memory
         };
-        let held: Vec<Memory> = inputs.iter().map(upload).collect();
+        let held: Vec<DeviceMemory> = inputs.iter().map(upload).collect();
         let y = device.allocate(rows * columns * result.size_bytes(), "a test").expect("fits");
         let address = |slot| match slot {
-            Slot::Input(i) => held[i].address(),
+            OperandSlot::Input(i) => held[i].address(),
             _ => y.address(),
         };
         let [a, b, c] = [0, 1, 2].map(|i| inputs[i].floats());
@@ -254,9 +267,9 @@ mod tests {
                 let x = &a[row * depth..][..depth];
                 let product = sum(x, &b[column * depth..][..depth]);
                 let wanted = match after {
-                    After::Nothing => product,
-                    After::Add(_) => c[at] + rounded(result, product),
-                    After::Swiglu(_) => {
+                    Epilogue::Nothing => product,
+                    Epilogue::Add(_) => c[at] + rounded(result, product),
+                    Epilogue::Swiglu(_) => {
                         let (gate, up) =
                             (rounded(result, product), rounded(result, sum(x, &c[column * depth..][..depth])));
                         gate / (1.0 + (-gate).exp()) * up

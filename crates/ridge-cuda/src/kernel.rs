@@ -1,35 +1,37 @@
-//! What a kernel is: CUDA C++ text of its own, and the launches that one run of it takes.
+//! What a kernel is: the CUDA C++ source of its launches, and the arguments with which they run.
 //!
 //! Extents and strides are arguments, so that one compilation serves every bucket of a program; what shapes the code
-//! (dtypes, the number of axes, which of them are broadcast) is in the text.
+//! (dtypes, the number of axes, which of them are broadcast) is in the source.
 
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Composite, DType, Function, Op, Type};
 use ridge_runtime::component_offsets;
 
-use crate::cublaslt::Shape;
+use crate::cublaslt::GemmShape;
 
-/// The header that every kernel stands on.
+/// The header that every kernel includes.
 const HEADER: &str = include_str!("../kernels/ridge.cuh");
 /// The header of kernels that work on tiles.
 const TILE: &str = include_str!("../kernels/tile.cuh");
 /// The header of kernels for Hopper.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
-/// Most threads of a launch of the simple kernels, which then loop.
-const MOST_BLOCKS: usize = 1 << 16;
+/// Maximum number of blocks of a launch of the simple kernels, which loop over what is left.
+const MAX_BLOCKS: usize = 1 << 16;
 
 /// An operand of fixed shape.
 #[derive(Clone, Debug)]
-pub(crate) struct Operand {
-    pub(crate) dtype: DType,
-    pub(crate) shape: Vec<usize>,
-    /// Of the dtype's elements, or all components of its format.
-    pub(crate) bytes: usize,
+pub struct CudaOperand {
+    /// The dtype of its elements.
+    pub dtype: DType,
+    /// Its extents.
+    pub shape: Vec<usize>,
+    /// Bytes of its elements, or of all components of its format.
+    pub bytes: usize,
 }
 
-impl Operand {
+impl CudaOperand {
     /// The operand of type `ty` under `bindings`.
     pub(crate) fn new(ty: &Type, bindings: &Bindings) -> Result<Self, String> {
         Ok(Self {
@@ -45,18 +47,21 @@ impl Operand {
     }
 }
 
-/// What a kernel is made for.
-pub(crate) struct Spec<'a> {
-    /// A group's nodes; empty for a single primitive.
-    pub(crate) body: &'a Function,
-    pub(crate) inputs: Vec<Operand>,
-    pub(crate) outputs: Vec<Operand>,
-    pub(crate) bindings: &'a Bindings,
+/// What a kernel is made for: operands of fixed shape, and the ops that it computes.
+pub struct CudaKernelSpec<'a> {
+    /// The nodes of the group; empty for a single primitive.
+    pub body: &'a Function,
+    /// The inputs, in the order of the pattern.
+    pub inputs: Vec<CudaOperand>,
+    /// The outputs.
+    pub outputs: Vec<CudaOperand>,
+    /// The values of the symbols.
+    pub bindings: &'a Bindings,
 }
 
-impl Spec<'_> {
+impl CudaKernelSpec<'_> {
     /// The attributes of the first composite of type `T` in the body.
-    pub(crate) fn composite<T: Composite>(&self) -> Option<&T> {
+    pub fn composite<T: Composite>(&self) -> Option<&T> {
         composite(self.body)
     }
 }
@@ -71,146 +76,237 @@ pub(crate) fn composite<T: Composite>(body: &Function) -> Option<&T> {
 
 /// An operand of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Slot {
+pub enum OperandSlot {
+    /// Input `i`.
     Input(usize),
+    /// Output `i`.
     Output(usize),
     /// Memory that no other launch uses meanwhile.
     Scratch,
 }
 
-/// So many bytes into an operand.
-pub(crate) type At = (Slot, usize);
+/// An operand and an offset into it in bytes.
+pub type SlotOffset = (OperandSlot, usize);
 
 /// An argument of a launch.
 #[derive(Clone, Debug)]
-pub(crate) enum Arg {
-    /// An address: an operand's, so many bytes in.
-    Pointer(Slot, usize),
+pub enum LaunchArg {
+    /// The address of an operand plus an offset in bytes.
+    Pointer(OperandSlot, usize),
     /// A struct of addresses, by value.
-    Pointers(Vec<Slot>),
+    Pointers(Vec<OperandSlot>),
     /// `Numbers<N>`, by value.
     Numbers(Vec<i64>),
     /// A `float`.
     Float(f32),
-    /// A `TensorMap` of an operand: a matrix of so many rows and columns, copied by boxes of so many.
-    Matrix { at: At, dtype: DType, extents: [usize; 2], tile: [usize; 2] },
+    /// A `TensorMap` of an operand: a matrix of `extents` rows and columns, copied in boxes of `tile` rows and columns.
+    Matrix {
+        /// Where the matrix begins.
+        at: SlotOffset,
+        /// The dtype of its elements.
+        dtype: DType,
+        /// Its rows and columns.
+        extents: [usize; 2],
+        /// Rows and columns of a box.
+        tile: [usize; 2],
+    },
 }
 
-/// Something that the device does in one go.
+/// One operation that the device runs.
 #[derive(Clone, Debug)]
-pub(crate) enum Action {
+pub(crate) enum DeviceAction {
     /// Runs `source.entry` over `grid` blocks of `threads` threads, each block with `shared` bytes of shared memory
-    /// beside what the text declares.
-    Launch { source: Arc<Source>, grid: [u32; 3], threads: u32, shared: u32, args: Vec<Arg> },
-    /// A matrix product of x, w and perhaps a summand by cuBLASLt, or where that is not to be had by other actions.
-    Product { shape: Shape, x: At, w: At, r: Option<At>, y: At, otherwise: Vec<Self> },
-    /// The way that takes least time on this GPU, timed on random operands of so many elements; a choice is kept under
-    /// the key. The first way runs everywhere.
-    Fastest { key: String, operands: Vec<(At, DType, usize)>, ways: Vec<Way> },
+    /// beside what the source declares. `prefetched` are the operands that an early launch reads before `after_others`.
+    Launch {
+        source: Arc<CudaSource>,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        args: Vec<LaunchArg>,
+        prefetched: Vec<OperandSlot>,
+    },
+    /// A matrix product of x, w and perhaps a summand by cuBLASLt, or by the actions of `otherwise` where cuBLASLt is
+    /// missing or has no algorithm for it.
+    Product {
+        shape: GemmShape,
+        x: SlotOffset,
+        w: SlotOffset,
+        r: Option<SlotOffset>,
+        y: SlotOffset,
+        otherwise: Vec<Self>,
+    },
+    /// The candidate that takes least time on this GPU, timed on random operands with these numbers of elements; the
+    /// choice is stored under the key. The first candidate runs on every GPU.
+    Autotuned { key: String, operands: Vec<(SlotOffset, DType, usize)>, candidates: Vec<KernelCandidate> },
     /// Moves bytes between operands.
-    Copy { from: Slot, to: Slot, to_offset: usize, bytes: usize },
+    Copy { from: OperandSlot, to: OperandSlot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
-    Constant { bytes: Vec<u8>, to: Slot },
+    Constant { bytes: Vec<u8>, to: OperandSlot },
 }
 
-/// Actions that do the same as others.
+/// One of several lists of actions with the same result.
 #[derive(Clone, Debug)]
-pub(crate) struct Way {
-    pub(crate) actions: Vec<Action>,
-    /// The architecture that they are for, or any.
+pub(crate) struct KernelCandidate {
+    pub(crate) actions: Vec<DeviceAction>,
+    /// The architecture that it needs, such as `sm_90a`; `None` for any.
     pub(crate) arch: Option<&'static str>,
 }
 
 /// A kernel made for fixed extents.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Kernel {
-    pub(crate) actions: Vec<Action>,
-    /// Bytes of [`Slot::Scratch`].
+pub struct CudaKernel {
+    pub(crate) actions: Vec<DeviceAction>,
+    /// Bytes of [`OperandSlot::Scratch`].
     pub(crate) scratch: usize,
 }
 
-impl From<Action> for Kernel {
-    fn from(action: Action) -> Self {
+impl CudaKernel {
+    /// A kernel of one launch: `grid` blocks of `threads` threads, over `scratch` bytes of [`OperandSlot::Scratch`].
+    /// Nothing is launched where the grid is empty.
+    ///
+    /// # Safety
+    /// `args` are the parameters that the source declares, in its order, and the kernel stays within its operands.
+    ///
+    /// # Errors
+    /// When the grid is larger than a GPU allows.
+    pub unsafe fn launch(
+        source: Arc<CudaSource>,
+        grid: [usize; 3],
+        threads: u32,
+        args: Vec<LaunchArg>,
+        scratch: usize,
+    ) -> Result<Self, String> {
+        Ok(Self { scratch, ..self::grid(source, grid, threads, args)? })
+    }
+}
+
+impl From<DeviceAction> for CudaKernel {
+    fn from(action: DeviceAction) -> Self {
         Self { actions: vec![action], scratch: 0 }
     }
 }
 
-/// The text of one kernel and its name.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Source {
-    pub(crate) entry: &'static str,
-    pub(crate) text: String,
+/// The CUDA C++ of a kernel, before it is instantiated: the headers it includes, its body, and how its launches are
+/// ordered.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelText<'a> {
+    headers: &'static [&'static str],
+    body: &'a str,
+    early_launch: bool,
 }
 
-impl Source {
-    /// `body` behind the header and the instance's definitions.
-    pub(crate) fn new(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
-        Self::behind(HEADER.to_owned(), entry, defines, body)
+impl<'a> KernelText<'a> {
+    /// A text over the common header, whose launches begin when all earlier work has ended.
+    pub const fn new(body: &'a str) -> Self {
+        Self { headers: &[HEADER], body, early_launch: false }
     }
 
-    /// The same with the header of tiles.
-    pub(crate) fn tiled(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
-        Self::behind([HEADER, TILE].concat(), entry, defines, body)
+    /// This text, including the header of tiles too.
+    pub const fn with_tiles(self) -> Self {
+        Self { headers: &[HEADER, TILE], ..self }
     }
 
-    /// The same with the headers of tiles and of Hopper.
-    pub(crate) fn hopper(entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
-        Self::behind([HEADER, TILE, HOPPER].concat(), entry, defines, body)
+    /// This text, including the headers of tiles and of Hopper too.
+    pub const fn with_hopper(self) -> Self {
+        Self { headers: &[HEADER, TILE, HOPPER], ..self }
     }
 
-    fn behind(mut text: String, entry: &'static str, defines: &[(&str, &str)], body: &str) -> Arc<Self> {
+    /// The text without its headers, and whether it declares an early launch.
+    #[cfg(test)]
+    pub(crate) fn declared(&self) -> (&'a str, bool) {
+        (self.body, self.early_launch)
+    }
+
+    /// Declares that launches may begin before the launch ahead of them has ended (programmatic dependent launch).
+    ///
+    /// The kernel calls `others_may_begin` and `after_others`, in every thread, and until `after_others` it neither
+    /// writes anything nor reads an operand, except those that its launches list as `prefetched`.
+    pub const fn early_launch(self) -> Self {
+        Self { early_launch: true, ..self }
+    }
+}
+
+/// The source of one kernel, ready to be compiled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CudaSource {
+    /// The name of the kernel in the text.
+    pub entry: Arc<str>,
+    /// CUDA C++, headers and definitions included.
+    pub text: String,
+    /// See [`KernelText::early_launch`].
+    pub(crate) early_launch: bool,
+}
+
+impl CudaSource {
+    /// Kernel `entry` of `text`, with `defines` as preprocessor definitions.
+    pub fn new(entry: &str, defines: &[(&str, &str)], text: &KernelText<'_>) -> Arc<Self> {
+        let mut source = text.headers.concat();
         for (name, value) in defines {
-            text += &format!("#define {name} {value}\n");
+            source += &format!("#define {name} {value}\n");
         }
-        text += body;
-        Arc::new(Self { entry, text })
+        source += text.body;
+        Arc::new(Self { entry: entry.into(), text: source, early_launch: text.early_launch })
     }
 
-    /// Does the kernel wait by itself for the launches before it?
-    pub(crate) fn waits(&self) -> bool {
-        let own = self.text.find("#define INF").map_or(&*self.text, |header| &self.text[header..]);
-        own.contains("after_others()")
+    /// The text without its headers.
+    #[cfg(test)]
+    pub(crate) fn own_text(&self) -> String {
+        [HEADER, TILE, HOPPER].iter().fold(self.text.clone(), |text, header| text.replace(header, ""))
     }
 }
 
 /// A launch of a thread for each of `elements`, or none where there are none.
-pub(crate) fn each(source: Arc<Source>, elements: usize, args: Vec<Arg>) -> Kernel {
+pub(crate) fn each(source: Arc<CudaSource>, elements: usize, args: Vec<LaunchArg>) -> CudaKernel {
     blocks(source, elements.div_ceil(256), 256, args)
 }
 
-/// A launch of this many blocks, at most [`MOST_BLOCKS`], or none where there are none.
-pub(crate) fn blocks(source: Arc<Source>, blocks: usize, threads: u32, args: Vec<Arg>) -> Kernel {
+/// A launch of this many blocks, at most [`MAX_BLOCKS`], or none where there are none.
+pub(crate) fn blocks(source: Arc<CudaSource>, blocks: usize, threads: u32, args: Vec<LaunchArg>) -> CudaKernel {
     if blocks == 0 {
-        return Kernel::default();
+        return CudaKernel::default();
     }
-    Action::Launch { source, grid: [blocks.min(MOST_BLOCKS) as u32, 1, 1], threads, shared: 0, args }.into()
+    DeviceAction::Launch {
+        source,
+        grid: [blocks.min(MAX_BLOCKS) as u32, 1, 1],
+        threads,
+        shared: 0,
+        args,
+        prefetched: Vec::new(),
+    }
+    .into()
 }
 
 /// A launch of exactly this grid, or none where it is empty.
-pub(crate) fn grid(source: Arc<Source>, grid: [usize; 3], threads: u32, args: Vec<Arg>) -> Result<Kernel, String> {
-    const MOST: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
+pub(crate) fn grid(
+    source: Arc<CudaSource>,
+    grid: [usize; 3],
+    threads: u32,
+    args: Vec<LaunchArg>,
+) -> Result<CudaKernel, String> {
+    const MAX: [usize; 3] = [i32::MAX as usize, 65_535, 65_535];
     if grid.contains(&0) {
-        return Ok(Kernel::default());
+        return Ok(CudaKernel::default());
     }
-    if grid.iter().zip(MOST).any(|(n, most)| *n > most) {
-        return Err(format!("{} would take a grid of {grid:?}, at most {MOST:?}", source.entry));
+    if grid.iter().zip(MAX).any(|(n, max)| *n > max) {
+        return Err(format!("{} would take a grid of {grid:?}, at most {MAX:?}", source.entry));
     }
-    Ok(Action::Launch { source, grid: grid.map(|n| n as u32), threads, shared: 0, args }.into())
+    Ok(DeviceAction::Launch { source, grid: grid.map(|n| n as u32), threads, shared: 0, args, prefetched: Vec::new() }
+        .into())
 }
 
 /// The address of input `i`.
-pub(crate) fn input(i: usize) -> Arg {
-    Arg::Pointer(Slot::Input(i), 0)
+pub(crate) fn input(i: usize) -> LaunchArg {
+    LaunchArg::Pointer(OperandSlot::Input(i), 0)
 }
 
 /// The address of output `i`.
-pub(crate) fn output(i: usize) -> Arg {
-    Arg::Pointer(Slot::Output(i), 0)
+pub(crate) fn output(i: usize) -> LaunchArg {
+    LaunchArg::Pointer(OperandSlot::Output(i), 0)
 }
 
 /// Extents and the like.
-pub(crate) fn numbers(of: &[usize]) -> Arg {
-    Arg::Numbers(of.iter().map(|n| *n as i64).collect())
+pub(crate) fn numbers(of: &[usize]) -> LaunchArg {
+    LaunchArg::Numbers(of.iter().map(|n| *n as i64).collect())
 }
 
 /// The struct of the header that stands for `dtype`.

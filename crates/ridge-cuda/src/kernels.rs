@@ -1,43 +1,74 @@
-//! The patterns that hand-written kernels claim, one file a subject; their texts are in `kernels/`.
+//! Hand-written kernels, one file a subject, and the registry of the patterns that they claim. Their CUDA C++ is in the
+//! crate's folder `kernels/`.
 
 mod attention;
+mod entry;
 mod linear;
 mod norm;
 mod rope;
 mod sampling;
 mod tokens;
 
-use ridge_graph::Function;
-use ridge_graph::passes::{self, Pattern};
+use ridge_graph::passes;
 
-use crate::kernel::{Kernel, Spec};
+use crate::kernel::{CudaKernel, CudaKernelSpec};
 
-/// A hand-written kernel.
-struct Entry {
-    /// Its name.
-    name: &'static str,
-    /// What it computes; see [`Pattern`].
-    pattern: &'static str,
-    /// Does it support these ops, types and attributes? Symbolic extents have no numbers yet.
-    supports: fn(&Function) -> bool,
-    /// Makes it for fixed shapes.
-    make: fn(&Spec<'_>) -> Result<Kernel, String>,
+pub use entry::CudaKernelEntry;
+
+/// Every text of this folder.
+#[cfg(test)]
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 8] = [
+    attention::ATTENTION,
+    attention::TILES,
+    linear::AFTER,
+    linear::ROWS,
+    norm::NORM,
+    rope::ROPE,
+    sampling::SAMPLE,
+    tokens::TOKENS,
+];
+
+/// The kernels that may claim patterns, by name. A backend has one, to which its caller may add.
+#[derive(Clone)]
+pub struct CudaKernelRegistry {
+    entries: Vec<CudaKernelEntry>,
 }
 
-fn all() -> impl Iterator<Item = &'static Entry> {
-    let subjects =
-        [attention::ENTRIES, linear::ENTRIES, norm::ENTRIES, rope::ENTRIES, sampling::ENTRIES, tokens::ENTRIES];
-    subjects.into_iter().flatten()
-}
+impl CudaKernelRegistry {
+    /// The kernels of this crate.
+    pub fn builtin() -> Self {
+        let entries = [
+            attention::entries(),
+            linear::entries(),
+            norm::entries(),
+            rope::entries(),
+            sampling::entries(),
+            tokens::entries(),
+        ];
+        Self { entries: entries.concat() }
+    }
 
-/// What they claim. Needs no GPU.
-pub fn patterns() -> Vec<passes::Kernel> {
-    let pattern = |e: &Entry| passes::Kernel { name: e.name, pattern: Pattern::parse(e.pattern), supports: e.supports };
-    all().map(pattern).collect()
-}
+    /// Adds a kernel, in place of one of that name.
+    pub fn add(&mut self, entry: CudaKernelEntry) {
+        self.entries.retain(|known| known.name() != entry.name());
+        self.entries.push(entry);
+    }
 
-/// The kernel of this name for what it claimed.
-pub(crate) fn make(name: &str, spec: &Spec<'_>) -> Result<Kernel, String> {
-    let entry = all().find(|e| e.name == name).ok_or_else(|| format!("there is no kernel {name}"))?;
-    (entry.make)(spec)
+    /// What they claim, as [`ridge_runtime::lower`] takes it. Of kernels that save equal memory traffic, the first claims.
+    pub fn claims(&self) -> Vec<passes::Kernel> {
+        self.entries.iter().map(|entry| entry.claim().clone()).collect()
+    }
+
+    /// The kernel `name` for what it claimed.
+    ///
+    /// # Errors
+    /// When there is none of that name, or it does not support these shapes.
+    pub(crate) fn make(&self, name: &str, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        let entry = self.entries.iter().find(|entry| entry.name() == name);
+        let entry = entry.ok_or_else(|| {
+            let known: Vec<&str> = self.entries.iter().map(CudaKernelEntry::name).collect();
+            format!("there is no kernel {name}; the registry has {}", known.join(", "))
+        })?;
+        entry.make(spec)
+    }
 }

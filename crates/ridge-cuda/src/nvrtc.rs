@@ -11,7 +11,7 @@ use crate::error::device;
 use crate::library;
 
 type Code = c_int;
-type Program = *mut c_void;
+type ProgramHandle = *mut c_void;
 
 /// The least version that is accepted.
 const LEAST_VERSION: c_int = 12;
@@ -74,14 +74,14 @@ macro_rules! functions {
 functions! {
     get_version = b"nvrtcVersion" (*mut c_int, *mut c_int);
     create = b"nvrtcCreateProgram" (
-        *mut Program, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
+        *mut ProgramHandle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char
     );
-    destroy = b"nvrtcDestroyProgram" (*mut Program);
-    run = b"nvrtcCompileProgram" (Program, c_int, *const *const c_char);
-    log_size = b"nvrtcGetProgramLogSize" (Program, *mut usize);
-    log = b"nvrtcGetProgramLog" (Program, *mut c_char);
-    cubin_size = b"nvrtcGetCUBINSize" (Program, *mut usize);
-    cubin = b"nvrtcGetCUBIN" (Program, *mut c_char);
+    destroy = b"nvrtcDestroyProgram" (*mut ProgramHandle);
+    run = b"nvrtcCompileProgram" (ProgramHandle, c_int, *const *const c_char);
+    log_size = b"nvrtcGetProgramLogSize" (ProgramHandle, *mut usize);
+    log = b"nvrtcGetProgramLog" (ProgramHandle, *mut c_char);
+    cubin_size = b"nvrtcGetCUBINSize" (ProgramHandle, *mut usize);
+    cubin = b"nvrtcGetCUBIN" (ProgramHandle, *mut c_char);
 }
 
 /// The part of NVRTC that it opens by its bare name, from the folder beside it: wheels lie where no loader looks, but
@@ -95,7 +95,7 @@ fn builtins(path: &Path) -> Vec<Library> {
 }
 
 /// What a compilation gave.
-pub struct Compiled {
+pub struct CompiledSource {
     /// Machine code.
     pub cubin: Vec<u8>,
     /// What the compiler said, registers and spills included.
@@ -103,7 +103,7 @@ pub struct Compiled {
 }
 
 /// A program that is destroyed when it goes.
-struct Owned<'a>(&'a Nvrtc, Program);
+struct Owned<'a>(&'a Nvrtc, ProgramHandle);
 
 impl Drop for Owned<'_> {
     fn drop(&mut self) {
@@ -139,7 +139,7 @@ impl Nvrtc {
     ///
     /// # Errors
     /// When it does not compile, with the compiler's log.
-    pub fn compile(&self, name: &str, source: &str, arch: &str) -> Result<Compiled> {
+    pub fn compile(&self, name: &str, source: &str, arch: &str) -> Result<CompiledSource> {
         let text = |s: &str| CString::new(s).map_err(|_| device(format!("{name} holds a zero byte")));
         let (source, file) = (text(source)?, text(&format!("{name}.cu"))?);
         let mut program = std::ptr::null_mut();
@@ -158,14 +158,14 @@ impl Nvrtc {
         if outcome != 0 {
             return Err(device(format!("kernel {name} does not compile for {arch}: {log}")));
         }
-        Ok(Compiled { cubin: self.bytes(program.1, self.cubin_size, self.cubin, "read machine code")?, log })
+        Ok(CompiledSource { cubin: self.bytes(program.1, self.cubin_size, self.cubin, "read machine code")?, log })
     }
 
     fn bytes(
         &self,
-        program: Program,
-        size: unsafe extern "C" fn(Program, *mut usize) -> Code,
-        get: unsafe extern "C" fn(Program, *mut c_char) -> Code,
+        program: ProgramHandle,
+        size: unsafe extern "C" fn(ProgramHandle, *mut usize) -> Code,
+        get: unsafe extern "C" fn(ProgramHandle, *mut c_char) -> Code,
         what: &str,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;

@@ -1,7 +1,7 @@
 //! What the host takes for a step of 256 running sequences of some 4,000 tokens each, on a device that computes nothing:
 //! `cargo run --release -p ridge-engine --example host_time`.
 
-#[path = "../tests/simulation/device.rs"]
+#[path = "../tests/integration/simulation/device.rs"]
 #[allow(dead_code)]
 mod device;
 

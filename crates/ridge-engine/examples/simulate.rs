@@ -1,9 +1,9 @@
 //! A million steps of a service with users who come and go, on a device that costs nothing:
 //! `cargo run --release -p ridge-engine --example simulate -- [SEED [STEPS]]`.
 
-#[path = "../tests/simulation/device.rs"]
+#[path = "../tests/integration/simulation/device.rs"]
 mod device;
-#[path = "../tests/simulation/world.rs"]
+#[path = "../tests/integration/simulation/world.rs"]
 mod world;
 
 use world::{Seen, World};

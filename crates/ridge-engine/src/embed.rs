@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ridge_graph::{Bindings, DType, Graph, Tensor};
 use ridge_models::{Encoder, Model, Pooling, symbols, with_pooling};
-use ridge_runtime::{Bucket, Compiled, Session};
+use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::{EngineError, Result};
 
@@ -115,17 +115,27 @@ impl Embedder {
             start += text.len() as i64;
             start
         });
-        for (name, tensor) in [
+        let tables = [
             ("token_ids", ints(&[tokens], texts.iter().flatten().map(|t| i64::from(*t)).collect())),
             ("token_type_ids", ints(&[tokens], vec![0; tokens])),
             ("seq_ids", ints(&[tokens], rows.flat_map(|(i, t)| std::iter::repeat_n(i as i64, t.len())).collect())),
             ("query_start", ints(&[texts.len() + 1], std::iter::once(0).chain(ends).collect())),
             ("lengths", ints(&[texts.len()], vec![0; texts.len()])),
             ("block_table", ints(&[texts.len(), table], (0..(texts.len() * table) as i64).collect())),
-        ] {
-            if bucket.input_index(name).is_some() {
-                bucket.set(name, &tensor)?;
-            }
+        ];
+        // Families read some of them each.
+        let wanted: Vec<String> = bucket.input_names().map(str::to_owned).collect();
+        for name in wanted {
+            let (_, tensor) =
+                tables.iter().find(|(known, _)| *known == name).ok_or_else(|| RuntimeError::Argument {
+                    kind: "input",
+                    why: format!(
+                        "the embedder does not fill it; it has {}",
+                        tables.each_ref().map(|(n, _)| *n).join(", ")
+                    ),
+                    name: name.clone(),
+                })?;
+            bucket.set(&name, tensor)?;
         }
         run(&mut bucket)?;
         let output = bucket.tensor(&self.output)?;

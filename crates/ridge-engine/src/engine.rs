@@ -1,6 +1,6 @@
 //! Steps over sequences, whose tokens are in blocks of the cache.
 
-mod flight;
+mod pending;
 mod sequence;
 
 use ridge_graph::{Bindings, Graph};
@@ -11,7 +11,7 @@ use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::error::{EngineError, Result};
 use crate::programs::{Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
-use flight::Flight;
+use pending::{PendingStep, StepSource};
 pub use sequence::{Next, Outcome, Row, SequenceId, Start};
 use sequence::{Sequence, Shared};
 
@@ -49,8 +49,9 @@ pub struct Engine {
     started: u64,
     /// Steps begun.
     steps: u64,
-    flight: Flight,
-    in_flight: bool,
+    /// The step that is prepared, or submitted.
+    pending: PendingStep,
+    submitted: bool,
     /// Of the last step that [`Engine::step`] ran.
     outcomes: Vec<Outcome>,
 }
@@ -96,8 +97,8 @@ impl Engine {
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
-            flight: Flight::default(),
-            in_flight: false,
+            pending: PendingStep::default(),
+            submitted: false,
             outcomes: Vec::new(),
         })
     }
@@ -284,7 +285,7 @@ impl Engine {
     ) -> Result<Vec<LaunchTime>> {
         next.clear();
         self.prepare(&rows(work, sample))?;
-        let (wanted, extents) = self.flight.only()?;
+        let (wanted, extents) = self.pending.only()?;
         let times = self.programs.ready(wanted, extents)?.bucket.timed()?;
         let mut outcomes = std::mem::take(&mut self.outcomes);
         let collected = self.collect(&mut outcomes);
@@ -317,8 +318,8 @@ impl Engine {
     /// As for [`step`](Self::step), and where a step is queued already.
     pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
         self.prepare(rows)?;
-        self.flight.submit(&mut self.programs)?;
-        self.in_flight = true;
+        self.pending.submit(&mut self.programs)?;
+        self.submitted = true;
         Ok(())
     }
 
@@ -329,10 +330,10 @@ impl Engine {
     /// When the device failed: the step's tokens are not in the cache.
     pub fn complete(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
         outcomes.clear();
-        if !std::mem::take(&mut self.in_flight) {
+        if !std::mem::take(&mut self.submitted) {
             return Ok(());
         }
-        self.flight.wait(&mut self.programs)?;
+        self.pending.wait(&mut self.programs)?;
         self.collect(outcomes)
     }
 
@@ -341,6 +342,31 @@ impl Engine {
     pub fn lowered(&self, sample: bool, answer: bool) -> Option<&Graph> {
         let answer = answer && self.programs.divide();
         self.programs.lowered(Wanted { tokens: sample, answer, ..Wanted::default() })
+    }
+
+    /// Reserves blocks for a step and fills its inputs.
+    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<()> {
+        if self.submitted {
+            return Err(EngineError::Setting {
+                name: "steps",
+                value: "2".into(),
+                why: "one is queued already; complete it first".into(),
+            });
+        }
+        self.reserve(rows)?;
+        let from = StepSource {
+            sequences: &self.sequences,
+            cache_blocks: self.blocks.count(),
+            table: self.table,
+            vocab: self.vocab,
+        };
+        self.pending.fill(rows, &from, &mut self.programs)
+    }
+
+    /// Reads the outcomes of the complete step.
+    fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
+        let Self { pending, programs, sequences, blocks, block_size, .. } = self;
+        pending.collect(outcomes, programs, sequences, blocks, *block_size)
     }
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
@@ -374,12 +400,6 @@ impl Engine {
         Ok(())
     }
 }
-
-/// How rows are sampled whose token nobody wants.
-static NOT_SAMPLED: Sampling = Sampling::GREEDY;
-
-/// Columns of the block table at least.
-const LEAST_TABLE: usize = 16;
 
 fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
     work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[] }).collect()

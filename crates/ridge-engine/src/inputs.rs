@@ -2,11 +2,11 @@
 
 use crate::blocks::BlockId;
 use crate::engine::Row;
-use crate::programs::{Extents, Input, Ready};
+use crate::programs::{Extents, ReadyBucket, StepInput};
 use crate::sampling::Sampling;
 
 /// A row of a step with what its sequence has.
-pub(crate) struct Line<'a> {
+pub(crate) struct RowInputs<'a> {
     pub(crate) row: Row<'a>,
     /// Tokens in the cache before the step.
     pub(crate) length: usize,
@@ -17,6 +17,18 @@ pub(crate) struct Line<'a> {
     pub(crate) stream: u64,
 }
 
+impl RowInputs<'_> {
+    /// Enlarges the extents of a step for the lists of the row; by powers of two, so that few buckets serve all lengths.
+    pub(crate) fn make_room(&self, extents: &mut Extents, vocab: usize) {
+        let sampling = self.sampling;
+        let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
+        extents.biases = extents.biases.max(room(sampling.logit_bias.len()));
+        extents.breakers = extents.breakers.max(room(sampling.dry.breakers.len()));
+        extents.top = extents.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
+        extents.forbidden = extents.forbidden.max(self.row.forbidden.len());
+    }
+}
+
 /// The extent of a bucket for `n` tokens or sequences: few buckets serve all steps, and at most a quarter of one is
 /// padding.
 pub(crate) fn rounded(n: usize) -> usize {
@@ -25,20 +37,20 @@ pub(crate) fn rounded(n: usize) -> usize {
 
 /// Fills the inputs of a step of these rows. Padding tokens belong to no sequence, and padding rows
 /// have none and are sampled greedily, to be dropped.
-pub(crate) fn fill<'a>(ready: &mut Ready, extents: Extents, tokens: &[u32], lines: &'a [Line<'a>]) {
+pub(crate) fn fill<'a>(ready: &mut ReadyBucket, extents: Extents, tokens: &[u32], lines: &'a [RowInputs<'a>]) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
     let all = || lines.iter();
-    ready.fill(Input::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
+    ready.fill(StepInput::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
     let ids =
         all().enumerate().flat_map(|(row, l)| std::iter::repeat_n((row as i32).to_le_bytes(), l.row.tokens.len()));
-    ready.fill(Input::SeqIds, ids, (-1i32).to_le_bytes());
+    ready.fill(StepInput::SeqIds, ids, (-1i32).to_le_bytes());
     let mut end = 0;
     let ends = all().map(|l| {
         end += l.row.tokens.len();
         i32s(end)
     });
-    ready.fill(Input::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
-    ready.fill(Input::Lengths, all().map(|l| i32s(l.length)), i32s(0));
+    ready.fill(StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
+    ready.fill(StepInput::Lengths, all().map(|l| i32s(l.length)), i32s(0));
     let blocks = |row: usize, to: &mut [[u8; 4]]| {
         let blocks = lines.get(row).map_or(&[][..], |l| l.blocks);
         // A sequence may own blocks beyond those of this step only where the table is wide enough for all.
@@ -48,44 +60,44 @@ pub(crate) fn fill<'a>(ready: &mut Ready, extents: Extents, tokens: &[u32], line
         }
         rest.fill((-1i32).to_le_bytes());
     };
-    ready.fill_rows(Input::BlockTable, extents.table, blocks);
+    ready.fill_rows(StepInput::BlockTable, extents.table, blocks);
     let targets = all().flat_map(|l| {
         let row = l.row;
         (0..row.tokens.len()).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
     });
-    ready.fill(Input::Targets, targets, (-1i32).to_le_bytes());
+    ready.fill(StepInput::Targets, targets, (-1i32).to_le_bytes());
 
     let none = &Sampling::GREEDY;
     let mut float = |input, of: fn(&Sampling) -> f32| {
         ready.fill(input, all().map(|l| of(l.sampling).to_le_bytes()), of(none).to_le_bytes());
     };
-    float(Input::Temperature, |s| s.temperature);
-    float(Input::TopP, |s| s.top_p);
-    float(Input::MinP, |s| s.min_p);
-    float(Input::TypicalP, |s| s.typical_p);
-    float(Input::Repetition, |s| s.repetition_penalty);
-    float(Input::Frequency, |s| s.frequency_penalty);
-    float(Input::Presence, |s| s.presence_penalty);
-    float(Input::DryMultiplier, |s| s.dry.multiplier);
-    float(Input::DryBase, |s| s.dry.base);
+    float(StepInput::Temperature, |s| s.temperature);
+    float(StepInput::TopP, |s| s.top_p);
+    float(StepInput::MinP, |s| s.min_p);
+    float(StepInput::TypicalP, |s| s.typical_p);
+    float(StepInput::Repetition, |s| s.repetition_penalty);
+    float(StepInput::Frequency, |s| s.frequency_penalty);
+    float(StepInput::Presence, |s| s.presence_penalty);
+    float(StepInput::DryMultiplier, |s| s.dry.multiplier);
+    float(StepInput::DryBase, |s| s.dry.base);
     let mut int = |input, of: fn(&Sampling) -> u32| {
         ready.fill(input, all().map(|l| i32s(of(l.sampling) as usize)), i32s(of(none) as usize));
     };
-    int(Input::TopK, |s| s.top_k);
-    int(Input::DryAllowed, |s| s.dry.allowed_length);
-    int(Input::DryRange, |s| s.dry.range);
-    ready.fill(Input::PromptLengths, all().map(|l| i32s(l.prompt)), i32s(0));
-    ready.fill(Input::Seed, all().map(|l| (l.sampling.seed as i64).to_le_bytes()), [0; 8]);
-    ready.fill(Input::Sequence, all().map(|l| (l.stream as i64).to_le_bytes()), [0; 8]);
-    let breaker = |l: &'a Line<'a>| {
+    int(StepInput::TopK, |s| s.top_k);
+    int(StepInput::DryAllowed, |s| s.dry.allowed_length);
+    int(StepInput::DryRange, |s| s.dry.range);
+    ready.fill(StepInput::PromptLengths, all().map(|l| i32s(l.prompt)), i32s(0));
+    ready.fill(StepInput::Seed, all().map(|l| (l.sampling.seed as i64).to_le_bytes()), [0; 8]);
+    ready.fill(StepInput::Sequence, all().map(|l| (l.stream as i64).to_le_bytes()), [0; 8]);
+    let breaker = |l: &'a RowInputs<'a>| {
         (0..extents.breakers).map(move |i| l.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
     };
-    ready.fill(Input::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
-    let bias = |l: &'a Line<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
+    ready.fill(StepInput::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
+    let bias = |l: &'a RowInputs<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
     let ids = all().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes());
-    ready.fill(Input::BiasIds, ids, (-1i32).to_le_bytes());
+    ready.fill(StepInput::BiasIds, ids, (-1i32).to_le_bytes());
     let values = all().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes());
-    ready.fill(Input::BiasValues, values, 0f32.to_le_bytes());
+    ready.fill(StepInput::BiasValues, values, 0f32.to_le_bytes());
     let forbidden = |row: usize, to: &mut [[u8; 4]]| {
         let words = lines.get(row).map_or(&[][..], |l| l.row.forbidden);
         let (used, rest) = to.split_at_mut(words.len().min(to.len()));
@@ -94,7 +106,7 @@ pub(crate) fn fill<'a>(ready: &mut Ready, extents: Extents, tokens: &[u32], line
         }
         rest.fill([0; 4]);
     };
-    ready.fill_rows(Input::Forbidden, extents.forbidden, forbidden);
+    ready.fill_rows(StepInput::Forbidden, extents.forbidden, forbidden);
 }
 
 #[cfg(test)]

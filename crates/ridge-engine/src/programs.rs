@@ -5,12 +5,11 @@ use ridge_models::{Model, symbols, with_scores};
 use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::Result;
-use crate::inputs::Line;
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
 const BUCKETS: usize = 64;
 
-/// The output that tells how probable targets are.
+/// The output with the log-probabilities of targets.
 const SCORES: &str = "scores";
 
 /// What a step gives.
@@ -52,23 +51,13 @@ pub(crate) struct Extents {
     pub(crate) biases: usize,
     /// DRY's breakers of a row.
     pub(crate) breakers: usize,
-    /// Tokens of a row whose log-probabilities are told.
+    /// Tokens of a row whose log-probabilities are given.
     pub(crate) top: usize,
     /// Words of a row that say which tokens are forbidden.
     pub(crate) forbidden: usize,
 }
 
 impl Extents {
-    /// Makes room for the lists of a row; by powers of two, so that few buckets serve all lengths.
-    pub(crate) fn make_room(&mut self, line: &Line<'_>, vocab: usize) {
-        let sampling = line.sampling;
-        let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
-        self.biases = self.biases.max(room(sampling.logit_bias.len()));
-        self.breakers = self.breakers.max(room(sampling.dry.breakers.len()));
-        self.top = self.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
-        self.forbidden = self.forbidden.max(line.row.forbidden.len());
-    }
-
     fn bindings(self) -> Bindings {
         Bindings::new()
             .with(symbols::TOKENS, self.tokens)
@@ -85,9 +74,9 @@ impl Extents {
 /// Declares the step inputs with the names that graphs give them.
 macro_rules! inputs {
     ($($variant:ident = $name:literal,)*) => {
-        /// A step input, by its position in [`Ready::inputs`].
+        /// A step input, by its position in [`ReadyBucket::inputs`].
         #[derive(Clone, Copy)]
-        pub(crate) enum Input {
+        pub(crate) enum StepInput {
             $($variant,)*
         }
 
@@ -124,18 +113,23 @@ inputs! {
 }
 
 /// A bucket with the positions of its inputs.
-pub(crate) struct Ready {
+pub(crate) struct ReadyBucket {
     pub(crate) bucket: Bucket,
     inputs: [Option<usize>; INPUT_NAMES.len()],
     /// Positions of [`Wanted::outputs`].
-    outputs: [usize; 4],
-    /// And of the scores.
-    scores: usize,
+    outputs: Vec<usize>,
+    /// Position of the scores, where they are wanted.
+    scores: Option<usize>,
 }
 
-impl Ready {
+impl ReadyBucket {
     /// Fills an input, if the program reads it, and what `values` leave of it with `rest`.
-    pub(crate) fn fill<const N: usize>(&mut self, input: Input, values: impl Iterator<Item = [u8; N]>, rest: [u8; N]) {
+    pub(crate) fn fill<const N: usize>(
+        &mut self,
+        input: StepInput,
+        values: impl Iterator<Item = [u8; N]>,
+        rest: [u8; N],
+    ) {
         if let Some(index) = self.inputs[input as usize] {
             let mut to = self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut();
             // Values first: the side that ends must not have taken a place.
@@ -145,16 +139,16 @@ impl Ready {
     }
 
     /// Fills an input of rows of `width` words, if the program reads it.
-    pub(crate) fn fill_rows(&mut self, input: Input, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
+    pub(crate) fn fill_rows(&mut self, input: StepInput, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
         if let Some(index) = self.inputs[input as usize].filter(|_| width > 0) {
             let words = self.bucket.input(index).as_chunks_mut::<4>().0;
             words.chunks_exact_mut(width).enumerate().for_each(|(at, words)| row(at, words));
         }
     }
 
-    /// The scores, in words.
+    /// The scores, in words; none where they are not wanted.
     pub(crate) fn scores(&self) -> &[[u8; 4]] {
-        self.bucket.output(self.scores).as_chunks::<4>().0
+        self.scores.map_or(&[], |index| self.bucket.output(index).as_chunks::<4>().0)
     }
 
     /// Output `nth` of those wanted, in words.
@@ -164,10 +158,10 @@ impl Ready {
 }
 
 /// A compiled graph and its buckets, with when each was used last. Looked through in order, as there are few.
-struct Program {
+struct CompiledProgram {
     wanted: Wanted,
     compiled: Compiled,
-    ready: Vec<(Extents, u64, Ready)>,
+    ready: Vec<(Extents, u64, ReadyBucket)>,
 }
 
 /// All programs of a model.
@@ -176,7 +170,7 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
-    programs: Vec<Program>,
+    programs: Vec<CompiledProgram>,
     uses: u64,
 }
 
@@ -199,7 +193,7 @@ impl Programs {
         }
         let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
         let compiled = self.session.compile(graph, &wanted.outputs())?;
-        self.programs.push(Program { wanted, compiled, ready: Vec::with_capacity(BUCKETS) });
+        self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(BUCKETS) });
         Ok(self.programs.len() - 1)
     }
 
@@ -209,7 +203,7 @@ impl Programs {
     }
 
     /// A bucket of the program that gives what is wanted.
-    pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut Ready> {
+    pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut ReadyBucket> {
         self.uses += 1;
         let which = self.compile(wanted)?;
         let program = &mut self.programs[which];
@@ -222,13 +216,18 @@ impl Programs {
                     program.ready.swap_remove(oldest);
                 }
                 let bucket = program.compiled.bucket(&extents.bindings())?;
-                let inputs = std::array::from_fn(|i| bucket.input_index(INPUT_NAMES[i]));
-                let mut outputs = [0; 4];
-                for (position, name) in outputs.iter_mut().zip(wanted.outputs()) {
-                    *position = bucket.output_index(name).unwrap_or_default();
+                if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
+                    let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
+                    return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());
                 }
-                let scores = bucket.output_index(SCORES).unwrap_or_default();
-                program.ready.push((extents, 0, Ready { bucket, inputs, outputs, scores }));
+                let mut inputs = [None; INPUT_NAMES.len()];
+                for (index, name) in inputs.iter_mut().zip(INPUT_NAMES) {
+                    *index = bucket.input_index(name)?;
+                }
+                let outputs: Vec<usize> =
+                    wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
+                let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
+                program.ready.push((extents, 0, ReadyBucket { bucket, inputs, outputs, scores }));
                 program.ready.len() - 1
             }
         };

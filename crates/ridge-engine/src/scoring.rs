@@ -223,30 +223,30 @@ impl Scorer {
         let programs = if scored { &mut self.scoring } else { &mut self.filling };
         let bucket = programs.bucket((tokens, step.len()), &bindings)?;
         let parts = || step.iter().map(|(piece, part)| &piece.tokens[part.clone()]);
-        fill(bucket, "token_ids", parts().flatten().map(|t| *t as i32));
+        fill(bucket, "token_ids", parts().flatten().map(|t| *t as i32))?;
         let rows = step.iter().enumerate().flat_map(|(i, (_, part))| part.clone().map(move |_| i as i32));
-        fill(bucket, "seq_ids", rows);
+        fill(bucket, "seq_ids", rows)?;
         let mut end = 0;
         let ends = parts().map(|part| {
             end += part.len() as i32;
             end
         });
-        fill(bucket, "query_start", std::iter::once(0).chain(ends));
-        fill(bucket, "lengths", step.iter().map(|(piece, part)| (piece.length + part.start) as i32));
+        fill(bucket, "query_start", std::iter::once(0).chain(ends))?;
+        fill(bucket, "lengths", step.iter().map(|(piece, part)| (piece.length + part.start) as i32))?;
         let table = self.table;
         let blocks = step.iter().flat_map(|(piece, _)| {
             let blocks = tables[piece.row].clone();
             (0..table).map(move |i| blocks.clone().nth(i).map_or(-1, |b| b as i32))
         });
-        fill(bucket, "block_table", blocks);
+        fill(bucket, "block_table", blocks)?;
         if scored {
             let targets = step.iter().flat_map(|(piece, part)| piece.targets[part.clone()].iter().map(|t| *t as i32));
-            fill(bucket, "targets", targets);
+            fill(bucket, "targets", targets)?;
         }
         bucket.submit()?;
         bucket.wait()?;
         if scored {
-            let index = bucket.output_index("scores").unwrap_or_default();
+            let index = bucket.output_index("scores")?;
             let mut values = bucket.output(index).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b));
             for (piece, part) in step {
                 // The positions first: the side that ends must not have taken the next piece's value.
@@ -264,12 +264,13 @@ impl Scorer {
 }
 
 /// Fills a step input, if the program reads it.
-fn fill(bucket: &mut Bucket, name: &str, values: impl Iterator<Item = i32>) {
-    if let Some(index) = bucket.input_index(name) {
+fn fill(bucket: &mut Bucket, name: &str, values: impl Iterator<Item = i32>) -> Result<()> {
+    if let Some(index) = bucket.input_index(name)? {
         for (to, from) in bucket.input(index).as_chunks_mut::<4>().0.iter_mut().zip(values) {
             *to = from.to_le_bytes();
         }
     }
+    Ok(())
 }
 
 /// A compiled graph and its buckets by (tokens, rows).

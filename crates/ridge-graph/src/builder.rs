@@ -1,43 +1,18 @@
-//! Builds graphs. Every method checks its inputs and names op, types and scope when they do not fit.
-//!
-//! A model is written with `scoped`, `function` and `call`; weights, states and step inputs are asked for by name
-//! where they are used, and the builder carries them through calls: a function that asks for the weight
-//! `q_proj.weight` inside scope `self_attn`, called within scope `model.layers.3`, makes the main function take the
-//! weight `model.layers.3.self_attn.q_proj.weight`. `builder/prims.rs` has a method for each primitive; each file of
-//! `ops/` adds the method of its op.
+//! The methods of [`Builder`]: scopes, functions and calls, arguments asked for by name, and the emission of nodes.
+//! `builder/prims.rs` has a method for each primitive, `builder/decoding.rs` decodes stored parameters; each file of `ops/`
+//! adds the method of its op.
 
+mod decoding;
 mod prims;
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::error::{GraphError, Result, place};
-use crate::graph::{Arg, FuncId, Function, Graph, Node, Op, Output, Role, Var};
-use crate::op::{Composite, CompositeRef};
-use crate::passes::drop_uncalled;
+use crate::graph::{
+    Arg, Builder, Composite, CompositeRef, FuncId, Function, Graph, Node, Op, OpenFunction, Output, Role, Var,
+};
 use crate::prim::Prim;
 use crate::types::Type;
-
-/// A function being built.
-#[derive(Debug, Default)]
-struct Open {
-    function: Function,
-    scope: String,
-    /// Versions of states that have been replaced.
-    stale: HashSet<Var>,
-    /// The last version of each state argument, by argument index.
-    states: Vec<(usize, Var)>,
-    /// Index and value of each argument that is asked for by name.
-    named: HashMap<(Role, Arc<str>), (usize, Var)>,
-}
-
-/// Builds a [`Graph`]; see the module's description.
-#[derive(Debug)]
-pub struct Builder {
-    functions: Vec<Function>,
-    open: Vec<Open>,
-    owners: u32,
-}
 
 impl Default for Builder {
     fn default() -> Self {
@@ -62,7 +37,7 @@ impl Builder {
     /// Goes on with the main function of `graph`, such as to add a loss to a model: gives the builder after its last
     /// node, and its outputs that are no states. What it asked for can be asked for again.
     pub fn reopen(mut graph: Graph) -> (Self, Vec<(String, Var)>) {
-        drop_uncalled(&mut graph);
+        graph.drop_uncalled();
         // Callees come before their callers, so main is the last that is left.
         let main = graph.functions.pop().expect("a graph has a main function");
         let mut builder = Self::resume(graph.functions, &main.name);
@@ -80,21 +55,21 @@ impl Builder {
             _ => None,
         };
         let named = main.nodes.iter().enumerate().filter_map(arg).collect();
-        builder.open = vec![Open { function: main, stale, states, named, ..Open::default() }];
+        builder.open = vec![OpenFunction { function: main, stale, states, named, ..OpenFunction::default() }];
         (builder, outputs)
     }
 
     pub(crate) fn begin(&mut self, name: &str) {
         self.owners += 1;
         let function = Function { name: name.into(), owner: self.owners, ..Function::default() };
-        self.open.push(Open { function, ..Open::default() });
+        self.open.push(OpenFunction { function, ..OpenFunction::default() });
     }
 
-    fn top(&self) -> &Open {
+    fn top(&self) -> &OpenFunction {
         self.open.last().expect("the main function is open until finish")
     }
 
-    fn top_mut(&mut self) -> &mut Open {
+    fn top_mut(&mut self) -> &mut OpenFunction {
         self.open.last_mut().expect("the main function is open until finish")
     }
 
@@ -221,7 +196,7 @@ impl Builder {
         outputs.iter().try_for_each(|var| self.ty(*var).map(|_| ()))
     }
 
-    fn seal(&mut self, mut open: Open, outputs: Vec<(String, Var)>) -> FuncId {
+    fn seal(&mut self, mut open: OpenFunction, outputs: Vec<(String, Var)>) -> FuncId {
         let data = outputs.into_iter().map(|(name, var)| Output { name: name.as_str().into(), var, role: Role::Data });
         let states = open.states.iter().map(|(arg, var)| Output {
             name: Arc::clone(&open.function.args[*arg].name),

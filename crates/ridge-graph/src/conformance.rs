@@ -21,13 +21,15 @@
 //! equal to the exact or the plain result's.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::eval::{Precision, evaluate, evaluate_function};
 use crate::graph::{Arg, Graph, Op};
 use crate::ops;
-use crate::prim::prim_registry;
+use crate::prim::samples::prim_registry;
+use crate::registry::{OpEntry, OpRegistry};
 use crate::sample::{Check, Rng, Sample};
 use crate::tensor::{Data, Tensor, Value};
 
@@ -56,21 +58,28 @@ pub fn expected(sample: &Sample, precision: Precision) -> Result<Vec<Tensor>, St
     outputs.map_err(|e| e.to_string())?.into_iter().map(plain).collect()
 }
 
-/// Every sample of every composite op and primitive, with the name of its registry entry. Float tensors have `dtype`;
-/// an entry's samples depend on its name, `dtype` and `seed` only. Collectives are not among them, since they have no
-/// meaning on one rank.
-pub fn all_samples(dtype: DType, seed: u64) -> Vec<(&'static str, Sample)> {
-    let entries = ops::registry().iter().chain(prim_registry());
-    let of_entry = |entry: &ops::Entry| {
-        let name = entry.name;
+/// Every sample of every built-in composite op and primitive, with the name of its registry entry; see
+/// [`samples_of`]. Collectives are not among them, since they have no meaning on one rank.
+pub fn all_samples(dtype: DType, seed: u64) -> Vec<(Arc<str>, Sample)> {
+    let mut samples = samples_of(&ops::registry(), dtype, seed);
+    samples.extend(samples_of(&prim_registry(), dtype, seed));
+    samples
+}
+
+/// Every sample of every op of `registry`, with the name of its entry. Float tensors have `dtype`; an entry's samples
+/// depend on its name, `dtype` and `seed` only.
+pub fn samples_of(registry: &OpRegistry, dtype: DType, seed: u64) -> Vec<(Arc<str>, Sample)> {
+    let of_entry = |entry: &OpEntry| {
+        let name = Arc::clone(&entry.name);
         // FNV-1a, so that a new entry leaves the samples of the others as they are.
         let salt = name
             .bytes()
             .chain(dtype.name().bytes())
             .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
-        (entry.samples)(&mut Rng::new(seed ^ salt), dtype).into_iter().map(move |sample| (name, sample))
+        let samples = entry.samples(&mut Rng::new(seed ^ salt), dtype);
+        samples.into_iter().map(move |sample| (Arc::clone(&name), sample))
     };
-    entries.flat_map(of_entry).collect()
+    registry.iter().flat_map(of_entry).collect()
 }
 
 fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {

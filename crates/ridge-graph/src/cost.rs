@@ -3,7 +3,6 @@
 
 use std::ops::AddAssign;
 
-use crate::graph::{FuncId, Graph, Op};
 use crate::poly::Poly;
 use crate::types::Type;
 
@@ -50,44 +49,5 @@ impl AddAssign<&Self> for Cost {
         self.bytes_read += &other.bytes_read;
         self.bytes_written += &other.bytes_written;
         self.bytes_sent += &other.bytes_sent;
-    }
-}
-
-impl Graph {
-    /// Cost of one node, calls included.
-    pub fn node_cost(&self, func: FuncId, node: usize) -> Cost {
-        self.node_cost_with(func, node, &self.function_costs())
-    }
-
-    /// Cost of every function, indexed like the functions; each is walked once however often it is called.
-    pub fn function_costs(&self) -> Vec<Cost> {
-        let mut costs = Vec::with_capacity(self.functions.len());
-        // Callees come before their callers.
-        for (id, function) in self.functions.iter().enumerate() {
-            let mut total = Cost::default();
-            for node in 0..function.nodes.len() {
-                total += &self.node_cost_with(FuncId(id as u32), node, &costs);
-            }
-            costs.push(total);
-        }
-        costs
-    }
-
-    /// Cost of the whole graph.
-    pub fn cost(&self) -> Cost {
-        self.function_costs().swap_remove(self.main.index())
-    }
-
-    fn node_cost_with(&self, func: FuncId, node: usize, costs: &[Cost]) -> Cost {
-        let function = self.function(func);
-        let node = &function.nodes[node];
-        let inputs = function.types(&node.inputs);
-        match &node.op {
-            Op::Arg(_) => Cost::default(),
-            Op::Prim(p) => p.cost(&inputs, &node.outputs),
-            Op::Composite(c) => c.cost(&inputs, &node.outputs),
-            Op::Call(callee) => costs[callee.index()].clone(),
-            Op::Group(group) => group.cost(&inputs, &node.outputs),
-        }
     }
 }

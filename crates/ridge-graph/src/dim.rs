@@ -5,8 +5,6 @@ use std::fmt;
 use std::ops::{Add, Mul, Sub};
 use std::sync::Arc;
 
-use crate::poly::Poly;
-
 /// A symbol such as `tokens` or `seqs`, equal to every other symbol of its name.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sym(Arc<str>);
@@ -171,12 +169,6 @@ impl Mul<i64> for Dim {
         self.terms.iter_mut().for_each(|(_, c)| *c *= by);
         self.terms.retain(|(_, c)| *c != 0);
         self
-    }
-}
-
-impl fmt::Display for Dim {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&Poly::from(self), f)
     }
 }
 

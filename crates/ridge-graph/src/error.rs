@@ -57,6 +57,3 @@ fn show(types: &[Type]) -> String {
 
 /// Results of this crate.
 pub type Result<T, E = GraphError> = std::result::Result<T, E>;
-
-/// Why an op does not accept its inputs; the builder adds op, types and scope.
-pub type Why = String;

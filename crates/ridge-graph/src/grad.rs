@@ -2,7 +2,7 @@
 //!
 //! A function through which the loss depends on a parameter becomes two: a forward half, which gives its outputs and
 //! the values that the other needs (`grad/expand.rs`), and a backward half, which takes those and the cotangents of
-//! the outputs and gives the cotangents of the arguments (`grad/sweep.rs`). A decoder layer called eighty times is
+//! the outputs and gives the cotangents of the arguments (`grad/reverse.rs`). A decoder layer called eighty times is
 //! differentiated once; calls with other arguments to differentiate for (the first layer above frozen embeddings) have
 //! halves of their own. `grad/activity.rs` finds what takes part at all, `grad/prim.rs` and `grad/rows.rs` hold the
 //! rule of each primitive, and `grad/residual.rs` decides what is kept and what is computed again.
@@ -13,19 +13,20 @@ mod activity;
 mod expand;
 mod prim;
 mod residual;
+mod reverse;
 mod rows;
 mod sweep;
+mod tape;
 
-use crate::builder::Builder;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
-use crate::graph::{Arg, Function, Graph, Op, Role, Var};
-use crate::passes::drop_uncalled;
+use crate::graph::{Arg, Builder, Function, Graph, Op, Role, Var};
 use crate::types::Type;
 
 use activity::is_smooth;
-use expand::{Differentiator, Tape};
+use expand::Differentiator;
 use sweep::Sweep;
+use tape::Tape;
 
 /// Adds to `graph` an output `grad.<name>` for each argument of main named in `wrt`, of its dtype and shape: the
 /// gradient of the output `loss`. Arguments and other outputs stay as they are.
@@ -201,7 +202,7 @@ impl Differentiated {
 
 fn finished(g: Builder, outputs: Vec<(String, Var)>) -> Result<Graph> {
     let mut graph = g.finish(outputs)?;
-    drop_uncalled(&mut graph);
+    graph.drop_uncalled();
     Ok(graph)
 }
 
@@ -229,7 +230,7 @@ fn loss_output(main: &Function, name: &str) -> Result<usize> {
         GraphError::usage("", format!("no output `{name}` to differentiate; the graph has {}", known.join(", ")))
     })?;
     let ty = main.ty(main.outputs[index].var);
-    if *ty != Type::tensor(DType::F32, crate::types::Shape::default()) {
+    if *ty != Type::tensor(DType::F32, crate::shape::Shape::default()) {
         return Err(GraphError::usage(name, format!("is {ty}; a loss must be f32[], a scalar: sum or average it")));
     }
     Ok(index)

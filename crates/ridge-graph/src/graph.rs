@@ -1,84 +1,27 @@
-//! The graph: functions of nodes. Built by [`Builder`](crate::Builder), changed by `passes/`, read by everything.
+//! The graph: functions of nodes, the trait of the ops that nodes apply, and the builder that ops decompose with.
+//!
+//! These types refer to one another, so they are defined together: a node applies a composite op, an op decomposes
+//! through a [`Builder`], and a builder holds functions of nodes. What they do is in files above this one: `graph/cost.rs`
+//! costs a graph, `graph/uncalled.rs` drops functions, `builder.rs` has the builder's methods and `ops/` the ops.
 
+mod cost;
+mod uncalled;
+mod values;
+
+use std::any::Any;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
 use crate::cost::Cost;
-use crate::op::CompositeRef;
+use crate::dyn_eq::DynEq;
+use crate::error::Result;
 use crate::prim::Prim;
+use crate::shard::ShardingRule;
 use crate::types::Type;
+use crate::why::Why;
 
-/// Index of a function. A function calls only functions of smaller index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct FuncId(pub u32);
-
-impl FuncId {
-    /// As an index into [`Graph::functions`].
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-/// Output `out` of node `node` of the function that holds it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Var {
-    /// Which building of a function made it: guards the builder against values of another function.
-    pub(crate) owner: u32,
-    /// Index of the node.
-    pub node: u32,
-    /// Which of the node's outputs.
-    pub out: u32,
-}
-
-impl Var {
-    /// The node's index into [`Function::nodes`].
-    pub fn index(self) -> usize {
-        self.node as usize
-    }
-}
-
-impl fmt::Debug for Var {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "%{}", self.node)?;
-        if self.out > 0 { write!(f, ".{}", self.out) } else { Ok(()) }
-    }
-}
-
-/// What an argument or output of a function is. Of the graph's main function, weights are the parameters, states
-/// live from step to step, and step inputs are given anew at each step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// An ordinary value passed by the caller.
-    Data,
-    /// A parameter, bound by name.
-    Weight,
-    /// Linear state, bound by name.
-    State,
-    /// A named input of the step, the same for every function.
-    StepInput,
-}
-
-/// A named argument of a function.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Arg {
-    /// Its name: relative to the function for weights and states.
-    pub name: Arc<str>,
-    /// Its type.
-    pub ty: Type,
-    /// What it is.
-    pub role: Role,
-}
-
-/// A named output of a function.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Output {
-    /// Its name; a state's output has the state's name.
-    pub name: Arc<str>,
-    /// The value.
-    pub var: Var,
-    /// `Data`, or `State` for the last version of a state.
-    pub role: Role,
-}
+pub use values::{Arg, FuncId, Output, Role, Var};
 
 /// An op of a node.
 #[derive(Clone, Debug, PartialEq)]
@@ -99,7 +42,7 @@ pub enum Op {
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupKind {
     /// A backend's kernel claimed them; the name is the kernel's.
-    Kernel(&'static str),
+    Kernel(Arc<str>),
     /// A fused chain of elementwise ops and reductions over the last axis.
     Fused,
 }
@@ -115,41 +58,11 @@ pub struct Group {
 
 impl Group {
     /// The kernel's name, or `fused`.
-    pub fn name(&self) -> &'static str {
-        match self.kind {
+    pub fn name(&self) -> &str {
+        match &self.kind {
             GroupKind::Kernel(name) => name,
             GroupKind::Fused => "fused",
         }
-    }
-
-    /// Arithmetic of all nodes, and their traffic less what stays between them in registers or cache.
-    pub(crate) fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
-        let mut total = Cost::default();
-        for node in &self.body.nodes {
-            let types = self.body.types(&node.inputs);
-            match &node.op {
-                Op::Prim(p) => total += &p.cost(&types, &node.outputs),
-                Op::Composite(c) => total += &c.cost(&types, &node.outputs),
-                Op::Arg(_) | Op::Call(_) | Op::Group(_) => {}
-            }
-        }
-        if self.kind == GroupKind::Fused {
-            let moved = Cost::moving(inputs, outputs);
-            return Cost { bytes_read: moved.bytes_read, bytes_written: moved.bytes_written, ..total };
-        }
-        let is_arg = |v: &Var| matches!(self.body.nodes[v.index()].op, Op::Arg(_));
-        for (index, node) in self.body.nodes.iter().enumerate() {
-            for inner in node.inputs.iter().filter(|v| !is_arg(v)) {
-                total.bytes_read += &(self.body.ty(*inner).bytes() * -1);
-            }
-            for out in 0..node.outputs.len() {
-                let var = self.body.var(index, out);
-                if !is_arg(&var) && self.body.outputs.iter().all(|o| o.var != var) {
-                    total.bytes_written += &(node.outputs[out].bytes() * -1);
-                }
-            }
-        }
-        total
     }
 }
 
@@ -168,7 +81,7 @@ pub struct Node {
 
 impl Node {
     /// The op's name as errors and the text form show it.
-    pub fn op_name(&self) -> &'static str {
+    pub fn op_name(&self) -> &str {
         match &self.op {
             Op::Arg(_) => "arg",
             Op::Prim(p) => p.name(),
@@ -249,4 +162,133 @@ impl Graph {
     pub fn args(&self, role: Role) -> impl Iterator<Item = &Arg> {
         self.main().args.iter().filter(move |a| a.role == role)
     }
+}
+
+/// An op with a decomposition into primitives. Values are small and immutable; two are equal when they have one type and
+/// are equal by its `PartialEq`, which the trait asks for through [`DynEq`]. `Debug` is the attributes' text form.
+pub trait Composite: fmt::Debug + Send + Sync + DynEq {
+    /// Name in the text form, in patterns and in errors.
+    fn name(&self) -> &str;
+
+    /// Types of the outputs.
+    ///
+    /// # Errors
+    /// Says which input is wrong and what would be accepted; the builder adds op, types and scope.
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why>;
+
+    /// The meaning: the same outputs from primitives and other composites.
+    ///
+    /// # Errors
+    /// Those of the ops it builds, which are bugs of this op once [`Composite::infer`] has accepted the inputs.
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>>;
+
+    /// Work of one application: arithmetic by unit and bytes, symbolic.
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost;
+
+    /// How its gradient is found; by default through the decomposition.
+    fn gradient(&self) -> Gradient {
+        Gradient::Derived
+    }
+
+    /// Which placements of inputs over one mesh axis give which placements of outputs, besides all replicated.
+    /// Rules are tried in order. The default allows replication only.
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        Vec::new()
+    }
+}
+
+/// How an op is differentiated.
+#[derive(Clone, Debug)]
+pub enum Gradient {
+    /// By the chain rule through the decomposition.
+    Derived,
+    /// By two ordinary ops. `forward` takes the op's inputs and gives its outputs, then residuals of its own if it
+    /// needs any; it is often the op itself. `backward` takes the `saved` values, then one cotangent for each float
+    /// output of the op (of the output's plain type), and gives one cotangent for each input in `wrt` (of the input's
+    /// plain type).
+    Explicit {
+        /// Outputs and residuals.
+        forward: CompositeRef,
+        /// What `backward` takes before the cotangents, so that no input is copied into a residual.
+        saved: Vec<Saved>,
+        /// Saved values and cotangents of outputs to cotangents of inputs.
+        backward: CompositeRef,
+        /// Inputs that `backward` gives cotangents for; the others have none.
+        wrt: &'static [usize],
+    },
+    /// Outputs do not vary smoothly with inputs: no cotangent passes.
+    None,
+}
+
+/// A value of the forward op that the backward op of an explicit gradient takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Saved {
+    /// An input of the op: a tensor, since a version of a state does not outlive its update.
+    Input(usize),
+    /// An output of `forward`: of the op itself, or after those a residual.
+    Output(usize),
+}
+
+/// A shared composite, compared by type and attributes.
+#[derive(Clone)]
+pub struct CompositeRef(Arc<dyn Composite>);
+
+impl CompositeRef {
+    /// Shares `op`.
+    pub fn new(op: impl Composite) -> Self {
+        Self(Arc::new(op))
+    }
+
+    /// The op as its own type, if it is a `T`.
+    pub fn downcast<T: Composite>(&self) -> Option<&T> {
+        let any: &dyn Any = &*self.0;
+        any.downcast_ref()
+    }
+}
+
+impl std::ops::Deref for CompositeRef {
+    type Target = dyn Composite;
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl fmt::Debug for CompositeRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl PartialEq for CompositeRef {
+    fn eq(&self, other: &Self) -> bool {
+        let other: &dyn Any = &*other.0;
+        self.0.dyn_eq(other)
+    }
+}
+
+/// A function being built.
+#[derive(Debug, Default)]
+pub(crate) struct OpenFunction {
+    pub(crate) function: Function,
+    pub(crate) scope: String,
+    /// Versions of states that have been replaced.
+    pub(crate) stale: HashSet<Var>,
+    /// The last version of each state argument, by argument index.
+    pub(crate) states: Vec<(usize, Var)>,
+    /// Index and value of each argument that is asked for by name.
+    pub(crate) named: HashMap<(Role, Arc<str>), (usize, Var)>,
+}
+
+/// Builds a [`Graph`]. Its methods check their inputs and name op, types and scope when they do not fit.
+///
+/// A model is written with `scoped`, `function` and `call`; weights, states and step inputs are asked for by name
+/// where they are used, and the builder carries them through calls: a function that asks for the weight
+/// `q_proj.weight` inside scope `self_attn`, called within scope `model.layers.3`, makes the main function take the
+/// weight `model.layers.3.self_attn.q_proj.weight`. There is a method for each primitive and for each op of `ops/`.
+#[derive(Debug)]
+pub struct Builder {
+    pub(crate) functions: Vec<Function>,
+    pub(crate) open: Vec<OpenFunction>,
+    /// How many functions were begun: each has a number of its own, which its values carry.
+    pub(crate) owners: u32,
 }

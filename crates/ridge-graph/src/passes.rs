@@ -22,5 +22,4 @@ pub use fuse::fuse;
 pub use linears::group_linears;
 pub use pattern::Pattern;
 pub use retype::retype;
-pub(crate) use tidy::drop_uncalled;
 pub use tidy::{prune, tidy};

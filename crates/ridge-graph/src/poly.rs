@@ -126,6 +126,13 @@ impl Mul<i128> for Poly {
     }
 }
 
+/// An extent is shown as the polynomial of degree 1 that it is.
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&Poly::from(self), f)
+    }
+}
+
 impl fmt::Display for Poly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {

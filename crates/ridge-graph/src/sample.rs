@@ -1,14 +1,12 @@
 //! Random instances of ops, for conformance tests of every backend.
 
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{GraphError, Result};
 use crate::format::FormatRef;
-use crate::graph::{Graph, Op};
-use crate::op::{Composite, CompositeRef};
+use crate::graph::{Builder, Composite, CompositeRef, Graph, Op};
 use crate::prim::Prim;
 use crate::tensor::{Tensor, Value};
 use crate::types::Type;
-use crate::{Builder, GraphError};
 
 /// A small counter-based generator for test data: the same numbers on every machine.
 #[derive(Clone, Debug)]

@@ -3,7 +3,8 @@
 
 use crate::dtype::DType;
 use crate::format::FormatRef;
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::types::Type;
 
 /// Elements in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -163,7 +164,7 @@ impl Value {
             .components(&logical)
             .iter()
             .zip(format.encode(&values, &tensor.shape, None))
-            .map(|(c, bytes)| Tensor::from_bytes(c.ty.dtype, &c.ty.shape.as_const().unwrap_or_default(), &bytes))
+            .map(|(c, bytes)| Tensor::from_bytes(c.dtype, &c.shape.as_const().unwrap_or_default(), &bytes))
             .collect();
         Self::Stored { format: format.clone(), dtype: tensor.dtype, shape: tensor.shape.clone(), components }
     }

@@ -138,7 +138,7 @@ impl Body<'_> {
     }
 
     /// The op's name and its static attributes.
-    fn op(&self, op: &Op) -> (Cow<'static, str>, String) {
+    fn op<'a>(&self, op: &'a Op) -> (Cow<'a, str>, String) {
         match op {
             Op::Arg(i) => ("arg".into(), i.to_string()),
             Op::Prim(prim) => (prim.name().into(), prim.attrs()),

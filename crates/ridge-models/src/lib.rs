@@ -5,7 +5,7 @@
 //!
 //! | file | read by | gives |
 //! |---|---|---|
-//! | `config.json`, `generation_config.json` | [`config`] | [`ModelConfig`]: every size and switch of the model |
+//! | `config.json`, `generation_config.json` | [`families`], [`config`] | [`ModelConfig`]: every size and switch of the model |
 //! | `*.safetensors`, `model.safetensors.index.json` | `ridge_files` | `Checkpoint`: named tensors, mapped, not copied |
 //! | `tokenizer.json`, `tokenizer_config.json` | `ridge_text` | `Tokenizer`, `StreamDecoder` |
 //! | `tokenizer_config.json`, `chat_template.jinja` and others | `ridge_text` | `ChatTemplates`: messages to text |
@@ -17,7 +17,7 @@
 pub mod config;
 pub mod embedded;
 mod error;
-mod families;
+pub mod families;
 pub mod gguf;
 mod loss;
 mod model;
@@ -27,12 +27,13 @@ pub mod source;
 pub mod summary;
 mod weights;
 
-pub use config::{
-    BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig, PlannedConfig, RopeConfig, RopeScaling,
-};
+pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result};
-pub use families::llama;
+pub use families::{
+    BertConfig, FamilyKind, LlamaConfig, ModelConfig, PlannedConfig, family_kind, llama, model_type,
+    planned_model_types,
+};
 pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,

@@ -7,9 +7,10 @@ use ridge_files::{Checkpoint, FilesError, Gguf, read_text};
 use ridge_text::gguf::{TokenizerSource, tokenizer_json};
 use ridge_text::{ChatTemplates, Tokenizer};
 
-use crate::config::{BertConfig, DecoderConfig, GenerationConfig, LlamaConfig, ModelConfig};
+use crate::config::{DecoderConfig, GenerationConfig};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::Result;
+use crate::families::{BertConfig, LlamaConfig, ModelConfig};
 use crate::gguf;
 use crate::pooling::SentenceConfig;
 

@@ -8,18 +8,14 @@ use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
 use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
+use crate::families::families;
 
-/// Tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
+/// Patterns of tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
 /// projection that is tied to the embedding.
-const IGNORABLE: &[&str] = &[
-    "*.rotary_emb.inv_freq",
-    "*.attn.bias",
-    "*.attn.masked_bias",
-    "*.attention.bias",
-    "*.attention.masked_bias",
-    "lm_head.weight",
-    "embed_out.weight",
-];
+fn unneeded() -> Vec<String> {
+    let tables = families().map(|family| &family.tensors);
+    tables.flat_map(|t| t.computed.iter().map(|name| (*name).to_owned()).chain(t.head.weight())).collect()
+}
 
 /// Requires that the tensors of `checkpoint` are the weights of `graph`.
 ///
@@ -28,7 +24,9 @@ const IGNORABLE: &[&str] = &[
 pub(crate) fn check(checkpoint: &Checkpoint, graph: &Graph) -> Result<()> {
     let expected =
         graph.args(Role::Weight).map(|a| Ok((a.name.to_string(), extents(a)?))).collect::<Result<Vec<_>>>()?;
-    checkpoint.check(expected, IGNORABLE)?;
+    let unneeded = unneeded();
+    let unneeded: Vec<&str> = unneeded.iter().map(String::as_str).collect();
+    checkpoint.check(expected, &unneeded)?;
     graph.args(Role::Weight).try_for_each(|weight| Ok(checkpoint.check_float(&weight.name)?))
 }
 

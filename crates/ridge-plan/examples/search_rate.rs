@@ -6,7 +6,7 @@ use std::time::Instant;
 use ridge_hw::spec::Precision;
 use ridge_plan::efficiency::Machine;
 use ridge_plan::reading::Reading;
-use ridge_plan::search::{Space, judge, layouts};
+use ridge_plan::search::{SearchSpace, judge, layouts};
 use ridge_plan::train::Workload;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -17,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let work = Workload { global_batch: 2048, ..Workload::default() };
         let (mut seen, mut judged, mut fit) = (0, 0, 0);
         let start = Instant::now();
-        layouts(&model, &Space::new(gpus, 8), |layout| {
+        layouts(&model, &SearchSpace::new(gpus, 8), |layout| {
             seen += 1;
             if layout.check(&model, work.seq, work.global_batch).is_ok() {
                 judged += 1;

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 use ridge_hw::spec::{DeviceSpec, Precision};
 use serde::{Deserialize, Serialize};
 
-use crate::comm::{Algorithm, Collective, Fabric, Group, Link};
+use crate::comm::{Collective, CollectiveAlgorithm, Fabric, Link, RankGroup};
 use crate::error::PlanError;
 use crate::reading::Class;
 
@@ -44,12 +44,12 @@ pub struct Efficiency {
 }
 
 #[derive(Deserialize)]
-struct Table {
+struct EfficiencyTable {
     device: Vec<Efficiency>,
 }
 
 static TABLE: LazyLock<Vec<Efficiency>> = LazyLock::new(|| {
-    let table: Table =
+    let table: EfficiencyTable =
         toml::from_str(include_str!("efficiency.toml")).expect("the embedded table parses, as a test shows");
     table.device
 });
@@ -270,14 +270,16 @@ impl Machine {
     /// Seconds of `collective` over `ranks` that lie `stride` apart, by what NCCL would choose; `bytes` are those of the
     /// larger buffer of a rank.
     pub fn communicate(&self, collective: Collective, bytes: f64, ranks: usize, stride: usize) -> f64 {
-        self.fabric.nccl(collective, bytes, Group { ranks, stride }).map_or(0.0, |e| e.seconds)
+        self.fabric.nccl(collective, bytes, RankGroup { ranks, stride }).map_or(0.0, |e| e.seconds)
     }
 
     /// The same in a server, whose sums of few bytes are kernels that read all ranks' buffers at once.
     pub fn communicate_in_a_server(&self, collective: Collective, bytes: f64, ranks: usize, stride: usize) -> f64 {
         let nccl = self.communicate(collective, bytes, ranks, stride);
-        let group = Group { ranks, stride };
-        self.fabric.best(collective, bytes, group, &[Algorithm::OneShot]).map_or(nccl, |e| e.seconds.min(nccl))
+        let group = RankGroup { ranks, stride };
+        self.fabric
+            .best(collective, bytes, group, &[CollectiveAlgorithm::OneShot])
+            .map_or(nccl, |e| e.seconds.min(nccl))
     }
 }
 

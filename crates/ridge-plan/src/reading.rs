@@ -10,7 +10,9 @@ use ridge_graph::ops::PagedAttention;
 use ridge_graph::ops::planned::LatentAttention;
 use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Sym, Var};
 use ridge_models::parallel::{self, Cut};
-use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, StateGroup, parameters, symbols};
+use ridge_models::{
+    BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, parameters, symbols,
+};
 
 use crate::error::PlanError;
 
@@ -35,7 +37,7 @@ pub enum Class {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpWork {
     /// What it is, such as `linear`.
-    pub name: &'static str,
+    pub name: String,
     /// Where in the layer, such as `self_attn.q_proj`.
     pub scope: String,
     /// Its class.
@@ -145,13 +147,11 @@ impl Reading {
     /// [`PlanError::Model`] with what is wrong in it.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
         let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
-        let planned = PlannedConfig::FAMILIES.iter().any(|f| {
-            let compact: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-            compact.contains(&format!("\"model_type\":\"{f}\""))
-        });
-        let model = match planned {
-            true => PlannedConfig::from_json(file, text)?.build(&options),
-            false => ModelConfig::from_json(file, text)?.build(&options),
+        let model = match family_kind(file, text)? {
+            Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
+            Some(FamilyKind::Decoder | FamilyKind::Encoder) | None => {
+                ModelConfig::from_json(file, text)?.build(&options)
+            }
         };
         Self::new(&model.map_err(|e| PlanError::Graph(e.to_string()))?)
     }
@@ -322,7 +322,7 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         walk.cut.insert(function.var(index, o), any_cut);
     }
     let mut op = OpWork {
-        name,
+        name: name.to_owned(),
         scope: node.scope.to_string(),
         class: Class::Memory,
         cut: any_cut,
@@ -460,4 +460,26 @@ fn is_residual(function: &Function, inputs: &[Var]) -> bool {
 fn weight_cut_of_expert(function: &Function, var: Var) -> Option<Cut> {
     let Op::Arg(arg) = function.nodes[var.index()].op else { return None };
     parallel::cut(&format!("{}.weight", function.args[arg].name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A small Llama with another family's `model_type` in an object within it.
+    const NESTED: &str = r#"{
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2,
+        "num_attention_heads": 8, "vocab_size": 512, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "task_specific_params": {"router": {"model_type":"mixtral"}}
+    }"#;
+
+    #[test]
+    fn family_is_that_of_the_top_level_model_type() {
+        assert_eq!(Reading::from_json("config.json", NESTED).expect("is a Llama").family, "llama");
+        let refused = |text: &str| Reading::from_json("config.json", text).expect_err("is refused").to_string();
+        let message = refused(&NESTED.replace(r#""model_type": "llama", "#, ""));
+        assert!(message.contains("model_type is missing"), "{message}");
+        let message = refused(&NESTED.replace(r#""llama""#, r#""mixtral""#));
+        assert!(message.contains("num_local_experts is missing"), "{message}");
+    }
 }

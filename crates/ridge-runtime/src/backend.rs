@@ -124,7 +124,10 @@ pub trait Program: Send + Sync {
     /// When a symbol is unbound, a buffer too small, or memory runs out.
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>>;
 
-    /// Bytes of workspace that a bucket needs, without preparing it.
+    /// Bytes that a bucket takes besides weights and states, without preparing it: everything that
+    /// [`bind`](Program::bind) allocates in the memory of the device. That is values of the plan, scratch memory and
+    /// preparations of kernels, which buckets may share, and the blocks of step inputs, outputs and constants. Memory
+    /// that a backend only uses to time kernels while it binds is not counted: it does without.
     ///
     /// # Errors
     /// When a symbol is unbound.

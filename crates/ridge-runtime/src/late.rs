@@ -15,14 +15,14 @@ use crate::plan::plan;
 /// Wraps another backend.
 pub struct Late {
     inner: Arc<dyn Backend>,
-    queue: Arc<Queue>,
+    queue: Arc<StepQueue>,
     polls: usize,
 }
 
 /// Steps in the order of submission.
-type Queue = Mutex<VecDeque<Arc<Mutex<Step>>>>;
+type StepQueue = Mutex<VecDeque<Arc<Mutex<LateStep>>>>;
 
-struct Step {
+struct LateStep {
     run: Box<dyn Run>,
     inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
@@ -42,7 +42,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Runs queued steps, in order, until `until` is done; all of them without it. The queue stays locked meanwhile, so that
 /// whoever finds it empty knows that every step has run.
-fn drain(queue: &Queue, until: Option<&Arc<Mutex<Step>>>) {
+fn drain(queue: &StepQueue, until: Option<&Arc<Mutex<LateStep>>>) {
     let mut queue = lock(queue);
     while let Some(step) = queue.pop_front() {
         {
@@ -97,7 +97,7 @@ impl Backend for Late {
 struct LateProgram {
     graph: Arc<Graph>,
     inner: Box<dyn Program>,
-    queue: Arc<Queue>,
+    queue: Arc<StepQueue>,
     polls: usize,
 }
 
@@ -107,7 +107,7 @@ impl Program for LateProgram {
         let sizes = plan(&self.graph, bindings)?;
         let poisoned = |sizes: &[usize]| sizes.iter().map(|n| vec![POISON; *n]).collect::<Vec<_>>();
         let (inputs, outputs) = (poisoned(&sizes.input_bytes), poisoned(&sizes.output_bytes));
-        let step = Step { run, inputs: inputs.clone(), outputs: outputs.clone(), outcome: Some(Ok(())) };
+        let step = LateStep { run, inputs: inputs.clone(), outputs: outputs.clone(), outcome: Some(Ok(())) };
         Ok(Box::new(LateRun {
             step: Arc::new(Mutex::new(step)),
             inputs,
@@ -127,10 +127,10 @@ impl Program for LateProgram {
 const POISON: u8 = 0xa5;
 
 struct LateRun {
-    step: Arc<Mutex<Step>>,
+    step: Arc<Mutex<LateStep>>,
     inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
-    queue: Arc<Queue>,
+    queue: Arc<StepQueue>,
     polls: usize,
     polled: usize,
 }

@@ -16,5 +16,5 @@ pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
 pub use mesh::Collectives;
-pub use plan::{Kernel, Launch, Place, Plan, Region, component_offsets, plan};
-pub use session::{Bucket, Compiled, Session};
+pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
+pub use session::{Bucket, Compiled, Session, workspace_bytes};

@@ -45,7 +45,7 @@ impl Place {
 
 /// A node to be run, with its concrete types; one for each function, not for each call.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct PlannedKernel {
     /// Its function.
     pub func: FuncId,
     /// Its index there.
@@ -58,7 +58,7 @@ pub struct Kernel {
 
 /// One run of a kernel.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct PlannedLaunch {
     /// Index into [`Plan::kernels`].
     pub kernel: usize,
     /// Where its inputs are.
@@ -73,9 +73,9 @@ pub struct Launch {
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Distinct kernels.
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<PlannedKernel>,
     /// What runs, in order.
-    pub launches: Vec<Launch>,
+    pub launches: Vec<PlannedLaunch>,
     /// Bytes of workspace.
     pub arena_bytes: usize,
     /// Bytes of each weight, state, step input and data output of the main function, in order.
@@ -88,6 +88,13 @@ pub struct Plan {
     pub output_bytes: Vec<usize>,
 }
 
+impl Plan {
+    /// Bytes of all step inputs and data outputs.
+    pub fn staging_bytes(&self) -> usize {
+        self.input_bytes.iter().chain(&self.output_bytes).sum()
+    }
+}
+
 /// Offsets of a value's components, one after another, and the bytes of all. A plain value has one component.
 ///
 /// # Errors
@@ -96,7 +103,7 @@ pub fn component_offsets(ty: &Type, bindings: &Bindings) -> Result<(Vec<usize>, 
     let sizes: Vec<usize> = match &ty.format {
         None => vec![plain_bytes(ty, bindings)?],
         Some(format) => {
-            format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty, bindings)).collect::<Result<_>>()?
+            format.components(&ty.shape).iter().map(|c| plain_bytes(&c.ty(), bindings)).collect::<Result<_>>()?
         }
     };
     let mut end = 0usize;
@@ -260,7 +267,7 @@ impl Planner<'_> {
         let shapes = |types: Vec<&Type>| -> Result<Vec<Vec<usize>>> {
             types.into_iter().map(|t| Ok(t.shape.eval(self.bindings)?)).collect()
         };
-        self.plan.kernels.push(Kernel {
+        self.plan.kernels.push(PlannedKernel {
             func,
             node,
             inputs: shapes(n.inputs.iter().map(|v| function.ty(*v)).collect())?,
@@ -300,7 +307,7 @@ impl Planner<'_> {
                 self.expand(callee, &ins, &data, inner, path);
                 path.pop();
             } else if let Some(kernel) = frame.kernels[index] {
-                self.plan.launches.push(Launch { kernel, inputs: ins, outputs: outs, path: path.clone() });
+                self.plan.launches.push(PlannedLaunch { kernel, inputs: ins, outputs: outs, path: path.clone() });
             }
         }
     }

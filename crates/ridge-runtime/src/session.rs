@@ -90,6 +90,7 @@ impl Session {
         let weights = find("weight", &lowered, Role::Weight, &self.weights)?;
         let states = find("state", &lowered, Role::State, &self.states)?;
         let program = self.backend.compile(Arc::clone(&lowered))?;
+        let declared = graph.args(Role::StepInput).map(|a| a.name.to_string()).collect();
         let inputs = lowered.args(Role::StepInput).map(|a| (a.name.to_string(), a.ty.clone())).collect();
         let results = lowered
             .main()
@@ -98,8 +99,17 @@ impl Session {
             .filter(|o| o.role == Role::Data)
             .map(|o| (o.name.to_string(), lowered.main().ty(o.var).clone()))
             .collect();
-        Ok(Compiled { lowered, program, weights, states, inputs, outputs: results })
+        Ok(Compiled { lowered, program, weights, states, declared, inputs, outputs: results })
     }
+}
+
+/// Bytes that a bucket of `graph` for these outputs takes on the device besides weights and states, before any weight is
+/// loaded; see [`Program::workspace_bytes`].
+///
+/// # Errors
+/// As for [`Session::compile`], and when a symbol is unbound.
+pub fn workspace_bytes(backend: &dyn Backend, graph: &Graph, outputs: &[&str], bindings: &Bindings) -> Result<usize> {
+    backend.compile(Arc::new(lower(graph, outputs, backend.kernels())?))?.workspace_bytes(bindings)
 }
 
 fn named(kind: &'static str, name: &str, error: &RuntimeError) -> RuntimeError {
@@ -124,6 +134,9 @@ pub struct Compiled {
     program: Box<dyn Program>,
     weights: Vec<Buffer>,
     states: Vec<Buffer>,
+    /// Names of all step inputs of the graph as it was written.
+    declared: Arc<[String]>,
+    /// Those that the program reads.
     inputs: Vec<(String, Type)>,
     outputs: Vec<(String, Type)>,
 }
@@ -134,7 +147,7 @@ impl Compiled {
         &self.lowered
     }
 
-    /// Bytes of workspace that a bucket needs.
+    /// Bytes that a bucket takes besides weights and states; see [`Program::workspace_bytes`].
     ///
     /// # Errors
     /// When a symbol is unbound.
@@ -148,7 +161,12 @@ impl Compiled {
     /// When a symbol is unbound or memory runs out.
     pub fn bucket(&self, bindings: &Bindings) -> Result<Bucket> {
         let run = self.program.bind(bindings, &self.weights, &self.states)?;
-        Ok(Bucket { run, inputs: concrete(&self.inputs, bindings)?, outputs: concrete(&self.outputs, bindings)? })
+        Ok(Bucket {
+            run,
+            declared: Arc::clone(&self.declared),
+            inputs: concrete(&self.inputs, bindings)?,
+            outputs: concrete(&self.outputs, bindings)?,
+        })
     }
 }
 
@@ -156,24 +174,52 @@ fn concrete(types: &[(String, Type)], bindings: &Bindings) -> Result<Vec<Named>>
     types.iter().map(|(name, ty)| Ok((name.clone(), (ty.dtype, ty.shape.eval(bindings)?)))).collect()
 }
 
+fn unknown<'a>(kind: &'static str, name: &str, why: &str, known: impl Iterator<Item = &'a str>) -> RuntimeError {
+    let known: Vec<&str> = known.collect();
+    let why =
+        if known.is_empty() { format!("{why}; it has none") } else { format!("{why}; it has {}", known.join(", ")) };
+    RuntimeError::Argument { kind, name: name.into(), why }
+}
+
 type Named = (String, (DType, Vec<usize>));
 
 /// A program ready to run with one set of extents, its inputs and outputs found by name.
 pub struct Bucket {
     run: Box<dyn Run>,
+    declared: Arc<[String]>,
     inputs: Vec<Named>,
     outputs: Vec<Named>,
 }
 
 impl Bucket {
-    /// Position of the step input `name`, for [`Bucket::input`]; `None` if the program does not read it.
-    pub fn input_index(&self, name: &str) -> Option<usize> {
-        self.inputs.iter().position(|(n, _)| n == name)
+    /// Names of the step inputs that the program reads, by position.
+    pub fn input_names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().map(|(name, _)| &**name)
+    }
+
+    /// Position of the step input `name`, for [`Bucket::input`]; `None` if the outputs that the program was compiled for
+    /// do not depend on it.
+    ///
+    /// # Errors
+    /// When the graph has no such step input.
+    pub fn input_index(&self, name: &str) -> Result<Option<usize>> {
+        let index = self.inputs.iter().position(|(n, _)| n == name);
+        if index.is_none() && !self.declared.iter().any(|n| n == name) {
+            let known = self.declared.iter().map(String::as_str);
+            return Err(unknown("input", name, "the graph has no such step input", known));
+        }
+        Ok(index)
     }
 
     /// Position of the output `name`, for [`Bucket::output`].
-    pub fn output_index(&self, name: &str) -> Option<usize> {
-        self.outputs.iter().position(|(n, _)| n == name)
+    ///
+    /// # Errors
+    /// When the program was compiled without it.
+    pub fn output_index(&self, name: &str) -> Result<usize> {
+        self.outputs.iter().position(|(n, _)| n == name).ok_or_else(|| {
+            let known = self.outputs.iter().map(|(n, _)| &**n);
+            unknown("output", name, "the program was compiled without it", known)
+        })
     }
 
     /// Staging bytes of step input `index`, little-endian.
@@ -181,12 +227,12 @@ impl Bucket {
         self.run.input(index)
     }
 
-    /// Fills step input `name`; ignored when the program does not read it.
+    /// Fills step input `name`; ignored when the outputs that the program was compiled for do not depend on it.
     ///
     /// # Errors
-    /// When dtype or shape are not those of the input.
+    /// When the graph has no such step input, or its dtype or shape are others.
     pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let Some(index) = self.input_index(name) else { return Ok(()) };
+        let Some(index) = self.input_index(name)? else { return Ok(()) };
         let (dtype, shape) = &self.inputs[index].1;
         if (*dtype, shape) != (tensor.dtype, &tensor.shape) {
             let why = format!("must be {dtype}{shape:?}, got {}{:?}", tensor.dtype, tensor.shape);
@@ -238,11 +284,7 @@ impl Bucket {
     /// # Errors
     /// When there is no such output.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let index = self.output_index(name).ok_or_else(|| RuntimeError::Argument {
-            kind: "output",
-            name: name.into(),
-            why: "the program was compiled without it".into(),
-        })?;
+        let index = self.output_index(name)?;
         let (dtype, shape) = &self.outputs[index].1;
         Ok(Tensor::from_bytes(*dtype, shape, self.run.output(index)))
     }

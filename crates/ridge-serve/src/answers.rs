@@ -9,14 +9,14 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
-use crate::choice::{Choice, Ending, Piece, Told};
+use crate::choice::{AnswerChoice, AnswerPiece, Ending, Told};
 use crate::error::{ApiError, ApiResult};
-use crate::tools::Part;
-use crate::worker::{Event, Ticket};
+use crate::tools::ToolOutputPart;
+use crate::worker::{JobEvent, JobTicket};
 
 /// Tokens of a request, as OpenAI counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Usage {
+pub(crate) struct TokenUsage {
     pub(crate) prompt: usize,
     /// Tokens of the prompt that were in the cache already.
     pub(crate) cached: usize,
@@ -25,10 +25,10 @@ pub(crate) struct Usage {
 
 /// The answers to one request. Dropping them cancels what still runs.
 pub(crate) struct Answers {
-    choices: Vec<Choice>,
-    events: mpsc::Receiver<Event>,
+    choices: Vec<AnswerChoice>,
+    events: mpsc::Receiver<JobEvent>,
     /// The jobs that give the answers.
-    tickets: Vec<Ticket>,
+    tickets: Vec<JobTicket>,
     prompt_tokens: usize,
     /// Tokens that the client named to end answers.
     own_stops: Vec<u32>,
@@ -45,9 +45,9 @@ pub(crate) struct Answers {
 impl Answers {
     pub(crate) fn new(
         id: String,
-        choices: Vec<Choice>,
-        events: mpsc::Receiver<Event>,
-        tickets: Vec<Ticket>,
+        choices: Vec<AnswerChoice>,
+        events: mpsc::Receiver<JobEvent>,
+        tickets: Vec<JobTicket>,
         (prompt_tokens, own_stops): (usize, Vec<u32>),
         limit: Option<Duration>,
     ) -> Self {
@@ -67,9 +67,9 @@ impl Answers {
         }
     }
 
-    pub(crate) fn usage(&self) -> Usage {
+    pub(crate) fn usage(&self) -> TokenUsage {
         let completion = self.choices.iter().map(|c| c.tokens).sum();
-        Usage { prompt: self.prompt_tokens, cached: self.cached_tokens, completion }
+        TokenUsage { prompt: self.prompt_tokens, cached: self.cached_tokens, completion }
     }
 
     /// Have all answers ended, and all jobs said what they took?
@@ -78,7 +78,7 @@ impl Answers {
     }
 
     /// The next piece that is not empty, and the answer that it belongs to; `None` when all have ended.
-    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, Piece)>>> {
+    pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, AnswerPiece)>>> {
         let next = self.poll_piece(cx);
         if let Poll::Ready(Some(Err(_))) = next {
             self.failed = true;
@@ -87,7 +87,7 @@ impl Answers {
         next
     }
 
-    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, Piece)>>> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, AnswerPiece)>>> {
         while !self.ended() {
             let event = match self.events.poll_recv(cx) {
                 Poll::Ready(Some(event)) => event,
@@ -108,25 +108,25 @@ impl Answers {
         Poll::Ready(None)
     }
 
-    fn take(&mut self, event: Event) -> ApiResult<Option<(usize, Piece)>> {
+    fn take(&mut self, event: JobEvent) -> ApiResult<Option<(usize, AnswerPiece)>> {
         let (index, piece, engine_knows) = match event {
-            Event::Token { choice, id, logprobs } => {
+            JobEvent::Token { choice, id, logprobs } => {
                 (choice, self.choices[choice].token(id, logprobs.as_ref())?, false)
             }
-            Event::End { choice, reason, by } => {
+            JobEvent::End { choice, reason, by } => {
                 let by = by.filter(|id| self.own_stops.contains(id));
                 (choice, self.choices[choice].end(reason, by)?, true)
             }
-            Event::Cached(tokens) => {
+            JobEvent::Cached(tokens) => {
                 self.cached_tokens += tokens;
                 self.jobs_over += 1;
                 return Ok(None);
             }
-            Event::Prompt { first, n, logprobs } => {
+            JobEvent::Prompt { first, n, logprobs } => {
                 self.choices[first..first + n].iter_mut().for_each(|choice| choice.prompt(&logprobs));
                 return Ok(None);
             }
-            Event::Failed(error) => return Err(error),
+            JobEvent::Failed(error) => return Err(error),
         };
         if piece.ending.is_some() {
             self.tickets.iter_mut().for_each(|ticket| ticket.ended(index, engine_knows));
@@ -136,13 +136,13 @@ impl Answers {
 
     /// Why the engine says nothing more.
     fn broken_off(&self) -> ApiError {
-        let cut = self.tickets.first().and_then(Ticket::why_cut);
+        let cut = self.tickets.first().and_then(JobTicket::why_cut);
         cut.unwrap_or_else(crate::worker::stopped)
     }
 
     /// All of the answers, whole.
-    pub(crate) async fn whole(&mut self) -> ApiResult<Vec<Whole>> {
-        let mut wholes: Vec<Whole> = self.choices.iter().map(|_| Whole::default()).collect();
+    pub(crate) async fn whole(&mut self) -> ApiResult<Vec<WholeAnswer>> {
+        let mut wholes: Vec<WholeAnswer> = self.choices.iter().map(|_| WholeAnswer::default()).collect();
         while let Some(next) = poll_fn(|cx| self.poll_next(cx)).await {
             let (index, piece) = next?;
             wholes[index].add(piece);
@@ -175,7 +175,7 @@ impl Drop for Answers {
 
 /// One answer, whole.
 #[derive(Debug, Default)]
-pub(crate) struct Whole {
+pub(crate) struct WholeAnswer {
     pub(crate) text: String,
     pub(crate) reasoning: String,
     /// Names of tools and the arguments in JSON.
@@ -185,19 +185,19 @@ pub(crate) struct Whole {
     pub(crate) ending: Option<Ending>,
 }
 
-impl Whole {
-    fn add(&mut self, piece: Piece) {
+impl WholeAnswer {
+    fn add(&mut self, piece: AnswerPiece) {
         self.text += &piece.text;
         self.reasoning += &piece.reasoning;
         for part in piece.calls {
             match part {
-                Part::Call { name, .. } => self.calls.push((name, String::new())),
-                Part::Arguments { index, json } => {
+                ToolOutputPart::Call { name, .. } => self.calls.push((name, String::new())),
+                ToolOutputPart::Arguments { index, json } => {
                     if let Some((_, arguments)) = self.calls.get_mut(index) {
                         arguments.push_str(&json);
                     }
                 }
-                Part::Text(text) => self.text += &text,
+                ToolOutputPart::Text(text) => self.text += &text,
             }
         }
         self.logprobs.extend(piece.logprobs);

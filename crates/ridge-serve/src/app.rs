@@ -94,7 +94,7 @@ pub(crate) struct App {
     pub(crate) created: u64,
     pub(crate) speller: Speller,
     pub(crate) options: ServeOptions,
-    pub(crate) worker: Device,
+    pub(crate) worker: ModelWorker,
     pub(crate) metrics: Arc<Metrics>,
     /// Is the server about to end?
     pub(crate) draining: AtomicBool,
@@ -107,7 +107,7 @@ pub(crate) struct App {
 }
 
 /// The thread that has the device.
-pub(crate) enum Device {
+pub(crate) enum ModelWorker {
     Engine(Worker),
     Embedder(EmbedWorker),
 }
@@ -117,7 +117,7 @@ pub(crate) const BODY_BUDGET: usize = 256 << 10;
 const BLOCKING: usize = 4;
 
 impl App {
-    pub(crate) fn new(model: ServedModel, options: ServeOptions, worker: Device, metrics: Arc<Metrics>) -> Self {
+    pub(crate) fn new(model: ServedModel, options: ServeOptions, worker: ModelWorker, metrics: Arc<Metrics>) -> Self {
         let spelt =
             |t: &Tokenizer| (0..t.vocab_size() as u32).filter_map(|id| t.id_to_token(id)).map(|s| s.len()).max();
         let longest_token = model.tokenizer.as_ref().and_then(spelt).unwrap_or(1);
@@ -170,8 +170,8 @@ impl App {
 
     pub(crate) fn engine(&self) -> ApiResult<&Worker> {
         match &self.worker {
-            Device::Engine(worker) => Ok(worker),
-            Device::Embedder(_) => {
+            ModelWorker::Engine(worker) => Ok(worker),
+            ModelWorker::Embedder(_) => {
                 let message = format!("{} makes vectors and does not generate; use /v1/embeddings", self.model.name);
                 Err(ApiError::not_found("model_not_supported", message))
             }

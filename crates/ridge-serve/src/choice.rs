@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::error::ApiResult;
 use crate::reasoning::Reasoning;
-use crate::tools::{Parser, Part};
+use crate::tools::{ToolCallParser, ToolOutputPart};
 
 /// Why an answer ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,17 +21,17 @@ pub(crate) struct Ending {
 
 /// What a token adds to an answer.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Piece {
+pub(crate) struct AnswerPiece {
     pub(crate) text: String,
     pub(crate) reasoning: String,
     /// Calls and arguments; no texts.
-    pub(crate) calls: Vec<Part>,
+    pub(crate) calls: Vec<ToolOutputPart>,
     pub(crate) logprobs: Vec<Told>,
     pub(crate) ids: Vec<u32>,
     pub(crate) ending: Option<Ending>,
 }
 
-impl Piece {
+impl AnswerPiece {
     /// Is there nothing in it that a client could read?
     pub(crate) fn is_empty(&self) -> bool {
         self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty() && self.ending.is_none()
@@ -112,9 +112,9 @@ enum Text {
 
 /// How an answer is taken apart.
 #[derive(Default)]
-pub(crate) struct Apart {
+pub(crate) struct OutputParsing {
     pub(crate) reasoning: Option<Reasoning>,
-    pub(crate) parser: Option<Parser>,
+    pub(crate) parser: Option<ToolCallParser>,
     /// End the answer behind this many calls.
     pub(crate) most_calls: Option<usize>,
     /// Do calls that end the answer make it end with `tool_calls`?
@@ -122,12 +122,12 @@ pub(crate) struct Apart {
 }
 
 /// One answer.
-pub(crate) struct Choice {
+pub(crate) struct AnswerChoice {
     text: Text,
-    apart: Apart,
+    apart: OutputParsing,
     speller: Speller,
     /// Log-probabilities and ids that wait for a text to go with.
-    waiting: Piece,
+    waiting: AnswerPiece,
     /// The tokens of the prompt, where it is given back with log-probabilities.
     echo: Vec<u32>,
     /// Characters of text so far, held back or not.
@@ -137,13 +137,13 @@ pub(crate) struct Choice {
     pub(crate) ended: bool,
 }
 
-impl Choice {
+impl AnswerChoice {
     /// An answer to `prompt`.
     pub(crate) fn new(
         tokenizer: Option<&Tokenizer>,
         prompt: &[u32],
         stops: &[String],
-        apart: Apart,
+        apart: OutputParsing,
         speller: Speller,
     ) -> ApiResult<Self> {
         // Marks of reasoning and calls are special tokens in some vocabularies.
@@ -161,7 +161,7 @@ impl Choice {
             text,
             apart,
             speller,
-            waiting: Piece::default(),
+            waiting: AnswerPiece::default(),
             echo: Vec::new(),
             offset: 0,
             tokens: 0,
@@ -193,9 +193,9 @@ impl Choice {
     }
 
     /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
-    pub(crate) fn token(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<Piece> {
+    pub(crate) fn token(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<AnswerPiece> {
         if self.ended {
-            return Ok(Piece::default());
+            return Ok(AnswerPiece::default());
         }
         self.tokens += 1;
         self.waiting.ids.push(id);
@@ -225,9 +225,9 @@ impl Choice {
     }
 
     /// The engine has ended the answer, for `reason`, by the token `by` if the client named it.
-    pub(crate) fn end(&mut self, reason: &'static str, by: Option<u32>) -> ApiResult<Piece> {
+    pub(crate) fn end(&mut self, reason: &'static str, by: Option<u32>) -> ApiResult<AnswerPiece> {
         if self.ended {
-            return Ok(Piece::default());
+            return Ok(AnswerPiece::default());
         }
         let (rest, stopped) = match &mut self.text {
             Text::Stream(stream) => {
@@ -242,7 +242,7 @@ impl Choice {
         Ok(self.with_waiting(piece))
     }
 
-    fn end_with(&mut self, reason: &'static str, by: Value, piece: &mut Piece) {
+    fn end_with(&mut self, reason: &'static str, by: Value, piece: &mut AnswerPiece) {
         self.ended = true;
         if let Some(reasoning) = &mut self.apart.reasoning {
             let rest = reasoning.finish();
@@ -257,7 +257,7 @@ impl Choice {
         }
         if let Some(most) = self.apart.most_calls {
             piece.calls.retain(
-                |part| !matches!(part, Part::Call { index, .. } | Part::Arguments { index, .. } if *index >= most),
+                |part| !matches!(part, ToolOutputPart::Call { index, .. } | ToolOutputPart::Arguments { index, .. } if *index >= most),
             );
         }
         let calls = called && self.apart.calls_end && reason == "stop";
@@ -265,8 +265,8 @@ impl Choice {
     }
 
     /// Takes `text` apart.
-    fn apart(&mut self, text: &str) -> Piece {
-        let mut piece = Piece::default();
+    fn apart(&mut self, text: &str) -> AnswerPiece {
+        let mut piece = AnswerPiece::default();
         match &mut self.apart.reasoning {
             Some(reasoning) => {
                 let split = reasoning.push(text);
@@ -278,7 +278,7 @@ impl Choice {
         piece
     }
 
-    fn parse(parser: &mut Option<Parser>, text: &str, piece: &mut Piece) {
+    fn parse(parser: &mut Option<ToolCallParser>, text: &str, piece: &mut AnswerPiece) {
         match parser {
             Some(parser) => take_parts(parser.push(text), piece),
             None => piece.text.push_str(text),
@@ -286,7 +286,7 @@ impl Choice {
     }
 
     /// What waited goes with the first piece that a client can read.
-    fn with_waiting(&mut self, mut piece: Piece) -> Piece {
+    fn with_waiting(&mut self, mut piece: AnswerPiece) -> AnswerPiece {
         if !piece.is_empty() {
             let waiting = std::mem::take(&mut self.waiting);
             (piece.logprobs, piece.ids) = (waiting.logprobs, waiting.ids);
@@ -295,10 +295,10 @@ impl Choice {
     }
 }
 
-fn take_parts(parts: Vec<Part>, piece: &mut Piece) {
+fn take_parts(parts: Vec<ToolOutputPart>, piece: &mut AnswerPiece) {
     for part in parts {
         match part {
-            Part::Text(text) => piece.text.push_str(&text),
+            ToolOutputPart::Text(text) => piece.text.push_str(&text),
             call => piece.calls.push(call),
         }
     }
@@ -309,21 +309,21 @@ mod tests {
     use ridge_models::ModelFiles;
 
     use super::*;
-    use crate::tools::Style;
+    use crate::tools::ToolCallStyle;
 
     fn tokenizer() -> Tokenizer {
         ModelFiles::open(None).unwrap().tokenizer().unwrap()
     }
 
-    fn choice(stops: &[&str], apart: Apart) -> Choice {
+    fn choice(stops: &[&str], apart: OutputParsing) -> AnswerChoice {
         let tokenizer = tokenizer();
         let stops: Vec<String> = stops.iter().map(ToString::to_string).collect();
-        Choice::new(Some(&tokenizer), &[1], &stops, apart, Speller::new(Some(&tokenizer))).unwrap()
+        AnswerChoice::new(Some(&tokenizer), &[1], &stops, apart, Speller::new(Some(&tokenizer))).unwrap()
     }
 
-    fn said(choice: &mut Choice, text: &str) -> (String, Vec<Part>, Option<Ending>) {
+    fn said(choice: &mut AnswerChoice, text: &str) -> (String, Vec<ToolOutputPart>, Option<Ending>) {
         let (mut whole, mut calls, mut ending) = (String::new(), Vec::new(), None);
-        let mut take = |piece: Piece| {
+        let mut take = |piece: AnswerPiece| {
             whole += &piece.text;
             calls.extend(piece.calls);
             ending = ending.take().or(piece.ending);
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn stop_strings_end_answers_and_are_named() {
-        let mut choice = choice(&["park", "zzz"], Apart::default());
+        let mut choice = choice(&["park", "zzz"], OutputParsing::default());
         let (text, _, ending) = said(&mut choice, "She went to the park. It was");
         assert_eq!(text.trim_start(), "She went to the ");
         assert_eq!(ending, Some(Ending { reason: "stop", by: json!("park") }));
@@ -346,12 +346,14 @@ mod tests {
     #[test]
     fn one_call_ends_an_answer_that_may_make_but_one() {
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-        let parser = || Some(Parser::new(Style::Hermes, vec!["f".into()]));
-        let count = |calls: &[Part]| calls.iter().filter(|c| matches!(c, Part::Call { .. })).count();
-        let mut both = choice(&[], Apart { parser: parser(), calls_end: true, ..Apart::default() });
+        let parser = || Some(ToolCallParser::new(ToolCallStyle::Hermes, vec!["f".into()]));
+        let count =
+            |calls: &[ToolOutputPart]| calls.iter().filter(|c| matches!(c, ToolOutputPart::Call { .. })).count();
+        let mut both = choice(&[], OutputParsing { parser: parser(), calls_end: true, ..OutputParsing::default() });
         let (_, calls, ending) = said(&mut both, &format!("{call}{call}"));
         assert_eq!((count(&calls), ending.unwrap().reason), (2, "length"));
-        let apart = Apart { parser: parser(), calls_end: true, most_calls: Some(1), ..Apart::default() };
+        let apart =
+            OutputParsing { parser: parser(), calls_end: true, most_calls: Some(1), ..OutputParsing::default() };
         let (_, calls, ending) = said(&mut choice(&[], apart), &format!("{call}{call}"));
         assert_eq!((count(&calls), ending.unwrap().reason), (1, "tool_calls"));
     }

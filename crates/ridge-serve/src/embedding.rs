@@ -12,14 +12,14 @@ use crate::error::{ApiError, ApiResult};
 
 type Vectors = ApiResult<Vec<Vec<f32>>>;
 
-struct Order {
+struct EmbedOrder {
     texts: Vec<Vec<u32>>,
     reply: oneshot::Sender<Vectors>,
 }
 
 /// The way to the embedder's thread.
 pub(crate) struct EmbedWorker {
-    orders: std_mpsc::Sender<Order>,
+    orders: std_mpsc::Sender<EmbedOrder>,
     jobs: Arc<AtomicUsize>,
     dead: Arc<AtomicBool>,
     most: usize,
@@ -33,7 +33,7 @@ impl EmbedWorker {
         let (jobs, dead) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
         let max_tokens = embedder.max_tokens();
         // A panic drops the inbox with every order in it, and marks the worker dead.
-        let mark = Dead(Arc::clone(&dead));
+        let mark = MarkDeadOnDrop(Arc::clone(&dead));
         let thread = thread::Builder::new().name("embedder".to_owned()).spawn(move || {
             let _mark = mark;
             run(embedder, &inbox);
@@ -51,42 +51,42 @@ impl EmbedWorker {
 
     /// A vector for each of the texts.
     pub(crate) async fn embed(&self, texts: Vec<Vec<u32>>) -> Vectors {
-        let _job = Job::new(&self.jobs);
+        let _job = EmbedJob::new(&self.jobs);
         if self.jobs() > self.most {
             return Err(ApiError::overloaded("as many requests wait as this server takes; try again later"));
         }
         let dead = || ApiError::unavailable("the embedder has stopped; see the server's log");
         let (reply, vectors) = oneshot::channel();
-        self.orders.send(Order { texts, reply }).map_err(|_| dead())?;
+        self.orders.send(EmbedOrder { texts, reply }).map_err(|_| dead())?;
         vectors.await.map_err(|_| dead())?
     }
 }
 
-struct Job<'a>(&'a AtomicUsize);
+struct EmbedJob<'a>(&'a AtomicUsize);
 
-impl<'a> Job<'a> {
+impl<'a> EmbedJob<'a> {
     fn new(jobs: &'a AtomicUsize) -> Self {
         jobs.fetch_add(1, Relaxed);
         Self(jobs)
     }
 }
 
-impl Drop for Job<'_> {
+impl Drop for EmbedJob<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
 }
 
-struct Dead(Arc<AtomicBool>);
+struct MarkDeadOnDrop(Arc<AtomicBool>);
 
-impl Drop for Dead {
+impl Drop for MarkDeadOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Relaxed);
     }
 }
 
 /// Takes all orders that wait at once: small ones share steps.
-fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<Order>) {
+fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<EmbedOrder>) {
     while let Ok(first) = inbox.recv() {
         let mut orders = vec![first];
         orders.extend(inbox.try_iter());
@@ -95,14 +95,14 @@ fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<Order>) {
         match embedder.embed(&all) {
             Ok(vectors) => {
                 let mut vectors = vectors.into_iter();
-                for Order { texts, reply } in orders {
+                for EmbedOrder { texts, reply } in orders {
                     let own = vectors.by_ref().take(texts.len()).collect();
                     let _ = reply.send(Ok(own));
                 }
             }
             // An error belongs to one request: which one shows when each runs alone.
             Err(_) => {
-                for Order { texts, reply } in orders {
+                for EmbedOrder { texts, reply } in orders {
                     let _ = reply.send(embedder.embed(&texts).map_err(ApiError::from));
                 }
             }

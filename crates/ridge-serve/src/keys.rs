@@ -12,10 +12,10 @@ pub const KEY_VARIABLE: &str = "RIDGE_API_KEY";
 
 /// The keys that are accepted; with none, everybody is.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<Key>);
+pub struct Keys(Vec<ApiKey>);
 
 #[derive(Clone)]
-struct Key {
+struct ApiKey {
     /// What logs and the scheduler call its holder.
     name: String,
     secret: String,
@@ -51,7 +51,7 @@ impl Keys {
                         return Err(fail(Some(line + 1), problem));
                     }
                 };
-                keys.push(Key { name, secret: secret.to_owned() });
+                keys.push(ApiKey { name, secret: secret.to_owned() });
             }
             if keys.is_empty() {
                 return Err(fail(None, "has no key, and everybody would be let in; write one key a line".to_owned()));
@@ -62,7 +62,7 @@ impl Keys {
                 let problem = "is empty, and everybody would be let in; give a key, or unset it".to_owned();
                 return Err(ServeError::Keys { place: KEY_VARIABLE.to_owned(), problem });
             }
-            keys.push(Key { name: KEY_VARIABLE.to_owned(), secret: secret.trim().to_owned() });
+            keys.push(ApiKey { name: KEY_VARIABLE.to_owned(), secret: secret.trim().to_owned() });
         }
         Ok(Self(keys))
     }

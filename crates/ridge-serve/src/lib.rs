@@ -21,6 +21,7 @@ pub mod page;
 mod reasoning;
 mod server;
 mod sse;
+mod sync;
 mod tools;
 mod wire;
 mod worker;

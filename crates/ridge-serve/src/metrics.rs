@@ -4,7 +4,9 @@
 //! set-up, and observing one is two atomic additions on the engine's thread.
 
 use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+
+use crate::sync::AtomicU64;
 
 /// A count of observations in buckets.
 pub(crate) struct Histogram {
@@ -207,5 +209,28 @@ mod tests {
     fn labels_are_escaped() {
         let text = Metrics::default().text("a\"b\\c", &[]);
         assert!(text.contains(r#"ridge:prompt_tokens_total{model_name="a\"b\\c"} 0"#), "{text}");
+    }
+}
+
+/// Two threads that observe at once, in all interleavings.
+#[cfg(all(test, ridge_loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn loom_no_observation_is_lost() {
+        loom::model(|| {
+            let histogram = loom::sync::Arc::new(Histogram::new(&[1.0]));
+            let other = loom::sync::Arc::clone(&histogram);
+            let thread = loom::thread::spawn(move || other.observe(0.5));
+            histogram.observe(2.0);
+            thread.join().unwrap();
+            let mut text = String::new();
+            histogram.write(&mut text, "h", "m=\"x\"");
+            assert!(
+                text.ends_with("h_bucket{m=\"x\",le=\"+Inf\"} 2\nh_sum{m=\"x\"} 2.5\nh_count{m=\"x\"} 2\n"),
+                "{text}"
+            );
+        });
     }
 }

@@ -3,7 +3,7 @@
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";
 
-enum State {
+enum ReasoningState {
     /// Nothing but white space, or the beginning of the mark, has come.
     Before(String),
     Thinking(String),
@@ -13,11 +13,11 @@ enum State {
 }
 
 /// Takes one answer apart.
-pub(crate) struct Reasoning(State);
+pub(crate) struct Reasoning(ReasoningState);
 
 /// A piece of an answer, taken apart.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Apart {
+pub(crate) struct ReasoningSplit {
     pub(crate) reasoning: String,
     pub(crate) answer: String,
 }
@@ -26,7 +26,7 @@ impl Reasoning {
     /// For an answer behind `prompt`, which may have opened the mark already.
     pub(crate) fn after(prompt: &str) -> Self {
         let thinking = prompt.trim_end().ends_with(OPEN);
-        Self(if thinking { State::Thinking(String::new()) } else { State::Before(String::new()) })
+        Self(if thinking { ReasoningState::Thinking(String::new()) } else { ReasoningState::Before(String::new()) })
     }
 
     /// Does a template know of the marks?
@@ -34,30 +34,30 @@ impl Reasoning {
         template.contains(CLOSE)
     }
 
-    pub(crate) fn push(&mut self, text: &str) -> Apart {
-        let mut apart = Apart::default();
+    pub(crate) fn push(&mut self, text: &str) -> ReasoningSplit {
+        let mut apart = ReasoningSplit::default();
         let mut text = text.to_owned();
         loop {
             match &mut self.0 {
-                State::Before(held) => {
+                ReasoningState::Before(held) => {
                     held.push_str(&text);
                     let begun = held.trim_start();
                     if let Some(rest) = begun.strip_prefix(OPEN) {
                         text = rest.to_owned();
-                        self.0 = State::Thinking(String::new());
+                        self.0 = ReasoningState::Thinking(String::new());
                     } else if OPEN.starts_with(begun) {
                         return apart;
                     } else {
                         text = std::mem::take(held);
-                        self.0 = State::Answering;
+                        self.0 = ReasoningState::Answering;
                     }
                 }
-                State::Thinking(held) => {
+                ReasoningState::Thinking(held) => {
                     held.push_str(&text);
                     if let Some((thought, rest)) = held.split_once(CLOSE) {
                         apart.reasoning.push_str(thought);
                         text = rest.to_owned();
-                        self.0 = State::Behind;
+                        self.0 = ReasoningState::Behind;
                     } else {
                         let may_begin = CLOSE.char_indices().map(|(i, _)| i).filter(|i| held.ends_with(&CLOSE[..*i]));
                         let keep = may_begin.max().unwrap_or(0);
@@ -66,15 +66,15 @@ impl Reasoning {
                         return apart;
                     }
                 }
-                State::Behind => {
+                ReasoningState::Behind => {
                     let rest = text.trim_start();
                     if rest.is_empty() {
                         return apart;
                     }
                     text = rest.to_owned();
-                    self.0 = State::Answering;
+                    self.0 = ReasoningState::Answering;
                 }
-                State::Answering => {
+                ReasoningState::Answering => {
                     apart.answer.push_str(&text);
                     return apart;
                 }
@@ -83,11 +83,11 @@ impl Reasoning {
     }
 
     /// The answer has ended: what was held back.
-    pub(crate) fn finish(&mut self) -> Apart {
-        match std::mem::replace(&mut self.0, State::Answering) {
-            State::Before(answer) => Apart { answer, ..Apart::default() },
-            State::Thinking(reasoning) => Apart { reasoning, ..Apart::default() },
-            State::Behind | State::Answering => Apart::default(),
+    pub(crate) fn finish(&mut self) -> ReasoningSplit {
+        match std::mem::replace(&mut self.0, ReasoningState::Answering) {
+            ReasoningState::Before(answer) => ReasoningSplit { answer, ..ReasoningSplit::default() },
+            ReasoningState::Thinking(reasoning) => ReasoningSplit { reasoning, ..ReasoningSplit::default() },
+            ReasoningState::Behind | ReasoningState::Answering => ReasoningSplit::default(),
         }
     }
 }
@@ -101,15 +101,19 @@ mod tests {
         let chars: Vec<char> = text.chars().collect();
         for size in [1, 3, 5, 1000] {
             let mut split = Reasoning::after(prompt);
-            let mut whole = Apart::default();
+            let mut whole = ReasoningSplit::default();
             let pieces = chars.chunks(size).map(|p| p.iter().collect::<String>());
-            let mut parts: Vec<Apart> = pieces.map(|p| split.push(&p)).collect();
+            let mut parts: Vec<ReasoningSplit> = pieces.map(|p| split.push(&p)).collect();
             parts.push(split.finish());
             for part in parts {
                 whole.reasoning += &part.reasoning;
                 whole.answer += &part.answer;
             }
-            assert_eq!(whole, Apart { reasoning: reasoning.into(), answer: answer.into() }, "in pieces of {size}");
+            assert_eq!(
+                whole,
+                ReasoningSplit { reasoning: reasoning.into(), answer: answer.into() },
+                "in pieces of {size}"
+            );
         }
     }
 

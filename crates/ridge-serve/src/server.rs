@@ -22,7 +22,7 @@ use tokio::sync::{Notify, Semaphore};
 use tower_service::Service as _;
 
 use crate::api;
-use crate::app::{App, Device, Runs, ServeOptions, ServedModel};
+use crate::app::{App, ModelWorker, Runs, ServeOptions, ServedModel};
 use crate::connection::Impatient;
 use crate::embedding::EmbedWorker;
 use crate::error::ServeError;
@@ -76,11 +76,11 @@ pub fn serve(listener: TcpListener, model: ServedModel, runs: Runs, options: Ser
     let (device, thread) = match runs {
         Runs::Engine(service, floor) => {
             let (worker, thread) = Worker::start(*service, floor, most, Arc::clone(&metrics))?;
-            (Device::Engine(worker), thread)
+            (ModelWorker::Engine(worker), thread)
         }
         Runs::Embedder(embedder) => {
             let (worker, thread) = EmbedWorker::start(*embedder, most)?;
-            (Device::Embedder(worker), thread)
+            (ModelWorker::Embedder(worker), thread)
         }
     };
     let app = Arc::new(App::new(model, options, device, metrics));
@@ -88,7 +88,7 @@ pub fn serve(listener: TcpListener, model: ServedModel, runs: Runs, options: Ser
     let drained = runtime.block_on(run(listener, Arc::clone(&app)))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     // The thread ends when nothing runs and nobody can send any more; one that hangs is left to the system.
-    if let Device::Engine(worker) = &app.worker {
+    if let ModelWorker::Engine(worker) = &app.worker {
         worker.drain();
     }
     let engine_stopped = drained && thread_ends(&thread, Duration::from_secs(5), app);

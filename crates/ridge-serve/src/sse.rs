@@ -12,33 +12,33 @@ use http_body::Frame;
 use serde_json::Value;
 use tokio::time::Interval;
 
-use crate::answers::{Answers, Usage};
-use crate::choice::Piece;
+use crate::answers::{Answers, TokenUsage};
+use crate::choice::AnswerPiece;
 
 /// Makes the chunks that a kind of request streams.
 pub(crate) trait Chunks: Send + 'static {
     /// What comes before all answers.
     fn first(&mut self) -> Vec<Value>;
     /// What a piece of answer `index` becomes. `usage` is that of all answers so far.
-    fn piece(&mut self, index: usize, piece: Piece, usage: Usage) -> Vec<Value>;
+    fn piece(&mut self, index: usize, piece: AnswerPiece, usage: TokenUsage) -> Vec<Value>;
     /// What comes behind all answers.
-    fn last(&mut self, usage: Usage) -> Vec<Value>;
+    fn last(&mut self, usage: TokenUsage) -> Vec<Value>;
 }
 
 /// A comment is sent when nothing else was for so long: proxies cut connections that are silent.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// The body: it pulls, so that a client that reads slowly is not answered faster than it reads.
-struct Stream<C> {
+struct ChunkStream<C> {
     answers: Answers,
     chunks: C,
     ready: VecDeque<Bytes>,
     silence: Interval,
-    state: State,
+    state: SseState,
 }
 
 #[derive(PartialEq, Eq)]
-enum State {
+enum SseState {
     Start,
     Running,
     Ended,
@@ -48,7 +48,7 @@ enum State {
 pub(crate) fn response<C: Chunks + Unpin>(answers: Answers, chunks: C) -> Response<Body> {
     let mut silence = tokio::time::interval(SILENCE);
     silence.reset();
-    let stream = Stream { answers, chunks, ready: VecDeque::new(), silence, state: State::Start };
+    let stream = ChunkStream { answers, chunks, ready: VecDeque::new(), silence, state: SseState::Start };
     let mut response = Response::new(Body::new(stream));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
@@ -58,7 +58,7 @@ pub(crate) fn response<C: Chunks + Unpin>(answers: Answers, chunks: C) -> Respon
     response
 }
 
-impl<C: Chunks> Stream<C> {
+impl<C: Chunks> ChunkStream<C> {
     fn say(&mut self, values: impl IntoIterator<Item = Value>) {
         let event = |value: Value| Bytes::from(format!("data: {value}\n\n"));
         self.ready.extend(values.into_iter().map(event));
@@ -67,13 +67,13 @@ impl<C: Chunks> Stream<C> {
     /// Makes something ready, or nothing if the stream has ended.
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match self.state {
-            State::Ended => return Poll::Ready(()),
-            State::Start => {
+            SseState::Ended => return Poll::Ready(()),
+            SseState::Start => {
                 let first = self.chunks.first();
                 self.say(first);
-                self.state = State::Running;
+                self.state = SseState::Running;
             }
-            State::Running => {}
+            SseState::Running => {}
         }
         while self.ready.is_empty() {
             match self.answers.poll_next(cx) {
@@ -90,7 +90,7 @@ impl<C: Chunks> Stream<C> {
                     };
                     self.say(values);
                     self.ready.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
-                    self.state = State::Ended;
+                    self.state = SseState::Ended;
                 }
                 Poll::Pending if self.silence.poll_tick(cx).is_ready() => {
                     self.ready.push_back(Bytes::from_static(b": still here\n\n"));
@@ -102,7 +102,7 @@ impl<C: Chunks> Stream<C> {
     }
 }
 
-impl<C: Chunks + Unpin> http_body::Body for Stream<C> {
+impl<C: Chunks + Unpin> http_body::Body for ChunkStream<C> {
     type Data = Bytes;
     type Error = Infallible;
 

@@ -1,6 +1,6 @@
 //! Characters: whitespace that no reader sees and letters that no keyboard finds.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::RustText;
 
 /// Files in which a tab is never meant; elsewhere (Makefiles, test data) it may be.

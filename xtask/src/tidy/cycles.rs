@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Finding;
-use super::imports;
-use super::tree::File;
+use super::finding::Finding;
+use super::imports::{self, ReferenceKind};
+use super::tree::RepoFile;
 
 /// Why one file imports another: the line of the first use, and the name that it takes.
 #[derive(Clone)]
@@ -20,7 +20,7 @@ struct Import {
 /// `from -> to`, by file.
 type Edges = BTreeMap<String, BTreeMap<String, Import>>;
 
-pub(super) fn check(files: &[File]) -> Vec<Finding> {
+pub(super) fn check(files: &[RepoFile]) -> Vec<Finding> {
     let roots = files.iter().filter(|file| is_crate_root(&file.path));
     roots.flat_map(|root| check_crate(&root.path, files)).collect()
 }
@@ -29,7 +29,7 @@ fn is_crate_root(path: &str) -> bool {
     path.strip_suffix("src/lib.rs").or_else(|| path.strip_suffix("src/main.rs")).is_some()
 }
 
-fn check_crate(root: &str, files: &[File]) -> Vec<Finding> {
+fn check_crate(root: &str, files: &[RepoFile]) -> Vec<Finding> {
     let texts = files.iter().filter_map(|file| Some((file.path.as_str(), file.text.as_deref()?))).collect();
     let edges = edges_of(root, &texts);
     cycles(&edges).iter().flat_map(|cycle| findings(cycle, &edges)).collect()
@@ -57,7 +57,12 @@ fn edges_of(root: &str, texts: &BTreeMap<&str, &str>) -> Edges {
     let mut edges = Edges::new();
     for (path, module) in &modules {
         for reference in &module.references {
-            let Some((target, name)) = imports::definition(&modules, path, &reference.segments) else { continue };
+            let found = match reference.kind {
+                ReferenceKind::Glob => imports::glob_definition(&modules, path, &reference.segments),
+                ReferenceKind::Macro => imports::macro_definition(&modules, path, &reference.segments),
+                ReferenceKind::Path | ReferenceKind::Word => imports::definition(&modules, path, &reference.segments),
+            };
+            let Some((target, name)) = found else { continue };
             let to = &modules[&target].file;
             if *to != module.file {
                 let import = Import { line: reference.line, name };
@@ -101,12 +106,12 @@ mod tests {
     use super::*;
 
     fn check_files(files: &[(&str, &str)]) -> Vec<String> {
-        let file = |(path, text): &(&str, &str)| File {
+        let file = |(path, text): &(&str, &str)| RepoFile {
             path: format!("crates/c/src/{path}"),
             bytes: text.len() as u64,
             text: Some((*text).to_owned()),
         };
-        let files: Vec<File> = files.iter().map(file).collect();
+        let files: Vec<RepoFile> = files.iter().map(file).collect();
         let shown = |finding: Finding| format!("{}:{}", finding.path.trim_start_matches("crates/c/src/"), finding.line);
         check(&files).into_iter().map(shown).collect()
     }
@@ -163,5 +168,64 @@ mod tests {
             ("b.rs", "pub struct B;\nfn f() { assert_eq!(crate::a::A, 1); }\n"),
         ]);
         assert_eq!(found, ["a.rs:3", "b.rs:2"]);
+    }
+
+    #[test]
+    fn names_that_a_glob_brings_in_count_where_they_are_defined() {
+        let b = "pub struct B;\npub enum Kind {\n One,\n}\n";
+        let lib = ("lib.rs", "mod a;\nmod b;\npub use b::B;\n");
+        // The parent defines nothing itself: its glob leads to the definition.
+        let a = "use super::*;\npub struct A(B);\n";
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", b)]), [""; 0]);
+        let with_a = format!("{b}fn f(a: &crate::a::A) {{}}\n");
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", &with_a)]), ["a.rs:2", "b.rs:5"]);
+        // Inside a macro, and of a parent that defines something.
+        let a = "use super::*;\npub struct A;\nfn f() { assert!(x == B); }\n";
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", &with_a)]), ["a.rs:3", "b.rs:5"]);
+        let parent = ("lib.rs", "mod a;\npub struct Base;\npub use a::*;\n");
+        assert_eq!(check_files(&[parent, ("a.rs", "use super::*;\npub struct A;\n")]), ["a.rs:1", "lib.rs:3"]);
+        // The variants of an enum.
+        let a = "use crate::b::Kind::*;\npub struct A;\n";
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", &with_a)]), ["a.rs:1", "b.rs:5"]);
+    }
+
+    #[test]
+    fn macros_and_what_they_define_count() {
+        let lib = ("lib.rs", "#[macro_use]\nmod a;\nmod b;\n");
+        let b = "pub struct B;\nfn f() { double!(1) }\n";
+        let a = "macro_rules! double { ($x:expr) => { $crate::b::B } }\n";
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", b)]), ["a.rs:1", "b.rs:2"]);
+        let a = "use crate::b::B;\nquantity! { Seconds }\nfn f(b: B) {}\n";
+        let b = "use crate::a::Seconds;\npub struct B(Seconds);\n";
+        assert_eq!(check_files(&[lib, ("a.rs", a), ("b.rs", b)]), ["a.rs:1", "b.rs:1"]);
+    }
+
+    #[test]
+    fn modules_of_another_path_and_names_shared_with_a_function_are_followed() {
+        let lib = ("lib.rs", "mod b;\n#[path = \"odd/place.rs\"]\nmod a;\n");
+        let a = ("odd/place.rs", "use crate::b::run;\npub struct A;\n");
+        let b = ("b.rs", "pub mod run;\npub fn run(a: crate::a::A) {}\n");
+        assert_eq!(check_files(&[lib, a, b, ("b/run.rs", "")]), ["b.rs:2", "odd/place.rs:1"]);
+    }
+
+    #[test]
+    fn re_exports_in_circles_end() {
+        let globs = "pub use crate::a::*;\npub use crate::b::*;\npub use crate::c::*;\n";
+        let c = format!("{globs}fn f(x: Nowhere) {{ nowhere(x) }}\n");
+        let files = [("lib.rs", "mod a;\nmod b;\nmod c;\n"), ("a.rs", globs), ("b.rs", globs), ("c.rs", &c)];
+        assert_eq!(check_files(&files), [""; 0]);
+    }
+
+    #[test]
+    fn what_exists_in_tests_only_does_not_count() {
+        let lib = ("lib.rs", "mod a;\nmod b;\n");
+        let b = ("b.rs", "pub struct B(crate::a::A);\n");
+        let a = |condition: &str| {
+            format!("pub struct A;\nimpl A {{\n#[cfg({condition})]\nfn f() -> crate::b::B {{}}\n}}\n")
+        };
+        for (condition, findings) in [("test", 0), ("all(unix, test)", 0), ("any(unix, test)", 2), ("not(test)", 2)] {
+            let a = a(condition);
+            assert_eq!(check_files(&[lib, ("a.rs", &a), b]).len(), findings, "{condition}");
+        }
     }
 }

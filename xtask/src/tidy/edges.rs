@@ -3,8 +3,9 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
+use super::finding::Finding;
+use super::manifests;
 use super::toml_text::{get, line_at, parse};
-use super::{Finding, manifests};
 
 /// The crates from top to bottom. A new crate takes its place here and in ARCHITECTURE.md.
 const ORDER: &[&str] = &[

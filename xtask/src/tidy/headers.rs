@@ -1,6 +1,6 @@
 //! Headers: every source file opens with a `//!` comment that tells a newcomer what lives there.
 
-use super::Finding;
+use super::finding::Finding;
 
 pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
     if !is_source(path) {

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use super::Finding;
+use super::finding::Finding;
 
 /// `places` are the files and folders of the repository, from its root, without a slash at the end.
 pub(super) fn check(path: &str, text: &str, places: &BTreeSet<String>) -> Vec<Finding> {

@@ -1,6 +1,6 @@
 //! Machine paths: an absolute path of somebody's machine is true nowhere else.
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Folders that only one machine has. Each is written in two parts, or this file would be a finding.
 const FOLDERS: &[&str] = &[concat!("/ho", "me/"), concat!("/ro", "ot/"), concat!("/Us", "ers/"), concat!("/wo", "rk/")];

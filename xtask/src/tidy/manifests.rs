@@ -2,7 +2,7 @@
 
 use toml::de::DeValue;
 
-use super::Finding;
+use super::finding::Finding;
 use super::toml_text::{get, parse};
 
 /// Is the path the manifest of a crate of the workspace?

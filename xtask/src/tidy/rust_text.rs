@@ -21,7 +21,7 @@ pub(super) struct Word<'a> {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Part {
+enum SourcePart {
     Code,
     Comment,
     Literal,
@@ -40,35 +40,35 @@ impl RustText {
         text
     }
 
-    fn push(&mut self, part: Part, piece: &str) {
+    fn push(&mut self, part: SourcePart, piece: &str) {
         for letter in piece.chars() {
             let or_blank = |shown| if shown || letter == '\n' { letter } else { ' ' };
-            self.code.push(or_blank(part == Part::Code));
-            self.comments.push(or_blank(part == Part::Comment));
+            self.code.push(or_blank(part == SourcePart::Code));
+            self.comments.push(or_blank(part == SourcePart::Comment));
         }
     }
 }
 
 /// Which part the text begins with, and for how many bytes. `code` is the code so far.
-fn next_piece(rest: &str, code: &str) -> (Part, usize) {
+fn next_piece(rest: &str, code: &str) -> (SourcePart, usize) {
     if rest.starts_with("//") {
-        return (Part::Comment, rest.find('\n').unwrap_or(rest.len()));
+        return (SourcePart::Comment, rest.find('\n').unwrap_or(rest.len()));
     }
     if rest.starts_with("/*") {
-        return (Part::Comment, block_comment(rest));
+        return (SourcePart::Comment, block_comment(rest));
     }
     // A prefix such as `r` in `r"..."` must not be the end of a longer word.
     let in_word = code.chars().next_back().is_some_and(is_word_char);
     if !in_word && let Some(length) = raw_string(rest) {
-        return (Part::Literal, length);
+        return (SourcePart::Literal, length);
     }
     if rest.starts_with('"') {
-        return (Part::Literal, quoted(rest, '"'));
+        return (SourcePart::Literal, quoted(rest, '"'));
     }
     if rest.starts_with('\'') && is_char_literal(rest) {
-        return (Part::Literal, quoted(rest, '\''));
+        return (SourcePart::Literal, quoted(rest, '\''));
     }
-    (Part::Code, rest.chars().next().map_or(0, char::len_utf8))
+    (SourcePart::Code, rest.chars().next().map_or(0, char::len_utf8))
 }
 
 /// Length of a block comment, which may hold others.

@@ -1,6 +1,6 @@
 //! Size: a file has one subject, and the repository holds no large data.
 
-use super::Finding;
+use super::finding::Finding;
 
 /// A Rust file with more lines than this is probably two.
 const LONG_LINES: usize = 500;
@@ -34,7 +34,7 @@ pub(super) fn check_bytes(path: &str, bytes: u64) -> Vec<Finding> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Level;
+    use super::super::finding::Level;
     use super::*;
 
     #[test]

@@ -3,7 +3,7 @@
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::Finding;
+use super::finding::Finding;
 
 /// Parses a manifest; a text that is no TOML is itself the finding.
 pub(super) fn parse<'a>(path: &str, text: &'a str) -> Result<DeTable<'a>, Finding> {

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use super::size;
-use crate::error::Error;
+use crate::error::XtaskError;
 
 /// One file of the repository.
-pub(super) struct File {
+pub(super) struct RepoFile {
     /// From the root of the repository, with `/` between its parts.
     pub(super) path: String,
     pub(super) bytes: u64,
@@ -16,17 +16,17 @@ pub(super) struct File {
     pub(super) text: Option<String>,
 }
 
-pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, Error> {
+pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<RepoFile>, XtaskError> {
     // In a container the checkout often belongs to another user, which git refuses unless it is told otherwise.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .args(["--cached", "--others", "--exclude-standard"])
         .current_dir(root)
         .output()
-        .map_err(Error::GitStart)?;
+        .map_err(XtaskError::GitStart)?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(Error::GitRefused(stderr));
+        return Err(XtaskError::GitRefused(stderr));
     }
     let listing = String::from_utf8_lossy(&output.stdout);
     // A file in conflict is listed once for each of its versions.
@@ -39,9 +39,9 @@ pub(super) fn files_of_the_repository(root: &Path) -> Result<Vec<File>, Error> {
 }
 
 /// None for what is tracked but deleted in the working tree, and for what is no regular file (symbolic links).
-fn read(root: &Path, path: &str) -> Result<Option<File>, Error> {
+fn read(root: &Path, path: &str) -> Result<Option<RepoFile>, XtaskError> {
     let place = root.join(path);
-    let failed = |source| Error::Read { path: path.into(), source };
+    let failed = |source| XtaskError::Read { path: path.into(), source };
     let metadata = match place.symlink_metadata() {
         Ok(metadata) if metadata.is_file() => metadata,
         Ok(_) => return Ok(None),
@@ -50,7 +50,7 @@ fn read(root: &Path, path: &str) -> Result<Option<File>, Error> {
     };
     let bytes = metadata.len();
     let text = if bytes > size::MAX_BYTES { None } else { text_of(std::fs::read(&place).map_err(failed)?) };
-    Ok(Some(File { path: path.to_owned(), bytes, text }))
+    Ok(Some(RepoFile { path: path.to_owned(), bytes, text }))
 }
 
 /// The text of a file, or None when it is binary: a NUL byte, or no UTF-8.

@@ -1,6 +1,6 @@
 //! Unfinished work: placeholder macros, notes to self, and tests that are ignored without a reason.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{RustText, Word, words};
 
 const PLACEHOLDERS: &[&str] = &["todo", "unimplemented", "dbg"];

@@ -1,6 +1,6 @@
 //! Unsafe code is allowed in three places only: the two backends, and the mapping of files.
 
-use super::Finding;
+use super::finding::Finding;
 use super::rust_text::{RustText, Word, words};
 
 /// Beginnings of paths under which unsafe code may stand.

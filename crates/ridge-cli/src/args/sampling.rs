@@ -6,11 +6,11 @@ use clap::Args;
 use ridge_engine::{Dry, EngineError, Sampling};
 use ridge_text::Tokenizer;
 
-use super::{MOST, whole};
+use super::numbers::{MAX_COUNT, whole};
 use crate::error::Result;
 
 /// The ops hold them as i32.
-const MOST_I32: u64 = i32::MAX as u64;
+const MAX_I32: u64 = i32::MAX as u64;
 
 /// How the next token is chosen. The defaults are those of llama.cpp.
 #[derive(Debug, Args)]
@@ -26,7 +26,7 @@ pub(crate) struct SamplingArgs {
 
     /// Choose among this many of the most likely tokens; 0 for all
     #[arg(
-        long, value_name = "K", value_parser = whole::<u32, 0, MOST_I32>,
+        long, value_name = "K", value_parser = whole::<u32, 0, MAX_I32>,
         allow_negative_numbers = true, default_value_t = 40
     )]
     pub(crate) top_k: u32,
@@ -67,14 +67,14 @@ pub(crate) struct SamplingArgs {
 
     /// Repetitions shorter than this many tokens are free
     #[arg(
-        long, value_name = "N", value_parser = whole::<u32, 1, MOST_I32>,
+        long, value_name = "N", value_parser = whole::<u32, 1, MAX_I32>,
         allow_negative_numbers = true, default_value_t = 2
     )]
     pub(crate) dry_allowed_length: u32,
 
     /// Look back this many tokens for repetitions; 0 for all
     #[arg(
-        long, value_name = "N", value_parser = whole::<u32, 0, MOST_I32>,
+        long, value_name = "N", value_parser = whole::<u32, 0, MAX_I32>,
         allow_negative_numbers = true, default_value_t = 0
     )]
     pub(crate) dry_range: u32,
@@ -88,7 +88,7 @@ pub(crate) struct SamplingArgs {
     pub(crate) logit_bias: Vec<(u32, f32)>,
 
     /// Key of the random numbers: the same key gives the same text [default: another each time, printed]
-    #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MOST>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MAX_COUNT>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 }
 

@@ -3,14 +3,13 @@
 use ridge_graph::DType;
 use ridge_runtime::{Result, RuntimeError};
 
-use super::{Device, Memory};
-use crate::backend::fill_random;
-use crate::cublaslt::{self, CublasLt, Operands, Product, Shape};
+use super::{CudaDevice, DeviceMemory};
+use crate::cublaslt::{self, CublasLt, CublasProduct, GemmOperands, GemmShape};
 use crate::driver::Handle;
 
-impl Device {
+impl CudaDevice {
     /// cuBLASLt, if it can be had, and its workspace.
-    pub(crate) fn products(&self) -> Option<&(CublasLt, Memory)> {
+    pub(crate) fn products(&self) -> Option<&(CublasLt, DeviceMemory)> {
         let open = || {
             self.context.enter().ok()?;
             let library = CublasLt::open(self.products_file.as_deref()?).ok()?;
@@ -20,7 +19,7 @@ impl Device {
     }
 
     /// A product of this shape, by the algorithm that is quickest here; `None` where cuBLASLt has none.
-    pub(crate) fn product(&self, shape: Shape) -> Option<Product> {
+    pub(crate) fn product(&self, shape: GemmShape) -> Option<CublasProduct> {
         let (library, workspace) = self.products()?;
         let key = format!("{} {}", library.version(), shape.key());
         let kept = |chosen: Option<&[u8]>| {
@@ -34,12 +33,18 @@ impl Device {
         };
         // Numbers to multiply, made when something is to be timed.
         let mut operands = None;
-        let mut time = |run: &dyn Fn(Operands, Handle) -> Result<()>| -> Option<f64> {
+        let mut time = |run: &dyn Fn(GemmOperands, Handle) -> Result<()>| -> Option<f64> {
             if operands.is_none() {
                 operands = Some(self.numbers_for(shape).ok()?);
             }
             let (x, w, y) = operands.as_ref()?;
-            let of = Operands { x: x.address, w: w.address, r: y.address, y: y.address, workspace: workspace.address };
+            let of = GemmOperands {
+                x: x.address(),
+                w: w.address(),
+                r: y.address(),
+                y: y.address(),
+                workspace: workspace.address(),
+            };
             let mut best = f64::INFINITY;
             for _ in 0..4 {
                 let (start, end) = (self.timed_event().ok()?, self.timed_event().ok()?);
@@ -55,13 +60,13 @@ impl Device {
     }
 
     /// Random numbers for the operands of a product.
-    fn numbers_for(&self, shape: Shape) -> Result<(Memory, Memory, Memory)> {
+    fn numbers_for(&self, shape: GemmShape) -> Result<(DeviceMemory, DeviceMemory, DeviceMemory)> {
         let make = |elements: usize, dtype: DType| {
             let memory = self.allocate(elements * dtype.size_bytes(), "timing a product")?;
-            fill_random(self, &memory, dtype, elements, 7, 1e-3)?;
+            self.fill_random(&memory, dtype, elements, 7, 1e-3)?;
             Ok::<_, RuntimeError>(memory)
         };
-        let Shape { rows, columns, depth, operands, result, .. } = shape;
+        let GemmShape { rows, columns, depth, operands, result, .. } = shape;
         Ok((make(rows * depth, operands)?, make(columns * depth, operands)?, make(rows * columns, result)?))
     }
 }

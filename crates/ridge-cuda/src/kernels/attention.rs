@@ -3,26 +3,36 @@
 use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{DType, Function};
 
-use super::{Entry, rope};
-use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, grid, input, name, numbers, output};
+use super::entry::CudaKernelEntry;
+use super::rope;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, name,
+    numbers, output,
+};
 
-const ATTENTION: &str = concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/attention.cu"));
-const TILES: &str = include_str!("../../kernels/attention_tiles.cu");
+pub(super) const ATTENTION: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/attention.cu")))
+        .with_tiles()
+        .early_launch();
+pub(super) const TILES: KernelText<'_> =
+    KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "attention",
-        pattern: "attention(q, kv, block_table, seq_ids, positions)",
-        supports: |body| supports(body, 1),
-        make,
-    },
-    Entry {
-        name: "rope_attention",
-        pattern: "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
-        supports: |body| supports(body, 2),
-        make,
-    },
-];
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    vec![
+        CudaKernelEntry::new(
+            "attention",
+            "attention(q, kv, block_table, seq_ids, positions)",
+            |body| supports(body, 1),
+            make,
+        ),
+        CudaKernelEntry::new(
+            "rope_attention",
+            "attention(rope(q, positions), kv, block_table, seq_ids, positions)",
+            |body| supports(body, 2),
+            make,
+        ),
+    ]
+}
 
 /// What a block holds of its heads fits into shared memory.
 fn supports(body: &Function, kv: usize) -> bool {
@@ -43,7 +53,7 @@ const ROWS: usize = 128;
 const COLUMNS: usize = 64;
 
 /// Extents and what both kernels define.
-struct Call<'a> {
+struct AttentionCall<'a> {
     op: &'a PagedAttention,
     /// What is done to q on the way.
     rope: Option<&'a Rope>,
@@ -61,7 +71,7 @@ struct Call<'a> {
     dtype: DType,
 }
 
-impl Call<'_> {
+impl AttentionCall<'_> {
     fn defines(&self) -> Vec<(&'static str, String)> {
         vec![
             ("D", name(self.dtype).into()),
@@ -75,25 +85,25 @@ impl Call<'_> {
     }
 
     /// q, then cache, block table, rows of it, positions.
-    fn inputs(&self, q: Slot) -> Vec<Arg> {
-        std::iter::once(Arg::Pointer(q, 0)).chain((self.first..self.first + 4).map(input)).collect()
+    fn inputs(&self, q: OperandSlot) -> Vec<LaunchArg> {
+        std::iter::once(LaunchArg::Pointer(q, 0)).chain((self.first..self.first + 4).map(input)).collect()
     }
 
     /// On tensor cores, a tile of tokens at a time.
-    fn tiles(&self, spec: &Spec<'_>) -> Result<Kernel, String> {
+    fn tiles(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
         // Many tokens are rotated once, rather than by each block that meets them.
-        let mut kernel = Kernel::default();
+        let mut kernel = CudaKernel::default();
         if self.rope.is_some() {
-            kernel = rope::rotate(spec, Slot::Scratch)?;
+            kernel = rope::rotate(spec, OperandSlot::Scratch)?;
             kernel.scratch = spec.inputs[0].bytes;
         }
-        let mut args = self.inputs(if self.rope.is_some() { Slot::Scratch } else { Slot::Input(0) });
-        args.extend([output(0), Arg::Float(self.op.scale as f32), n]);
-        let source = source("attention_tiles", &self.defines(), TILES);
+        let mut args = self.inputs(if self.rope.is_some() { OperandSlot::Scratch } else { OperandSlot::Input(0) });
+        args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
+        let source = source("attention_tiles", &self.defines(), &TILES);
         let mut tiles = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
         for action in &mut tiles.actions {
-            if let Action::Launch { shared, .. } = action {
+            if let DeviceAction::Launch { shared, .. } = action {
                 *shared = (2 * 2 * COLUMNS * self.dim * 2) as u32;
             }
         }
@@ -102,7 +112,7 @@ impl Call<'_> {
     }
 
     /// Each token for itself.
-    fn tokens(&self) -> Result<Kernel, String> {
+    fn tokens(&self) -> Result<CudaKernel, String> {
         let share = self.heads / self.keys;
         let size = self.cache.size_bytes();
         let wide = [8, 4, 2, 1].into_iter().find(|w| self.dim.is_multiple_of(*w) && w * size <= 16).unwrap_or(1);
@@ -126,13 +136,13 @@ impl Call<'_> {
             ("HEADS", held.to_string()),
         ]);
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, span, spans]);
-        let scratch = Arg::Pointer(Slot::Scratch, 0);
-        let mut args = self.inputs(Slot::Input(0));
-        args.extend([output(0), scratch.clone(), Arg::Float(self.op.scale as f32), n]);
+        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
+        let mut args = self.inputs(OperandSlot::Input(0));
+        args.extend([output(0), scratch.clone(), LaunchArg::Float(self.op.scale as f32), n]);
         let source_of = |entry, join: &str| {
             let mut all = defines.clone();
             all.push(("JOIN", join.into()));
-            source(entry, &all, ATTENTION)
+            source(entry, &all, &ATTENTION)
         };
         let mut kernel = grid(source_of("attention", "0"), [self.tokens, self.keys * parts, spans], 256, args)?;
         if spans > 1 {
@@ -146,12 +156,12 @@ impl Call<'_> {
     }
 }
 
-fn source(entry: &'static str, defines: &[(&'static str, String)], text: &str) -> std::sync::Arc<Source> {
+fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> std::sync::Arc<CudaSource> {
     let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    Source::tiled(entry, &defines, text)
+    CudaSource::new(entry, &defines, text)
 }
 
-fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
+fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<PagedAttention>().ok_or("no attention in the group")?;
     let rope = spec.composite::<Rope>();
     let first = if rope.is_some() { 2 } else { 1 };
@@ -159,7 +169,7 @@ fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
     let ([tokens, heads, dim], [blocks, _, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
         return Err("q must have three axes and the cache five".into());
     };
-    let call = Call {
+    let call = AttentionCall {
         op,
         rope,
         first,

@@ -3,46 +3,43 @@
 use ridge_graph::ops::{Activations, Linear, LinearGroup, RmsNorm};
 use ridge_graph::{DType, Function, Op};
 
-use super::{Entry, norm};
+use super::entry::CudaKernelEntry;
+use super::norm;
 use crate::gemm;
 use crate::kernel::{
-    Action, Arg, At, Kernel, Operand, Slot, Source, Spec, composite, each, grid, input, name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
+    composite, each, grid, input, name, numbers, output,
 };
-use crate::prims::{Product, product};
+use crate::prims::{MatrixProduct, product};
 
-const ROWS: &str = concat!(include_str!("../../kernels/norm.cuh"), include_str!("../../kernels/linear_rows.cu"));
-const AFTER: &str = include_str!("../../kernels/linear_after.cu");
+/// The weights are prefetched; see [`DeviceAction::Launch`].
+pub(super) const ROWS: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/norm.cuh"), include_str!("../../kernels/linear_rows.cu")))
+        .with_tiles()
+        .early_launch();
+pub(super) const AFTER: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_after.cu")).early_launch();
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "linear", pattern: "linear(x, w)", supports, make: |s| make(s, After::Nothing) },
-    Entry { name: "linear_bias", pattern: "linear(x, w, b)", supports, make: |s| make(s, After::Nothing) },
-    Entry { name: "linear_group", pattern: "linear_group(x, ...)", supports, make: |s| make(s, After::Nothing) },
-    Entry {
-        name: "norm_linear_group",
-        pattern: "linear_group(rms_norm(x, w), ...)",
-        supports: normed,
-        make: |s| make(s, After::Nothing),
-    },
-    Entry { name: "linear_add", pattern: "add(r, linear(x, w))", supports: adds, make: |s| make(s, After::Add) },
-    Entry {
-        name: "linear_bias_add",
-        pattern: "add(r, linear(x, w, b))",
-        supports: adds,
-        make: |s| make(s, After::Add),
-    },
-    Entry {
-        name: "linear_swiglu",
-        pattern: "swiglu(g@linear_group(x, ...).0, g.1)",
-        supports: gates,
-        make: |s| make(s, After::Swiglu),
-    },
-    Entry {
-        name: "norm_linear_swiglu",
-        pattern: "swiglu(g@linear_group(rms_norm(x, w), ...).0, g.1)",
-        supports: |body| gates(body) && normed(body),
-        make: |s| make(s, After::Swiglu),
-    },
-];
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    vec![
+        CudaKernelEntry::new("linear", "linear(x, w)", supports, |s| make(s, LinearEpilogue::Nothing)),
+        CudaKernelEntry::new("linear_bias", "linear(x, w, b)", supports, |s| make(s, LinearEpilogue::Nothing)),
+        CudaKernelEntry::new("linear_group", "linear_group(x, ...)", supports, |s| make(s, LinearEpilogue::Nothing)),
+        CudaKernelEntry::new("norm_linear_group", "linear_group(rms_norm(x, w), ...)", normed, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
+        CudaKernelEntry::new("linear_add", "add(r, linear(x, w))", adds, |s| make(s, LinearEpilogue::Add)),
+        CudaKernelEntry::new("linear_bias_add", "add(r, linear(x, w, b))", adds, |s| make(s, LinearEpilogue::Add)),
+        CudaKernelEntry::new("linear_swiglu", "swiglu(g@linear_group(x, ...).0, g.1)", gates, |s| {
+            make(s, LinearEpilogue::Swiglu)
+        }),
+        CudaKernelEntry::new(
+            "norm_linear_swiglu",
+            "swiglu(g@linear_group(rms_norm(x, w), ...).0, g.1)",
+            |body| gates(body) && normed(body),
+            |s| make(s, LinearEpilogue::Swiglu),
+        ),
+    ]
+}
 
 /// The depth from which on 16 warps of a block have enough to do.
 const DEEP: usize = 4096;
@@ -54,7 +51,7 @@ const RING: u32 = 64 << 10;
 
 /// What is done to the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
+enum LinearEpilogue {
     Nothing,
     /// Input 0 is added.
     Add,
@@ -86,9 +83,9 @@ fn gates(body: &Function) -> bool {
 }
 
 /// A linear or several of one input.
-struct Linears<'a> {
-    spec: &'a Spec<'a>,
-    after: After,
+struct LinearCall<'a> {
+    spec: &'a CudaKernelSpec<'a>,
+    after: LinearEpilogue,
     /// The input that is x.
     x: usize,
     /// Is a norm taken of it, by the weight behind it?
@@ -101,18 +98,18 @@ struct Linears<'a> {
     depth: usize,
 }
 
-fn make(spec: &Spec<'_>, after: After) -> Result<Kernel, String> {
+fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
     let (count, biases) = match (spec.composite::<Linear>(), spec.composite::<LinearGroup>()) {
         (Some(one), _) => (1, one.bias),
         (_, Some(group)) => (group.count, group.biases),
         _ => return Err("no linear in the group".into()),
     };
-    let x = usize::from(after == After::Add);
+    let x = usize::from(after == LinearEpilogue::Add);
     let norm = spec.composite::<RmsNorm>();
     let shape = &spec.inputs[x].shape;
     let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
     let first = x + 1 + usize::from(norm.is_some());
-    let linears = Linears { spec, after, x, norm, first, count, biases, rows, depth };
+    let linears = LinearCall { spec, after, x, norm, first, count, biases, rows, depth };
     if linears.streams() { linears.streamed() } else { linears.multiplied() }
 }
 
@@ -120,12 +117,12 @@ fn flag(on: bool) -> &'static str {
     if on { "1" } else { "0" }
 }
 
-impl Linears<'_> {
-    fn x(&self) -> &Operand {
+impl LinearCall<'_> {
+    fn x(&self) -> &CudaOperand {
         &self.spec.inputs[self.x]
     }
 
-    fn weights(&self) -> &[Operand] {
+    fn weights(&self) -> &[CudaOperand] {
         &self.spec.inputs[self.first..][..self.count]
     }
 
@@ -145,19 +142,19 @@ impl Linears<'_> {
     }
 
     /// The norm of x into scratch memory, where there is one, and where x is from then on.
-    fn normed(&self) -> Result<(Kernel, At), String> {
+    fn normed(&self) -> Result<(CudaKernel, SlotOffset), String> {
         if self.norm.is_none() {
-            return Ok((Kernel::default(), (Slot::Input(self.x), 0)));
+            return Ok((CudaKernel::default(), (OperandSlot::Input(self.x), 0)));
         }
-        let to = Arg::Pointer(Slot::Scratch, 0);
+        let to = LaunchArg::Pointer(OperandSlot::Scratch, 0);
         let mut kernel = norm::launch(self.spec, 1, [to.clone(), to])?;
         kernel.scratch = self.x().bytes.next_multiple_of(ALIGN);
-        Ok((kernel, (Slot::Scratch, 0)))
+        Ok((kernel, (OperandSlot::Scratch, 0)))
     }
 
     /// Every weight read once, by one launch.
-    fn streamed(&self) -> Result<Kernel, String> {
-        let gated = self.after == After::Swiglu;
+    fn streamed(&self) -> Result<CudaKernel, String> {
+        let gated = self.after == LinearEpilogue::Swiglu;
         let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
         let across = columns.iter().map(|n| n.div_ceil(16));
         let tiles = if gated { columns[0].div_ceil(16) } else { across.sum() };
@@ -165,36 +162,38 @@ impl Linears<'_> {
         // One row's norm is made on the way; those of several would keep the weights waiting.
         let on_the_way = self.norm.is_some() && self.rows == 1;
         let threads = norm::threads_of(self.depth * self.x().dtype.size_bytes() / 16);
-        let (mut kernel, x) = if on_the_way { (Kernel::default(), (Slot::Input(self.x), 0)) } else { self.normed()? };
+        let (mut kernel, x) =
+            if on_the_way { (CudaKernel::default(), (OperandSlot::Input(self.x), 0)) } else { self.normed()? };
         let gain = &self.spec.inputs[self.x + usize::from(self.norm.is_some())];
         let defines = [
             ("D", name(self.x().dtype)),
             ("ROWS", if self.rows <= 8 { "8" } else { "16" }),
             ("WARPS", &*warps.to_string()),
             ("COUNT", &*self.count.to_string()),
-            ("ADD", flag(self.after == After::Add)),
+            ("ADD", flag(self.after == LinearEpilogue::Add)),
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
             ("SWIGLU", flag(gated)),
             ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
             ("NORM_TYPE", name(gain.dtype)),
         ];
-        let weights = (0..self.count).map(|i| Slot::Input(self.first + i));
+        let weights = (0..self.count).map(|i| OperandSlot::Input(self.first + i));
         // A gated group has one output.
-        let outputs = (0..self.count).map(|i| Slot::Output(if gated { 0 } else { i }));
-        let biases = (0..self.count).map(|i| Slot::Input(self.bias(i)));
+        let outputs = (0..self.count).map(|i| OperandSlot::Output(if gated { 0 } else { i }));
+        let biases = (0..self.count).map(|i| OperandSlot::Input(self.bias(i)));
         let args = vec![
-            Arg::Pointer(x.0, x.1),
+            LaunchArg::Pointer(x.0, x.1),
             input(0),
             input(self.x + usize::from(self.norm.is_some())),
-            Arg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
-            Arg::Pointers(weights.chain(outputs).chain(biases).collect()),
+            LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
+            LaunchArg::Pointers(weights.chain(outputs).chain(biases).collect()),
             numbers(&[&[self.rows, self.depth][..], &columns].concat()),
         ];
-        let mut launch = grid(Source::tiled("linear_rows", &defines, ROWS), [tiles, 1, 1], 32 * warps, args)?;
+        let mut launch = grid(CudaSource::new("linear_rows", &defines, &ROWS), [tiles, 1, 1], 32 * warps, args)?;
         for action in &mut launch.actions {
-            if let Action::Launch { shared, .. } = action {
+            if let DeviceAction::Launch { shared, prefetched, .. } = action {
                 *shared = RING;
+                prefetched.extend((0..self.count).map(|i| OperandSlot::Input(self.first + i)));
             }
         }
         kernel.actions.extend(launch.actions);
@@ -202,42 +201,42 @@ impl Linears<'_> {
     }
 
     /// A matrix product for each weight, and a pass over what needs one.
-    fn multiplied(&self) -> Result<Kernel, String> {
+    fn multiplied(&self) -> Result<CudaKernel, String> {
         let dtype = self.x().dtype;
         let (mut kernel, x) = self.normed()?;
         let beside = kernel.scratch;
-        let gated = self.after == After::Swiglu;
-        let (ahead, alone) = (kernel.actions.len(), self.after == After::Nothing && !self.biases);
+        let gated = self.after == LinearEpilogue::Swiglu;
+        let (ahead, alone) = (kernel.actions.len(), self.after == LinearEpilogue::Nothing && !self.biases);
         let mut first = None;
         for (i, w) in self.weights().iter().enumerate() {
             let elements = self.rows * w.shape[0];
             // What is rounded once more, and what is combined with another, waits in scratch memory.
             let (y, result) = match (self.biases, gated && i == 1) {
-                (true, _) => ((Slot::Scratch, beside), DType::F32),
-                (_, true) => ((Slot::Scratch, beside), dtype),
-                _ => ((Slot::Output(i), 0), dtype),
+                (true, _) => ((OperandSlot::Scratch, beside), DType::F32),
+                (_, true) => ((OperandSlot::Scratch, beside), dtype),
+                _ => ((OperandSlot::Output(i), 0), dtype),
             };
-            if y.0 == Slot::Scratch {
+            if y.0 == OperandSlot::Scratch {
                 kernel.scratch = kernel.scratch.max(beside + elements * result.size_bytes());
             }
-            let of = Product {
+            let of = MatrixProduct {
                 batches: 1,
                 rows: self.rows,
                 columns: w.shape[0],
                 depth: self.depth,
                 a: (x, dtype),
-                b: ((Slot::Input(self.first + i), 0), w.dtype),
+                b: ((OperandSlot::Input(self.first + i), 0), w.dtype),
                 out: (y, result),
                 transposed: (false, true),
             };
             let made = product(&of);
-            kernel.actions.extend(if alone { of.fastest(gemm::After::Nothing, made) } else { made }.actions);
+            kernel.actions.extend(if alone { of.fastest(gemm::Epilogue::Nothing, made) } else { made }.actions);
             first.get_or_insert(of);
-            if self.biases || self.after == After::Add || (gated && i == 1) {
-                let (y, other) = if gated { ((Slot::Output(0), 0), y) } else { (y, (Slot::Input(0), 0)) };
+            if self.biases || self.after == LinearEpilogue::Add || (gated && i == 1) {
+                let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
                 let args = vec![
-                    Arg::Pointer(y.0, y.1),
-                    Arg::Pointer(other.0, other.1),
+                    LaunchArg::Pointer(y.0, y.1),
+                    LaunchArg::Pointer(other.0, other.1),
                     input(self.bias(i)),
                     output(if gated { 0 } else { i }),
                     numbers(&[elements, w.shape[0]]),
@@ -246,33 +245,35 @@ impl Linears<'_> {
             }
         }
         let after = match self.after {
-            After::Add if !self.biases => Some(gemm::After::Add((Slot::Input(0), 0))),
-            After::Swiglu => Some(gemm::After::Swiglu((Slot::Input(self.first + 1), 0))),
+            LinearEpilogue::Add if !self.biases => Some(gemm::Epilogue::Add((OperandSlot::Input(0), 0))),
+            LinearEpilogue::Swiglu => Some(gemm::Epilogue::Swiglu((OperandSlot::Input(self.first + 1), 0))),
             _ => None,
         };
         if let (Some(after), Some(of)) = (after, first) {
             let actions = kernel.actions.split_off(ahead);
-            let way = of.fastest(after, Kernel { actions, scratch: kernel.scratch });
+            let way = of.fastest(after, CudaKernel { actions, scratch: kernel.scratch });
             kernel.actions.extend(way.actions);
         }
         Ok(kernel)
     }
 
     /// The pass behind the last product, unless cuBLASLt does it.
-    fn follow(&self, kernel: &mut Kernel, result: DType, elements: usize, args: Vec<Arg>) {
+    fn follow(&self, kernel: &mut CudaKernel, result: DType, elements: usize, args: Vec<LaunchArg>) {
         let defines = [
             ("Y", name(result)),
             ("D", name(self.x().dtype)),
-            ("ADD", flag(self.after == After::Add)),
+            ("ADD", flag(self.after == LinearEpilogue::Add)),
             ("BIAS", flag(self.biases)),
             ("BIAS_TYPE", name(self.spec.inputs[self.bias(0)].dtype)),
-            ("SWIGLU", flag(self.after == After::Swiglu)),
+            ("SWIGLU", flag(self.after == LinearEpilogue::Swiglu)),
         ];
-        let pass = each(Source::new("linear_after", &defines, AFTER), elements, args).actions;
+        let pass = each(CudaSource::new("linear_after", &defines, &AFTER), elements, args).actions;
         match kernel.actions.last_mut() {
-            Some(Action::Product { shape, r, otherwise, .. }) if self.after == After::Add && !self.biases => {
+            Some(DeviceAction::Product { shape, r, otherwise, .. })
+                if self.after == LinearEpilogue::Add && !self.biases =>
+            {
                 shape.added = true;
-                *r = Some((Slot::Input(0), 0));
+                *r = Some((OperandSlot::Input(0), 0));
                 otherwise.extend(pass);
             }
             _ => kernel.actions.extend(pass),

@@ -3,15 +3,19 @@
 use ridge_graph::ops::RmsNorm;
 use ridge_graph::{Function, Type};
 
-use super::Entry;
-use crate::kernel::{Arg, Kernel, Source, Spec, grid, input, name, numbers, output};
+use super::entry::CudaKernelEntry;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, grid, input, name, numbers, output,
+};
 
-const NORM: &str = include_str!("../../kernels/norm.cu");
+pub(super) const NORM: KernelText<'_> = KernelText::new(include_str!("../../kernels/norm.cu")).early_launch();
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "rms_norm", pattern: "rms_norm(x, w)", supports: |body| wide(&body.args[0].ty), make },
-    Entry { name: "add_rms_norm", pattern: "rms_norm(*add(x, r), w)", supports: same_rows, make },
-];
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    vec![
+        CudaKernelEntry::new("rms_norm", "rms_norm(x, w)", |body| wide(&body.args[0].ty), make),
+        CudaKernelEntry::new("add_rms_norm", "rms_norm(*add(x, r), w)", same_rows, make),
+    ]
+}
 
 /// Threads of a block, and 16-byte vectors that each holds at most.
 const THREADS: usize = 256;
@@ -34,14 +38,14 @@ fn same_rows(body: &Function) -> bool {
     body.args[0].ty == body.args[1].ty && wide(&body.args[0].ty)
 }
 
-fn make(spec: &Spec<'_>) -> Result<Kernel, String> {
+fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let last = spec.inputs.len() - 1;
     launch(spec, last, [output(0), output(last - 1)])
 }
 
 /// The norm of input 0, after input 1 was added if `last`, the weight, comes after that, to the first of `outputs`; the
 /// sum to the second.
-pub(super) fn launch(spec: &Spec<'_>, last: usize, [out, sum]: [Arg; 2]) -> Result<Kernel, String> {
+pub(super) fn launch(spec: &CudaKernelSpec<'_>, last: usize, [out, sum]: [LaunchArg; 2]) -> Result<CudaKernel, String> {
     let op = spec.composite::<RmsNorm>().ok_or("no rms_norm in the group")?;
     let x = &spec.inputs[0];
     let row = x.shape.last().copied().unwrap_or(1);
@@ -57,6 +61,6 @@ pub(super) fn launch(spec: &Spec<'_>, last: usize, [out, sum]: [Arg; 2]) -> Resu
         ("VECTORS", &each),
         ("THREADS", &threads_text),
     ];
-    let args = vec![input(0), input(last - 1), input(last), out, sum, Arg::Float(op.eps as f32), numbers(&[row])];
-    grid(Source::new("rms_norm", &defines, NORM), [x.len() / row, 1, 1], threads as u32, args)
+    let args = vec![input(0), input(last - 1), input(last), out, sum, LaunchArg::Float(op.eps as f32), numbers(&[row])];
+    grid(CudaSource::new("rms_norm", &defines, &NORM), [x.len() / row, 1, 1], threads as u32, args)
 }

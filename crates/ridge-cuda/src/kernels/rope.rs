@@ -2,21 +2,22 @@
 
 use ridge_graph::ops::Rope;
 
-use super::Entry;
-use crate::kernel::{Arg, Kernel, Slot, Source, Spec, grid, input, name, numbers, output};
+use super::entry::CudaKernelEntry;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
+};
 
-const ROPE: &str = concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/rope.cu"));
+pub(super) const ROPE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/rope.cu")))
+        .early_launch();
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "rope", pattern: "rope(x, positions)", supports: |_| true, make: rope },
-    Entry { name: "kv_write", pattern: "kv_write(kv, k, v, slots)", supports: |_| true, make: write },
-    Entry {
-        name: "rope_kv_write",
-        pattern: "kv_write(kv, rope(k, positions), v, slots)",
-        supports: |_| true,
-        make: write,
-    },
-];
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    vec![
+        CudaKernelEntry::new("rope", "rope(x, positions)", |_| true, rope),
+        CudaKernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", |_| true, write),
+        CudaKernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", |_| true, write),
+    ]
+}
 
 /// Heads of a block: a token's angles are taken once for them, and few tokens are many blocks.
 fn held(tokens: usize, heads: usize) -> usize {
@@ -30,29 +31,29 @@ pub(super) fn rotation(op: Option<&Rope>) -> [(&'static str, String); 3] {
     [("PAIRS", freqs.len().to_string()), ("FREQUENCIES", list), ("SCALE", format!("{scale:e}"))]
 }
 
-fn source(entry: &'static str, op: Option<&Rope>, defines: &[(&str, &str)]) -> std::sync::Arc<Source> {
+fn source(entry: &str, op: Option<&Rope>, defines: &[(&str, &str)]) -> std::sync::Arc<CudaSource> {
     let rotation = rotation(op);
     let all: Vec<(&str, &str)> =
         rotation.iter().map(|(name, value)| (*name, value.as_str())).chain(defines.iter().copied()).collect();
-    Source::new(entry, &all, ROPE)
+    CudaSource::new(entry, &all, &ROPE)
 }
 
-fn rope(spec: &Spec<'_>) -> Result<Kernel, String> {
-    rotate(spec, Slot::Output(0))
+fn rope(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    rotate(spec, OperandSlot::Output(0))
 }
 
 /// Inputs 0 and 1, x and positions, to x rotated at `out`.
-pub(super) fn rotate(spec: &Spec<'_>, out: Slot) -> Result<Kernel, String> {
+pub(super) fn rotate(spec: &CudaKernelSpec<'_>, out: OperandSlot) -> Result<CudaKernel, String> {
     let op = spec.composite::<Rope>().ok_or("no rope in the group")?;
     let [tokens, heads, dim] = spec.inputs[0].shape[..] else { return Err("x must have three axes".into()) };
     let held = held(tokens, heads);
     let defines =
         [("D", name(spec.inputs[0].dtype)), ("DIM", &*dim.to_string()), ("HEADS", &*held.to_string()), ("WRITE", "0")];
-    let args = vec![input(0), input(1), Arg::Pointer(out, 0), numbers(&[tokens, heads])];
+    let args = vec![input(0), input(1), LaunchArg::Pointer(out, 0), numbers(&[tokens, heads])];
     grid(source("rope", Some(op), &defines), [tokens, heads.div_ceil(held), 1], 256, args)
 }
 
-fn write(spec: &Spec<'_>) -> Result<Kernel, String> {
+fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<Rope>();
     let (cache, k) = (&spec.inputs[0], &spec.inputs[1]);
     let [blocks, _, heads, block, dim] = cache.shape[..] else { return Err("the cache must have five axes".into()) };

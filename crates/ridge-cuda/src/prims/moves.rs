@@ -2,16 +2,21 @@
 
 use ridge_graph::{DType, Dim};
 
-use crate::kernel::{Action, Arg, Kernel, Slot, Source, Spec, each, input, name, numbers, output, raw};
-use crate::space::{Space, around, broadcast, strides};
+use crate::iteration_space::{IterationSpace, around, broadcast, strides};
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, each, input, name,
+    numbers, output, raw,
+};
 
-const ROWS: &str = include_str!("../../kernels/rows.cu");
+pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/rows.cu"));
 
 /// Input `i` as output 0.
-pub(super) fn copy(spec: &Spec<'_>, i: usize) -> Kernel {
+pub(super) fn copy(spec: &CudaKernelSpec<'_>, i: usize) -> CudaKernel {
     match spec.outputs[0].bytes {
-        0 => Kernel::default(),
-        bytes => Action::Copy { from: Slot::Input(i), to: Slot::Output(0), to_offset: 0, bytes }.into(),
+        0 => CudaKernel::default(),
+        bytes => {
+            DeviceAction::Copy { from: OperandSlot::Input(i), to: OperandSlot::Output(0), to_offset: 0, bytes }.into()
+        }
     }
 }
 
@@ -21,8 +26,8 @@ fn strided(
     space: &[usize],
     (from, from_strides, from_offset): (usize, Vec<usize>, usize),
     (to_strides, to_offset): (Vec<usize>, usize),
-) -> Kernel {
-    let merged = Space::merged(space, &[from_strides, to_strides]);
+) -> CudaKernel {
+    let merged = IterationSpace::merged(space, &[from_strides, to_strides]);
     let integer = if merged.is_small() { "u32" } else { "i64" };
     let total: usize = space.iter().product();
     let mut n = vec![total as i64];
@@ -35,26 +40,26 @@ fn strided(
     );
     let size = dtype.size_bytes();
     let args = vec![
-        Arg::Pointer(Slot::Input(from), from_offset * size),
-        Arg::Pointer(Slot::Output(0), to_offset * size),
-        Arg::Numbers(n),
+        LaunchArg::Pointer(OperandSlot::Input(from), from_offset * size),
+        LaunchArg::Pointer(OperandSlot::Output(0), to_offset * size),
+        LaunchArg::Numbers(n),
     ];
-    each(Source::new("move", &[("RAW", raw(dtype))], &text), total, args)
+    each(CudaSource::new("move", &[("RAW", raw(dtype))], &KernelText::new(&text)), total, args)
 }
 
-pub(super) fn transpose(spec: &Spec<'_>, perm: &[usize]) -> Kernel {
+pub(super) fn transpose(spec: &CudaKernelSpec<'_>, perm: &[usize]) -> CudaKernel {
     let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
     let own = strides(&x.shape);
     let from = perm.iter().map(|axis| own[*axis]).collect();
     strided(x.dtype, shape, (0, from, 0), (strides(shape), 0))
 }
 
-pub(super) fn broadcast_to(spec: &Spec<'_>) -> Kernel {
+pub(super) fn broadcast_to(spec: &CudaKernelSpec<'_>) -> CudaKernel {
     let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
     strided(x.dtype, shape, (0, broadcast(&x.shape, shape), 0), (strides(shape), 0))
 }
 
-pub(super) fn slice(spec: &Spec<'_>, axis: usize, start: &Dim) -> Result<Kernel, String> {
+pub(super) fn slice(spec: &CudaKernelSpec<'_>, axis: usize, start: &Dim) -> Result<CudaKernel, String> {
     let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
     let start = start.eval(spec.bindings).map_err(|e| e.to_string())?;
     if start + shape[axis] > x.shape[axis] {
@@ -65,9 +70,9 @@ pub(super) fn slice(spec: &Spec<'_>, axis: usize, start: &Dim) -> Result<Kernel,
     Ok(strided(x.dtype, shape, (0, own, offset), (strides(shape), 0)))
 }
 
-pub(super) fn concat(spec: &Spec<'_>, axis: usize) -> Kernel {
+pub(super) fn concat(spec: &CudaKernelSpec<'_>, axis: usize) -> CudaKernel {
     let to = strides(&spec.outputs[0].shape);
-    let mut kernel = Kernel::default();
+    let mut kernel = CudaKernel::default();
     let mut start = 0;
     for (i, part) in spec.inputs.iter().enumerate() {
         let moved = strided(part.dtype, &part.shape, (i, strides(&part.shape), 0), (to.clone(), start * to[axis]));
@@ -77,26 +82,26 @@ pub(super) fn concat(spec: &Spec<'_>, axis: usize) -> Kernel {
     kernel
 }
 
-pub(super) fn pad(spec: &Spec<'_>, axis: usize, before: &Dim, value: f64) -> Result<Kernel, String> {
+pub(super) fn pad(spec: &CudaKernelSpec<'_>, axis: usize, before: &Dim, value: f64) -> Result<CudaKernel, String> {
     let (x, out) = (&spec.inputs[0], &spec.outputs[0]);
     let before = before.eval(spec.bindings).map_err(|e| e.to_string())?;
     let (outer, extent, inner) = around(&x.shape, axis);
     let bits = if x.dtype == DType::I64 { (value as i64).to_le_bytes().to_vec() } else { x.dtype.encode([value]) };
     let bits = bits.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
     let sizes = [outer, extent, inner, out.shape[axis], before].map(|n| n as i64);
-    let args = vec![input(0), output(0), Arg::Numbers([&sizes[..], &[bits as i64]].concat())];
-    Ok(each(Source::new("pad", &[("PAD", "1"), ("RAW", raw(x.dtype))], ROWS), out.len(), args))
+    let args = vec![input(0), output(0), LaunchArg::Numbers([&sizes[..], &[bits as i64]].concat())];
+    Ok(each(CudaSource::new("pad", &[("PAD", "1"), ("RAW", raw(x.dtype))], &ROWS), out.len(), args))
 }
 
-pub(super) fn gather(spec: &Spec<'_>, axis: usize) -> Kernel {
+pub(super) fn gather(spec: &CudaKernelSpec<'_>, axis: usize) -> CudaKernel {
     let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
     let (outer, extent, inner) = around(&data.shape, axis);
     let defines = [("GATHER", "1"), ("RAW", raw(data.dtype)), ("INDEX", name(indices.dtype))];
     let args = vec![input(0), input(1), output(0), numbers(&[outer, extent, inner, indices.len()])];
-    each(Source::new("gather", &defines, ROWS), spec.outputs[0].len(), args)
+    each(CudaSource::new("gather", &defines, &ROWS), spec.outputs[0].len(), args)
 }
 
-pub(super) fn scatter(spec: &Spec<'_>, axis: usize, add: bool) -> Kernel {
+pub(super) fn scatter(spec: &CudaKernelSpec<'_>, axis: usize, add: bool) -> CudaKernel {
     let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
     let (outer, extent, inner) = around(&data.shape, axis);
     let defines = [
@@ -106,5 +111,5 @@ pub(super) fn scatter(spec: &Spec<'_>, axis: usize, add: bool) -> Kernel {
         ("ADD", if add { "1" } else { "0" }),
     ];
     let args = vec![input(0), input(1), input(2), output(0), numbers(&[outer, extent, inner, indices.len()])];
-    each(Source::new("scatter", &defines, ROWS), data.len(), args)
+    each(CudaSource::new("scatter", &defines, &ROWS), data.len(), args)
 }

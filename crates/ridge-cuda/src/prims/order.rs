@@ -1,22 +1,16 @@
-//! Sorting and the index of the largest.
+//! Sorting: `kernels/sort.cu`.
 
-use super::ALONG;
-use crate::kernel::{Arg, Kernel, Slot, Source, Spec, blocks, input, name, numbers, output};
-use crate::space::around;
+use crate::iteration_space::around;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, input, name, numbers, output,
+};
 
-const SORT: &str = include_str!("../../kernels/sort.cu");
+pub(super) const SORT: KernelText<'_> = KernelText::new(include_str!("../../kernels/sort.cu"));
 
-/// Lines that are sorted at once, each in scratch memory of its own.
-const MOST_LINES: usize = 256;
+/// Maximum number of lines that are sorted at once, each in scratch memory of its own.
+const MAX_LINES: usize = 256;
 
-pub(super) fn argmax(spec: &Spec<'_>, axis: usize) -> Kernel {
-    let x = &spec.inputs[0];
-    let (outer, extent, inner) = around(&x.shape, axis);
-    let source = Source::new("argmax", &[("ARGMAX", "1"), ("D", name(x.dtype))], ALONG);
-    blocks(source, outer * inner, 256, vec![input(0), output(0), numbers(&[outer, extent, inner])])
-}
-
-pub(super) fn sort(spec: &Spec<'_>, axis: usize, descending: bool) -> Result<Kernel, String> {
+pub(super) fn sort(spec: &CudaKernelSpec<'_>, axis: usize, descending: bool) -> Result<CudaKernel, String> {
     let x = &spec.inputs[0];
     let (outer, extent, inner) = around(&x.shape, axis);
     let keep = spec.outputs[0].shape[axis];
@@ -27,12 +21,12 @@ pub(super) fn sort(spec: &Spec<'_>, axis: usize, descending: bool) -> Result<Ker
         return Err(format!("an extent of {extent} is beyond what its 32-bit indices number"));
     }
     let size = extent.next_power_of_two();
-    let lines = (outer * inner).min(MOST_LINES);
+    let lines = (outer * inner).min(MAX_LINES);
     let defines = [("D", name(x.dtype)), ("DESCENDING", if descending { "true" } else { "false" })];
-    let scratch = Arg::Pointer(Slot::Scratch, 0);
+    let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
     let args = vec![input(0), output(0), output(1), scratch, numbers(&[outer, extent, inner, keep, size])];
     let threads = (size / 2).clamp(32, 1024) as u32;
-    let mut kernel = blocks(Source::new("sort", &defines, SORT), lines, threads, args);
+    let mut kernel = blocks(CudaSource::new("sort", &defines, &SORT), lines, threads, args);
     kernel.scratch = lines * size * 4;
     Ok(kernel)
 }

@@ -4,22 +4,22 @@ use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
 use ridge_graph::{Builder, DType, Graph, Result, Sym, Tensor, Type, Var};
 
 /// A graph that `kernel` must claim whole. Inputs that are not given are random.
-pub(crate) struct Case {
+pub(crate) struct KernelCase {
     pub(crate) kernel: &'static str,
     pub(crate) what: String,
     pub(crate) graph: Graph,
     pub(crate) given: Vec<(&'static str, Tensor)>,
 }
 
-fn case(kernel: &'static str, what: &str, build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Case {
+fn case(kernel: &'static str, what: &str, build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> KernelCase {
     let mut g = Builder::new();
     let outputs = build(&mut g).expect("builds");
     let outputs = outputs.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();
-    Case { kernel, what: what.to_owned(), graph: g.finish(outputs).expect("finishes"), given: Vec::new() }
+    KernelCase { kernel, what: what.to_owned(), graph: g.finish(outputs).expect("finishes"), given: Vec::new() }
 }
 
 /// Linears with what goes before and after them.
-pub(crate) fn linears() -> Vec<Case> {
+pub(crate) fn linears() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for rows in [1, 2, 7, 8, 9, 16, 17, 70] {
@@ -84,7 +84,7 @@ pub(crate) fn linears() -> Vec<Case> {
 }
 
 /// Norms of rows up to the widest.
-pub(crate) fn norms() -> Vec<Case> {
+pub(crate) fn norms() -> Vec<KernelCase> {
     let mut cases = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for (rows, width) in [(1, 8), (3, 264), (2, 4096), (5, 5120), (1, 16_384)] {
@@ -136,7 +136,7 @@ impl Step {
 }
 
 /// Attention of prompts, of single tokens, and of both at once.
-pub(crate) fn attentions() -> Vec<Case> {
+pub(crate) fn attentions() -> Vec<KernelCase> {
     let prompt: &[(usize, usize)] = &[(0, 150)];
     let ragged: &[(usize, usize)] = &[(0, 60), (70, 33), (3, 1), (200, 47)];
     let decode: &[(usize, usize)] = &[(300, 1), (15, 1), (0, 1), (530, 1)];

@@ -6,13 +6,14 @@ use std::sync::Arc;
 use ridge_cuda::{Cuda, CudaOptions};
 use ridge_runtime::Backend;
 
-/// A GPU with poisoned memory. Without one, says why and gives `None`, unless `RIDGE_GPU_TESTS=required`.
+/// A GPU with poisoned memory. Without one, reports the running test as skipped and gives `None`, or panics where
+/// `RIDGE_GPU_TESTS` is `required`.
 pub fn gpu() -> Option<Arc<dyn Backend>> {
     match Cuda::new(CudaOptions { poison: true, ..CudaOptions::default() }) {
         Ok(cuda) => Some(Arc::new(cuda)),
         Err(why) if std::env::var_os("RIDGE_GPU_TESTS").is_some_and(|v| v == "required") => panic!("no GPU: {why}"),
         Err(why) => {
-            println!("skipped: {why}");
+            ridge_testing::report_skipped(format_args!("no GPU: {why}"));
             None
         }
     }

@@ -21,7 +21,7 @@ use ridge_models::Model;
 use ridge_runtime::Session;
 use ridge_text::Tokenizer;
 
-pub use options::{Policy, ServiceOptions};
+pub use options::{DEFAULT_DEADLINE, MAX_ANSWERS, Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};
 pub use stats::{BlockUse, Stats};
 
@@ -32,12 +32,6 @@ use crate::generate::Finish;
 use grammar::{Grammar, Grammars};
 use scheduler::Scheduler;
 use task::Task;
-
-/// How long after arrival a request without targets is due.
-pub const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Answers to one request at most.
-pub const MOST_ANSWERS: usize = 128;
 
 /// What a step ran.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,8 +129,8 @@ impl Service {
             return Err(EngineError::PromptTooLong { prompt, context }.into());
         }
         let invalid = |name, value: String, why: String| Refused::Invalid(EngineError::Setting { name, value, why });
-        if !(1..=MOST_ANSWERS).contains(&request.n) {
-            return Err(invalid("n", request.n.to_string(), format!("must be from 1 to {MOST_ANSWERS}")));
+        if !(1..=MAX_ANSWERS).contains(&request.n) {
+            return Err(invalid("n", request.n.to_string(), format!("must be from 1 to {MAX_ANSWERS}")));
         }
         let (waiting, room) =
             (self.scheduler.waiting.len(), self.options.engine.sequences - self.scheduler.running.len());

@@ -1,6 +1,14 @@
 //! How a service is set up.
 
+use std::time::Duration;
+
 use crate::engine::EngineOptions;
+
+/// The deadline of a request without targets, after its arrival.
+pub const DEFAULT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Maximum number of answers to one request.
+pub const MAX_ANSWERS: usize = 128;
 
 /// Whose tokens a step runs first when not all fit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -12,7 +20,7 @@ pub enum Policy {
     Priority,
     /// Those whose next token is due first ([`Targets`](crate::service::Targets); Liu and Layland 1973, "Scheduling
     /// Algorithms for Multiprogramming in a Hard-Real-Time Environment", section 7). Requests without a target are due
-    /// [`PATIENCE`](crate::service::PATIENCE) after they came, so they are not forgotten.
+    /// [`DEFAULT_DEADLINE`] after their arrival, so that they do not starve.
     Deadline,
     /// Those of the tenant that has been served the fewest tokens (Sheng et al. 2024, "Fairness in Serving Large
     /// Language Models", section 4); within a tenant, first come.

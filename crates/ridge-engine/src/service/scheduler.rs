@@ -12,8 +12,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::PATIENCE;
-use super::options::Policy;
+use super::options::{DEFAULT_DEADLINE, Policy};
 use super::request::RequestId;
 use super::task::Task;
 use crate::engine::{Engine, Start};
@@ -95,7 +94,7 @@ impl Scheduler {
             Policy::Deadline => {
                 let targets = task.request.targets;
                 let (from, within) = task.latest.map_or((task.arrived, targets.ttft), |last| (last, targets.tpot));
-                (from + within.unwrap_or(PATIENCE)).as_nanos() as i128
+                (from + within.unwrap_or(DEFAULT_DEADLINE)).as_nanos() as i128
             }
             Policy::Fair => served.get(&task.request.tenant).map_or(0, |s| i128::from(s.tokens)),
         };

@@ -92,7 +92,7 @@ impl TensorStorage {
             Some(format) => {
                 let elements = format.granularity(1)[0];
                 let components = format.components(&[elements].into());
-                let bytes = components.iter().filter_map(|c| c.ty.bytes().as_const()).sum::<i128>();
+                let bytes = components.iter().filter_map(|c| c.ty().bytes().as_const()).sum::<i128>();
                 (elements, bytes as usize)
             }
         }

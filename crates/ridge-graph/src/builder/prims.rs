@@ -1,13 +1,12 @@
 //! A builder method for each primitive. Elementwise methods of two tensors broadcast as NumPy does, by inserting
 //! the broadcasts.
 
-use super::Builder;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Var;
+use crate::graph::{Builder, Var};
 use crate::prim::{Binary, Combine, Compare, Literal, Prim, Unary};
-use crate::types::Shape;
+use crate::shape::Shape;
 
 macro_rules! unary {
     ($($method:ident => $op:ident),* $(,)?) => {
@@ -36,8 +35,7 @@ macro_rules! binary {
             /// # Errors
             /// When shapes do not broadcast or dtypes do not fit.
             pub fn $method(&mut self, a: Var, b: Var) -> Result<Var> {
-                let (a, b) = self.broadcast_pair(a, b)?;
-                self.one($prim, &[a, b])
+                self.broadcast_one($prim, a, b)
             }
         )*}
     };
@@ -53,8 +51,14 @@ binary! {
 }
 
 impl Builder {
-    fn one(&mut self, prim: Prim, inputs: &[Var]) -> Result<Var> {
+    pub(super) fn one(&mut self, prim: Prim, inputs: &[Var]) -> Result<Var> {
         Ok(self.prim(prim, inputs)?[0])
+    }
+
+    /// A primitive of two tensors, which are broadcast to one shape first.
+    pub(super) fn broadcast_one(&mut self, prim: Prim, a: Var, b: Var) -> Result<Var> {
+        let (a, b) = self.broadcast_pair(a, b)?;
+        self.one(prim, &[a, b])
     }
 
     fn broadcast_pair(&mut self, a: Var, b: Var) -> Result<(Var, Var)> {
@@ -242,19 +246,5 @@ impl Builder {
     /// The state with a new value.
     pub fn state_write(&mut self, state: Var, value: Var) -> Result<Var> {
         self.one(Prim::StateWrite, &[state, value])
-    }
-
-    /// The logical tensor of a parameter as `dtype`: decoded if it is stored in a format.
-    pub fn decoded(&mut self, x: Var, dtype: DType) -> Result<Var> {
-        let ty = self.ty(x)?.clone();
-        let plain = match &ty.format {
-            None => x,
-            Some(format) => {
-                let count = format.components(&ty.shape).len();
-                let parts = (0..count).map(|i| self.one(Prim::Component(i), &[x])).collect::<Result<Vec<_>>>()?;
-                format.decode(self, &parts, &ty.shape)?
-            }
-        };
-        self.cast(plain, dtype)
     }
 }

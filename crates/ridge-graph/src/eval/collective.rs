@@ -1,12 +1,12 @@
 //! Collectives within one group of ranks.
 
-use super::Precision;
-use super::prim::{as_given, settle};
+use super::elements::{as_given, settle};
+use super::precision::Precision;
 use super::reduce::{float_step, int_step};
 use super::rows::{concat, slice};
-use crate::error::Why;
 use crate::prim::{CollectiveKind, Combine};
 use crate::tensor::{Data, Tensor};
+use crate::why::Why;
 
 /// What each rank of a group gets, given what each has.
 pub(super) fn apply(

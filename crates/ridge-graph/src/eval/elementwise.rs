@@ -1,9 +1,9 @@
 //! Functions of elements at one index.
 
 use crate::dtype::DType;
-use crate::error::Why;
 use crate::prim::{Binary, Compare, Unary};
 use crate::tensor::{Data, Tensor};
+use crate::why::Why;
 
 pub(super) fn unary(op: Unary, x: &Tensor) -> Data {
     match &x.data {

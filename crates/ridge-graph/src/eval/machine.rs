@@ -2,12 +2,11 @@
 
 use std::rc::Rc;
 
-use super::{Precision, collective, prim};
-use crate::builder::Builder;
+use super::precision::Precision;
+use super::{collective, prim};
 use crate::dim::Bindings;
 use crate::error::{GraphError, Result, place};
-use crate::graph::{Function, Graph, Node, Op};
-use crate::op::CompositeRef;
+use crate::graph::{Builder, CompositeRef, Function, Graph, Node, Op};
 use crate::prim::Prim;
 use crate::tensor::Value;
 use crate::types::Type;

@@ -1,8 +1,8 @@
 //! Matrix products.
 
-use super::Precision;
-use crate::error::Why;
+use super::precision::Precision;
 use crate::tensor::{Data, Tensor};
+use crate::why::Why;
 
 /// The product of the last two axes, over equal leading ones: f64 elements if an operand is float, summed in f32 if
 /// the precision is rounded; else integers.

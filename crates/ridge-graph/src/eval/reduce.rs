@@ -1,7 +1,7 @@
 //! Reductions and scans along an axis.
 
-use super::Precision;
 use super::elementwise::{float_max, float_min};
+use super::precision::Precision;
 use super::views::around;
 use crate::dtype::DType;
 use crate::prim::Combine;

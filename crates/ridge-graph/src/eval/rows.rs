@@ -1,7 +1,7 @@
 //! Moving whole rows along an axis: slices, joins, padding, gathers and scatters.
 
-use super::Precision;
-use super::prim::to_int;
+use super::elements::to_int;
+use super::precision::Precision;
 use super::reduce::{float_step, int_step};
 use super::views::around;
 use crate::prim::Combine;

@@ -8,22 +8,23 @@
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
 use std::fmt;
+use std::hash::Hash;
 
 use half::f16;
 
-use super::{Component, Format};
-use crate::builder::Builder;
+use super::decoding::{Decoding, DecodingValue};
+use super::layout::{Format, FormatComponent};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::types::{Shape, Type};
+use crate::prim::{Binary, Compare};
+use crate::shape::Shape;
+use crate::why::Why;
 
 /// Values of the largest block.
 const LARGEST: usize = 256;
 
 /// A format of blocks along the innermost axis.
-pub trait BlockFormat: fmt::Debug + Copy + Send + Sync + 'static {
+pub trait BlockFormat: fmt::Debug + Copy + Eq + Hash + Send + Sync + 'static {
     /// Name in the text form and on the command line.
     const NAME: &'static str;
     /// Values of a block.
@@ -36,10 +37,7 @@ pub trait BlockFormat: fmt::Debug + Copy + Send + Sync + 'static {
     const MINIMA: bool = false;
 
     /// The values of all blocks, f32 `[.., blocks, ELEMENTS]` with any factorisation of the last axis.
-    ///
-    /// # Errors
-    /// Those of the ops it builds.
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var>;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue;
 
     /// Takes apart one block of [`Self::BYTES`] bytes. Value `i` of group `g` is `scales[g] * codes[i] - minima[g]`, where
     /// there are [`Self::MINIMA`], and `scales[g] * codes[i]` otherwise, each operation rounded to f32.
@@ -87,21 +85,21 @@ impl<B: BlockFormat> Format for B {
         }
     }
 
-    fn components(&self, shape: &Shape) -> Vec<Component> {
+    fn components(&self, shape: &Shape) -> Vec<FormatComponent> {
         let (mut dims, blocks) = blocks(shape, B::ELEMENTS);
         dims.push(blocks * B::BYTES as i64);
-        vec![Component { name: "blocks", ty: Type::tensor(DType::U8, Shape(dims)) }]
+        vec![FormatComponent { name: "blocks", dtype: DType::U8, shape: Shape(dims) }]
     }
 
-    fn decode(&self, g: &mut Builder, components: &[Var], shape: &Shape) -> Result<Var> {
+    fn decode(&self, decoding: &mut Decoding, shape: &Shape) -> DecodingValue {
         let (mut lead, blocks) = blocks(shape, B::ELEMENTS);
         lead.push(blocks);
         let mut whole = lead.clone();
         whole.push(B::BYTES.into());
-        let bytes = g.cast(components[0], DType::I32)?;
-        let bytes = g.reshape(bytes, Shape(whole))?;
-        let values = B::meaning(&mut Bytes { g, bytes, lead })?;
-        g.reshape(values, shape.clone())
+        let bytes = decoding.cast(DecodingValue::Component(0), DType::I32);
+        let bytes = decoding.reshape(bytes, Shape(whole));
+        let values = B::meaning(&mut BlockBytes { decoding, bytes, lead });
+        decoding.reshape(values.value, shape.clone())
     }
 
     fn encode(&self, values: &[f32], shape: &[usize], importance: Option<&[f32]>) -> Vec<Vec<u8>> {
@@ -130,139 +128,163 @@ fn blocks(shape: &Shape, elements: usize) -> (Vec<Dim>, Dim) {
     (dims, blocks)
 }
 
+/// A value of a block format's decoding, of the blocks' leading axes.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockValue {
+    value: DecodingValue,
+    /// Its last extent.
+    extent: usize,
+}
+
 /// The bytes of all blocks of a parameter, as integers, and ops to take fields out of them.
-pub struct Bytes<'a> {
-    g: &'a mut Builder,
+pub struct BlockBytes<'a> {
+    decoding: &'a mut Decoding,
     /// I32 `[.., blocks, BYTES]`.
-    bytes: Var,
+    bytes: DecodingValue,
     /// All axes but the last.
     lead: Vec<Dim>,
 }
 
-impl Bytes<'_> {
+impl BlockBytes<'_> {
     /// `len` bytes of each block from `start` on: I32 `[.., len]` in 0..256.
-    pub(super) fn at(&mut self, start: usize, len: usize) -> Result<Var> {
-        self.g.slice(self.bytes, self.lead.len(), start, len)
+    pub fn at(&mut self, start: usize, len: usize) -> BlockValue {
+        BlockValue { value: self.decoding.slice(self.bytes, self.lead.len(), start, len), extent: len }
     }
 
-    /// As [`Bytes::at`], of signed bytes.
-    pub(super) fn signed(&mut self, start: usize, len: usize) -> Result<Var> {
-        let x = self.at(start, len)?;
-        let high = self.field(x, 7, 1)?;
-        let high = self.times(high, 256)?;
-        self.g.sub(x, high)
+    /// As [`BlockBytes::at`], of signed bytes.
+    pub fn signed(&mut self, start: usize, len: usize) -> BlockValue {
+        let x = self.at(start, len);
+        let high = self.field(x, 7, 1);
+        let high = self.times(high, 256);
+        self.binary(Binary::Sub, x, high)
     }
 
     /// Fields of `bits` bits of I32 `x` from bit `shift` on.
-    pub(super) fn field(&mut self, x: Var, shift: u32, bits: u32) -> Result<Var> {
-        let (below, above) = (self.int(1 << shift)?, self.int(1 << bits)?);
-        let x = self.g.div(x, below)?;
-        self.g.rem(x, above)
+    pub fn field(&mut self, x: BlockValue, shift: u32, bits: u32) -> BlockValue {
+        let (below, above) = (self.int(1 << shift), self.int(1 << bits));
+        let x = self.binary(Binary::Div, x, below);
+        self.binary(Binary::Rem, x, above)
     }
 
     /// Fields of `bits` bits of each `run` bytes of `x`, first from bit `shifts[0]` of all of the run, then from the next
     /// shift: `[.., n]` to `[.., n * shifts]`.
-    pub(super) fn fields(&mut self, x: Var, run: usize, shifts: &[u32], bits: u32) -> Result<Var> {
-        let n = self.g.ty(x)?.shape.last().as_const().unwrap_or_default();
-        let x = self.split(x, &[n / run, 1, run])?;
+    pub fn fields(&mut self, x: BlockValue, run: usize, shifts: &[u32], bits: u32) -> BlockValue {
+        let n = x.extent;
+        let x = self.split(x, &[n / run, 1, run]);
         let below: Vec<f64> = shifts.iter().map(|shift| f64::from(1u32 << shift)).collect();
-        let below = self.g.table(DType::I32, &below)?;
-        let below = self.g.reshape(below, [shifts.len(), 1])?;
-        let above = self.int(1 << bits)?;
-        let x = self.g.div(x, below)?;
-        let x = self.g.rem(x, above)?;
+        let below = self.decoding.table(DType::I32, &below);
+        let below = self.decoding.reshape(below, Shape::from([shifts.len(), 1]));
+        let below = BlockValue { value: below, extent: 1 };
+        let above = self.int(1 << bits);
+        let x = self.binary(Binary::Div, x, below);
+        let x = self.binary(Binary::Rem, x, above);
         self.split(x, &[n * shifts.len()])
     }
 
     /// The last axes of `x` as `tail`.
-    pub(super) fn split(&mut self, x: Var, tail: &[usize]) -> Result<Var> {
+    pub fn split(&mut self, x: BlockValue, tail: &[usize]) -> BlockValue {
         let mut dims = self.lead.clone();
         dims.extend(tail.iter().map(|n| Dim::from(*n)));
-        self.g.reshape(x, Shape(dims))
+        let value = self.decoding.reshape(x.value, Shape(dims));
+        BlockValue { value, extent: tail.last().copied().unwrap_or(1) }
     }
 
     /// `a` and behind it `b`, along the last axis.
-    pub(super) fn join(&mut self, a: Var, b: Var) -> Result<Var> {
-        self.g.concat(&[a, b], self.lead.len())
+    pub fn join(&mut self, a: BlockValue, b: BlockValue) -> BlockValue {
+        let value = self.decoding.concat(&[a.value, b.value], self.lead.len());
+        BlockValue { value, extent: a.extent + b.extent }
     }
 
     /// `low + high * 2^shift`, integers.
-    pub(super) fn with_high(&mut self, low: Var, high: Var, shift: u32) -> Result<Var> {
-        let high = self.times(high, 1 << shift)?;
-        self.g.add(low, high)
+    pub fn with_high(&mut self, low: BlockValue, high: BlockValue, shift: u32) -> BlockValue {
+        let high = self.times(high, 1 << shift);
+        self.binary(Binary::Add, low, high)
     }
 
     /// Integer `x - offset` as f32.
-    pub(super) fn centred(&mut self, x: Var, offset: i32) -> Result<Var> {
-        let offset = self.int(offset)?;
-        let x = self.g.sub(x, offset)?;
+    pub fn centred(&mut self, x: BlockValue, offset: i32) -> BlockValue {
+        let offset = self.int(offset);
+        let x = self.binary(Binary::Sub, x, offset);
         self.float(x)
     }
 
     /// Integer `x` as f32.
-    pub(super) fn float(&mut self, x: Var) -> Result<Var> {
-        self.g.cast(x, DType::F32)
+    pub fn float(&mut self, x: BlockValue) -> BlockValue {
+        BlockValue { value: self.decoding.cast(x.value, DType::F32), ..x }
     }
 
     /// `scale * x`, broadcasting.
-    pub(super) fn scaled(&mut self, scale: Var, x: Var) -> Result<Var> {
-        self.g.mul(scale, x)
+    pub fn scaled(&mut self, scale: BlockValue, x: BlockValue) -> BlockValue {
+        self.binary(Binary::Mul, scale, x)
     }
 
     /// `scale * x + offset`, broadcasting.
-    pub(super) fn above(&mut self, scale: Var, x: Var, offset: Var) -> Result<Var> {
-        let x = self.g.mul(scale, x)?;
-        self.g.add(x, offset)
+    pub fn above(&mut self, scale: BlockValue, x: BlockValue, offset: BlockValue) -> BlockValue {
+        let x = self.scaled(scale, x);
+        self.binary(Binary::Add, x, offset)
     }
 
     /// `scale * x - offset`, broadcasting.
-    pub(super) fn below(&mut self, scale: Var, x: Var, offset: Var) -> Result<Var> {
-        let x = self.g.mul(scale, x)?;
-        self.g.sub(x, offset)
+    pub fn below(&mut self, scale: BlockValue, x: BlockValue, offset: BlockValue) -> BlockValue {
+        let x = self.scaled(scale, x);
+        self.binary(Binary::Sub, x, offset)
     }
 
     /// The f32 entries of `table` at integers `x`.
-    pub(super) fn lookup(&mut self, table: &[f32], x: Var) -> Result<Var> {
+    pub fn lookup(&mut self, table: &[f32], x: BlockValue) -> BlockValue {
         let table: Vec<f64> = table.iter().map(|v| f64::from(*v)).collect();
-        let table = self.g.table(DType::F32, &table)?;
-        self.g.gather(table, x, 0)
+        let table = self.decoding.table(DType::F32, &table);
+        BlockValue { value: self.decoding.gather(table, x.value), ..x }
     }
 
     /// The f16 in bytes `start` and `start + 1`, as f32 `[.., 1]`: significand times a power of two, in which infinity is
     /// that of 1 and NaN that of 0.
-    pub(super) fn f16(&mut self, start: usize) -> Result<Var> {
-        let (low, high) = (self.at(start, 1)?, self.at(start + 1, 1)?);
-        let exponent = self.field(high, 2, 5)?;
-        let mantissa = self.field(high, 0, 2)?;
-        let mantissa = self.with_high(low, mantissa, 8)?;
-        let [none, leading, largest, one] = [self.int(0)?, self.int(1024)?, self.int(31)?, self.int(1)?];
-        let normal = self.g.gt(exponent, none)?;
-        let leading = self.g.select(normal, leading, none)?;
-        let finite = self.g.add(mantissa, leading)?;
-        let exact = self.g.eq(mantissa, none)?;
-        let special = self.g.select(exact, one, none)?;
-        let beyond = self.g.eq(exponent, largest)?;
-        let significand = self.g.select(beyond, special, finite)?;
+    pub fn f16(&mut self, start: usize) -> BlockValue {
+        let (low, high) = (self.at(start, 1), self.at(start + 1, 1));
+        let exponent = self.field(high, 2, 5);
+        let mantissa = self.field(high, 0, 2);
+        let mantissa = self.with_high(low, mantissa, 8);
+        let [none, leading, largest, one] = [self.int(0), self.int(1024), self.int(31), self.int(1)];
+        let normal = self.compare(Compare::Gt, exponent, none);
+        let leading = self.select(normal, leading, none);
+        let finite = self.binary(Binary::Add, mantissa, leading);
+        let exact = self.compare(Compare::Eq, mantissa, none);
+        let special = self.select(exact, one, none);
+        let beyond = self.compare(Compare::Eq, exponent, largest);
+        let significand = self.select(beyond, special, finite);
         let powers: [f32; 32] = std::array::from_fn(|e| match e {
             31 => f32::INFINITY,
             e => 2f32.powi(e.max(1) as i32 - 25),
         });
-        let power = self.lookup(&powers, exponent)?;
-        let sign = self.field(high, 7, 1)?;
-        let sign = self.times(sign, -2)?;
-        let sign = self.g.add(sign, one)?;
-        let (significand, sign) = (self.float(significand)?, self.float(sign)?);
-        let magnitude = self.g.mul(significand, power)?;
-        self.g.mul(magnitude, sign)
+        let power = self.lookup(&powers, exponent);
+        let sign = self.field(high, 7, 1);
+        let sign = self.times(sign, -2);
+        let sign = self.binary(Binary::Add, sign, one);
+        let (significand, sign) = (self.float(significand), self.float(sign));
+        let magnitude = self.scaled(significand, power);
+        self.scaled(magnitude, sign)
     }
 
-    fn times(&mut self, x: Var, by: i32) -> Result<Var> {
-        let by = self.int(by)?;
-        self.g.mul(x, by)
+    fn times(&mut self, x: BlockValue, by: i32) -> BlockValue {
+        let by = self.int(by);
+        self.binary(Binary::Mul, x, by)
     }
 
-    fn int(&mut self, value: i32) -> Result<Var> {
-        self.g.constant(DType::I32, f64::from(value))
+    fn int(&mut self, value: i32) -> BlockValue {
+        BlockValue { value: self.decoding.constant(DType::I32, f64::from(value)), extent: 1 }
+    }
+
+    fn binary(&mut self, op: Binary, a: BlockValue, b: BlockValue) -> BlockValue {
+        BlockValue { value: self.decoding.binary(op, a.value, b.value), extent: a.extent.max(b.extent) }
+    }
+
+    fn compare(&mut self, op: Compare, a: BlockValue, b: BlockValue) -> BlockValue {
+        BlockValue { value: self.decoding.compare(op, a.value, b.value), extent: a.extent.max(b.extent) }
+    }
+
+    fn select(&mut self, cond: BlockValue, a: BlockValue, b: BlockValue) -> BlockValue {
+        let value = self.decoding.select(cond.value, a.value, b.value);
+        BlockValue { value, extent: cond.extent.max(a.extent).max(b.extent) }
     }
 }
 
@@ -296,8 +318,10 @@ mod tests {
     use crate::Bindings;
     use crate::eval::{Precision, evaluate};
     use crate::format::all;
+    use crate::graph::Builder;
     use crate::sample::Rng;
     use crate::tensor::{Tensor, Value};
+    use crate::types::Type;
 
     #[test]
     fn a_half_is_read_as_the_library_reads_it() {
@@ -312,7 +336,7 @@ mod tests {
     fn the_loop_reads_what_the_graph_means() {
         for format in all() {
             let shape = Shape::from([40usize, 512]);
-            let component = format.components(&shape).remove(0).ty;
+            let component = format.components(&shape).remove(0);
             let bytes = Rng::new(7).integers(DType::U8, &component.shape.as_const().unwrap(), 0, 256);
             let mut g = Builder::new();
             let ty = Type::tensor(DType::F32, shape).stored_as(format.clone());

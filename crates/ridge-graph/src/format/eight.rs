@@ -1,12 +1,10 @@
 //! Q8_0: 32 signed bytes and their f16 scale. Value = scale * code; scale = largest magnitude / 127.
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
-use super::block::{BlockFormat, Bytes, half_at, put_half};
-use crate::error::Result;
-use crate::graph::Var;
+use super::block::{BlockBytes, BlockFormat, BlockValue, half_at, put_half};
 
 /// The Q8_0 format: f16 scale, 32 codes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q8_0;
 
 impl BlockFormat for Q8_0 {
@@ -15,9 +13,9 @@ impl BlockFormat for Q8_0 {
     const BYTES: usize = 34;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, codes) = (block.f16(0)?, block.signed(2, 32)?);
-        let codes = block.float(codes)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, codes) = (block.f16(0), block.signed(2, 32));
+        let codes = block.float(codes);
         block.scaled(scale, codes)
     }
 

@@ -2,24 +2,22 @@
 //! as a little-endian 32-bit number.
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
-use super::block::{BlockFormat, Bytes, half_at, put_half};
+use super::block::{BlockBytes, BlockFormat, BlockValue, half_at, put_half};
 use super::{fit, four};
-use crate::error::Result;
-use crate::graph::Var;
 
 /// The Q5_0 format: f16 scale, 32 high bits, 16 bytes of low codes. Value = scale * (code - 16).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q5_0;
 
 /// The Q5_1 format: f16 scale, f16 minimum, 32 high bits, 16 bytes of low codes. Value = scale * code + minimum.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q5_1;
 
 /// The codes whose high bits begin at byte `at`.
-fn codes(block: &mut Bytes<'_>, at: usize) -> Result<Var> {
-    let (high, low) = (block.at(at, 4)?, block.at(at + 4, 16)?);
-    let low = block.fields(low, 16, &[0, 4], 4)?;
-    let high = block.fields(high, 1, &[0, 1, 2, 3, 4, 5, 6, 7], 1)?;
+fn codes(block: &mut BlockBytes<'_>, at: usize) -> BlockValue {
+    let (high, low) = (block.at(at, 4), block.at(at + 4, 16));
+    let low = block.fields(low, 16, &[0, 4], 4);
+    let high = block.fields(high, 1, &[0, 1, 2, 3, 4, 5, 6, 7], 1);
     block.with_high(low, high, 4)
 }
 
@@ -46,9 +44,9 @@ impl BlockFormat for Q5_0 {
     const BYTES: usize = 22;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, codes) = (block.f16(0)?, codes(block, 2)?);
-        let codes = block.centred(codes, 16)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, codes) = (block.f16(0), codes(block, 2));
+        let codes = block.centred(codes, 16);
         block.scaled(scale, codes)
     }
 
@@ -76,9 +74,9 @@ impl BlockFormat for Q5_1 {
     const GROUP: usize = 32;
     const MINIMA: bool = true;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, codes(block, 4)?);
-        let codes = block.float(codes)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, minimum, codes) = (block.f16(0), block.f16(2), codes(block, 4));
+        let codes = block.float(codes);
         block.above(scale, codes, minimum)
     }
 

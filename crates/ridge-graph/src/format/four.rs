@@ -2,17 +2,15 @@
 //! scale and codes around 8, Q4_1 a scale and a minimum.
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
-use super::block::{BlockFormat, Bytes, half_at, put_half};
+use super::block::{BlockBytes, BlockFormat, BlockValue, half_at, put_half};
 use super::fit;
-use crate::error::Result;
-use crate::graph::Var;
 
 /// The Q4_0 format: f16 scale, 16 bytes of codes. Value = scale * (code - 8).
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q4_0;
 
 /// The Q4_1 format: f16 scale, f16 minimum, 16 bytes of codes. Value = scale * code + minimum.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q4_1;
 
 /// The codes of 4 bits in 16 bytes, each less `offset`.
@@ -38,10 +36,10 @@ impl BlockFormat for Q4_0 {
     const BYTES: usize = 18;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, codes) = (block.f16(0)?, block.at(2, 16)?);
-        let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let codes = block.centred(codes, 8)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, codes) = (block.f16(0), block.at(2, 16));
+        let codes = block.fields(codes, 16, &[0, 4], 4);
+        let codes = block.centred(codes, 8);
         block.scaled(scale, codes)
     }
 
@@ -69,10 +67,10 @@ impl BlockFormat for Q4_1 {
     const GROUP: usize = 32;
     const MINIMA: bool = true;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, block.at(4, 16)?);
-        let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let codes = block.float(codes)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, minimum, codes) = (block.f16(0), block.f16(2), block.at(4, 16));
+        let codes = block.fields(codes, 16, &[0, 4], 4);
+        let codes = block.float(codes);
         block.above(scale, codes, minimum)
     }
 

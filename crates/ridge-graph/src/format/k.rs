@@ -2,29 +2,27 @@
 //! block. Fields lie apart so that a byte operation takes one field of a run of codes.
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
-use super::block::{BlockFormat, Bytes, half_at, put_half};
+use super::block::{BlockBytes, BlockFormat, BlockValue, half_at, put_half};
 use super::fit;
-use crate::error::Result;
-use crate::graph::Var;
 
 /// The Q2_K format: 16 groups of 16 codes of 2 bits, with 4 bits of scale and 4 of minimum each.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q2K;
 
 /// The Q3_K format: 16 groups of 16 codes of 3 bits around 4, with 6 bits of scale each.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q3K;
 
 /// The Q4_K format: 8 groups of 32 codes of 4 bits, with 6 bits of scale and 6 of minimum each.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q4K;
 
 /// The Q5_K format: as [`Q4K`] with a fifth bit of each code.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q5K;
 
 /// The Q6_K format: 16 groups of 16 codes of 6 bits around 32, with 8 bits of scale each.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Q6K;
 
 const BITS: [u32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -129,11 +127,11 @@ impl BlockFormat for Q2K {
     const GROUP: usize = 16;
     const MINIMA: bool = true;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (groups, codes) = (block.at(0, 16)?, block.at(16, 64)?);
-        let (scale, minimum) = (block.f16(80)?, block.f16(82)?);
-        let (scales, minima) = (block.field(groups, 0, 4)?, block.field(groups, 4, 4)?);
-        let codes = block.fields(codes, 32, &[0, 2, 4, 6], 2)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (groups, codes) = (block.at(0, 16), block.at(16, 64));
+        let (scale, minimum) = (block.f16(80), block.f16(82));
+        let (scales, minima) = (block.field(groups, 0, 4), block.field(groups, 4, 4));
+        let codes = block.fields(codes, 32, &[0, 2, 4, 6], 2);
         offset(block, [scale, minimum, scales, minima, codes], [16, 16])
     }
 
@@ -161,12 +159,12 @@ impl BlockFormat for Q2K {
 }
 
 /// `scale * scales * codes - minimum * minima` of `groups` groups of `len`.
-fn offset(block: &mut Bytes<'_>, parts: [Var; 5], [groups, len]: [usize; 2]) -> Result<Var> {
+fn offset(block: &mut BlockBytes<'_>, parts: [BlockValue; 5], [groups, len]: [usize; 2]) -> BlockValue {
     let [scale, minimum, scales, minima, codes] = parts;
-    let (scales, minima, codes) = (block.float(scales)?, block.float(minima)?, block.float(codes)?);
-    let (scales, minima) = (block.scaled(scale, scales)?, block.scaled(minimum, minima)?);
-    let (scales, minima) = (block.split(scales, &[groups, 1])?, block.split(minima, &[groups, 1])?);
-    let codes = block.split(codes, &[groups, len])?;
+    let (scales, minima, codes) = (block.float(scales), block.float(minima), block.float(codes));
+    let (scales, minima) = (block.scaled(scale, scales), block.scaled(minimum, minima));
+    let (scales, minima) = (block.split(scales, &[groups, 1]), block.split(minima, &[groups, 1]));
+    let codes = block.split(codes, &[groups, len]);
     block.below(scales, codes, minima)
 }
 
@@ -176,17 +174,17 @@ impl BlockFormat for Q3K {
     const BYTES: usize = 110;
     const GROUP: usize = 16;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (high, low) = (block.at(0, 32)?, block.at(32, 64)?);
-        let low = block.fields(low, 32, &[0, 2, 4, 6], 2)?;
-        let high = block.fields(high, 32, &BITS, 1)?;
-        let codes = block.with_high(low, high, 2)?;
-        let codes = block.centred(codes, 4)?;
-        let (low, high) = (block.at(96, 8)?, block.at(104, 4)?);
-        let low = block.fields(low, 8, &[0, 4], 4)?;
-        let high = block.fields(high, 4, &[0, 2, 4, 6], 2)?;
-        let scales = block.with_high(low, high, 4)?;
-        let scales = block.centred(scales, 32)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (high, low) = (block.at(0, 32), block.at(32, 64));
+        let low = block.fields(low, 32, &[0, 2, 4, 6], 2);
+        let high = block.fields(high, 32, &BITS, 1);
+        let codes = block.with_high(low, high, 2);
+        let codes = block.centred(codes, 4);
+        let (low, high) = (block.at(96, 8), block.at(104, 4));
+        let low = block.fields(low, 8, &[0, 4], 4);
+        let high = block.fields(high, 4, &[0, 2, 4, 6], 2);
+        let scales = block.with_high(low, high, 4);
+        let scales = block.centred(scales, 32);
         about_zero(block, 108, scales, codes)
     }
 
@@ -219,25 +217,25 @@ impl BlockFormat for Q3K {
 }
 
 /// `scale * scales * codes` of 16 groups of 16, `scale` being the f16 at byte `at`.
-fn about_zero(block: &mut Bytes<'_>, at: usize, scales: Var, codes: Var) -> Result<Var> {
-    let scale = block.f16(at)?;
-    let scales = block.scaled(scale, scales)?;
-    let scales = block.split(scales, &[16, 1])?;
-    let codes = block.split(codes, &[16, 16])?;
+fn about_zero(block: &mut BlockBytes<'_>, at: usize, scales: BlockValue, codes: BlockValue) -> BlockValue {
+    let scale = block.f16(at);
+    let scales = block.scaled(scale, scales);
+    let scales = block.split(scales, &[16, 1]);
+    let codes = block.split(codes, &[16, 16]);
     block.scaled(scales, codes)
 }
 
 /// Scales and minima of 8 groups, 6 bits each in the 12 bytes from byte 4 on: the lower 6 bits of 4 bytes each are those
 /// of the first four groups, their upper 2 the upper ones of the others, whose lower 4 are the nibbles of the last 4 bytes.
-fn packed_scales(block: &mut Bytes<'_>) -> Result<(Var, Var)> {
-    let (scales, minima, rest) = (block.at(4, 4)?, block.at(8, 4)?, block.at(12, 4)?);
-    let mut whole = |packed: Var, shift: u32| {
-        let (first, high) = (block.field(packed, 0, 6)?, block.field(packed, 6, 2)?);
-        let low = block.field(rest, shift, 4)?;
-        let last = block.with_high(low, high, 4)?;
+fn packed_scales(block: &mut BlockBytes<'_>) -> (BlockValue, BlockValue) {
+    let (scales, minima, rest) = (block.at(4, 4), block.at(8, 4), block.at(12, 4));
+    let mut whole = |packed: BlockValue, shift: u32| {
+        let (first, high) = (block.field(packed, 0, 6), block.field(packed, 6, 2));
+        let low = block.field(rest, shift, 4);
+        let last = block.with_high(low, high, 4);
         block.join(first, last)
     };
-    Ok((whole(scales, 0)?, whole(minima, 4)?))
+    (whole(scales, 0), whole(minima, 4))
 }
 
 /// Scale and minimum of `group`, packed so.
@@ -265,10 +263,10 @@ impl BlockFormat for Q4K {
     const GROUP: usize = 32;
     const MINIMA: bool = true;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, minimum, codes) = (block.f16(0)?, block.f16(2)?, block.at(16, 128)?);
-        let (scales, minima) = packed_scales(block)?;
-        let codes = block.fields(codes, 32, &[0, 4], 4)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, minimum, codes) = (block.f16(0), block.f16(2), block.at(16, 128));
+        let (scales, minima) = packed_scales(block);
+        let codes = block.fields(codes, 32, &[0, 4], 4);
         offset(block, [scale, minimum, scales, minima, codes], [8, 32])
     }
 
@@ -299,13 +297,13 @@ impl BlockFormat for Q5K {
     const GROUP: usize = 32;
     const MINIMA: bool = true;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, minimum) = (block.f16(0)?, block.f16(2)?);
-        let (scales, minima) = packed_scales(block)?;
-        let (high, low) = (block.at(16, 32)?, block.at(48, 128)?);
-        let low = block.fields(low, 32, &[0, 4], 4)?;
-        let high = block.fields(high, 32, &BITS, 1)?;
-        let codes = block.with_high(low, high, 4)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, minimum) = (block.f16(0), block.f16(2));
+        let (scales, minima) = packed_scales(block);
+        let (high, low) = (block.at(16, 32), block.at(48, 128));
+        let low = block.fields(low, 32, &[0, 4], 4);
+        let high = block.fields(high, 32, &BITS, 1);
+        let codes = block.with_high(low, high, 4);
         offset(block, [scale, minimum, scales, minima, codes], [8, 32])
     }
 
@@ -336,14 +334,14 @@ impl BlockFormat for Q6K {
     const BYTES: usize = 210;
     const GROUP: usize = 16;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (low, high) = (block.at(0, 128)?, block.at(128, 64)?);
-        let low = block.fields(low, 64, &[0, 4], 4)?;
-        let high = block.fields(high, 32, &[0, 2, 4, 6], 2)?;
-        let codes = block.with_high(low, high, 4)?;
-        let codes = block.centred(codes, 32)?;
-        let scales = block.signed(192, 16)?;
-        let scales = block.float(scales)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (low, high) = (block.at(0, 128), block.at(128, 64));
+        let low = block.fields(low, 64, &[0, 4], 4);
+        let high = block.fields(high, 32, &[0, 2, 4, 6], 2);
+        let codes = block.with_high(low, high, 4);
+        let codes = block.centred(codes, 32);
+        let scales = block.signed(192, 16);
+        let scales = block.float(scales);
         about_zero(block, 208, scales, codes)
     }
 

@@ -2,23 +2,21 @@
 //! 4-bit floats with a power of two (OCP Microscaling Formats, version 1.0, section 5).
 #![allow(clippy::inline_always)] // a loop over blocks must compile with its caller's instruction set
 
-use super::block::{BlockFormat, Bytes, half_at, put_half};
+use super::block::{BlockBytes, BlockFormat, BlockValue, half_at, put_half};
 use super::{fit, four};
-use crate::error::Result;
-use crate::graph::Var;
 
 /// The IQ4_NL format: f16 scale, 16 bytes of 32 codes. Value = scale * entry.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Iq4Nl;
 
 /// The IQ4_XS format: f16 scale and 8 groups of 32 codes with 6 bits of scale each, of which the upper 2 are 16 bits
 /// behind the scale and the lower 4 the next 4 bytes. Value = scale * (group scale - 32) * entry.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Iq4Xs;
 
 /// The MXFP4 format: an 8-bit exponent and 16 bytes of 32 codes. Value = 2^(exponent - 128) * entry, entries being E2M1
 /// floats doubled.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mxfp4;
 
 /// Entries of the IQ4 formats.
@@ -102,10 +100,10 @@ impl BlockFormat for Iq4Nl {
     const BYTES: usize = 18;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (scale, codes) = (block.f16(0)?, block.at(2, 16)?);
-        let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&floats(&UNEVEN), codes)?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (scale, codes) = (block.f16(0), block.at(2, 16));
+        let codes = block.fields(codes, 16, &[0, 4], 4);
+        let entries = block.lookup(&floats(&UNEVEN), codes);
         block.scaled(scale, entries)
     }
 
@@ -128,18 +126,18 @@ impl BlockFormat for Iq4Xs {
     const BYTES: usize = 136;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let scale = block.f16(0)?;
-        let (high, low, codes) = (block.at(2, 2)?, block.at(4, 4)?, block.at(8, 128)?);
-        let high = block.fields(high, 1, &[0, 2, 4, 6], 2)?;
-        let low = block.fields(low, 1, &[0, 4], 4)?;
-        let groups = block.with_high(low, high, 4)?;
-        let groups = block.centred(groups, 32)?;
-        let scales = block.scaled(scale, groups)?;
-        let scales = block.split(scales, &[8, 1])?;
-        let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&floats(&UNEVEN), codes)?;
-        let entries = block.split(entries, &[8, 32])?;
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let scale = block.f16(0);
+        let (high, low, codes) = (block.at(2, 2), block.at(4, 4), block.at(8, 128));
+        let high = block.fields(high, 1, &[0, 2, 4, 6], 2);
+        let low = block.fields(low, 1, &[0, 4], 4);
+        let groups = block.with_high(low, high, 4);
+        let groups = block.centred(groups, 32);
+        let scales = block.scaled(scale, groups);
+        let scales = block.split(scales, &[8, 1]);
+        let codes = block.fields(codes, 16, &[0, 4], 4);
+        let entries = block.lookup(&floats(&UNEVEN), codes);
+        let entries = block.split(entries, &[8, 32]);
         block.scaled(scales, entries)
     }
 
@@ -184,12 +182,12 @@ impl BlockFormat for Mxfp4 {
     const BYTES: usize = 17;
     const GROUP: usize = 32;
 
-    fn meaning(block: &mut Bytes<'_>) -> Result<Var> {
-        let (exponent, codes) = (block.at(0, 1)?, block.at(1, 16)?);
+    fn meaning(block: &mut BlockBytes<'_>) -> BlockValue {
+        let (exponent, codes) = (block.at(0, 1), block.at(1, 16));
         let powers: [f32; 256] = std::array::from_fn(|e| power(e as u8));
-        let scale = block.lookup(&powers, exponent)?;
-        let codes = block.fields(codes, 16, &[0, 4], 4)?;
-        let entries = block.lookup(&floats(&E2M1), codes)?;
+        let scale = block.lookup(&powers, exponent);
+        let codes = block.fields(codes, 16, &[0, 4], 4);
+        let entries = block.lookup(&floats(&E2M1), codes);
         block.scaled(scale, entries)
     }
 

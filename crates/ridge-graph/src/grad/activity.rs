@@ -4,8 +4,7 @@
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::graph::{FuncId, Function, Node, Op};
-use crate::op::Gradient;
+use crate::graph::{FuncId, Function, Gradient, Node, Op};
 use crate::prim::{Prim, Unary};
 use crate::types::Type;
 

@@ -1,69 +1,15 @@
 //! The forward half: a function copied with its active composites opened up to what can be differentiated, and calls
 //! replaced by calls of the callee's forward half.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::activity::{Activity, Mask, Values};
 use super::residual::{Backward, settle};
 use super::sweep::Sweep;
-use crate::builder::Builder;
+use super::tape::{BackwardRule, Derivative, ResidualSource, Tape};
 use crate::error::{GraphError, Result, place};
-use crate::graph::{Arg, FuncId, Function, Node, Op, Output, Role, Var};
-use crate::op::{CompositeRef, Gradient, Saved};
-
-/// A function differentiated for some of its arguments, given cotangents of some of its outputs.
-#[derive(Debug)]
-pub(super) struct Derivative {
-    /// The function with residuals among its outputs.
-    pub(super) forward: FuncId,
-    /// Where the function's own outputs stand among those of `forward`.
-    pub(super) outputs: Vec<usize>,
-    /// Takes residuals, then cotangents; gives cotangents.
-    pub(super) backward: FuncId,
-    /// What `backward` takes first.
-    pub(super) residuals: Vec<Source>,
-    /// The function's outputs whose cotangents `backward` takes.
-    pub(super) cotangents: Vec<usize>,
-    /// The function's arguments whose cotangents `backward` gives.
-    pub(super) wrt: Vec<usize>,
-}
-
-/// Where a caller finds a residual.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Source {
-    /// It passed it as this argument.
-    Arg(usize),
-    /// It got it as this output of the forward half.
-    Output(usize),
-}
-
-/// How the cotangents of a node that is no primitive are found.
-#[derive(Clone, Debug)]
-pub(super) enum Rule {
-    /// By the op's own backward op.
-    Explicit {
-        /// Values of the forward op that it takes.
-        saved: Vec<Saved>,
-        /// The op.
-        backward: CompositeRef,
-        /// Inputs that it gives cotangents for.
-        wrt: &'static [usize],
-        /// Number of the op's outputs before residuals.
-        outputs: usize,
-    },
-    /// By the callee's backward half.
-    Call(Rc<Derivative>),
-}
-
-/// What the reverse sweep needs to know of a forward half besides its nodes.
-#[derive(Debug, Default)]
-pub(super) struct Tape {
-    /// By index of node.
-    pub(super) rules: HashMap<usize, Rule>,
-    /// The values whose cotangents are wanted.
-    pub(super) active: HashSet<Var>,
-}
+use crate::graph::{Arg, Builder, CompositeRef, FuncId, Function, Gradient, Node, Op, Output, Role, Var};
 
 /// Builds forward and backward halves, once for each function and set of active arguments and outputs.
 #[derive(Debug)]
@@ -105,7 +51,7 @@ impl Differentiator {
                     self.g.set_scope(&node.scope);
                     let all = self.g.emit(Op::Call(derivative.forward), &inputs)?;
                     let own = derivative.outputs.iter().map(|i| all[*i]).collect();
-                    tape.rules.insert(all[0].index(), Rule::Call(derivative));
+                    tape.rules.insert(all[0].index(), BackwardRule::Call(derivative));
                     own
                 }
                 Op::Group(_) => {
@@ -136,7 +82,7 @@ impl Differentiator {
             Gradient::Explicit { forward, saved, backward, wrt } => {
                 let mut all = self.g.emit(Op::Composite(forward), inputs)?;
                 let outputs = node.outputs.len();
-                tape.rules.insert(all[0].index(), Rule::Explicit { saved, backward, wrt, outputs });
+                tape.rules.insert(all[0].index(), BackwardRule::Explicit { saved, backward, wrt, outputs });
                 all.truncate(outputs);
                 Ok(all)
             }
@@ -208,11 +154,11 @@ impl Differentiator {
         for var in saved {
             let produced = all.iter().position(|o| o.var == var);
             residuals.push(match (&forward.nodes[var.index()].op, produced) {
-                (Op::Arg(i), _) => Source::Arg(*i),
-                (_, Some(position)) => Source::Output(position),
+                (Op::Arg(i), _) => ResidualSource::Arg(*i),
+                (_, Some(position)) => ResidualSource::Output(position),
                 _ => {
                     all.push(Output { name: format!("saved.{}", residuals.len()).into(), var, role: Role::Data });
-                    Source::Output(all.len() - 1)
+                    ResidualSource::Output(all.len() - 1)
                 }
             });
         }

@@ -2,13 +2,12 @@
 
 use super::rows;
 use super::sweep::At;
-use crate::builder::Builder;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Var;
+use crate::graph::{Builder, Var};
 use crate::prim::{Binary, Combine, Prim, Unary};
-use crate::types::Shape;
+use crate::shape::Shape;
 
 /// Gives the inputs of a primitive their cotangents, from those of its outputs.
 pub(super) fn backward(at: &mut At<'_, '_>, prim: &Prim, cotangents: &[Option<Var>]) -> Result<()> {

@@ -6,9 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crate::builder::Builder;
 use crate::error::Result;
-use crate::graph::{Arg, Function, Op, Output, Role, Var};
+use crate::graph::{Arg, Builder, Function, Op, Output, Role, Var};
 use crate::prim::Prim;
 
 /// A backward half that is complete.

@@ -1,12 +1,12 @@
 //! Gradients of the primitives that move rows by index, and of running sums.
 
 use super::sweep::At;
-use crate::builder::Builder;
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Var;
-use crate::types::{Shape, Type};
+use crate::graph::{Builder, Var};
+use crate::shape::Shape;
+use crate::types::Type;
 
 /// Sorted values whose gradient is found by comparing every kept index with every position.
 const MOST_KEPT: usize = 64;

@@ -1,20 +1,17 @@
-//! The reverse sweep: from the cotangents of a function's outputs to those of its arguments, last node first.
+//! The state of a reverse sweep: cotangents so far, and what a node's backward rule sees. `grad/reverse.rs` runs it.
 
 use std::collections::HashMap;
 
-use super::expand::{Derivative, Rule, Source, Tape};
-use super::prim;
-use crate::builder::Builder;
+use super::tape::Tape;
 use crate::error::{GraphError, Result, place};
-use crate::graph::{Arg, Function, Node, Op, Role, Var};
-use crate::op::{CompositeRef, Saved};
+use crate::graph::{Arg, Builder, Function, Node, Role, Var};
 use crate::types::Type;
 
 /// A sweep over `forward`, building into the function that is open in `g`.
 pub(super) struct Sweep<'a> {
     pub(super) g: &'a mut Builder,
-    forward: &'a Function,
-    tape: &'a Tape,
+    pub(super) forward: &'a Function,
+    pub(super) tape: &'a Tape,
     cotangents: HashMap<Var, Var>,
     /// Arguments that stand for values of `forward`, in the order they were asked for; `None` where `forward` is the
     /// function that is open, so that its values are at hand.
@@ -25,7 +22,7 @@ pub(super) struct Sweep<'a> {
 pub(super) struct At<'s, 'a> {
     pub(super) sweep: &'s mut Sweep<'a>,
     pub(super) node: &'a Node,
-    index: usize,
+    pub(super) index: usize,
 }
 
 impl<'a> Sweep<'a> {
@@ -60,7 +57,7 @@ impl<'a> Sweep<'a> {
     }
 
     /// A forward value, as the backward half sees it.
-    fn value(&mut self, value: Var) -> Result<Var> {
+    pub(super) fn value(&mut self, value: Var) -> Result<Var> {
         let Some(requested) = &mut self.requested else { return Ok(value) };
         if let Some((_, arg)) = requested.iter().find(|(v, _)| *v == value) {
             return Ok(*arg);
@@ -69,32 +66,6 @@ impl<'a> Sweep<'a> {
         let arg = self.g.push_arg(Arg { name: format!("{value:?}").into(), ty, role: Role::Data });
         requested.push((value, arg));
         Ok(arg)
-    }
-
-    /// Takes every cotangent back to the arguments.
-    pub(super) fn run(&mut self) -> Result<()> {
-        let forward = self.forward;
-        for (index, node) in forward.nodes.iter().enumerate().rev() {
-            let cotangents: Vec<Option<Var>> =
-                (0..node.outputs.len()).map(|out| self.cotangent(forward.var(index, out))).collect();
-            if cotangents.iter().all(Option::is_none) {
-                continue;
-            }
-            self.g.set_scope(&node.scope);
-            let tape = self.tape;
-            let mut at = At { sweep: self, node, index };
-            match (&node.op, tape.rules.get(&index)) {
-                (Op::Prim(p), _) => prim::backward(&mut at, p, &cotangents)?,
-                (_, Some(Rule::Call(derivative))) => at.call(derivative, &cotangents)?,
-                (_, Some(Rule::Explicit { saved, backward, wrt, outputs })) => {
-                    at.explicit(saved, backward, wrt, &cotangents[..*outputs])?;
-                }
-                // An argument, or an op that no cotangent passes.
-                _ => {}
-            }
-        }
-        self.g.set_scope("");
-        Ok(())
     }
 
     /// Zeros of the plain type of `ty`.
@@ -153,48 +124,11 @@ impl At<'_, '_> {
     }
 
     /// The cotangents, zero where none came.
-    fn filled(&mut self, cotangents: &[Option<Var>], outputs: impl Iterator<Item = usize>) -> Result<Vec<Var>> {
-        outputs.map(|i| cotangents[i].map_or_else(|| self.sweep.zeros(&self.node.outputs[i]), Ok)).collect()
-    }
-
-    fn explicit(
+    pub(super) fn filled(
         &mut self,
-        saved: &[Saved],
-        backward: &CompositeRef,
-        wrt: &[usize],
         cotangents: &[Option<Var>],
-    ) -> Result<()> {
-        let mut inputs = Vec::with_capacity(saved.len() + cotangents.len());
-        for s in saved {
-            let var = match s {
-                Saved::Input(i) => self.node.inputs[*i],
-                Saved::Output(out) => self.sweep.forward.var(self.index, *out),
-            };
-            if self.sweep.forward.ty(var).state {
-                return Err(self.error(format!("its gradient saves {s:?}, a state; save what the state holds instead")));
-            }
-            inputs.push(self.sweep.value(var)?);
-        }
-        let floats = (0..cotangents.len()).filter(|i| self.node.outputs[*i].dtype.is_float());
-        inputs.extend(self.filled(cotangents, floats)?);
-        let given = self.g().emit(Op::Composite(backward.clone()), &inputs)?;
-        if given.len() != wrt.len() {
-            return Err(self.error(format!("its gradient gives {} cotangents, not {}", given.len(), wrt.len())));
-        }
-        wrt.iter().zip(given).try_for_each(|(i, cotangent)| self.give(*i, cotangent))
-    }
-
-    fn call(&mut self, derivative: &Derivative, cotangents: &[Option<Var>]) -> Result<()> {
-        let mut inputs = Vec::with_capacity(derivative.residuals.len() + derivative.cotangents.len());
-        for source in &derivative.residuals {
-            inputs.push(match source {
-                Source::Arg(i) => self.input(*i)?,
-                Source::Output(out) => self.output(*out)?,
-            });
-        }
-        let taken = derivative.cotangents.iter().map(|i| derivative.outputs[*i]);
-        inputs.extend(self.filled(cotangents, taken)?);
-        let given = self.g().emit(Op::Call(derivative.backward), &inputs)?;
-        derivative.wrt.iter().zip(given).try_for_each(|(i, cotangent)| self.give(*i, cotangent))
+        outputs: impl Iterator<Item = usize>,
+    ) -> Result<Vec<Var>> {
+        outputs.map(|i| cotangents[i].map_or_else(|| self.sweep.zeros(&self.node.outputs[i]), Ok)).collect()
     }
 }

@@ -1,12 +1,10 @@
 //! How a product takes its activations: as they are, or rounded to 8-bit codes, which a machine multiplies faster by
 //! weights that are codes themselves. The rounding is part of the product's meaning, so a graph says where it is done.
 
-use crate::builder::Builder;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::Var;
-use crate::op::Gradient;
-use crate::types::Shape;
+use crate::graph::{Builder, Gradient, Var};
+use crate::shape::Shape;
 
 /// How the rows of x enter a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,16 +1,18 @@
 //! One step of the AdamW optimiser (Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization",
 //! algorithm 2, with the decay scaled by the learning rate as `torch.optim.AdamW` has it).
 
-use crate::builder::Builder;
+use super::require::{takes, want};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::dyn_eq::eq_by_bits;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::{Data, Tensor};
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// The next parameter and moments:
 ///
@@ -21,7 +23,7 @@ use crate::types::{Shape, Type};
 ///
 /// `param`, `grad`, `m`, `v`: f32 of one shape; `lr`, `step`: f32 scalars, steps counted from 1; gives
 /// `(param', m', v')`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct AdamW {
     /// Decay of the first moment.
     pub beta1: f64,
@@ -32,6 +34,8 @@ pub struct AdamW {
     /// Decay of the parameter, times the learning rate.
     pub weight_decay: f64,
 }
+
+eq_by_bits!(AdamW { beta1, beta2, eps, weight_decay });
 
 impl AdamW {
     /// `1 - beta^step`. With `h = tanh(-step ln(beta) / 2)` it is `2 h / (1 + h)`, which loses no digits where `beta`
@@ -63,13 +67,13 @@ impl Composite for AdamW {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [param, grad, m, v, lr, step] = inputs else {
-            return Err(super::takes("param, grad, m, v, lr and step", inputs));
+            return Err(takes("param, grad, m, v, lr and step", inputs));
         };
         for (name, ty) in [("param", param), ("grad", grad), ("m", m), ("v", v)] {
-            super::want(name, ty, DType::F32, param.shape.clone())?;
+            want(name, ty, DType::F32, param.shape.clone())?;
         }
         for (name, ty) in [("lr", lr), ("step", step)] {
-            super::want(name, ty, DType::F32, Shape::default())?;
+            want(name, ty, DType::F32, Shape::default())?;
         }
         for (name, beta) in [("beta1", self.beta1), ("beta2", self.beta2)] {
             if !(0.0..1.0).contains(&beta) {
@@ -111,12 +115,12 @@ impl Composite for AdamW {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         (0..inputs[0].shape.rank())
             .map(|dim| {
                 let mut places = vec![Placement::shard(dim); 4];
                 places.extend([Placement::Replicate; 2]);
-                Rule { inputs: places, outputs: vec![Placement::shard(dim); 3] }
+                ShardingRule { inputs: places, outputs: vec![Placement::shard(dim); 3] }
             })
             .collect()
     }

@@ -2,18 +2,20 @@
 //! of Ainslie et al. 2023, "GQA"; pages of Kwon et al. 2023, "Efficient Memory Management for Large Language Model
 //! Serving with PagedAttention").
 
-use crate::builder::Builder;
+use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::{GraphError, Result};
+use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// Attention of each token to positions `0..=positions[t]` of its own sequence, computed in f32.
 ///
@@ -29,7 +31,7 @@ use crate::types::{Shape, Type};
 /// With a window the token at position `p` attends to positions above `p - window` alone, its own included (Beltagy et
 /// al. 2020, "Longformer", section 3.1). With a soft cap each score `s` is `softcap * tanh(s / softcap)` (Gemma Team
 /// 2024, "Gemma 2", section 2).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct PagedAttention {
     /// Factor of the scores, usually `1 / sqrt(dim)`.
     pub scale: f64,
@@ -42,6 +44,8 @@ pub struct PagedAttention {
     /// Tokens of the cache that the step reads, summed over sequences, for the cost alone.
     pub cached: Sym,
 }
+
+eq_by_bits!(PagedAttention { scale, softcap; window, pairs, cached });
 
 /// Below every score, and finite, so that a row without any key has no infinite differences.
 const MASKED: f64 = -3.0e38;
@@ -71,9 +75,9 @@ impl Composite for PagedAttention {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [q, kv, table, ids, positions, scales @ ..] = inputs else {
-            return Err(super::takes("q, kv, block_table, seq_ids and positions", inputs));
+            return Err(takes("q, kv, block_table, seq_ids and positions", inputs));
         };
-        super::want_floats("q", q, 3, "[tokens, heads, dim]")?;
+        want_floats("q", q, 3, "[tokens, heads, dim]")?;
         let cache = super::kv_write::want_cache(kv)?;
         if cache[4] != q.shape.0[2] {
             return Err(format!("kv must have heads of {} elements as q has, got {kv}", q.shape.0[2]));
@@ -82,8 +86,8 @@ impl Composite for PagedAttention {
         if table.shape.rank() != 2 || table.dtype != DType::I32 || !table.is_plain() {
             return Err(format!("block_table must be i32[sequences, blocks], got {table}"));
         }
-        super::want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
-        super::want("positions", positions, DType::I32, [&q.shape.0[0]])?;
+        want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
+        want("positions", positions, DType::I32, [&q.shape.0[0]])?;
         super::kv_write::want_scales(kv, scales)?;
         if self.window == Some(0) {
             return Err("a window must have 1 position or more".into());
@@ -101,7 +105,7 @@ impl Composite for PagedAttention {
         let (group, heads) = Self::groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
         let (blocks, block_size) = (g.ty(*table)?.shape.last(), &kt.shape.0[3]);
-        let keys = super::flat(&[blocks.clone(), block_size.clone()]).map_err(|why| fail(g, why))?;
+        let keys = flat(&[blocks.clone(), block_size.clone()]).map_err(|why| fail(g, why))?;
         let (heads, group, one) = (Dim::from(heads), Dim::from(group), Dim::from(1));
 
         // Each token's own blocks: [tokens, blocks, 2, kv_heads, block_size, dim].
@@ -200,12 +204,12 @@ impl Composite for PagedAttention {
         }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (cut, whole) = (Placement::shard, Placement::Replicate);
         let rule = |places: [Placement; 5], scales, output| {
             let mut inputs_at = places.to_vec();
             inputs_at.resize(inputs.len(), scales);
-            Rule { inputs: inputs_at, outputs: vec![output] }
+            ShardingRule { inputs: inputs_at, outputs: vec![output] }
         };
         vec![
             // By heads, whole groups to a rank.

@@ -1,16 +1,17 @@
 //! Negative log likelihood of target tokens, and its gradient as two ops that keep one number a token instead of the
 //! probabilities: the log of the sum of exponentials.
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, CompositeRef, Gradient, Saved};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// `logsumexp(logits[t]) - logits[t, targets[t]]` for each token, computed in f32.
 ///
@@ -31,8 +32,8 @@ pub struct CrossEntropySaving;
 pub struct CrossEntropyBackward;
 
 fn check(logits: &Type, targets: &Type) -> Result<Type, Why> {
-    super::want_floats("logits", logits, 2, "[tokens, vocab]")?;
-    super::want("targets", targets, DType::I32, [&logits.shape.0[0]])?;
+    want_floats("logits", logits, 2, "[tokens, vocab]")?;
+    want("targets", targets, DType::I32, [&logits.shape.0[0]])?;
     Ok(Type::tensor(DType::F32, [&logits.shape.0[0]]))
 }
 
@@ -48,8 +49,8 @@ fn hits(g: &mut Builder, shape: &Shape, targets: Var) -> Result<(Var, Var)> {
     Ok((hit, g.gt(count, zero)?))
 }
 
-fn rows(inputs: usize, outputs: usize) -> Vec<Rule> {
-    vec![Rule { inputs: vec![Placement::shard(0); inputs], outputs: vec![Placement::shard(0); outputs] }]
+fn rows(inputs: usize, outputs: usize) -> Vec<ShardingRule> {
+    vec![ShardingRule { inputs: vec![Placement::shard(0); inputs], outputs: vec![Placement::shard(0); outputs] }]
 }
 
 fn arithmetic(inputs: &[Type], outputs: &[Type]) -> Cost {
@@ -63,7 +64,7 @@ impl Composite for CrossEntropy {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [logits, targets] = inputs else { return Err(super::takes("logits and targets", inputs)) };
+        let [logits, targets] = inputs else { return Err(takes("logits and targets", inputs)) };
         Ok(vec![check(logits, targets)?])
     }
 
@@ -84,7 +85,7 @@ impl Composite for CrossEntropy {
         }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rows(2, 1)
     }
 }
@@ -95,7 +96,7 @@ impl Composite for CrossEntropySaving {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [logits, targets] = inputs else { return Err(super::takes("logits and targets", inputs)) };
+        let [logits, targets] = inputs else { return Err(takes("logits and targets", inputs)) };
         Ok(vec![check(logits, targets)?; 2])
     }
 
@@ -123,7 +124,7 @@ impl Composite for CrossEntropySaving {
         arithmetic(inputs, outputs)
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rows(2, 2)
     }
 }
@@ -135,11 +136,11 @@ impl Composite for CrossEntropyBackward {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [logits, targets, lse, dloss] = inputs else {
-            return Err(super::takes("logits, targets, lse and dloss", inputs));
+            return Err(takes("logits, targets, lse and dloss", inputs));
         };
         let tokens = check(logits, targets)?.shape;
-        super::want("lse", lse, DType::F32, tokens.clone())?;
-        super::want("dloss", dloss, DType::F32, tokens)?;
+        want("lse", lse, DType::F32, tokens.clone())?;
+        want("dloss", dloss, DType::F32, tokens)?;
         Ok(vec![logits.clone()])
     }
 
@@ -164,7 +165,7 @@ impl Composite for CrossEntropyBackward {
         arithmetic(inputs, outputs)
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rows(4, 1)
     }
 }

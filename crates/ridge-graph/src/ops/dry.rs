@@ -1,18 +1,19 @@
 //! DRY ("don't repeat yourself"; p-e-w 2024, text-generation-webui pull request 5677): a token that would go on with
 //! what was said before is the less likely the longer the repetition is.
 
-use crate::builder::Builder;
+use super::require::{takes, want};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::prim::Combine;
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 use super::history::{History, flat_logits, places, want_rows};
 
@@ -45,16 +46,16 @@ impl Composite for Dry {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let names = "logits, history, block_table, lengths, four settings and breakers";
         let [logits, history, table, lengths, settings @ .., breakers] = inputs else {
-            return Err(super::takes(names, inputs));
+            return Err(takes(names, inputs));
         };
         if settings.len() != SETTINGS.len() {
-            return Err(super::takes(names, inputs));
+            return Err(takes(names, inputs));
         }
         let (rows, vocab) = want_rows(logits, history, table, lengths)?;
         for ((name, dtype), ty) in SETTINGS.iter().zip(settings) {
-            super::want(name, ty, *dtype, [rows])?;
+            want(name, ty, *dtype, [rows])?;
         }
-        super::want("breakers", breakers, DType::I32, [rows.clone(), breakers.shape.last()])?;
+        want("breakers", breakers, DType::I32, [rows.clone(), breakers.shape.last()])?;
         Ok(vec![Type::tensor(DType::F32, [rows, &vocab])])
     }
 
@@ -163,11 +164,11 @@ impl Composite for Dry {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // By sequences, of which each rank has the whole history.
         let mut places = vec![Placement::shard(0); inputs.len()];
         places[1] = Placement::Replicate;
-        vec![Rule { inputs: places, outputs: vec![Placement::shard(0)] }]
+        vec![ShardingRule { inputs: places, outputs: vec![Placement::shard(0)] }]
     }
 }
 

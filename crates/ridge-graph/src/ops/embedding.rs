@@ -1,15 +1,15 @@
 //! Rows of a table by token id.
 
-use crate::builder::Builder;
+use super::require::{takes, want_weight};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
+use crate::error::Result;
 use crate::format;
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
+use crate::why::Why;
 
 /// Row `ids[t]` of `table`; an id out of range gives zeros.
 ///
@@ -27,8 +27,8 @@ impl Composite for Embedding {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [table, ids] = inputs else { return Err(super::takes("table and ids", inputs)) };
-        super::want_weight("table", table, 2, "[vocab, hidden]")?;
+        let [table, ids] = inputs else { return Err(takes("table and ids", inputs)) };
+        want_weight("table", table, 2, "[vocab, hidden]")?;
         if ids.shape.rank() != 1 || ids.dtype != DType::I32 || !ids.is_plain() {
             return Err(format!("ids must be i32[tokens], got {ids}"));
         }
@@ -53,10 +53,16 @@ impl Composite for Embedding {
         Cost { bytes_read: rows.bytes() + &inputs[1].bytes(), ..Cost::moving(&[], outputs) }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         vec![
-            Rule { inputs: vec![Placement::shard(1), Placement::Replicate], outputs: vec![Placement::shard(1)] },
-            Rule { inputs: vec![Placement::Replicate, Placement::shard(0)], outputs: vec![Placement::shard(0)] },
+            ShardingRule {
+                inputs: vec![Placement::shard(1), Placement::Replicate],
+                outputs: vec![Placement::shard(1)],
+            },
+            ShardingRule {
+                inputs: vec![Placement::Replicate, Placement::shard(0)],
+                outputs: vec![Placement::shard(0)],
+            },
         ]
     }
 }

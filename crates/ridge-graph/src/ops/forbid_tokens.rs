@@ -1,15 +1,16 @@
 //! Tokens that a grammar does not allow next (Willard and Louf 2023, "Efficient Guided Generation for Large Language
 //! Models", section 3).
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
+use crate::types::Type;
+use crate::why::Why;
 
 /// Logits with minus infinity for the tokens forbidden.
 ///
@@ -25,9 +26,9 @@ impl Composite for ForbidTokens {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [logits, forbidden] = inputs else { return Err(super::takes("logits and forbidden", inputs)) };
-        super::want_floats("logits", logits, 2, "[sequences, vocab]")?;
-        super::want("forbidden", forbidden, DType::I32, [&logits.shape.0[0], &forbidden.shape.last()])?;
+        let [logits, forbidden] = inputs else { return Err(takes("logits and forbidden", inputs)) };
+        want_floats("logits", logits, 2, "[sequences, vocab]")?;
+        want("forbidden", forbidden, DType::I32, [&logits.shape.0[0], &forbidden.shape.last()])?;
         Ok(vec![Type::tensor(DType::F32, logits.shape.clone())])
     }
 
@@ -61,8 +62,8 @@ impl Composite for ForbidTokens {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        vec![Rule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        vec![ShardingRule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
     }
 }
 

@@ -3,15 +3,15 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
-use crate::builder::Builder;
+use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `x` times the probability that a standard normal number is below `x`, computed in f32. `x` is of any float type,
 /// which the result has too.
@@ -29,8 +29,8 @@ impl Composite for Gelu {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x] = inputs else { return Err(super::takes("x", inputs)) };
-        super::want_float("x", x)?;
+        let [x] = inputs else { return Err(takes("x", inputs)) };
+        want_float("x", x)?;
         Ok(vec![x.clone()])
     }
 
@@ -73,10 +73,11 @@ impl Composite for Gelu {
         Cost { vector_flops: elements.clone() * flops, special_flops: elements, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
         let axes = (0..inputs[0].shape.rank()).rev();
-        axes.map(|dim| Rule { inputs: vec![Placement::shard(dim)], outputs: vec![Placement::shard(dim)] }).collect()
+        axes.map(|dim| ShardingRule { inputs: vec![Placement::shard(dim)], outputs: vec![Placement::shard(dim)] })
+            .collect()
     }
 }
 

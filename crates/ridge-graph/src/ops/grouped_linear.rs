@@ -1,16 +1,17 @@
 //! Matrix products of each token with the weights of its own experts (Gale et al. 2022, "MegaBlocks", section 4).
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule, rowwise_rules};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule, rowwise_rules};
+use crate::types::Type;
+use crate::why::Why;
 
 /// `y[t, i] = w[ids[t, i]] x[t, i]`, summed in f32 and rounded once.
 ///
@@ -28,14 +29,14 @@ impl Composite for GroupedLinear {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x, w, ids] = inputs else { return Err(super::takes("x, w and ids", inputs)) };
-        super::want_floats("x", x, 3, "[tokens, top_k or 1, K]")?;
-        super::want_floats("w", w, 3, "[experts, N, K]")?;
+        let [x, w, ids] = inputs else { return Err(takes("x, w and ids", inputs)) };
+        want_floats("x", x, 3, "[tokens, top_k or 1, K]")?;
+        want_floats("w", w, 3, "[experts, N, K]")?;
         if w.shape.last() != x.shape.last() {
             return Err(format!("w must be [experts, N, {}] to follow x, got {w}", x.shape.last()));
         }
         let top_k = ids.shape.last();
-        super::want("ids", ids, DType::I32, [x.shape.0[0].clone(), top_k.clone()])?;
+        want("ids", ids, DType::I32, [x.shape.0[0].clone(), top_k.clone()])?;
         if x.shape.0[1] != top_k && !x.shape.0[1].is_one() {
             return Err(format!("x must have {top_k} rows or 1 a token as ids has, got {x}"));
         }
@@ -67,16 +68,16 @@ impl Composite for GroupedLinear {
         }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (whole, cut) = (Placement::Replicate, Placement::shard);
         let mut rules = vec![
-            Rule { inputs: vec![whole, cut(1), whole], outputs: vec![cut(2)] },
-            Rule { inputs: vec![cut(2), cut(2), whole], outputs: vec![Placement::Partial] },
+            ShardingRule { inputs: vec![whole, cut(1), whole], outputs: vec![cut(2)] },
+            ShardingRule { inputs: vec![cut(2), cut(2), whole], outputs: vec![Placement::Partial] },
         ];
         // By tokens, each with its ids.
         for rule in rowwise_rules(&inputs[2].shape, 1, 1) {
             let tokens = rule.inputs[0];
-            rules.push(Rule { inputs: vec![tokens, whole, tokens], outputs: vec![tokens] });
+            rules.push(ShardingRule { inputs: vec![tokens, whole, tokens], outputs: vec![tokens] });
         }
         rules
     }

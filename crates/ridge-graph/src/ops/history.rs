@@ -1,16 +1,17 @@
 //! The tokens of running sequences, kept in the cache's blocks beside their keys and values: whoever needs to know what
 //! a sequence said finds it on the device, under the same block table, however it came there.
 
-use crate::builder::Builder;
+use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::{GraphError, Result};
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Check, Rng, Sample};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// The next version of the history, with token `t` at `slots[t]`.
 ///
@@ -37,11 +38,11 @@ pub(super) fn want_rows<'a>(
     table: &Type,
     lengths: &Type,
 ) -> Result<(&'a Dim, Dim), Why> {
-    super::want_floats("logits", logits, 2, "[sequences, vocab]")?;
+    want_floats("logits", logits, 2, "[sequences, vocab]")?;
     let rows = &logits.shape.0[0];
     want_history(history)?;
-    super::want("block_table", table, DType::I32, [rows.clone(), table.shape.last()])?;
-    super::want("lengths", lengths, DType::I32, [rows])?;
+    want("block_table", table, DType::I32, [rows.clone(), table.shape.last()])?;
+    want("lengths", lengths, DType::I32, [rows])?;
     Ok((rows, logits.shape.last()))
 }
 
@@ -62,7 +63,7 @@ impl History {
     pub(super) fn read(g: &mut Builder, history: Var, table: Var, lengths: Var) -> Result<Self> {
         let block_size = g.ty(history)?.shape.last();
         let [rows, blocks] = &g.ty(table)?.shape.0.clone()[..] else { unreachable!("a table has two axes") };
-        let wide = super::flat(&[blocks.clone(), block_size]).map_err(|why| GraphError::usage(g.scope(), why))?;
+        let wide = flat(&[blocks.clone(), block_size]).map_err(|why| GraphError::usage(g.scope(), why))?;
         let shape = Shape(vec![rows.clone(), wide]);
         let history = g.state_read(history)?;
         let ids = g.gather(history, table, 0)?;
@@ -96,7 +97,7 @@ pub(super) fn places(g: &mut Builder, ids: Var, keep: Option<Var>, shape: &Shape
 
 /// `sequences * vocab`, by which rows lie one after another.
 pub(super) fn flat_logits(g: &Builder, rows: &Dim, vocab: &Dim) -> Result<Dim> {
-    super::flat(&[rows.clone(), vocab.clone()]).map_err(|why| GraphError::usage(g.scope(), why))
+    flat(&[rows.clone(), vocab.clone()]).map_err(|why| GraphError::usage(g.scope(), why))
 }
 
 impl Composite for HistoryWrite {
@@ -105,17 +106,17 @@ impl Composite for HistoryWrite {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [history, ids, slots] = inputs else { return Err(super::takes("history, token_ids and slots", inputs)) };
+        let [history, ids, slots] = inputs else { return Err(takes("history, token_ids and slots", inputs)) };
         want_history(history)?;
         let tokens = ids.shape.last();
-        super::want("token_ids", ids, DType::I32, [&tokens])?;
-        super::want("slots", slots, DType::I32, [&tokens])?;
+        want("token_ids", ids, DType::I32, [&tokens])?;
+        want("slots", slots, DType::I32, [&tokens])?;
         Ok(vec![history.clone()])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let shape = g.ty(inputs[0])?.shape.clone();
-        let slots = super::flat(&shape.0).map_err(|why| GraphError::usage(g.scope(), why))?;
+        let slots = flat(&shape.0).map_err(|why| GraphError::usage(g.scope(), why))?;
         let history = g.state_read(inputs[0])?;
         let history = g.reshape(history, Shape(vec![slots]))?;
         let history = g.scatter(history, inputs[2], inputs[1], 0)?;

@@ -1,17 +1,18 @@
 //! Writes keys and values of a step's tokens into a paged cache (Kwon et al. 2023, "Efficient Memory Management for
 //! Large Language Model Serving with PagedAttention", section 4).
 
-use crate::builder::Builder;
+use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::error::{GraphError, Result};
+use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
+use crate::types::Type;
+use crate::why::Why;
 
 /// The next version of the cache, with the keys and values of token `t` at `slots[t]`.
 ///
@@ -84,13 +85,13 @@ impl Composite for KvWrite {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [kv, k, v, slots, scales @ ..] = inputs else { return Err(super::takes("kv, k, v and slots", inputs)) };
+        let [kv, k, v, slots, scales @ ..] = inputs else { return Err(takes("kv, k, v and slots", inputs)) };
         let [_, _, heads, _, dim] = want_cache(kv)? else { unreachable!("a cache has five axes") };
-        super::want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
+        want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
         let tokens = &k.shape.0[0];
-        super::want("k", k, k.dtype, [tokens, heads, dim])?;
-        super::want("v", v, k.dtype, [tokens, heads, dim])?;
-        super::want("slots", slots, DType::I32, [tokens])?;
+        want("k", k, k.dtype, [tokens, heads, dim])?;
+        want("v", v, k.dtype, [tokens, heads, dim])?;
+        want("slots", slots, DType::I32, [tokens])?;
         want_scales(kv, scales)?;
         Ok([kv].into_iter().chain(scales).cloned().collect())
     }
@@ -99,8 +100,7 @@ impl Composite for KvWrite {
         let kv = g.ty(inputs[0])?.clone();
         let [blocks, two, heads, block_size, dim] = &kv.shape.0[..] else { unreachable!("a cache has five axes") };
         let tokens = g.ty(inputs[3])?.shape.0[0].clone();
-        let slots =
-            super::flat(&[blocks.clone(), block_size.clone()]).map_err(|why| GraphError::usage(g.scope(), why))?;
+        let slots = flat(&[blocks.clone(), block_size.clone()]).map_err(|why| GraphError::usage(g.scope(), why))?;
         // One row a slot: [blocks * block_size, 2, kv_heads, dim].
         let cache = g.state_read(inputs[0])?;
         let cache = g.transpose(cache, &[0, 3, 1, 2, 4])?;
@@ -145,11 +145,11 @@ impl Composite for KvWrite {
         Cost { bytes_written: written, ..Cost::moving(&inputs[1..4], &[]) }
     }
 
-    fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<ShardingRule> {
         // By heads.
         let mut places = vec![Placement::shard(2), Placement::shard(1), Placement::shard(1), Placement::Replicate];
         places.resize(inputs.len(), Placement::shard(2));
-        vec![Rule { inputs: places, outputs: vec![Placement::shard(2); outputs.len()] }]
+        vec![ShardingRule { inputs: places, outputs: vec![Placement::shard(2); outputs.len()] }]
     }
 }
 

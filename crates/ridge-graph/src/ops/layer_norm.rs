@@ -1,24 +1,27 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016, "Layer Normalization", eq. 3 and 4).
 
-use crate::builder::Builder;
+use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Rule, rowwise_rules};
+use crate::shard::{ShardingRule, rowwise_rules};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `(x - mean(x)) * rsqrt(mean((x - mean(x))^2) + eps) * weight + bias` over the last axis, computed in f32.
 ///
 /// `x`: `[.., hidden]`, `weight` and `bias`: `[hidden]`, each of any float dtype; gives `[.., hidden]` of the dtype of
 /// `x`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub eps: f64,
 }
+
+eq_by_bits!(LayerNorm { eps });
 
 impl Composite for LayerNorm {
     fn name(&self) -> &'static str {
@@ -26,10 +29,10 @@ impl Composite for LayerNorm {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x, weight, bias] = inputs else { return Err(super::takes("x, weight and bias", inputs)) };
-        super::want_float("x", x)?;
+        let [x, weight, bias] = inputs else { return Err(takes("x, weight and bias", inputs)) };
+        want_float("x", x)?;
         for (name, row) in [("weight", weight), ("bias", bias)] {
-            super::want_float(name, row)?;
+            want_float(name, row)?;
             if x.shape.rank() == 0 || row.shape.rank() != 1 || row.shape.last() != x.shape.last() {
                 return Err(format!("{name} must be [{}], got {row}", x.shape.last()));
             }
@@ -66,7 +69,7 @@ impl Composite for LayerNorm {
         Cost { vector_flops, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // Any axis but the one that is normalised.
         rowwise_rules(&inputs[0].shape, inputs.len(), 1)
     }

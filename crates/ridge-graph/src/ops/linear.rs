@@ -1,17 +1,18 @@
 //! Matrix product with a parameter, and several that share their input.
 
 use super::Activations;
-use crate::builder::Builder;
+use super::require::{flat, takes, want_float, want_floats, want_weight};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
+use crate::error::{GraphError, Result};
 use crate::format::{self, FormatRef, Q2K, Q4K, Q6K, Q8_0};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule, rowwise_rules};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule, rowwise_rules};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// `x w^T + bias`, summed in f32 at least and rounded once.
 ///
@@ -40,13 +41,13 @@ pub struct LinearGroup {
 }
 
 fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type, Why> {
-    super::want_weight(&format!("w{nth}"), w, 2, "[out, in]")?;
+    want_weight(&format!("w{nth}"), w, 2, "[out, in]")?;
     let (out, inner) = (&w.shape.0[0], &w.shape.0[1]);
     if x.shape.rank() == 0 || x.shape.last() != *inner {
         return Err(format!("w{nth} must be [out, {}] to follow x, got {w}", x.shape.last()));
     }
     if let Some(b) = bias {
-        super::want_floats(&format!("bias{nth}"), b, 1, &format!("[{out}]"))?;
+        want_floats(&format!("bias{nth}"), b, 1, &format!("[{out}]"))?;
         if b.shape.0[0] != *out {
             return Err(format!("bias{nth} must be [{out}], got {b}"));
         }
@@ -59,14 +60,14 @@ fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type,
 }
 
 fn check_x(x: &Type, activations: Activations) -> Result<(), Why> {
-    super::want_float("x", x)?;
+    want_float("x", x)?;
     if x.shape.rank() == 0 {
         return Err(format!("x must be [.., in], got {x}"));
     }
     if activations != Activations::Exact && x.shape.last().as_const().is_none() {
         return Err(format!("x is rounded in groups of its last axis, which must be a number, got {x}"));
     }
-    super::flat(&x.shape.0[..x.shape.rank() - 1]).map_err(|why| format!("x {x}: {why}"))?;
+    flat(&x.shape.0[..x.shape.rank() - 1]).map_err(|why| format!("x {x}: {why}"))?;
     Ok(())
 }
 
@@ -84,7 +85,7 @@ fn cost(weights: &[Type], inputs: &[Type], outputs: &[Type], biases: bool) -> Co
 
 /// Column parallel, row parallel (biases as summands, since every rank adds its own) where groups of x are not cut, then
 /// rows of `x`.
-fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec<Rule> {
+fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec<ShardingRule> {
     let last = x.rank().saturating_sub(1);
     let places = |x, w, b: Option<Placement>| {
         let mut inputs = vec![x];
@@ -95,9 +96,9 @@ fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec
     let (whole, rows) = (Placement::Replicate, Placement::shard(0));
     let terms = places(Placement::shard(last), Placement::shard(1), Some(Placement::Partial));
     let mut rules =
-        vec![Rule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
+        vec![ShardingRule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
     if activations == Activations::Exact {
-        rules.push(Rule { inputs: terms, outputs: vec![Placement::Partial; count] });
+        rules.push(ShardingRule { inputs: terms, outputs: vec![Placement::Partial; count] });
     }
     let inputs = places(whole, whole, Some(whole)).len();
     rules.extend(rowwise_rules(x, inputs, count));
@@ -113,8 +114,8 @@ impl Composite for Linear {
         let (x, w, bias) = match (inputs, self.bias) {
             ([x, w], false) => (x, w, None),
             ([x, w, bias], true) => (x, w, Some(bias)),
-            (_, false) => return Err(super::takes("x and w", inputs)),
-            (_, true) => return Err(super::takes("x, w and bias", inputs)),
+            (_, false) => return Err(takes("x and w", inputs)),
+            (_, true) => return Err(takes("x, w and bias", inputs)),
         };
         check_x(x, self.activations)?;
         Ok(vec![infer_one(x, w, bias, "")?])
@@ -123,7 +124,7 @@ impl Composite for Linear {
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let ty = g.ty(inputs[0])?.clone();
         let (rows, last) = ty.shape.0.split_at(ty.shape.rank() - 1);
-        let (flat, inner) = (super::flat(rows).map_err(|why| GraphError::usage(g.scope(), why))?, last[0].clone());
+        let (flat, inner) = (flat(rows).map_err(|why| GraphError::usage(g.scope(), why))?, last[0].clone());
         let mut shape = ty.shape.clone();
         shape.0[rows.len()] = g.ty(inputs[1])?.shape.0[0].clone();
         // In f32 throughout, so that the sum is rounded once.
@@ -148,7 +149,7 @@ impl Composite for Linear {
         self.activations.gradient()
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rules(&inputs[0].shape, 1, self.bias, self.activations)
     }
 }
@@ -163,7 +164,7 @@ impl Composite for LinearGroup {
         if n == 0 || inputs.len() != 1 + n * if self.biases { 2 } else { 1 } {
             let wanted =
                 if self.biases { format!("x, {n} weights and {n} biases") } else { format!("x and {n} weights") };
-            return Err(super::takes(&wanted, inputs));
+            return Err(takes(&wanted, inputs));
         }
         check_x(&inputs[0], self.activations)?;
         (0..n)
@@ -193,7 +194,7 @@ impl Composite for LinearGroup {
         self.activations.gradient()
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rules(&inputs[0].shape, self.count, self.biases, self.activations)
     }
 }

@@ -1,14 +1,15 @@
 //! What a user adds to the logits of some tokens (OpenAI's API reference, `logit_bias`).
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
+use crate::types::Type;
+use crate::why::Why;
 
 use super::history::{flat_logits, places};
 
@@ -25,11 +26,11 @@ impl Composite for LogitBias {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [logits, ids, values] = inputs else { return Err(super::takes("logits, ids and values", inputs)) };
-        super::want_floats("logits", logits, 2, "[sequences, vocab]")?;
+        let [logits, ids, values] = inputs else { return Err(takes("logits, ids and values", inputs)) };
+        want_floats("logits", logits, 2, "[sequences, vocab]")?;
         let (rows, biases) = (&logits.shape.0[0], ids.shape.last());
-        super::want("ids", ids, DType::I32, [rows, &biases])?;
-        super::want("values", values, DType::F32, [rows, &biases])?;
+        want("ids", ids, DType::I32, [rows, &biases])?;
+        want("values", values, DType::F32, [rows, &biases])?;
         Ok(vec![Type::tensor(DType::F32, logits.shape.clone())])
     }
 
@@ -52,8 +53,8 @@ impl Composite for LogitBias {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        vec![Rule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        vec![ShardingRule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
     }
 }
 

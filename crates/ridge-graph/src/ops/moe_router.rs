@@ -1,22 +1,24 @@
 //! Which experts each token goes to, and how much each counts (Shazeer et al. 2017, "Outrageously Large Neural
 //! Networks", section 2.1; sigmoid scores, biases and groups of DeepSeek-AI 2024, "DeepSeek-V3", section 2.1.2).
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Rule, rowwise_rules};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{ShardingRule, rowwise_rules};
+use crate::types::Type;
+use crate::why::Why;
 
 /// The `top_k` experts of each token, best first, and their weights.
 ///
 /// `logits`: `[tokens, experts]` of any float dtype; `bias`, if there is one: f32 `[experts]`, added to the scores for
 /// the choice alone. Gives i32 `[tokens, top_k]` and f32 `[tokens, top_k]`. Of equal scores the lower expert is first.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct MoeRouter {
     /// Experts of a token.
     pub top_k: usize,
@@ -32,6 +34,8 @@ pub struct MoeRouter {
     /// whose two best scores have the largest sums.
     pub groups: Option<(usize, usize)>,
 }
+
+eq_by_bits!(MoeRouter { scale; top_k, sigmoid, normalise, bias, groups });
 
 /// Below every score.
 const LOWEST: f64 = -3.0e38;
@@ -78,14 +82,14 @@ impl Composite for MoeRouter {
         let (logits, bias) = match (inputs, self.bias) {
             ([logits], false) => (logits, None),
             ([logits, bias], true) => (logits, Some(bias)),
-            _ => return Err(super::takes(if self.bias { "logits and bias" } else { "logits" }, inputs)),
+            _ => return Err(takes(if self.bias { "logits and bias" } else { "logits" }, inputs)),
         };
-        super::want_floats("logits", logits, 2, "[tokens, experts]")?;
+        want_floats("logits", logits, 2, "[tokens, experts]")?;
         let Some(experts) = logits.shape.last().as_const() else {
             return Err(format!("logits must have a number of experts, got {logits}"));
         };
         if let Some(bias) = bias {
-            super::want("bias", bias, DType::F32, [experts])?;
+            want("bias", bias, DType::F32, [experts])?;
         }
         let mut among = experts;
         if let Some((groups, kept)) = self.groups {
@@ -136,7 +140,7 @@ impl Composite for MoeRouter {
         Cost { vector_flops: scores.clone() * 5, special_flops: scores, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rowwise_rules(&inputs[0].shape, inputs.len(), 2)
     }
 }

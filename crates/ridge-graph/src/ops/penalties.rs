@@ -1,16 +1,17 @@
 //! Penalties on what a sequence has said: repetition (Keskar et al. 2019, "CTRL", section 4.1), frequency and presence
 //! (OpenAI's API reference), as vLLM applies them, in that order.
 
-use crate::builder::Builder;
+use super::require::{takes, want};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 use super::history::{History, flat_logits, places, want_rows};
 
@@ -36,15 +37,15 @@ impl Composite for Penalties {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [logits, history, table, lengths, prompts, settings @ ..] = inputs else {
-            return Err(super::takes("logits, a history's inputs and three settings", inputs));
+            return Err(takes("logits, a history's inputs and three settings", inputs));
         };
         if settings.len() != SETTINGS.len() {
-            return Err(super::takes("logits, a history's inputs and three settings", inputs));
+            return Err(takes("logits, a history's inputs and three settings", inputs));
         }
         let (rows, vocab) = want_rows(logits, history, table, lengths)?;
-        super::want("prompt_lengths", prompts, DType::I32, [rows])?;
+        want("prompt_lengths", prompts, DType::I32, [rows])?;
         for (name, ty) in SETTINGS.iter().zip(settings) {
-            super::want(name, ty, DType::F32, [rows])?;
+            want(name, ty, DType::F32, [rows])?;
         }
         Ok(vec![Type::tensor(DType::F32, [rows, &vocab])])
     }
@@ -103,11 +104,11 @@ impl Composite for Penalties {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // By sequences, of which each rank has the whole history.
         let mut places = vec![Placement::shard(0); inputs.len()];
         places[1] = Placement::Replicate;
-        vec![Rule { inputs: places, outputs: vec![Placement::shard(0)] }]
+        vec![ShardingRule { inputs: places, outputs: vec![Placement::shard(0)] }]
     }
 }
 

@@ -4,16 +4,7 @@
 
 mod latent_attention;
 mod mamba2;
+mod refusal;
 
 pub use latent_attention::{Indexer, LatentAttention};
 pub use mamba2::Mamba2;
-
-use crate::builder::Builder;
-use crate::error::{GraphError, Result};
-use crate::graph::Var;
-
-/// Why such an op is not decomposed.
-fn planned_only(g: &Builder, op: &str) -> Result<Vec<Var>> {
-    let why = format!("{op} can be planned and not run yet: it has a type and a cost and no decomposition");
-    Err(GraphError::usage(g.scope(), why))
-}

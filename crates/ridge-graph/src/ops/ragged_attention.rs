@@ -1,31 +1,35 @@
 //! Attention in both directions over a batch of texts without padding (Vaswani et al. 2017, "Attention Is All You Need",
 //! section 3.2.1; Devlin et al. 2019, "BERT", section 3).
 
-use crate::builder::Builder;
+use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::{GraphError, Result};
+use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// Attention of each token to all tokens of its own sequence, computed in f32.
 ///
 /// `q`: `[tokens, heads, dim]`, `k`, `v`: `[tokens, kv_heads, dim]`, all of one float dtype; `seq_ids`: i32 `[tokens]`,
 /// negative for padding. Gives the type of `q`. Query head `h` uses key and value head `h / (heads / kv_heads)`. The
 /// output of padding is zero.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct RaggedAttention {
     /// Factor of the scores, usually `1 / sqrt(dim)`.
     pub scale: f64,
     /// The step's number of (query, key) pairs, for the cost alone.
     pub pairs: Sym,
 }
+
+eq_by_bits!(RaggedAttention { scale; pairs });
 
 /// Below every score, and finite, so that a row without any key has no infinite differences.
 const MASKED: f64 = -3.0e38;
@@ -47,13 +51,13 @@ impl Composite for RaggedAttention {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, k, v, ids] = inputs else { return Err(super::takes("q, k, v and seq_ids", inputs)) };
-        super::want_floats("q", q, 3, "[tokens, heads, dim]")?;
-        super::want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
+        let [q, k, v, ids] = inputs else { return Err(takes("q, k, v and seq_ids", inputs)) };
+        want_floats("q", q, 3, "[tokens, heads, dim]")?;
+        want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
         let [tokens, _, dim] = &q.shape.0[..] else { unreachable!("q has three axes") };
-        super::want("k", k, q.dtype, [tokens, &k.shape.0[1], dim])?;
-        super::want("v", v, q.dtype, k.shape.clone())?;
-        super::want("seq_ids", ids, DType::I32, [tokens])?;
+        want("k", k, q.dtype, [tokens, &k.shape.0[1], dim])?;
+        want("v", v, q.dtype, k.shape.clone())?;
+        want("seq_ids", ids, DType::I32, [tokens])?;
         Self::groups(q, k)?;
         Ok(vec![q.clone()])
     }
@@ -64,7 +68,7 @@ impl Composite for RaggedAttention {
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = Self::groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
-        let rows = super::flat(&[group.into(), tokens.clone()]).map_err(|why| fail(g, why))?;
+        let rows = flat(&[group.into(), tokens.clone()]).map_err(|why| fail(g, why))?;
         let (heads, group, one) = (Dim::from(heads), Dim::from(group), Dim::from(1));
 
         // One batch a kv head, whose rows are its query heads' tokens.
@@ -120,10 +124,10 @@ impl Composite for RaggedAttention {
         }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // By heads, whole groups to a rank.
         let heads = Placement::shard(1);
-        vec![Rule { inputs: vec![heads, heads, heads, Placement::Replicate], outputs: vec![heads] }]
+        vec![ShardingRule { inputs: vec![heads, heads, heads, Placement::Replicate], outputs: vec![heads] }]
     }
 }
 

@@ -1,23 +1,26 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4).
 
-use crate::builder::Builder;
+use super::require::want_float;
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Rule, rowwise_rules};
+use crate::shard::{ShardingRule, rowwise_rules};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `x * rsqrt(mean(x^2) + eps) * weight` over the last axis, computed in f32.
 ///
 /// `x`: `[.., hidden]`, `weight`: `[hidden]` of any float dtype; gives `[.., hidden]` of the dtype of `x`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: f64,
 }
+
+eq_by_bits!(RmsNorm { eps });
 
 impl Composite for RmsNorm {
     fn name(&self) -> &'static str {
@@ -26,8 +29,8 @@ impl Composite for RmsNorm {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [x, weight] = inputs else { return Err("takes x and weight".into()) };
-        super::want_float("x", x)?;
-        super::want_float("weight", weight)?;
+        want_float("x", x)?;
+        want_float("weight", weight)?;
         if x.shape.rank() == 0 || weight.shape.rank() != 1 || weight.shape.last() != x.shape.last() {
             return Err(format!("weight must be [{}], got {weight}", x.shape.last()));
         }
@@ -57,7 +60,7 @@ impl Composite for RmsNorm {
         Cost { vector_flops, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // Any axis but the one that is normalised.
         rowwise_rules(&inputs[0].shape, inputs.len(), 1)
     }

@@ -4,15 +4,17 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::builder::Builder;
+use super::require::{takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::dyn_eq::eq_by_bits;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
+use crate::types::Type;
+use crate::why::Why;
 
 /// Rotates the pairs of the first `R = 2 * inv_freq.len()` elements of each head by `position * inv_freq`, computed
 /// in f32; the other elements pass through.
@@ -26,8 +28,10 @@ pub struct Rope {
     pub scale: f64,
 }
 
+eq_by_bits!(Rope { inv_freq, scale });
+
 impl fmt::Debug for Rope {
-    /// Ops are equal when their `Debug` texts are, so a hash stands for all the frequencies.
+    /// The text of a program tells ops apart, so a hash stands for all the frequencies.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (first, last) = (self.inv_freq.first().unwrap_or(&0.0), self.inv_freq.last().unwrap_or(&0.0));
         // FNV-1a, 64 bits (Fowler, Noll and Vo).
@@ -45,9 +49,9 @@ impl Composite for Rope {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x, positions] = inputs else { return Err(super::takes("x and positions", inputs)) };
-        super::want_floats("x", x, 3, "[tokens, heads, dim]")?;
-        super::want("positions", positions, DType::I32, [&x.shape.0[0]])?;
+        let [x, positions] = inputs else { return Err(takes("x and positions", inputs)) };
+        want_floats("x", x, 3, "[tokens, heads, dim]")?;
+        want("positions", positions, DType::I32, [&x.shape.0[0]])?;
         let rotary = 2 * self.inv_freq.len();
         if rotary == 0 || x.shape.last().as_const().is_none_or(|dim| dim < rotary) {
             return Err(format!("x must have {rotary} elements or more a head, as many as are rotated, got {x}"));
@@ -92,10 +96,13 @@ impl Composite for Rope {
         }
     }
 
-    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         vec![
-            Rule { inputs: vec![Placement::shard(1), Placement::Replicate], outputs: vec![Placement::shard(1)] },
-            Rule { inputs: vec![Placement::shard(0); 2], outputs: vec![Placement::shard(0)] },
+            ShardingRule {
+                inputs: vec![Placement::shard(1), Placement::Replicate],
+                outputs: vec![Placement::shard(1)],
+            },
+            ShardingRule { inputs: vec![Placement::shard(0); 2], outputs: vec![Placement::shard(0)] },
         ]
     }
 }

@@ -5,17 +5,18 @@
 
 use std::cmp::Ordering;
 
-use crate::builder::Builder;
+use super::require::{flat, takes, want, want_floats};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{GraphError, Result, Why};
+use crate::error::{GraphError, Result};
 use crate::eval::uniform;
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Check, Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::tensor::{Tensor, Value};
-use crate::types::{Shape, Type};
+use crate::types::Type;
+use crate::why::Why;
 
 /// A token for each row of `logits`.
 ///
@@ -64,19 +65,19 @@ impl Composite for SampleToken {
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let names = || {
             let keys: Vec<&str> = Self::KEYS.iter().map(|(name, _)| *name).collect();
-            super::takes(&format!("logits, {}", keys.join(", ")), inputs)
+            takes(&format!("logits, {}", keys.join(", ")), inputs)
         };
         let [logits, keys @ ..] = inputs else { return Err(names()) };
         if keys.len() != Self::KEYS.len() {
             return Err(names());
         }
-        super::want_floats("logits", logits, 2, "[sequences, vocab]")?;
+        want_floats("logits", logits, 2, "[sequences, vocab]")?;
         if logits.shape.last().as_const() == Some(0) {
             return Err(format!("logits must have a token to choose, got {logits}"));
         }
         let rows = &logits.shape.0[0];
         for ((name, dtype), ty) in Self::KEYS.iter().zip(keys) {
-            super::want(name, ty, *dtype, [rows])?;
+            want(name, ty, *dtype, [rows])?;
         }
         Ok(vec![Type::tensor(DType::I32, [rows])])
     }
@@ -171,8 +172,8 @@ impl Composite for SampleToken {
         Gradient::None
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
-        vec![Rule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        vec![ShardingRule { inputs: vec![Placement::shard(0); inputs.len()], outputs: vec![Placement::shard(0)] }]
     }
 }
 
@@ -213,7 +214,7 @@ fn typical(g: &mut Builder, [weight, exponent, kept, rank]: [Var; 4], typical_p:
     let far = g.constant(DType::F32, f64::from(f32::MAX))?;
     let distance = g.select(there, distance, far)?;
     let (ascending, from) = g.sort(distance, 1, false, vocab.clone())?;
-    let flat = super::flat(&[rows, vocab.clone()]).map_err(|why| GraphError::usage(g.scope(), why))?;
+    let flat = flat(&[rows, vocab.clone()]).map_err(|why| GraphError::usage(g.scope(), why))?;
     let p = g.reshape(p, Shape(vec![flat]))?;
     let at = super::history::places(g, from, None, shape, &vocab)?;
     let p = g.gather(p, at, 0)?;

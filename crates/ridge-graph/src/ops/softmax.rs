@@ -1,14 +1,14 @@
 //! Softmax over the last axis, shifted by the largest element so that no exponential overflows.
 
-use crate::builder::Builder;
+use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Rule, rowwise_rules};
+use crate::shard::{ShardingRule, rowwise_rules};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `exp(x - max(x)) / sum(exp(x - max(x)))` over the last axis, computed in f32.
 ///
@@ -22,8 +22,8 @@ impl Composite for Softmax {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x] = inputs else { return Err(super::takes("x", inputs)) };
-        super::want_float("x", x)?;
+        let [x] = inputs else { return Err(takes("x", inputs)) };
+        want_float("x", x)?;
         if x.shape.rank() == 0 {
             return Err(format!("x must have an axis to normalise over, got {x}"));
         }
@@ -48,7 +48,7 @@ impl Composite for Softmax {
         Cost { vector_flops: elements.clone() * 4, special_flops: elements, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rowwise_rules(&inputs[0].shape, 1, 1)
     }
 }

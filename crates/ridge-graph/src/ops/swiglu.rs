@@ -1,14 +1,14 @@
 //! Gated activation of the MLP (Shazeer 2020, "GLU Variants Improve Transformer", section 2: the gate of SwiGLU).
 
-use crate::builder::Builder;
+use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::Composite;
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
-use crate::shard::{Placement, Rule};
+use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `gate * sigmoid(gate) * up`, computed in f32. `gate` and `up` have one float type, which the result has too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,8 +20,8 @@ impl Composite for Swiglu {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [gate, up] = inputs else { return Err(super::takes("gate and up", inputs)) };
-        super::want_float("gate", gate)?;
+        let [gate, up] = inputs else { return Err(takes("gate and up", inputs)) };
+        want_float("gate", gate)?;
         if up != gate {
             return Err(format!("up must be {gate} as gate is, got {up}"));
         }
@@ -43,10 +43,11 @@ impl Composite for Swiglu {
         Cost { vector_flops: elements.clone() * 2, special_flops: elements, ..Cost::moving(inputs, outputs) }
     }
 
-    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<Rule> {
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         // Elementwise: any axis, the last first, since that is how a tensor-parallel MLP is cut.
         let axes = (0..inputs[0].shape.rank()).rev();
-        axes.map(|dim| Rule { inputs: vec![Placement::shard(dim); 2], outputs: vec![Placement::shard(dim)] }).collect()
+        axes.map(|dim| ShardingRule { inputs: vec![Placement::shard(dim); 2], outputs: vec![Placement::shard(dim)] })
+            .collect()
     }
 }
 

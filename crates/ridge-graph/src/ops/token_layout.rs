@@ -1,15 +1,16 @@
 //! Where each token of a step belongs, derived on the device from tables that change little between steps, so that a
 //! step can start before the host knows what the last one sampled.
 
-use crate::builder::Builder;
+use super::require::{takes, want};
 use crate::cost::Cost;
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::sample::{Check, Rng, Sample};
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::types::Type;
+use crate::why::Why;
 
 /// Position of each token in its sequence and its slot in the cache.
 ///
@@ -36,15 +37,15 @@ impl Composite for TokenLayout {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
         let [ids, starts, lengths, table] = inputs else {
-            return Err(super::takes("seq_ids, query_start, lengths and block_table", inputs));
+            return Err(takes("seq_ids, query_start, lengths and block_table", inputs));
         };
         let (tokens, [sequences, blocks]) = (ids.shape.last(), &table.shape.0[..]) else {
             return Err(format!("block_table must be i32[sequences, blocks], got {table}"));
         };
-        super::want("seq_ids", ids, DType::I32, [&tokens])?;
-        super::want("query_start", starts, DType::I32, [sequences.clone() + 1])?;
-        super::want("lengths", lengths, DType::I32, [sequences])?;
-        super::want("block_table", table, DType::I32, [sequences, blocks])?;
+        want("seq_ids", ids, DType::I32, [&tokens])?;
+        want("query_start", starts, DType::I32, [sequences.clone() + 1])?;
+        want("lengths", lengths, DType::I32, [sequences])?;
+        want("block_table", table, DType::I32, [sequences, blocks])?;
         if self.block_size == 0 {
             return Err("block_size must be 1 or more, got 0".into());
         }

@@ -1,7 +1,6 @@
 //! Says how products by weights in formats take their activations.
 
-use crate::graph::{Graph, Op};
-use crate::op::CompositeRef;
+use crate::graph::{CompositeRef, Graph, Op};
 use crate::ops::{Activations, Linear, LinearGroup};
 
 /// Makes the linears whose weights are all stored in formats take `activations`, where K is a number.

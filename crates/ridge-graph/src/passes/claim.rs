@@ -1,5 +1,7 @@
 //! Kernels claim the parts of a graph that match their patterns.
 
+use std::sync::Arc;
+
 use super::order::Draft;
 use super::pattern::{Match, Pattern};
 use crate::dim::{Bindings, Sym};
@@ -10,7 +12,7 @@ use crate::poly::Poly;
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Its name, unique within the backend.
-    pub name: &'static str,
+    pub name: Arc<str>,
     /// What it computes as one.
     pub pattern: Pattern,
     /// Does it support these ops with these types and attributes? The function has one argument for each place of
@@ -31,7 +33,12 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
             }
             if let Some((kernel, found)) = best(function, root, kernels) {
                 let before = function.nodes.len();
-                *function = group(std::mem::take(function), GroupKind::Kernel(kernel.name), &kernel.pattern, &found);
+                *function = group(
+                    std::mem::take(function),
+                    GroupKind::Kernel(Arc::clone(&kernel.name)),
+                    &kernel.pattern,
+                    &found,
+                );
                 // The group is here or before, when what lay between its nodes reads it: look at this place again.
                 root = root + 1 - (before - function.nodes.len());
             }
@@ -50,7 +57,7 @@ fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel]) -> Option<(
         if !(kernel.supports)(&body) {
             continue;
         }
-        let saved = saved_bytes(function, &found, &Group { kind: GroupKind::Kernel(kernel.name), body });
+        let saved = saved_bytes(function, &found, &Group { kind: GroupKind::Kernel(Arc::clone(&kernel.name)), body });
         if best.as_ref().is_none_or(|(most, ..)| saved > *most) {
             best = Some((saved, kernel, found));
         }

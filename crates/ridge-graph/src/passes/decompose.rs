@@ -1,8 +1,7 @@
 //! Replaces composites that no kernel claimed by their decompositions.
 
-use crate::builder::Builder;
 use crate::error::Result;
-use crate::graph::{Function, Graph, Node, Op, Var};
+use crate::graph::{Builder, Function, Graph, Node, Op, Var};
 
 /// Decomposes every composite for which `stays` does not hold, one level deep, in every function. Returns whether
 /// anything changed: what a decomposition is made of may be claimed before it is decomposed in turn.

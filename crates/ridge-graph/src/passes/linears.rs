@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::order::Draft;
-use crate::graph::{Function, Graph, Node, Op, Var};
-use crate::op::CompositeRef;
+use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
 use crate::ops::{Linear, LinearGroup};
 
 /// Joins linears of one input whose weights are arguments, within each function.

@@ -225,8 +225,8 @@ impl<'a> Parser<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::builder::Builder;
     use crate::dtype::DType;
+    use crate::graph::Builder;
     use crate::types::Type;
 
     /// `swiglu(linear_group(x; w0, w1))`, then `rms_norm` of its sum with `r`, which is an output too.

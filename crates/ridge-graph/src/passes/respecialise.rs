@@ -5,10 +5,11 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use crate::builder::{Builder, join};
-use crate::error::{Result, Why};
-use crate::graph::{Arg, FuncId, Function, Graph, Node, Op, Output, Var};
+use crate::builder::join;
+use crate::error::Result;
+use crate::graph::{Arg, Builder, FuncId, Function, Graph, Node, Op, Output, Var};
 use crate::types::Type;
+use crate::why::Why;
 
 /// How the values and nodes of a function are rewritten.
 pub(crate) trait Rewrite {

@@ -2,10 +2,10 @@
 //! a quantised checkpoint does to its family's graph.
 
 use super::respecialise::{Frame, Rewrite, respecialise};
-use crate::builder::Builder;
-use crate::error::{GraphError, Result, Why};
-use crate::graph::{Arg, Graph, Node, Role, Var};
+use crate::error::{GraphError, Result};
+use crate::graph::{Arg, Builder, Graph, Node, Role, Var};
 use crate::types::Type;
+use crate::why::Why;
 
 /// `graph` with the weights of its main function stored as `storage` says, by name and present type; `None` leaves a
 /// weight as it is. Functions are specialised once for each distinct tuple of argument types, and types of values

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::order::Draft;
 use crate::error::{GraphError, Result};
-use crate::graph::{FuncId, Function, Graph, Op, Role, Var};
+use crate::graph::{Function, Graph, Op, Role, Var};
 use crate::prim::{Literal, Prim};
 
 /// Keeps only the main outputs named (states always stay), and drops what only the others needed: nodes, and step
@@ -23,7 +23,7 @@ pub fn prune(graph: &mut Graph, outputs: &[&str]) -> Result<()> {
     main.outputs.retain(|o| o.role == Role::State || outputs.contains(&&*o.name));
     tidy(graph);
     drop_unused_args(&mut graph.functions[graph.main.index()]);
-    drop_uncalled(graph);
+    graph.drop_uncalled();
     Ok(())
 }
 
@@ -32,7 +32,7 @@ pub fn tidy(graph: &mut Graph) {
     for function in &mut graph.functions {
         let live = live(function);
         let mut draft = Draft::new(std::mem::take(function));
-        let mut seen: HashMap<(&'static str, Vec<Var>), Vec<usize>> = HashMap::new();
+        let mut seen: HashMap<(String, Vec<Var>), Vec<usize>> = HashMap::new();
         for (i, live) in live.iter().enumerate() {
             let Some(mut node) = draft.nodes[i].take() else { continue };
             if !live && !matches!(node.op, Op::Arg(_)) {
@@ -52,7 +52,7 @@ pub fn tidy(graph: &mut Graph) {
                 draft.replace(draft.var(i, 0), source);
                 continue;
             }
-            let key = (node.op_name(), node.inputs.clone());
+            let key = (node.op_name().to_owned(), node.inputs.clone());
             let same = seen.get(&key).and_then(|candidates| {
                 candidates
                     .iter()
@@ -169,35 +169,4 @@ fn drop_unused_args(function: &mut Function) {
         }
     }
     *function = draft.finish(|i| i);
-}
-
-/// Removes functions that main does not reach, keeping callees before callers.
-pub(crate) fn drop_uncalled(graph: &mut Graph) {
-    let mut called = vec![false; graph.functions.len()];
-    called[graph.main.index()] = true;
-    for i in (0..graph.functions.len()).rev().filter(|i| *i <= graph.main.index()) {
-        if called[i] {
-            for node in &graph.functions[i].nodes {
-                if let Op::Call(f) = node.op {
-                    called[f.index()] = true;
-                }
-            }
-        }
-    }
-    let mut next = 0;
-    let moved: Vec<u32> = called
-        .iter()
-        .map(|c| {
-            next += u32::from(*c);
-            next.saturating_sub(1)
-        })
-        .collect();
-    let mut index = 0..;
-    graph.functions.retain(|_| called[index.next().unwrap_or_default()]);
-    graph.main = FuncId(moved[graph.main.index()]);
-    for node in graph.functions.iter_mut().flat_map(|f| &mut f.nodes) {
-        if let Op::Call(f) = &mut node.op {
-            *f = FuncId(moved[f.index()]);
-        }
-    }
 }

@@ -3,8 +3,9 @@
 use super::{Binary, CollectiveKind, Prim, Unary};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::error::Why;
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::types::Type;
+use crate::why::Why;
 
 impl Prim {
     /// Types of the outputs for `inputs`.
@@ -144,7 +145,7 @@ impl Prim {
                 let component = components
                     .get(*index)
                     .ok_or_else(|| format!("{} has {} components", format.name(), components.len()))?;
-                component.ty.clone()
+                component.ty()
             }
             Self::Collective { kind, ranks, .. } => match kind {
                 CollectiveKind::AllReduce => inputs[0].clone(),

@@ -4,50 +4,50 @@
 //! that a walk over the float dtypes tests it once.
 
 mod moves;
+mod operands;
+
+use operands::{SHAPES, any, once, with_others};
 
 use super::{Binary, Combine, Compare, Literal, Prim, Unary};
 use crate::dtype::DType;
-use crate::ops::Entry;
+use crate::registry::{OpEntry, OpRegistry};
 use crate::sample::{Check, Rng, Sample};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
-use crate::types::Shape;
 
 /// Every primitive but the collectives, with its samples; see [`crate::ops::registry`] for the composites.
-pub fn prim_registry() -> &'static [Entry] {
-    &[
-        Entry { name: "const", samples: constants },
-        Entry { name: "iota", samples: iotas },
-        Entry { name: "unary", samples: unary },
-        Entry { name: "binary", samples: binary },
-        Entry { name: "compare", samples: compare },
-        Entry { name: "select", samples: select },
-        Entry { name: "cast", samples: cast },
-        Entry { name: "reduce", samples: reduce },
-        Entry { name: "argmax", samples: argmax },
-        Entry { name: "scan", samples: scan },
-        Entry { name: "matmul", samples: matmul },
-        Entry { name: "gather", samples: moves::gather },
-        Entry { name: "scatter", samples: moves::scatter },
-        Entry { name: "slice", samples: moves::slice },
-        Entry { name: "concat", samples: moves::concat },
-        Entry { name: "pad", samples: moves::pad },
-        Entry { name: "reshape", samples: moves::reshape },
-        Entry { name: "transpose", samples: moves::transpose },
-        Entry { name: "broadcast", samples: moves::broadcast },
-        Entry { name: "random", samples: random },
-        Entry { name: "sort", samples: sort },
-        Entry { name: "state", samples: moves::state },
-        Entry { name: "component", samples: moves::component },
-    ]
+pub fn prim_registry() -> OpRegistry {
+    OpRegistry::new([
+        OpEntry::new("const", constants),
+        OpEntry::new("iota", iotas),
+        OpEntry::new("unary", unary),
+        OpEntry::new("binary", binary),
+        OpEntry::new("compare", compare),
+        OpEntry::new("select", select),
+        OpEntry::new("cast", cast),
+        OpEntry::new("reduce", reduce),
+        OpEntry::new("argmax", argmax),
+        OpEntry::new("scan", scan),
+        OpEntry::new("matmul", matmul),
+        OpEntry::new("gather", moves::gather),
+        OpEntry::new("scatter", moves::scatter),
+        OpEntry::new("slice", moves::slice),
+        OpEntry::new("concat", moves::concat),
+        OpEntry::new("pad", moves::pad),
+        OpEntry::new("reshape", moves::reshape),
+        OpEntry::new("transpose", moves::transpose),
+        OpEntry::new("broadcast", moves::broadcast),
+        OpEntry::new("random", random),
+        OpEntry::new("sort", sort),
+        OpEntry::new("state", moves::state),
+        OpEntry::new("component", moves::component),
+    ])
 }
 
 const INTEGERS: [DType; 4] = [DType::I8, DType::U8, DType::I32, DType::I64];
 
 /// Zeros, units, infinities and NaN, which kernels of large numbers treat apart.
 const SPECIAL: [f64; 8] = [0.0, -0.0, 1.0, -1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 0.5];
-
-/// Rank 0, no elements, one, a row off any tile, and inner axes of 1.
-const SHAPES: [&[usize]; 6] = [&[], &[0], &[1], &[1000], &[3, 37], &[2, 5, 1]];
 
 fn float(dtype: DType, shape: &[usize], values: impl IntoIterator<Item = f64>) -> Tensor {
     Tensor::float(dtype, shape, values.into_iter().collect()).rounded()
@@ -65,32 +65,10 @@ fn special_pairs(dtype: DType) -> (Tensor, Tensor) {
     (float(dtype, &[n, n], a), float(dtype, &[n, n], b))
 }
 
-/// Random elements of any dtype; integers of both signs where the dtype has them.
-fn any(rng: &mut Rng, dtype: DType, shape: &[usize]) -> Tensor {
-    match dtype {
-        DType::Bool => rng.integers(dtype, shape, 0, 2),
-        DType::U8 => rng.integers(dtype, shape, 0, 200),
-        _ if dtype.is_int() => rng.integers(dtype, shape, -100, 100),
-        _ => rng.normal(dtype, shape),
-    }
-}
-
 /// Every element, positive.
 fn positive(tensor: Tensor) -> Tensor {
     let values = tensor.floats().iter().map(|x| x.abs()).collect();
     Tensor::float(tensor.dtype, &tensor.shape.clone(), values)
-}
-
-/// The float dtype asked for, and with F32 the others.
-fn with_others(dtype: DType) -> Vec<DType> {
-    let mut all = vec![dtype];
-    all.extend(once(dtype, &[DType::I8, DType::U8, DType::I32, DType::I64, DType::Bool]));
-    all
-}
-
-/// `dtypes` with F32, none with other float dtypes.
-fn once(dtype: DType, dtypes: &[DType]) -> impl Iterator<Item = DType> {
-    dtypes.iter().copied().filter(move |_| dtype == DType::F32)
 }
 
 fn constants(rng: &mut Rng, dtype: DType) -> Vec<Sample> {

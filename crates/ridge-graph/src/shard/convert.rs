@@ -1,17 +1,17 @@
 //! What brings a value from one placement to another, and what that costs.
 
-use super::{MeshAxis, Placement};
-use crate::builder::Builder;
+use super::local::local_op;
+use super::placement::{MeshAxis, Placement, ShardingRule};
 use crate::dim::Bindings;
 use crate::error::Result;
-use crate::graph::{Op, Role, Var};
+use crate::graph::{Builder, Op, Role, Var};
 use crate::passes::respecialise::Frame;
 use crate::prim::{CollectiveKind, Prim};
 use crate::shard::local::share;
 
 /// A way to have a value placed as a rule wants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum Conversion {
     /// The form of this index is placed so already.
     Keep(usize),
     /// It is whole on every rank and the same all along the axis: its share is computed instead.
@@ -25,7 +25,7 @@ pub(super) enum Step {
 /// What stands for an extent of unknown size where conversions are compared.
 const NOMINAL_EXTENT: usize = 1024;
 
-impl Step {
+impl Conversion {
     /// Times that the value goes around the ranks, by its `bytes`: a sum goes around twice.
     pub(super) fn cost(self, bytes: i128) -> i128 {
         match self {
@@ -53,7 +53,7 @@ pub(super) fn step(
     want: Placement,
     anchored: bool,
     axis: &MeshAxis,
-) -> Option<Step> {
+) -> Option<Conversion> {
     let ty = frame.function.ty(var);
     let divides = match want {
         Placement::Shard { dim, multiple } => share(ty.shape.0.get(dim)?, multiple, axis.ranks).is_some(),
@@ -63,20 +63,24 @@ pub(super) fn step(
         return None;
     }
     if let Some(form) = frame.forms(var).iter().position(|(_, p)| same(*p, want)) {
-        return Some(Step::Keep(form));
+        return Some(Conversion::Keep(form));
     }
     let moves = ty.is_plain() && frame.arg_of(var).is_none_or(|a| a.role != Role::Weight);
     match (frame.value(var).1, want) {
-        (Placement::Replicate, Placement::Shard { dim, .. }) if repeats(frame, var, dim) => Some(Step::Repeat(dim)),
-        (Placement::Replicate, Placement::Partial) => is_zero(frame, var).then_some(Step::Zero),
+        (Placement::Replicate, Placement::Shard { dim, .. }) if repeats(frame, var, dim) => {
+            Some(Conversion::Repeat(dim))
+        }
+        (Placement::Replicate, Placement::Partial) => is_zero(frame, var).then_some(Conversion::Zero),
         _ if !moves => None,
         (Placement::Replicate, Placement::Shard { dim, .. }) if anchored => {
-            Some(Step::Collect(CollectiveKind::Split(dim)))
+            Some(Conversion::Collect(CollectiveKind::Split(dim)))
         }
-        (Placement::Shard { dim, .. }, Placement::Replicate) => Some(Step::Collect(CollectiveKind::AllGather(dim))),
-        (Placement::Partial, Placement::Replicate) => Some(Step::Collect(CollectiveKind::AllReduce)),
+        (Placement::Shard { dim, .. }, Placement::Replicate) => {
+            Some(Conversion::Collect(CollectiveKind::AllGather(dim)))
+        }
+        (Placement::Partial, Placement::Replicate) => Some(Conversion::Collect(CollectiveKind::AllReduce)),
         (Placement::Partial, Placement::Shard { dim, .. }) if anchored => {
-            Some(Step::Collect(CollectiveKind::ReduceScatter(dim)))
+            Some(Conversion::Collect(CollectiveKind::ReduceScatter(dim)))
         }
         _ => None,
     }
@@ -96,15 +100,15 @@ pub(super) fn convert(
     frame: &mut Frame<'_, Placement>,
     var: Var,
     want: Placement,
-    step: Step,
+    step: Conversion,
     axis: &MeshAxis,
 ) -> Result<(Var, Placement)> {
     let value = frame.value(var).0;
     let converted = match step {
-        Step::Keep(form) => return Ok(frame.forms(var)[form]),
-        Step::Repeat(dim) => return repeat(g, frame, var, dim, axis).map(|v| (v, want)),
-        Step::Zero => value,
-        Step::Collect(kind) => {
+        Conversion::Keep(form) => return Ok(frame.forms(var)[form]),
+        Conversion::Repeat(dim) => return repeat(g, frame, var, dim, axis).map(|v| (v, want)),
+        Conversion::Zero => value,
+        Conversion::Collect(kind) => {
             let mesh = axis.name.clone();
             g.prim(Prim::Collective { kind, mesh, ranks: axis.ranks }, &[value])?[0]
         }
@@ -160,8 +164,8 @@ fn repeat(g: &mut Builder, frame: &mut Frame<'_, Placement>, var: Var, dim: usiz
     } else {
         sources.iter().map(|(v, d)| repeat(g, frame, *v, *d, axis)).collect::<Result<Vec<_>>>()?
     };
-    let rule = super::Rule { inputs: Vec::new(), outputs: vec![cut] };
-    let op = super::local::local_op(&node.op, &rule, axis.ranks).unwrap_or_else(|| node.op.clone());
+    let rule = ShardingRule { inputs: Vec::new(), outputs: vec![cut] };
+    let op = local_op(&node.op, &rule, axis.ranks).unwrap_or_else(|| node.op.clone());
     let share = g.emit(op, &inputs)?[0];
     frame.add_form(var, share, cut);
     Ok(share)

@@ -1,12 +1,13 @@
 //! Shapes, formats and attributes of one rank's share.
 
-use super::{MeshAxis, Placement, Rule};
+use super::placement::{MeshAxis, Placement, ShardingRule};
 use crate::dim::Dim;
-use crate::error::Why;
 use crate::format::FormatRef;
 use crate::graph::Op;
 use crate::prim::Prim;
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::types::Type;
+use crate::why::Why;
 
 /// The type of one rank's share of a value of type `ty`.
 pub(super) fn local_type(ty: &Type, placement: Placement, axis: &MeshAxis) -> Result<Type, Why> {
@@ -79,7 +80,7 @@ pub(super) fn component_place(
     share(&shape.0[dim], granule, ranks)?;
     let part = local_shape(shape, dim, ranks)?;
     let (whole, part) = (format.components(shape), format.components(&part));
-    let (whole, part) = (&whole.get(index)?.ty.shape, &part.get(index)?.ty.shape);
+    let (whole, part) = (&whole.get(index)?.shape, &part.get(index)?.shape);
     let changed: Vec<usize> = (0..whole.rank().min(part.rank())).filter(|i| whole.0[*i] != part.0[*i]).collect();
     match changed[..] {
         [] => Some(Placement::Replicate),
@@ -89,7 +90,7 @@ pub(super) fn component_place(
 }
 
 /// `op` for one rank's share under `rule`; `None` where its attributes cannot be cut so.
-pub(super) fn local_op(op: &Op, rule: &Rule, ranks: usize) -> Option<Op> {
+pub(super) fn local_op(op: &Op, rule: &ShardingRule, ranks: usize) -> Option<Op> {
     let cut = match rule.outputs.first() {
         Some(Placement::Shard { dim, .. }) => Some(*dim),
         _ => None,

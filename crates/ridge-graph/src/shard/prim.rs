@@ -1,13 +1,14 @@
 //! The primitives' rules: on which placements of its inputs each can run, besides all replicated.
 
 use super::local::component_place;
-use super::{MeshAxis, Placement, Rule, reshape};
+use super::placement::{MeshAxis, Placement, ShardingRule};
+use super::reshape;
 use crate::prim::{Binary, CollectiveKind, Combine, Prim, Unary};
 use crate::types::Type;
 
 use Placement::{Partial, Replicate};
 
-pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshAxis) -> Vec<Rule> {
+pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshAxis) -> Vec<ShardingRule> {
     let (n, m) = (inputs.len(), outputs.len());
     let rank = inputs.first().map_or(0, |t| t.shape.rank());
     // The same axis cut in every input and output, for every axis but one.
@@ -76,16 +77,16 @@ const fn cut(dim: usize) -> Placement {
     Placement::shard(dim)
 }
 
-fn rule(inputs: &[Placement], output: Placement) -> Rule {
-    Rule { inputs: inputs.to_vec(), outputs: vec![output] }
+fn rule(inputs: &[Placement], output: Placement) -> ShardingRule {
+    ShardingRule { inputs: inputs.to_vec(), outputs: vec![output] }
 }
 
-fn all(placement: Placement, inputs: usize, outputs: usize) -> Rule {
-    Rule { inputs: vec![placement; inputs], outputs: vec![placement; outputs] }
+fn all(placement: Placement, inputs: usize, outputs: usize) -> ShardingRule {
+    ShardingRule { inputs: vec![placement; inputs], outputs: vec![placement; outputs] }
 }
 
 /// Where a function of two summed values is the sum of functions of summands.
-fn binary_sums(op: Binary, inputs: &[Type]) -> Vec<Rule> {
+fn binary_sums(op: Binary, inputs: &[Type]) -> Vec<ShardingRule> {
     match op {
         Binary::Add | Binary::Sub => vec![rule(&[Partial, Partial], Partial)],
         Binary::Mul => vec![rule(&[Partial, Replicate], Partial), rule(&[Replicate, Partial], Partial)],
@@ -95,11 +96,11 @@ fn binary_sums(op: Binary, inputs: &[Type]) -> Vec<Rule> {
     }
 }
 
-fn matmul(rank: usize, trans_a: bool, trans_b: bool) -> Vec<Rule> {
+fn matmul(rank: usize, trans_a: bool, trans_b: bool) -> Vec<ShardingRule> {
     let (outer, inner) = (rank - 2, rank - 1);
     let (m, ka) = if trans_a { (inner, outer) } else { (outer, inner) };
     let (kb, n) = if trans_b { (inner, outer) } else { (outer, inner) };
-    let mut rules: Vec<Rule> = (0..outer).map(|d| rule(&[cut(d), cut(d)], cut(d))).collect();
+    let mut rules: Vec<ShardingRule> = (0..outer).map(|d| rule(&[cut(d), cut(d)], cut(d))).collect();
     rules.push(rule(&[cut(m), Replicate], cut(outer)));
     rules.push(rule(&[Replicate, cut(n)], cut(inner)));
     rules.push(rule(&[cut(ka), cut(kb)], Partial));
@@ -111,16 +112,16 @@ fn after(d: usize, axis: usize, index_rank: usize) -> usize {
     if d < axis { d } else { d + index_rank - 1 }
 }
 
-fn gather(axis: usize, rank: usize, index_rank: usize) -> Vec<Rule> {
+fn gather(axis: usize, rank: usize, index_rank: usize) -> Vec<ShardingRule> {
     let data = (0..rank).filter(|d| *d != axis);
     let data = data.map(|d| rule(&[cut(d), Replicate], cut(after(d, axis, index_rank))));
     let indices = (0..index_rank).map(|j| rule(&[Replicate, cut(j)], cut(axis + j)));
     data.chain(indices).chain([rule(&[Partial, Replicate], Partial)]).collect()
 }
 
-fn scatter(axis: usize, add: bool, rank: usize, index_rank: usize) -> Vec<Rule> {
+fn scatter(axis: usize, add: bool, rank: usize, index_rank: usize) -> Vec<ShardingRule> {
     let data = (0..rank).filter(|d| *d != axis);
-    let mut rules: Vec<Rule> =
+    let mut rules: Vec<ShardingRule> =
         data.map(|d| rule(&[cut(d), Replicate, cut(after(d, axis, index_rank))], cut(d))).collect();
     rules.push(rule(&[Partial, Replicate, Partial], Partial));
     if add {
@@ -130,7 +131,7 @@ fn scatter(axis: usize, add: bool, rank: usize, index_rank: usize) -> Vec<Rule> 
     rules
 }
 
-fn component(index: usize, stored: &Type, axis: &MeshAxis) -> Vec<Rule> {
+fn component(index: usize, stored: &Type, axis: &MeshAxis) -> Vec<ShardingRule> {
     let Some(format) = &stored.format else { return Vec::new() };
     let granules = format.granularity(stored.shape.rank());
     let cuts = granules.into_iter().enumerate().filter_map(|(dim, multiple)| {

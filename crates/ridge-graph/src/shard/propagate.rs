@@ -1,14 +1,15 @@
 //! Chooses a rule for each node, brings its inputs to it, and emits the node for one rank's share.
 
-use super::convert::{self, Step, convert, same};
+use super::convert::{self, Conversion, convert, same};
 use super::local::{local_op, local_type, share};
-use super::{MeshAxis, Placement, Rule, list, rules};
-use crate::builder::Builder;
-use crate::error::{GraphError, Result, Why, place};
-use crate::graph::{Arg, Node, Op, Output, Role, Var};
+use super::placement::{MeshAxis, Placement, ShardingRule, list};
+use super::rules::rules;
+use crate::error::{GraphError, Result, place};
+use crate::graph::{Arg, Builder, Node, Op, Output, Role, Var};
 use crate::passes::respecialise::{Frame, Rewrite};
 use crate::prim::{Binary, Prim};
 use crate::types::Type;
+use crate::why::Why;
 
 type Places<'g> = Frame<'g, Placement>;
 
@@ -31,8 +32,8 @@ impl Rewrite for Sharder<'_> {
         let whole = node.inputs.iter().all(|v| frame.value(*v).1 == Placement::Replicate);
         let (rule, steps) = if whole {
             // Nothing is cut, so nothing is to choose.
-            let steps = vec![Step::Keep(0); node.inputs.len()];
-            (Rule::replicated(node.inputs.len(), node.outputs.len()), steps)
+            let steps = vec![Conversion::Keep(0); node.inputs.len()];
+            (ShardingRule::replicated(node.inputs.len(), node.outputs.len()), steps)
         } else {
             self.choose(frame, node)?
         };
@@ -84,7 +85,7 @@ impl Rewrite for Sharder<'_> {
 
 impl Sharder<'_> {
     /// The first rule that the inputs fit as they are, or else the one that the cheapest conversions lead to.
-    fn choose(&self, frame: &Places<'_>, node: &Node) -> Result<(Rule, Vec<Step>)> {
+    fn choose(&self, frame: &Places<'_>, node: &Node) -> Result<(ShardingRule, Vec<Conversion>)> {
         let types = frame.function.types(&node.inputs);
         let all = rules(&node.op, &types, &node.outputs, self.axis);
         if let Some(wrong) = all.iter().find(|r| (r.inputs.len(), r.outputs.len()) != (types.len(), node.outputs.len()))
@@ -92,12 +93,12 @@ impl Sharder<'_> {
             return Err(self.refuse(frame, node, format!("the rule {wrong} is not for its inputs and outputs")));
         }
         let bytes: Vec<i128> = node.inputs.iter().map(|v| convert::nominal_bytes(frame, *v)).collect();
-        let mut best: Option<(i128, &Rule, Vec<Step>)> = None;
+        let mut best: Option<(i128, &ShardingRule, Vec<Conversion>)> = None;
         for rule in &all {
             let Some(steps) = self.steps(frame, node, rule) else { continue };
             let put_off: i128 =
                 put_off(frame, node, rule).zip(&bytes).map(|(d, b)| if d { 2 * b + 1 } else { 0 }).sum();
-            if put_off == 0 && steps.iter().all(|s| *s == Step::Keep(0)) {
+            if put_off == 0 && steps.iter().all(|s| *s == Conversion::Keep(0)) {
                 return Ok((rule.clone(), steps));
             }
             let cost = put_off + steps.iter().zip(&bytes).map(|(s, b)| s.cost(*b)).sum::<i128>();
@@ -112,7 +113,7 @@ impl Sharder<'_> {
     }
 
     /// What each input takes to fit `rule`, if all can, and the outputs divide as it says.
-    fn steps(&self, frame: &Places<'_>, node: &Node, rule: &Rule) -> Option<Vec<Step>> {
+    fn steps(&self, frame: &Places<'_>, node: &Node, rule: &ShardingRule) -> Option<Vec<Conversion>> {
         let divides = |(p, t): (&Placement, &Type)| match p {
             Placement::Shard { dim, multiple } => {
                 t.shape.0.get(*dim).is_some_and(|e| share(e, *multiple, self.axis.ranks).is_some())
@@ -130,7 +131,7 @@ impl Sharder<'_> {
     }
 
     /// The rule's placements of outputs, with multiples grown as those of the inputs were larger than it asks.
-    fn output_places(&self, node: &Node, rule: &Rule, actual: &[Placement]) -> Vec<Placement> {
+    fn output_places(&self, node: &Node, rule: &ShardingRule, actual: &[Placement]) -> Vec<Placement> {
         let growth = |(is, asked): (&Placement, &Placement)| match (is, asked) {
             (Placement::Shard { multiple: is, .. }, Placement::Shard { multiple: asked, .. }) if is % asked == 0 => {
                 is / asked
@@ -173,7 +174,7 @@ impl Sharder<'_> {
     }
 
     /// No rule fits: what the inputs are, which of them are the user's to place, and what the op can do.
-    fn nothing_fits(&self, frame: &Places<'_>, node: &Node, all: &[Rule]) -> GraphError {
+    fn nothing_fits(&self, frame: &Places<'_>, node: &Node, all: &[ShardingRule]) -> GraphError {
         let places: Vec<Placement> = node.inputs.iter().map(|v| frame.value(*v).1).collect();
         let named: Vec<String> = node
             .inputs
@@ -212,7 +213,7 @@ fn check_state(frame: &Places<'_>, output: &Output, now: Placement) -> Result<()
 
 /// Which inputs `rule` passes on as sums although they have other uses, or are fewer than what they are broadcast to:
 /// each use would then finish its own sum, at no less than the one sum that they could share. Sums of sums remain one.
-fn put_off<'a>(frame: &'a Places<'_>, node: &'a Node, rule: &'a Rule) -> impl Iterator<Item = bool> + 'a {
+fn put_off<'a>(frame: &'a Places<'_>, node: &'a Node, rule: &'a ShardingRule) -> impl Iterator<Item = bool> + 'a {
     let adds = matches!(node.op, Op::Prim(Prim::Binary(Binary::Add | Binary::Sub)));
     let spreads = matches!(node.op, Op::Prim(Prim::Broadcast(_)));
     node.inputs.iter().zip(&rule.inputs).map(move |(var, want)| {

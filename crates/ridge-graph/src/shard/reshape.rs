@@ -3,12 +3,12 @@
 //! equal cuts of the group's elements in row-major order, and so of the outermost axis on the other side.
 
 use super::local::gcd;
-use super::{Placement, Rule};
+use super::placement::{Placement, ShardingRule};
 use crate::poly::Poly;
-use crate::types::Shape;
+use crate::shape::Shape;
 
 /// One rule for each group of axes whose outermost can be cut.
-pub(super) fn rules(from: &Shape, to: &Shape) -> Vec<Rule> {
+pub(super) fn rules(from: &Shape, to: &Shape) -> Vec<ShardingRule> {
     // Extents of 1 are in the way of nothing and are never cut.
     let axes = |s: &Shape| (0..s.rank()).filter(|a| !s.0[*a].is_one()).collect::<Vec<_>>();
     let (mut left, mut right) = (&axes(from)[..], &axes(to)[..]);
@@ -30,7 +30,7 @@ fn group(from: &Shape, left: &[usize], to: &Shape, right: &[usize]) -> Option<(u
     sizes.filter(|(a, b)| product(from, &left[..*a]) == product(to, &right[..*b])).min_by_key(|(a, b)| a + b)
 }
 
-fn group_rule(from: &Shape, left: &[usize], to: &Shape, right: &[usize]) -> Option<Rule> {
+fn group_rule(from: &Shape, left: &[usize], to: &Shape, right: &[usize]) -> Option<ShardingRule> {
     let (inner_left, inner_right) = (product(from, &left[1..]), product(to, &right[1..]));
     // The elements of a share must be whole steps of both outermost axes.
     let (by_left, by_right) = if inner_left == inner_right {
@@ -40,7 +40,7 @@ fn group_rule(from: &Shape, left: &[usize], to: &Shape, right: &[usize]) -> Opti
         let (l, r) = (number(&inner_left)?, number(&inner_right)?);
         (r / gcd(l, r), l / gcd(l, r))
     };
-    Some(Rule {
+    Some(ShardingRule {
         inputs: vec![Placement::Shard { dim: left[0], multiple: by_left }],
         outputs: vec![Placement::Shard { dim: right[0], multiple: by_right }],
     })

@@ -2,9 +2,9 @@
 //! test with its inputs and outputs.
 
 use super::local::{component_place, local_type};
-use super::{MeshAxis, Placement};
-use crate::error::Why;
+use super::placement::{MeshAxis, Placement};
 use crate::tensor::{Data, Tensor, Value};
+use crate::why::Why;
 
 /// The share that `rank` has of `value`. Of a value placed as [`Placement::Partial`], the first rank has all and the
 /// others have zeros.

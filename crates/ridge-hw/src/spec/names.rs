@@ -1,6 +1,6 @@
 //! Finding a device by what people and drivers call it.
 
-use super::DeviceSpec;
+use super::device::DeviceSpec;
 use crate::error::HwError;
 
 pub(super) fn find<'a>(name: &str, devices: &'a [DeviceSpec]) -> Result<&'a DeviceSpec, HwError> {

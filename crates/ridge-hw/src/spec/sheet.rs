@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{DeviceSpec, Precision};
+use super::device::DeviceSpec;
+use super::precision::Precision;
 use crate::error::HwError;
 use crate::figure::Figure;
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond};
@@ -20,36 +21,36 @@ struct Sheet {
     #[serde(default)]
     aliases: Vec<String>,
     compute_capability: Option<String>,
-    memory_bytes: Entry<u64>,
-    memory_bytes_per_second: Entry<f64>,
-    vector_f32_flops_per_second: Option<Entry<f64>>,
-    compute_units: Option<Entry<u64>>,
-    l1_bytes_per_unit: Option<Entry<u64>>,
-    l2_bytes: Option<Entry<u64>>,
-    interconnect_bytes_per_second: Option<Entry<f64>>,
-    dense_flops_per_second: BTreeMap<Precision, Entry<f64>>,
+    memory_bytes: SheetFigure<u64>,
+    memory_bytes_per_second: SheetFigure<f64>,
+    vector_f32_flops_per_second: Option<SheetFigure<f64>>,
+    compute_units: Option<SheetFigure<u64>>,
+    l1_bytes_per_unit: Option<SheetFigure<u64>>,
+    l2_bytes: Option<SheetFigure<u64>>,
+    interconnect_bytes_per_second: Option<SheetFigure<f64>>,
+    dense_flops_per_second: BTreeMap<Precision, SheetFigure<f64>>,
     sources: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry<T> {
+struct SheetFigure<T> {
     value: T,
     source: String,
 }
 
 /// What is needed to turn an entry into a figure, or to say why not.
-struct Reader<'a> {
+struct FigureReader<'a> {
     file: &'a str,
     sources: &'a BTreeMap<String, String>,
 }
 
-impl Reader<'_> {
-    fn float<T>(&self, key: &str, entry: &Entry<f64>, unit: fn(f64) -> T) -> Result<Figure<T>, HwError> {
+impl FigureReader<'_> {
+    fn float<T>(&self, key: &str, entry: &SheetFigure<f64>, unit: fn(f64) -> T) -> Result<Figure<T>, HwError> {
         self.figure(key, entry.value, &entry.source, unit(entry.value))
     }
 
-    fn integer<T>(&self, key: &str, entry: &Entry<u64>, unit: fn(u64) -> T) -> Result<Figure<T>, HwError> {
+    fn integer<T>(&self, key: &str, entry: &SheetFigure<u64>, unit: fn(u64) -> T) -> Result<Figure<T>, HwError> {
         self.figure(key, entry.value as f64, &entry.source, unit(entry.value))
     }
 
@@ -71,9 +72,10 @@ impl Reader<'_> {
 pub(super) fn parse(file: &str, text: &str) -> Result<DeviceSpec, HwError> {
     let sheet: Sheet = toml::from_str(text)
         .map_err(|error| HwError::Sheet { file: file.to_owned(), reason: error.to_string().trim_end().to_owned() })?;
-    let read = Reader { file, sources: &sheet.sources };
-    let optional_bytes =
-        |key: &str, entry: &Option<Entry<u64>>| entry.as_ref().map(|entry| read.integer(key, entry, Bytes)).transpose();
+    let read = FigureReader { file, sources: &sheet.sources };
+    let optional_bytes = |key: &str, entry: &Option<SheetFigure<u64>>| {
+        entry.as_ref().map(|entry| read.integer(key, entry, Bytes)).transpose()
+    };
     let dense_rates = sheet.dense_flops_per_second.iter().map(|(&precision, entry)| {
         let key = format!("dense_flops_per_second.{precision}");
         Ok((precision, read.float(&key, entry, FlopsPerSecond)?))

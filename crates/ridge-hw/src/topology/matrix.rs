@@ -1,17 +1,17 @@
-//! What `nvidia-smi topo -m` prints: a matrix of the ways between GPUs and network cards of one machine, with the CPUs and
+//! What `nvidia-smi topo -m` prints: a matrix of the paths between GPUs and network cards of one machine, with the CPUs and
 //! the NUMA node near each GPU. Versions of it differ in their columns and name cards in the matrix or in a legend.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use super::parse_cpu_list;
+use super::nodes::parse_cpu_list;
 use crate::error::HwError;
 
-/// The way between two devices of a machine, from the shortest on.
+/// What a path between two devices of one machine crosses, nearest first, as `nvidia-smi topo -m` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
-pub enum Way {
+pub enum PathType {
     /// The device itself.
     X,
     /// A bonded set of so many NVLinks.
@@ -28,7 +28,7 @@ pub enum Way {
     Sys,
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for PathType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::X => f.pad("X"),
@@ -42,7 +42,7 @@ impl fmt::Display for Way {
     }
 }
 
-impl Way {
+impl PathType {
     fn parse(cell: &str) -> Option<Self> {
         Some(match cell {
             "X" => Self::X,
@@ -64,7 +64,7 @@ pub struct MatrixGpu {
     pub label: String,
     /// Its number: what `CUDA_VISIBLE_DEVICES` takes while `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`.
     pub index: usize,
-    /// Logical CPUs near to it, as printed, such as `0-31,64-95`; `None` where the matrix does not tell.
+    /// Logical CPUs near to it, as printed, such as `0-31,64-95`; `None` where the matrix does not state it.
     pub cpus: Option<String>,
     /// NUMA node near to it.
     pub numa: Option<usize>,
@@ -86,21 +86,21 @@ pub struct Matrix {
     pub gpus: Vec<MatrixGpu>,
     /// Network cards, by the order of columns.
     pub nics: Vec<MatrixNic>,
-    /// `between[i][j]`: the way from GPU i to GPU j.
-    pub between: Vec<Vec<Way>>,
-    /// `to_nic[i][n]`: the way from GPU i to card n.
-    pub to_nic: Vec<Vec<Way>>,
+    /// `between[i][j]`: the path from GPU i to GPU j.
+    pub between: Vec<Vec<PathType>>,
+    /// `to_nic[i][n]`: the path from GPU i to card n.
+    pub to_nic: Vec<Vec<PathType>>,
 }
 
 /// NVLinks that a GPU has at most, from Hopper on.
-const MOST_LINKS: u32 = 18;
+const MAX_LINKS: u32 = 18;
 /// Devices of a matrix at most: far above any machine, and few enough for every search over them.
-const MOST_DEVICES: usize = 128;
+const MAX_DEVICES: usize = 128;
 /// Columns beside devices.
 const AFFINITIES: [&str; 3] = ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"];
 
 /// A line of text as cells, and its number from 1.
-struct Row<'a> {
+struct MatrixRow<'a> {
     line: usize,
     cells: Vec<&'a str>,
 }
@@ -131,11 +131,11 @@ impl Matrix {
         if let Some(twice) = (1..devices.len()).find(|&i| devices[..i].contains(&devices[i])) {
             return Err(refused(line, format!("the column {} is there twice", devices[twice]), CORRUPT));
         }
-        if devices.len() > MOST_DEVICES {
-            let problem = format!("{} devices are more than any machine has ({MOST_DEVICES} are read)", devices.len());
+        if devices.len() > MAX_DEVICES {
+            let problem = format!("{} devices are more than any machine has ({MAX_DEVICES} are read)", devices.len());
             return Err(refused(line, problem, CORRUPT));
         }
-        let mut rows: Vec<Option<Row<'_>>> = devices.iter().map(|_| None).collect();
+        let mut rows: Vec<Option<MatrixRow<'_>>> = devices.iter().map(|_| None).collect();
         let mut last = line;
         for (number, text) in &lines[header + 1..] {
             let cells: Vec<&str> =
@@ -159,7 +159,7 @@ impl Matrix {
                 return Err(refused(*number, problem, "do not cut long lines"));
             }
             last = *number;
-            rows[at] = Some(Row { line: *number, cells: cells[1..].to_vec() });
+            rows[at] = Some(MatrixRow { line: *number, cells: cells[1..].to_vec() });
         }
         let mut complete = Vec::with_capacity(rows.len());
         for (row, device) in rows.into_iter().zip(&devices) {
@@ -172,8 +172,8 @@ impl Matrix {
 
     fn assemble(
         devices: &[&str],
-        rows: &[Row<'_>],
-        ways: &[Vec<Way>],
+        rows: &[MatrixRow<'_>],
+        ways: &[Vec<PathType>],
         affinities: &[&str],
         legend: &[(&str, &str)],
     ) -> Result<Self, HwError> {
@@ -182,7 +182,7 @@ impl Matrix {
             (0..devices.len()).partition(|&i| index(devices[i]).is_some());
         let mut gpus = Vec::with_capacity(of_gpus.len());
         for &i in &of_gpus {
-            let Row { line, cells } = &rows[i];
+            let MatrixRow { line, cells } = &rows[i];
             let cell = |name: &str| {
                 let at = affinities.iter().position(|a| *a == name)?;
                 cells.get(devices.len() + at).copied().filter(|c| !c.is_empty() && *c != "N/A")
@@ -208,7 +208,7 @@ impl Matrix {
                 legend.iter().find(|(name, _)| *name == label).map_or(&*label, |(_, device)| device).to_owned();
             MatrixNic { label, device }
         };
-        let select = |columns: &[usize]| -> Vec<Vec<Way>> {
+        let select = |columns: &[usize]| -> Vec<Vec<PathType>> {
             of_gpus.iter().map(|&i| columns.iter().map(|&j| ways[i][j]).collect()).collect()
         };
         let matrix =
@@ -218,23 +218,23 @@ impl Matrix {
     }
 
     /// No GPU has more NVLinks than there are, and none to a card.
-    fn check_links(&self, rows: &[Row<'_>], of_gpus: &[usize]) -> Result<(), HwError> {
+    fn check_links(&self, rows: &[MatrixRow<'_>], of_gpus: &[usize]) -> Result<(), HwError> {
         for (i, ways) in self.between.iter().enumerate() {
             let links: Vec<u32> =
-                ways.iter().filter_map(|w| if let Way::NvLink(n) = w { Some(*n) } else { None }).collect();
+                ways.iter().filter_map(|w| if let PathType::NvLink(n) = w { Some(*n) } else { None }).collect();
             let (line, label) = (rows[of_gpus[i]].line, &self.gpus[i].label);
-            if let Some(n) = links.iter().find(|n| **n == 0 || **n > MOST_LINKS) {
-                let problem = format!("{label}: NV{n}, and a GPU has from 1 to {MOST_LINKS} NVLinks");
+            if let Some(n) = links.iter().find(|n| **n == 0 || **n > MAX_LINKS) {
+                let problem = format!("{label}: NV{n}, and a GPU has from 1 to {MAX_LINKS} NVLinks");
                 return Err(refused(line, problem, CORRUPT));
             }
             // Behind a switch all GPUs are reached by all links; without one, each link leads to one of them.
             let switched = links.windows(2).all(|w| w[0] == w[1]);
             let sum: u32 = links.iter().sum();
-            if !switched && sum > MOST_LINKS {
-                let problem = format!("{label} has {sum} NVLinks in its row, and no GPU has more than {MOST_LINKS}");
+            if !switched && sum > MAX_LINKS {
+                let problem = format!("{label} has {sum} NVLinks in its row, and no GPU has more than {MAX_LINKS}");
                 return Err(refused(line, problem, CORRUPT));
             }
-            if let Some(n) = self.to_nic[i].iter().position(|w| matches!(w, Way::NvLink(_))) {
+            if let Some(n) = self.to_nic[i].iter().position(|w| matches!(w, PathType::NvLink(_))) {
                 let problem = format!("{label}: {} to {}, a network card", self.to_nic[i][n], self.nics[n].label);
                 return Err(refused(line, problem, CORRUPT));
             }
@@ -244,17 +244,17 @@ impl Matrix {
 }
 
 /// The matrix of all devices, once each cell is a way, the diagonal X, and both halves agree.
-fn ways(devices: &[&str], rows: &[Row<'_>]) -> Result<Vec<Vec<Way>>, HwError> {
+fn ways(devices: &[&str], rows: &[MatrixRow<'_>]) -> Result<Vec<Vec<PathType>>, HwError> {
     let mut ways = Vec::with_capacity(rows.len());
     for (i, row) in rows.iter().enumerate() {
         let mut of_row = Vec::with_capacity(devices.len());
         for (j, cell) in row.cells[..devices.len()].iter().enumerate() {
             let between = format!("{} to {}", devices[i], devices[j]);
-            let Some(way) = Way::parse(cell) else {
+            let Some(way) = PathType::parse(cell) else {
                 let problem = format!("{between}: {cell:?} is none of X, NV#, PIX, PXB, PHB, NODE and SYS");
                 return Err(refused(row.line, problem, CORRUPT));
             };
-            if (way == Way::X) != (i == j) {
+            if (way == PathType::X) != (i == j) {
                 let (is, must) = if i == j { ("not X", "a device is itself") } else { ("X", "they are two devices") };
                 return Err(refused(row.line, format!("{between} is {is} ({way}), and {must}"), CORRUPT));
             }
@@ -293,7 +293,7 @@ fn is_header(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let is_gpu = |word: &str| word.strip_prefix("GPU").is_some_and(|n| n.parse::<usize>().is_ok());
     // A row has a way behind its label.
-    words.next().is_some_and(is_gpu) && words.next().is_none_or(|second| Way::parse(second).is_none())
+    words.next().is_some_and(is_gpu) && words.next().is_none_or(|second| PathType::parse(second).is_none())
 }
 
 /// Names of the columns: devices, then affinities.

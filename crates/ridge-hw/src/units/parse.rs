@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use super::{Bytes, BytesPerSecond, Seconds};
+use super::quantity::{Bytes, BytesPerSecond, Seconds};
 
 /// Why a text is no quantity: what was typed and what would be one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

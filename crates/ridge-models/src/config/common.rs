@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, TokenIds};
 use crate::error::Result;
 
-/// What the base class says of any model.
-pub(crate) struct Common {
+/// The keys that any model may have.
+pub(crate) struct CommonFields {
     pub(crate) tie_word_embeddings: Option<bool>,
     pub(crate) dtype: Option<DType>,
     pub(crate) bos_token_id: Option<u32>,
@@ -15,14 +15,14 @@ pub(crate) struct Common {
 }
 
 /// Reads the keys of the base class, and marks those of them that cannot change the forward pass.
-pub(crate) fn read(fields: &mut Fields<'_>) -> Result<Common> {
+pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
     fields.harmless(HARMLESS);
     fields.must_be("is_encoder_decoder", false)?;
     fields.must_be("add_cross_attention", false)?;
     fields.must_be("tie_encoder_decoder", false)?;
     fields.must_be("pruned_heads", Map::<String, Value>::new())?;
     fields.must_be("quantization_config", Value::Null)?;
-    Ok(Common {
+    Ok(CommonFields {
         tie_word_embeddings: fields.optional("tie_word_embeddings")?,
         dtype: read_dtype(fields)?,
         bos_token_id: fields.optional("bos_token_id")?,

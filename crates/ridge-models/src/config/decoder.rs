@@ -3,8 +3,8 @@
 use ridge_graph::DType;
 
 use super::common;
-use super::fields::Fields;
-use super::rope::{RopeConfig, RopeScaling};
+use super::fields::{Fields, REMEDY};
+use super::rope::{MAX_POSITIONS, RopeConfig, RopeScaling, RopeSizes};
 use crate::error::Result;
 
 /// The sizes and tokens that every decoder has, checked against each other. A family's configuration derefs to this.
@@ -27,7 +27,7 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// Rows of the embedding and of the output projection. May exceed the tokenizer's vocabulary.
     pub vocab_size: usize,
-    /// Positions of the context that the file tells; see [`DecoderConfig::max_context`].
+    /// Positions of the context according to the file; see [`DecoderConfig::max_context`].
     pub max_position_embeddings: usize,
     /// Added to the mean square or the variance inside every norm; above 0.
     pub norm_eps: f64,
@@ -45,37 +45,33 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-const MOST_HIDDEN: usize = 1 << 20;
-const MOST_INTERMEDIATE: usize = 1 << 22;
-const MOST_LAYERS: usize = 1 << 12;
-const MOST_HEADS: usize = 1 << 14;
-const MOST_HEAD_DIM: usize = 1 << 12;
-const MOST_VOCAB: usize = 1 << 26;
-pub(super) const MOST_POSITIONS: usize = 1 << 30;
+const MAX_HIDDEN: usize = 1 << 20;
+const MAX_INTERMEDIATE: usize = 1 << 22;
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_HEADS: usize = 1 << 14;
+const MAX_HEAD_DIM: usize = 1 << 12;
+const MAX_VOCAB: usize = 1 << 26;
 
-/// What advises where two keys contradict each other.
-pub(super) const REMEDY: &str = "check that the config belongs to this checkpoint";
-
-/// What a family calls the keys, and what it means to leave one out.
-pub(super) struct Keys {
-    pub(super) hidden_size: &'static str,
-    pub(super) intermediate_size: &'static str,
+/// A family's names of the keys, and its defaults.
+pub(crate) struct DecoderKeys {
+    pub(crate) hidden_size: &'static str,
+    pub(crate) intermediate_size: &'static str,
     /// The width of the MLP, in widths of the residual stream, where the file has none.
-    pub(super) intermediate_factor: Option<usize>,
-    pub(super) num_hidden_layers: &'static str,
-    pub(super) num_attention_heads: &'static str,
-    pub(super) num_key_value_heads: &'static str,
-    pub(super) max_position_embeddings: &'static str,
+    pub(crate) intermediate_factor: Option<usize>,
+    pub(crate) num_hidden_layers: &'static str,
+    pub(crate) num_attention_heads: &'static str,
+    pub(crate) num_key_value_heads: &'static str,
+    pub(crate) max_position_embeddings: &'static str,
     /// Positions where the file has none.
-    pub(super) positions: Option<usize>,
-    pub(super) norm_eps: &'static str,
-    pub(super) attention_dropout: &'static str,
-    pub(super) tie_word_embeddings: bool,
+    pub(crate) positions: Option<usize>,
+    pub(crate) norm_eps: &'static str,
+    pub(crate) attention_dropout: &'static str,
+    pub(crate) tie_word_embeddings: bool,
 }
 
 /// The names of Llama, which most families took over. As many key and value heads as query heads, heads that divide
 /// the hidden size, and an output projection of its own if the file does not say otherwise.
-pub(super) const USUAL: Keys = Keys {
+pub(crate) const DECODER_KEYS: DecoderKeys = DecoderKeys {
     hidden_size: "hidden_size",
     intermediate_size: "intermediate_size",
     intermediate_factor: None,
@@ -99,12 +95,17 @@ impl DecoderConfig {
         }
     }
 
-    /// Reads `keys` and those of the base class; without rotation, which [`super::rope::read`] adds.
-    pub(super) fn read(f: &mut Fields<'_>, keys: &Keys) -> Result<Self> {
+    /// What a rotation of its heads depends on.
+    pub(crate) fn rope_sizes(&self) -> RopeSizes {
+        RopeSizes { head_dim: self.head_dim, positions: self.max_position_embeddings }
+    }
+
+    /// Reads `keys` and those of the base class; without rotation, which [`super::rope::read`] reads.
+    pub(crate) fn read(f: &mut Fields<'_>, keys: &DecoderKeys) -> Result<Self> {
         let common = common::read(f)?;
-        let hidden_size = f.size(keys.hidden_size, MOST_HIDDEN)?;
-        let num_attention_heads = f.size(keys.num_attention_heads, MOST_HEADS)?;
-        let head_dim = match f.optional_size("head_dim", MOST_HEAD_DIM)? {
+        let hidden_size = f.size(keys.hidden_size, MAX_HIDDEN)?;
+        let num_attention_heads = f.size(keys.num_attention_heads, MAX_HEADS)?;
+        let head_dim = match f.optional_size("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(num_attention_heads) => hidden_size / num_attention_heads,
             None => {
@@ -113,21 +114,21 @@ impl DecoderConfig {
             }
         };
         let intermediate_size = match keys.intermediate_factor {
-            Some(factor) => f.optional_size(keys.intermediate_size, MOST_INTERMEDIATE)?.unwrap_or(factor * hidden_size),
-            None => f.size(keys.intermediate_size, MOST_INTERMEDIATE)?,
+            Some(factor) => f.optional_size(keys.intermediate_size, MAX_INTERMEDIATE)?.unwrap_or(factor * hidden_size),
+            None => f.size(keys.intermediate_size, MAX_INTERMEDIATE)?,
         };
         let max_position_embeddings = match keys.positions {
-            Some(positions) => f.optional_size(keys.max_position_embeddings, MOST_POSITIONS)?.unwrap_or(positions),
-            None => f.size(keys.max_position_embeddings, MOST_POSITIONS)?,
+            Some(positions) => f.optional_size(keys.max_position_embeddings, MAX_POSITIONS)?.unwrap_or(positions),
+            None => f.size(keys.max_position_embeddings, MAX_POSITIONS)?,
         };
         let config = Self {
             hidden_size,
             intermediate_size,
-            num_hidden_layers: f.size(keys.num_hidden_layers, MOST_LAYERS)?,
+            num_hidden_layers: f.size(keys.num_hidden_layers, MAX_LAYERS)?,
             num_attention_heads,
-            num_key_value_heads: f.optional_size(keys.num_key_value_heads, MOST_HEADS)?.unwrap_or(num_attention_heads),
+            num_key_value_heads: f.optional_size(keys.num_key_value_heads, MAX_HEADS)?.unwrap_or(num_attention_heads),
             head_dim,
-            vocab_size: f.size("vocab_size", MOST_VOCAB)?,
+            vocab_size: f.size("vocab_size", MAX_VOCAB)?,
             max_position_embeddings,
             norm_eps: f.positive(keys.norm_eps)?,
             rope: None,
@@ -141,8 +142,8 @@ impl DecoderConfig {
         Ok(config)
     }
 
-    /// What one key cannot say alone.
-    fn check(&self, f: &Fields<'_>, keys: &Keys) -> Result<()> {
+    /// Checks what depends on several keys.
+    fn check(&self, f: &Fields<'_>, keys: &DecoderKeys) -> Result<()> {
         let heads = self.num_attention_heads;
         if !heads.is_multiple_of(self.num_key_value_heads) {
             let problem = format!("does not divide {} = {heads}", keys.num_attention_heads);
@@ -165,7 +166,7 @@ impl DecoderConfig {
 
 /// The window of each layer: `layer_types` of the file, or else `is_local` by the layer's number, says which layers
 /// have it.
-pub(super) fn layer_windows(
+pub(crate) fn layer_windows(
     f: &mut Fields<'_>,
     layers: usize,
     window: Option<usize>,
@@ -194,7 +195,7 @@ pub(super) fn layer_windows(
 
 /// The window that `sliding_window` says, in tokens; `absent` where the file does not have the key, none if it is
 /// null.
-pub(super) fn sliding_window(f: &mut Fields<'_>, absent: Option<usize>) -> Result<Option<usize>> {
+pub(crate) fn sliding_window(f: &mut Fields<'_>, absent: Option<usize>) -> Result<Option<usize>> {
     let given = f.has("sliding_window");
-    Ok(f.optional_size("sliding_window", MOST_POSITIONS)?.or(absent.filter(|_| !given)))
+    Ok(f.optional_size("sliding_window", MAX_POSITIONS)?.or(absent.filter(|_| !given)))
 }

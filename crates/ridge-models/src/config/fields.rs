@@ -9,6 +9,9 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result};
 use ridge_files::json;
 
+/// What to do where two keys contradict each other.
+pub(crate) const REMEDY: &str = "check that the config belongs to this checkpoint";
+
 /// One JSON object on its way into a configuration. `null` counts as absent, as it does for the libraries that write
 /// these files.
 pub(crate) struct Fields<'a> {
@@ -57,24 +60,24 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A count or extent in `1..=most`, or `None` if it is absent.
-    pub(crate) fn optional_size(&mut self, key: &'static str, most: usize) -> Result<Option<usize>> {
+    /// A count or extent in `1..=max`, or `None` if it is absent.
+    pub(crate) fn optional_size(&mut self, key: &'static str, max: usize) -> Result<Option<usize>> {
         let Some(Count(size)) = self.optional(key)? else {
             return Ok(None);
         };
         match usize::try_from(size) {
-            Ok(size) if (1..=most).contains(&size) => Ok(Some(size)),
+            Ok(size) if (1..=max).contains(&size) => Ok(Some(size)),
             _ => Err(self.wrong(
                 key,
-                format!("is outside 1..={most}"),
+                format!("is outside 1..={max}"),
                 "check that the file is a model's configuration and is not damaged",
             )),
         }
     }
 
-    /// A count or extent in `1..=most`.
-    pub(crate) fn size(&mut self, key: &'static str, most: usize) -> Result<usize> {
-        match self.optional_size(key, most)? {
+    /// A count or extent in `1..=max`.
+    pub(crate) fn size(&mut self, key: &'static str, max: usize) -> Result<usize> {
+        match self.optional_size(key, max)? {
             Some(size) => Ok(size),
             None => Err(self.missing(key, Count::EXPECTED)),
         }

@@ -1,7 +1,6 @@
 //! Rotary position embedding as configurations describe it, in the older and the newer spelling.
 
-use super::decoder::{DecoderConfig, MOST_POSITIONS, REMEDY};
-use super::fields::Fields;
+use super::fields::{Fields, REMEDY};
 use crate::error::Result;
 
 /// How queries and keys are rotated.
@@ -72,52 +71,64 @@ pub enum RopeScaling {
     },
 }
 
-/// What a family calls the keys, and what it means to leave one out.
-pub(super) struct RopeKeys {
-    pub(super) theta: &'static str,
-    pub(super) default_theta: f64,
-    /// The share of each head that is rotated; families without the key rotate all of it.
-    pub(super) partial: Option<&'static str>,
-    pub(super) default_partial: f64,
-    /// The context of pretraining, if the file tells it outside the rotation's own object.
-    pub(super) original: Option<usize>,
+/// The largest number of positions that a configuration may have.
+pub(crate) const MAX_POSITIONS: usize = 1 << 30;
+
+/// The sizes of a decoder that its rotation depends on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RopeSizes {
+    /// Width of a head.
+    pub(crate) head_dim: usize,
+    /// Positions of the context, without scaling.
+    pub(crate) positions: usize,
 }
 
-/// The names that most families have.
-pub(super) const USUAL: RopeKeys =
+/// A family's names of the keys, and its defaults.
+pub(crate) struct RopeKeys {
+    pub(crate) theta: &'static str,
+    pub(crate) default_theta: f64,
+    /// The share of each head that is rotated; families without the key rotate all of it.
+    pub(crate) partial: Option<&'static str>,
+    pub(crate) default_partial: f64,
+    /// The context of pretraining, if the file has it outside the rotation's own object.
+    pub(crate) original: Option<usize>,
+}
+
+/// The names and defaults of most families.
+pub(crate) const ROPE_KEYS: RopeKeys =
     RopeKeys { theta: "rope_theta", default_theta: 10_000.0, partial: None, default_partial: 1.0, original: None };
 
 /// Reads `rope_theta` with `rope_scaling`, or `rope_parameters` that holds both, or all of them if they agree.
-pub(super) fn read(f: &mut Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
+pub(crate) fn read(f: &mut Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
     f.must_be("rope_interleaved", false)?;
     let mut found =
-        Found { theta: f.optional_positive(keys.theta)?, partial: partial(f, keys.partial)?, scaling: None };
+        RopeFields { theta: f.optional_positive(keys.theta)?, partial: partial(f, keys.partial)?, scaling: None };
     for key in ["rope_scaling", "rope_parameters"] {
         let Some(mut block) = f.object(key)? else {
             continue;
         };
         let before = found.scaling.take();
-        found.read(&mut block, decoder, keys)?;
+        found.read(&mut block, sizes, keys)?;
         block.finish()?;
         if before.is_some_and(|before| Some(before) != found.scaling) {
             let remedy = "remove the one that the model was not trained with";
             return Err(f.wrong(key, "contradicts rope_scaling", remedy));
         }
     }
-    found.finish(f, decoder, keys)
+    found.finish(f, sizes, keys)
 }
 
 /// Reads an object that holds all of a rotation, in the newer spelling.
-pub(super) fn read_block(mut block: Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
-    let mut found = Found { theta: None, partial: None, scaling: None };
-    found.read(&mut block, decoder, keys)?;
-    let rope = found.finish(&block, decoder, keys)?;
+pub(crate) fn read_block(mut block: Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
+    let mut found = RopeFields { theta: None, partial: None, scaling: None };
+    found.read(&mut block, sizes, keys)?;
+    let rope = found.finish(&block, sizes, keys)?;
     block.finish()?;
     Ok(rope)
 }
 
 /// What has been read so far. The outer option of `scaling` says whether any object was there.
-struct Found {
+struct RopeFields {
     theta: Option<f64>,
     partial: Option<f64>,
     scaling: Option<Unscaled>,
@@ -126,8 +137,8 @@ struct Found {
 /// A scaling, or that there is none.
 type Unscaled = Box<Option<RopeScaling>>;
 
-impl Found {
-    fn read(&mut self, block: &mut Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<()> {
+impl RopeFields {
+    fn read(&mut self, block: &mut Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<()> {
         let theta = block.optional_positive("rope_theta")?;
         let share = partial(block, keys.partial.map(|_| "partial_rotary_factor"))?;
         for (key, before, here) in [("rope_theta", self.theta, theta), ("partial_rotary_factor", self.partial, share)] {
@@ -143,12 +154,12 @@ impl Found {
         }
         self.theta = self.theta.or(theta);
         self.partial = self.partial.or(share);
-        self.scaling = Some(Box::new(read_scaling(block, decoder, keys.original)?));
+        self.scaling = Some(Box::new(read_scaling(block, sizes, keys.original)?));
         Ok(())
     }
 
-    fn finish(self, f: &Fields<'_>, decoder: &DecoderConfig, keys: &RopeKeys) -> Result<RopeConfig> {
-        let head_dim = decoder.head_dim;
+    fn finish(self, f: &Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
+        let head_dim = sizes.head_dim;
         let share = self.partial.unwrap_or(keys.default_partial);
         // Rounded down, as the published code does.
         let rotary_dim = (head_dim as f64 * share) as usize;
@@ -186,10 +197,10 @@ fn partial(f: &mut Fields<'_>, key: Option<&'static str>) -> Result<Option<f64>>
 
 fn read_scaling(
     block: &mut Fields<'_>,
-    decoder: &DecoderConfig,
+    sizes: RopeSizes,
     outer_original: Option<usize>,
 ) -> Result<Option<RopeScaling>> {
-    let positions = decoder.max_position_embeddings;
+    let positions = sizes.positions;
     let new: Option<&str> = block.optional("rope_type")?;
     let old: Option<&str> = block.optional("type")?;
     if let (Some(new), Some(old)) = (new, old)
@@ -228,7 +239,7 @@ fn read_scaling(
                 factor: block.positive("factor")?,
                 low_freq_factor,
                 high_freq_factor,
-                original_max_position_embeddings: block.size("original_max_position_embeddings", MOST_POSITIONS)?,
+                original_max_position_embeddings: block.size("original_max_position_embeddings", MAX_POSITIONS)?,
             }))
         }
         _ => Err(block.wrong(
@@ -255,7 +266,7 @@ fn read_yarn(block: &mut Fields<'_>, positions: usize) -> Result<RopeScaling> {
         (None, (Some(mscale), Some(all_dim))) => temper(mscale) / temper(all_dim),
         (None, _) => temper(1.0),
     };
-    let original = block.optional_size("original_max_position_embeddings", MOST_POSITIONS)?;
+    let original = block.optional_size("original_max_position_embeddings", MAX_POSITIONS)?;
     Ok(RopeScaling::Yarn {
         factor,
         original_max_position_embeddings: original.unwrap_or(positions),
@@ -268,10 +279,10 @@ fn read_yarn(block: &mut Fields<'_>, positions: usize) -> Result<RopeScaling> {
 
 fn read_longrope(block: &mut Fields<'_>, outer_original: Option<usize>, positions: usize) -> Result<RopeScaling> {
     block.harmless(&["factor"]); // the ratio of the contexts counts
-    let own = block.optional_size("original_max_position_embeddings", MOST_POSITIONS)?;
+    let own = block.optional_size("original_max_position_embeddings", MAX_POSITIONS)?;
     let original = match own.or(outer_original) {
         Some(original) => original,
-        None => block.size("original_max_position_embeddings", MOST_POSITIONS)?,
+        None => block.size("original_max_position_embeddings", MAX_POSITIONS)?,
     };
     let growth = positions as f64 / original as f64;
     let attention_factor = match block.optional_positive("attention_factor")? {

@@ -1,96 +1,86 @@
-//! BERT (Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding",
-//! section 3): every token sees every other of its text, norms come after each half of a layer.
+//! BERT (Devlin et al. 2019): learned positions, segments, and norms after each half of a layer. Its graph is in
+//! `encoder.rs`.
 
-use ridge_graph::ops::RaggedAttention;
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Sym, Type, Var};
+use ridge_graph::ops::Gelu;
+use serde_json::{Map, Value as Json};
 
-use super::blocks::{Norm, linear, mlp, weight};
-use crate::config::BertConfig;
-use crate::model::{BuildOptions, Encoder, symbols};
-use crate::pooling::with_pooling;
-use ridge_files::Checkpoint;
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::encoder::BertConfig;
+use super::gguf_mapping::{GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
+use super::tensors::{TensorName, TensorTable};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields};
+use crate::error::Result;
 
-const WORDS: &str = "bert.embeddings.word_embeddings";
+/// How it is registered.
+pub(super) static BERT: FamilyDefinition = FamilyDefinition {
+    name: "bert",
+    model_type: "bert",
+    class: None,
+    // What heads for other tasks the checkpoint has makes no difference to the encoder.
+    harmless: &[&["architectures", "classifier_dropout", "hidden_dropout_prob"]],
+    read: ReadConfig::Encoder(read),
+    tensors: TensorTable {
+        embedding: TensorName::whole("bert.embeddings.word_embeddings", "token_embd"),
+        layers: "bert.encoder.layer",
+        attention: "attention",
+        norm: TensorName::whole("bert.embeddings.LayerNorm", "token_embd_norm"),
+        head: TensorName::NONE,
+        others: &[
+            TensorName::whole("bert.embeddings.token_type_embeddings", "token_types"),
+            TensorName::whole("bert.embeddings.position_embeddings", "position_embd"),
+        ],
+        layer: &[&[
+            TensorName::whole("attention.self.query", "attn_q"),
+            TensorName::whole("attention.self.key", "attn_k"),
+            TensorName::whole("attention.self.value", "attn_v"),
+            TensorName::whole("attention.output.dense", "attn_output"),
+            TensorName::whole("attention.output.LayerNorm", "attn_output_norm"),
+            TensorName::whole("intermediate.dense", "ffn_up"),
+            TensorName::whole("output.dense", "ffn_down"),
+            TensorName::whole("output.LayerNorm", "layer_output_norm"),
+        ]],
+        computed: &[],
+    },
+    gguf: Some(GgufMapping {
+        keys: &[
+            ("attention.head_count_kv", None),
+            ("attention.key_length", None),
+            (LAYER_NORM_EPSILON, Some("layer_norm_eps")),
+        ],
+        rope_theta: None,
+        read: read_gguf,
+        ..GgufMapping::new("bert")
+    }),
+};
 
-/// What checkpoints hold besides: heads that the encoder was trained with, and its positions in a list.
-const BESIDE: &[&str] = &["bert.pooler.*", "cls.*", "bert.cls.*", "classifier.*", "qa_outputs.*", "*.position_ids"];
+fn read(f: &mut Fields<'_>) -> Result<BertConfig> {
+    const KEYS: DecoderKeys =
+        DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
+    f.must_be("position_embedding_type", "absolute")?;
+    let type_vocab_size = f.size("type_vocab_size", 1 << 16)?;
+    let activation = f.gelu("hidden_act", Gelu::Erf)?;
+    let of_decoders = DecoderConfig::read(f, &KEYS)?;
+    Ok(BertConfig {
+        family: BERT.model_type,
+        hidden_size: of_decoders.hidden_size,
+        intermediate_size: of_decoders.intermediate_size,
+        num_hidden_layers: of_decoders.num_hidden_layers,
+        num_attention_heads: of_decoders.num_attention_heads,
+        vocab_size: of_decoders.vocab_size,
+        max_position_embeddings: of_decoders.max_position_embeddings,
+        type_vocab_size,
+        norm_eps: of_decoders.norm_eps,
+        activation,
+        torch_dtype: of_decoders.torch_dtype,
+    })
+}
 
-impl BertConfig {
-    /// Builds the graph of the encoder, with every weight as plain f32.
-    ///
-    /// # Errors
-    /// A mistake of ours: the configuration has been checked.
-    pub fn build(&self, options: &BuildOptions) -> GraphResult<Encoder> {
-        let mut g = Builder::new();
-        let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
-        let mut per_token = |name: &str| g.step_input(name, Type::tensor(DType::I32, [&tokens]));
-        let (ids, types, seq_ids) = (per_token("token_ids")?, per_token("token_type_ids")?, per_token("seq_ids")?);
-        let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs + 1]))?;
-        let place = g.iota([&tokens], 0, DType::I32)?;
-        let start = g.gather(starts, seq_ids, 0)?;
-        let positions = g.sub(place, start)?;
-
-        let norm = Norm::Layer(self.norm_eps);
-        let mut x = self.look_up(&mut g, WORDS, self.vocab_size, ids, options)?;
-        for (scope, rows, ids) in [
-            ("bert.embeddings.token_type_embeddings", self.type_vocab_size, types),
-            ("bert.embeddings.position_embeddings", self.max_position_embeddings, positions),
-        ] {
-            let more = self.look_up(&mut g, scope, rows, ids, options)?;
-            x = g.add(x, more)?;
-        }
-        x = norm.apply(&mut g, "bert.embeddings.LayerNorm", x)?;
-        let layer = g.function("encoder_layer", |g| {
-            let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), self.hidden_size.into()]));
-            let seq_ids = g.arg("seq_ids", Type::tensor(DType::I32, [&tokens]));
-            Ok(vec![self.layer(g, x, seq_ids)?])
-        })?;
-        for index in 0..self.num_hidden_layers {
-            x = g.scoped(&format!("bert.encoder.layer.{index}"), |g| g.call(layer, &[x, seq_ids]))?[0];
-        }
-        let hidden = g.cast(x, DType::F32)?;
-        let graph = with_pooling(&g.finish(vec![("hidden".into(), hidden)])?)?;
-        Ok(Encoder {
-            family: "bert",
-            graph,
-            hidden_size: self.hidden_size,
-            vocab_size: self.vocab_size,
-            max_context: self.max_position_embeddings,
-        })
+fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {
+    if file.flag("attention.causal")? == Some(true) {
+        return Err(file.wrong("attention.causal", "= true asks for what no encoder does"));
     }
-
-    /// The rows `ids` of the table of scope `scope`.
-    fn look_up(&self, g: &mut Builder, scope: &str, rows: usize, ids: Var, options: &BuildOptions) -> GraphResult<Var> {
-        g.scoped(scope, |g| {
-            let table = weight(g, "weight", [rows, self.hidden_size])?;
-            g.embedding(table, ids, options.activations)
-        })
-    }
-
-    fn layer(&self, g: &mut Builder, x: Var, seq_ids: Var) -> GraphResult<Var> {
-        let norm = Norm::Layer(self.norm_eps);
-        let (heads, dim) = (self.num_attention_heads, self.hidden_size / self.num_attention_heads);
-        let a = g.scoped("attention.self", |g| {
-            let mut qkv = [x; 3];
-            for (name, y) in ["query", "key", "value"].into_iter().zip(&mut qkv) {
-                let flat = linear(g, name, x, self.hidden_size, true)?;
-                *y = g.reshape(flat, [Dim::sym(symbols::TOKENS), heads.into(), dim.into()])?;
-            }
-            let op = RaggedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new(symbols::PAIRS) };
-            let a = g.ragged_attention(qkv, seq_ids, op)?;
-            g.reshape(a, Shape(vec![Dim::sym(symbols::TOKENS), self.hidden_size.into()]))
-        })?;
-        let a = linear(g, "attention.output.dense", a, self.hidden_size, true)?;
-        let x = g.add(a, x)?;
-        let x = norm.apply(g, "attention.output.LayerNorm", x)?;
-        let h = mlp(g, x, ["intermediate.dense", "output.dense"], self.intermediate_size, self.activation, true)?;
-        let x = g.add(h, x)?;
-        norm.apply(g, "output.LayerNorm", x)
-    }
-
-    /// A published checkpoint with the names that the graph's weights have: some leave out the first part.
-    #[must_use]
-    pub fn arrange(&self, checkpoint: Checkpoint) -> Checkpoint {
-        checkpoint.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE)
-    }
+    let said = file.token_types()?;
+    let types = file.rows("token_types.weight").map(|rows| rows as u64).or(said);
+    to.insert("type_vocab_size".into(), types.unwrap_or(1).into());
+    Ok(())
 }

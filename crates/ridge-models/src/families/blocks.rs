@@ -27,7 +27,7 @@ pub(super) fn linear(g: &mut Builder, name: &str, x: Var, to: usize, bias: bool)
 
 /// A norm over the last axis, with its epsilon.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Norm {
+pub(crate) enum NormKind {
     /// By the root mean square, times the weight.
     Rms(f64),
     /// By the root mean square, times one more than the weight, as Gemma has it.
@@ -36,7 +36,7 @@ pub(super) enum Norm {
     Layer(f64),
 }
 
-impl Norm {
+impl NormKind {
     /// The norm of `x` with the weights of scope `name`.
     pub(super) fn apply(self, g: &mut Builder, name: &str, x: Var) -> GraphResult<Var> {
         let hidden = width(g, x)?;
@@ -61,15 +61,15 @@ impl Norm {
 
 /// Half a layer: `x + half(x)`, with a norm of scope `before` on the way in and one of scope `after` on the way out,
 /// where they are named.
-pub(super) struct Half<'a> {
-    pub(super) norm: Norm,
+pub(super) struct ResidualHalf<'a> {
+    pub(super) norm: NormKind,
     pub(super) before: Option<&'a str>,
     pub(super) after: Option<&'a str>,
 }
 
-impl<'a> Half<'a> {
+impl<'a> ResidualHalf<'a> {
     /// With a norm on the way in.
-    pub(super) fn before(norm: Norm, before: &'a str) -> Self {
+    pub(super) fn before(norm: NormKind, before: &'a str) -> Self {
         Self { norm, before: Some(before), after: None }
     }
 
@@ -95,19 +95,19 @@ impl<'a> Half<'a> {
 
 /// What the gate of an MLP goes through.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Gate {
+pub(super) enum MlpGate {
     Silu,
     Gelu(Gelu),
 }
 
 /// `down(gate(x) * up(x))`, with the names of Llama.
-pub(super) fn gated_mlp(g: &mut Builder, x: Var, inner: usize, gate: Gate, bias: bool) -> GraphResult<Var> {
+pub(super) fn gated_mlp(g: &mut Builder, x: Var, inner: usize, gate: MlpGate, bias: bool) -> GraphResult<Var> {
     let hidden = width(g, x)?;
     let opened = linear(g, "gate_proj", x, inner, bias)?;
     let up = linear(g, "up_proj", x, inner, bias)?;
     let h = match gate {
-        Gate::Silu => g.swiglu(opened, up)?,
-        Gate::Gelu(form) => {
+        MlpGate::Silu => g.swiglu(opened, up)?,
+        MlpGate::Gelu(form) => {
             let opened = g.gelu(opened, form)?;
             g.mul(opened, up)?
         }

@@ -1,10 +1,16 @@
 //! What all decoders have in common: tokens are embedded, go through layers that each keep a paged cache, and become
 //! logits.
 
+use std::any::Any;
+use std::fmt::Debug;
+use std::ops::DerefMut;
+
 use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{Norm, linear, rope, weight};
+use super::blocks::{NormKind, linear, rope, weight};
+use super::gguf_mapping::GgufEntry;
+use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
 use crate::model::{
@@ -14,42 +20,71 @@ use crate::model::{
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::Part;
 
-/// The published names of what every decoder has.
-pub(super) struct Names {
-    /// Scope of the embedding.
-    pub(super) embedding: &'static str,
-    /// Scope of the layers, each under its number.
-    pub(super) layers: &'static str,
-    /// Scope of attention within a layer.
-    pub(super) attention: &'static str,
-    /// Scope of the norm after the last layer.
-    pub(super) norm: &'static str,
-    /// Scope of the output projection, if it is not the embedding.
-    pub(super) head: &'static str,
+/// A decoder's configuration as a value: what the configuration of every family can do. Implemented for each of them below.
+pub(crate) trait ConfigValue: Any + Debug + Send + Sync {
+    /// What every decoder has.
+    fn decoder(&self) -> &DecoderConfig;
+
+    /// The same, to be changed.
+    fn decoder_mut(&mut self) -> &mut DecoderConfig;
+
+    /// The configuration as its own type.
+    fn as_any(&self) -> &dyn Any;
+
+    /// A copy.
+    fn boxed(&self) -> Box<dyn DecoderFamily>;
+
+    /// Is `other` of the same type and equal?
+    fn equals(&self, other: &dyn DecoderFamily) -> bool;
 }
 
-/// The names of Llama, which most families took over.
-pub(super) const USUAL: Names = Names {
-    embedding: "model.embed_tokens",
-    layers: "model.layers",
-    attention: "self_attn",
-    norm: "model.norm",
-    head: "lm_head",
-};
-
-/// What a family's file says: a decoder, but for what all of them share.
-pub(super) trait Family {
-    /// Its name in configurations.
-    fn name(&self) -> &'static str;
-
-    /// Sizes.
-    fn config(&self) -> &DecoderConfig;
-
-    /// Names of its tensors outside the layers.
-    fn names(&self) -> Names {
-        USUAL
+impl<T> ConfigValue for T
+where
+    T: DecoderFamily + DerefMut<Target = DecoderConfig> + Any + Clone + Debug + PartialEq + Send + Sync,
+{
+    fn decoder(&self) -> &DecoderConfig {
+        self
     }
 
+    fn decoder_mut(&mut self) -> &mut DecoderConfig {
+        self
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn boxed(&self) -> Box<dyn DecoderFamily> {
+        Box::new(self.clone())
+    }
+
+    fn equals(&self, other: &dyn DecoderFamily) -> bool {
+        other.as_any().downcast_ref::<Self>() == Some(self)
+    }
+}
+
+/// Makes a family's configuration deref to its field `decoder`.
+macro_rules! deref_to_decoder {
+    ($config:ty) => {
+        impl std::ops::Deref for $config {
+            type Target = $crate::config::DecoderConfig;
+
+            fn deref(&self) -> &$crate::config::DecoderConfig {
+                &self.decoder
+            }
+        }
+
+        impl std::ops::DerefMut for $config {
+            fn deref_mut(&mut self) -> &mut $crate::config::DecoderConfig {
+                &mut self.decoder
+            }
+        }
+    };
+}
+pub(super) use deref_to_decoder;
+
+/// The configuration of one family of decoders: what its graph has besides what all of them share.
+pub(crate) trait DecoderFamily: ConfigValue {
     /// How many tokens a token sees in layer `index`, itself included; all if `None`. Layers with equal windows are
     /// one function.
     fn window(&self, _index: usize) -> Option<usize> {
@@ -62,10 +97,10 @@ pub(super) trait Family {
     }
 
     /// The norm in and after the layers.
-    fn norm(&self) -> Norm;
+    fn norm(&self) -> NormKind;
 
     /// One layer: `x`, `[tokens, hidden]`, to the next.
-    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var>;
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var>;
 
     /// What becomes of the output projection's f32 logits.
     fn logits(&self, _g: &mut Builder, logits: Var) -> GraphResult<Var> {
@@ -76,10 +111,23 @@ pub(super) trait Family {
     fn parts(&self) -> Vec<Part> {
         Vec::new()
     }
+
+    /// The tensors of a layer, of the `usual` ones of the family.
+    fn layer_tensors(&self, usual: Vec<TensorName>) -> Vec<TensorName> {
+        usual
+    }
+
+    /// What GGUF's metadata has of this family alone, by key without the architecture's name.
+    ///
+    /// # Errors
+    /// What of the configuration GGUF cannot express.
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        Ok(Vec::new())
+    }
 }
 
 /// Where and how a layer is built.
-pub(super) struct Layer<'a> {
+pub(crate) struct DecoderLayer<'a> {
     config: &'a DecoderConfig,
     options: &'a BuildOptions,
     /// How many tokens a token sees.
@@ -90,7 +138,7 @@ pub(super) struct Layer<'a> {
 
 /// How a layer's attention scores pairs.
 #[derive(Clone, Debug)]
-pub(super) struct Scores {
+pub(super) struct AttentionScores {
     /// Rotation of queries and keys.
     pub(super) rope: Option<Rope>,
     /// Factor of the scores.
@@ -99,11 +147,11 @@ pub(super) struct Scores {
     pub(super) softcap: Option<f64>,
 }
 
-impl Layer<'_> {
-    /// The usual: rotated as the configuration says, divided by the root of a head's width.
-    pub(super) fn scores(&self) -> Scores {
+impl DecoderLayer<'_> {
+    /// The usual scores: rotated as the configuration says, divided by the root of a head's width.
+    pub(super) fn scores(&self) -> AttentionScores {
         let rope = self.config.rope.as_ref().map(|config| self.rope(config));
-        Scores { rope, scale: 1.0 / (self.config.head_dim as f64).sqrt(), softcap: None }
+        AttentionScores { rope, scale: 1.0 / (self.config.head_dim as f64).sqrt(), softcap: None }
     }
 
     /// The rotation that `config` says, for the contexts that the model is built for.
@@ -150,7 +198,7 @@ impl Layer<'_> {
 
     /// Causal attention over the layer's cache, to which `k` and `v` are added: from `[tokens, heads, dim]` each to
     /// `[tokens, heads * dim]`.
-    pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &Scores) -> GraphResult<Var> {
+    pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
         let (q, k) = match &scores.rope {
             Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
             None => (q, k),
@@ -162,15 +210,21 @@ impl Layer<'_> {
     }
 }
 
-/// Builds the graph of a family.
-pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<Model> {
-    let (config, names) = (family.config(), family.names());
+/// Builds the graph of the family called `name`, with weights of the names in `tensors`.
+pub(super) fn build(
+    name: &'static str,
+    tensors: &TensorTable,
+    family: &dyn DecoderFamily,
+    options: &BuildOptions,
+) -> GraphResult<Model> {
+    let config = family.decoder();
     let mut g = Builder::new();
     let step = StepInputs::ask(&mut g)?;
     let (positions, slots) =
         g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
-    let table =
-        |g: &mut Builder| g.scoped(names.embedding, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]));
+    let table = |g: &mut Builder| {
+        g.scoped(tensors.embedding.scope, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]))
+    };
     let embedding = table(&mut g)?;
     let x = g.embedding(embedding, step.token_ids, options.activations)?;
     let mut x = family.embed(&mut g, x, positions)?;
@@ -186,27 +240,27 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
             let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
             functions.push(g.function(name, |g| layer(g, family, window, options))?);
         }
-        let scope = format!("{}.{index}", names.layers);
-        let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", names.attention));
+        let scope = format!("{}.{index}", tensors.layers);
+        let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
         groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
         x = g.scoped(&scope, |g| g.call(functions[at], &[x, positions, slots]))?[0];
     }
 
-    let x = family.norm().apply(&mut g, names.norm, x)?;
+    let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
     let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| {
         let logits = match config.tie_word_embeddings {
             true => {
                 let embedding = table(g)?;
-                g.scoped(names.head, |g| g.linear(x, embedding))?
+                g.scoped(tensors.head.scope, |g| g.linear(x, embedding))?
             }
-            false => linear(g, names.head, x, config.vocab_size, false)?,
+            false => linear(g, tensors.head.scope, x, config.vocab_size, false)?,
         };
         let logits = g.cast(logits, DType::F32)?;
-        g.scoped(names.head, |g| family.logits(g, logits))
+        g.scoped(tensors.head.scope, |g| family.logits(g, logits))
     })?;
     Ok(Model {
-        family: family.name(),
+        family: name,
         graph,
         answers: None,
         state_groups: groups,
@@ -221,19 +275,24 @@ pub(super) fn build(family: &dyn Family, options: &BuildOptions) -> GraphResult<
 }
 
 /// A function of `x`, `[tokens, hidden]`, `positions` and `slots`, i32 `[tokens]`; gives the next `x`.
-fn layer(g: &mut Builder, family: &dyn Family, window: Option<usize>, options: &BuildOptions) -> GraphResult<Vec<Var>> {
-    let (config, tokens) = (family.config(), Dim::sym(symbols::TOKENS));
+fn layer(
+    g: &mut Builder,
+    family: &dyn DecoderFamily,
+    window: Option<usize>,
+    options: &BuildOptions,
+) -> GraphResult<Vec<Var>> {
+    let (config, tokens) = (family.decoder(), Dim::sym(symbols::TOKENS));
     let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), config.hidden_size.into()]));
     let row = Type::tensor(DType::I32, Shape(vec![tokens]));
     let positions = g.arg("positions", row.clone());
     let slots = g.arg("slots", row);
-    let at = Layer { config, options, window, positions, slots };
+    let at = DecoderLayer { config, options, window, positions, slots };
     Ok(vec![family.layer(g, x, &at)?])
 }
 
 /// A published checkpoint of a family with the names and shapes that its graph's weights have.
-pub(super) fn arrange(family: &dyn Family, checkpoint: Checkpoint) -> Result<Checkpoint> {
-    let embedding = format!("{}.weight", family.names().embedding);
+pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let embedding = format!("{}.weight", tensors.embedding.scope);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     Ok(checkpoint.prefixed(prefix, &embedding).divided(&family.parts())?)
 }

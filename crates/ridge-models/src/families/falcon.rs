@@ -1,38 +1,127 @@
-//! Falcon (Almazrouei et al. 2023, "The Falcon Series of Open Language Models", section 4): attention and MLP side by
-//! side, and one or a few heads of keys and values.
+//! Falcon with rotary positions (Almazrouei et al. 2023, "The Falcon Series of Open Language Models", section 4):
+//! attention and MLP side by side, and one or a few heads of keys and values.
 
+use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
-use super::blocks::{Norm, linear, mlp};
-use super::decoder::{Family, Layer, Names};
-use super::llama::QKV;
-use crate::config::{DecoderConfig, FalconConfig};
+use super::blocks::{NormKind, linear, mlp};
+use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::gguf_mapping::{GgufEntry, GgufMapping, LAYER_NORM_EPSILON, MixRules};
+use super::tensors::{Cut, INPUT_NORM, LM_HEAD, PLAIN_MLP, QKV, TensorName, TensorTable};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, ROPE_KEYS, read_rope};
+use crate::error::Result;
 use ridge_files::checkpoint::{Part, Rows};
 
-impl Family for FalconConfig {
-    fn name(&self) -> &'static str {
-        "falcon"
-    }
+/// Every size and switch of a Falcon model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FalconConfig {
+    /// What every decoder has.
+    pub decoder: DecoderConfig,
+    /// Activation of the MLP.
+    pub activation: Gelu,
+    /// Do all projections have biases?
+    pub bias: bool,
+    /// Are the rows of the fused projection grouped by key and value head, each with its queries?
+    pub grouped_rows: bool,
+    /// Have attention and MLP a norm each, rather than one together?
+    pub two_norms: bool,
+}
 
-    fn config(&self) -> &DecoderConfig {
-        self
-    }
+const KEYS: DecoderKeys = DecoderKeys {
+    intermediate_size: "ffn_hidden_size",
+    intermediate_factor: Some(4),
+    num_key_value_heads: "num_kv_heads",
+    positions: Some(2048),
+    norm_eps: "layer_norm_epsilon",
+    tie_word_embeddings: true,
+    ..DECODER_KEYS
+};
 
-    fn names(&self) -> Names {
-        Names {
-            embedding: "transformer.word_embeddings",
-            layers: "transformer.h",
-            attention: "self_attention",
-            norm: "transformer.ln_f",
-            head: "lm_head",
+impl FalconConfig {
+    fn read(f: &mut Fields<'_>) -> Result<Self> {
+        f.must_be("alibi", false)?;
+        f.must_be("parallel_attn", true)?;
+        f.must_be("apply_residual_connection_post_layernorm", false)?;
+        let mut decoder = DecoderConfig::read(f, &KEYS)?;
+        decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
+        let newer = f.optional("new_decoder_architecture")?.unwrap_or(false);
+        let multi_query = f.optional("multi_query")?.unwrap_or(true);
+        if !newer {
+            decoder.num_key_value_heads = if multi_query { 1 } else { decoder.num_attention_heads };
         }
+        let norms = f.count("num_ln_in_parallel_attn")?.unwrap_or(if newer { 2 } else { 1 });
+        if !(1..=2).contains(&norms) {
+            return Err(f.wrong("num_ln_in_parallel_attn", "is neither 1 nor 2", REMEDY));
+        }
+        Ok(Self {
+            decoder,
+            activation: f.gelu("activation", Gelu::Erf)?,
+            bias: f.optional("bias")?.unwrap_or(false),
+            // One key and value head for each query head has rows grouped by head in the older models too.
+            grouped_rows: newer || !multi_query,
+            two_norms: norms == 2,
+        })
+    }
+}
+
+deref_to_decoder!(FalconConfig);
+
+/// What GGUF calls the norm of attention where the MLP has one of its own.
+const SECOND_NORM: &str = "attn_norm_2";
+
+/// How it is registered.
+pub(super) static FALCON: FamilyDefinition = FamilyDefinition {
+    name: "falcon",
+    model_type: "falcon",
+    class: Some("FalconForCausalLM"),
+    harmless: &[&["hidden_dropout"]],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(FalconConfig::read(f)?))),
+    tensors: TensorTable {
+        embedding: TensorName::whole("transformer.word_embeddings", "token_embd"),
+        layers: "transformer.h",
+        attention: "self_attention",
+        norm: TensorName::whole("transformer.ln_f", "output_norm"),
+        head: LM_HEAD,
+        others: &[],
+        layer: &[
+            &[
+                INPUT_NORM,
+                TensorName::cut("self_attention.q_proj", Cut::Heads, "attn_qkv"),
+                TensorName::cut("self_attention.k_proj", Cut::Heads, "attn_qkv"),
+                TensorName::cut("self_attention.v_proj", Cut::Heads, "attn_qkv"),
+                TensorName::cut("self_attention.dense", Cut::HeadTerms, "attn_output"),
+            ],
+            PLAIN_MLP,
+        ],
+        computed: &[],
+    },
+    gguf: Some(GgufMapping {
+        keys: &[
+            ("feed_forward_length", Some("ffn_hidden_size")),
+            ("attention.head_count_kv", Some("num_kv_heads")),
+            (LAYER_NORM_EPSILON, Some("layer_norm_epsilon")),
+        ],
+        mix: MixRules::Falcon,
+        read: |file, to| {
+            let (heads, kv) = (file.int("attention.head_count")?, file.int("attention.head_count_kv")?);
+            to.insert("new_decoder_architecture".into(), (kv.unwrap_or(1) > 1 && kv < heads).into());
+            to.insert("multi_query".into(), (kv.unwrap_or(1) == 1).into());
+            let two_norms = file.has(&format!("blk.0.{SECOND_NORM}.weight"));
+            to.insert("num_ln_in_parallel_attn".into(), (1 + u8::from(two_norms)).into());
+            to.insert("bias".into(), file.has("blk.0.attn_qkv.bias").into());
+            Ok(())
+        },
+        ..GgufMapping::new("falcon")
+    }),
+};
+
+impl DecoderFamily for FalconConfig {
+    fn norm(&self) -> NormKind {
+        NormKind::Layer(self.norm_eps)
     }
 
-    fn norm(&self) -> Norm {
-        Norm::Layer(self.norm_eps)
-    }
-
-    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var> {
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let norm = self.norm();
         let (to_attention, to_mlp) = if self.two_norms {
             (norm.apply(g, "ln_attn", x)?, norm.apply(g, "ln_mlp", x)?)
@@ -71,5 +160,22 @@ impl Family for FalconConfig {
             }
         }
         parts
+    }
+
+    fn layer_tensors(&self, mut usual: Vec<TensorName>) -> Vec<TensorName> {
+        if self.two_norms {
+            usual.retain(|tensor| *tensor != INPUT_NORM);
+            usual.insert(0, TensorName::whole("ln_mlp", "attn_norm"));
+            usual.push(TensorName::whole("ln_attn", SECOND_NORM));
+        }
+        usual
+    }
+
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        match self.activation {
+            // Queries, keys and values lie one after another, not by groups of heads.
+            Gelu::Erf => Ok(vec![("tensor_data_layout", GgufEntry::Text("jploski"))]),
+            Gelu::Tanh => Err("its activation is not that of its family"),
+        }
     }
 }

@@ -4,21 +4,186 @@
 
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
+use serde_json::{Map, Value as Json};
 
-use super::blocks::{Gate, Half, Norm, gated_mlp, linear, soft_cap};
-use super::decoder::{Family, Layer, Scores};
-use super::llama::QKV;
-use crate::config::{DecoderConfig, GemmaConfig};
+use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, soft_cap};
+use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, window_metadata};
+use super::tensors::{
+    ATTENTION, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, OUTPUT_NORMS, QK_NORMS, QKV, TensorName, TensorTable,
+};
+use crate::config::{
+    DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_POSITIONS, ROPE_KEYS, RopeConfig, RopeKeys, layer_windows,
+    read_rope, read_rope_block,
+};
+use crate::error::Result;
 
-impl Family for GemmaConfig {
-    fn name(&self) -> &'static str {
-        if self.qk_norm { "gemma3" } else { "gemma2" }
+/// Every size and switch of a Gemma model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GemmaConfig {
+    /// What every decoder has; its rotation is that of the layers that see everything.
+    pub decoder: DecoderConfig,
+    /// The rotation in layers with a window.
+    pub local_rope: RopeConfig,
+    /// How many tokens a token sees in each layer, itself included; all if `None`.
+    pub windows: Vec<Option<usize>>,
+    /// Scores are divided by its root; above 0.
+    pub query_pre_attn_scalar: f64,
+    /// Scores stay within this, by a hyperbolic tangent. In Gemma 2.
+    pub attn_logit_softcapping: Option<f64>,
+    /// So do logits.
+    pub final_logit_softcapping: Option<f64>,
+    /// Do the four projections of attention have biases?
+    pub attention_bias: bool,
+    /// Are queries and keys normalised, head by head? In Gemma 3.
+    pub qk_norm: bool,
+}
+
+/// Every so manieth layer of Gemma 2 sees everything.
+const GEMMA2_PATTERN: usize = 2;
+/// The same of Gemma 3, where its configuration does not say.
+const GEMMA3_PATTERN: usize = 6;
+/// The keys of the caps of scores and of logits.
+const SOFT_CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+
+const KEYS: DecoderKeys = DecoderKeys { tie_word_embeddings: true, ..DECODER_KEYS };
+
+impl GemmaConfig {
+    fn read_2(f: &mut Fields<'_>) -> Result<Self> {
+        // Every other layer is local, the first one too.
+        Self::read(f, false, GEMMA2_PATTERN, |f, decoder| {
+            let rope = read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?;
+            Ok((rope.clone(), rope))
+        })
     }
 
-    fn config(&self) -> &DecoderConfig {
-        self
+    fn read_3(f: &mut Fields<'_>) -> Result<Self> {
+        let newer = f.optional_size("_sliding_window_pattern", MAX_POSITIONS)?;
+        let pattern = f.optional_size("sliding_window_pattern", MAX_POSITIONS)?.or(newer).unwrap_or(GEMMA3_PATTERN);
+        Self::read(f, true, pattern, read_two_ropes)
     }
 
+    /// `pattern`: every so manieth layer sees everything.
+    fn read(
+        f: &mut Fields<'_>,
+        qk_norm: bool,
+        pattern: usize,
+        ropes: impl Fn(&mut Fields<'_>, &DecoderConfig) -> Result<(RopeConfig, RopeConfig)>,
+    ) -> Result<Self> {
+        f.needs(&["num_key_value_heads", "head_dim", "sliding_window"])?;
+        f.must_be("hidden_act", "gelu_pytorch_tanh")?;
+        f.must_be("hidden_activation", "gelu_pytorch_tanh")?;
+        f.must_be("use_bidirectional_attention", false)?;
+        let mut decoder = DecoderConfig::read(f, &KEYS)?;
+        let (global, local_rope) = ropes(f, &decoder)?;
+        decoder.rope = Some(global);
+        let window = f.optional_size("sliding_window", MAX_POSITIONS)?;
+        Ok(Self {
+            local_rope,
+            windows: layer_windows(f, decoder.num_hidden_layers, window, |i| !(i + 1).is_multiple_of(pattern))?,
+            query_pre_attn_scalar: f.positive("query_pre_attn_scalar")?,
+            attn_logit_softcapping: f.optional_positive("attn_logit_softcapping")?,
+            final_logit_softcapping: f.optional_positive("final_logit_softcapping")?,
+            attention_bias: f.optional("attention_bias")?.unwrap_or(false),
+            qk_norm,
+            decoder,
+        })
+    }
+}
+
+/// The rotations of global and local layers: in the newer spelling two objects, in the older two bases, of which the
+/// global one alone is scaled.
+fn read_two_ropes(f: &mut Fields<'_>, decoder: &DecoderConfig) -> Result<(RopeConfig, RopeConfig)> {
+    const GLOBAL: RopeKeys = RopeKeys { default_theta: 1_000_000.0, ..ROPE_KEYS };
+    const LOCAL: RopeKeys = RopeKeys { theta: "rope_local_base_freq", ..ROPE_KEYS };
+    if let Some(mut both) = f.object("rope_parameters")?
+        && both.has("full_attention")
+    {
+        let global = read_rope_block(both.required_object("full_attention")?, decoder.rope_sizes(), &GLOBAL)?;
+        let local = read_rope_block(both.required_object("sliding_attention")?, decoder.rope_sizes(), &LOCAL)?;
+        both.finish()?;
+        return Ok((global, local));
+    }
+    let theta = f.optional_positive(LOCAL.theta)?.unwrap_or(LOCAL.default_theta);
+    let global = read_rope(f, decoder.rope_sizes(), &GLOBAL)?;
+    let local = RopeConfig { theta, scaling: None, ..global };
+    Ok((global, local))
+}
+
+deref_to_decoder!(GemmaConfig);
+
+const TENSORS: TensorTable = TensorTable {
+    layer: &[
+        ATTENTION,
+        GATED_MLP,
+        QK_NORMS,
+        OUTPUT_NORMS,
+        &[INPUT_NORM, TensorName::whole("pre_feedforward_layernorm", "ffn_norm")],
+    ],
+    ..LLAMA_TENSORS
+};
+
+/// How Gemma 2 is registered.
+pub(super) static GEMMA2: FamilyDefinition = FamilyDefinition {
+    name: "gemma2",
+    model_type: "gemma2",
+    class: Some("Gemma2ForCausalLM"),
+    harmless: &[],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(GemmaConfig::read_2(f)?))),
+    tensors: TENSORS,
+    gguf: Some(GgufMapping {
+        norms_plus_one: true,
+        read: |file, to| read_gguf(file, to, 46),
+        ..GgufMapping::new("gemma2")
+    }),
+};
+
+/// How Gemma 3 is registered.
+pub(super) static GEMMA3: FamilyDefinition = FamilyDefinition {
+    name: "gemma3",
+    model_type: "gemma3_text",
+    class: Some("Gemma3ForCausalLM"),
+    harmless: &[],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(GemmaConfig::read_3(f)?))),
+    tensors: TENSORS,
+    gguf: Some(GgufMapping {
+        norms_plus_one: true,
+        read: |file, to| {
+            read_gguf(file, to, 62)?;
+            let local = file.float("rope.freq_base_swa")?.unwrap_or(10_000.0);
+            to.insert("rope_local_base_freq".into(), local.into());
+            let pattern = file.int("attention.sliding_window_pattern")?;
+            to.insert("sliding_window_pattern".into(), pattern.unwrap_or(GEMMA3_PATTERN as u64).into());
+            Ok(())
+        },
+        ..GgufMapping::new("gemma3")
+    }),
+};
+
+/// Adds what both have. The largest model, of `largest` layers, divides scores by the width of a head of the residual
+/// stream, the others by that of a head.
+fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>, largest: u64) -> Result<()> {
+    to.insert("sliding_window".into(), file.window_or_zero().unwrap_or(4096).into());
+    to.insert("hidden_activation".into(), "gelu_pytorch_tanh".into());
+    for key in SOFT_CAPS {
+        if let Some(cap) = file.float(key)? {
+            to.insert(key.into(), cap.into());
+        }
+    }
+    let layers = file.int(LAYERS_KEY)?.unwrap_or_default();
+    let (hidden, heads) = (file.int("embedding_length")?, file.int("attention.head_count")?);
+    let scalar = match (layers == largest, hidden, heads) {
+        (true, Some(hidden), Some(heads)) if heads > 0 => Some(hidden / heads),
+        _ => file.int("attention.key_length")?,
+    };
+    // A converter of Ridge's says what it is.
+    let said = file.float("attention.query_pre_attn_scalar")?;
+    to.insert("query_pre_attn_scalar".into(), said.map_or_else(|| scalar.into(), Json::from));
+    Ok(())
+}
+
+impl DecoderFamily for GemmaConfig {
     fn window(&self, index: usize) -> Option<usize> {
         self.windows.get(index).copied().flatten()
     }
@@ -29,19 +194,19 @@ impl Family for GemmaConfig {
         g.mul(x, scale)
     }
 
-    fn norm(&self) -> Norm {
-        Norm::RmsPlusOne(self.norm_eps)
+    fn norm(&self) -> NormKind {
+        NormKind::RmsPlusOne(self.norm_eps)
     }
 
-    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var> {
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let norm = self.norm();
-        let half = |before, after| Half { norm, before: Some(before), after: Some(after) };
+        let half = |before, after| ResidualHalf { norm, before: Some(before), after: Some(after) };
         let x = half("input_layernorm", "post_attention_layernorm").add(g, x, "self_attn", |g, x| {
             let [mut q, mut k, v] = at.project(g, x, QKV, self.attention_bias)?;
             if self.qk_norm {
                 (q, k) = (norm.apply(g, "q_norm", q)?, norm.apply(g, "k_norm", k)?);
             }
-            let mut scores = Scores {
+            let mut scores = AttentionScores {
                 scale: 1.0 / self.query_pre_attn_scalar.sqrt(),
                 softcap: self.attn_logit_softcapping,
                 ..at.scores()
@@ -53,7 +218,7 @@ impl Family for GemmaConfig {
             linear(g, "o_proj", a, self.hidden_size, self.attention_bias)
         })?;
         half("pre_feedforward_layernorm", "post_feedforward_layernorm")
-            .add(g, x, "mlp", |g, x| gated_mlp(g, x, self.intermediate_size, Gate::Gelu(Gelu::Tanh), false))
+            .add(g, x, "mlp", |g, x| gated_mlp(g, x, self.intermediate_size, MlpGate::Gelu(Gelu::Tanh), false))
     }
 
     fn logits(&self, g: &mut Builder, logits: Var) -> GraphResult<Var> {
@@ -61,5 +226,29 @@ impl Family for GemmaConfig {
             Some(cap) => soft_cap(g, logits, cap),
             None => Ok(logits),
         }
+    }
+
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        let mut entries = window_metadata(self.windows.iter().copied().flatten().next());
+        entries.push(("attention.query_pre_attn_scalar", GgufEntry::F32(self.query_pre_attn_scalar as f32)));
+        for (name, cap) in SOFT_CAPS.into_iter().zip([self.attn_logit_softcapping, self.final_logit_softcapping]) {
+            entries.extend(cap.map(|cap| (name, GgufEntry::F32(cap as f32))));
+        }
+        let every = self.windows.iter().position(Option::is_none).map_or(0, |first| first + 1);
+        let usual = if self.qk_norm { GEMMA3_PATTERN } else { GEMMA2_PATTERN };
+        let fits = |period: usize| self.windows.iter().enumerate().all(|(i, w)| w.is_none() == ((i + 1) % period == 0));
+        if every != 0 && !fits(usual) {
+            if !self.qk_norm || !fits(every) {
+                return Err("its layers with windows are not where those of its family are");
+            }
+            entries.push(("attention.sliding_window_pattern", GgufEntry::U32(every as u32)));
+        }
+        if self.qk_norm {
+            if self.local_rope.scaling.is_some() {
+                return Err("its local layers have scaled frequencies");
+            }
+            entries.push(("rope.freq_base_swa", GgufEntry::F32(self.local_rope.theta as f32)));
+        }
+        Ok(entries)
     }
 }

@@ -1,29 +1,93 @@
-//! Llama: pre-norm decoder layers with grouped-query attention and a gated MLP (Touvron et al. 2023, "Llama 2"; "The
-//! Llama 3 Herd of Models", 2024). Weights have their published names.
+//! Llama 2, Llama 3 and the many checkpoints that share their layers: pre-norm decoder layers with grouped-query
+//! attention and a gated MLP (Touvron et al. 2023, "Llama 2"; "The Llama 3 Herd of Models", 2024).
 
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
-use super::blocks::{Gate, Half, Norm, gated_mlp, linear};
-use super::decoder::{Family, Layer};
-use crate::config::{DecoderConfig, LlamaConfig};
+use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear};
+use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::gguf_mapping::{GgufMapping, MixRules};
+use super::tensors::{LLAMA_TENSORS, QKV};
+use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, read_rope};
+use crate::error::Result;
+use crate::model::{BuildOptions, Model};
+use ridge_files::json;
 
-/// The names of the projections to queries, keys and values.
-pub(super) const QKV: [&str; 3] = ["q_proj", "k_proj", "v_proj"];
+/// Every size and switch of a Llama model, checked against each other.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// What every decoder has.
+    pub decoder: DecoderConfig,
+    /// Do the four projections of attention have biases?
+    pub attention_bias: bool,
+    /// Do the three projections of the MLP have biases?
+    pub mlp_bias: bool,
+}
 
-impl Family for LlamaConfig {
-    fn name(&self) -> &'static str {
-        "llama"
+impl LlamaConfig {
+    /// Reads the text of a `config.json`. `file` names it in errors.
+    ///
+    /// # Errors
+    ///
+    /// An error that names file, key, value and remedy if the text is not JSON, a needed key is missing, a value is
+    /// impossible or contradicts another, the model is of another family or asks for something that Ridge does not
+    /// do, or there is a key that Ridge does not know.
+    pub fn from_json(file: &str, text: &str) -> Result<Self> {
+        let map = json::object(file, text.as_bytes())?;
+        let mut f = Fields::new(file, &map);
+        if f.required::<&str>("model_type")? != LLAMA.model_type {
+            let remedy = "choose a checkpoint of the family \"llama\"";
+            return Err(f.wrong("model_type", "is not a family that Ridge reads here", remedy));
+        }
+        LLAMA.begin(&mut f)?;
+        let config = Self::read(&mut f)?;
+        f.finish()?;
+        Ok(config)
     }
 
-    fn config(&self) -> &DecoderConfig {
-        self
+    fn read(f: &mut Fields<'_>) -> Result<Self> {
+        f.must_be("hidden_act", "silu")?;
+        f.must_be("pretraining_tp", 1)?;
+        let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
+        decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
+        Ok(Self {
+            decoder,
+            attention_bias: f.optional("attention_bias")?.unwrap_or(false),
+            mlp_bias: f.optional("mlp_bias")?.unwrap_or(false),
+        })
+    }
+}
+
+deref_to_decoder!(LlamaConfig);
+
+/// How it is registered.
+pub(super) static LLAMA: FamilyDefinition = FamilyDefinition {
+    name: "llama",
+    model_type: "llama",
+    class: Some("LlamaForCausalLM"),
+    harmless: &[&["is_llama_config", "max_sequence_length"]],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(LlamaConfig::read(f)?))),
+    tensors: LLAMA_TENSORS,
+    gguf: Some(GgufMapping {
+        // With a window it is a Mistral.
+        applies: |file| file.window().is_none(),
+        interleaved: true,
+        mix: MixRules::Llama,
+        read: |file, to| {
+            to.insert("attention_bias".into(), file.has("blk.0.attn_q.bias").into());
+            to.insert("mlp_bias".into(), file.has("blk.0.ffn_up.bias").into());
+            Ok(())
+        },
+        ..GgufMapping::new("llama")
+    }),
+};
+
+impl DecoderFamily for LlamaConfig {
+    fn norm(&self) -> NormKind {
+        NormKind::Rms(self.norm_eps)
     }
 
-    fn norm(&self) -> Norm {
-        Norm::Rms(self.norm_eps)
-    }
-
-    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var> {
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         layer(self, g, x, at, self.attention_bias, self.mlp_bias)
     }
 }
@@ -33,16 +97,24 @@ pub(super) fn layer(
     config: &DecoderConfig,
     g: &mut Builder,
     x: Var,
-    at: &Layer<'_>,
+    at: &DecoderLayer<'_>,
     attention_bias: bool,
     mlp_bias: bool,
 ) -> GraphResult<Var> {
-    let norm = Norm::Rms(config.norm_eps);
-    let x = Half::before(norm, "input_layernorm").add(g, x, "self_attn", |g, x| {
+    let norm = NormKind::Rms(config.norm_eps);
+    let x = ResidualHalf::before(norm, "input_layernorm").add(g, x, "self_attn", |g, x| {
         let qkv = at.project(g, x, QKV, attention_bias)?;
         let a = at.attend(g, qkv, &at.scores())?;
         linear(g, "o_proj", a, config.hidden_size, attention_bias)
     })?;
-    Half::before(norm, "post_attention_layernorm")
-        .add(g, x, "mlp", |g, x| gated_mlp(g, x, config.intermediate_size, Gate::Silu, mlp_bias))
+    ResidualHalf::before(norm, "post_attention_layernorm")
+        .add(g, x, "mlp", |g, x| gated_mlp(g, x, config.intermediate_size, MlpGate::Silu, mlp_bias))
+}
+
+/// Builds the graph of a Llama; see [`ModelConfig::build`](super::ModelConfig::build).
+///
+/// # Errors
+/// A mistake of ours: `config` has been checked.
+pub fn llama(config: &LlamaConfig, options: &BuildOptions) -> GraphResult<Model> {
+    LLAMA.build(config, options)
 }

@@ -1,31 +1,88 @@
-//! Phi-3: Llama's layers, published with fused projections (Abdin et al. 2024, "Phi-3 Technical Report", section 2).
+//! Phi-3, 3.5 and 4: Llama's layers, published with fused projections (Abdin et al. 2024, "Phi-3 Technical Report",
+//! section 2).
 
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
-use super::blocks::Norm;
-use super::decoder::{Family, Layer};
+use super::blocks::NormKind;
+use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::gguf_mapping::{GgufEntry, GgufMapping, read_rotary_share, window_metadata};
 use super::llama;
-use crate::config::{DecoderConfig, Phi3Config};
+use super::tensors::{ATTENTION_OUTPUT, Cut, INPUT_NORM, LLAMA_TENSORS, MLP_DOWN, MLP_NORM, TensorName, TensorTable};
+use crate::config::{
+    DECODER_KEYS, DecoderConfig, Fields, MAX_POSITIONS, ROPE_KEYS, RopeKeys, read_rope, sliding_window,
+};
+use crate::error::Result;
 use ridge_files::checkpoint::{Part, Rows};
 
-impl Family for Phi3Config {
-    fn name(&self) -> &'static str {
-        "phi3"
-    }
+/// Every size and switch of a Phi-3 model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Phi3Config {
+    /// What every decoder has.
+    pub decoder: DecoderConfig,
+    /// How many tokens a token sees, itself included; all if `None`.
+    pub sliding_window: Option<usize>,
+}
 
-    fn config(&self) -> &DecoderConfig {
-        self
+impl Phi3Config {
+    fn read(f: &mut Fields<'_>) -> Result<Self> {
+        f.must_be("hidden_act", "silu")?;
+        for key in ["attention_bias", "mlp_bias", "lm_head_bias"] {
+            f.must_be(key, false)?;
+        }
+        f.must_be("full_attn_mod", 1)?;
+        f.must_be("interpolate_factor", 1)?;
+        let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
+        let original = f.optional_size("original_max_position_embeddings", MAX_POSITIONS)?;
+        let keys = RopeKeys { partial: Some("partial_rotary_factor"), original, ..ROPE_KEYS };
+        decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &keys)?);
+        Ok(Self { decoder, sliding_window: sliding_window(f, None)? })
     }
+}
 
+deref_to_decoder!(Phi3Config);
+
+/// How it is registered.
+pub(super) static PHI3: FamilyDefinition = FamilyDefinition {
+    name: "phi3",
+    model_type: "phi3",
+    class: Some("Phi3ForCausalLM"),
+    // Dropout, in training only.
+    harmless: &[&["embd_pdrop", "resid_pdrop"]],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Phi3Config::read(f)?))),
+    tensors: TensorTable {
+        layer: &[&[
+            INPUT_NORM,
+            TensorName::cut("self_attn.q_proj", Cut::Heads, "attn_qkv"),
+            TensorName::cut("self_attn.k_proj", Cut::Heads, "attn_qkv"),
+            TensorName::cut("self_attn.v_proj", Cut::Heads, "attn_qkv"),
+            ATTENTION_OUTPUT,
+            MLP_NORM,
+            TensorName::cut("mlp.gate_proj", Cut::Columns, "ffn_up"),
+            TensorName::cut("mlp.up_proj", Cut::Columns, "ffn_up"),
+            MLP_DOWN,
+        ]],
+        ..LLAMA_TENSORS
+    },
+    gguf: Some(GgufMapping {
+        read: |file, to| {
+            to.insert("sliding_window".into(), file.window().into());
+            read_rotary_share(file, to, "partial_rotary_factor")
+        },
+        ..GgufMapping::new("phi3")
+    }),
+};
+
+impl DecoderFamily for Phi3Config {
     fn window(&self, _index: usize) -> Option<usize> {
         self.sliding_window
     }
 
-    fn norm(&self) -> Norm {
-        Norm::Rms(self.norm_eps)
+    fn norm(&self) -> NormKind {
+        NormKind::Rms(self.norm_eps)
     }
 
-    fn layer(&self, g: &mut Builder, x: Var, at: &Layer<'_>) -> GraphResult<Var> {
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         llama::layer(self, g, x, at, false, false)
     }
 
@@ -45,5 +102,9 @@ impl Family for Phi3Config {
             part("mlp.gate_up_proj", "mlp.gate_proj", 0, inner),
             part("mlp.gate_up_proj", "mlp.up_proj", inner, inner),
         ]
+    }
+
+    fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        Ok(window_metadata(self.sliding_window))
     }
 }

@@ -6,27 +6,28 @@ use ridge_graph::ops::planned::{Indexer, LatentAttention, Mamba2};
 use ridge_graph::ops::{MoeRouter, PagedAttention};
 use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Sym, Type, Var};
 
-use super::blocks::{Gate, Norm, gated_mlp, linear, rope, weight};
-use crate::config::{Channel, LayerKind, Mixer, PlannedConfig};
+use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, weight};
+use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
+use super::tensors::{LLAMA_TENSORS, QKV};
 use crate::model::{
     BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
     kv_bytes, kv_states, symbols,
 };
 
 impl PlannedConfig {
-    /// Builds the graph, with every weight as plain f32. It tells parameters and costs; lowering it is an error where it
+    /// Builds the graph, with every weight as plain f32. It has parameters and costs; lowering it is an error where it
     /// has an op of [`ridge_graph::ops::planned`].
     ///
     /// # Errors
     /// A mistake of ours: the configuration has been checked.
     pub fn build(&self, options: &BuildOptions) -> GraphResult<Model> {
-        let c = &self.decoder;
+        let (c, names) = (&self.decoder, &LLAMA_TENSORS);
         let mut g = Builder::new();
         let step = StepInputs::ask(&mut g)?;
         let (positions, slots) =
             g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
         let table =
-            |g: &mut Builder| g.scoped("model.embed_tokens", |g| weight(g, "weight", [c.vocab_size, c.hidden_size]));
+            |g: &mut Builder| g.scoped(names.embedding.scope, |g| weight(g, "weight", [c.vocab_size, c.hidden_size]));
         let embedding = table(&mut g)?;
         let mut x = g.embedding(embedding, step.token_ids, options.activations)?;
         let mut functions: Vec<(LayerKind, FuncId)> = Vec::new();
@@ -42,7 +43,7 @@ impl PlannedConfig {
                             Type::tensor(options.activations, [Dim::sym(symbols::TOKENS), c.hidden_size.into()]),
                         );
                         let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
-                        let at = Layer {
+                        let at = PlannedLayer {
                             config: self,
                             options,
                             positions: g.arg("positions", row.clone()),
@@ -54,7 +55,7 @@ impl PlannedConfig {
                     built
                 }
             };
-            let scope = format!("model.layers.{index}");
+            let scope = format!("{}.{index}", names.layers);
             if let Some(mixer) = kind.0 {
                 let at = groups.iter().position(|(m, _)| *m == mixer).unwrap_or(groups.len());
                 if at == groups.len() {
@@ -64,15 +65,15 @@ impl PlannedConfig {
             }
             x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots]))?[0];
         }
-        let norm = Norm::Rms(c.norm_eps);
-        x = norm.apply(&mut g, "model.norm", x)?;
+        let norm = NormKind::Rms(c.norm_eps);
+        x = norm.apply(&mut g, names.norm.scope, x)?;
         let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| {
             let logits = match c.tie_word_embeddings {
                 true => {
                     let embedding = table(g)?;
-                    g.scoped("lm_head", |g| g.linear(x, embedding))?
+                    g.scoped(names.head.scope, |g| g.linear(x, embedding))?
                 }
-                false => linear(g, "lm_head", x, c.vocab_size, false)?,
+                false => linear(g, names.head.scope, x, c.vocab_size, false)?,
             };
             g.cast(logits, DType::F32)
         })?;
@@ -149,16 +150,16 @@ fn name_of((mixer, channel): LayerKind) -> String {
 }
 
 /// Where and how a layer is built.
-struct Layer<'a> {
+struct PlannedLayer<'a> {
     config: &'a PlannedConfig,
     options: &'a BuildOptions,
     positions: Var,
     slots: Var,
 }
 
-impl Layer<'_> {
-    fn norm(&self) -> Norm {
-        Norm::Rms(self.config.decoder.norm_eps)
+impl PlannedLayer<'_> {
+    fn norm(&self) -> NormKind {
+        NormKind::Rms(self.config.decoder.norm_eps)
     }
 
     /// `x`, `[tokens, hidden]`, to the next.
@@ -177,7 +178,7 @@ impl Layer<'_> {
             let h = self.norm().apply(g, if alone { "norm" } else { "post_attention_layernorm" }, x)?;
             let inner = self.config.decoder.intermediate_size;
             let h = g.scoped("mlp", |g| match channel {
-                Channel::Gated => gated_mlp(g, h, inner, Gate::Silu, false),
+                Channel::Gated => gated_mlp(g, h, inner, MlpGate::Silu, false),
                 Channel::Squared => squared_mlp(g, h, inner),
                 Channel::Experts => self.experts(g, h),
             })?;
@@ -201,7 +202,7 @@ impl Layer<'_> {
         let c = &self.config.decoder;
         let mut qkv = [x; 3];
         let counts = [c.num_attention_heads, c.num_key_value_heads, c.num_key_value_heads];
-        for ((name, heads), y) in ["q_proj", "k_proj", "v_proj"].into_iter().zip(counts).zip(&mut qkv) {
+        for ((name, heads), y) in QKV.into_iter().zip(counts).zip(&mut qkv) {
             let flat = linear(g, name, x, heads * c.head_dim, false)?;
             *y = Self::heads(g, flat, heads)?;
         }
@@ -253,7 +254,7 @@ impl Layer<'_> {
             let (q, k, w) = g.scoped("indexer", |g| {
                 let q = linear(g, "wq_b", q_latent, count * dim, false)?;
                 let k = linear(g, "wk", x, dim, false)?;
-                let k = Norm::Layer(1e-6).apply(g, "k_norm", k)?;
+                let k = NormKind::Layer(1e-6).apply(g, "k_norm", k)?;
                 Ok::<_, ridge_graph::GraphError>((q, k, linear(g, "weights_proj", x, count, false)?))
             })?;
             row.push(k);
@@ -346,7 +347,7 @@ impl Layer<'_> {
             return Ok(y);
         }
         let all = g.scoped("shared_experts", |g| match e.gated {
-            true => gated_mlp(g, x, e.shared_size, Gate::Silu, false),
+            true => gated_mlp(g, x, e.shared_size, MlpGate::Silu, false),
             false => squared_mlp(g, x, e.shared_size),
         })?;
         g.add(y, all)

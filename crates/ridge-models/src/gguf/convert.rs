@@ -11,7 +11,6 @@ use ridge_text::gguf::write_tokenizer;
 use super::metadata;
 use super::mix::{Mix, MixedModel};
 use super::names::{self, Rule, Sizes};
-use crate::config::ModelConfig;
 use crate::error::Result;
 use crate::model::BuildOptions;
 use crate::source::ModelFiles;
@@ -125,15 +124,14 @@ pub fn to_gguf(
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write_encoder(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &[], &mut writer)?;
-                (rules, tables) = (names::rules("bert", &Sizes::from(&config), false), Vec::new());
+                (rules, tables) = (names::encoder_rules(&config), Vec::new());
             } else {
                 let config = files.config()?;
                 checkpoint = config.arrange(files.checkpoint()?)?;
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;
-                let two_norms = matches!(&config, ModelConfig::Falcon(c) if c.two_norms);
-                let mut all = names::rules(metadata::family(&config), &Sizes::from(&*config), two_norms);
+                let mut all = names::decoder_rules(&config);
                 all.retain(|rule| !config.tie_word_embeddings || rule.file != "output.weight");
                 (rules, tables) = (all, metadata::tables(&config));
             }
@@ -144,10 +142,10 @@ pub fn to_gguf(
     let tied = !planned.iter().any(|tensor| tensor.name == "output.weight");
     let model = match how.mix {
         Some(_) => Some(match files.encoder_config()? {
-            Some(config) => MixedModel::new("bert", &Sizes::from(&config), tied),
+            Some(config) => MixedModel::new(names::mix_rules(config.family()), &Sizes::from(&config), tied),
             None => {
                 let config = files.config()?;
-                MixedModel::new(metadata::family(&config), &Sizes::from(&*config), tied)
+                MixedModel::new(names::mix_rules(Some(config.family())), &Sizes::from(&*config), tied)
             }
         }),
         None => None,

@@ -4,34 +4,18 @@ use ridge_files::FilesError;
 use ridge_files::gguf::GgufWriter;
 use ridge_graph::ops::{Gelu, llama3_scaling, rope_frequencies};
 
-use super::config::{ARCHITECTURES, POOLINGS, yarn_temper};
-use crate::config::{BertConfig, ModelConfig, RopeScaling};
+use super::config::{POOLINGS, yarn_temper};
+use crate::config::RopeScaling;
 use crate::error::{ModelError, Result};
+use crate::families::{BertConfig, GgufEntry, ModelConfig};
 use crate::source::ModelFiles;
-
-/// The family of a configuration, as `model_type` spells it.
-pub(super) fn family(config: &ModelConfig) -> &'static str {
-    match config {
-        ModelConfig::Llama(_) => "llama",
-        ModelConfig::Mistral(_) => "mistral",
-        ModelConfig::Qwen(c) if c.qk_norm => "qwen3",
-        ModelConfig::Qwen(_) => "qwen2",
-        ModelConfig::Gemma(c) if c.qk_norm => "gemma3_text",
-        ModelConfig::Gemma(_) => "gemma2",
-        ModelConfig::Phi3(_) => "phi3",
-        ModelConfig::Olmo2(_) => "olmo2",
-        ModelConfig::Gpt2(_) => "gpt2",
-        ModelConfig::GptNeox(_) => "gpt_neox",
-        ModelConfig::Falcon(_) => "falcon",
-    }
-}
 
 /// Adds what `config` says to what is to be written.
 pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWriter) -> Result<()> {
-    let family = family(config);
-    let known = ARCHITECTURES.iter().find(|(_, ours)| *ours == family);
-    // Mistral's layers are Llama's.
-    let architecture = known.map_or("llama", |(theirs, _)| theirs);
+    let Some(mapping) = &config.family().gguf else {
+        return Err(no_words(files, "GGUF has no name for its family"));
+    };
+    let architecture = mapping.architecture;
     let refuse = |problem: &str| Err(no_words(files, problem));
     let key = |name: &str| format!("{architecture}.{name}");
     to.text("general.architecture", architecture);
@@ -49,9 +33,7 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
     ] {
         to.u32(&key(name), value as u32);
     }
-    let layer_norm = matches!(family, "gpt2" | "gpt_neox" | "falcon");
-    let epsilon = if layer_norm { "attention.layer_norm_epsilon" } else { "attention.layer_norm_rms_epsilon" };
-    to.f32(&key(epsilon), config.norm_eps as f32);
+    to.f32(&key(mapping.epsilon_key()), config.norm_eps as f32);
     if let Some(rope) = &config.rope {
         to.u32(&key("rope.dimension_count"), rope.rotary_dim as u32);
         to.f32(&key("rope.freq_base"), rope.theta as f32);
@@ -91,88 +73,47 @@ pub(super) fn write(files: &ModelFiles, config: &ModelConfig, to: &mut GgufWrite
             Some(RopeScaling::Dynamic { .. }) => return refuse("its frequencies are scaled dynamically"),
         }
     }
-    let window = |to: &mut GgufWriter, window: Option<usize>| {
-        if let Some(window) = window {
-            to.u32(&key("attention.sliding_window"), window as u32);
+    for (name, entry) in config.gguf_metadata().map_err(|problem| no_words(files, problem))? {
+        let key = key(name);
+        match entry {
+            GgufEntry::U32(value) => to.u32(&key, value),
+            GgufEntry::F32(value) => to.f32(&key, value),
+            GgufEntry::Bool(value) => to.bool(&key, value),
+            GgufEntry::Text(value) => to.text(&key, value),
         }
-    };
-    match config {
-        ModelConfig::Mistral(c) => window(to, c.sliding_window),
-        ModelConfig::Phi3(c) => window(to, c.sliding_window),
-        ModelConfig::Qwen(c) if c.windows.iter().any(Option::is_some) => {
-            return refuse("some of its layers see a window only");
-        }
-        ModelConfig::Gemma(c) => {
-            window(to, c.windows.iter().copied().flatten().next());
-            to.f32(&key("attention.query_pre_attn_scalar"), c.query_pre_attn_scalar as f32);
-            for (name, cap) in [
-                ("attn_logit_softcapping", c.attn_logit_softcapping),
-                ("final_logit_softcapping", c.final_logit_softcapping),
-            ] {
-                if let Some(cap) = cap {
-                    to.f32(&key(name), cap as f32);
-                }
-            }
-            let every = c.windows.iter().position(Option::is_none).map_or(0, |first| first + 1);
-            let usual = if c.qk_norm { 6 } else { 2 };
-            let fits =
-                |period: usize| c.windows.iter().enumerate().all(|(i, w)| w.is_none() == ((i + 1) % period == 0));
-            if every != 0 && !fits(usual) {
-                if !c.qk_norm || !fits(every) {
-                    return refuse("its layers with windows are not where those of its family are");
-                }
-                to.u32(&key("attention.sliding_window_pattern"), every as u32);
-            }
-            if c.qk_norm {
-                if c.local_rope.scaling.is_some() {
-                    return refuse("its local layers have scaled frequencies");
-                }
-                to.f32(&key("rope.freq_base_swa"), c.local_rope.theta as f32);
-            }
-        }
-        ModelConfig::GptNeox(c) => {
-            to.bool(&key("use_parallel_residual"), c.use_parallel_residual);
-            if c.activation != Gelu::Erf {
-                return refuse("its activation is not that of its family");
-            }
-        }
-        ModelConfig::Gpt2(c) if c.activation != Gelu::Tanh => {
-            return refuse("its activation is not that of its family");
-        }
-        ModelConfig::Falcon(c) if c.activation != Gelu::Erf => {
-            return refuse("its activation is not that of its family");
-        }
-        // Queries, keys and values lie one after another, not by groups of heads.
-        ModelConfig::Falcon(_) => to.text(&key("tensor_data_layout"), "jploski"),
-        _ => {}
     }
     Ok(())
 }
 
 /// Adds what an encoder's `config` says to what is to be written.
 pub(super) fn write_encoder(files: &ModelFiles, config: &BertConfig, to: &mut GgufWriter) -> Result<()> {
-    to.text("general.architecture", "bert");
+    let Some(mapping) = config.family().and_then(|family| family.gguf.as_ref()) else {
+        return Err(no_words(files, "GGUF has no name for its family"));
+    };
+    let architecture = mapping.architecture;
+    let key = |name: &str| format!("{architecture}.{name}");
+    to.text("general.architecture", architecture);
     name(files, to);
-    for (key, value) in [
-        ("bert.vocab_size", config.vocab_size),
-        ("bert.context_length", config.max_position_embeddings),
-        ("bert.embedding_length", config.hidden_size),
-        ("bert.feed_forward_length", config.intermediate_size),
-        ("bert.block_count", config.num_hidden_layers),
-        ("bert.attention.head_count", config.num_attention_heads),
-        ("tokenizer.ggml.token_type_count", config.type_vocab_size),
+    for (name, value) in [
+        ("vocab_size", config.vocab_size),
+        ("context_length", config.max_position_embeddings),
+        ("embedding_length", config.hidden_size),
+        ("feed_forward_length", config.intermediate_size),
+        ("block_count", config.num_hidden_layers),
+        ("attention.head_count", config.num_attention_heads),
     ] {
-        to.u32(key, value as u32);
+        to.u32(&key(name), value as u32);
     }
-    to.f32("bert.attention.layer_norm_epsilon", config.norm_eps as f32);
-    to.bool("bert.attention.causal", false);
+    to.u32("tokenizer.ggml.token_type_count", config.type_vocab_size as u32);
+    to.f32(&key(mapping.epsilon_key()), config.norm_eps as f32);
+    to.bool(&key("attention.causal"), false);
     if config.activation != Gelu::Erf {
         return Err(no_words(files, "its activation is not that of its family"));
     }
     if let Some(said) = files.sentence_config()? {
         let number = POOLINGS.iter().find(|(_, pooling)| *pooling == said.pooling);
         let (number, _) = number.ok_or_else(|| no_words(files, &format!("it pools by {}", said.pooling)))?;
-        to.u32("bert.pooling_type", *number);
+        to.u32(&key("pooling_type"), *number);
     }
     Ok(())
 }

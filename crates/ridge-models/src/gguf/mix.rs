@@ -4,6 +4,7 @@
 use ridge_files::gguf::TensorStorage;
 
 use super::names::Sizes;
+use crate::families::MixRules;
 
 /// A mix of formats, called as llama.cpp calls it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,12 +44,12 @@ pub(super) struct MixedModel {
 }
 
 impl MixedModel {
-    pub(super) fn new(family: &str, sizes: &Sizes, tied: bool) -> Self {
+    pub(super) fn new(rules: MixRules, sizes: &Sizes, tied: bool) -> Self {
         Self {
             layers: sizes.layers,
             sharing: sizes.heads / sizes.kv_heads.max(1),
-            falcon: family == "falcon",
-            llama: matches!(family, "llama" | "mistral" | "qwen2"),
+            falcon: rules == MixRules::Falcon,
+            llama: rules == MixRules::Llama,
             tied,
         }
     }

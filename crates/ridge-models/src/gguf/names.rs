@@ -8,9 +8,10 @@ use ridge_files::checkpoint::{Change, Gathered};
 use ridge_files::gguf::{GgufTensor, TensorStorage};
 use ridge_files::{Checkpoint, Gguf};
 
-use super::config::{config_json, model_type};
-use crate::config::{BertConfig, DecoderConfig, ModelConfig};
+use super::config::config_json;
+use crate::config::DecoderConfig;
 use crate::error::Result;
+use crate::families::{BertConfig, FamilyDefinition, MixRules, ModelConfig, TensorName};
 
 /// One tensor of a file.
 #[derive(Clone, Debug)]
@@ -21,87 +22,6 @@ pub(super) struct Rule {
     pub(super) weights: Vec<(String, usize)>,
     /// How the weight follows from what the file has.
     pub(super) change: Change,
-}
-
-/// How the graph of a family calls what every decoder has: embedding, layers, last norm, output projection.
-fn outer(family: &str) -> [&'static str; 4] {
-    match family {
-        "gpt2" => ["transformer.wte", "transformer.h", "transformer.ln_f", "lm_head"],
-        "gpt_neox" => ["gpt_neox.embed_in", "gpt_neox.layers", "gpt_neox.final_layer_norm", "embed_out"],
-        "falcon" => ["transformer.word_embeddings", "transformer.h", "transformer.ln_f", "lm_head"],
-        // Its first norm is that of the embeddings, and it has no head.
-        "bert" => ["bert.embeddings.word_embeddings", "bert.encoder.layer", "bert.embeddings.LayerNorm", ""],
-        _ => ["model.embed_tokens", "model.layers", "model.norm", "lm_head"],
-    }
-}
-
-/// Names within a layer: in the file, and in the graph.
-fn inner(family: &str) -> Vec<(&'static str, &'static [&'static str])> {
-    const SPLIT: [(&str, &[&str]); 4] = [
-        ("attn_q", &["self_attn.q_proj"]),
-        ("attn_k", &["self_attn.k_proj"]),
-        ("attn_v", &["self_attn.v_proj"]),
-        ("attn_output", &["self_attn.o_proj"]),
-    ];
-    const GATED: [(&str, &[&str]); 3] =
-        [("ffn_gate", &["mlp.gate_proj"]), ("ffn_up", &["mlp.up_proj"]), ("ffn_down", &["mlp.down_proj"])];
-    const HEAD_NORMS: [(&str, &[&str]); 2] =
-        [("attn_q_norm", &["self_attn.q_norm"]), ("attn_k_norm", &["self_attn.k_norm"])];
-    const AFTER: [(&str, &[&str]); 2] =
-        [("post_attention_norm", &["post_attention_layernorm"]), ("post_ffw_norm", &["post_feedforward_layernorm"])];
-    const BEFORE: (&str, &[&str]) = ("attn_norm", &["input_layernorm"]);
-    match family {
-        "gemma2" | "gemma3_text" => {
-            let own = [BEFORE, ("ffn_norm", &["pre_feedforward_layernorm"] as &[&str])];
-            [&SPLIT[..], &GATED, &HEAD_NORMS, &AFTER, &own].concat()
-        }
-        "olmo2" => [&SPLIT[..], &GATED, &HEAD_NORMS, &AFTER].concat(),
-        "phi3" => vec![
-            BEFORE,
-            ("attn_qkv", &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-            SPLIT[3],
-            ("ffn_norm", &["post_attention_layernorm"]),
-            ("ffn_up", &["mlp.gate_proj", "mlp.up_proj"]),
-            GATED[2],
-        ],
-        "gpt2" => vec![
-            ("attn_norm", &["ln_1"]),
-            ("attn_qkv", &["attn.q_proj", "attn.k_proj", "attn.v_proj"]),
-            ("attn_output", &["attn.c_proj"]),
-            ("ffn_norm", &["ln_2"]),
-            ("ffn_up", &["mlp.c_fc"]),
-            ("ffn_down", &["mlp.c_proj"]),
-        ],
-        "gpt_neox" => vec![
-            BEFORE,
-            ("attn_qkv", &["attention.q_proj", "attention.k_proj", "attention.v_proj"]),
-            ("attn_output", &["attention.dense"]),
-            ("ffn_norm", &["post_attention_layernorm"]),
-            ("ffn_up", &["mlp.dense_h_to_4h"]),
-            ("ffn_down", &["mlp.dense_4h_to_h"]),
-        ],
-        "bert" => vec![
-            ("attn_q", &["attention.self.query"]),
-            ("attn_k", &["attention.self.key"]),
-            ("attn_v", &["attention.self.value"]),
-            ("attn_output", &["attention.output.dense"]),
-            ("attn_output_norm", &["attention.output.LayerNorm"]),
-            ("ffn_up", &["intermediate.dense"]),
-            ("ffn_down", &["output.dense"]),
-            ("layer_output_norm", &["output.LayerNorm"]),
-        ],
-        "falcon" => vec![
-            BEFORE,
-            ("attn_qkv", &["self_attention.q_proj", "self_attention.k_proj", "self_attention.v_proj"]),
-            ("attn_output", &["self_attention.dense"]),
-            ("ffn_up", &["mlp.dense_h_to_4h"]),
-            ("ffn_down", &["mlp.dense_4h_to_h"]),
-        ],
-        _ => {
-            let own = [BEFORE, ("ffn_norm", &["post_attention_layernorm"] as &[&str])];
-            [&SPLIT[..], &GATED, &HEAD_NORMS, &own].concat()
-        }
-    }
 }
 
 /// What decides how many rows tensors have, and which.
@@ -138,12 +58,29 @@ impl From<&BertConfig> for Sizes {
     }
 }
 
-/// The tensors that a model of `family` may have; not all of them have biases, or an output of their own.
-pub(super) fn rules(family: &str, sizes: &Sizes, two_norms: bool) -> Vec<Rule> {
-    let [embedding, layers, norm, head] = outer(family);
+/// The tensors that a file of `config` may have; not all models have biases, or an output projection of their own.
+pub(super) fn decoder_rules(config: &ModelConfig) -> Vec<Rule> {
+    rules(config.family(), &config.layer_tensors(), &Sizes::from(&**config))
+}
+
+/// As [`decoder_rules`], for an encoder.
+pub(super) fn encoder_rules(config: &BertConfig) -> Vec<Rule> {
+    let of_family = |family: &FamilyDefinition| {
+        let layer: Vec<TensorName> = family.tensors.of_layer().copied().collect();
+        rules(family, &layer, &Sizes::from(config))
+    };
+    config.family().map(of_family).unwrap_or_default()
+}
+
+/// How mixes of formats treat a family.
+pub(super) fn mix_rules(family: Option<&FamilyDefinition>) -> MixRules {
+    family.and_then(|family| family.gguf.as_ref()).map_or(MixRules::Usual, |mapping| mapping.mix)
+}
+
+/// The tensors of `family` in GGUF, with those of each layer that are in `layer`.
+fn rules(family: &FamilyDefinition, layer: &[TensorName], sizes: &Sizes) -> Vec<Rule> {
+    let Some(mapping) = &family.gguf else { return Vec::new() };
     let (q, kv) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
-    let llama = matches!(family, "llama" | "mistral");
-    let gemma = family.starts_with("gemma");
     let mut rules = Vec::new();
     let mut add = |file: String, weights: Vec<(String, usize)>, change: Change| {
         for kind in ["weight", "bias"] {
@@ -151,39 +88,30 @@ pub(super) fn rules(family: &str, sizes: &Sizes, two_norms: bool) -> Vec<Rule> {
             rules.push(Rule { file: format!("{file}.{kind}"), weights, change });
         }
     };
-    let of_norm = |name: &str| if gemma && name.ends_with("norm") { Change::MinusOne } else { Change::None };
-    add("token_embd".into(), vec![(embedding.into(), 0)], Change::None);
-    if family == "bert" {
-        add("token_embd_norm".into(), vec![(norm.into(), 0)], Change::None);
-        add("token_types".into(), vec![("bert.embeddings.token_type_embeddings".into(), 0)], Change::None);
-        add("position_embd".into(), vec![("bert.embeddings.position_embeddings".into(), 0)], Change::None);
-    } else {
-        add("output_norm".into(), vec![(norm.into(), 0)], of_norm("norm"));
-        add("output".into(), vec![(head.into(), 0)], Change::None);
+    let change_of = |file: &str| match file {
+        "attn_q" if mapping.interleaved => Change::Interleaved { heads: sizes.heads },
+        "attn_k" if mapping.interleaved => Change::Interleaved { heads: sizes.kv_heads },
+        file if mapping.norms_plus_one && file.ends_with("norm") => Change::MinusOne,
+        _ => Change::None,
+    };
+    let table = &family.tensors;
+    for tensor in [&table.embedding, &table.norm, &table.head].into_iter().chain(table.others) {
+        if let Some(file) = tensor.gguf {
+            add(file.to_owned(), vec![(tensor.scope.to_owned(), 0)], change_of(file));
+        }
     }
-    if family == "gpt2" {
-        add("position_embd".into(), vec![("transformer.wpe".into(), 0)], Change::None);
-    }
-    let mut within = inner(family);
-    if family == "falcon" && two_norms {
-        within[0] = ("attn_norm", &["ln_mlp"]);
-        within.push(("attn_norm_2", &["ln_attn"]));
-    }
-    for layer in 0..sizes.layers {
-        for (file, names) in &within {
-            let rows = |i: usize| match (names.len(), i) {
+    for index in 0..sizes.layers {
+        for fused in layer.chunk_by(|a, b| a.gguf == b.gguf) {
+            let Some(file) = fused[0].gguf else { continue };
+            let rows = |i: usize| match (fused.len(), i) {
                 (1, _) => 0,
                 (2, _) => sizes.intermediate,
                 (_, 0) => q,
                 _ => kv,
             };
-            let weights = names.iter().enumerate().map(|(i, name)| (format!("{layers}.{layer}.{name}"), rows(i)));
-            let change = match *file {
-                "attn_q" if llama => Change::Interleaved { heads: sizes.heads },
-                "attn_k" if llama => Change::Interleaved { heads: sizes.kv_heads },
-                file => of_norm(file),
-            };
-            add(format!("blk.{layer}.{file}"), weights.collect(), change);
+            let name = |tensor: &TensorName| format!("{}.{index}.{}", table.layers, tensor.scope);
+            let weights = fused.iter().enumerate().map(|(i, tensor)| (name(tensor), rows(i)));
+            add(format!("blk.{index}.{file}"), weights.collect(), change_of(file));
         }
     }
     rules
@@ -200,15 +128,13 @@ const TABLES: [&str; 3] = ["rope_freqs.weight", "rope_factors_long.weight", "rop
 /// shape.
 pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
     let text = config_json(gguf)?;
-    let sizes = match BertConfig::is_one(gguf.file(), &text)? {
-        true => Sizes::from(&BertConfig::from_json(gguf.file(), &text)?),
-        false => Sizes::from(&*ModelConfig::from_json(gguf.file(), &text)?),
+    let rules = match BertConfig::is_one(gguf.file(), &text)? {
+        true => encoder_rules(&BertConfig::from_json(gguf.file(), &text)?),
+        false => decoder_rules(&ModelConfig::from_json(gguf.file(), &text)?),
     };
-    let family = model_type(gguf.text("general.architecture")?.unwrap_or_default());
     let named: std::collections::BTreeMap<&str, &GgufTensor> =
         gguf.tensors().iter().map(|t| (t.name.as_str(), t)).collect();
-    let rules = rules(family, &sizes, named.contains_key("blk.0.attn_norm_2.weight"));
-    let mut left = named.clone();
+    let mut left = named;
     TABLES.iter().for_each(|table| {
         left.remove(table);
     });

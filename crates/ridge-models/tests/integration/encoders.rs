@@ -71,7 +71,7 @@ impl Fixture {
         let mut bucket =
             session.compile(&self.encoder.graph, &[name]).and_then(|c| c.bucket(bindings)).expect("compiles");
         for (input, tensor) in inputs {
-            if bucket.input_index(input).is_some() {
+            if bucket.input_index(input).is_ok_and(|index| index.is_some()) {
                 bucket.set(input, tensor).expect("fits");
             }
         }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ridge_models::families::{GemmaConfig, MistralConfig, QwenConfig};
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles, parameters};
 use serde_json::{Value, json};
 
@@ -88,10 +89,11 @@ fn defaults_that_differ_between_versions_are_not_guessed() {
 
 #[test]
 fn what_a_family_may_leave_out_has_its_default() {
-    let ModelConfig::Mistral(mistral) = without("mistral", "sliding_window").unwrap() else { panic!() };
-    assert_eq!(mistral.sliding_window, Some(4096), "absent is the family's window");
-    let ModelConfig::Mistral(mistral) = with("mistral", &json!({"sliding_window": null})).unwrap() else { panic!() };
-    assert_eq!(mistral.sliding_window, None, "null is none");
+    let window = |config: ModelConfig| config.downcast_ref::<MistralConfig>().expect("is a Mistral").sliding_window;
+    let mistral = without("mistral", "sliding_window").unwrap();
+    assert_eq!(window(mistral), Some(4096), "absent is the family's window");
+    let mistral = with("mistral", &json!({"sliding_window": null})).unwrap();
+    assert_eq!(window(mistral), None, "null is none");
     assert_eq!(without("gpt2", "n_inner").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "ffn_hidden_size").unwrap().intermediate_size, 128);
     assert_eq!(without("falcon", "max_position_embeddings").unwrap().max_position_embeddings, 2048);
@@ -107,10 +109,11 @@ fn what_a_family_may_leave_out_has_its_default() {
 
 #[test]
 fn windows_of_layers_follow_types_or_the_family_rule() {
-    let windows = |name: &str, changes: Value| match with(name, &changes).unwrap() {
-        ModelConfig::Qwen(c) => c.windows,
-        ModelConfig::Gemma(c) => c.windows,
-        other => panic!("{other:?}"),
+    let windows = |name: &str, changes: Value| {
+        let config = with(name, &changes).unwrap();
+        let qwen = config.downcast_ref::<QwenConfig>().map(|c| c.windows.clone());
+        let gemma = config.downcast_ref::<GemmaConfig>().map(|c| c.windows.clone());
+        qwen.or(gemma).unwrap_or_else(|| panic!("{config:?}"))
     };
     let on = json!({"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 1});
     assert_eq!(windows("qwen2", on), [None, Some(8)]);

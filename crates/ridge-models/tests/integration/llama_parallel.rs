@@ -22,8 +22,11 @@ const MODELS: [&str; 5] = ["mha_untied", "gqa2_tied", "odd_head_dim", "bf16_shar
 /// The collectives of each function of `graph`.
 fn collectives(graph: &Graph) -> Vec<(String, Vec<&'static str>)> {
     let of = |f: &ridge_graph::Function| {
-        let found = f.nodes.iter().filter(|n| matches!(n.op, Op::Prim(Prim::Collective { .. })));
-        (f.name.to_string(), found.map(ridge_graph::Node::op_name).collect())
+        let found = f.nodes.iter().filter_map(|n| match &n.op {
+            Op::Prim(prim @ Prim::Collective { .. }) => Some(prim.name()),
+            _ => None,
+        });
+        (f.name.to_string(), found.collect())
     };
     graph.functions.iter().map(of).collect()
 }

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use ridge_hw::spec::Precision;
 
+use super::section::{AccuracyRow, AccuracySection, ErrorStatistic};
 use super::table::{Record, read};
-use super::{Judged, Row, Section};
-use crate::comm::{Algorithm, Collective, Group, Protocol};
+use crate::comm::{Collective, CollectiveAlgorithm, Protocol, RankGroup};
 use crate::efficiency::Machine;
 
 fn collective_of(op: &str) -> Result<Collective, String> {
@@ -20,7 +20,7 @@ fn collective_of(op: &str) -> Result<Collective, String> {
     })
 }
 
-pub(super) fn sections(folder: &Path) -> Result<Vec<Section>, String> {
+pub(super) fn sections(folder: &Path) -> Result<Vec<AccuracySection>, String> {
     let h200 = Machine::find("H200", Precision::Bf16).map_err(|e| e.to_string())?;
     let records = read(folder, "collectives_h200_measured.csv")?;
     let (mut rows, mut bound) = (Vec::new(), 0);
@@ -34,13 +34,13 @@ pub(super) fn sections(folder: &Path) -> Result<Vec<Section>, String> {
         }
         let measured = r.number(if captured { "graph_us" } else { "us" })?;
         let what = format!("{collective} of {bytes} B over {}", group.ranks);
-        rows.push(Row { what, fit: i % 2 == 0, measured, planned: gpu * 1e6 });
+        rows.push(AccuracyRow { what, fit: i % 2 == 0, measured, planned: gpu * 1e6 });
     }
-    let times = Section {
+    let times = AccuracySection {
         title: "Collectives of NCCL on 8 H200, microseconds".to_owned(),
         unit: "us",
         target: 0.10,
-        judged: Judged::Median,
+        judged: ErrorStatistic::Median,
         rows,
         note: format!(
             "every second row was fitted; {bound} small calls outside graphs are left out: they take the host's 25 us; rows that are 1.4 to 10 times slower than their neighbours stay in, hence the median"
@@ -53,17 +53,17 @@ pub(super) fn sections(folder: &Path) -> Result<Vec<Section>, String> {
         let mut fabric = h200.fabric.clone();
         fabric.in_network = true;
         let sharp = r.text("algo") == "nvls";
-        let algorithm = if sharp { Algorithm::InNetwork } else { Algorithm::Ring };
+        let algorithm = if sharp { CollectiveAlgorithm::InNetwork } else { CollectiveAlgorithm::Ring };
         let e = fabric.estimate(collective, bytes, group, algorithm, Protocol::Simple).ok_or("no such algorithm")?;
         let planned = e.bus_bandwidth(collective, bytes, group.ranks) / 1e9;
         let what = format!("{collective} of {bytes} B over {}, {algorithm}", group.ranks);
-        rows.push(Row { what, fit: sharp, measured: r.number("busbw_gbps")?, planned });
+        rows.push(AccuracyRow { what, fit: sharp, measured: r.number("busbw_gbps")?, planned });
     }
-    let bandwidth = Section {
+    let bandwidth = AccuracySection {
         title: "Bus bandwidth of another host of 8 H200".to_owned(),
         unit: "GB/s",
         target: 0.10,
-        judged: Judged::Worst,
+        judged: ErrorStatistic::Worst,
         rows,
         note: "sums in the switch were fitted on the one row that there is".to_owned(),
         shown: true,
@@ -71,6 +71,6 @@ pub(super) fn sections(folder: &Path) -> Result<Vec<Section>, String> {
     Ok(vec![times, bandwidth])
 }
 
-fn asked(r: &Record) -> Result<(Collective, Group, f64), String> {
-    Ok((collective_of(r.text("op"))?, Group::of(r.count("gpus")?), r.number("bytes")?))
+fn asked(r: &Record) -> Result<(Collective, RankGroup, f64), String> {
+    Ok((collective_of(r.text("op"))?, RankGroup::of(r.count("gpus")?), r.number("bytes")?))
 }

@@ -6,12 +6,12 @@ use std::path::Path;
 use ridge_hw::spec::Precision;
 use ridge_hw::units::Bytes;
 
+use super::section::{AccuracyRow, AccuracySection, ErrorStatistic};
 use super::table::{Record, read};
-use super::{Judged, Row, Section};
 use crate::efficiency::Machine;
 use crate::ledger::{Quantisation, ServingMemory, sequence_bytes, serving};
 use crate::reading::Reading;
-use crate::serve::{Hold, Load, ServeLayout, Software, Traffic, benchmark};
+use crate::serve::{ClosedLoop, PromptHold, ServeLayout, Software, Traffic, benchmark};
 
 /// The configuration of a published model.
 fn config_of(model: &str) -> Option<&'static str> {
@@ -25,7 +25,7 @@ fn config_of(model: &str) -> Option<&'static str> {
     })
 }
 
-/// Tokens that the cache of a replica of attention holds; `None` if its weights do not fit.
+/// StepTokens that the cache of a replica of attention holds; `None` if its weights do not fit.
 fn cache_tokens(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traffic) -> Option<f64> {
     let memory = ServingMemory {
         tp: l.tp,
@@ -44,7 +44,7 @@ fn cache_tokens(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traff
 /// How the source's load was put on, as far as it tells. Rows whose lengths are powers of two from 1024 up and whose prompt
 /// or answer has 1024 tokens are those of InferenceMAX, whose scripts are public (`benchmarks/*.sh` there): ten requests
 /// of a client, all clients at once, lengths drawn from 0.8 to 1 of the longest.
-fn load(software: &Software, model: &str, l: &ServeLayout, traffic: Traffic, cache_tokens: f64) -> Load {
+fn load(software: &Software, model: &str, l: &ServeLayout, traffic: Traffic, cache_tokens: f64) -> ClosedLoop {
     let of_inferencemax = matches!((traffic.prompt, traffic.answer), (1024 | 8192, 1024) | (1024, 8192));
     let latent = model == "DeepSeek-V3";
     let clients = traffic.batch * l.attention_dp;
@@ -58,14 +58,14 @@ fn load(software: &Software, model: &str, l: &ServeLayout, traffic: Traffic, cac
     let hold = match program {
         // `batch_wait_timeout_iters` and `batch_wait_max_tokens_ratio`, for 1024 + 1024 tokens on fewer than 8 GPUs.
         "trtllm" if !latent && traffic.prompt == 1024 && traffic.answer == 1024 && l.tp < 8 => {
-            Some(Hold { steps: 20, tokens: Some(step_tokens * 9 / 10) })
+            Some(PromptHold { steps: 20, tokens: Some(step_tokens * 9 / 10) })
         }
         // `attention_dp_config`.
-        "trtllm" if l.attention_dp > 1 => Some(Hold { steps: 60, tokens: None }),
+        "trtllm" if l.attention_dp > 1 => Some(PromptHold { steps: 60, tokens: None }),
         _ => None,
     };
     let (shortest, rounds) = if of_inferencemax { (0.8, 10) } else { (1.0, software.rounds) };
-    Load { traffic, shortest, rounds, step_tokens, cache_tokens, hold }
+    ClosedLoop { traffic, shortest, rounds, step_tokens, cache_tokens, hold }
 }
 
 /// What the source shows of experts that no plan can follow.
@@ -73,10 +73,10 @@ const SHOWN: &str = "; the source contradicts itself on H200: TensorRT-LLM 1.1.0
     32.2 and 19.4 ms a token, and 378 and 1201 ms to the first, in rows whose columns are equal, so some of its rows were measured \
     with something that is not told (speculation would do it); its rows without a version take 308 ms for 1024 tokens and 447 for 8192";
 
-pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
+pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<AccuracySection>, String> {
     let mut readings: BTreeMap<&str, Reading> = BTreeMap::new();
     // Every second pair of device and model is in view, in alphabetic order.
-    let mut pairs: BTreeMap<(String, &str), Vec<(Row, Row)>> = BTreeMap::new();
+    let mut pairs: BTreeMap<(String, &str), Vec<(AccuracyRow, AccuracyRow)>> = BTreeMap::new();
     let (mut seen, mut left_out) = (BTreeSet::new(), 0);
     let mut records = read(folder, "serving_aggregated.csv")?;
     // Of rows with equal times the one with fewer ranks is taken.
@@ -153,7 +153,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
             traffic.answer,
             traffic.batch
         );
-        let row = |measured, planned| Row { what: what.clone(), fit: false, measured, planned: planned * 1e3 };
+        let row = |measured, planned| AccuracyRow { what: what.clone(), fit: false, measured, planned: planned * 1e3 };
         let rows = (row(r.number("silicon_tpot_ms")?, point.tpot), row(r.number("silicon_ttft_ms")?, point.ttft));
         pairs.entry((device.to_owned(), name)).or_default().push(rows);
     }
@@ -163,8 +163,8 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
         let has_experts = |name: &str| readings[name].experts > 0;
         for (i, (_, rows)) in pairs.iter().filter(|((_, name), _)| has_experts(name) == experts).enumerate() {
             for (a, b) in rows {
-                tpot.push(Row { fit: i % 2 == 0, ..a.clone() });
-                ttft.push(Row { fit: i % 2 == 0, ..b.clone() });
+                tpot.push(AccuracyRow { fit: i % 2 == 0, ..a.clone() });
+                ttft.push(AccuracyRow { fit: i % 2 == 0, ..b.clone() });
             }
         }
         for (what, target, rows, note) in [
@@ -176,11 +176,11 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
                 "; clients begin at once and ask again when they are answered, as the public scripts of InferenceMAX have it",
             ),
         ] {
-            all.push(Section {
+            all.push(AccuracySection {
                 title: format!("Serving, {kind}: {what} of aggregated runs"),
                 unit: "ms",
                 target,
-                judged: Judged::Median,
+                judged: ErrorStatistic::Median,
                 rows,
                 note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads, their weights do not fit, or they belong to a series whose ranks are those of several servers together; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn anew (by device, then model) when programs came in, so that each program has rows to be fitted on{note}{}", if experts { SHOWN } else { "" }),
                 shown: false,

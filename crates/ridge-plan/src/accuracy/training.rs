@@ -4,8 +4,8 @@ use std::path::Path;
 
 use ridge_hw::spec::Precision;
 
+use super::section::{AccuracyRow, AccuracySection, ErrorStatistic};
 use super::table::{Record, read};
-use super::{Judged, Row, Section};
 use crate::efficiency::Machine;
 use crate::ledger::training;
 use crate::reading::Reading;
@@ -42,7 +42,7 @@ fn megatron(seq: usize, global_batch: usize) -> Workload {
     }
 }
 
-pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, String> {
+pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<AccuracySection>, String> {
     let mut all = korthikanti(&read(folder, "training_korthikanti2022.csv")?)?;
     all.push(narayanan(&read(folder, "training_narayanan2021.csv")?)?);
     all.push(h100(&read(folder, "training_megatron_h100.csv")?)?);
@@ -50,7 +50,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<Section>, St
     Ok(all)
 }
 
-fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
+fn korthikanti(rows: &[Record]) -> Result<Vec<AccuracySection>, String> {
     let a100 = machine("A100", Precision::Bf16)?;
     let (mut times, mut memory) = (Vec::new(), Vec::new());
     for (i, r) in rows.iter().enumerate() {
@@ -69,7 +69,7 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
         let fit = i % 2 == 0;
         let mut time = |what: &str, layout: &Layout, column: &str| -> Result<(), String> {
             let planned = step_time(&model, &a100, layout, &work).total;
-            times.push(Row { what: format!("{name} {what}"), fit, measured: r.number(column)?, planned });
+            times.push(AccuracyRow { what: format!("{name} {what}"), fit, measured: r.number(column)?, planned });
             Ok(())
         };
         time("full recompute", &full, "s_iter_full")?;
@@ -78,7 +78,12 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
         let states =
             ["weights", "gradients", "master weights", "optimiser states"].map(|what| of(&plain, what)).iter().sum();
         let mut held = |what: &str, column: &str, planned: f64| -> Result<(), String> {
-            memory.push(Row { what: format!("{name} {what}"), fit: false, measured: r.number(column)?, planned });
+            memory.push(AccuracyRow {
+                what: format!("{name} {what}"),
+                fit: false,
+                measured: r.number(column)?,
+                planned,
+            });
             Ok(())
         };
         held("weights and optimiser, GiB", "weights_optimizer_gib", states)?;
@@ -92,20 +97,20 @@ fn korthikanti(rows: &[Record]) -> Result<Vec<Section>, String> {
     }
     let title = |what: &str| format!("Korthikanti et al. 2022, A100, {what}");
     Ok(vec![
-        Section {
+        AccuracySection {
             title: title("seconds of an iteration"),
             unit: "s",
             target: 0.035,
-            judged: Judged::Mean,
+            judged: ErrorStatistic::Mean,
             rows: times,
             note: "shares searched for over the fit rows; what overlaps was settled with all rows in view".into(),
             shown: true,
         },
-        Section {
+        AccuracySection {
             title: title("memory (formulas alone, nothing fitted)"),
             unit: "",
             target: 0.04,
-            judged: Judged::Worst,
+            judged: ErrorStatistic::Worst,
             rows: memory,
             note:
                 "the paper's weights leave the embedding out, which its first stage holds; figures were read off plots"
@@ -131,7 +136,7 @@ fn best(model: &Reading, m: &Machine, work: &Workload, base: Layout, recomputes:
     if quickest.is_finite() { Ok(quickest) } else { Err(format!("no micro-batch of {base} fits")) }
 }
 
-fn narayanan(rows: &[Record]) -> Result<Section, String> {
+fn narayanan(rows: &[Record]) -> Result<AccuracySection, String> {
     let a100 = machine("A100", Precision::Bf16)?;
     let mut out = Vec::new();
     for (i, r) in rows.iter().enumerate() {
@@ -142,24 +147,24 @@ fn narayanan(rows: &[Record]) -> Result<Section, String> {
         let base = Layout { tp, pp, dp: gpus / tp / pp, ..Layout::default() };
         let seconds = best(&model, &a100, &work, base, &[Recompute::Full])?;
         let (b, s, l) = (work.global_batch as f64, 2048.0, l as f64);
-        // Section 5.1 of the paper: with the recomputed forward pass.
+        // AccuracySection 5.1 of the paper: with the recomputed forward pass.
         let flops = 96.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + 51_200.0 / (16.0 * l * h));
         let planned = flops / seconds / gpus as f64 / 1e12;
         let what = format!("{}B on {gpus} GPUs, tp {tp} pp {pp}", r.text("params_b"));
-        out.push(Row { what, fit: i % 2 == 0, measured: r.number("tflops_per_gpu")?, planned });
+        out.push(AccuracyRow { what, fit: i % 2 == 0, measured: r.number("tflops_per_gpu")?, planned });
     }
-    Ok(Section {
+    Ok(AccuracySection {
         title: "Narayanan et al. 2021, A100, TFLOP/s a GPU with recomputation".into(),
         unit: "TFLOP/s",
         target: 0.06,
-        judged: Judged::Mean,
+        judged: ErrorStatistic::Mean,
         rows: out,
         note: "micro-batch and interleaving are not in the table; the quickest that fits is taken. Shares searched for over the fit rows".into(),
         shown: true,
     })
 }
 
-fn h100(rows: &[Record]) -> Result<Section, String> {
+fn h100(rows: &[Record]) -> Result<AccuracySection, String> {
     let h100 = machine("H100", Precision::Bf16)?;
     let mut out = Vec::new();
     for (i, r) in rows.iter().enumerate() {
@@ -173,20 +178,20 @@ fn h100(rows: &[Record]) -> Result<Section, String> {
         let flops = 72.0 * b * s * l * h * h * (1.0 + s / (6.0 * h) + 131_072.0 / (12.0 * l * h));
         let planned = flops / seconds / gpus as f64 / 1e12;
         let what = format!("{} on {gpus} GPUs, tp {tp} pp {pp}", r.text("size"));
-        out.push(Row { what, fit: i % 2 == 0, measured: r.number("tflops_per_gpu")?, planned });
+        out.push(AccuracyRow { what, fit: i % 2 == 0, measured: r.number("tflops_per_gpu")?, planned });
     }
-    Ok(Section {
+    Ok(AccuracySection {
         title: "Megatron-LM on H100, TFLOP/s a GPU".into(),
         unit: "TFLOP/s",
         target: 0.06,
-        judged: Judged::Mean,
+        judged: ErrorStatistic::Mean,
         rows: out,
         note: "attention is taken to be counted without its causal half, which the source does not tell; interleavings tried were widened with the last row in view".into(),
         shown: true,
     })
 }
 
-fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
+fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<AccuracySection>, String> {
     let (mut memory, mut speed) = (Vec::new(), Vec::new());
     for r in rows {
         let fp8 = r.text("precision") == "fp8";
@@ -212,26 +217,26 @@ fn torchtitan(rows: &[Record], configs: &Path) -> Result<Vec<Section>, String> {
         let layout = Layout { dp: gpus, zero: 3, micro_batch, recompute: Recompute::Products, ..Layout::default() };
         let what = format!("{gpus} GPUs {} {}", r.text("precision"), if compiled { "compiled" } else { "eager" });
         let planned = training(&model, &layout, &work).total().as_f64() / GIB;
-        memory.push(Row { what: what.clone(), fit: false, measured: r.number("peak_gib")?, planned });
+        memory.push(AccuracyRow { what: what.clone(), fit: false, measured: r.number("peak_gib")?, planned });
         let step = step_time(&model, &m, &layout, &work);
         let planned = step.tokens_per_second / gpus as f64;
-        speed.push(Row { what, fit: false, measured: r.number("tok_s_gpu")?, planned });
+        speed.push(AccuracyRow { what, fit: false, measured: r.number("tok_s_gpu")?, planned });
     }
     Ok(vec![
-        Section {
+        AccuracySection {
             title: "TorchTitan, Llama-3.1-8B, FSDP, peak memory".into(),
             unit: "GiB",
             target: 0.05,
-            judged: Judged::Mean,
+            judged: ErrorStatistic::Mean,
             rows: memory,
             note: "not blind: 10 bytes a logit (14 where the loss is not fused) were settled with these rows in view".into(),
             shown: true,
         },
-        Section {
+        AccuracySection {
             title: "TorchTitan, Llama-3.1-8B, FSDP, tokens a second and GPU".into(),
             unit: "tok/s",
             target: 0.10,
-            judged: Judged::Mean,
+            judged: ErrorStatistic::Mean,
             rows: speed,
             note: "no target is published for these; the cards are a variant with 500 W, whose rate is taken in proportion".into(),
             shown: true,

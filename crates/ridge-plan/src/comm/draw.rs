@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Algorithm, Collective, Fabric, Group, Overlap};
+use super::collective::{Collective, CollectiveAlgorithm};
+use super::fabric::{Fabric, RankGroup};
+use super::overlap::Overlap;
 use crate::plot::{Axis, Chart, Series, Style, Unit};
 
 /// Sizes of the sweep: 1 KiB to 16 GiB, two to a doubling.
@@ -11,14 +13,14 @@ fn sizes() -> impl Iterator<Item = f64> {
 }
 
 /// Seconds over bytes of each algorithm that there is, both logarithmic.
-pub fn chart(fabric: &Fabric, collective: Collective, group: Group, title: &str) -> Chart {
+pub fn chart(fabric: &Fabric, collective: Collective, group: RankGroup, title: &str) -> Chart {
     let axes = [("bytes of a rank's larger buffer", Unit::Bytes), ("time", Unit::Seconds)];
     let [x, y] = axes.map(|(label, unit)| Axis::log(label, unit));
-    let curve = |a: Algorithm| {
+    let curve = |a: CollectiveAlgorithm| {
         let point = |bytes: f64| Some((bytes, fabric.best(collective, bytes, group, &[a])?.seconds));
         Series::new(a.to_string(), Style::Line, sizes().filter_map(point))
     };
-    let series = Algorithm::ALL.into_iter().map(curve).filter(|s| !s.points.is_empty());
+    let series = CollectiveAlgorithm::ALL.into_iter().map(curve).filter(|s| !s.points.is_empty());
     Chart { series: series.collect(), height: 340.0, ..Chart::new(title, x, y) }
 }
 

@@ -67,7 +67,7 @@ impl Link {
 
 /// What the file says, in seconds.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(super) struct LinkTable {
     /// Seconds between calls that the host needs.
     pub host: f64,
     /// Seconds of a one-shot kernel without its hop and bytes.
@@ -79,7 +79,7 @@ pub(super) struct Table {
     links: Vec<Link>,
 }
 
-impl Table {
+impl LinkTable {
     fn link(&self, name: &str, rate: f64) -> Link {
         // All names that are asked for are in the file, as a test shows.
         let class = self.links.iter().find(|l| l.name == name).unwrap_or(&self.links[0]);
@@ -88,32 +88,33 @@ impl Table {
 }
 
 #[derive(Deserialize)]
-struct File {
+struct LinkFile {
     host_us: f64,
     one_shot_us: f64,
     in_network_us: f64,
     in_network_share: f64,
-    protocol: [FileProtocol; 3],
-    link: Vec<FileLink>,
+    protocol: [LinkFileProtocol; 3],
+    link: Vec<LinkFileLink>,
 }
 
 #[derive(Deserialize)]
-struct FileProtocol {
+struct LinkFileProtocol {
     name: String,
     base_us: f64,
 }
 
 #[derive(Deserialize)]
-struct FileLink {
+struct LinkFileLink {
     name: String,
     hop_us: [f64; 3],
     share: [f64; 3],
     source: String,
 }
 
-pub(super) static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let file: File = toml::from_str(include_str!("links.toml")).expect("the embedded table parses, as a test shows");
-    let link = |l: FileLink| Link {
+pub(super) static TABLE: LazyLock<LinkTable> = LazyLock::new(|| {
+    let file: LinkFile =
+        toml::from_str(include_str!("links.toml")).expect("the embedded table parses, as a test shows");
+    let link = |l: LinkFileLink| Link {
         name: l.name.leak(),
         rate: 0.0,
         hop: l.hop_us.map(|us| us * 1e-6),
@@ -121,7 +122,7 @@ pub(super) static TABLE: LazyLock<Table> = LazyLock::new(|| {
         source: l.source.leak(),
     };
     debug_assert!(file.protocol.iter().map(|p| p.name.as_str()).eq(["LL", "LL128", "Simple"]));
-    Table {
+    LinkTable {
         host: file.host_us * 1e-6,
         one_shot: file.one_shot_us * 1e-6,
         in_network: (file.in_network_us * 1e-6, file.in_network_share),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// One bucket of a backward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Bucket {
+pub struct GradientBucket {
     /// Seconds at which its gradients are there.
     pub ready: f64,
     /// Seconds at which its communication begins.
@@ -17,7 +17,7 @@ pub struct Bucket {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overlap {
     /// The buckets, first computed first.
-    pub buckets: Vec<Bucket>,
+    pub buckets: Vec<GradientBucket>,
     /// Seconds of communication behind the end of compute: what is on the critical path.
     pub exposed: f64,
     /// Seconds of communication beside compute.
@@ -33,9 +33,9 @@ pub fn overlap(compute: f64, buckets: usize, each: f64) -> Overlap {
         let ready = compute * (i + 1) as f64 / n as f64;
         let start = free.max(ready);
         free = start + each;
-        Bucket { ready, start, end: free }
+        GradientBucket { ready, start, end: free }
     };
-    let buckets: Vec<Bucket> = (0..n).map(bucket).collect();
+    let buckets: Vec<GradientBucket> = (0..n).map(bucket).collect();
     let exposed = (free - compute).max(0.0);
     Overlap { buckets, exposed, hidden: (n as f64 * each - exposed).min(compute).max(0.0) }
 }

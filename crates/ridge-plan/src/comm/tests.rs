@@ -6,14 +6,14 @@ fn fabric() -> Fabric {
     Fabric { inside: Link::nvlink(360e9), node: 8, outside: Link::network(50e9), in_network: true }
 }
 
-fn wire(collective: Collective, algorithm: Algorithm, ranks: usize) -> f64 {
+fn wire(collective: Collective, algorithm: CollectiveAlgorithm, ranks: usize) -> f64 {
     let fabric = Fabric { node: 1024, ..fabric() };
-    fabric.estimate(collective, 1.0, Group::of(ranks), algorithm, Protocol::Simple).unwrap().wire
+    fabric.estimate(collective, 1.0, RankGroup::of(ranks), algorithm, Protocol::Simple).unwrap().wire
 }
 
-fn steps(collective: Collective, algorithm: Algorithm, ranks: usize) -> usize {
+fn steps(collective: Collective, algorithm: CollectiveAlgorithm, ranks: usize) -> usize {
     let fabric = Fabric { node: 1024, ..fabric() };
-    fabric.estimate(collective, 1.0, Group::of(ranks), algorithm, Protocol::Simple).unwrap().steps
+    fabric.estimate(collective, 1.0, RankGroup::of(ranks), algorithm, Protocol::Simple).unwrap().steps
 }
 
 /// Sends each part of a buffer round a ring of `n` ranks as the algorithm does, and counts.
@@ -45,33 +45,37 @@ fn traffic_is_that_of_the_closed_forms() {
     for n in [2usize, 3, 4, 7, 8, 16, 64] {
         let nf = n as f64;
         let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{n}: {a} {b}");
-        near(wire(Collective::AllReduce, Algorithm::Ring, n), 2.0 * (nf - 1.0) / nf);
-        near(wire(Collective::AllReduce, Algorithm::Ring, n), ring_by_hand(n).0);
-        assert_eq!(steps(Collective::AllReduce, Algorithm::Ring, n), ring_by_hand(n).1);
-        near(wire(Collective::AllGather, Algorithm::Ring, n), (nf - 1.0) / nf);
-        near(wire(Collective::ReduceScatter, Algorithm::Ring, n), (nf - 1.0) / nf);
-        near(wire(Collective::AllToAll, Algorithm::OneShot, n), (nf - 1.0) / nf);
-        near(wire(Collective::AllReduce, Algorithm::OneShot, n), nf - 1.0);
-        near(wire(Collective::AllReduce, Algorithm::DoubleTree, n), 2.0);
-        near(wire(Collective::AllReduce, Algorithm::InNetwork, n), (nf + 1.0) / nf);
-        near(wire(Collective::Broadcast, Algorithm::Ring, n), 1.0);
+        near(wire(Collective::AllReduce, CollectiveAlgorithm::Ring, n), 2.0 * (nf - 1.0) / nf);
+        near(wire(Collective::AllReduce, CollectiveAlgorithm::Ring, n), ring_by_hand(n).0);
+        assert_eq!(steps(Collective::AllReduce, CollectiveAlgorithm::Ring, n), ring_by_hand(n).1);
+        near(wire(Collective::AllGather, CollectiveAlgorithm::Ring, n), (nf - 1.0) / nf);
+        near(wire(Collective::ReduceScatter, CollectiveAlgorithm::Ring, n), (nf - 1.0) / nf);
+        near(wire(Collective::AllToAll, CollectiveAlgorithm::OneShot, n), (nf - 1.0) / nf);
+        near(wire(Collective::AllReduce, CollectiveAlgorithm::OneShot, n), nf - 1.0);
+        near(wire(Collective::AllReduce, CollectiveAlgorithm::DoubleTree, n), 2.0);
+        near(wire(Collective::AllReduce, CollectiveAlgorithm::InNetwork, n), (nf + 1.0) / nf);
+        near(wire(Collective::Broadcast, CollectiveAlgorithm::Ring, n), 1.0);
         if n.is_power_of_two() {
             let (sent, hops) = halving_by_hand(n);
-            near(wire(Collective::AllReduce, Algorithm::HalvingDoubling, n), sent);
-            assert_eq!(steps(Collective::AllReduce, Algorithm::HalvingDoubling, n), hops);
+            near(wire(Collective::AllReduce, CollectiveAlgorithm::HalvingDoubling, n), sent);
+            assert_eq!(steps(Collective::AllReduce, CollectiveAlgorithm::HalvingDoubling, n), hops);
         }
-        assert_eq!(steps(Collective::AllReduce, Algorithm::DoubleTree, n), 2 * (nf.log2().ceil() as usize), "{n}");
+        assert_eq!(
+            steps(Collective::AllReduce, CollectiveAlgorithm::DoubleTree, n),
+            2 * (nf.log2().ceil() as usize),
+            "{n}"
+        );
     }
-    assert_eq!(wire(Collective::AllReduce, Algorithm::Tree, 8), 3.0);
+    assert_eq!(wire(Collective::AllReduce, CollectiveAlgorithm::Tree, 8), 3.0);
     // A power of two of six ranks is four: two buffers go there before and back behind.
-    assert_eq!(wire(Collective::AllReduce, Algorithm::HalvingDoubling, 6), 1.5 + 2.0);
-    assert_eq!(steps(Collective::AllReduce, Algorithm::HalvingDoubling, 6), 6);
+    assert_eq!(wire(Collective::AllReduce, CollectiveAlgorithm::HalvingDoubling, 6), 1.5 + 2.0);
+    assert_eq!(steps(Collective::AllReduce, CollectiveAlgorithm::HalvingDoubling, 6), 6);
 }
 
 #[test]
 fn small_messages_take_ll_and_large_ones_simple() {
     let f = fabric();
-    let best = |bytes| f.best(Collective::AllReduce, bytes, Group::of(8), &[Algorithm::Ring]).unwrap();
+    let best = |bytes| f.best(Collective::AllReduce, bytes, RankGroup::of(8), &[CollectiveAlgorithm::Ring]).unwrap();
     assert_eq!(best(1024.0).protocol, Protocol::Ll);
     let large = best(1e9);
     assert_eq!(large.protocol, Protocol::Simple);
@@ -81,7 +85,7 @@ fn small_messages_take_ll_and_large_ones_simple() {
     let mut last = 0.0;
     for power in 0..34 {
         let bytes = f64::from(1u32 << power.min(31)) * if power > 31 { f64::from(1 << (power - 31)) } else { 1.0 };
-        let e = f.best(Collective::AllReduce, bytes, Group::of(8), &Algorithm::ALL).unwrap();
+        let e = f.best(Collective::AllReduce, bytes, RankGroup::of(8), &CollectiveAlgorithm::ALL).unwrap();
         assert!(e.seconds >= last);
         last = e.seconds;
     }
@@ -90,24 +94,24 @@ fn small_messages_take_ll_and_large_ones_simple() {
 #[test]
 fn between_nodes_a_tree_saves_hops_and_a_hierarchy_ports() {
     let f = Fabric { in_network: false, ..fabric() };
-    let group = Group::of(1024);
+    let group = RankGroup::of(1024);
     let of = |a, bytes| f.best(Collective::AllReduce, bytes, group, &[a]).unwrap();
-    assert!(of(Algorithm::DoubleTree, 1e4).seconds < 0.1 * of(Algorithm::Ring, 1e4).seconds);
-    let fewer = |a| f.best(Collective::AllReduce, 1e10, Group::of(64), &[a]).unwrap().seconds;
-    assert!(fewer(Algorithm::Ring) < fewer(Algorithm::DoubleTree));
+    assert!(of(CollectiveAlgorithm::DoubleTree, 1e4).seconds < 0.1 * of(CollectiveAlgorithm::Ring, 1e4).seconds);
+    let fewer = |a| f.best(Collective::AllReduce, 1e10, RankGroup::of(64), &[a]).unwrap().seconds;
+    assert!(fewer(CollectiveAlgorithm::Ring) < fewer(CollectiveAlgorithm::DoubleTree));
     // Eight ports of a node carry an eighth each: the ring over all is bound by the link in the node.
-    let hierarchical = of(Algorithm::Hierarchical, 1e9);
-    assert!(hierarchical.steps < of(Algorithm::Ring, 1e9).steps);
+    let hierarchical = of(CollectiveAlgorithm::Hierarchical, 1e9);
+    assert!(hierarchical.steps < of(CollectiveAlgorithm::Ring, 1e9).steps);
     // One rank a node has one port.
-    let apart = Group { ranks: 8, stride: 8 };
-    let one = f.best(Collective::AllReduce, 1e9, apart, &[Algorithm::Ring]).unwrap();
+    let apart = RankGroup { ranks: 8, stride: 8 };
+    let one = f.best(Collective::AllReduce, 1e9, apart, &[CollectiveAlgorithm::Ring]).unwrap();
     assert!((one.rate - 45e9).abs() < 1.0, "{one:?}");
     // Of an all-to-all over 16 ranks, 8 / 15 of what is sent leaves the node, by one port.
-    let a2a = f.nccl(Collective::AllToAll, 1.5e9, Group::of(16)).unwrap();
+    let a2a = f.nccl(Collective::AllToAll, 1.5e9, RankGroup::of(16)).unwrap();
     assert!((a2a.wire - 1.5e9 * 8.0 / 16.0).abs() < 1.0 && (a2a.rate - 45e9).abs() < 1.0, "{a2a:?}");
     // What does not divide into nodes has no hierarchy, and a group in a node none either.
-    for group in [Group::of(12), Group::of(8)] {
-        assert!(f.best(Collective::AllReduce, 1e6, group, &[Algorithm::Hierarchical]).is_none());
+    for group in [RankGroup::of(12), RankGroup::of(8)] {
+        assert!(f.best(Collective::AllReduce, 1e6, group, &[CollectiveAlgorithm::Hierarchical]).is_none());
     }
 }
 
@@ -116,11 +120,11 @@ fn every_collective_has_a_way_and_one_rank_takes_no_time() {
     let f = fabric();
     for collective in Collective::ALL {
         for ranks in [2, 3, 8, 16, 24, 1000] {
-            let group = Group { ranks: if collective == Collective::SendRecv { 2 } else { ranks }, stride: 1 };
+            let group = RankGroup { ranks: if collective == Collective::SendRecv { 2 } else { ranks }, stride: 1 };
             let e = f.nccl(collective, 1e6, group).unwrap();
             assert!(e.seconds.is_finite() && e.seconds > e.latency && e.latency > 0.0, "{collective}: {e:?}");
         }
-        assert_eq!(f.nccl(collective, 1e9, Group::of(1)).unwrap().seconds, 0.0);
+        assert_eq!(f.nccl(collective, 1e9, RankGroup::of(1)).unwrap().seconds, 0.0);
     }
 }
 

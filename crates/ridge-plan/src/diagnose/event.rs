@@ -7,7 +7,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 /// An event with what diagnosis needs of it. Times are microseconds.
 #[derive(Debug, Default)]
-pub(super) struct Event {
+pub(super) struct TraceEvent {
     pub(super) phase: String,
     pub(super) category: String,
     pub(super) name: String,
@@ -15,12 +15,12 @@ pub(super) struct Event {
     pub(super) duration: Option<f64>,
     pub(super) process: u64,
     pub(super) thread: u64,
-    pub(super) args: Args,
+    pub(super) args: TraceArgs,
 }
 
 /// Its arguments.
 #[derive(Debug, Default)]
-pub(super) struct Args {
+pub(super) struct TraceArgs {
     pub(super) device: Option<f64>,
     pub(super) correlation: Option<f64>,
     pub(super) flops: Option<f64>,
@@ -35,14 +35,14 @@ const NAME: usize = 200;
 const DIMS: usize = 8;
 
 /// Any value, of which a number, a text or lists of numbers are kept.
-enum Value {
+enum TraceValue {
     Number(f64),
     Text(String),
     List(Vec<Self>),
     Other,
 }
 
-impl Value {
+impl TraceValue {
     fn number(self) -> Option<f64> {
         match self {
             Self::Number(n) => Some(n),
@@ -77,7 +77,7 @@ impl Value {
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for TraceValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(ValueVisitor)
     }
@@ -86,55 +86,55 @@ impl<'de> Deserialize<'de> for Value {
 struct ValueVisitor;
 
 impl<'de> Visitor<'de> for ValueVisitor {
-    type Value = Value;
+    type Value = TraceValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a value")
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Value, E> {
-        Ok(Value::Other)
+    fn visit_bool<E>(self, _: bool) -> Result<TraceValue, E> {
+        Ok(TraceValue::Other)
     }
 
-    fn visit_i64<E>(self, n: i64) -> Result<Value, E> {
-        Ok(Value::Number(n as f64))
+    fn visit_i64<E>(self, n: i64) -> Result<TraceValue, E> {
+        Ok(TraceValue::Number(n as f64))
     }
 
-    fn visit_u64<E>(self, n: u64) -> Result<Value, E> {
-        Ok(Value::Number(n as f64))
+    fn visit_u64<E>(self, n: u64) -> Result<TraceValue, E> {
+        Ok(TraceValue::Number(n as f64))
     }
 
-    fn visit_f64<E>(self, n: f64) -> Result<Value, E> {
-        Ok(Value::Number(n))
+    fn visit_f64<E>(self, n: f64) -> Result<TraceValue, E> {
+        Ok(TraceValue::Number(n))
     }
 
-    fn visit_str<E>(self, text: &str) -> Result<Value, E> {
-        Ok(Value::Text(text.chars().take(NAME).collect()))
+    fn visit_str<E>(self, text: &str) -> Result<TraceValue, E> {
+        Ok(TraceValue::Text(text.chars().take(NAME).collect()))
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Other)
+    fn visit_unit<E>(self) -> Result<TraceValue, E> {
+        Ok(TraceValue::Other)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<TraceValue, A::Error> {
         let mut kept = Vec::new();
         while kept.len() < DIMS {
-            let Some(value) = list.next_element()? else { return Ok(Value::List(kept)) };
+            let Some(value) = list.next_element()? else { return Ok(TraceValue::List(kept)) };
             kept.push(value);
         }
         while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Value::List(kept))
+        Ok(TraceValue::List(kept))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TraceValue, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Value::Other)
+        Ok(TraceValue::Other)
     }
 }
 
-impl<'de> Deserialize<'de> for Args {
+impl<'de> Deserialize<'de> for TraceArgs {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Fields::<Self>::new(|args, key, value| match key {
+        deserializer.deserialize_any(FieldsVisitor::<Self>::new(|args, key, value| match key {
             "device" => args.device = value.number(),
             "correlation" => args.correlation = value.number(),
             "flops" => args.flops = value.number(),
@@ -146,12 +146,12 @@ impl<'de> Deserialize<'de> for Args {
 }
 
 /// A map whose entries are set on a value by name, or anything else, which sets nothing.
-pub(super) struct Fields<T> {
+pub(super) struct FieldsVisitor<T> {
     set: fn(&mut T, &str, FieldValue),
 }
 
 /// What an entry holds.
-pub(super) struct FieldValue(Value);
+pub(super) struct FieldValue(TraceValue);
 
 impl FieldValue {
     pub(super) fn number(self) -> Option<f64> {
@@ -167,7 +167,7 @@ impl FieldValue {
     }
 }
 
-impl<T> Fields<T> {
+impl<T> FieldsVisitor<T> {
     pub(super) fn new(set: fn(&mut T, &str, FieldValue)) -> Self {
         Self { set }
     }
@@ -177,7 +177,7 @@ macro_rules! nothing {
     ($($visit:ident: $kind:ty),*) => { $(fn $visit<E>(self, _: $kind) -> Result<T, E> { Ok(T::default()) })* };
 }
 
-impl<'de, T: Default> Visitor<'de> for Fields<T> {
+impl<'de, T: Default> Visitor<'de> for FieldsVisitor<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -205,33 +205,33 @@ impl<'de, T: Default> Visitor<'de> for Fields<T> {
     }
 }
 
-impl<'de> Deserialize<'de> for Event {
+impl<'de> Deserialize<'de> for TraceEvent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(EventVisitor)
+        deserializer.deserialize_any(TraceEventVisitor)
     }
 }
 
-struct EventVisitor;
+struct TraceEventVisitor;
 
-impl<'de> Visitor<'de> for EventVisitor {
-    type Value = Event;
+impl<'de> Visitor<'de> for TraceEventVisitor {
+    type Value = TraceEvent;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an event, which is an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Event, A::Error> {
-        let mut event = Event::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<TraceEvent, A::Error> {
+        let mut event = TraceEvent::default();
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "args" => event.args = map.next_value()?,
-                "ph" => event.phase = map.next_value::<Value>()?.text(),
-                "cat" => event.category = map.next_value::<Value>()?.text(),
-                "name" => event.name = map.next_value::<Value>()?.text(),
-                "ts" => event.start = map.next_value::<Value>()?.number(),
-                "dur" => event.duration = map.next_value::<Value>()?.number(),
-                "pid" => event.process = map.next_value::<Value>()?.identity(),
-                "tid" => event.thread = map.next_value::<Value>()?.identity(),
+                "ph" => event.phase = map.next_value::<TraceValue>()?.text(),
+                "cat" => event.category = map.next_value::<TraceValue>()?.text(),
+                "name" => event.name = map.next_value::<TraceValue>()?.text(),
+                "ts" => event.start = map.next_value::<TraceValue>()?.number(),
+                "dur" => event.duration = map.next_value::<TraceValue>()?.number(),
+                "pid" => event.process = map.next_value::<TraceValue>()?.identity(),
+                "tid" => event.thread = map.next_value::<TraceValue>()?.identity(),
                 _ => {
                     map.next_value::<IgnoredAny>()?;
                 }

@@ -2,8 +2,8 @@
 
 use ridge_hw::units::{BytesPerSecond, FlopsPerSecond, Seconds};
 
-use super::measure::SHORT;
-use super::{Diagnosis, Measured, Sure, Verdict};
+use super::measure::{Measured, SHORT};
+use super::verdict::{Confidence, Diagnosis, Verdict};
 use crate::error::PlanError;
 
 /// Idle or waiting for others less than this, a step's time is its kernels'.
@@ -74,18 +74,18 @@ pub(super) fn judge(m: Measured) -> Result<Diagnosis, PlanError> {
     Ok(Diagnosis { verdict, sure, because, evidence: evidence(&m), experiment, shows, measured: m })
 }
 
-fn sureness(m: &Measured, verdict: Verdict, loss: f64, next: f64) -> (Sure, String) {
+fn sureness(m: &Measured, verdict: Verdict, loss: f64, next: f64) -> (Confidence, String) {
     let idle = matches!(verdict, Verdict::Launch | Verdict::Host | Verdict::Scheduler);
     let ahead = format!("{} of the time, {} for the next cause", percent(loss), percent(next));
     if idle && m.unknown_gaps > 0.5 && verdict != Verdict::Launch {
-        return (Sure::Low, format!("{ahead}; the trace does not tell what the host did in most gaps"));
+        return (Confidence::Low, format!("{ahead}; the trace does not tell what the host did in most gaps"));
     }
     if m.kernels < 20 {
-        return (Sure::Low, format!("{ahead}; the trace has {} kernels alone", m.kernels));
+        return (Confidence::Low, format!("{ahead}; the trace has {} kernels alone", m.kernels));
     }
     let guessed = matches!(verdict, Verdict::Compute | Verdict::Memory) && m.compute_floor.is_none();
     if guessed {
-        let sure = if loss > 2.0 * next { Sure::Medium } else { Sure::Low };
+        let sure = if loss > 2.0 * next { Confidence::Medium } else { Confidence::Low };
         return (
             sure,
             format!("{ahead}; kernels are told apart by name, since the trace has no shapes with a known device"),
@@ -93,9 +93,9 @@ fn sureness(m: &Measured, verdict: Verdict, loss: f64, next: f64) -> (Sure, Stri
     }
     let between_idle = verdict == Verdict::Launch && m.short_gaps < 0.7;
     match loss / next.max(1e-9) {
-        ratio if ratio >= 2.0 && !between_idle => (Sure::High, ahead),
-        ratio if ratio >= 1.25 => (Sure::Medium, ahead),
-        _ => (Sure::Low, ahead),
+        ratio if ratio >= 2.0 && !between_idle => (Confidence::High, ahead),
+        ratio if ratio >= 1.25 => (Confidence::Medium, ahead),
+        _ => (Confidence::Low, ahead),
     }
 }
 

@@ -7,12 +7,12 @@ use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond};
 use serde::Serialize;
 
-use super::trace::{Kernel, Span, Trace};
+use super::trace::{Trace, TraceKernel, TraceSpan};
 use crate::error::PlanError;
 
 /// A name with seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Named {
+pub struct NamedTime {
     /// Which.
     pub name: String,
     /// How long.
@@ -60,11 +60,11 @@ pub struct Measured {
     /// Share of the time in which the host was inside launches.
     pub launching: f64,
     /// What the host did in the longest gaps.
-    pub in_gaps: Vec<Named>,
+    pub in_gaps: Vec<NamedTime>,
     /// Share of gaps' time in which it did nothing that was recorded.
     pub unknown_gaps: f64,
     /// The kernels that take longest.
-    pub longest: Vec<Named>,
+    pub longest: Vec<NamedTime>,
     /// FLOP/s of matrix products or of all kernels, where the trace tells.
     pub flops_per_second: Option<f64>,
     /// Bytes per second of kernels, where the trace tells.
@@ -74,7 +74,7 @@ pub struct Measured {
     pub roofline: Option<Roofline>,
     /// Share of the kernels' floors that is arithmetic, where the trace tells FLOPs and bytes or shapes.
     pub compute_floor: Option<f64>,
-    /// Events whose times cannot be.
+    /// EventListSeed whose times cannot be.
     pub ignored: usize,
 }
 
@@ -86,14 +86,14 @@ const MOST_GAPS: usize = 2000;
 const TOLD: usize = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Class {
+enum KernelClass {
     Matmul,
     Attention,
     Other,
     Communication,
 }
 
-fn class(name: &str) -> Class {
+fn class(name: &str) -> KernelClass {
     let name = name.to_ascii_lowercase();
     let has = |words: &[&str]| words.iter().any(|w| name.contains(w));
     if has(&[
@@ -113,9 +113,9 @@ fn class(name: &str) -> Class {
         "nvshmem",
         "c10d::",
     ]) {
-        Class::Communication
+        KernelClass::Communication
     } else if has(&["flash", "fmha", "attention", "attn"]) {
-        Class::Attention
+        KernelClass::Attention
     } else if has(&[
         "gemm",
         "gemv",
@@ -130,9 +130,9 @@ fn class(name: &str) -> Class {
         "aten::bmm",
         "conv",
     ]) {
-        Class::Matmul
+        KernelClass::Matmul
     } else {
-        Class::Other
+        KernelClass::Other
     }
 }
 
@@ -154,12 +154,14 @@ fn length(spans: &[(f64, f64)]) -> f64 {
 }
 
 /// Operators that others take less than half of: what a CPU does in place of kernels. Those inside one are a part of it.
-fn innermost(mut ops: Vec<Span>) -> Vec<Kernel> {
+fn innermost(mut ops: Vec<TraceSpan>) -> Vec<TraceKernel> {
     ops.sort_by(|a, b| a.on.cmp(&b.on).then(a.start.total_cmp(&b.start)).then(b.end.total_cmp(&a.end)));
     // Time of each one's children.
     let mut inside = vec![0.0; ops.len()];
     let mut open: Vec<usize> = Vec::new();
-    let covers = |outer: &Span, inner: &Span| outer.on == inner.on && inner.end <= outer.end && inner.start < outer.end;
+    let covers = |outer: &TraceSpan, inner: &TraceSpan| {
+        outer.on == inner.on && inner.end <= outer.end && inner.start < outer.end
+    };
     for (i, op) in ops.iter().enumerate() {
         while open.last().is_some_and(|&outer| !covers(&ops[outer], op)) {
             open.pop();
@@ -169,24 +171,24 @@ fn innermost(mut ops: Vec<Span>) -> Vec<Kernel> {
         }
         open.push(i);
     }
-    let mut kernels: Vec<Kernel> = Vec::new();
-    let mut last: Option<Span> = None;
+    let mut kernels: Vec<TraceKernel> = Vec::new();
+    let mut last: Option<TraceSpan> = None;
     for (op, inside) in ops.iter().zip(inside) {
         let taken = last.is_some_and(|outer| covers(&outer, op));
         if !taken && 2.0 * inside < op.end - op.start {
             last = Some(*op);
-            let span = Span { on: 0, ..*op };
-            kernels.push(Kernel { span, copy: false, correlation: None, flops: 0.0, bytes: 0.0 });
+            let span = TraceSpan { on: 0, ..*op };
+            kernels.push(TraceKernel { span, copy: false, correlation: None, flops: 0.0, bytes: 0.0 });
         }
     }
     kernels
 }
 
-fn longest_first(of: HashMap<u32, f64>, names: &[String]) -> Vec<Named> {
+fn longest_first(of: HashMap<u32, f64>, names: &[String]) -> Vec<NamedTime> {
     let mut all: Vec<(u32, f64)> = of.into_iter().collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     all.truncate(TOLD);
-    all.into_iter().map(|(name, seconds)| Named { name: names[name as usize].clone(), seconds }).collect()
+    all.into_iter().map(|(name, seconds)| NamedTime { name: names[name as usize].clone(), seconds }).collect()
 }
 
 impl Measured {
@@ -235,7 +237,7 @@ impl Measured {
             roofline,
             ..Self::default()
         };
-        let classes: Vec<Class> = trace.names.iter().map(|name| class(name)).collect();
+        let classes: Vec<KernelClass> = trace.names.iter().map(|name| class(name)).collect();
         made.divide(&kernels, &classes, &trace.names);
         made.gaps(&kernels, &trace, (start, end));
         made.queue = queue(&kernels, &trace.launches);
@@ -244,16 +246,16 @@ impl Measured {
     }
 
     /// Shares of the time.
-    fn divide(&mut self, kernels: &[Kernel], classes: &[Class], names: &[String]) {
-        let of = |k: &Kernel| classes[k.span.name as usize];
-        let spans = |keep: &dyn Fn(&Kernel) -> bool| -> Vec<(f64, f64)> {
+    fn divide(&mut self, kernels: &[TraceKernel], classes: &[KernelClass], names: &[String]) {
+        let of = |k: &TraceKernel| classes[k.span.name as usize];
+        let spans = |keep: &dyn Fn(&TraceKernel) -> bool| -> Vec<(f64, f64)> {
             union(kernels.iter().filter(|k| keep(k)).map(|k| (k.span.start, k.span.end)).collect())
         };
-        let computing = |k: &Kernel| !k.copy && of(k) != Class::Communication;
+        let computing = |k: &TraceKernel| !k.copy && of(k) != KernelClass::Communication;
         let compute = length(&spans(&computing));
         let with_copies = length(&spans(&|k| k.copy || computing(k)));
         let all = length(&spans(&|_| true));
-        let communication = length(&spans(&|k| !k.copy && of(k) == Class::Communication));
+        let communication = length(&spans(&|k| !k.copy && of(k) == KernelClass::Communication));
         self.copies = (with_copies - compute) / self.seconds;
         self.communication = (all - with_copies) / self.seconds;
         self.hidden_communication = (communication - (all - with_copies)).max(0.0) / self.seconds;
@@ -266,10 +268,10 @@ impl Measured {
             *by_name.entry(k.span.name).or_default() += time;
             self.kernels += 1;
             match of(k) {
-                Class::Matmul => sums[0] += time,
-                Class::Attention => sums[1] += time,
-                Class::Other => sums[2] += time,
-                Class::Communication => {}
+                KernelClass::Matmul => sums[0] += time,
+                KernelClass::Attention => sums[1] += time,
+                KernelClass::Other => sums[2] += time,
+                KernelClass::Communication => {}
             }
             self.mean_kernel += time;
         }
@@ -282,7 +284,7 @@ impl Measured {
     }
 
     /// Gaps, and what the host did in the longest.
-    fn gaps(&mut self, kernels: &[Kernel], trace: &Trace, (_, end): (f64, f64)) {
+    fn gaps(&mut self, kernels: &[TraceKernel], trace: &Trace, (_, end): (f64, f64)) {
         let busy = union(kernels.iter().map(|k| (k.span.start, k.span.end)).collect());
         let mut gaps: Vec<(f64, f64)> = busy.windows(2).map(|w| (w[0].1, w[1].0)).collect();
         debug_assert!(busy.last().is_none_or(|last| last.1 <= end));
@@ -325,7 +327,7 @@ impl Measured {
     }
 
     /// What is reached, where the trace has FLOPs and bytes of kernels or shapes of products.
-    fn rates(&mut self, kernels: &[Kernel], classes: &[Class], trace: &Trace) {
+    fn rates(&mut self, kernels: &[TraceKernel], classes: &[KernelClass], trace: &Trace) {
         let told = || kernels.iter().filter(|k| !k.copy && (k.flops > 0.0 || k.bytes > 0.0));
         let time: f64 = told().map(|k| k.span.end - k.span.start).sum();
         if time > 0.0 {
@@ -335,7 +337,8 @@ impl Measured {
             self.bytes_per_second = (bytes > 0.0).then_some(bytes / time);
             if let Some(roofline) = self.roofline {
                 // Kernels whose floor is arithmetic, by their time.
-                let arithmetic = |k: &&Kernel| k.flops / roofline.peak.as_f64() > k.bytes / roofline.bandwidth.as_f64();
+                let arithmetic =
+                    |k: &&TraceKernel| k.flops / roofline.peak.as_f64() > k.bytes / roofline.bandwidth.as_f64();
                 let bound: f64 = told().filter(arithmetic).map(|k| k.span.end - k.span.start).sum();
                 self.compute_floor = Some(bound / time);
             }
@@ -343,14 +346,14 @@ impl Measured {
         }
         let products: f64 = kernels
             .iter()
-            .filter(|k| !k.copy && classes[k.span.name as usize] == Class::Matmul)
+            .filter(|k| !k.copy && classes[k.span.name as usize] == KernelClass::Matmul)
             .map(|k| k.span.end - k.span.start)
             .sum();
         let flops: f64 = trace.products.iter().map(|p| p.flops).sum();
         if products > 0.0 && flops > 0.0 {
             self.flops_per_second = Some(flops / products);
             if let Some(roofline) = self.roofline {
-                let floor = |p: &super::trace::Product| {
+                let floor = |p: &super::trace::TraceProduct| {
                     // Two bytes an element: products in 16 bits.
                     let bytes = Bytes((2.0 * p.elements) as u64);
                     (roofline.floor(Flops(p.flops), bytes).as_f64(), p.flops / roofline.peak.as_f64())
@@ -365,8 +368,8 @@ impl Measured {
 }
 
 /// Median seconds between a launch and its kernel's begin.
-fn queue(kernels: &[Kernel], launches: &HashMap<u64, f64>) -> Option<f64> {
-    let wait = |k: &Kernel| Some(k.span.start - launches.get(&k.correlation?)?);
+fn queue(kernels: &[TraceKernel], launches: &HashMap<u64, f64>) -> Option<f64> {
+    let wait = |k: &TraceKernel| Some(k.span.start - launches.get(&k.correlation?)?);
     let mut waits: Vec<f64> = kernels.iter().filter_map(wait).filter(|w| *w >= 0.0).collect();
     waits.sort_by(f64::total_cmp);
     waits.get(waits.len() / 2).copied()

@@ -26,7 +26,7 @@ fn each_trace_has_the_verdict_that_it_was_made_for() {
     ] {
         let found = of(name);
         assert_eq!(found.verdict, verdict, "{name}: {found:?}");
-        assert_eq!(found.sure, Sure::High, "{name}: {}", found.because);
+        assert_eq!(found.sure, Confidence::High, "{name}: {}", found.because);
     }
 }
 
@@ -101,7 +101,7 @@ fn ridges_own_profile_is_judged_by_its_rates() {
     };
     let (compute, memory) = (profile(1e4), profile(9e6));
     assert_eq!((compute.verdict, memory.verdict), (Verdict::Compute, Verdict::Memory));
-    assert_eq!((compute.sure, memory.sure), (Sure::High, Sure::High));
+    assert_eq!((compute.sure, memory.sure), (Confidence::High, Confidence::High));
     assert!(memory.evidence.iter().any(|e| e.contains("% of the device's bandwidth")), "{:?}", memory.evidence);
 }
 

@@ -6,10 +6,10 @@ use std::io::Read;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::event::{Event, Fields};
+use super::event::{FieldsVisitor, TraceEvent};
 use crate::error::PlanError;
 
-/// Events that are kept at most: hours of a step's kernels in 1 GB of memory.
+/// EventListSeed that are kept at most: hours of a step's kernels in 1 GB of memory.
 const MOST_EVENTS: usize = 20_000_000;
 /// Names that are kept; what comes behind is all one.
 const MOST_NAMES: usize = 200_000;
@@ -18,7 +18,7 @@ const MOST_TIME: f64 = 1e17;
 
 /// An event that takes time, in seconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Span {
+pub(super) struct TraceSpan {
     pub(super) start: f64,
     pub(super) end: f64,
     pub(super) name: u32,
@@ -28,8 +28,8 @@ pub(super) struct Span {
 
 /// What the device did.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kernel {
-    pub(super) span: Span,
+pub(super) struct TraceKernel {
+    pub(super) span: TraceSpan,
     pub(super) copy: bool,
     pub(super) correlation: Option<u64>,
     pub(super) flops: f64,
@@ -38,7 +38,7 @@ pub(super) struct Kernel {
 
 /// A matrix product that the host asked for.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Product {
+pub(super) struct TraceProduct {
     pub(super) flops: f64,
     /// Elements of both factors and of the result.
     pub(super) elements: f64,
@@ -48,20 +48,20 @@ pub(super) struct Product {
 #[derive(Debug, Default)]
 pub(super) struct Trace {
     pub(super) names: Vec<String>,
-    pub(super) kernels: Vec<Kernel>,
-    pub(super) host: Vec<Span>,
+    pub(super) kernels: Vec<TraceKernel>,
+    pub(super) host: Vec<TraceSpan>,
     /// Operators of the host alone: what a trace without a device has in place of kernels.
-    pub(super) ops: Vec<Span>,
+    pub(super) ops: Vec<TraceSpan>,
     /// When the host asked, by correlation.
     pub(super) launches: HashMap<u64, f64>,
     /// Seconds in which it asked.
     pub(super) launching: f64,
-    pub(super) products: Vec<Product>,
+    pub(super) products: Vec<TraceProduct>,
     /// Device by its driver's name.
     pub(super) device: Option<String>,
     /// Rates by Ridge's own profile: FLOP/s and bytes per second.
     pub(super) rates: Option<(f64, f64)>,
-    /// Events with times that cannot be.
+    /// EventListSeed with times that cannot be.
     pub(super) ignored: usize,
     known: HashMap<String, u32>,
     events: usize,
@@ -75,7 +75,7 @@ impl Trace {
     pub(super) fn read(reader: impl Read) -> Result<Self, PlanError> {
         let mut trace = Self::default();
         let mut json = serde_json::Deserializer::from_reader(reader);
-        let read = (Whole { trace: &mut trace }).deserialize(&mut json).and_then(|()| json.end());
+        let read = (TraceSeed { trace: &mut trace }).deserialize(&mut json).and_then(|()| json.end());
         match read {
             Ok(()) => Ok(trace),
             Err(why) => {
@@ -111,7 +111,7 @@ impl Trace {
     }
 
     /// Keeps what is needed of an event; false once there are too many.
-    fn take(&mut self, event: Event) -> bool {
+    fn take(&mut self, event: TraceEvent) -> bool {
         self.events += 1;
         if event.phase != "X" {
             return true;
@@ -141,10 +141,10 @@ impl Trace {
         let launches = event.name.contains("Launch") || event.name.contains("cudaMemcpy");
         let name = self.name(event.name);
         let on = if kernel { args.device.map_or(event.process, f64::to_bits) } else { event.thread };
-        let span = Span { start: start * 1e-6, end: (start + duration) * 1e-6, name, on };
+        let span = TraceSpan { start: start * 1e-6, end: (start + duration) * 1e-6, name, on };
         if kernel {
             let (flops, bytes) = (amount(args.flops), amount(args.bytes));
-            self.kernels.push(Kernel { span, copy: category != "kernel", correlation, flops, bytes });
+            self.kernels.push(TraceKernel { span, copy: category != "kernel", correlation, flops, bytes });
             return true;
         }
         if matches!(&*category, "cuda_runtime" | "cuda_driver") && launches {
@@ -160,7 +160,7 @@ impl Trace {
 }
 
 /// FLOPs and elements of a matrix product of torch, by the extents of its inputs.
-fn product(name: &str, dims: &[Vec<f64>]) -> Option<Product> {
+fn product(name: &str, dims: &[Vec<f64>]) -> Option<TraceProduct> {
     let first = match name {
         "aten::mm" | "aten::bmm" | "aten::_scaled_mm" => 0,
         "aten::addmm" | "aten::baddbmm" => 1,
@@ -172,15 +172,15 @@ fn product(name: &str, dims: &[Vec<f64>]) -> Option<Product> {
         ([batch, m, k], [_, _, n]) => (*batch, *m, *k, *n),
         _ => return None,
     };
-    let made = Product { flops: 2.0 * batch * m * k * n, elements: batch * (m * k + k * n + m * n) };
+    let made = TraceProduct { flops: 2.0 * batch * m * k * n, elements: batch * (m * k + k * n + m * n) };
     (made.flops.is_finite() && made.flops >= 0.0).then_some(made)
 }
 
-struct Whole<'a> {
+struct TraceSeed<'a> {
     trace: &'a mut Trace,
 }
 
-impl<'de> DeserializeSeed<'de> for Whole<'_> {
+impl<'de> DeserializeSeed<'de> for TraceSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -188,7 +188,7 @@ impl<'de> DeserializeSeed<'de> for Whole<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Whole<'_> {
+impl<'de> Visitor<'de> for TraceSeed<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -200,7 +200,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
         while let Some(key) = map.next_key::<String>()? {
             match &*key {
                 "traceEvents" => {
-                    map.next_value_seed(Events { trace: &mut *self.trace })?;
+                    map.next_value_seed(EventListSeed { trace: &mut *self.trace })?;
                     found = true;
                 }
                 "deviceProperties" => {
@@ -208,7 +208,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
                     self.trace.device = of.0.filter(|name| !name.is_empty());
                 }
                 "ridge" => {
-                    let own = map.next_value::<Own>()?;
+                    let own = map.next_value::<RidgeMetadata>()?;
                     self.trace.rates = own.flops.zip(own.bytes).filter(|(f, b)| *f > 0.0 && *b > 0.0);
                     self.trace.device = Some(own.device).filter(|name| !name.is_empty());
                 }
@@ -221,15 +221,15 @@ impl<'de> Visitor<'de> for Whole<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, list: A) -> Result<(), A::Error> {
-        Events { trace: self.trace }.visit_seq(list)
+        EventListSeed { trace: self.trace }.visit_seq(list)
     }
 }
 
-struct Events<'a> {
+struct EventListSeed<'a> {
     trace: &'a mut Trace,
 }
 
-impl<'de> DeserializeSeed<'de> for Events<'_> {
+impl<'de> DeserializeSeed<'de> for EventListSeed<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -237,7 +237,7 @@ impl<'de> DeserializeSeed<'de> for Events<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Events<'_> {
+impl<'de> Visitor<'de> for EventListSeed<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -245,7 +245,7 @@ impl<'de> Visitor<'de> for Events<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
-        while let Some(event) = list.next_element::<Event>()? {
+        while let Some(event) = list.next_element::<TraceEvent>()? {
             if !self.trace.take(event) {
                 let why = format!("more than {MOST_EVENTS} events that take time: record fewer steps");
                 return Err(serde::de::Error::custom(why));
@@ -271,7 +271,7 @@ impl<'de> serde::Deserialize<'de> for Properties {
 
 impl<'de> serde::Deserialize<'de> for Property {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Fields::<Self>::new(|property, key, value| {
+        deserializer.deserialize_any(FieldsVisitor::<Self>::new(|property, key, value| {
             if key == "name" {
                 property.name = value.text();
             }
@@ -281,15 +281,15 @@ impl<'de> serde::Deserialize<'de> for Property {
 
 /// What Ridge says of the machine in its own traces.
 #[derive(Default)]
-struct Own {
+struct RidgeMetadata {
     flops: Option<f64>,
     bytes: Option<f64>,
     device: String,
 }
 
-impl<'de> serde::Deserialize<'de> for Own {
+impl<'de> serde::Deserialize<'de> for RidgeMetadata {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Fields::<Self>::new(|own, key, value| match key {
+        deserializer.deserialize_any(FieldsVisitor::<Self>::new(|own, key, value| match key {
             "flops_per_second" => own.flops = value.number(),
             "bytes_per_second" => own.bytes = value.number(),
             "device" => own.device = value.text(),

@@ -19,7 +19,7 @@ const PARTITIONS: u64 = 4;
 /// What a multiprocessor holds.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Limits {
+struct MultiprocessorLimits {
     threads: u64,
     blocks: u64,
     shared_bytes: u64,
@@ -29,12 +29,12 @@ struct Limits {
     f32_lanes: u64,
 }
 
-static LIMITS: LazyLock<BTreeMap<String, Limits>> =
+static LIMITS: LazyLock<BTreeMap<String, MultiprocessorLimits>> =
     LazyLock::new(|| toml::from_str(include_str!("limits.toml")).expect("limits.toml is held by a test"));
 
 /// What a kernel's launch asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launch {
+pub struct KernelLaunch {
     /// Threads of a block, 1 to 1024.
     pub threads: u64,
     /// 32-bit registers of a thread, 1 to 255.
@@ -108,7 +108,7 @@ impl Occupancy {
 /// # Errors
 ///
 /// An unknown capability, with the nearest; a launch that no multiprocessor takes, with what it would.
-pub fn occupancy(capability: &str, launch: Launch) -> Result<Occupancy, PlanError> {
+pub fn occupancy(capability: &str, launch: KernelLaunch) -> Result<Occupancy, PlanError> {
     let limits = find(capability)?;
     let within = |what: &str, value: u64, least: u64, most: u64| {
         if (least..=most).contains(&value) {
@@ -166,7 +166,7 @@ pub(super) fn f32_lanes(capability: &str) -> Option<u64> {
     find(capability).ok().map(|limits| limits.f32_lanes)
 }
 
-fn find(capability: &str) -> Result<Limits, PlanError> {
+fn find(capability: &str) -> Result<MultiprocessorLimits, PlanError> {
     if let Some(limits) = LIMITS.get(capability) {
         return Ok(*limits);
     }
@@ -188,8 +188,8 @@ fn find(capability: &str) -> Result<Limits, PlanError> {
 mod tests {
     use super::*;
 
-    fn launch(threads: u64, registers: u64, shared_bytes: u64) -> Launch {
-        Launch { threads, registers, shared_bytes }
+    fn launch(threads: u64, registers: u64, shared_bytes: u64) -> KernelLaunch {
+        KernelLaunch { threads, registers, shared_bytes }
     }
 
     #[test]

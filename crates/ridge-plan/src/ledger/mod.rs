@@ -1,48 +1,13 @@
 //! What a rank holds in its memory, entry by entry, each with its formula: `training` and `serving`.
 
+mod entries;
 mod serving;
 mod training;
 
+pub use entries::{Ledger, LedgerEntry};
 pub use serving::{
     Quantisation, SequenceState, ServingLedger, ServingMemory, holding_one, sequence_bytes, sequence_states, serving,
 };
 pub use training::{
-    Activations, RankParameters, activations_of_layer, rank_parameters, training, training_stages, training_total,
+    LayerActivations, RankParameters, activations_of_layer, rank_parameters, training, training_stages, training_total,
 };
-
-use ridge_hw::units::Bytes;
-use serde::Serialize;
-
-/// One line of a ledger.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Entry {
-    /// What is held.
-    pub what: &'static str,
-    /// How much.
-    pub bytes: Bytes,
-    /// How that was found.
-    pub formula: String,
-}
-
-/// What a rank holds.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Ledger {
-    /// The entries.
-    pub entries: Vec<Entry>,
-}
-
-impl Ledger {
-    fn add(&mut self, what: &'static str, bytes: f64, formula: impl Into<String>) {
-        self.entries.push(Entry { what, bytes: Bytes(bytes.max(0.0).round() as u64), formula: formula.into() });
-    }
-
-    /// The sum.
-    pub fn total(&self) -> Bytes {
-        self.entries.iter().map(|e| e.bytes).sum()
-    }
-
-    /// The entry called `what`, 0 if there is none.
-    pub fn of(&self, what: &str) -> Bytes {
-        self.entries.iter().find(|e| e.what == what).map_or(Bytes(0), |e| e.bytes)
-    }
-}

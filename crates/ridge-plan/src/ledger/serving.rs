@@ -3,7 +3,7 @@
 use ridge_hw::units::Bytes;
 use serde::Serialize;
 
-use super::{Entry, Ledger};
+use super::entries::{Ledger, LedgerEntry};
 use crate::error::PlanError;
 use crate::reading::Reading;
 
@@ -236,7 +236,7 @@ pub fn serving(
     };
     let endless = reading.states.iter().filter(|g| g.window.is_none());
     let per_token: f64 = endless.map(|g| group_bytes(reading, g, m, context).0).sum();
-    ledger.entries.push(Entry { what: "room for sequences", bytes: room, formula: "what is left".into() });
+    ledger.entries.push(LedgerEntry { what: "room for sequences", bytes: room, formula: "what is left".into() });
     Ok(ServingLedger {
         ledger,
         room,

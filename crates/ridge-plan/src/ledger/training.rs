@@ -1,7 +1,7 @@
 //! Memory of a training step on the rank that holds most: the first stage of the pipeline, and where the logits are,
 //! the last.
 
-use super::Ledger;
+use super::entries::Ledger;
 use crate::reading::{ACTIVATION, LayerWork, Reading};
 use crate::train::{Layout, Recompute, Workload};
 
@@ -53,7 +53,7 @@ fn with_ends(reading: &Reading, layout: &Layout, ends: f64) -> RankParameters {
 
 /// What one layer keeps of one micro-batch on one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Activations {
+pub struct LayerActivations {
     /// What is kept until the backward pass.
     pub kept: f64,
     /// What the layer keeps in addition while it is computed again.
@@ -63,7 +63,7 @@ pub struct Activations {
 /// Bytes of activations of `layer` (Korthikanti et al. 2022, equations 1 to 4, for any layer): values that the backward
 /// pass needs, `2` bytes each, those outside tensor parallelism divided with sequence parallelism alone; a byte a mask
 /// with dropout; and `2` (with dropout `5`) bytes a score where attention is not fused.
-pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, work: &Workload) -> Activations {
+pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, work: &Workload) -> LayerActivations {
     let tokens = (layout.micro_batch * work.seq) as f64 / layout.cp as f64;
     let tp = layout.tp as f64;
     let outside = if layout.sequence_parallel { tp } else { 1.0 };
@@ -82,10 +82,10 @@ pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, w
     let input = tokens * ACTIVATION * hidden as f64 / outside;
     let products = tokens * ACTIVATION * (s.products_whole / outside + s.products_cut / tp) + input + rows;
     match layout.recompute {
-        Recompute::None => Activations { kept: all, transient: 0.0 },
-        Recompute::Attention => Activations { kept: values + rows, transient: scores },
-        Recompute::Products => Activations { kept: products.min(all), transient: all },
-        Recompute::Full => Activations { kept: input, transient: all },
+        Recompute::None => LayerActivations { kept: all, transient: 0.0 },
+        Recompute::Attention => LayerActivations { kept: values + rows, transient: scores },
+        Recompute::Products => LayerActivations { kept: products.min(all), transient: all },
+        Recompute::Full => LayerActivations { kept: input, transient: all },
     }
 }
 

@@ -5,15 +5,16 @@ use std::fmt::Write as _;
 use ridge_hw::units::Seconds;
 use serde_json::{Value, json};
 
-use super::{Event, Kind, Timeline};
-use crate::plot::{Gantt, Half, Span};
+use super::stages::PassKind;
+use super::timeline::{PassEvent, Timeline};
+use crate::plot::{Gantt, GanttSpan, SpanHalf};
 
-fn name(kind: Kind) -> &'static str {
+fn name(kind: PassKind) -> &'static str {
     match kind {
-        Kind::Forward => "forward",
-        Kind::Backward => "backward",
-        Kind::Input => "input gradient",
-        Kind::Weight => "weight gradient",
+        PassKind::Forward => "forward",
+        PassKind::Backward => "backward",
+        PassKind::Input => "input gradient",
+        PassKind::Weight => "weight gradient",
     }
 }
 
@@ -28,10 +29,10 @@ impl Timeline {
             for e in self.events.iter().filter(|e| e.device == d) {
                 let (from, to) = (at(e.start).min(columns), at(e.end).min(columns));
                 let letter = match e.pass.kind {
-                    Kind::Forward => 'F',
-                    Kind::Backward => 'B',
-                    Kind::Input => 'I',
-                    Kind::Weight => 'W',
+                    PassKind::Forward => 'F',
+                    PassKind::Backward => 'B',
+                    PassKind::Input => 'I',
+                    PassKind::Weight => 'W',
                 };
                 let label = format!("{letter}{}", e.pass.micro);
                 let fill = letter.to_ascii_lowercase() as u8;
@@ -50,14 +51,14 @@ impl Timeline {
 
     /// A row a device and a span a pass.
     pub fn chart(&self, title: &str) -> Gantt {
-        let kinds = [Kind::Forward, Kind::Backward, Kind::Input, Kind::Weight];
-        let span = |e: &Event| Span {
+        let kinds = [PassKind::Forward, PassKind::Backward, PassKind::Input, PassKind::Weight];
+        let span = |e: &PassEvent| GanttSpan {
             row: e.device,
             // Of a pair the forward pass has the upper half.
             half: match (self.paired(e), e.pass.kind) {
-                (false, _) => Half::Whole,
-                (true, Kind::Forward) => Half::Upper,
-                (true, _) => Half::Lower,
+                (false, _) => SpanHalf::Whole,
+                (true, PassKind::Forward) => SpanHalf::Upper,
+                (true, _) => SpanHalf::Lower,
             },
             start: e.start,
             end: e.end,
@@ -80,7 +81,7 @@ impl Timeline {
         }
     }
 
-    fn paired(&self, event: &Event) -> bool {
+    fn paired(&self, event: &PassEvent) -> bool {
         let from = self.events.partition_point(|e| (e.device, e.start) < (event.device, event.start));
         self.events[from..]
             .iter()

@@ -4,12 +4,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use super::run::Done;
-use super::{Event, Kind, Pass, Pipeline, Schedule};
+use super::in_order::PassOutputs;
+use super::schedule::Schedule;
+use super::stages::{Pass, PassKind, Pipeline};
+use super::timeline::PassEvent;
 
 /// What a free device prefers, of what is ready and fits in memory; gradients of weights fill what is left.
 #[derive(Clone, Copy)]
-enum Want {
+enum ZeroBubbleChoice {
     /// The forward pass of the first chunk.
     Enter,
     /// The forward pass of the last chunk.
@@ -20,10 +22,10 @@ enum Want {
     Leave,
 }
 
-use Want::{Enter, Input, Leave, Return};
+use ZeroBubbleChoice::{Enter, Input, Leave, Return};
 
 /// Which come first depends on the times of passes: with equal ones it is the first of these.
-const RULES: [[Want; 4]; 4] = [
+const RULES: [[ZeroBubbleChoice; 4]; 4] = [
     [Enter, Leave, Return, Input],
     [Leave, Enter, Return, Input],
     [Input, Leave, Return, Enter],
@@ -32,33 +34,33 @@ const RULES: [[Want; 4]; 4] = [
 
 /// A time in a heap.
 #[derive(Clone, Copy, PartialEq)]
-struct At(f64);
+struct EventTime(f64);
 
-impl Eq for At {}
+impl Eq for EventTime {}
 
-impl Ord for At {
+impl Ord for EventTime {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.0.total_cmp(&other.0)
     }
 }
 
-impl PartialOrd for At {
+impl PartialOrd for EventTime {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
 /// The shortest of what the rules make.
-pub(super) fn best(pipeline: &Pipeline) -> Vec<Event> {
-    let length = |events: &Vec<Event>| events.iter().map(|e| e.end).fold(0.0, f64::max);
-    let all = RULES.iter().map(|rule| Run::new(pipeline, *rule).run());
+pub(super) fn best(pipeline: &Pipeline) -> Vec<PassEvent> {
+    let length = |events: &Vec<PassEvent>| events.iter().map(|e| e.end).fold(0.0, f64::max);
+    let all = RULES.iter().map(|rule| ZeroBubbleRun::new(pipeline, *rule).run());
     all.min_by(|a, b| length(a).total_cmp(&length(b))).unwrap_or_default()
 }
 
-struct Run<'a> {
+struct ZeroBubbleRun<'a> {
     pipeline: &'a Pipeline,
-    rule: [Want; 4],
-    done: Done,
+    rule: [ZeroBubbleChoice; 4],
+    done: PassOutputs,
     /// Passes begun, by stage.
     forward: Vec<usize>,
     input: Vec<usize>,
@@ -68,13 +70,13 @@ struct Run<'a> {
     free: Vec<f64>,
 }
 
-impl<'a> Run<'a> {
-    fn new(pipeline: &'a Pipeline, rule: [Want; 4]) -> Self {
+impl<'a> ZeroBubbleRun<'a> {
+    fn new(pipeline: &'a Pipeline, rule: [ZeroBubbleChoice; 4]) -> Self {
         let (n, p) = (pipeline.stages.len(), pipeline.devices);
         Self {
             pipeline,
             rule,
-            done: Done::new(pipeline),
+            done: PassOutputs::new(pipeline),
             forward: vec![0; n],
             input: vec![0; n],
             weight: vec![0; n],
@@ -83,11 +85,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn run(mut self) -> Vec<Event> {
+    fn run(mut self) -> Vec<PassEvent> {
         let total = 3 * self.pipeline.micro_batches * self.pipeline.stages.len();
-        let mut events: Vec<Event> = Vec::with_capacity(total);
-        let mut times = BinaryHeap::from([Reverse(At(0.0))]);
-        while let Some(Reverse(At(now))) = times.pop() {
+        let mut events: Vec<PassEvent> = Vec::with_capacity(total);
+        let mut times = BinaryHeap::from([Reverse(EventTime(0.0))]);
+        while let Some(Reverse(EventTime(now))) = times.pop() {
             while times.peek().is_some_and(|t| t.0.0 == now) {
                 times.pop();
             }
@@ -98,10 +100,10 @@ impl<'a> Run<'a> {
                     let end = now + self.pipeline.seconds(pass);
                     self.begin(pass, end);
                     self.free[d] = end;
-                    events.push(Event { device: d, pass, start: now, end });
-                    times.push(Reverse(At(end)));
+                    events.push(PassEvent { device: d, pass, start: now, end });
+                    times.push(Reverse(EventTime(end)));
                     if self.pipeline.message > 0.0 && !self.pipeline.blocking {
-                        times.push(Reverse(At(end + self.pipeline.message)));
+                        times.push(Reverse(EventTime(end + self.pipeline.message)));
                     }
                 }
             }
@@ -113,12 +115,12 @@ impl<'a> Run<'a> {
         self.done.set(pass, end);
         let d = self.pipeline.device(pass.stage);
         match pass.kind {
-            Kind::Forward => {
+            PassKind::Forward => {
                 self.forward[pass.stage] += 1;
                 self.alive[d] += 1;
             }
-            Kind::Input | Kind::Backward => self.input[pass.stage] += 1,
-            Kind::Weight => {
+            PassKind::Input | PassKind::Backward => self.input[pass.stage] += 1,
+            PassKind::Weight => {
                 self.weight[pass.stage] += 1;
                 self.alive[d] -= 1;
             }
@@ -126,11 +128,11 @@ impl<'a> Run<'a> {
     }
 
     /// The next pass of its kind at a stage, if what it reads is there.
-    fn next(&self, kind: Kind, stage: usize, now: f64) -> Option<Pass> {
+    fn next(&self, kind: PassKind, stage: usize, now: f64) -> Option<Pass> {
         let (micro, most) = match kind {
-            Kind::Forward => (self.forward[stage], self.pipeline.micro_batches),
-            Kind::Input | Kind::Backward => (self.input[stage], self.forward[stage]),
-            Kind::Weight => (self.weight[stage], self.input[stage]),
+            PassKind::Forward => (self.forward[stage], self.pipeline.micro_batches),
+            PassKind::Input | PassKind::Backward => (self.input[stage], self.forward[stage]),
+            PassKind::Weight => (self.weight[stage], self.input[stage]),
         };
         let pass = Pass { kind, micro, stage };
         (micro < most && self.done.ready(self.pipeline, pass) <= now).then_some(pass)
@@ -146,15 +148,15 @@ impl<'a> Run<'a> {
                     // One place stays free for a forward pass that returns.
                     let under_way = self.forward[first] - self.forward[last];
                     let room = self.alive[d] + 1 < 2 * p && under_way < 2 * (p - d) - 1;
-                    self.next(Kind::Forward, first, now).filter(|_| room)
+                    self.next(PassKind::Forward, first, now).filter(|_| room)
                 }
                 Enter => {
                     let room = self.alive[d] < p && self.forward[first] - self.input[first] < p - d;
-                    self.next(Kind::Forward, first, now).filter(|_| room)
+                    self.next(PassKind::Forward, first, now).filter(|_| room)
                 }
-                Return if v_shaped => self.next(Kind::Forward, last, now).filter(|_| self.alive[d] < 2 * p),
-                Input => self.next(Kind::Input, last, now),
-                Leave if v_shaped => self.next(Kind::Input, first, now),
+                Return if v_shaped => self.next(PassKind::Forward, last, now).filter(|_| self.alive[d] < 2 * p),
+                Input => self.next(PassKind::Input, last, now),
+                Leave if v_shaped => self.next(PassKind::Input, first, now),
                 Return | Leave => None,
             };
             if found.is_some() {
@@ -162,6 +164,6 @@ impl<'a> Run<'a> {
             }
         }
         let oldest = if self.weight[first] < self.weight[last] { [first, last] } else { [last, first] };
-        oldest.into_iter().find_map(|stage| self.next(Kind::Weight, stage, now))
+        oldest.into_iter().find_map(|stage| self.next(PassKind::Weight, stage, now))
     }
 }

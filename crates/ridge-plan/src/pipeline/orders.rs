@@ -1,21 +1,22 @@
 //! Orders of passes that are fixed beforehand: GPipe, 1F1B, interleaved 1F1B and DualPipe.
 
-use super::{Kind, Pass, Pipeline, Schedule};
+use super::schedule::Schedule;
+use super::stages::{Pass, PassKind, Pipeline};
 
 /// What a device does at once: one pass, or a forward and a backward pass as a pair.
-pub(super) type Slot = (Pass, Option<Pass>);
+pub(super) type PassSlot = (Pass, Option<Pass>);
 
-fn pass(kind: Kind, micro: usize, stage: usize) -> Slot {
+fn pass(kind: PassKind, micro: usize, stage: usize) -> PassSlot {
     (Pass { kind, micro, stage }, None)
 }
 
 /// The order of each device.
-pub(super) fn orders(pipeline: &Pipeline) -> Vec<Vec<Slot>> {
+pub(super) fn orders(pipeline: &Pipeline) -> Vec<Vec<PassSlot>> {
     let (p, m, v) = (pipeline.devices, pipeline.micro_batches, pipeline.chunks);
     let order = |d: usize| match pipeline.schedule {
         Schedule::GPipe => {
-            let forward = (0..m).map(|i| pass(Kind::Forward, i, d));
-            forward.chain((0..m).map(|i| pass(Kind::Backward, i, d))).collect()
+            let forward = (0..m).map(|i| pass(PassKind::Forward, i, d));
+            forward.chain((0..m).map(|i| pass(PassKind::Backward, i, d))).collect()
         }
         Schedule::DualPipe => dual(p, m, d),
         Schedule::Interleaved => interleaved(p, m, v, d),
@@ -26,26 +27,26 @@ pub(super) fn orders(pipeline: &Pipeline) -> Vec<Vec<Slot>> {
 }
 
 /// 1F1B of device `d`: a warm-up, then one of each. With chunks, `p` micro-batches pass each chunk in turn.
-fn interleaved(p: usize, m: usize, v: usize, d: usize) -> Vec<Slot> {
+fn interleaved(p: usize, m: usize, v: usize, d: usize) -> Vec<PassSlot> {
     let total = m * v;
     let warm_up = if v == 1 { p - 1 - d } else { 2 * (p - 1 - d) + (v - 1) * p }.min(total);
-    let at = |kind: Kind, k: usize| {
+    let at = |kind: PassKind, k: usize| {
         let chunk = if v == 1 { 0 } else { k / p % v };
-        let chunk = if kind == Kind::Forward { chunk } else { v - 1 - chunk };
+        let chunk = if kind == PassKind::Forward { chunk } else { v - 1 - chunk };
         let micro = if v == 1 { k } else { k / (p * v) * p + k % p };
         pass(kind, micro, chunk * p + d)
     };
-    let mut order: Vec<Slot> = (0..warm_up).map(|k| at(Kind::Forward, k)).collect();
+    let mut order: Vec<PassSlot> = (0..warm_up).map(|k| at(PassKind::Forward, k)).collect();
     for k in warm_up..total {
-        order.push(at(Kind::Forward, k));
-        order.push(at(Kind::Backward, k - warm_up));
+        order.push(at(PassKind::Forward, k));
+        order.push(at(PassKind::Backward, k - warm_up));
     }
-    order.extend((total - warm_up..total).map(|k| at(Kind::Backward, k)));
+    order.extend((total - warm_up..total).map(|k| at(PassKind::Backward, k)));
     order
 }
 
 /// What a device of DualPipe has begun, by direction as it sees it: 0 is the one whose end is nearer to it.
-struct Dual {
+struct DualPipeOrder {
     /// Devices.
     p: usize,
     /// Micro-batches of a direction.
@@ -56,10 +57,10 @@ struct Dual {
     backward: [usize; 2],
     /// Weight gradients that are still to come, oldest first.
     weights: std::collections::VecDeque<Pass>,
-    order: Vec<Slot>,
+    order: Vec<PassSlot>,
 }
 
-impl Dual {
+impl DualPipeOrder {
     /// Micro-batch and stage of a direction: that of a device of the second half is the other way round.
     fn lane(&self, phase: usize, k: usize) -> (usize, usize) {
         let reverse = phase ^ usize::from(self.d >= self.p / 2);
@@ -70,14 +71,14 @@ impl Dual {
     fn take_forward(&mut self, phase: usize) -> Pass {
         let (micro, stage) = self.lane(phase, self.forward[phase]);
         self.forward[phase] += 1;
-        Pass { kind: Kind::Forward, micro, stage }
+        Pass { kind: PassKind::Forward, micro, stage }
     }
 
-    fn take_backward(&mut self, phase: usize, kind: Kind) -> Pass {
+    fn take_backward(&mut self, phase: usize, kind: PassKind) -> Pass {
         let (micro, stage) = self.lane(phase, self.backward[phase]);
         self.backward[phase] += 1;
-        if kind == Kind::Input {
-            self.weights.push_back(Pass { kind: Kind::Weight, micro, stage });
+        if kind == PassKind::Input {
+            self.weights.push_back(Pass { kind: PassKind::Weight, micro, stage });
         }
         Pass { kind, micro, stage }
     }
@@ -88,12 +89,12 @@ impl Dual {
     }
 
     fn b(&mut self, phase: usize, split: bool) {
-        let pass = self.take_backward(phase, if split { Kind::Input } else { Kind::Backward });
+        let pass = self.take_backward(phase, if split { PassKind::Input } else { PassKind::Backward });
         self.order.push((pass, None));
     }
 
     fn fb(&mut self, forward: usize, backward: usize) {
-        let pair = (self.take_forward(forward), Some(self.take_backward(backward, Kind::Backward)));
+        let pair = (self.take_forward(forward), Some(self.take_backward(backward, PassKind::Backward)));
         self.order.push(pair);
     }
 
@@ -105,10 +106,10 @@ impl Dual {
 }
 
 /// The eight parts of DualPipe (DeepSeek-AI 2024, figure 5) on device `d`.
-fn dual(p: usize, m: usize, d: usize) -> Vec<Slot> {
+fn dual(p: usize, m: usize, d: usize) -> Vec<PassSlot> {
     let (half, near) = (m / 2, d.min(p - 1 - d));
     let outer = p / 2 - 1 - near;
-    let mut s = Dual {
+    let mut s = DualPipeOrder {
         p,
         half,
         d,

@@ -115,12 +115,12 @@ fn the_bubble_of_a_search_is_that_of_the_simulation() {
 
 /// All that any schedule must keep, whatever the times: each pass once, one slot at a time, nothing before its inputs.
 fn holds(pipeline: &Pipeline, t: &Timeline) {
-    let split = |k: Kind| matches!(k, Kind::Input | Kind::Weight);
-    let mut by: HashMap<(u8, usize, usize), Event> = HashMap::new();
+    let split = |k: PassKind| matches!(k, PassKind::Input | PassKind::Weight);
+    let mut by: HashMap<(u8, usize, usize), PassEvent> = HashMap::new();
     let code = |kind| match kind {
-        Kind::Forward => 0,
-        Kind::Backward | Kind::Input => 1,
-        Kind::Weight => 2,
+        PassKind::Forward => 0,
+        PassKind::Backward | PassKind::Input => 1,
+        PassKind::Weight => 2,
     };
     for e in &t.events {
         assert_eq!(e.device, pipeline.device(e.pass.stage));
@@ -132,7 +132,7 @@ fn holds(pipeline: &Pipeline, t: &Timeline) {
     assert_eq!(count(1), per_micro * pipeline.micro_batches);
     assert_eq!(count(2), t.events.iter().filter(|e| split(e.pass.kind)).count() / 2);
     for d in 0..pipeline.devices {
-        let of: Vec<&Event> = t.events.iter().filter(|e| e.device == d).collect();
+        let of: Vec<&PassEvent> = t.events.iter().filter(|e| e.device == d).collect();
         for pair in of.windows(2) {
             let together = pair[0].start == pair[1].start && pair[0].end == pair[1].end;
             assert!(together || pair[1].start >= pair[0].end - 1e-9, "{:?} and {:?} overlap", pair[0], pair[1]);
@@ -145,18 +145,18 @@ fn holds(pipeline: &Pipeline, t: &Timeline) {
             assert!(e.start >= late - 1e-9, "{e:?} begins before {input:?} has arrived");
         };
         match e.pass.kind {
-            Kind::Forward => {
+            PassKind::Forward => {
                 if let Some(before) = pipeline.before(e.pass.stage) {
                     after(0, before);
                 }
             }
-            Kind::Backward | Kind::Input => {
+            PassKind::Backward | PassKind::Input => {
                 after(0, e.pass.stage);
                 if let Some(behind) = pipeline.behind(e.pass.stage) {
                     after(1, behind);
                 }
             }
-            Kind::Weight => after(1, e.pass.stage),
+            PassKind::Weight => after(1, e.pass.stage),
         }
     }
 }

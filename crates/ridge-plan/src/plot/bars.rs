@@ -2,7 +2,7 @@
 
 use super::axis::Axis;
 use super::canvas::{Anchor, Area, Canvas, SIDE, WIDTH, area, cut, width};
-use super::{COLOURS, ink};
+use super::colours::{COLOURS, ink};
 
 /// One bar.
 #[derive(Clone, Debug)]

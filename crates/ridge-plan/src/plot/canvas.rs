@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use super::colours::COLOURS;
+
 /// Width of a figure.
 pub(super) const WIDTH: f64 = 760.0;
 /// Room at the left and right.
@@ -186,7 +188,7 @@ impl Canvas {
     /// A point in the shape of series `i`.
     pub(super) fn point(&mut self, i: usize, x: f64, y: f64, tip: &str) {
         let n = number;
-        let class = format!("f{} edge", i % super::COLOURS);
+        let class = format!("f{} edge", i % COLOURS);
         let shape = match i % 4 {
             0 => {
                 let _ = write!(self.svg, "<circle class=\"{class}\" cx=\"{}\" cy=\"{}\" r=\"3.6\"", n(x), n(y));
@@ -230,7 +232,7 @@ impl Canvas {
                 self.point(i, x + 5.0, y - 4.0, "");
             } else {
                 let swatch = Area { left: x, top: y - 9.0, right: x + 11.0, bottom: y + 1.0 };
-                self.rect(&format!("f{}", i % super::COLOURS), &swatch, "");
+                self.rect(&format!("f{}", i % COLOURS), &swatch, "");
             }
             self.text(x + 16.0, y, Anchor::Start, "", &name);
             x += wide + 16.0;

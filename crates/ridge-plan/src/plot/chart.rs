@@ -1,12 +1,12 @@
 //! Points and lines over two axes: measurements, sweeps, Pareto fronts and rooflines.
 
 use super::axis::{Axis, Placed, Unit};
-use super::canvas::{Anchor, Area, Canvas, SIDE, WIDTH, area, width};
-use super::{COLOURS, canvas};
+use super::canvas::{self, Anchor, Area, Canvas, SIDE, WIDTH, area, width};
+use super::colours::COLOURS;
 
 /// A point of a series.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Point {
+pub struct ChartPoint {
     /// Where it lies on the axis below.
     pub x: f64,
     /// Where it lies on the axis at the left.
@@ -15,7 +15,7 @@ pub struct Point {
     pub label: String,
 }
 
-impl From<(f64, f64)> for Point {
+impl From<(f64, f64)> for ChartPoint {
     fn from((x, y): (f64, f64)) -> Self {
         Self { x, y, label: String::new() }
     }
@@ -40,7 +40,7 @@ pub struct Series {
     /// What it is called.
     pub name: String,
     /// Its points; those without a place on the axes are left out.
-    pub points: Vec<Point>,
+    pub points: Vec<ChartPoint>,
     /// How it is drawn.
     pub style: Style,
 }
@@ -48,7 +48,7 @@ pub struct Series {
 impl Series {
     /// A series of points without labels.
     pub fn new(name: impl Into<String>, style: Style, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        Self { name: name.into(), style, points: points.into_iter().map(Point::from).collect() }
+        Self { name: name.into(), style, points: points.into_iter().map(ChartPoint::from).collect() }
     }
 }
 
@@ -97,7 +97,7 @@ impl Chart {
         // The only one needs no key.
         let legend = if legend.len() > 1 { &legend[..] } else { &[] };
         let top = canvas.head(top, &self.title, legend);
-        let counts = |p: &&Point| self.x.takes(p.x) && self.y.takes(p.y);
+        let counts = |p: &&ChartPoint| self.x.takes(p.x) && self.y.takes(p.y);
         let points = || self.series.iter().flat_map(|s| &s.points).filter(counts);
         let y = self.y.place(points().map(|p| p.y), (self.height / 34.0) as usize);
         let labels = y.ticks.iter().map(|t| width(&t.1, "")).fold(0.0, f64::max);
@@ -107,7 +107,7 @@ impl Chart {
         let most = if self.x.unit == Unit::Number { 9 } else { 8 };
         let x = self.x.place(x_values, most);
         draw_axes(canvas, &plot, &x, &y);
-        let at = |p: &Point| {
+        let at = |p: &ChartPoint| {
             let (x, y) = (x.at(p.x)?, y.at(p.y)?);
             Some((plot.left + x * (plot.right - plot.left), plot.bottom - y * (plot.bottom - plot.top)))
         };

@@ -2,11 +2,11 @@
 
 use super::axis::{Axis, Unit};
 use super::canvas::{Anchor, Area, Canvas, SIDE, WIDTH, cut, width};
-use super::{COLOURS, ink};
+use super::colours::{COLOURS, ink};
 
 /// Which part of its row's height a span has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum SpanHalf {
     /// All of it.
     Whole,
     /// The upper half: something goes on beside it.
@@ -17,11 +17,11 @@ pub enum Half {
 
 /// Something that takes time.
 #[derive(Clone, Debug)]
-pub struct Span {
+pub struct GanttSpan {
     /// Its row.
     pub row: usize,
     /// Its part of the row.
-    pub half: Half,
+    pub half: SpanHalf,
     /// Seconds at which it begins.
     pub start: f64,
     /// Seconds at which it ends.
@@ -44,7 +44,7 @@ pub struct Gantt {
     /// Names of kinds, each with a colour.
     pub kinds: Vec<String>,
     /// What happens.
-    pub spans: Vec<Span>,
+    pub spans: Vec<GanttSpan>,
 }
 
 /// Height of a row.
@@ -73,9 +73,9 @@ impl Gantt {
         for span in &self.spans {
             let y = top + ROW * span.row as f64;
             let (from, to) = match span.half {
-                Half::Whole => (y + 2.0, y + ROW - 2.0),
-                Half::Upper => (y + 2.0, y + 0.5 * ROW),
-                Half::Lower => (y + 0.5 * ROW, y + ROW - 2.0),
+                SpanHalf::Whole => (y + 2.0, y + ROW - 2.0),
+                SpanHalf::Upper => (y + 2.0, y + 0.5 * ROW),
+                SpanHalf::Lower => (y + 0.5 * ROW, y + ROW - 2.0),
             };
             let left = across(span.start);
             let at = Area { left, top: from, right: across(span.end).max(left + 0.2), bottom: to };

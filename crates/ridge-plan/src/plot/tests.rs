@@ -10,7 +10,7 @@ fn chart() -> Chart {
         .with(Series::new("bf16 989 TFLOP/s", Style::Ceiling, [(295.0, 989e12), (10_000.0, 989e12)]))
         .with(Series::new("found", Style::Both, [(f64::NAN, 1.0), (0.0, 1.0)]));
     // Five points in one place: their labels cannot all be written.
-    let label = |i: usize| Point { x: 500.0, y: 600e12, label: format!("point number {i}") };
+    let label = |i: usize| ChartPoint { x: 500.0, y: 600e12, label: format!("point number {i}") };
     chart.series.push(Series { name: "at once".into(), style: Style::Points, points: (0..9).map(label).collect() });
     chart.marks.push(Mark { name: "ridge point".into(), x: 295.0 });
     chart
@@ -32,9 +32,9 @@ fn bars() -> Bars {
 }
 
 fn gantt() -> Gantt {
-    let span = |row, kind, start: f64| Span {
+    let span = |row, kind, start: f64| GanttSpan {
         row,
-        half: if row == 0 { Half::Whole } else { Half::Upper },
+        half: if row == 0 { SpanHalf::Whole } else { SpanHalf::Upper },
         start,
         end: start + 0.01,
         kind,

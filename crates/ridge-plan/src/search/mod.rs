@@ -13,7 +13,7 @@ use crate::train::{Layout, Recompute, Reject, StepTime, Workload, step_time};
 
 /// What may be chosen.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Space {
+pub struct SearchSpace {
     /// GPUs, all of which are used.
     pub gpus: usize,
     /// Sequences of a micro-batch.
@@ -32,7 +32,7 @@ pub struct Space {
     pub utilisation: f64,
 }
 
-impl Space {
+impl SearchSpace {
     /// Everything on `gpus` of nodes of `node`.
     pub fn new(gpus: usize, node: usize) -> Self {
         Self {
@@ -50,7 +50,7 @@ impl Space {
 
 /// A layout that fits.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Candidate {
+pub struct LayoutCandidate {
     /// The layout.
     pub layout: Layout,
     /// Its time.
@@ -61,9 +61,9 @@ pub struct Candidate {
 
 /// What a search found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Found {
+pub struct SearchResult {
     /// Those that fit, fastest first.
-    pub ranked: Vec<Candidate>,
+    pub ranked: Vec<LayoutCandidate>,
     /// How many layouts were looked at.
     pub seen: usize,
     /// Rejected ones by reason, with one of each: the first, or of those that need too much memory the one that needs
@@ -77,7 +77,7 @@ fn divisors(n: usize, most: usize) -> impl Iterator<Item = usize> {
 }
 
 /// Calls `each` with every layout of `space` for `reading`, whether or not it has a meaning.
-pub fn layouts(reading: &Reading, space: &Space, mut each: impl FnMut(Layout)) {
+pub fn layouts(reading: &Reading, space: &SearchSpace, mut each: impl FnMut(Layout)) {
     let experts = if reading.experts > 0 { space.gpus.min(reading.experts) } else { 1 };
     for tp in divisors(space.gpus, space.most_tp) {
         for pp in divisors(space.gpus / tp, reading.layers.len()) {
@@ -111,9 +111,9 @@ pub fn layouts(reading: &Reading, space: &Space, mut each: impl FnMut(Layout)) {
 }
 
 /// Looks at every layout of `space`.
-pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &Space) -> Found {
-    let mut found = Found::default();
-    let mut rejected: BTreeMap<Kind, (usize, Layout, Reject)> = BTreeMap::new();
+pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &SearchSpace) -> SearchResult {
+    let mut found = SearchResult::default();
+    let mut rejected: BTreeMap<RejectKind, (usize, Layout, Reject)> = BTreeMap::new();
     let has = machine.memory * space.utilisation;
     let mut space = space.clone();
     // Fused attention makes its scores again in any case.
@@ -123,7 +123,7 @@ pub fn search(reading: &Reading, machine: &Machine, work: &Workload, space: &Spa
         match judge(reading, machine, work, &layout, has) {
             Ok(candidate) => found.ranked.push(candidate),
             Err(why) => {
-                let kept = rejected.entry(Kind::of(why)).or_insert((0, layout, why));
+                let kept = rejected.entry(RejectKind::of(why)).or_insert((0, layout, why));
                 kept.0 += 1;
                 // Of those that are too large the smallest is the nearest to fitting.
                 if matches!(why, Reject::Memory { .. }) && why < kept.2 {
@@ -147,21 +147,21 @@ pub fn judge(
     work: &Workload,
     layout: &Layout,
     has: f64,
-) -> Result<Candidate, Reject> {
+) -> Result<LayoutCandidate, Reject> {
     layout.check(reading, work.seq, work.global_batch)?;
     let bytes = training_total(reading, layout, work);
     if bytes > has {
         let mib = |b: f64| (b / 1_048_576.0) as u64;
         return Err(Reject::Memory { needed_mib: mib(bytes), has_mib: mib(has) });
     }
-    Ok(Candidate { layout: *layout, step: step_time(reading, machine, layout, work), bytes })
+    Ok(LayoutCandidate { layout: *layout, step: step_time(reading, machine, layout, work), bytes })
 }
 
 /// Reasons, their numbers left out.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Kind(&'static str);
+struct RejectKind(&'static str);
 
-impl Kind {
+impl RejectKind {
     fn of(why: Reject) -> Self {
         Self(match why {
             Reject::Zero => "zero",
@@ -181,11 +181,11 @@ impl Kind {
 
 /// Those of several searches that no other beats in time, money and memory at once: `(step seconds, GPUs, bytes)`, all
 /// to be small, money being time times GPUs.
-pub fn pareto(candidates: &[Candidate]) -> Vec<Candidate> {
-    let key = |c: &Candidate| [c.step.total, c.step.total * c.layout.gpus() as f64, c.bytes];
-    let mut sorted: Vec<Candidate> = candidates.to_vec();
+pub fn pareto(candidates: &[LayoutCandidate]) -> Vec<LayoutCandidate> {
+    let key = |c: &LayoutCandidate| [c.step.total, c.step.total * c.layout.gpus() as f64, c.bytes];
+    let mut sorted: Vec<LayoutCandidate> = candidates.to_vec();
     sorted.sort_by(|a, b| a.step.total.total_cmp(&b.step.total).then(a.bytes.total_cmp(&b.bytes)));
-    let mut front: Vec<Candidate> = Vec::new();
+    let mut front: Vec<LayoutCandidate> = Vec::new();
     for c in sorted {
         // Nothing behind is faster, so only those in front can beat it.
         if !front.iter().any(|f| key(f).iter().zip(key(&c)).all(|(f, c)| *f <= c)) {

@@ -10,40 +10,40 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use serde::Serialize;
 
-use super::point::{Step, Tokens, seconds};
+use super::point::{ServerStep, StepTokens, seconds};
 use super::{ServeLayout, Software, Traffic};
 use crate::efficiency::Machine;
 use crate::reading::Reading;
 
 /// Clients and how the server was set up for them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Load {
+pub struct ClosedLoop {
     /// Longest prompt and answer, and clients of each replica of attention.
     pub traffic: Traffic,
     /// Lengths are drawn evenly from this share of the longest up.
     pub shortest: f64,
     /// Requests of a client.
     pub rounds: usize,
-    /// Tokens of a step at most.
+    /// StepTokens of a step at most.
     pub step_tokens: usize,
-    /// Tokens that the cache of a replica of attention holds.
+    /// StepTokens that the cache of a replica of attention holds.
     pub cache_tokens: f64,
     /// What prompts wait for.
-    pub hold: Option<Hold>,
+    pub hold: Option<PromptHold>,
 }
 
 /// Prompts wait for others, so that fewer steps are disturbed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Hold {
+pub struct PromptHold {
     /// Steps after which they wait no longer.
     pub steps: usize,
-    /// Tokens of prompts that are enough; `None` waits until each replica of attention has a prompt.
+    /// StepTokens of prompts that are enough; `None` waits until each replica of attention has a prompt.
     pub tokens: Option<usize>,
 }
 
 /// What the clients saw on average.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Seen {
+pub struct ClientLatency {
     /// Seconds to the first token.
     pub ttft: f64,
     /// Seconds for each token behind it.
@@ -53,18 +53,24 @@ pub struct Seen {
 }
 
 /// Plays `load` against one replica of `reading` on `m`, laid out as `l`.
-pub fn benchmark(reading: &Reading, m: &Machine, l: &ServeLayout, load: &Load, software: &Software) -> Seen {
-    let mut play = Play::new(reading, m, l, load, software);
+pub fn benchmark(
+    reading: &Reading,
+    m: &Machine,
+    l: &ServeLayout,
+    load: &ClosedLoop,
+    software: &Software,
+) -> ClientLatency {
+    let mut play = BenchmarkSimulation::new(reading, m, l, load, software);
     play.run();
     let n = play.answered as f64;
-    Seen { ttft: play.first / n, tpot: play.between / n, tokens_per_second: play.produced / play.now }
+    ClientLatency { ttft: play.first / n, tpot: play.between / n, tokens_per_second: play.produced / play.now }
 }
 
 /// A request that waits.
 #[derive(Clone, Copy, Debug)]
-struct Request {
+struct WaitingRequest {
     asked: f64,
-    /// Tokens that are yet to be computed, and those that are.
+    /// StepTokens that are yet to be computed, and those that are.
     prompt: usize,
     done: usize,
     answer: usize,
@@ -80,32 +86,32 @@ struct Answering {
     prompt: usize,
     answer: usize,
     first: f64,
-    /// Tokens of the answer that it had when it was taken back.
+    /// StepTokens of the answer that it had when it was taken back.
     before: usize,
 }
 
 /// One replica of attention.
 #[derive(Debug, Default)]
-struct Rank {
-    waiting: VecDeque<Request>,
+struct ReplicaQueue {
+    waiting: VecDeque<WaitingRequest>,
     /// Those that answer, newest last, by an id that `ends` names.
     answering: Vec<Option<Answering>>,
     free: Vec<usize>,
     ends: BinaryHeap<Reverse<(u64, usize)>>,
     /// How many answer.
     count: usize,
-    /// Tokens in the cache, and tokens that are promised.
+    /// StepTokens in the cache, and tokens that are promised.
     cached: f64,
     promised: f64,
 }
 
-struct Play<'a> {
+struct BenchmarkSimulation<'a> {
     reading: &'a Reading,
     machine: &'a Machine,
     layout: &'a ServeLayout,
-    load: &'a Load,
+    load: &'a ClosedLoop,
     software: &'a Software,
-    ranks: Vec<Rank>,
+    ranks: Vec<ReplicaQueue>,
     /// Requests on their way: when they come, to which rank.
     coming: BinaryHeap<Reverse<(u64, usize)>>,
     now: f64,
@@ -134,8 +140,14 @@ fn spread(i: usize, by: f64) -> f64 {
     ((i + 1) as f64 * by).fract()
 }
 
-impl<'a> Play<'a> {
-    fn new(reading: &'a Reading, m: &'a Machine, l: &'a ServeLayout, load: &'a Load, software: &'a Software) -> Self {
+impl<'a> BenchmarkSimulation<'a> {
+    fn new(
+        reading: &'a Reading,
+        m: &'a Machine,
+        l: &'a ServeLayout,
+        load: &'a ClosedLoop,
+        software: &'a Software,
+    ) -> Self {
         let clients = load.traffic.batch * l.attention_dp;
         Self {
             reading,
@@ -143,7 +155,7 @@ impl<'a> Play<'a> {
             layout: l,
             load,
             software,
-            ranks: (0..l.attention_dp).map(|_| Rank::default()).collect(),
+            ranks: (0..l.attention_dp).map(|_| ReplicaQueue::default()).collect(),
             coming: (0..clients).map(|i| Reverse((0, i % l.attention_dp))).collect(),
             now: 0.0,
             made_up: 0.0,
@@ -160,7 +172,7 @@ impl<'a> Play<'a> {
     }
 
     /// Seconds of a step with what the program adds.
-    fn seconds(&self, step: &Step) -> f64 {
+    fn seconds(&self, step: &ServerStep) -> f64 {
         seconds(self.reading, self.machine, self.layout, step) + self.software.step_ms * 1e-3
     }
 
@@ -184,7 +196,8 @@ impl<'a> Play<'a> {
                 self.coming.pop();
                 let (prompt, answer) = self.lengths(arrived);
                 arrived += 1;
-                let request = Request { asked: at as f64 * 1e-9, prompt, done: 0, answer, first: None, before: 0 };
+                let request =
+                    WaitingRequest { asked: at as f64 * 1e-9, prompt, done: 0, answer, first: None, before: 0 };
                 self.ranks[rank].waiting.push_back(request);
             }
             if self.ranks.iter().all(|r| r.count == 0 && r.waiting.is_empty()) {
@@ -197,7 +210,7 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn room(&self, rank: &Rank, r: &Request) -> bool {
+    fn room(&self, rank: &ReplicaQueue, r: &WaitingRequest) -> bool {
         let wanted = r.prompt + r.done + if self.software.reserves { r.answer } else { 0 };
         let used = if self.software.reserves { rank.promised } else { rank.cached };
         rank.count == 0 || used + wanted as f64 <= self.load.cache_tokens
@@ -205,7 +218,7 @@ impl<'a> Play<'a> {
 
     /// Does a prompt begin in this step?
     fn takes_prompts(&mut self) -> bool {
-        let ready = |r: &Rank| r.waiting.front().is_some_and(|w| w.done > 0 || self.room(r, w));
+        let ready = |r: &ReplicaQueue| r.waiting.front().is_some_and(|w| w.done > 0 || self.room(r, w));
         let some = self.ranks.iter().filter(|r| ready(r)).count();
         if some == 0 {
             return false;
@@ -226,14 +239,14 @@ impl<'a> Play<'a> {
 
     /// One step with prompts.
     fn mixed_step(&mut self) {
-        let mut busiest = Step::default();
+        let mut busiest = ServerStep::default();
         let mut all = 0.0;
-        let mut taken: Vec<Vec<Request>> = vec![Vec::new(); self.ranks.len()];
+        let mut taken: Vec<Vec<WaitingRequest>> = vec![Vec::new(); self.ranks.len()];
         for (at, taken) in taken.iter_mut().enumerate() {
             let mut budget = self.load.step_tokens.saturating_sub(self.ranks[at].count);
             let mean = self.ranks[at].cached / self.ranks[at].count.max(1) as f64;
-            let answers = Tokens::answers(self.ranks[at].count as f64, mean);
-            let mut step = Step { answers, ..Step::default() };
+            let answers = StepTokens::answers(self.ranks[at].count as f64, mean);
+            let mut step = ServerStep { answers, ..ServerStep::default() };
             while budget > 0
                 && let Some(mut w) = self.ranks[at].waiting.front().copied()
                 && (w.done > 0 || self.room(&self.ranks[at], &w))
@@ -254,7 +267,7 @@ impl<'a> Play<'a> {
                 }
             }
             all += step.prompts.tokens + step.answers.tokens;
-            let weight = |s: &Step| s.prompts.tokens + s.answers.tokens;
+            let weight = |s: &ServerStep| s.prompts.tokens + s.answers.tokens;
             if weight(&step) >= weight(&busiest) {
                 busiest = step;
             }
@@ -275,7 +288,7 @@ impl<'a> Play<'a> {
         self.take_back();
     }
 
-    fn begin(&mut self, at: usize, w: Request) {
+    fn begin(&mut self, at: usize, w: WaitingRequest) {
         let first = w.first.unwrap_or_else(|| {
             self.first += self.now - w.asked + self.software.request_ms * 1e-3;
             self.now
@@ -333,7 +346,7 @@ impl<'a> Play<'a> {
                 rank.promised -= (a.prompt + a.answer) as f64;
                 let prompt = a.prompt + had;
                 let answer = (a.answer - had).max(1);
-                rank.waiting.push_front(Request {
+                rank.waiting.push_front(WaitingRequest {
                     asked: 0.0,
                     prompt,
                     done: 0,
@@ -354,8 +367,8 @@ impl<'a> Play<'a> {
             Some(k) if self.ranks.len() == 1 => k,
             _ => {
                 let at = |context: f64| {
-                    let answers = Tokens::answers(count as f64, context);
-                    self.seconds(&Step { answers, all: all as f64, ..Step::default() })
+                    let answers = StepTokens::answers(count as f64, context);
+                    self.seconds(&ServerStep { answers, all: all as f64, ..ServerStep::default() })
                 };
                 let far = (self.load.traffic.prompt + self.load.traffic.answer) as f64;
                 let (near, far_seconds) = (at(1.0), at(far));
@@ -410,12 +423,12 @@ mod tests {
         Software { name: "plain".into(), version: String::new(), step_ms: 0.0, request_ms: 0.0, rounds: 1, reserves }
     }
 
-    fn load(batch: usize, rounds: usize) -> Load {
+    fn load(batch: usize, rounds: usize) -> ClosedLoop {
         let traffic = Traffic { prompt: 1024, answer: 64, batch };
-        Load { traffic, shortest: 1.0, rounds, step_tokens: 8192, cache_tokens: 1e9, hold: None }
+        ClosedLoop { traffic, shortest: 1.0, rounds, step_tokens: 8192, cache_tokens: 1e9, hold: None }
     }
 
-    fn played(load: &Load, software: &Software) -> Seen {
+    fn played(load: &ClosedLoop, software: &Software) -> ClientLatency {
         let reading = crate::accuracy::tests::reading("Meta-Llama-3.1-8B");
         let machine = Machine::find("H100", Precision::Bf16).unwrap().in_a_server();
         let l = ServeLayout {
@@ -451,26 +464,29 @@ mod tests {
         // 8 prompts fill a step, so there are 8 of them, and a client waits for half of them and its own.
         let ratio = first.ttft / (8.0 * alone.ttft);
         assert!((3.9..5.5).contains(&ratio), "{ratio}");
-        let spread = Load { shortest: 0.5, ..load(64, 20) };
+        let spread = ClosedLoop { shortest: 0.5, ..load(64, 20) };
         assert!(played(&spread, &plain(false)).ttft < 0.5 * first.ttft);
     }
 
     #[test]
     fn a_full_cache_makes_clients_wait_or_takes_answers_back() {
-        let full = Load { cache_tokens: 20.0 * 1088.0, ..load(64, 4) };
+        let full = ClosedLoop { cache_tokens: 20.0 * 1088.0, ..load(64, 4) };
         let (free, kept) = (played(&load(64, 4), &plain(true)), played(&full, &plain(true)));
         assert!(kept.ttft > 2.0 * free.ttft && kept.tpot < free.tpot, "{kept:?} {free:?}");
         // Without promises more begin, and some begin again.
-        let taken_back = played(&Load { cache_tokens: 20.0 * 1040.0, ..full }, &plain(false));
+        let taken_back = played(&ClosedLoop { cache_tokens: 20.0 * 1040.0, ..full }, &plain(false));
         assert!(taken_back.tokens_per_second > 0.5 * kept.tokens_per_second, "{taken_back:?} {kept:?}");
         assert!(taken_back.tokens_per_second < free.tokens_per_second);
     }
 
     #[test]
     fn prompts_that_wait_for_others_come_that_many_steps_later() {
-        let spread = Load { shortest: 0.5, ..load(4, 50) };
+        let spread = ClosedLoop { shortest: 0.5, ..load(4, 50) };
         let at_once = played(&spread, &plain(false));
-        let held = played(&Load { hold: Some(Hold { steps: 10, tokens: Some(1 << 20) }), ..spread }, &plain(false));
+        let held = played(
+            &ClosedLoop { hold: Some(PromptHold { steps: 10, tokens: Some(1 << 20) }), ..spread },
+            &plain(false),
+        );
         let steps = (held.ttft - at_once.ttft) / at_once.tpot;
         assert!((5.0..12.0).contains(&steps), "{steps}");
         assert!(held.tpot <= 1.01 * at_once.tpot);

@@ -5,8 +5,8 @@ mod benchmark;
 mod point;
 mod software;
 
-pub use benchmark::{Hold, Load, Seen, benchmark};
-pub use point::{Point, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
+pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark};
+pub use point::{OperatingPoint, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
 pub use software::Software;
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.
@@ -20,7 +20,7 @@ pub fn dollars_per_million(price: f64, gpus: usize, tokens_per_second: f64) -> f
     price * gpus as f64 / 3600.0 / tokens_per_second * 1e6
 }
 
-/// Tokens that a verification yields on average when `drafts` are proposed and each is accepted with `acceptance` given
+/// StepTokens that a verification yields on average when `drafts` are proposed and each is accepted with `acceptance` given
 /// that those before it were (Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding",
 /// equation 1).
 pub fn speculated_tokens(acceptance: f64, drafts: usize) -> f64 {

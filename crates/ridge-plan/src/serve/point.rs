@@ -34,9 +34,9 @@ impl ServeLayout {
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Traffic {
-    /// Tokens of a prompt.
+    /// StepTokens of a prompt.
     pub prompt: usize,
-    /// Tokens of an answer.
+    /// StepTokens of an answer.
     pub answer: usize,
     /// Sequences under way on each replica of attention.
     pub batch: usize,
@@ -44,7 +44,7 @@ pub struct Traffic {
 
 /// What a server does at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Point {
+pub struct OperatingPoint {
     /// Seconds to the first token.
     pub ttft: f64,
     /// Seconds for each token behind it.
@@ -65,29 +65,29 @@ pub struct Point {
 const KERNEL: f64 = 1.95e-6;
 /// Seconds of the kernels that choose experts, sort tokens by them and add what they return, of a layer.
 const ROUTING: f64 = 35e-6;
-/// Tokens of a batch choose alike: they reach as many experts as this power of them that chose each for itself.
+/// StepTokens of a batch choose alike: they reach as many experts as this power of them that chose each for itself.
 const ALIKE: f64 = 0.6;
 /// Kernels that an op of the graph becomes, casts and tables included.
 const KERNELS_PER_OP: f64 = 1.0;
 /// Seconds of scheduler, sampling and detokenising that a step does not hide.
 pub(super) const HOST: f64 = 0.7e-3;
-/// Tokens of a prompt that one step takes at most.
+/// StepTokens of a prompt that one step takes at most.
 const CHUNK: usize = 8192;
 
-/// Tokens that attend alike: those of prompts, or the single tokens of answers.
+/// StepTokens that attend alike: those of prompts, or the single tokens of answers.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tokens {
-    /// Tokens.
+pub(super) struct StepTokens {
+    /// StepTokens.
     pub tokens: f64,
     /// Sequences.
     pub sequences: f64,
     /// (query, key) pairs, of all sequences.
     pub pairs: f64,
-    /// Tokens of all sequences in the cache, these among them.
+    /// StepTokens of all sequences in the cache, these among them.
     pub cached: f64,
 }
 
-impl Tokens {
+impl StepTokens {
     /// A token of each of `sequences` answers, which see `context` tokens each.
     pub(super) fn answers(sequences: f64, context: f64) -> Self {
         let seen = sequences * context;
@@ -107,24 +107,24 @@ impl Tokens {
 
 /// What one step computes on the busiest replica of attention.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Step {
-    /// Tokens of prompts.
-    pub prompts: Tokens,
-    /// Tokens of answers, whose attention is the reading of their caches.
-    pub answers: Tokens,
+pub(super) struct ServerStep {
+    /// StepTokens of prompts.
+    pub prompts: StepTokens,
+    /// StepTokens of answers, whose attention is the reading of their caches.
+    pub answers: StepTokens,
     /// Prompts that end, whose logits are needed.
     pub ends: f64,
-    /// Tokens of all replicas of attention, which share the experts.
+    /// StepTokens of all replicas of attention, which share the experts.
     pub all: f64,
 }
 
-impl Step {
+impl ServerStep {
     fn tokens(&self) -> f64 {
         self.prompts.tokens + self.answers.tokens
     }
 }
 
-fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &Tokens, decode: bool) -> f64 {
+fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &StepTokens, decode: bool) -> f64 {
     if of.tokens == 0.0 {
         return 0.0;
     }
@@ -144,7 +144,7 @@ fn attention_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, of: &Tokens, dec
     (flops / cut / (m.peak_16 * share)).max(bytes / m.stream)
 }
 
-fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
+fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &ServerStep) -> f64 {
     let tp = if op.cut { l.tp as f64 } else { 1.0 };
     let bytes = l.weights.bits() / 8.0;
     match op.class {
@@ -177,7 +177,7 @@ fn op_seconds(m: &Machine, l: &ServeLayout, op: &OpWork, step: &Step) -> f64 {
 }
 
 /// Seconds of a step on the device.
-pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &Step) -> f64 {
+pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &ServerStep) -> f64 {
     let hidden = reading.hidden as f64;
     let tokens = step.tokens();
     let mut total = 0.0;
@@ -211,9 +211,9 @@ pub(super) fn seconds(reading: &Reading, m: &Machine, l: &ServeLayout, step: &St
 
 /// Seconds of a step that adds one token to each of `batch` sequences of `context` tokens.
 pub fn decode_step(reading: &Reading, m: &Machine, l: &ServeLayout, batch: usize, context: usize) -> f64 {
-    let answers = Tokens::answers(batch as f64, context as f64);
+    let answers = StepTokens::answers(batch as f64, context as f64);
     let all = (batch * l.attention_dp) as f64;
-    seconds(reading, m, l, &Step { answers, all, ..Step::default() }) + HOST
+    seconds(reading, m, l, &ServerStep { answers, all, ..ServerStep::default() }) + HOST
 }
 
 /// Seconds of a prompt of `prompt` tokens alone.
@@ -221,10 +221,10 @@ pub fn prefill(reading: &Reading, m: &Machine, l: &ServeLayout, prompt: usize) -
     let (mut total, mut done) = (0.0, 0);
     while done < prompt {
         let chunk = CHUNK.min(prompt - done);
-        let prompts = Tokens::default().and_prompt(chunk as f64, done as f64);
+        let prompts = StepTokens::default().and_prompt(chunk as f64, done as f64);
         // Each replica of attention takes in a prompt of its own.
         let all = (chunk * l.attention_dp) as f64;
-        total += seconds(reading, m, l, &Step { prompts, ends: 1.0, all, ..Step::default() });
+        total += seconds(reading, m, l, &ServerStep { prompts, ends: 1.0, all, ..ServerStep::default() });
         done += chunk;
     }
     total + HOST
@@ -232,7 +232,7 @@ pub fn prefill(reading: &Reading, m: &Machine, l: &ServeLayout, prompt: usize) -
 
 /// Prompts and answers on the same GPUs: while a sequence gets its answer, as many prompts as there are sequences are
 /// taken in, one for each that ends.
-pub fn aggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic) -> Point {
+pub fn aggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic) -> OperatingPoint {
     let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
     let alone = prefill(reading, m, l, t.prompt);
     let disturbed = (t.batch as f64 - 1.0) / t.answer as f64 * (alone - HOST);
@@ -245,7 +245,13 @@ pub fn aggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic) 
 
 /// Prompts on GPUs of their own, whose caches are sent to those that answer. `prefill_gpus` replicas of `l` take prompts
 /// for one that answers; the slower side bounds the throughput.
-pub fn disaggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic, prefill_replicas: usize) -> Point {
+pub fn disaggregated(
+    reading: &Reading,
+    m: &Machine,
+    l: &ServeLayout,
+    t: &Traffic,
+    prefill_replicas: usize,
+) -> OperatingPoint {
     let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
     let alone = prefill(reading, m, l, t.prompt);
     let cache: f64 = reading.states.iter().map(|g| (g.bytes_per_token * t.prompt + g.bytes_per_sequence) as f64).sum();
@@ -260,9 +266,17 @@ pub fn disaggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffi
     point
 }
 
-fn finish(t: &Traffic, l: &ServeLayout, ttft: f64, tpot: f64, decode_step: f64, prefill: f64, gpus: usize) -> Point {
+fn finish(
+    t: &Traffic,
+    l: &ServeLayout,
+    ttft: f64,
+    tpot: f64,
+    decode_step: f64,
+    prefill: f64,
+    gpus: usize,
+) -> OperatingPoint {
     let request = ttft + tpot * (t.answer as f64 - 1.0);
     let requests_per_second = (t.batch * l.attention_dp) as f64 / request;
     let tokens_per_second = requests_per_second * t.answer as f64;
-    Point { ttft, tpot, tokens_per_second, requests_per_second, gpus, decode_step, prefill }
+    OperatingPoint { ttft, tpot, tokens_per_second, requests_per_second, gpus, decode_step, prefill }
 }

@@ -24,12 +24,12 @@ pub struct Software {
 }
 
 #[derive(Deserialize)]
-struct Table {
+struct SoftwareTable {
     software: Vec<Software>,
 }
 
 static TABLE: LazyLock<Vec<Software>> = LazyLock::new(|| {
-    let table: Table =
+    let table: SoftwareTable =
         toml::from_str(include_str!("software.toml")).expect("the embedded table parses, as a test shows");
     table.software
 });

@@ -3,16 +3,16 @@
 use std::sync::LazyLock;
 
 use ridge_hw::spec::DeviceSpec;
-use ridge_hw::topology::{Matrix, Way};
+use ridge_hw::topology::{Matrix, PathType};
 use serde::{Deserialize, Serialize};
 
 use crate::error::PlanError;
 
 #[derive(Deserialize)]
-struct File {
+struct PathRateFile {
     nvlink: Vec<NvLink>,
-    ways: Ways,
-    sources: Sources,
+    ways: PcieShares,
+    sources: PathRateSources,
 }
 
 #[derive(Deserialize)]
@@ -24,7 +24,7 @@ struct NvLink {
 }
 
 #[derive(Deserialize)]
-struct Ways {
+struct PcieShares {
     pix: f64,
     pxb: f64,
     phb: f64,
@@ -33,11 +33,11 @@ struct Ways {
 }
 
 #[derive(Deserialize)]
-struct Sources {
+struct PathRateSources {
     links: String,
 }
 
-static TABLE: LazyLock<File> =
+static TABLE: LazyLock<PathRateFile> =
     LazyLock::new(|| toml::from_str(include_str!("links.toml")).expect("the embedded table parses, as a test shows"));
 
 /// Where the rates come from.
@@ -72,7 +72,7 @@ impl Rates {
                 (name.clone(), other(name).or_else(|| other("other")))
             }
             None => {
-                let links = |way: &Way| if let Way::NvLink(n) = way { *n } else { 0 };
+                let links = |way: &PathType| if let PathType::NvLink(n) = way { *n } else { 0 };
                 let most = matrix.between.iter().flatten().map(links).max().unwrap_or(0);
                 // Of those that have 18, Hopper: more machines are.
                 let fits = |n: &&NvLink| n.links == most && n.link < 40e9;
@@ -93,16 +93,16 @@ impl Rates {
     }
 
     /// Of a way that nobody shares.
-    pub fn of(&self, way: Way) -> f64 {
+    pub fn of(&self, way: PathType) -> f64 {
         let ways = &TABLE.ways;
         match way {
-            Way::X => f64::INFINITY,
-            Way::NvLink(links) => f64::from(links) * self.nvlink,
-            Way::Pix => self.pcie * ways.pix,
-            Way::Pxb => self.pcie * ways.pxb,
-            Way::Phb => self.pcie * ways.phb,
-            Way::Node => self.pcie * ways.node,
-            Way::Sys => self.sys.min(self.pcie * ways.node),
+            PathType::X => f64::INFINITY,
+            PathType::NvLink(links) => f64::from(links) * self.nvlink,
+            PathType::Pix => self.pcie * ways.pix,
+            PathType::Pxb => self.pcie * ways.pxb,
+            PathType::Phb => self.pcie * ways.phb,
+            PathType::Node => self.pcie * ways.node,
+            PathType::Sys => self.sys.min(self.pcie * ways.node),
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::cmp::Ordering;
 
-use ridge_hw::topology::{Matrix, Way};
+use ridge_hw::topology::{Matrix, PathType};
 use serde::Serialize;
 
-use super::{Axis, Degrees, Rates};
+use super::degrees::{Degrees, ParallelAxis};
+use super::links::Rates;
 
 /// A rank's place in its node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,7 +22,7 @@ pub struct Seat {
     /// Device of the network card that it sends through, if the matrix has any.
     pub nic: Option<String>,
     /// The way to that card.
-    pub to_nic: Option<Way>,
+    pub to_nic: Option<PathType>,
     /// Bytes per second to other nodes, one way.
     pub port: f64,
 }
@@ -30,13 +31,13 @@ pub struct Seat {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AxisUse {
     /// Which.
-    pub axis: Axis,
+    pub axis: ParallelAxis,
     /// Ranks of a group.
     pub degree: usize,
     /// Ranks of a group that share a node.
     pub in_node: usize,
     /// The longest way between ranks of a group in a node; `None` where none share one.
-    pub way: Option<Way>,
+    pub way: Option<PathType>,
     /// Groups of a node that send between NUMA nodes at a time, and share that link.
     pub sharing: usize,
     /// Bytes per second of the slowest group, one way.
@@ -47,8 +48,8 @@ pub struct AxisUse {
 
 /// Ranks at their places.
 #[derive(Clone, Debug, Serialize)]
-pub struct Placement {
-    /// Places of a node, by rank.
+pub struct RankPlacement {
+    /// PlacementSearch of a node, by rank.
     pub seats: Vec<Seat>,
     /// What each axis above one has, the busiest first.
     pub axes: Vec<AxisUse>,
@@ -62,12 +63,12 @@ const ALL_ORDERS: usize = 8;
 
 /// Are all ways between GPUs the same?
 fn alike(matrix: &Matrix) -> bool {
-    let mut ways = matrix.between.iter().flatten().filter(|w| **w != Way::X);
+    let mut ways = matrix.between.iter().flatten().filter(|w| **w != PathType::X);
     ways.next().is_none_or(|first| ways.all(|w| w == first))
 }
 
 /// A layout and a machine, before GPUs are chosen.
-pub(super) struct Places<'a> {
+pub(super) struct PlacementSearch<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) rates: &'a Rates,
     pub(super) degrees: Degrees,
@@ -76,7 +77,7 @@ pub(super) struct Places<'a> {
     pub(super) nodes: usize,
 }
 
-/// Ranks between neighbours, by the order of [`Axis::ALL`].
+/// Ranks between neighbours, by the order of [`ParallelAxis::ALL`].
 type Strides = [usize; 5];
 
 /// The slowest group's rate, then the sum of all groups' times of a byte.
@@ -95,9 +96,9 @@ fn compare(a: &Score, b: &Score) -> Ordering {
     Ordering::Equal
 }
 
-impl Places<'_> {
+impl PlacementSearch<'_> {
     fn strides(&self) -> Strides {
-        Axis::ALL.map(|axis| self.degrees.stride(axis))
+        ParallelAxis::ALL.map(|axis| self.degrees.stride(axis))
     }
 
     fn strides_reversed(&self) -> Strides {
@@ -107,7 +108,7 @@ impl Places<'_> {
     }
 
     /// The GPUs that serve the axes best, the busiest first; of equals those with lower numbers.
-    pub(super) fn best(&self) -> Placement {
+    pub(super) fn best(&self) -> RankPlacement {
         let strides = self.strides();
         let mut best: Vec<usize> = (0..self.matrix.gpus.len()).collect();
         let mut score = self.score(&best, &strides);
@@ -145,14 +146,14 @@ impl Places<'_> {
     }
 
     /// The best places of ranks that are numbered from the quietest axis.
-    pub(super) fn reversed(&self) -> Placement {
+    pub(super) fn reversed(&self) -> RankPlacement {
         let strides = self.strides_reversed();
         let all = (0..self.matrix.gpus.len()).collect();
         self.placement(&self.improved(all, &strides, Ordering::Greater), &strides)
     }
 
     /// The worst places.
-    pub(super) fn shuffled(&self) -> Placement {
+    pub(super) fn shuffled(&self) -> RankPlacement {
         let strides = self.strides();
         let all = (0..self.matrix.gpus.len()).collect();
         self.placement(&self.improved(all, &strides, Ordering::Less), &strides)
@@ -216,13 +217,13 @@ impl Places<'_> {
 
     fn score(&self, gpus: &[usize], strides: &Strides) -> Score {
         let ports = self.ports(gpus);
-        let axes = Axis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
+        let axes = ParallelAxis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
         axes.map(|(axis, &stride)| self.axis(axis, stride, gpus, &ports).1).collect()
     }
 
-    fn placement(&self, gpus: &[usize], strides: &Strides) -> Placement {
+    fn placement(&self, gpus: &[usize], strides: &Strides) -> RankPlacement {
         let ports = self.ports(gpus);
-        let axes = Axis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
+        let axes = ParallelAxis::ALL.into_iter().zip(strides).filter(|(axis, _)| self.degrees.of(*axis) > 1);
         let axes = axes.map(|(axis, &stride)| self.axis(axis, stride, gpus, &ports).0).collect();
         let seat = |(rank, (&gpu, port)): (usize, (&usize, &Port))| {
             let of = &self.matrix.gpus[gpu];
@@ -236,7 +237,7 @@ impl Places<'_> {
                 port: port.rate,
             }
         };
-        Placement { seats: gpus[..self.local].iter().zip(&ports).enumerate().map(seat).collect(), axes }
+        RankPlacement { seats: gpus[..self.local].iter().zip(&ports).enumerate().map(seat).collect(), axes }
     }
 
     /// The card of each place: the nearest, and of those the one that fewest have.
@@ -260,7 +261,7 @@ impl Places<'_> {
     }
 
     /// What an axis has, and its score.
-    fn axis(&self, axis: Axis, stride: usize, gpus: &[usize], ports: &[Port]) -> (AxisUse, (f64, f64)) {
+    fn axis(&self, axis: ParallelAxis, stride: usize, gpus: &[usize], ports: &[Port]) -> (AxisUse, (f64, f64)) {
         let (degree, ranks) = (self.degrees.of(axis), self.local * self.nodes);
         // Groups that begin in the first node stand for all: nodes are alike. Of several that have the same places there
         // one is enough.
@@ -275,14 +276,14 @@ impl Places<'_> {
             }
         }
         let node_of = |rank: usize| rank / self.local;
-        let mut inside: Vec<(f64, Option<Way>)> = Vec::new();
+        let mut inside: Vec<(f64, Option<PathType>)> = Vec::new();
         for group in &groups {
             // The part of it that lies in its first node.
             let here: Vec<usize> =
                 group.iter().filter(|r| node_of(**r) == node_of(group[0])).map(|r| gpus[r % self.local]).collect();
             inside.push(self.ring(axis, &here));
         }
-        let across = |way: &Option<Way>| *way == Some(Way::Sys);
+        let across = |way: &Option<PathType>| *way == Some(PathType::Sys);
         let of_first = |i: usize| node_of(groups[i][0]) == 0;
         let sharing = (0..groups.len()).filter(|&i| of_first(i) && across(&inside[i].1)).count();
         let (mut worst, mut time): (f64, f64) = (f64::INFINITY, 0.0);
@@ -294,7 +295,7 @@ impl Places<'_> {
                 let port = |r: &usize| ports[r % self.local].rate;
                 let slowest = group.iter().map(port).fold(f64::INFINITY, f64::min);
                 // Each rank of a node has its card and sends a part of what the node sends; a stage has one neighbour.
-                let senders = if axis == Axis::Pp { 1 } else { here };
+                let senders = if axis == ParallelAxis::Pp { 1 } else { here };
                 rate = rate.min(slowest * senders as f64);
                 rail &= stride.is_multiple_of(self.local) || self.local.is_multiple_of(stride * here);
             }
@@ -308,26 +309,27 @@ impl Places<'_> {
     }
 
     /// Rate and longest way of a ring over these GPUs, the best there is; of all pairs if each sends to each.
-    fn ring(&self, axis: Axis, gpus: &[usize]) -> (f64, Option<Way>) {
+    fn ring(&self, axis: ParallelAxis, gpus: &[usize]) -> (f64, Option<PathType>) {
         if gpus.len() < 2 {
             return (f64::INFINITY, None);
         }
         let way = |a: usize, b: usize| self.matrix.between[a][b];
-        let rate = |w: Way| self.rates.of(w);
-        let slower = |a: Way, b: Way| if rate(b) < rate(a) { b } else { a };
+        let rate = |w: PathType| self.rates.of(w);
+        let slower = |a: PathType, b: PathType| if rate(b) < rate(a) { b } else { a };
         let neighbours = gpus.windows(2).map(|w| way(w[0], w[1])).reduce(slower);
         let longest = match axis {
             // Each to each.
-            Axis::Ep => {
+            ParallelAxis::Ep => {
                 let pairs = (0..gpus.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
                 pairs.map(|(i, j)| way(gpus[i], gpus[j])).reduce(slower)
             }
             // Stages stand in their order.
-            Axis::Pp => neighbours,
+            ParallelAxis::Pp => neighbours,
             _ if gpus.len() == 2 => neighbours,
             _ if gpus.len() <= ALL_RINGS => {
-                let mut rates: Vec<Way> = gpus.iter().flat_map(|&a| gpus.iter().map(move |&b| way(a, b))).collect();
-                rates.retain(|w| *w != Way::X);
+                let mut rates: Vec<PathType> =
+                    gpus.iter().flat_map(|&a| gpus.iter().map(move |&b| way(a, b))).collect();
+                rates.retain(|w| *w != PathType::X);
                 rates.sort_by(|a, b| rate(*b).total_cmp(&rate(*a)));
                 rates.dedup();
                 rates.into_iter().find(|least| {

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// A run to a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Run {
+pub struct TrainingRun {
     /// Days of training, without failures.
     pub days: f64,
     /// Days with failures, restarts and checkpoints.
@@ -15,7 +15,7 @@ pub struct Run {
     pub dollars: f64,
 }
 
-impl Run {
+impl TrainingRun {
     /// A run of `tokens` at `tokens_per_second` on `gpus` at `price` dollars a GPU hour, of whose time `overhead` more is
     /// lost.
     pub fn new(tokens: f64, tokens_per_second: f64, gpus: usize, price: f64, overhead: f64) -> Self {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn days_and_dollars_follow_from_the_rate() {
-        let run = Run::new(86_400.0 * 1e6 * 10.0, 1e6, 100, 2.0, 0.1);
+        let run = TrainingRun::new(86_400.0 * 1e6 * 10.0, 1e6, 100, 2.0, 0.1);
         assert!((run.days - 10.0).abs() < 1e-9 && (run.gpu_hours - 26_400.0).abs() < 1e-6);
         assert!((run.dollars - 52_800.0).abs() < 1e-6);
     }

@@ -4,7 +4,8 @@
 use ridge_hw::spec::Precision;
 use serde::Serialize;
 
-use super::{Layout, Recompute, Workload};
+use super::layout::{Layout, Recompute};
+use super::workload::Workload;
 use crate::comm::{self, Collective};
 use crate::efficiency::Machine;
 use crate::ledger::rank_parameters;
@@ -42,7 +43,7 @@ pub struct StepTime {
 
 /// Forward times and FLOPs of a micro-batch through a layer.
 #[derive(Clone, Copy, Default)]
-struct Pass {
+struct LayerPass {
     /// Products.
     products: f64,
     /// Attention.
@@ -55,7 +56,7 @@ struct Pass {
     attention_flops: f64,
 }
 
-struct At<'a> {
+struct RankStep<'a> {
     machine: &'a Machine,
     layout: &'a Layout,
     work: &'a Workload,
@@ -64,7 +65,7 @@ struct At<'a> {
     tp: f64,
 }
 
-impl At<'_> {
+impl RankStep<'_> {
     /// (query, key) pairs of a micro-batch on a rank of context parallelism. Attention that is not fused multiplies
     /// those above the diagonal too.
     fn pairs(&self, op: &OpWork) -> f64 {
@@ -77,7 +78,7 @@ impl At<'_> {
         b * seen / self.layout.cp as f64
     }
 
-    fn op(&self, op: &OpWork, hidden: f64, pass: &mut Pass) {
+    fn op(&self, op: &OpWork, hidden: f64, pass: &mut LayerPass) {
         let m = self.machine;
         let share = if op.cut { self.tp } else { 1.0 };
         match op.class {
@@ -136,8 +137,8 @@ impl At<'_> {
         }
     }
 
-    fn layer(&self, layer: &LayerWork, hidden: f64) -> Pass {
-        let mut pass = Pass::default();
+    fn layer(&self, layer: &LayerWork, hidden: f64) -> LayerPass {
+        let mut pass = LayerPass::default();
         for op in &layer.ops {
             self.op(op, hidden, &mut pass);
         }
@@ -169,7 +170,7 @@ fn in_8_bits(work: &Workload) -> bool {
 /// Time of a step of `work` on `reading`, divided by `layout`, which must divide it.
 pub fn step_time(reading: &Reading, machine: &Machine, layout: &Layout, work: &Workload) -> StepTime {
     let tokens = (layout.micro_batch * work.seq) as f64 / layout.cp as f64;
-    let at = At { machine, layout, work, tokens, tp: layout.tp as f64 };
+    let at = RankStep { machine, layout, work, tokens, tp: layout.tp as f64 };
     let hidden = reading.hidden as f64;
     let (mut forward, mut backward, mut again, mut exposed) = (0.0, 0.0, 0.0, 0.0);
     let (mut flops, mut attention_flops, mut flops_again) = (0.0, 0.0, 0.0);

@@ -8,20 +8,20 @@ use ridge_text::ChatInput;
 use ridge_text::template::Clock;
 use serde_json::{Map, Value, json};
 
-use super::router::Caller;
+use super::caller::Caller;
 use super::submit::{Echo, Head, fitted, submit, told, usage, with_ending};
-use crate::answers::{Usage, Whole};
+use crate::answers::{TokenUsage, WholeAnswer};
 use crate::app::{App, new_id, unix_now};
-use crate::choice::{Apart, Piece, Told};
+use crate::choice::{AnswerPiece, OutputParsing, Told};
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::reasoning::Reasoning;
 use crate::sse::{self, Chunks};
-use crate::tools::{Parser, Part, Style};
+use crate::tools::{ToolCallParser, ToolCallStyle, ToolOutputPart};
 use crate::wire::chat::{self, ChatRequest, ToolChoice};
 use crate::wire::sampling::check_model;
 
 /// A request that is ready for the engine.
-struct Prepared {
+struct PreparedChat {
     request: ChatRequest,
     prompt: Vec<u32>,
     /// The end of the prompt as text.
@@ -34,7 +34,7 @@ struct Prepared {
 /// How calls are found.
 #[derive(Clone)]
 struct Calls {
-    style: Style,
+    style: ToolCallStyle,
     names: Vec<String>,
     most: Option<usize>,
     /// Ids of calls as the model's template wants them: Mistral's has nine characters.
@@ -66,7 +66,7 @@ pub(super) fn render(app: &App, request: &ChatRequest) -> ApiResult<(String, Str
     Ok((app.model.templates.render(None, &input)?.text, source))
 }
 
-fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
+fn prepare(app: &App, body: &[u8]) -> ApiResult<PreparedChat> {
     let request = chat::read(body)?;
     check_model(request.common.model.as_deref(), &app.model.name)?;
     let (text, source) = render(app, &request)?;
@@ -76,7 +76,7 @@ fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
     let forced = matches!(request.choice, ToolChoice::Required | ToolChoice::Named(_));
     let thinks = request.separate_reasoning && !forced && Reasoning::is_known_to(&source);
     let end = text.chars().rev().take(64).collect::<Vec<_>>().into_iter().rev().collect();
-    Ok(Prepared { request, prompt, end, calls, thinks })
+    Ok(PreparedChat { request, prompt, end, calls, thinks })
 }
 
 /// How calls are found in the answers to a request, if it has tools.
@@ -84,12 +84,12 @@ fn calls(request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
     if request.tools.is_empty() {
         return Ok(None);
     }
-    let of_model = Style::of_template(source);
-    let short_ids = of_model == Some(Style::Mistral);
+    let of_model = ToolCallStyle::of_template(source);
+    let short_ids = of_model == Some(ToolCallStyle::Mistral);
     let style = match &request.choice {
         ToolChoice::None => return Ok(None),
-        ToolChoice::Required => Style::Array,
-        ToolChoice::Named(name) => Style::Arguments(name.clone()),
+        ToolChoice::Required => ToolCallStyle::Array,
+        ToolChoice::Named(name) => ToolCallStyle::Arguments(name.clone()),
         ToolChoice::Auto => of_model.ok_or_else(|| {
             let why = "the model's chat template writes calls in no style that this server reads (Llama 3, Hermes and Qwen, \
                        Mistral); set tool_choice to none, required or a tool";
@@ -104,21 +104,21 @@ fn calls(request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
 pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiResult<Response<Body>> {
     app.engine()?;
     let prepared = app.blocking(move |app| prepare(app, &body)).await?;
-    let Prepared { request, prompt, end, calls, thinks } = prepared;
+    let PreparedChat { request, prompt, end, calls, thinks } = prepared;
     let common = request.common;
     caller.log(app, &common, prompt.len());
-    let apart = || Apart {
+    let apart = || OutputParsing {
         reasoning: thinks.then(|| Reasoning::after(&end)),
-        parser: calls.as_ref().map(|c| Parser::new(c.style.clone(), c.names.clone())),
+        parser: calls.as_ref().map(|c| ToolCallParser::new(c.style.clone(), c.names.clone())),
         most_calls: calls.as_ref().and_then(|c| c.most),
         // A call that the client named is an answer like any other, as with OpenAI.
-        calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, Style::Arguments(_))),
+        calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, ToolCallStyle::Arguments(_))),
     };
     let prompts = [prompt];
     let mut answers = submit(app, caller, &common, &prompts, common.n, Echo::default(), apart).await?;
     let [prompt] = prompts;
     let object = if common.stream { "chat.completion.chunk" } else { "chat.completion" };
-    let mut writer = Writer {
+    let mut writer = ChatWriter {
         head: Head { id: new_id("chatcmpl-"), object, created: unix_now(), model: app.model.name.clone() },
         n: common.n,
         tell: common.sampling.logprobs.is_some(),
@@ -140,7 +140,7 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
 }
 
 /// Writes answers in the form of chats.
-struct Writer {
+struct ChatWriter {
     head: Head,
     n: usize,
     tell: bool,
@@ -150,13 +150,13 @@ struct Writer {
     short_ids: bool,
 }
 
-impl Writer {
+impl ChatWriter {
     fn call_id(&self) -> String {
         let id = new_id("");
         if self.short_ids { id[..9].to_owned() } else { format!("call_{id}") }
     }
 
-    fn whole(&self, index: usize, whole: Whole) -> Value {
+    fn whole(&self, index: usize, whole: WholeAnswer) -> Value {
         let mut message = Map::new();
         message.insert("role".to_owned(), json!("assistant"));
         let content = if whole.text.is_empty() && !whole.calls.is_empty() { Value::Null } else { json!(whole.text) };
@@ -198,7 +198,7 @@ fn logprobs(all: &[Told]) -> Value {
     json!({ "content": all.iter().map(each).collect::<Vec<_>>(), "refusal": null })
 }
 
-impl Chunks for Writer {
+impl Chunks for ChatWriter {
     fn first(&mut self) -> Vec<Value> {
         let first = |index: usize| {
             let delta = json!({ "role": "assistant", "content": "" });
@@ -212,7 +212,7 @@ impl Chunks for Writer {
         (0..self.n).map(first).collect()
     }
 
-    fn piece(&mut self, index: usize, piece: Piece, _: Usage) -> Vec<Value> {
+    fn piece(&mut self, index: usize, piece: AnswerPiece, _: TokenUsage) -> Vec<Value> {
         let mut delta = Map::new();
         if !piece.reasoning.is_empty() {
             delta.insert("reasoning_content".to_owned(), json!(piece.reasoning));
@@ -220,13 +220,15 @@ impl Chunks for Writer {
         if !piece.text.is_empty() {
             delta.insert("content".to_owned(), json!(piece.text));
         }
-        let call = |part: &Part| match part {
-            Part::Call { index, name } => {
+        let call = |part: &ToolOutputPart| match part {
+            ToolOutputPart::Call { index, name } => {
                 let function = json!({ "name": name, "arguments": "" });
                 Some(json!({ "index": index, "id": self.call_id(), "type": "function", "function": function }))
             }
-            Part::Arguments { index, json } => Some(json!({ "index": index, "function": { "arguments": json } })),
-            Part::Text(_) => None,
+            ToolOutputPart::Arguments { index, json } => {
+                Some(json!({ "index": index, "function": { "arguments": json } }))
+            }
+            ToolOutputPart::Text(_) => None,
         };
         let calls: Vec<Value> = piece.calls.iter().filter_map(call).collect();
         if !calls.is_empty() {
@@ -240,7 +242,7 @@ impl Chunks for Writer {
         vec![self.chunk(with_ending(choice, piece.ending.as_ref()))]
     }
 
-    fn last(&mut self, all: Usage) -> Vec<Value> {
+    fn last(&mut self, all: TokenUsage) -> Vec<Value> {
         if !self.include_usage {
             return Vec::new();
         }

@@ -6,49 +6,49 @@ use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::router::Caller;
+use super::caller::Caller;
 use super::submit::{Echo, Head, finite, fitted, submit, usage, with_ending};
-use crate::answers::{Usage, Whole};
+use crate::answers::{TokenUsage, WholeAnswer};
 use crate::app::{App, new_id, unix_now};
-use crate::choice::{Apart, Piece, Told};
+use crate::choice::{AnswerPiece, OutputParsing, Told};
 use crate::error::{ApiResult, json_response};
 use crate::sse::{self, Chunks};
-use crate::wire::completion::{self, CompletionRequest, Prompt};
+use crate::wire::completion::{self, CompletionRequest, PromptInput};
 use crate::wire::sampling::check_model;
 
 /// A request that is ready for the engine: its prompts' tokens, and their texts if they are given back.
-struct Prepared {
+struct PreparedCompletion {
     request: CompletionRequest,
     prompts: Vec<Vec<u32>>,
     echoes: Vec<String>,
 }
 
-fn prepare(app: &App, body: &[u8]) -> ApiResult<Prepared> {
+fn prepare(app: &App, body: &[u8]) -> ApiResult<PreparedCompletion> {
     let request = completion::read(body)?;
     check_model(request.common.model.as_deref(), &app.model.name)?;
     let (mut prompts, mut echoes) = (Vec::new(), Vec::new());
     for (i, prompt) in request.prompts.iter().enumerate() {
         let param = if request.prompts.len() == 1 { "prompt".to_owned() } else { format!("prompt[{i}]") };
         let ids = match prompt {
-            Prompt::Text(text) => app.encode(&param, text, request.add_special_tokens)?,
-            Prompt::Ids(ids) => ids.clone(),
+            PromptInput::Text(text) => app.encode(&param, text, request.add_special_tokens)?,
+            PromptInput::Ids(ids) => ids.clone(),
         };
         let ids = fitted(app, &request.common, &param, ids)?;
         if request.echo {
             echoes.push(match (prompt, &app.model.tokenizer) {
-                (Prompt::Text(text), _) => text.clone(),
-                (Prompt::Ids(_), Some(tokenizer)) => tokenizer.decode(&ids, true)?,
-                (Prompt::Ids(_), None) => ids.iter().map(|id| format!("{id} ")).collect(),
+                (PromptInput::Text(text), _) => text.clone(),
+                (PromptInput::Ids(_), Some(tokenizer)) => tokenizer.decode(&ids, true)?,
+                (PromptInput::Ids(_), None) => ids.iter().map(|id| format!("{id} ")).collect(),
             });
         }
         prompts.push(ids);
     }
-    Ok(Prepared { request, prompts, echoes })
+    Ok(PreparedCompletion { request, prompts, echoes })
 }
 
 pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiResult<Response<Body>> {
     app.engine()?;
-    let Prepared { mut request, prompts, echoes } = app.blocking(move |app| prepare(app, &body)).await?;
+    let PreparedCompletion { mut request, prompts, echoes } = app.blocking(move |app| prepare(app, &body)).await?;
     caller.log(app, &request.common, prompts.iter().map(Vec::len).sum());
     let (n, best_of) = (request.common.n, request.best_of);
     let tell = request.common.sampling.logprobs.is_some();
@@ -59,9 +59,9 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
     let head =
         Head { id: new_id("cmpl-"), object: "text_completion", created: unix_now(), model: app.model.name.clone() };
     let echo = Echo { texts: &echoes, told: request.echo && tell };
-    let mut answers = submit(app, caller, &request.common, &prompts, best_of, echo, Apart::default).await?;
+    let mut answers = submit(app, caller, &request.common, &prompts, best_of, echo, OutputParsing::default).await?;
     let common = request.common;
-    let mut writer = Writer {
+    let mut writer = CompletionWriter {
         head,
         n,
         echoes,
@@ -80,12 +80,12 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
             wholes.truncate(n);
         }
         for (j, whole) in wholes.into_iter().enumerate() {
-            let piece = Piece {
+            let piece = AnswerPiece {
                 text: whole.text,
                 logprobs: whole.logprobs,
                 ids: whole.ids,
                 ending: whole.ending,
-                ..Piece::default()
+                ..AnswerPiece::default()
             };
             choices.push(writer.choice(i * n + j, piece, true));
         }
@@ -96,13 +96,13 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
 }
 
 /// The answers to each prompt.
-fn in_chunks(wholes: Vec<Whole>, each: usize) -> impl Iterator<Item = Vec<Whole>> {
+fn in_chunks(wholes: Vec<WholeAnswer>, each: usize) -> impl Iterator<Item = Vec<WholeAnswer>> {
     let mut wholes = wholes.into_iter().peekable();
     std::iter::from_fn(move || wholes.peek().is_some().then(|| wholes.by_ref().take(each).collect()))
 }
 
 /// Writes answers in the form of completions, whole ones and pieces alike.
-struct Writer {
+struct CompletionWriter {
     head: Head,
     /// Answers to each prompt.
     n: usize,
@@ -115,9 +115,9 @@ struct Writer {
     include_usage: bool,
 }
 
-impl Writer {
+impl CompletionWriter {
     /// Choice `index`, whose `piece` is its `first`.
-    fn choice(&mut self, index: usize, piece: Piece, first: bool) -> Value {
+    fn choice(&mut self, index: usize, piece: AnswerPiece, first: bool) -> Value {
         let echo = self.echoes.get(index / self.n).map_or("", String::as_str);
         let text = if first { format!("{echo}{}", piece.text) } else { piece.text };
         let told = self.tell && !piece.logprobs.is_empty();
@@ -157,22 +157,22 @@ fn logprobs(told: &[Told]) -> Value {
     })
 }
 
-impl Chunks for Writer {
+impl Chunks for CompletionWriter {
     fn first(&mut self) -> Vec<Value> {
         if self.echoes.is_empty() && self.ids.is_none() {
             return Vec::new();
         }
         let prompts = self.echoes.len().max(self.ids.as_ref().map_or(0, Vec::len));
-        let choices = (0..prompts * self.n).map(|i| self.choice(i, Piece::default(), true)).collect::<Vec<_>>();
+        let choices = (0..prompts * self.n).map(|i| self.choice(i, AnswerPiece::default(), true)).collect::<Vec<_>>();
         choices.into_iter().map(|choice| self.chunk(vec![choice])).collect()
     }
 
-    fn piece(&mut self, index: usize, piece: Piece, _: Usage) -> Vec<Value> {
+    fn piece(&mut self, index: usize, piece: AnswerPiece, _: TokenUsage) -> Vec<Value> {
         let choice = self.choice(index, piece, false);
         vec![self.chunk(vec![choice])]
     }
 
-    fn last(&mut self, all: Usage) -> Vec<Value> {
+    fn last(&mut self, all: TokenUsage) -> Vec<Value> {
         if !self.include_usage {
             return Vec::new();
         }

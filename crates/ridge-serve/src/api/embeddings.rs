@@ -6,20 +6,20 @@ use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::app::{App, Device};
+use crate::app::{App, ModelWorker};
 use crate::error::{ApiError, ApiResult, json_response};
-use crate::wire::completion::{Prompt, prompts};
-use crate::wire::fields::Fields;
+use crate::wire::completion::{PromptInput, prompts};
+use crate::wire::fields::RequestFields;
 use crate::wire::sampling::check_model;
 
-struct Request {
+struct EmbeddingRequest {
     texts: Vec<Vec<u32>>,
     base64: bool,
     dimensions: Option<usize>,
 }
 
-fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
-    let mut fields = Fields::body(body)?;
+fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<EmbeddingRequest> {
+    let mut fields = RequestFields::body(body)?;
     check_model(fields.text("model")?.as_deref(), &app.model.name)?;
     let input = fields.take("input");
     let inputs = prompts(fields.needed("input", input)?).map_err(renamed)?;
@@ -32,12 +32,12 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
     for (i, input) in inputs.iter().enumerate() {
         let param = if inputs.len() == 1 { "input".to_owned() } else { format!("input[{i}]") };
         let ids = match (input, truncate) {
-            (Prompt::Text(text), None) => app.encode(&param, text, true)?,
-            (Prompt::Text(text), Some(most)) => {
+            (PromptInput::Text(text), None) => app.encode(&param, text, true)?,
+            (PromptInput::Text(text), Some(most)) => {
                 let tokenizer = app.tokenizer(&param)?;
                 tokenizer.encode_truncated(text, most).map_err(|error| ApiError::param(&param, error))?
             }
-            (Prompt::Ids(ids), _) => ids.clone(),
+            (PromptInput::Ids(ids), _) => ids.clone(),
         };
         if ids.is_empty() {
             return Err(ApiError::param(param, "has no tokens"));
@@ -49,7 +49,7 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<Request> {
         }
         texts.push(ids);
     }
-    Ok(Request { texts, base64, dimensions })
+    Ok(EmbeddingRequest { texts, base64, dimensions })
 }
 
 /// What completions call a prompt is an input here.
@@ -59,12 +59,12 @@ fn renamed(error: ApiError) -> ApiError {
 }
 
 pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
-    let Device::Embedder(worker) = &app.worker else {
+    let ModelWorker::Embedder(worker) = &app.worker else {
         let message = format!("{} generates, and this server makes vectors with encoders alone", app.model.name);
         return Err(ApiError::not_found("model_not_supported", message));
     };
     let most = worker.max_tokens.min(app.model.context);
-    let Request { texts, base64, dimensions } = app.blocking(move |app| prepare(app, most, &body)).await?;
+    let EmbeddingRequest { texts, base64, dimensions } = app.blocking(move |app| prepare(app, most, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     app.metrics.prompt_tokens.add(tokens as u64);
     let vectors = worker.embed(texts).await.map_err(renamed)?;

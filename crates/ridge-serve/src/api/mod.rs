@@ -1,6 +1,7 @@
 //! The endpoints. `router` says which there are and what every request goes through; `submit` brings prompts to the
 //! engine for `completions` and `chat`; `embeddings`, `tokens` and `status` are the others.
 
+mod caller;
 mod chat;
 mod completions;
 mod embeddings;

@@ -14,32 +14,14 @@ use axum::routing::{MethodRouter, get, post};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tower_http::cors::{AllowOrigin, CorsLayer};
 
+use super::caller::Caller;
 use super::{chat, completions, embeddings, status, tokens};
 use crate::app::{App, new_id};
 use crate::error::{ApiError, ApiResult};
 use crate::keys::Holder;
 use crate::page;
-use crate::wire::sampling::Common;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Who asks, and under which id.
-#[derive(Clone, Debug)]
-pub(super) struct Caller {
-    pub(super) id: String,
-    pub(super) holder: Holder,
-}
-
-impl Caller {
-    /// Writes what is asked to the log, if that is wanted.
-    pub(super) fn log(&self, app: &App, common: &Common, prompt_tokens: usize) {
-        let user = common.user.as_deref().unwrap_or_default();
-        tracing::debug!(id = self.id, user, prompt_tokens, n = common.n, stream = common.stream, "accepted");
-        if app.options.log_prompts {
-            tracing::info!(id = self.id, sampling = ?common.sampling, max_tokens = common.max_tokens, "settings");
-        }
-    }
-}
 
 /// An endpoint that takes a body.
 macro_rules! takes_body {

@@ -9,11 +9,11 @@ use axum::http::{HeaderValue, Response, StatusCode, header};
 use ridge_engine::service::{BlockUse, Stats};
 use serde_json::{Value, json};
 
-use crate::app::{App, Device};
+use crate::app::{App, ModelWorker};
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::metrics::Gauge;
 use crate::wire::sampling::check_model;
-use crate::worker::Health;
+use crate::worker::EngineHealth;
 
 fn card(app: &App) -> Value {
     json!({
@@ -38,15 +38,15 @@ pub(super) async fn version() -> Response<Body> {
 fn check_health(app: &App) -> ApiResult<()> {
     let dead = || ApiError::unavailable("the engine has stopped; start the server again");
     match &app.worker {
-        Device::Engine(worker) => match worker.health(app.options.stall) {
-            Health::Well => Ok(()),
-            Health::Stalled(since) => {
+        ModelWorker::Engine(worker) => match worker.health(app.options.stall) {
+            EngineHealth::Well => Ok(()),
+            EngineHealth::Stalled(since) => {
                 let seconds = since.as_secs();
                 Err(ApiError::unavailable(format!("there is work, and no step has ended for {seconds} seconds")))
             }
-            Health::Dead => Err(dead()),
+            EngineHealth::Dead => Err(dead()),
         },
-        Device::Embedder(worker) => {
+        ModelWorker::Embedder(worker) => {
             if worker.dead() {
                 Err(dead())
             } else {
@@ -93,8 +93,8 @@ fn gauges(stats: &Stats) -> Vec<Gauge> {
 /// Prometheus' text format.
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     let gauges = match &app.worker {
-        Device::Engine(worker) => gauges(&worker.stats()),
-        Device::Embedder(worker) => {
+        ModelWorker::Engine(worker) => gauges(&worker.stats()),
+        ModelWorker::Embedder(worker) => {
             let help = "Requests that run or wait.";
             vec![Gauge { name: "ridge:num_requests_running", help, counter: false, value: worker.jobs() as f64 }]
         }
@@ -114,7 +114,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
 /// `uptime_s` is the present on the clock of `at_s`.
 pub(super) async fn live(State(app): State<Arc<App>>) -> Response<Body> {
     let state = match &app.worker {
-        Device::Engine(worker) => {
+        ModelWorker::Engine(worker) => {
             let map = worker.blocks().await.map(|blocks| blocks.iter().map(block).collect::<Vec<_>>());
             let s = worker.stats();
             let (recent_steps, recent_answers) = worker.shared.live.to_json();
@@ -125,7 +125,7 @@ pub(super) async fn live(State(app): State<Arc<App>>) -> Response<Body> {
                 "recent_steps": recent_steps, "recent_answers": recent_answers, "uptime_s": worker.uptime().as_secs_f64(),
             })
         }
-        Device::Embedder(worker) => json!({ "running": worker.jobs() }),
+        ModelWorker::Embedder(worker) => json!({ "running": worker.jobs() }),
     };
     json_response(StatusCode::OK, &json!({ "model": app.model.name, "context": app.model.context, "engine": state }))
 }

@@ -6,17 +6,17 @@ use ridge_engine::service::{Constraint, Policy, Request, Targets};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc;
 
-use super::router::Caller;
-use crate::answers::{Answers, Usage};
+use super::caller::Caller;
+use crate::answers::{Answers, TokenUsage};
 use crate::app::App;
-use crate::choice::{Apart, Choice, Ending, Spelt};
+use crate::choice::{AnswerChoice, Ending, OutputParsing, Spelt};
 use crate::error::{ApiError, ApiResult};
 use crate::wire::constraint::Form;
-use crate::wire::sampling::Common;
-use crate::worker::MOST_EVENTS;
+use crate::wire::sampling::CommonParams;
+use crate::worker::MAX_PENDING_EVENTS;
 
 /// The tokens of a prompt, cut if the request says so, if they leave room for an answer.
-pub(super) fn fitted(app: &App, common: &Common, param: &str, mut ids: Vec<u32>) -> ApiResult<Vec<u32>> {
+pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec<u32>) -> ApiResult<Vec<u32>> {
     if let Some(keep) = common.truncate {
         ids.drain(..ids.len().saturating_sub(keep));
     }
@@ -31,7 +31,7 @@ pub(super) fn fitted(app: &App, common: &Common, param: &str, mut ids: Vec<u32>)
 }
 
 /// Tokens of an answer to `prompt` at most.
-fn max_tokens(app: &App, common: &Common, prompt: usize) -> usize {
+fn max_tokens(app: &App, common: &CommonParams, prompt: usize) -> usize {
     let room = app.model.context - prompt;
     common.max_tokens.map_or(room, |most| most.min(room))
 }
@@ -50,11 +50,11 @@ pub(super) struct Echo<'a> {
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: &Caller,
-    common: &Common,
+    common: &CommonParams,
     prompts: &[Vec<u32>],
     n: usize,
     echo: Echo<'_>,
-    apart: impl Fn() -> Apart,
+    apart: impl Fn() -> OutputParsing,
 ) -> ApiResult<Answers> {
     let worker = app.engine()?;
     heeded(app, common)?;
@@ -66,7 +66,7 @@ pub(super) async fn submit(
         );
         return Err(ApiError::param("n", why));
     }
-    let (events, received) = mpsc::channel(MOST_EVENTS.max(16 * answers));
+    let (events, received) = mpsc::channel(MAX_PENDING_EVENTS.max(16 * answers));
     let (mut choices, mut submitted) = (Vec::new(), Vec::new());
     let eos: &[u32] = if common.ignore_eos { &[] } else { &app.model.eos };
     let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
@@ -76,7 +76,7 @@ pub(super) async fn submit(
         let characters = echo.texts.get(i).map_or(0, |text| text.chars().count());
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            let choice = Choice::new(app.model.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
+            let choice = AnswerChoice::new(app.model.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
             choices.push(choice.behind(prompt, characters, echo.told));
         }
         let job = Request {
@@ -105,7 +105,7 @@ pub(super) async fn submit(
 }
 
 /// Refuses what the scheduling policy would not heed.
-fn heeded(app: &App, common: &Common) -> ApiResult<()> {
+fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
     let policy = app.options.policy;
     let refused = |param, name| {
         let why = format!("is not heeded by this server; it is where `ridge serve` has --policy {name}");
@@ -121,7 +121,7 @@ fn heeded(app: &App, common: &Common) -> ApiResult<()> {
 }
 
 /// An error of the engine with the parameter as the client calls it: what an answer is held to has many names.
-fn named(error: ApiError, common: &Common) -> ApiError {
+fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
         (Some((param, _)), Some(engines)) if FORMS.contains(&engines.as_str()) => {
@@ -154,7 +154,7 @@ impl Head {
     }
 }
 
-pub(super) fn usage(usage: Usage) -> Value {
+pub(super) fn usage(usage: TokenUsage) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,

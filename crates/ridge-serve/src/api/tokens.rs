@@ -10,14 +10,14 @@ use super::chat::render;
 use crate::app::App;
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::wire::chat;
-use crate::wire::fields::Fields;
+use crate::wire::fields::RequestFields;
 use crate::wire::sampling::check_model;
 
 /// A text, or the messages of a chat, to tokens.
 pub(super) async fn tokenize(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let value = app
         .blocking(move |app| {
-            let mut fields = Fields::body(&body)?;
+            let mut fields = RequestFields::body(&body)?;
             let strings = fields.bool("return_token_strs")?.unwrap_or(false);
             let ids = if let Some(text) = fields.text("prompt")? {
                 check_model(fields.text("model")?.as_deref(), &app.model.name)?;
@@ -42,7 +42,7 @@ pub(super) async fn tokenize(app: &Arc<App>, body: Bytes) -> ApiResult<Response<
 pub(super) async fn detokenize(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let value = app
         .blocking(move |app| {
-            let mut fields = Fields::body(&body)?;
+            let mut fields = RequestFields::body(&body)?;
             check_model(fields.text("model")?.as_deref(), &app.model.name)?;
             let ids = fields.ids("tokens")?;
             let ids = fields.needed("tokens", ids)?;

@@ -12,8 +12,9 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Map, Value, json};
 use tokio::net::TcpStream;
 
-use super::events::Events;
-use super::{LoadError, Prompt};
+use super::error::LoadError;
+use super::events::SseEvents;
+use super::prompts::GeneratedPrompt;
 
 /// Bytes of an answer that is no stream at most, and characters of an error that are shown.
 const MOST_BODY: usize = 16 << 20;
@@ -30,7 +31,7 @@ pub enum Api {
 
 /// Whom to ask, and for what.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub struct ServerTarget {
     host: String,
     port: u16,
     /// What goes before `/v1`.
@@ -47,7 +48,7 @@ pub struct Target {
     pub timeout: Duration,
 }
 
-impl Target {
+impl ServerTarget {
     /// The server at `url`, with or without `/v1` at its end.
     ///
     /// # Errors
@@ -99,16 +100,16 @@ impl Target {
     }
 
     /// The body of a request.
-    pub(super) fn body(&self, prompt: &Prompt, output_tokens: usize) -> Bytes {
+    pub(super) fn body(&self, prompt: &GeneratedPrompt, output_tokens: usize) -> Bytes {
         let mut body = Map::new();
         body.insert("model".to_owned(), json!(self.model));
         match (self.api, prompt) {
-            (Api::Completions, Prompt::Ids(ids)) => body.insert("prompt".to_owned(), json!(ids)),
-            (Api::Completions, Prompt::Text(text)) => body.insert("prompt".to_owned(), json!(text)),
+            (Api::Completions, GeneratedPrompt::Ids(ids)) => body.insert("prompt".to_owned(), json!(ids)),
+            (Api::Completions, GeneratedPrompt::Text(text)) => body.insert("prompt".to_owned(), json!(text)),
             (Api::Chat, prompt) => {
                 let text = match prompt {
-                    Prompt::Text(text) => text.clone(),
-                    Prompt::Ids(ids) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
+                    GeneratedPrompt::Text(text) => text.clone(),
+                    GeneratedPrompt::Ids(ids) => ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" "),
                 };
                 body.insert("messages".to_owned(), json!([{ "role": "user", "content": text }]))
             }
@@ -123,7 +124,7 @@ impl Target {
 
 /// An answer that came whole. Times in seconds from when its request was sent.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Answer {
+pub struct TimedResponse {
     /// To the first token.
     pub ttft: f64,
     /// To the last token.
@@ -140,7 +141,7 @@ pub struct Answer {
     pub counted: bool,
 }
 
-impl Answer {
+impl TimedResponse {
     /// Seconds a token after the first; `None` for one token.
     pub fn tpot(&self) -> Option<f64> {
         (self.output_tokens > 1).then(|| (self.last - self.ttft) / (self.output_tokens - 1) as f64)
@@ -149,14 +150,14 @@ impl Answer {
 
 /// Why a request has no answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct RequestFailure {
     /// `connect`, `timeout`, `closed`, `malformed`, `server` or `http 429` and the like: what reports count by.
     pub kind: String,
     /// What was said.
     pub message: String,
 }
 
-impl Failure {
+impl RequestFailure {
     fn new(kind: impl Into<String>, message: impl Into<String>) -> Self {
         let message: String = message.into();
         Self { kind: kind.into(), message: message.chars().filter(|c| !c.is_control()).take(MOST_SHOWN).collect() }
@@ -167,19 +168,19 @@ impl Failure {
 #[derive(Debug)]
 pub struct Client {
     /// Whom it asks.
-    pub target: Target,
+    pub target: ServerTarget,
     /// Connections that wait for their next request.
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
 impl Client {
     /// Connects to nobody yet.
-    pub fn new(target: Target) -> Self {
+    pub fn new(target: ServerTarget) -> Self {
         Self { target, idle: Mutex::default() }
     }
 
     /// Sends a request of this body and reads the stream that it gets.
-    pub(super) async fn ask(&self, body: Bytes) -> Result<Answer, Failure> {
+    pub(super) async fn ask(&self, body: Bytes) -> Result<TimedResponse, RequestFailure> {
         let sent = Instant::now();
         let path = match self.target.api {
             Api::Completions => "/v1/completions",
@@ -192,18 +193,21 @@ impl Client {
             }
             let kind = response.headers().get(header::CONTENT_TYPE).and_then(|k| k.to_str().ok()).unwrap_or_default();
             if !kind.starts_with("text/event-stream") {
-                return Err(Failure::new("malformed", format!("the answer is {kind:?} and not a stream of events")));
+                return Err(RequestFailure::new(
+                    "malformed",
+                    format!("the answer is {kind:?} and not a stream of events"),
+                ));
             }
             let answer = read(&mut response, sent).await?;
             self.give_back(sender);
             Ok(answer)
         };
-        let late = |_| Failure::new("timeout", format!("no end of the answer within {:?}", self.target.timeout));
+        let late = |_| RequestFailure::new("timeout", format!("no end of the answer within {:?}", self.target.timeout));
         tokio::time::timeout(self.target.timeout, asked).await.unwrap_or_else(|e| Err(late(e)))
     }
 
     /// What the server calls its first model.
-    pub(super) async fn first_model(&self) -> Result<String, Failure> {
+    pub(super) async fn first_model(&self) -> Result<String, RequestFailure> {
         let asked = async {
             let (response, sender) = self.send(Method::GET, "/v1/models", Bytes::new()).await?;
             if response.status() != StatusCode::OK {
@@ -213,9 +217,9 @@ impl Client {
             self.give_back(sender);
             let models: Value = serde_json::from_slice(&body).unwrap_or_default();
             let name = models["data"][0]["id"].as_str().map(str::to_owned);
-            name.ok_or_else(|| Failure::new("malformed", "/v1/models lists no model; name one by --model"))
+            name.ok_or_else(|| RequestFailure::new("malformed", "/v1/models lists no model; name one by --model"))
         };
-        let late = |_| Failure::new("timeout", "/v1/models gave no answer");
+        let late = |_| RequestFailure::new("timeout", "/v1/models gave no answer");
         tokio::time::timeout(self.target.timeout, asked).await.unwrap_or_else(|e| Err(late(e)))
     }
 
@@ -224,7 +228,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Bytes,
-    ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), Failure> {
+    ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), RequestFailure> {
         loop {
             let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let old = idle.is_some();
@@ -239,7 +243,7 @@ impl Client {
                 Ok(response) => return Ok((response, sender)),
                 // A connection that was closed as it was taken up again says nothing about the request.
                 Err(error) if old && (error.is_canceled() || error.is_incomplete_message()) => {}
-                Err(error) => return Err(Failure::new("closed", format!("no answer: {error}"))),
+                Err(error) => return Err(RequestFailure::new("closed", format!("no answer: {error}"))),
             }
         }
     }
@@ -250,8 +254,8 @@ impl Client {
         }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
-        let failed = |error: &dyn std::fmt::Display| Failure::new("connect", error.to_string());
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, RequestFailure> {
+        let failed = |error: &dyn std::fmt::Display| RequestFailure::new("connect", error.to_string());
         let address = (self.target.host.as_str(), self.target.port);
         let stream = TcpStream::connect(address).await.map_err(|e| failed(&e))?;
         stream.set_nodelay(true).map_err(|e| failed(&e))?;
@@ -261,7 +265,7 @@ impl Client {
         Ok(sender)
     }
 
-    fn request(&self, method: &Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, Failure> {
+    fn request(&self, method: &Method, path: &str, body: Bytes) -> Result<Request<Full<Bytes>>, RequestFailure> {
         let mut request = Request::builder()
             .method(method)
             .uri(format!("{}{path}", self.target.base))
@@ -271,20 +275,20 @@ impl Client {
         if let Some(key) = &self.target.key {
             request = request.header(header::AUTHORIZATION, format!("Bearer {key}"));
         }
-        request.body(Full::new(body)).map_err(|error| Failure::new("connect", error.to_string()))
+        request.body(Full::new(body)).map_err(|error| RequestFailure::new("connect", error.to_string()))
     }
 }
 
-async fn whole(response: Response<Incoming>) -> Result<Bytes, Failure> {
+async fn whole(response: Response<Incoming>) -> Result<Bytes, RequestFailure> {
     let body = Limited::new(response.into_body(), MOST_BODY).collect().await;
-    body.map(http_body_util::Collected::to_bytes).map_err(|error| Failure::new("closed", error.to_string()))
+    body.map(http_body_util::Collected::to_bytes).map_err(|error| RequestFailure::new("closed", error.to_string()))
 }
 
-async fn refusal(response: Response<Incoming>) -> Failure {
+async fn refusal(response: Response<Incoming>) -> RequestFailure {
     let kind = format!("http {}", response.status().as_u16());
     match whole(response).await {
-        Ok(body) => Failure::new(kind, message(&body)),
-        Err(failure) => Failure::new(kind, failure.message),
+        Ok(body) => RequestFailure::new(kind, message(&body)),
+        Err(failure) => RequestFailure::new(kind, failure.message),
     }
 }
 
@@ -307,10 +311,10 @@ struct Heard {
     usage: Option<(Option<usize>, usize)>,
 }
 
-async fn read(response: &mut Response<Incoming>, sent: Instant) -> Result<Answer, Failure> {
-    let (mut events, mut heard) = (Events::default(), Heard::default());
+async fn read(response: &mut Response<Incoming>, sent: Instant) -> Result<TimedResponse, RequestFailure> {
+    let (mut events, mut heard) = (SseEvents::default(), Heard::default());
     while let Some(frame) = response.frame().await {
-        let frame = frame.map_err(|error| Failure::new("closed", format!("the stream broke off: {error}")))?;
+        let frame = frame.map_err(|error| RequestFailure::new("closed", format!("the stream broke off: {error}")))?;
         let now = sent.elapsed().as_secs_f64();
         let mut told = None;
         let read = events.read(frame.data_ref().map_or(&[][..], |data| data), |data| {
@@ -320,28 +324,28 @@ async fn read(response: &mut Response<Incoming>, sent: Instant) -> Result<Answer
                 message
             })
         });
-        read.map_err(|message| told.unwrap_or_else(|| Failure::new("malformed", message)))?;
+        read.map_err(|message| told.unwrap_or_else(|| RequestFailure::new("malformed", message)))?;
     }
     let e2e = sent.elapsed().as_secs_f64();
     if !heard.done && !heard.finished {
-        return Err(Failure::new("closed", "the stream ended before the answer did"));
+        return Err(RequestFailure::new("closed", "the stream ended before the answer did"));
     }
     if events.unfinished() {
-        return Err(Failure::new("malformed", "the stream ended within an event"));
+        return Err(RequestFailure::new("malformed", "the stream ended within an event"));
     }
     heard.answer(e2e)
 }
 
 impl Heard {
-    fn event(&mut self, data: &str, now: f64) -> Result<(), Failure> {
+    fn event(&mut self, data: &str, now: f64) -> Result<(), RequestFailure> {
         if data == "[DONE]" {
             self.done = true;
             return Ok(());
         }
         let value: Value = serde_json::from_str(data)
-            .map_err(|error| Failure::new("malformed", format!("an event is not JSON ({error}): {data}")))?;
+            .map_err(|error| RequestFailure::new("malformed", format!("an event is not JSON ({error}): {data}")))?;
         if value.get("error").is_some_and(|error| !error.is_null()) {
-            return Err(Failure::new("server", message(data.as_bytes())));
+            return Err(RequestFailure::new("server", message(data.as_bytes())));
         }
         if let Some(count) = value["usage"]["completion_tokens"].as_u64() {
             let prompt = value["usage"]["prompt_tokens"].as_u64();
@@ -349,7 +353,7 @@ impl Heard {
         }
         let Some(choices) = value["choices"].as_array() else {
             let problem = format!("an event has neither choices nor an error: {data}");
-            return Err(Failure::new("malformed", problem));
+            return Err(RequestFailure::new("malformed", problem));
         };
         for choice in choices {
             self.choice.get_or_insert(now);
@@ -367,14 +371,14 @@ impl Heard {
         Ok(())
     }
 
-    fn answer(self, e2e: f64) -> Result<Answer, Failure> {
+    fn answer(self, e2e: f64) -> Result<TimedResponse, RequestFailure> {
         let output_tokens = self.usage.map_or(self.tokens.len(), |(_, output)| output);
         // Tokens without a text of their own are seen by the choice that they are of.
         let first = self.tokens.first().copied().or(self.choice);
         let (Some(ttft), 1..) = (first, output_tokens) else {
-            return Err(Failure::new("empty", "the answer has no tokens"));
+            return Err(RequestFailure::new("empty", "the answer has no tokens"));
         };
-        Ok(Answer {
+        Ok(TimedResponse {
             ttft,
             last: self.tokens.last().copied().unwrap_or(ttft),
             e2e,
@@ -398,7 +402,7 @@ mod tests {
             ("http://host/proxy/v1", "http://host:80/proxy"),
             ("http://[::1]:8000/", "http://[::1]:8000"),
         ] {
-            assert_eq!(Target::new(given, Api::Chat).unwrap().url(), url);
+            assert_eq!(ServerTarget::new(given, Api::Chat).unwrap().url(), url);
         }
         for (given, said) in [
             ("https://api.example.com", "TLS is not spoken"),
@@ -408,7 +412,7 @@ mod tests {
             ("http://", "is no address"),
             ("a b", "is no address"),
         ] {
-            let error = Target::new(given, Api::Chat).unwrap_err().to_string();
+            let error = ServerTarget::new(given, Api::Chat).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");
         }
     }

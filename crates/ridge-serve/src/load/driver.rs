@@ -7,52 +7,17 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
-use super::client::{Answer, Client, Failure};
-use super::{LoadError, Prompts};
+use super::client::{Client, RequestFailure, ServerTarget, TimedResponse};
+use super::error::LoadError;
+use super::prompts::PromptGenerator;
+use super::workload::{LoadWorkload, Pace, RequestShape};
 
 /// Threads that send and read.
 const THREADS: usize = 2;
 
-/// How large a request is, and when it comes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Shape {
-    /// Tokens of its prompt.
-    pub prompt_tokens: usize,
-    /// Tokens of its answer.
-    pub output_tokens: usize,
-    /// Blocks that its prompt begins with.
-    pub blocks: Vec<u64>,
-    /// Seconds after the start, if it comes at its time.
-    pub at: Option<f64>,
-}
-
-/// When requests are sent.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Pace {
-    /// So many at a time: the next when one is answered (a closed loop).
-    Concurrent(usize),
-    /// Each when its time comes, however many are unanswered (an open loop).
-    AtTheirTimes,
-}
-
-/// What to send.
-#[derive(Clone, Debug)]
-pub struct Workload {
-    /// The requests, in the order of their times, at least one.
-    pub shapes: Vec<Shape>,
-    /// Requests of a closed loop at most; it begins with the first shape again when it has sent the last.
-    pub requests: usize,
-    /// When they are sent.
-    pub pace: Pace,
-    /// No request is sent after this.
-    pub duration: Option<Duration>,
-    /// What the prompts' numbers begin with, so that those of two runs differ.
-    pub first_number: u64,
-}
-
 /// A request that was sent, and its end. Times in seconds after the start of the run.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct RequestOutcome {
     /// Which of the workload's.
     pub index: usize,
     /// When it was sent.
@@ -62,23 +27,16 @@ pub struct Outcome {
     /// When it ended.
     pub ended: f64,
     /// The answer, or why there is none.
-    pub answer: Result<Answer, Failure>,
+    pub answer: Result<TimedResponse, RequestFailure>,
 }
 
 /// All that was sent, in the order of its sending.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct LoadRun {
     /// What came of each request.
-    pub outcomes: Vec<Outcome>,
+    pub outcomes: Vec<RequestOutcome>,
     /// Seconds from the first request's sending to the last one's end.
     pub seconds: f64,
-}
-
-impl Workload {
-    /// The shape of the request of this number.
-    pub fn shape(&self, index: usize) -> &Shape {
-        &self.shapes[index % self.shapes.len()]
-    }
 }
 
 fn runtime() -> Result<Runtime, LoadError> {
@@ -89,8 +47,8 @@ fn runtime() -> Result<Runtime, LoadError> {
 ///
 /// # Errors
 /// Says what the server answered instead.
-pub fn preflight(mut client: Client, prompts: &Prompts, shape: &Shape) -> Result<Client, LoadError> {
-    let not_serving = |client: &Client, failure: Failure| LoadError::NotServing {
+pub fn preflight(mut client: Client, prompts: &PromptGenerator, shape: &RequestShape) -> Result<Client, LoadError> {
+    let not_serving = |client: &Client, failure: RequestFailure| LoadError::NotServing {
         url: client.target.url(),
         kind: failure.kind,
         message: failure.message,
@@ -111,12 +69,12 @@ pub fn preflight(mut client: Client, prompts: &Prompts, shape: &Shape) -> Result
 /// # Errors
 /// When the system refuses threads.
 pub fn drive(
-    target: &super::Target,
-    prompts: &Arc<Prompts>,
-    workload: &Workload,
+    target: &ServerTarget,
+    prompts: &Arc<PromptGenerator>,
+    workload: &LoadWorkload,
     mut progress: impl FnMut(usize),
-) -> Result<Run, LoadError> {
-    let sender = Arc::new(Sender {
+) -> Result<LoadRun, LoadError> {
+    let sender = Arc::new(LoadSender {
         client: Client::new(target.clone()),
         prompts: Arc::clone(prompts),
         workload: workload.clone(),
@@ -142,40 +100,40 @@ pub fn drive(
         progress(outcomes.len());
     }
     drop(runtime);
-    outcomes.sort_by(|a: &Outcome, b| a.sent.total_cmp(&b.sent));
+    outcomes.sort_by(|a: &RequestOutcome, b| a.sent.total_cmp(&b.sent));
     let first = outcomes.first().map_or(0.0, |o| o.sent);
     let last = outcomes.iter().map(|o| o.ended).fold(first, f64::max);
-    Ok(Run { outcomes, seconds: last - first })
+    Ok(LoadRun { outcomes, seconds: last - first })
 }
 
-struct Sender {
+struct LoadSender {
     client: Client,
-    prompts: Arc<Prompts>,
-    workload: Workload,
+    prompts: Arc<PromptGenerator>,
+    workload: LoadWorkload,
     /// The next request of a closed loop.
     next: AtomicUsize,
     start: Instant,
 }
 
-impl Sender {
+impl LoadSender {
     fn body(&self, index: usize) -> axum::body::Bytes {
         let shape = self.workload.shape(index);
         let prompt = self.prompts.make(self.workload.first_number + index as u64, shape);
         self.client.target.body(&prompt, shape.output_tokens)
     }
 
-    async fn send(&self, index: usize, body: axum::body::Bytes, due: Option<f64>) -> Outcome {
+    async fn send(&self, index: usize, body: axum::body::Bytes, due: Option<f64>) -> RequestOutcome {
         let sent = self.start.elapsed().as_secs_f64();
         let answer = self.client.ask(body).await;
         let ended = self.start.elapsed().as_secs_f64();
-        Outcome { index, sent, late: due.map(|due| sent - due), ended, answer }
+        RequestOutcome { index, sent, late: due.map(|due| sent - due), ended, answer }
     }
 
     fn over(&self) -> bool {
         self.workload.duration.is_some_and(|d| self.start.elapsed() >= d)
     }
 
-    async fn one_after_another(self: Arc<Self>, tell: UnboundedSender<Outcome>) {
+    async fn one_after_another(self: Arc<Self>, tell: UnboundedSender<RequestOutcome>) {
         loop {
             let index = self.next.fetch_add(1, Relaxed);
             if index >= self.workload.requests || self.over() {
@@ -187,7 +145,7 @@ impl Sender {
     }
 
     /// Never waits for an answer; makes each body before its time.
-    async fn at_their_times(self: Arc<Self>, tell: UnboundedSender<Outcome>) {
+    async fn at_their_times(self: Arc<Self>, tell: UnboundedSender<RequestOutcome>) {
         for (index, shape) in self.workload.shapes.iter().enumerate() {
             let due = shape.at.unwrap_or(0.0);
             if self.workload.duration.is_some_and(|d| due >= d.as_secs_f64()) {

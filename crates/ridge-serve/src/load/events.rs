@@ -5,7 +5,7 @@ const MOST: usize = 16 << 20;
 
 /// Reads events as their bytes come.
 #[derive(Debug, Default)]
-pub(super) struct Events {
+pub(super) struct SseEvents {
     /// The line that has not ended yet.
     line: Vec<u8>,
     /// Lines of data of the event that has not ended yet, each with its newline.
@@ -14,7 +14,7 @@ pub(super) struct Events {
     after_return: bool,
 }
 
-impl Events {
+impl SseEvents {
     /// Gives the data of every event that ends in `bytes` to `event`.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     fn read(text: &[u8], piece: usize) -> Result<Vec<String>, String> {
-        let (mut events, mut all) = (Events::default(), Vec::new());
+        let (mut events, mut all) = (SseEvents::default(), Vec::new());
         for bytes in text.chunks(piece) {
             events.read(bytes, |data| {
                 all.push(data.to_owned());

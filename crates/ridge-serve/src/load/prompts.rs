@@ -5,7 +5,8 @@ use std::path::Path;
 use ridge_graph::sample::Rng;
 use ridge_text::Tokenizer;
 
-use super::{LoadError, Shape};
+use super::error::LoadError;
+use super::workload::RequestShape;
 
 /// The ids that random prompts are made of begin here: the first few are special in many vocabularies.
 const FIRST_ID: u32 = 3;
@@ -14,7 +15,7 @@ const TRIES: usize = 8;
 
 /// Where the words of prompts come from.
 #[derive(Debug)]
-pub enum Words {
+pub enum PromptSource {
     /// Ids below this one, at random.
     Ids(u32),
     /// Common words at random.
@@ -25,8 +26,8 @@ pub enum Words {
 
 /// Makes prompts.
 #[derive(Debug)]
-pub struct Prompts {
-    words: Words,
+pub struct PromptGenerator {
+    words: PromptSource,
     tokenizer: Option<Tokenizer>,
     seed: u64,
     /// Tokens at the beginning of every prompt that are the same in all.
@@ -39,7 +40,7 @@ pub struct Prompts {
 
 /// A prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Prompt {
+pub enum GeneratedPrompt {
     /// As ids of tokens.
     Ids(Vec<u32>),
     /// As a text.
@@ -53,21 +54,21 @@ const COMMON: [&str; 48] = [
     "we", "when", "your", "can", "said", "there", "use", "an", "each", "which", "she", "do", "how", "their", "if",
 ];
 
-impl Prompts {
+impl PromptGenerator {
     /// Prompts whose first `shared` tokens are the same in all. A block of a trace has `block` tokens. With a tokenizer,
     /// texts have exactly as many tokens as asked where that is possible; without, as many words.
     ///
     /// # Errors
     /// A corpus without words.
     pub fn new(
-        words: Words,
+        words: PromptSource,
         tokenizer: Option<Tokenizer>,
         seed: u64,
         shared: usize,
         block: usize,
     ) -> Result<Self, LoadError> {
         let mut starts = Vec::new();
-        if let Words::Corpus(text) = &words {
+        if let PromptSource::Corpus(text) = &words {
             let inside = text.char_indices().scan(true, |space, (at, c)| {
                 let begins = *space && !c.is_whitespace();
                 *space = c.is_whitespace();
@@ -82,42 +83,42 @@ impl Prompts {
         Ok(Self { words, tokenizer, seed, shared, block: block.max(1), starts })
     }
 
-    /// The text of a file, for [`Words::Corpus`].
+    /// The text of a file, for [`PromptSource::Corpus`].
     ///
     /// # Errors
     /// A file that cannot be read or is not UTF-8.
-    pub fn corpus(path: &Path) -> Result<Words, LoadError> {
+    pub fn corpus(path: &Path) -> Result<PromptSource, LoadError> {
         let name = path.display().to_string();
         let bytes = std::fs::read(path).map_err(|cause| LoadError::Read { path: name.clone(), cause })?;
         let text = String::from_utf8(bytes).map_err(|error| LoadError::Data {
             place: name,
             problem: format!("is not UTF-8 at byte {}; save it as UTF-8", error.utf8_error().valid_up_to()),
         })?;
-        Ok(Words::Corpus(text))
+        Ok(PromptSource::Corpus(text))
     }
 
     /// Do prompts have exactly as many tokens as asked?
     pub fn exact(&self) -> bool {
-        matches!(self.words, Words::Ids(_)) || self.tokenizer.is_some()
+        matches!(self.words, PromptSource::Ids(_)) || self.tokenizer.is_some()
     }
 
     /// The prompt of the request of this number.
-    pub fn make(&self, number: u64, shape: &Shape) -> Prompt {
+    pub fn make(&self, number: u64, shape: &RequestShape) -> GeneratedPrompt {
         let parts = self.parts(number, shape);
         match &self.words {
-            Words::Ids(end) => {
+            PromptSource::Ids(end) => {
                 let span = end.saturating_sub(FIRST_ID).max(1) as usize;
                 let ids = parts
                     .into_iter()
                     .flat_map(|(mut rng, tokens)| (0..tokens).map(move |_| FIRST_ID + rng.below(span) as u32));
-                Prompt::Ids(ids.collect())
+                GeneratedPrompt::Ids(ids.collect())
             }
             _ => {
                 let mut text = String::new();
                 for (mut rng, tokens) in parts {
                     self.say(&mut text, &mut rng, tokens);
                 }
-                Prompt::Text(match &self.tokenizer {
+                GeneratedPrompt::Text(match &self.tokenizer {
                     Some(tokenizer) => self.fitted(tokenizer, text, number, shape.prompt_tokens),
                     None => text,
                 })
@@ -126,7 +127,7 @@ impl Prompts {
     }
 
     /// What a prompt is made of: generators, and how many tokens each gives.
-    fn parts(&self, number: u64, shape: &Shape) -> Vec<(Rng, usize)> {
+    fn parts(&self, number: u64, shape: &RequestShape) -> Vec<(Rng, usize)> {
         let mut left = shape.prompt_tokens;
         let mut parts = Vec::with_capacity(shape.blocks.len() + 2);
         let mut part = |kind: u64, which: u64, tokens: usize| {
@@ -152,7 +153,7 @@ impl Prompts {
                 text.push(' ');
             }
             match &self.words {
-                Words::Corpus(corpus) => {
+                PromptSource::Corpus(corpus) => {
                     text.extend(corpus[self.starts[at]..].split_whitespace().next());
                     at = (at + 1) % self.starts.len();
                 }
@@ -180,14 +181,14 @@ impl Prompts {
 mod tests {
     use super::*;
 
-    fn shape(prompt_tokens: usize, blocks: &[u64]) -> Shape {
-        Shape { prompt_tokens, output_tokens: 1, blocks: blocks.to_vec(), at: None }
+    fn shape(prompt_tokens: usize, blocks: &[u64]) -> RequestShape {
+        RequestShape { prompt_tokens, output_tokens: 1, blocks: blocks.to_vec(), at: None }
     }
 
-    fn ids(prompts: &Prompts, number: u64, shape: &Shape) -> Vec<u32> {
+    fn ids(prompts: &PromptGenerator, number: u64, shape: &RequestShape) -> Vec<u32> {
         match prompts.make(number, shape) {
-            Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => panic!("{text}"),
+            GeneratedPrompt::Ids(ids) => ids,
+            GeneratedPrompt::Text(text) => panic!("{text}"),
         }
     }
 
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn prompts_share_what_their_blocks_share() {
-        let prompts = Prompts::new(Words::Ids(500), None, 1, 0, 16).unwrap();
+        let prompts = PromptGenerator::new(PromptSource::Ids(500), None, 1, 0, 16).unwrap();
         let of = |number, tokens, blocks: &[u64]| ids(&prompts, number, &shape(tokens, blocks));
         let (a, b, c) = (of(0, 60, &[7, 8, 9, 10]), of(1, 60, &[7, 8, 11, 12]), of(2, 40, &[8, 7]));
         assert_eq!((a.len(), b.len(), c.len()), (60, 60, 40));
@@ -210,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_shared_beginning_is_in_every_prompt_and_another_seed_has_another() {
-        let with = |seed| Prompts::new(Words::Ids(500), None, seed, 20, 512).unwrap();
+        let with = |seed| PromptGenerator::new(PromptSource::Ids(500), None, seed, 20, 512).unwrap();
         let (a, b) = (ids(&with(1), 0, &shape(50, &[])), ids(&with(1), 1, &shape(50, &[])));
         assert!((20..23).contains(&common(&a, &b)));
         assert_eq!(ids(&with(1), 0, &shape(7, &[])), a[..7]);
@@ -222,10 +223,12 @@ mod tests {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/stories260K/tokenizer.json");
         let tokenizer = Tokenizer::from_file(&path).unwrap();
         let corpus = "Once upon a time, a girl had a red ball.\n\n  She threw it far away over the fence! ";
-        for words in [Words::Common, Words::Corpus(corpus.to_owned())] {
-            let prompts = Prompts::new(words, Some(Tokenizer::from_file(&path).unwrap()), 3, 0, 512).unwrap();
+        for words in [PromptSource::Common, PromptSource::Corpus(corpus.to_owned())] {
+            let prompts = PromptGenerator::new(words, Some(Tokenizer::from_file(&path).unwrap()), 3, 0, 512).unwrap();
             for (number, tokens) in [1, 2, 17, 128, 300].into_iter().enumerate() {
-                let Prompt::Text(text) = prompts.make(number as u64, &shape(tokens, &[])) else { panic!("ids") };
+                let GeneratedPrompt::Text(text) = prompts.make(number as u64, &shape(tokens, &[])) else {
+                    panic!("ids")
+                };
                 assert_eq!(tokenizer.encode(&text, false).unwrap().len(), tokens, "{text:?}");
             }
         }
@@ -233,10 +236,12 @@ mod tests {
 
     #[test]
     fn without_a_tokenizer_words_are_counted() {
-        let prompts = Prompts::new(Words::Corpus(" ein Wort\nund noch eines ".to_owned()), None, 0, 0, 512).unwrap();
-        let Prompt::Text(text) = prompts.make(0, &shape(12, &[])) else { panic!("ids") };
+        let prompts =
+            PromptGenerator::new(PromptSource::Corpus(" ein Wort\nund noch eines ".to_owned()), None, 0, 0, 512)
+                .unwrap();
+        let GeneratedPrompt::Text(text) = prompts.make(0, &shape(12, &[])) else { panic!("ids") };
         assert_eq!(text.split(' ').count(), 12);
         assert!(text.contains("Wort und noch eines ein"), "{text}");
-        assert!(Prompts::new(Words::Corpus(" \n".to_owned()), None, 0, 0, 512).is_err());
+        assert!(PromptGenerator::new(PromptSource::Corpus(" \n".to_owned()), None, 0, 0, 512).is_err());
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::driver::{Outcome, Run};
-use super::{Answer, Summary};
+use super::driver::{LoadRun, RequestOutcome};
+use super::{SampleSummary, TimedResponse};
 
 /// What an answer must keep to be good; seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -48,7 +48,7 @@ impl Objective {
     }
 
     /// Does the answer keep it?
-    pub fn kept_by(&self, answer: &Answer) -> bool {
+    pub fn kept_by(&self, answer: &TimedResponse) -> bool {
         let within = |limit: Option<f64>, is: Option<f64>| limit.zip(is).is_none_or(|(limit, is)| is <= limit);
         within(self.ttft, Some(answer.ttft)) && within(self.tpot, answer.tpot()) && within(self.e2e, Some(answer.e2e))
     }
@@ -62,7 +62,7 @@ impl Objective {
 
 /// What a run comes to. Answers that failed are counted and are in nothing else.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct LoadReport {
     /// Requests sent.
     pub requests: usize,
     /// Those answered.
@@ -84,30 +84,30 @@ pub struct Report {
     /// Most requests at a time.
     pub peak: usize,
     /// Seconds to the first token.
-    pub ttft: Option<Summary>,
+    pub ttft: Option<SampleSummary>,
     /// Seconds a token after the first, by answer.
-    pub tpot: Option<Summary>,
+    pub tpot: Option<SampleSummary>,
     /// Seconds between events with tokens, of all answers.
-    pub itl: Option<Summary>,
+    pub itl: Option<SampleSummary>,
     /// Seconds to the end.
-    pub e2e: Option<Summary>,
+    pub e2e: Option<SampleSummary>,
     /// Seconds by which requests were sent after their times: how well the load was made.
-    pub late: Option<Summary>,
+    pub late: Option<SampleSummary>,
     /// How many answers keep the objective, if there is one.
     pub good: Option<usize>,
 }
 
-impl Report {
+impl LoadReport {
     /// Of a run; `asked` says how many tokens the request of a number asked for.
-    pub fn new(run: &Run, asked: impl Fn(usize) -> usize, objective: Option<&Objective>) -> Self {
-        let answers: Vec<(usize, &Answer)> =
+    pub fn new(run: &LoadRun, asked: impl Fn(usize) -> usize, objective: Option<&Objective>) -> Self {
+        let answers: Vec<(usize, &TimedResponse)> =
             run.outcomes.iter().filter_map(|o| Some((o.index, o.answer.as_ref().ok()?))).collect();
         let mut failures = BTreeMap::new();
         for failure in run.outcomes.iter().filter_map(|o| o.answer.as_ref().err()) {
             failures.entry(failure.kind.clone()).or_insert_with(|| (0, failure.message.clone())).0 += 1;
         }
-        let of = |value: &dyn Fn(&Answer) -> Option<f64>| {
-            Summary::of(answers.iter().filter_map(|(_, a)| value(a)).collect())
+        let of = |value: &dyn Fn(&TimedResponse) -> Option<f64>| {
+            SampleSummary::of(answers.iter().filter_map(|(_, a)| value(a)).collect())
         };
         let sent = run.outcomes.last().map_or(0.0, |o| o.sent) - run.outcomes.first().map_or(0.0, |o| o.sent);
         Self {
@@ -122,10 +122,10 @@ impl Report {
             short: answers.iter().filter(|(i, a)| a.output_tokens < asked(*i)).count(),
             peak: peak(&run.outcomes),
             ttft: of(&|a| Some(a.ttft)),
-            tpot: of(&Answer::tpot),
-            itl: Summary::of(answers.iter().flat_map(|(_, a)| a.itl.iter().copied()).collect()),
+            tpot: of(&TimedResponse::tpot),
+            itl: SampleSummary::of(answers.iter().flat_map(|(_, a)| a.itl.iter().copied()).collect()),
             e2e: of(&|a| Some(a.e2e)),
-            late: Summary::of(run.outcomes.iter().filter_map(|o| o.late).collect()),
+            late: SampleSummary::of(run.outcomes.iter().filter_map(|o| o.late).collect()),
             good: objective.map(|o| answers.iter().filter(|(_, a)| o.kept_by(a)).count()),
         }
     }
@@ -142,7 +142,7 @@ impl Report {
 
     /// As JSON, times in seconds.
     pub fn object(&self) -> Value {
-        let summary = |s: &Option<Summary>| s.as_ref().map(Summary::object);
+        let summary = |s: &Option<SampleSummary>| s.as_ref().map(SampleSummary::object);
         let failures: serde_json::Map<String, Value> = self
             .failures
             .iter()
@@ -176,7 +176,7 @@ impl Report {
 }
 
 /// Most requests at a time.
-fn peak(outcomes: &[Outcome]) -> usize {
+fn peak(outcomes: &[RequestOutcome]) -> usize {
     let mut ends: Vec<f64> = outcomes.iter().map(|o| o.ended).collect();
     ends.sort_by(f64::total_cmp);
     let (mut ended, mut peak) = (0, 0);
@@ -191,12 +191,12 @@ fn peak(outcomes: &[Outcome]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Failure;
+    use super::super::RequestFailure;
     use super::*;
 
-    fn answered(index: usize, sent: f64, ttft: f64, tokens: usize, tpot: f64) -> Outcome {
+    fn answered(index: usize, sent: f64, ttft: f64, tokens: usize, tpot: f64) -> RequestOutcome {
         let last = ttft + tpot * (tokens - 1) as f64;
-        let answer = Answer {
+        let answer = TimedResponse {
             ttft,
             last,
             e2e: last,
@@ -205,12 +205,12 @@ mod tests {
             output_tokens: tokens,
             counted: true,
         };
-        Outcome { index, sent, late: Some(0.0), ended: sent + last, answer: Ok(answer) }
+        RequestOutcome { index, sent, late: Some(0.0), ended: sent + last, answer: Ok(answer) }
     }
 
-    fn failed(index: usize, sent: f64, kind: &str) -> Outcome {
-        let answer = Err(Failure { kind: kind.to_owned(), message: format!("{kind} {index}") });
-        Outcome { index, sent, late: Some(0.5), ended: sent + 100.0, answer }
+    fn failed(index: usize, sent: f64, kind: &str) -> RequestOutcome {
+        let answer = Err(RequestFailure { kind: kind.to_owned(), message: format!("{kind} {index}") });
+        RequestOutcome { index, sent, late: Some(0.5), ended: sent + 100.0, answer }
     }
 
     #[test]
@@ -222,9 +222,9 @@ mod tests {
             failed(3, 3.0, "closed"),
             failed(4, 4.0, "http 429"),
         ];
-        let run = Run { outcomes, seconds: 10.0 };
+        let run = LoadRun { outcomes, seconds: 10.0 };
         let objective = Objective::parse("ttft=2s,tpot=600ms").unwrap();
-        let report = Report::new(&run, |i| if i == 2 { 4 } else { 5 }, Some(&objective));
+        let report = LoadReport::new(&run, |i| if i == 2 { 4 } else { 5 }, Some(&objective));
         assert_eq!((report.requests, report.answered, report.short), (5, 2, 1));
         assert_eq!(report.failures["http 429"], (2, "http 429 1".to_owned()));
         assert_eq!(report.failures["closed"].0, 1);
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn the_peak_is_the_most_that_overlap() {
         let outcomes = [(0.0, 1.0), (0.5, 1.0), (1.4, 5.0), (1.45, 0.01), (1.6, 1.0)];
-        let outcomes: Vec<Outcome> =
+        let outcomes: Vec<RequestOutcome> =
             outcomes.iter().enumerate().map(|(i, (sent, long))| answered(i, *sent, *long, 1, 0.0)).collect();
         assert_eq!(peak(&outcomes), 3);
         assert_eq!(peak(&[]), 0);

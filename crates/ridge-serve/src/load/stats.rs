@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// What many measurements come to, in their unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Summary {
+pub struct SampleSummary {
     /// How many there are, at least 1.
     pub count: usize,
     /// Their mean.
@@ -21,7 +21,7 @@ pub struct Summary {
     pub max: f64,
 }
 
-impl Summary {
+impl SampleSummary {
     /// `None` for no values.
     pub fn of(mut values: Vec<f64>) -> Option<Self> {
         values.sort_by(f64::total_cmp);
@@ -63,7 +63,7 @@ mod tests {
         // Of 0, 1, .., n the quantile q is qn.
         for n in [1usize, 2, 10, 99, 1000] {
             let values: Vec<f64> = (0..=n).rev().map(|i| i as f64).collect();
-            let s = Summary::of(values).unwrap();
+            let s = SampleSummary::of(values).unwrap();
             for (q, is) in [(0.5, s.p50), (0.9, s.p90), (0.95, s.p95), (0.99, s.p99), (1.0, s.max), (0.5, s.mean)] {
                 assert!((is - q * n as f64).abs() < 1e-9, "{n} {q}: {is}");
             }
@@ -75,7 +75,7 @@ mod tests {
     fn exponential_values_have_the_quantiles_of_their_closed_form() {
         let n = 100_000;
         let values = (0..n).map(|i| -(1.0 - (f64::from(i) + 0.5) / f64::from(n)).ln()).collect();
-        let s = Summary::of(values).unwrap();
+        let s = SampleSummary::of(values).unwrap();
         for (q, is) in [(0.5f64, s.p50), (0.9, s.p90), (0.95, s.p95), (0.99, s.p99)] {
             assert!((is + (1.0 - q).ln()).abs() < 1e-3, "{q}: {is}");
         }
@@ -84,8 +84,8 @@ mod tests {
 
     #[test]
     fn none_and_one_are_what_they_are() {
-        assert_eq!(Summary::of(Vec::new()), None);
-        let one = Summary::of(vec![3.0]).unwrap();
+        assert_eq!(SampleSummary::of(Vec::new()), None);
+        let one = SampleSummary::of(vec![3.0]).unwrap();
         assert_eq!((one.mean, one.p50, one.p99, one.max, one.count), (3.0, 3.0, 3.0, 3.0, 1));
     }
 }

@@ -2,7 +2,7 @@
 
 /// What was tried.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Tried {
+pub struct SweepTrial {
     /// Requests a second.
     pub rate: f64,
     /// Was the objective kept?
@@ -11,13 +11,13 @@ pub struct Tried {
 
 /// What a search came to.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sweep {
+pub struct RateSweep {
     /// The highest rate that kept it; `None` if even the lowest did not.
     pub highest: Option<f64>,
     /// The lowest rate above that did not; `None` if all did.
     pub lowest_broken: Option<f64>,
     /// All steps in their order.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<SweepTrial>,
 }
 
 /// How far from the first rate one may go: some 1000 times.
@@ -28,11 +28,11 @@ const MOST_DOUBLINGS: usize = 10;
 ///
 /// # Errors
 /// The first of `keeps`.
-pub fn sweep<E>(first: f64, precision: f64, mut keeps: impl FnMut(f64) -> Result<bool, E>) -> Result<Sweep, E> {
+pub fn sweep<E>(first: f64, precision: f64, mut keeps: impl FnMut(f64) -> Result<bool, E>) -> Result<RateSweep, E> {
     let mut tried = Vec::new();
     let mut at = |rate: f64| {
         let kept = keeps(rate)?;
-        tried.push(Tried { rate, kept });
+        tried.push(SweepTrial { rate, kept });
         Ok(kept)
     };
     let (mut low, mut high) = (None, None);
@@ -62,7 +62,7 @@ pub fn sweep<E>(first: f64, precision: f64, mut keeps: impl FnMut(f64) -> Result
             high = Some(middle);
         }
     }
-    Ok(Sweep { highest: low, lowest_broken: high, tried })
+    Ok(RateSweep { highest: low, lowest_broken: high, tried })
 }
 
 #[cfg(test)]

@@ -133,7 +133,7 @@ impl Call {
 
 /// What may come next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
+enum CallListState {
     Value,
     /// A value, or the end of an empty list.
     ValueOrEnd,
@@ -149,13 +149,13 @@ enum Next {
 struct Scan {
     /// Closing brackets that are owed.
     open: Vec<char>,
-    next: Next,
+    next: CallListState,
     /// The string or the literal that is being read.
-    token: Option<Token>,
+    token: Option<JsonToken>,
     began: bool,
 }
 
-enum Token {
+enum JsonToken {
     /// Is it a key, and is the next character escaped? An escape of `\u` owes digits.
     Text {
         key: bool,
@@ -170,7 +170,7 @@ const DEEPEST: usize = 128;
 
 impl Scan {
     fn new() -> Self {
-        Self { open: Vec::new(), next: Next::Value, token: None, began: false }
+        Self { open: Vec::new(), next: CallListState::Value, token: None, began: false }
     }
 
     fn blank(&self) -> bool {
@@ -178,29 +178,30 @@ impl Scan {
     }
 
     fn done(&self) -> bool {
-        self.next == Next::Nothing && self.token.is_none()
+        self.next == CallListState::Nothing && self.token.is_none()
     }
 
     /// In a key of the outermost object.
     fn in_key(&self) -> bool {
-        self.open.len() == 1 && matches!(self.token, Some(Token::Text { key: true, .. }))
+        self.open.len() == 1 && matches!(self.token, Some(JsonToken::Text { key: true, .. }))
     }
 
     /// In a value of the outermost object.
     fn in_value(&self) -> bool {
         self.open.len() > 1
-            || self.open.len() == 1 && matches!(self.token, Some(Token::Text { key: false, .. } | Token::Literal(_)))
+            || self.open.len() == 1
+                && matches!(self.token, Some(JsonToken::Text { key: false, .. } | JsonToken::Literal(_)))
     }
 
     /// In a value of the outermost object that is a number or a word.
     fn in_bare_value(&self) -> bool {
-        self.open.len() == 1 && matches!(self.token, Some(Token::Literal(_)))
+        self.open.len() == 1 && matches!(self.token, Some(JsonToken::Literal(_)))
     }
 
     fn take(&mut self, c: char) -> Result<(), ()> {
         self.began = true;
         match &mut self.token {
-            Some(Token::Text { key, escaped, digits }) => {
+            Some(JsonToken::Text { key, escaped, digits }) => {
                 match c {
                     _ if *digits > 0 => {
                         if !c.is_ascii_hexdigit() {
@@ -217,7 +218,7 @@ impl Scan {
                     }
                     '\\' => *escaped = true,
                     '"' => {
-                        self.next = if *key { Next::Colon } else { self.after() };
+                        self.next = if *key { CallListState::Colon } else { self.after() };
                         self.token = None;
                     }
                     c if c < ' ' => return Err(()),
@@ -225,12 +226,12 @@ impl Scan {
                 }
                 return Ok(());
             }
-            Some(Token::Literal(text)) if c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.') => {
+            Some(JsonToken::Literal(text)) if c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.') => {
                 text.push(c);
                 // Longer than any number that is meant.
                 return if text.len() <= 400 { Ok(()) } else { Err(()) };
             }
-            Some(Token::Literal(text)) => {
+            Some(JsonToken::Literal(text)) => {
                 serde_json::from_str::<serde_json::Value>(text).map_err(|_| ())?;
                 self.token = None;
                 self.next = self.after();
@@ -239,22 +240,24 @@ impl Scan {
         }
         match (self.next, c) {
             (_, ' ' | '\t' | '\n' | '\r') => {}
-            (Next::Value | Next::ValueOrEnd, '{') => self.open('}', Next::KeyOrEnd)?,
-            (Next::Value | Next::ValueOrEnd, '[') => self.open(']', Next::ValueOrEnd)?,
-            (Next::Value | Next::ValueOrEnd, '"') => {
-                self.token = Some(Token::Text { key: false, escaped: false, digits: 0 });
+            (CallListState::Value | CallListState::ValueOrEnd, '{') => self.open('}', CallListState::KeyOrEnd)?,
+            (CallListState::Value | CallListState::ValueOrEnd, '[') => self.open(']', CallListState::ValueOrEnd)?,
+            (CallListState::Value | CallListState::ValueOrEnd, '"') => {
+                self.token = Some(JsonToken::Text { key: false, escaped: false, digits: 0 });
             }
-            (Next::Value | Next::ValueOrEnd, c) if c.is_ascii_alphanumeric() || c == '-' => {
-                self.token = Some(Token::Literal(c.to_string()));
+            (CallListState::Value | CallListState::ValueOrEnd, c) if c.is_ascii_alphanumeric() || c == '-' => {
+                self.token = Some(JsonToken::Literal(c.to_string()));
             }
-            (Next::Key | Next::KeyOrEnd, '"') => {
-                self.token = Some(Token::Text { key: true, escaped: false, digits: 0 });
+            (CallListState::Key | CallListState::KeyOrEnd, '"') => {
+                self.token = Some(JsonToken::Text { key: true, escaped: false, digits: 0 });
             }
-            (Next::Colon, ':') => self.next = Next::Value,
-            (Next::CommaOrEnd, ',') => {
-                self.next = if self.open.last() == Some(&'}') { Next::Key } else { Next::Value };
+            (CallListState::Colon, ':') => self.next = CallListState::Value,
+            (CallListState::CommaOrEnd, ',') => {
+                self.next = if self.open.last() == Some(&'}') { CallListState::Key } else { CallListState::Value };
             }
-            (Next::CommaOrEnd | Next::KeyOrEnd | Next::ValueOrEnd, c) if self.open.last() == Some(&c) => {
+            (CallListState::CommaOrEnd | CallListState::KeyOrEnd | CallListState::ValueOrEnd, c)
+                if self.open.last() == Some(&c) =>
+            {
                 self.open.pop();
                 self.next = self.after();
             }
@@ -263,15 +266,15 @@ impl Scan {
         Ok(())
     }
 
-    fn open(&mut self, close: char, next: Next) -> Result<(), ()> {
+    fn open(&mut self, close: char, next: CallListState) -> Result<(), ()> {
         self.open.push(close);
         self.next = next;
         if self.open.len() <= DEEPEST { Ok(()) } else { Err(()) }
     }
 
     /// What comes behind a value.
-    fn after(&self) -> Next {
-        if self.open.is_empty() { Next::Nothing } else { Next::CommaOrEnd }
+    fn after(&self) -> CallListState {
+        if self.open.is_empty() { CallListState::Nothing } else { CallListState::CommaOrEnd }
     }
 }
 

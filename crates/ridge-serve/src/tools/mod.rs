@@ -1,6 +1,6 @@
 //! Calls of tools in what a model writes, found while it writes.
 //!
-//! Each family was trained on a notation of its own ([`Style`]); all of them hold JSON, which `json` checks character by
+//! Each family was trained on a notation of its own ([`ToolCallStyle`]); all of them hold JSON, which `json` checks character by
 //! character, so that a call is only announced once its name is known and its arguments are only passed on while they are
 //! JSON. What only looked like a call is given back as text.
 
@@ -10,7 +10,7 @@ use json::{Call, Piece};
 
 /// How a model writes calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Style {
+pub(crate) enum ToolCallStyle {
     /// `{"name": ..., "parameters": {...}}` as the whole answer, several behind `;`, perhaps after `<|python_tag|>`.
     Llama3,
     /// `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Qwen and Hermes.
@@ -23,7 +23,7 @@ pub(crate) enum Style {
     Arguments(String),
 }
 
-impl Style {
+impl ToolCallStyle {
     /// The style of the models that a chat template was written for, read off the marks in it.
     pub(crate) fn of_template(source: &str) -> Option<Self> {
         if source.contains("[TOOL_CALLS]") {
@@ -50,7 +50,7 @@ impl Style {
 
 /// What a piece of an answer turned out to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum ToolOutputPart {
     /// Text that is no call.
     Text(String),
     /// A call begins: which one of the answer, and its tool.
@@ -59,7 +59,7 @@ pub(crate) enum Part {
     Arguments { index: usize, json: String },
 }
 
-enum State {
+enum ToolParserState {
     /// Nothing but white space has come. Llama's calls begin here without a mark.
     Start,
     /// Text, and behind it what may become a mark, or white space before one.
@@ -75,27 +75,27 @@ enum State {
 }
 
 /// Finds calls in one answer.
-pub(crate) struct Parser {
-    style: Style,
+pub(crate) struct ToolCallParser {
+    style: ToolCallStyle,
     /// The tools that may be called.
     names: Vec<String>,
-    state: State,
+    state: ToolParserState,
     /// Are calls elements of a list?
     in_array: bool,
     /// What was read since the last mark, and becomes text if no call comes of it.
     unsure: String,
     calls: usize,
     ended: usize,
-    parts: Vec<Part>,
+    parts: Vec<ToolOutputPart>,
 }
 
 const CLOSE: &str = "</tool_call>";
 
-impl Parser {
-    pub(crate) fn new(style: Style, names: Vec<String>) -> Self {
+impl ToolCallParser {
+    pub(crate) fn new(style: ToolCallStyle, names: Vec<String>) -> Self {
         let state = match &style {
-            Style::Arguments(name) => State::Call(Box::new(Call::of(name.clone()))),
-            _ => State::Start,
+            ToolCallStyle::Arguments(name) => ToolParserState::Call(Box::new(Call::of(name.clone()))),
+            _ => ToolParserState::Start,
         };
         Self { style, names, state, in_array: false, unsure: String::new(), calls: 0, ended: 0, parts: Vec::new() }
     }
@@ -111,7 +111,7 @@ impl Parser {
     }
 
     /// Takes the next piece of the answer.
-    pub(crate) fn push(&mut self, text: &str) -> Vec<Part> {
+    pub(crate) fn push(&mut self, text: &str) -> Vec<ToolOutputPart> {
         for c in text.chars() {
             self.take(c);
         }
@@ -119,14 +119,14 @@ impl Parser {
     }
 
     /// The answer has ended.
-    pub(crate) fn finish(&mut self) -> Vec<Part> {
-        let rest = match std::mem::replace(&mut self.state, State::Start) {
+    pub(crate) fn finish(&mut self) -> Vec<ToolOutputPart> {
+        let rest = match std::mem::replace(&mut self.state, ToolParserState::Start) {
             // White space behind calls is not worth a message.
-            State::Text { held } if self.calls > 0 && held.trim().is_empty() => String::new(),
-            State::Text { held } => held,
+            ToolParserState::Text { held } if self.calls > 0 && held.trim().is_empty() => String::new(),
+            ToolParserState::Text { held } => held,
             // A call whose beginning is out.
             _ if self.calls > 0 && self.unsure.trim().is_empty() => String::new(),
-            State::Close { .. } => String::new(),
+            ToolParserState::Close { .. } => String::new(),
             _ => std::mem::take(&mut self.unsure),
         };
         self.text(&rest);
@@ -135,29 +135,29 @@ impl Parser {
 
     fn take(&mut self, c: char) {
         match &mut self.state {
-            State::Start => self.start(c),
-            State::Text { held } => {
+            ToolParserState::Start => self.start(c),
+            ToolParserState::Text { held } => {
                 held.push(c);
                 self.look_for_mark();
             }
-            State::Gap => self.gap(c),
-            State::Name { name } => {
+            ToolParserState::Gap => self.gap(c),
+            ToolParserState::Name { name } => {
                 self.unsure.push(c);
                 name.push(c);
                 self.named();
             }
-            State::Call(_) => self.call(c),
-            State::Close { read } => {
+            ToolParserState::Call(_) => self.call(c),
+            ToolParserState::Close { read } => {
                 let blank = c.is_whitespace() && read.is_empty();
                 if !blank {
                     read.push(c);
                 }
                 if read == CLOSE {
-                    self.state = State::Text { held: String::new() };
+                    self.state = ToolParserState::Text { held: String::new() };
                 } else if !CLOSE.starts_with(read.as_str()) {
                     // Some models forget to close a call before the next.
                     let held = std::mem::take(read);
-                    self.state = State::Text { held };
+                    self.state = ToolParserState::Text { held };
                     self.look_for_mark();
                 }
             }
@@ -168,13 +168,13 @@ impl Parser {
         self.unsure.push(c);
         match (&self.style, c) {
             (_, c) if c.is_whitespace() => {}
-            (Style::Llama3, '{') => self.begin(Call::new(), c),
-            (Style::Array, '[') => {
+            (ToolCallStyle::Llama3, '{') => self.begin(Call::new(), c),
+            (ToolCallStyle::Array, '[') => {
                 self.in_array = true;
-                self.state = State::Gap;
+                self.state = ToolParserState::Gap;
             }
             _ => {
-                self.state = State::Text { held: std::mem::take(&mut self.unsure) };
+                self.state = ToolParserState::Text { held: std::mem::take(&mut self.unsure) };
                 self.look_for_mark();
             }
         }
@@ -182,7 +182,7 @@ impl Parser {
 
     /// Gives out the text before a mark, or all that cannot become one.
     fn look_for_mark(&mut self) {
-        let State::Text { held } = &mut self.state else { return };
+        let ToolParserState::Text { held } = &mut self.state else { return };
         let Some(mark) = self.style.mark() else {
             let text = std::mem::take(held);
             return self.text(&text);
@@ -190,7 +190,7 @@ impl Parser {
         if let Some(before) = held.strip_suffix(mark) {
             let before = before.trim_end().to_owned();
             self.unsure = held[before.len()..].to_owned();
-            self.state = State::Gap;
+            self.state = ToolParserState::Gap;
             return self.text(&before);
         }
         let may_begin = mark.char_indices().map(|(i, _)| i).filter(|i| held.ends_with(&mark[..*i])).max();
@@ -206,15 +206,17 @@ impl Parser {
         match (&self.style, c) {
             (_, c) if c.is_whitespace() => {}
             (_, '{') => self.begin(Call::new(), c),
-            (Style::Mistral, '[') if !self.in_array => self.in_array = true,
-            (Style::Mistral | Style::Array, ',') if self.in_array && self.calls > 0 => self.unsure.clear(),
-            (Style::Mistral | Style::Array, ']') if self.in_array => {
+            (ToolCallStyle::Mistral, '[') if !self.in_array => self.in_array = true,
+            (ToolCallStyle::Mistral | ToolCallStyle::Array, ',') if self.in_array && self.calls > 0 => {
+                self.unsure.clear()
+            }
+            (ToolCallStyle::Mistral | ToolCallStyle::Array, ']') if self.in_array => {
                 self.in_array = false;
                 self.unsure.clear();
-                self.state = State::Text { held: String::new() };
+                self.state = ToolParserState::Text { held: String::new() };
             }
-            (Style::Llama3, ';' | ',') if self.calls > 0 => self.unsure.clear(),
-            (Style::Mistral, _) if !self.in_array => self.state = State::Name { name: c.to_string() },
+            (ToolCallStyle::Llama3, ';' | ',') if self.calls > 0 => self.unsure.clear(),
+            (ToolCallStyle::Mistral, _) if !self.in_array => self.state = ToolParserState::Name { name: c.to_string() },
             _ => self.give_up(),
         }
     }
@@ -222,10 +224,10 @@ impl Parser {
     /// Behind `[TOOL_CALLS]`: a name, perhaps `[CALL_ID]` and one, and `[ARGS]` or the arguments themselves.
     fn named(&mut self) {
         const LONGEST: usize = 256;
-        let State::Name { name } = &self.state else { return };
+        let ToolParserState::Name { name } = &self.state else { return };
         if let Some(head) = name.strip_suffix("[ARGS]") {
             let name = head.split("[CALL_ID]").next().unwrap_or_default().trim().to_owned();
-            self.state = State::Call(Box::new(Call::of(name)));
+            self.state = ToolParserState::Call(Box::new(Call::of(name)));
         } else if let Some(head) = name.strip_suffix('{') {
             let name = head.trim().to_owned();
             self.begin(Call::of(name), '{');
@@ -236,13 +238,13 @@ impl Parser {
 
     /// Goes on in `call`, whose first character `c` has been read.
     fn begin(&mut self, call: Call, c: char) {
-        self.state = State::Call(Box::new(call));
+        self.state = ToolParserState::Call(Box::new(call));
         self.unsure.pop();
         self.call(c);
     }
 
     fn call(&mut self, c: char) {
-        let State::Call(call) = &mut self.state else { return };
+        let ToolParserState::Call(call) = &mut self.state else { return };
         let announced = call.announced();
         if !announced {
             self.unsure.push(c);
@@ -258,7 +260,7 @@ impl Parser {
                         Piece::Name(name) => {
                             self.calls += 1;
                             self.unsure.clear();
-                            self.parts.push(Part::Call { index: self.calls - 1, name });
+                            self.parts.push(ToolOutputPart::Call { index: self.calls - 1, name });
                         }
                         Piece::Arguments(json) => self.arguments(json),
                     }
@@ -266,16 +268,18 @@ impl Parser {
                 if done {
                     self.ended += 1;
                     self.state = match self.style {
-                        Style::Hermes => State::Close { read: String::new() },
-                        Style::Llama3 | Style::Array => State::Gap,
-                        Style::Mistral if self.in_array => State::Gap,
-                        Style::Mistral | Style::Arguments(_) => State::Text { held: String::new() },
+                        ToolCallStyle::Hermes => ToolParserState::Close { read: String::new() },
+                        ToolCallStyle::Llama3 | ToolCallStyle::Array => ToolParserState::Gap,
+                        ToolCallStyle::Mistral if self.in_array => ToolParserState::Gap,
+                        ToolCallStyle::Mistral | ToolCallStyle::Arguments(_) => {
+                            ToolParserState::Text { held: String::new() }
+                        }
                     };
                 }
             }
             // What is no JSON ends the call, or shows that it never was one.
             Err(()) if announced => {
-                self.state = State::Text { held: c.to_string() };
+                self.state = ToolParserState::Text { held: c.to_string() };
                 self.look_for_mark();
             }
             Err(()) => self.give_up(),
@@ -283,7 +287,7 @@ impl Parser {
     }
 
     fn may_call(&self, name: &String) -> bool {
-        matches!(self.style, Style::Arguments(_)) || self.names.contains(name)
+        matches!(self.style, ToolCallStyle::Arguments(_)) || self.names.contains(name)
     }
 
     /// What was read since the mark is text after all.
@@ -291,22 +295,22 @@ impl Parser {
         let text = std::mem::take(&mut self.unsure);
         self.in_array = false;
         self.text(&text);
-        self.state = State::Text { held: String::new() };
+        self.state = ToolParserState::Text { held: String::new() };
     }
 
     fn text(&mut self, text: &str) {
         match self.parts.last_mut() {
             _ if text.is_empty() => {}
-            Some(Part::Text(last)) => last.push_str(text),
-            _ => self.parts.push(Part::Text(text.to_owned())),
+            Some(ToolOutputPart::Text(last)) => last.push_str(text),
+            _ => self.parts.push(ToolOutputPart::Text(text.to_owned())),
         }
     }
 
     fn arguments(&mut self, json: String) {
         let index = self.calls.saturating_sub(1);
         match self.parts.last_mut() {
-            Some(Part::Arguments { json: last, .. }) => last.push_str(&json),
-            _ => self.parts.push(Part::Arguments { index, json }),
+            Some(ToolOutputPart::Arguments { json: last, .. }) => last.push_str(&json),
+            _ => self.parts.push(ToolOutputPart::Arguments { index, json }),
         }
     }
 }
@@ -315,26 +319,26 @@ impl Parser {
 mod tests {
     use super::*;
 
-    fn parser(style: Style) -> Parser {
-        Parser::new(style, vec!["weather".to_owned(), "add".to_owned()])
+    fn parser(style: ToolCallStyle) -> ToolCallParser {
+        ToolCallParser::new(style, vec!["weather".to_owned(), "add".to_owned()])
     }
 
     /// The text, and the calls with their arguments, of `answer` given in pieces of `size` characters.
-    fn parsed(style: &Style, answer: &str, size: usize) -> (String, Vec<(String, String)>) {
+    fn parsed(style: &ToolCallStyle, answer: &str, size: usize) -> (String, Vec<(String, String)>) {
         let mut parser = parser(style.clone());
         let chars: Vec<char> = answer.chars().collect();
-        let mut parts: Vec<Part> =
+        let mut parts: Vec<ToolOutputPart> =
             chars.chunks(size).flat_map(|piece| parser.push(&piece.iter().collect::<String>())).collect();
         parts.extend(parser.finish());
         let (mut text, mut calls) = (String::new(), Vec::<(String, String)>::new());
         for part in parts {
             match part {
-                Part::Text(piece) => text.push_str(&piece),
-                Part::Call { index, name } => {
+                ToolOutputPart::Text(piece) => text.push_str(&piece),
+                ToolOutputPart::Call { index, name } => {
                     assert_eq!(index, calls.len());
                     calls.push((name, String::new()));
                 }
-                Part::Arguments { index, json } => {
+                ToolOutputPart::Arguments { index, json } => {
                     assert_eq!(index + 1, calls.len(), "arguments belong to the last call");
                     calls[index].1.push_str(&json);
                 }
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(style: &Style, answer: &str, text: &str, calls: &[(&str, &str)]) {
+    fn check(style: &ToolCallStyle, answer: &str, text: &str, calls: &[(&str, &str)]) {
         let calls: Vec<(String, String)> = calls.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
         for size in [1, 2, 3, 7, 1000] {
             assert_eq!(parsed(style, answer, size), (text.to_owned(), calls.clone()), "in pieces of {size}");
@@ -354,7 +358,7 @@ mod tests {
 
     #[test]
     fn hermes_calls_are_found() {
-        let style = &Style::Hermes;
+        let style = &ToolCallStyle::Hermes;
         let one = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Oslo {\\\"}\"}}\n</tool_call>";
         check(style, one, "", &[("weather", "{\"city\": \"Oslo {\\\"}\"}")]);
         let two =
@@ -382,7 +386,7 @@ mod tests {
 
     #[test]
     fn llama_calls_are_found() {
-        let style = &Style::Llama3;
+        let style = &ToolCallStyle::Llama3;
         let one = "{\"name\": \"add\", \"parameters\": {\"a\": -1.5e3, \"b\": null}}";
         let arguments = "{\"a\": -1.5e3, \"b\": null}";
         check(style, one, "", &[("add", arguments)]);
@@ -396,7 +400,7 @@ mod tests {
 
     #[test]
     fn mistral_calls_are_found() {
-        let style = &Style::Mistral;
+        let style = &ToolCallStyle::Mistral;
         let list =
             "[TOOL_CALLS][{\"name\": \"add\", \"arguments\": {\"a\": 1}}, {\"name\": \"weather\", \"arguments\": {}}]";
         check(style, list, "", &[("add", "{\"a\": 1}"), ("weather", "{}")]);
@@ -410,21 +414,21 @@ mod tests {
 
     #[test]
     fn constrained_answers_are_calls() {
-        check(&Style::Array, "[{\"name\": \"add\", \"parameters\": {\"a\": 1}}]", "", &[("add", "{\"a\": 1}")]);
-        check(&Style::Arguments("add".into()), "{\"a\": [true]} ", " ", &[("add", "{\"a\": [true]}")]);
+        check(&ToolCallStyle::Array, "[{\"name\": \"add\", \"parameters\": {\"a\": 1}}]", "", &[("add", "{\"a\": 1}")]);
+        check(&ToolCallStyle::Arguments("add".into()), "{\"a\": [true]} ", " ", &[("add", "{\"a\": [true]}")]);
     }
 
     #[test]
     fn arguments_in_a_string_are_taken_out_of_it() {
         let answer = "<tool_call>{\"name\": \"add\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>";
-        check(&Style::Hermes, answer, "", &[("add", "{\"a\": 1}")]);
+        check(&ToolCallStyle::Hermes, answer, "", &[("add", "{\"a\": 1}")]);
     }
 
     #[test]
     fn templates_tell_their_style() {
-        assert_eq!(Style::of_template("... [TOOL_CALLS] ..."), Some(Style::Mistral));
-        assert_eq!(Style::of_template("... <tool_call> ..."), Some(Style::Hermes));
-        assert_eq!(Style::of_template("<|python_tag|>"), Some(Style::Llama3));
-        assert_eq!(Style::of_template("{{ messages }}"), None);
+        assert_eq!(ToolCallStyle::of_template("... [TOOL_CALLS] ..."), Some(ToolCallStyle::Mistral));
+        assert_eq!(ToolCallStyle::of_template("... <tool_call> ..."), Some(ToolCallStyle::Hermes));
+        assert_eq!(ToolCallStyle::of_template("<|python_tag|>"), Some(ToolCallStyle::Llama3));
+        assert_eq!(ToolCallStyle::of_template("{{ messages }}"), None);
     }
 }

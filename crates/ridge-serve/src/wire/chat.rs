@@ -4,9 +4,9 @@ use ridge_text::template::Data;
 use serde_json::{Value, json};
 
 use super::constraint::Form;
-use super::fields::{Fields, shown, wrong};
+use super::fields::{RequestFields, shown, wrong};
 use super::messages::{self, Tool};
-use super::sampling::{self, Common, MOST_LOGPROBS};
+use super::sampling::{self, CommonParams, MOST_LOGPROBS};
 use crate::error::{ApiError, ApiResult};
 
 /// Whether an answer may, or must, call tools.
@@ -21,7 +21,7 @@ pub(crate) enum ToolChoice {
 /// A request of `/v1/chat/completions`.
 #[derive(Clone, Debug)]
 pub(crate) struct ChatRequest {
-    pub(crate) common: Common,
+    pub(crate) common: CommonParams,
     pub(crate) messages: Vec<Data>,
     pub(crate) tools: Vec<Tool>,
     pub(crate) choice: ToolChoice,
@@ -38,11 +38,11 @@ pub(crate) struct ChatRequest {
 }
 
 pub(crate) fn read(body: &[u8]) -> ApiResult<ChatRequest> {
-    of_fields(Fields::body(body)?)
+    of_fields(RequestFields::body(body)?)
 }
 
 /// The request that an object makes.
-pub(crate) fn of_fields(mut fields: Fields) -> ApiResult<ChatRequest> {
+pub(crate) fn of_fields(mut fields: RequestFields) -> ApiResult<ChatRequest> {
     let mut common = sampling::read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
     let told = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
@@ -110,12 +110,12 @@ fn one_or_more_of(tools: &[Tool], several: bool) -> Value {
     schema
 }
 
-fn conversation(fields: &mut Fields) -> ApiResult<Vec<Data>> {
+fn conversation(fields: &mut RequestFields) -> ApiResult<Vec<Data>> {
     let list = fields.list("messages")?;
     messages::messages(fields.needed("messages", list)?)
 }
 
-fn documents(fields: &mut Fields) -> ApiResult<Option<Vec<Data>>> {
+fn documents(fields: &mut RequestFields) -> ApiResult<Option<Vec<Data>>> {
     let Some(list) = fields.list("documents")? else { return Ok(None) };
     let document = |(i, value): (usize, &Value)| {
         let place = format!("documents[{i}]");
@@ -128,7 +128,7 @@ fn documents(fields: &mut Fields) -> ApiResult<Option<Vec<Data>>> {
 }
 
 /// `chat_template_kwargs`, and OpenAI's `reasoning_effort`, which templates know as a variable.
-fn variables(fields: &mut Fields) -> ApiResult<Vec<(String, Data)>> {
+fn variables(fields: &mut RequestFields) -> ApiResult<Vec<(String, Data)>> {
     const TAKEN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
     let mut variables = Vec::new();
     if let Some(effort) = fields.text("reasoning_effort")? {
@@ -147,7 +147,7 @@ fn variables(fields: &mut Fields) -> ApiResult<Vec<(String, Data)>> {
     Ok(variables)
 }
 
-fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> ApiResult<ToolChoice> {
+fn tool_choice(fields: &mut RequestFields, tools: &[Tool]) -> ApiResult<ToolChoice> {
     let Some(value) = fields.take("tool_choice") else { return Ok(ToolChoice::Auto) };
     let choice = match &value {
         Value::String(text) => match text.as_str() {
@@ -157,7 +157,7 @@ fn tool_choice(fields: &mut Fields, tools: &[Tool]) -> ApiResult<ToolChoice> {
             _ => return Err(wrong("tool_choice", &value, "none, auto, required or an object that names a function")),
         },
         Value::Object(_) => {
-            let mut choice = Fields::of("tool_choice", value)?;
+            let mut choice = RequestFields::of("tool_choice", value)?;
             let kind = choice.one_of("type", &["function"])?;
             choice.needed("type", kind)?;
             let function = choice.object("function")?;

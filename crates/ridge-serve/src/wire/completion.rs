@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::fields::{Fields, ids, wrong};
-use super::sampling::{self, Common, MOST_ANSWERS, MOST_LOGPROBS};
+use super::fields::{RequestFields, ids, wrong};
+use super::sampling::{self, CommonParams, MOST_ANSWERS, MOST_LOGPROBS};
 use crate::error::{ApiError, ApiResult};
 
 /// What to go on with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Prompt {
+pub(crate) enum PromptInput {
     Text(String),
     Ids(Vec<u32>),
 }
@@ -16,8 +16,8 @@ pub(crate) enum Prompt {
 /// A request of `/v1/completions`.
 #[derive(Clone, Debug)]
 pub(crate) struct CompletionRequest {
-    pub(crate) common: Common,
-    pub(crate) prompts: Vec<Prompt>,
+    pub(crate) common: CommonParams,
+    pub(crate) prompts: Vec<PromptInput>,
     /// Answers to choose the best `n` from.
     pub(crate) best_of: usize,
     /// Give the prompt back before the answer.
@@ -31,7 +31,7 @@ const MOST_PROMPTS: usize = 256;
 pub(crate) const USUAL_TOKENS: usize = 16;
 
 pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
-    let mut fields = Fields::body(body)?;
+    let mut fields = RequestFields::body(body)?;
     let mut common = sampling::read(&mut fields, &["max_tokens"])?;
     let prompt = fields.take("prompt");
     let prompts = prompts(fields.needed("prompt", prompt)?)?;
@@ -57,23 +57,23 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
 }
 
 /// A text, a list of ids, or a list of these.
-pub(crate) fn prompts(value: Value) -> ApiResult<Vec<Prompt>> {
+pub(crate) fn prompts(value: Value) -> ApiResult<Vec<PromptInput>> {
     let list = match value {
-        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::String(text) => return Ok(vec![PromptInput::Text(text)]),
         Value::Array(list) => list,
         other => return Err(wrong("prompt", &other, "a string, a list of token ids, or a list of such")),
     };
     match list.first() {
         None => return Err(ApiError::param("prompt", "is an empty list; give a string or tokens")),
-        Some(Value::Number(_)) => return Ok(vec![Prompt::Ids(ids("prompt", &list)?)]),
+        Some(Value::Number(_)) => return Ok(vec![PromptInput::Ids(ids("prompt", &list)?)]),
         Some(_) => {}
     }
     if list.len() > MOST_PROMPTS {
         return Err(ApiError::param("prompt", format!("has {} prompts, and may have {MOST_PROMPTS}", list.len())));
     }
     let each = |(i, value): (usize, Value)| match value {
-        Value::String(text) => Ok(Prompt::Text(text)),
-        Value::Array(list) if !list.is_empty() => Ok(Prompt::Ids(ids(&format!("prompt[{i}]"), &list)?)),
+        Value::String(text) => Ok(PromptInput::Text(text)),
+        Value::Array(list) if !list.is_empty() => Ok(PromptInput::Ids(ids(&format!("prompt[{i}]"), &list)?)),
         other => Err(wrong(&format!("prompt[{i}]"), &other, "a string or a list of token ids")),
     };
     list.into_iter().enumerate().map(each).collect()
@@ -87,9 +87,9 @@ mod tests {
     fn prompts_are_texts_or_ids_or_lists_of_them() {
         let read = |text: &str| read(text.as_bytes());
         let prompts = |text: &str| read(text).unwrap().prompts;
-        assert_eq!(prompts(r#"{"prompt": "a"}"#), [Prompt::Text("a".into())]);
-        assert_eq!(prompts(r#"{"prompt": [1, 2]}"#), [Prompt::Ids(vec![1, 2])]);
-        assert_eq!(prompts(r#"{"prompt": ["a", [3]]}"#), [Prompt::Text("a".into()), Prompt::Ids(vec![3])]);
+        assert_eq!(prompts(r#"{"prompt": "a"}"#), [PromptInput::Text("a".into())]);
+        assert_eq!(prompts(r#"{"prompt": [1, 2]}"#), [PromptInput::Ids(vec![1, 2])]);
+        assert_eq!(prompts(r#"{"prompt": ["a", [3]]}"#), [PromptInput::Text("a".into()), PromptInput::Ids(vec![3])]);
         for (text, param) in [
             (r#"{}"#, "prompt"),
             (r#"{"prompt": []}"#, "prompt"),

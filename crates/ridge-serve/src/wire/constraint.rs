@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fields::{Fields, shown, wrong};
+use super::fields::{RequestFields, shown, wrong};
 use crate::error::{ApiError, ApiResult};
 
 /// The form that an answer must have.
@@ -38,7 +38,7 @@ impl Form {
 pub(crate) type Asked = Option<(String, Form)>;
 
 /// Reads the parameters that ask for a form; at most one may.
-pub(crate) fn read(fields: &mut Fields) -> ApiResult<Asked> {
+pub(crate) fn read(fields: &mut RequestFields) -> ApiResult<Asked> {
     let mut asked = Vec::new();
     if let Some(format) = fields.object("response_format")? {
         asked.extend(response_format(format)?.map(|form| ("response_format".to_owned(), form)));
@@ -65,7 +65,7 @@ pub(crate) fn read(fields: &mut Fields) -> ApiResult<Asked> {
     }
 }
 
-fn response_format(mut format: Fields) -> ApiResult<Option<Form>> {
+fn response_format(mut format: RequestFields) -> ApiResult<Option<Form>> {
     let kind = format.one_of("type", &["text", "json_object", "json_schema"])?;
     let form = match format.needed("type", kind)? {
         "text" => None,
@@ -87,7 +87,7 @@ fn response_format(mut format: Fields) -> ApiResult<Option<Form>> {
     Ok(form)
 }
 
-fn guided(fields: &mut Fields, names: [&'static str; 4], asked: &mut Vec<(String, Form)>) -> ApiResult<()> {
+fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<(String, Form)>) -> ApiResult<()> {
     let [json, regex, choice, grammar] = names;
     if let Some(value) = fields.take(json) {
         let name = fields.name(json);
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     fn asked(text: &str) -> ApiResult<Asked> {
-        let mut fields = Fields::body(text.as_bytes())?;
+        let mut fields = RequestFields::body(text.as_bytes())?;
         let asked = read(&mut fields)?;
         fields.done()?;
         Ok(asked)

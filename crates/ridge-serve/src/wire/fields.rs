@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 use crate::error::{ApiError, ApiResult};
 
 /// The keys of an object that are still to be read. A key whose value is null counts as absent, as with OpenAI.
-pub(crate) struct Fields {
+pub(crate) struct RequestFields {
     map: Map<String, Value>,
     /// What comes before a key in errors: empty, or `messages[2].`.
     place: String,
@@ -13,7 +13,7 @@ pub(crate) struct Fields {
     known: Vec<&'static str>,
 }
 
-impl Fields {
+impl RequestFields {
     /// The body of a request.
     pub(crate) fn body(bytes: &[u8]) -> ApiResult<Self> {
         let value = serde_json::from_slice(bytes)
@@ -179,8 +179,8 @@ fn distance(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    fn fields(text: &str) -> Fields {
-        Fields::body(text.as_bytes()).unwrap()
+    fn fields(text: &str) -> RequestFields {
+        RequestFields::body(text.as_bytes()).unwrap()
     }
 
     #[test]
@@ -217,10 +217,10 @@ mod tests {
     #[test]
     fn what_is_no_object_is_refused() {
         for text in ["", "[", "[]", "3", "{\"a\": \"\\ud800\"}", "{\"a\": 1e999}", "{} x", "{\"a\": \"\u{0}\"}"] {
-            assert!(Fields::body(text.as_bytes()).is_err(), "{text}");
+            assert!(RequestFields::body(text.as_bytes()).is_err(), "{text}");
         }
-        assert!(Fields::body(b"{\"a\": \"\xff\"}").is_err());
+        assert!(RequestFields::body(b"{\"a\": \"\xff\"}").is_err());
         let deep = format!("{}{}", "{\"a\":".repeat(5000), "}".repeat(5000));
-        assert!(Fields::body(deep.as_bytes()).is_err());
+        assert!(RequestFields::body(deep.as_bytes()).is_err());
     }
 }

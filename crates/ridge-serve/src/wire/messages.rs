@@ -4,7 +4,7 @@ use ridge_text::template::Data;
 use serde_json::{Map, Value, json};
 
 use super::constraint::is_schema;
-use super::fields::{Fields, shown, wrong};
+use super::fields::{RequestFields, shown, wrong};
 use crate::error::{ApiError, ApiResult};
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -19,7 +19,7 @@ pub(crate) fn messages(list: Vec<Value>) -> ApiResult<Vec<Data>> {
 }
 
 fn message(place: &str, value: Value) -> ApiResult<Data> {
-    let mut fields = Fields::of(place, value)?;
+    let mut fields = RequestFields::of(place, value)?;
     let role = fields.one_of("role", &ROLES)?;
     let role = fields.needed("role", role)?;
     let mut message = Map::new();
@@ -72,7 +72,7 @@ fn text(place: &str, content: Value) -> ApiResult<String> {
     };
     let mut texts = Vec::with_capacity(parts.len());
     for (i, part) in parts.into_iter().enumerate() {
-        let mut fields = Fields::of(&format!("{place}[{i}]"), part)?;
+        let mut fields = RequestFields::of(&format!("{place}[{i}]"), part)?;
         let kind = fields.text("type")?;
         if let Some(kind) = kind.filter(|kind| kind != "text") {
             let why = format!("{} is not supported: this server reads text", shown(&json!(kind)));
@@ -86,7 +86,7 @@ fn text(place: &str, content: Value) -> ApiResult<String> {
 }
 
 fn tool_call(place: &str, value: Value) -> ApiResult<Value> {
-    let mut fields = Fields::of(place, value)?;
+    let mut fields = RequestFields::of(place, value)?;
     let id = fields.text("id")?;
     fields.one_of("type", &["function"])?;
     fields.take("index");
@@ -142,7 +142,7 @@ pub(crate) fn tools(list: Vec<Value>) -> ApiResult<Vec<Tool>> {
 }
 
 fn tool(place: &str, value: Value) -> ApiResult<Tool> {
-    let mut fields = Fields::of(place, value)?;
+    let mut fields = RequestFields::of(place, value)?;
     let kind = fields.one_of("type", &["function"])?;
     fields.needed("type", kind)?;
     let function = fields.object("function")?;

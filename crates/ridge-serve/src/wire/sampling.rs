@@ -8,7 +8,7 @@ use ridge_engine::{Dry, Sampling};
 use serde_json::{Value, json};
 
 use super::constraint::{self, Asked};
-use super::fields::{Fields, shown, wrong};
+use super::fields::{RequestFields, shown, wrong};
 use crate::error::{ApiError, ApiResult};
 
 /// Answers to one prompt at most.
@@ -21,7 +21,7 @@ const MOST_BIASES: usize = 1024;
 
 /// What may be asked of any answer.
 #[derive(Clone, Debug)]
-pub(crate) struct Common {
+pub(crate) struct CommonParams {
     /// The model that is meant, if the request says.
     pub(crate) model: Option<String>,
     /// Its seed is that of the first answer.
@@ -54,7 +54,7 @@ pub(crate) struct Common {
 }
 
 /// Reads them. `max_tokens` are the names of its limit, the first one that is preferred first.
-pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResult<Common> {
+pub(crate) fn read(fields: &mut RequestFields, max_tokens: &[&'static str]) -> ApiResult<CommonParams> {
     let model = fields.text("model")?;
     let mut sampling = Sampling { temperature: 1.0, seed: random(), ..Sampling::GREEDY };
     let set = |to: &mut f32, value: Option<f32>| *to = value.unwrap_or(*to);
@@ -93,7 +93,7 @@ pub(crate) fn read(fields: &mut Fields, max_tokens: &[&'static str]) -> ApiResul
     }
     fields.only("store", &[json!(false)], "is not supported: nothing is stored; give false")?;
     fields.only("service_tier", &[json!("auto"), json!("default")], "is not a tier of this server; give auto")?;
-    Ok(Common {
+    Ok(CommonParams {
         model,
         sampling,
         n: fields.whole("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
@@ -121,7 +121,7 @@ pub(crate) fn random() -> u64 {
 }
 
 /// `targets`: milliseconds to the first token and from token to token.
-fn targets(fields: &mut Fields) -> ApiResult<Targets> {
+fn targets(fields: &mut RequestFields) -> ApiResult<Targets> {
     let Some(mut fields) = fields.object("targets")? else { return Ok(Targets::default()) };
     let mut millis = |key| fields.whole(key, 1, 1 << 32).map(|n| n.map(Duration::from_millis));
     let targets = Targets { ttft: millis("ttft_ms")?, tpot: millis("tpot_ms")? };
@@ -136,7 +136,7 @@ fn hash(text: &str) -> u64 {
 }
 
 /// vLLM says -1 for all tokens.
-fn top_k(fields: &mut Fields) -> ApiResult<u32> {
+fn top_k(fields: &mut RequestFields) -> ApiResult<u32> {
     let Some(value) = fields.take("top_k") else { return Ok(0) };
     match value.as_i64().and_then(|k| if k == -1 { Some(0) } else { u32::try_from(k).ok() }) {
         Some(k) => Ok(k),
@@ -144,13 +144,13 @@ fn top_k(fields: &mut Fields) -> ApiResult<u32> {
     }
 }
 
-fn priority(fields: &mut Fields) -> ApiResult<i32> {
+fn priority(fields: &mut RequestFields) -> ApiResult<i32> {
     let Some(value) = fields.take("priority") else { return Ok(0) };
     let number = value.as_i64().and_then(|p| i32::try_from(p).ok());
     number.ok_or_else(|| wrong("priority", &value, "a whole number of 32 bits; lower ones go first"))
 }
 
-fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
+fn stops(fields: &mut RequestFields) -> ApiResult<Vec<String>> {
     let list = match fields.take("stop") {
         None => Vec::new(),
         Some(Value::Array(list)) => list,
@@ -167,7 +167,7 @@ fn stops(fields: &mut Fields) -> ApiResult<Vec<String>> {
     list.iter().enumerate().map(text).collect()
 }
 
-fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(u32, f32)>> {
+fn logit_bias(fields: &mut RequestFields) -> ApiResult<Vec<(u32, f32)>> {
     let map = match fields.take("logit_bias") {
         None => return Ok(Vec::new()),
         Some(Value::Object(map)) => map,
@@ -187,7 +187,7 @@ fn logit_bias(fields: &mut Fields) -> ApiResult<Vec<(u32, f32)>> {
     map.iter().map(bias).collect()
 }
 
-fn dry(fields: &mut Fields) -> ApiResult<Dry> {
+fn dry(fields: &mut RequestFields) -> ApiResult<Dry> {
     let mut dry = Dry::OFF;
     let most = u64::from(u32::MAX);
     dry.multiplier = fields.float("dry_multiplier")?.unwrap_or(dry.multiplier);
@@ -213,8 +213,8 @@ pub(crate) fn check_model(asked: Option<&str>, served: &str) -> ApiResult<()> {
 mod tests {
     use super::*;
 
-    fn common(text: &str) -> ApiResult<Common> {
-        let mut fields = Fields::body(text.as_bytes())?;
+    fn common(text: &str) -> ApiResult<CommonParams> {
+        let mut fields = RequestFields::body(text.as_bytes())?;
         let common = read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
         fields.done()?;
         Ok(common)

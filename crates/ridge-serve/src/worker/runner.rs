@@ -10,24 +10,25 @@ use ridge_engine::{Finish, Logprobs};
 use tokio::sync::mpsc;
 
 use super::live::{AnswerSeen, StepSeen};
-use super::{Command, Event, Floor, Shared, Submit};
+use super::protocol::{EngineCommand, Floor, JobEvent, JobSubmission};
+use super::shared::SharedEngineState;
 use crate::error::ApiError;
 
 /// A request that the service has.
-struct Entry {
+struct RunningJob {
     job: u64,
     first: usize,
-    events: mpsc::Sender<Event>,
+    events: mpsc::Sender<JobEvent>,
     cut: Arc<OnceLock<ApiError>>,
     came: Instant,
     prompt_tokens: usize,
-    answers: Vec<Timing>,
+    answers: Vec<AnswerTiming>,
     began: bool,
 }
 
 /// When tokens of an answer came.
 #[derive(Clone, Copy)]
-struct Timing {
+struct AnswerTiming {
     tokens: usize,
     first: Instant,
     last: Instant,
@@ -38,12 +39,12 @@ const FLOOR_EVERY: Duration = Duration::from_millis(50);
 
 pub(super) struct Runner {
     service: Service,
-    shared: Arc<Shared>,
+    shared: Arc<SharedEngineState>,
     floor: Option<Floor>,
-    floor_told: Instant,
+    floor_computed: Instant,
     /// When the step that runs was started.
     started: Instant,
-    entries: HashMap<RequestId, Entry>,
+    entries: HashMap<RequestId, RunningJob>,
     /// The requests of jobs.
     ids: HashMap<u64, RequestId>,
     events: Vec<service::Event>,
@@ -51,13 +52,13 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(service: Service, floor: Option<Floor>, shared: Arc<SharedEngineState>) -> Self {
         let (entries, ids, events) = (HashMap::new(), HashMap::new(), Vec::new());
         Self {
             service,
             shared,
             floor,
-            floor_told: Instant::now(),
+            floor_computed: Instant::now(),
             started: Instant::now(),
             entries,
             ids,
@@ -67,18 +68,18 @@ impl Runner {
     }
 
     /// Runs until it is to drain and has.
-    pub(super) fn run(mut self, orders: &Receiver<Command>) {
+    pub(super) fn run(mut self, orders: &Receiver<EngineCommand>) {
         loop {
             if self.service.is_idle() {
                 if self.draining {
                     return;
                 }
                 let Ok(command) = orders.recv() else { return };
-                self.obey(command);
+                self.execute(command);
             }
             loop {
                 match orders.try_recv() {
-                    Ok(command) => self.obey(command),
+                    Ok(command) => self.execute(command),
                     Err(TryRecvError::Empty) => break,
                     Err(TryRecvError::Disconnected) => return,
                 }
@@ -88,7 +89,7 @@ impl Runner {
             }
             // Before anyone is told, so that who was told finds it so.
             self.shared.publish(&self.service);
-            self.tell();
+            self.deliver();
             self.shared.progressed();
         }
     }
@@ -97,21 +98,21 @@ impl Runner {
         self.shared.started.elapsed()
     }
 
-    fn obey(&mut self, command: Command) {
+    fn execute(&mut self, command: EngineCommand) {
         match command {
-            Command::Submit(submit) => self.submit(*submit),
-            Command::Cancel { job, choice } => self.cancel(job, choice),
-            Command::Look(reply) => {
+            EngineCommand::Submit(submit) => self.submit(*submit),
+            EngineCommand::Cancel { job, choice } => self.cancel(job, choice),
+            EngineCommand::Look(reply) => {
                 let _ = reply.send(self.service.blocks());
             }
-            Command::Drain => self.draining = true,
+            EngineCommand::Drain => self.draining = true,
             #[cfg(test)]
-            Command::Panic => panic!("a test wants it"),
+            EngineCommand::Panic => panic!("a test wants it"),
         }
     }
 
-    fn submit(&mut self, submit: Submit) {
-        let Submit { job, id, first, came, events, cut, reply } = submit;
+    fn submit(&mut self, submit: JobSubmission) {
+        let JobSubmission { job, id, first, came, events, cut, reply } = submit;
         let (n, prompt_tokens) = (job.n, job.prompt.len());
         let outcome = self.service.submit(job, came.saturating_duration_since(self.shared.started));
         let request = match outcome {
@@ -126,8 +127,8 @@ impl Runner {
             self.service.cancel(request);
             return;
         }
-        let answers = vec![Timing { tokens: 0, first: came, last: came }; n];
-        let entry = Entry { job: id, first, events, cut, came, prompt_tokens, answers, began: false };
+        let answers = vec![AnswerTiming { tokens: 0, first: came, last: came }; n];
+        let entry = RunningJob { job: id, first, events, cut, came, prompt_tokens, answers, began: false };
         self.entries.insert(request, entry);
         self.ids.insert(id, request);
     }
@@ -167,8 +168,8 @@ impl Runner {
         metrics.step.observe(took.as_secs_f64());
         metrics.step_tokens.observe(tokens as f64);
         let mut floor = None;
-        if let Some(of) = self.floor.as_mut().filter(|_| ended.duration_since(self.floor_told) >= FLOOR_EVERY) {
-            self.floor_told = ended;
+        if let Some(of) = self.floor.as_mut().filter(|_| ended.duration_since(self.floor_computed) >= FLOOR_EVERY) {
+            self.floor_computed = ended;
             floor = of(&ran.work);
             if let Some(floor) = floor {
                 metrics.step_roofline.observe(floor.as_secs_f64() / took.as_secs_f64().max(1e-9));
@@ -179,19 +180,19 @@ impl Runner {
     }
 
     /// Hands the events out.
-    fn tell(&mut self) {
+    fn deliver(&mut self) {
         let mut events = std::mem::take(&mut self.events);
         for service::Event { id, what } in events.drain(..) {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             let over = matches!(what, Happened::Done(_) | Happened::Failed(_));
-            let told = tell(entry, what, &self.shared);
-            if !told {
+            let delivered = deliver(entry, what, &self.shared);
+            if !delivered {
                 let slow = "the client reads too slowly: more tokens wait for it than this server keeps";
                 let _ = entry.cut.set(ApiError::unavailable(slow));
                 self.shared.metrics.finished("abort");
                 self.service.cancel(id);
             }
-            if over || !told {
+            if over || !delivered {
                 self.forget(id);
             }
         }
@@ -200,10 +201,10 @@ impl Runner {
 }
 
 /// Tells a client what happened. False if it does not take it.
-fn tell(entry: &mut Entry, what: Happened, shared: &Shared) -> bool {
+fn deliver(entry: &mut RunningJob, what: Happened, shared: &SharedEngineState) -> bool {
     let metrics = &shared.metrics;
     let event = match what {
-        Happened::Prompt(logprobs) => Event::Prompt { first: entry.first, n: entry.answers.len(), logprobs },
+        Happened::Prompt(logprobs) => JobEvent::Prompt { first: entry.first, n: entry.answers.len(), logprobs },
         Happened::Token { choice, token, logprobs } => {
             token_came(entry, choice, shared);
             token_event(entry.first + choice, token, logprobs)
@@ -220,24 +221,24 @@ fn tell(entry: &mut Entry, what: Happened, shared: &Shared) -> bool {
                 tpot: (answer.tokens > 1).then(|| (answer.last - answer.first) / (answer.tokens as u32 - 1)),
                 tokens: answer.tokens,
             });
-            Event::End { choice: entry.first + choice, reason, by: stop_token }
+            JobEvent::End { choice: entry.first + choice, reason, by: stop_token }
         }
         Happened::Done(usage) => {
             metrics.queue.observe(usage.queued.as_secs_f64());
             metrics.request_prompt_tokens.observe(entry.prompt_tokens as f64);
-            Event::Cached(usage.cached_tokens)
+            JobEvent::Cached(usage.cached_tokens)
         }
         Happened::Failed(why) => {
             metrics.finished("error");
             tracing::error!(why, "an answer failed");
-            Event::Failed(ApiError::internal(why))
+            JobEvent::Failed(ApiError::internal(why))
         }
     };
     // A client that has left is about to be cancelled, and takes nothing: that is no slowness.
     !matches!(entry.events.try_send(event), Err(mpsc::error::TrySendError::Full(_)))
 }
 
-fn token_came(entry: &mut Entry, choice: usize, shared: &Shared) {
+fn token_came(entry: &mut RunningJob, choice: usize, shared: &SharedEngineState) {
     let metrics = &shared.metrics;
     let now = Instant::now();
     let answer = &mut entry.answers[choice];
@@ -256,8 +257,8 @@ fn token_came(entry: &mut Entry, choice: usize, shared: &Shared) {
     }
 }
 
-fn token_event(choice: usize, id: u32, logprobs: Option<Logprobs>) -> Event {
-    Event::Token { choice, id, logprobs }
+fn token_event(choice: usize, id: u32, logprobs: Option<Logprobs>) -> JobEvent {
+    JobEvent::Token { choice, id, logprobs }
 }
 
 fn reason(finish: Finish) -> &'static str {

@@ -1,16 +1,16 @@
 //! Multi-head latent attention (DeepSeek-AI 2024, "DeepSeek-V2", section 2.1), with the indexer of DeepSeek-V3.2
 //! (2025, "DeepSeek-V3.2", section 2.1) where there is one.
 
-use super::planned_only;
-use crate::builder::Builder;
+use super::refusal::planned_only;
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
-use crate::ops::{takes, want_floats, want_weight};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
+use crate::ops::require::{takes, want_floats, want_weight};
 use crate::poly::Poly;
-use crate::types::{Shape, Type};
+use crate::shape::Shape;
+use crate::types::Type;
+use crate::why::Why;
 
 /// Adds a step's latents to a paged cache and attends to it.
 ///

@@ -1,15 +1,15 @@
 //! The state-space scan of Mamba-2 with its short convolution (Dao and Gu 2024, "Transformers are SSMs", sections 6
 //! and 7).
 
-use super::planned_only;
-use crate::builder::Builder;
+use super::refusal::planned_only;
 use crate::cost::Cost;
 use crate::dim::Dim;
-use crate::error::{Result, Why};
-use crate::graph::Var;
-use crate::op::{Composite, Gradient};
-use crate::ops::{takes, want_floats, want_weight};
-use crate::types::{Shape, Type};
+use crate::error::Result;
+use crate::graph::{Builder, Composite, Gradient, Var};
+use crate::ops::require::{takes, want_floats, want_weight};
+use crate::shape::Shape;
+use crate::types::Type;
+use crate::why::Why;
 
 /// One pass over a step's tokens, sequence by sequence.
 ///

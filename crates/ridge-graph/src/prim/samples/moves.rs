@@ -1,13 +1,13 @@
 //! Samples of the primitives that move elements, and of the access to states and stored parameters.
 
-use super::{SHAPES, any, with_others};
+use super::operands::{SHAPES, any, with_others};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::format::FormatRef;
 use crate::prim::Prim;
 use crate::sample::{Check, Rng, Sample};
+use crate::shape::Shape;
 use crate::tensor::Tensor;
-use crate::types::Shape;
 
 /// Index tensors for rows along an extent: in range and out of it on both sides, with duplicates, of several ranks.
 fn indices(rng: &mut Rng, dtype: DType, extent: usize) -> Vec<Tensor> {

@@ -1,15 +1,15 @@
-//! Work below the ceilings of a device, as a chart.
+//! RooflineWork below the ceilings of a device, as a chart.
 
 use ridge_hw::units::{BytesPerSecond, FlopsPerSecond};
 
-use super::{Roof, Row};
-use crate::plot::{Axis, Chart, Mark, Point, Series, Style, Unit};
+use super::roof::{Roof, RooflineRow};
+use crate::plot::{Axis, Chart, ChartPoint, Mark, Series, Style, Unit};
 use crate::reading::Class;
 
 impl Roof {
     /// `rows` below the ceilings of the sheet: memory and shared memory, every dense rate, arithmetic outside products.
-    pub fn chart(&self, title: &str, rows: &[&Row]) -> Chart {
-        let shown: Vec<&&Row> = rows.iter().filter(|r| r.flops.0 > 0.0).collect();
+    pub fn chart(&self, title: &str, rows: &[&RooflineRow]) -> Chart {
+        let shown: Vec<&&RooflineRow> = rows.iter().filter(|r| r.flops.0 > 0.0).collect();
         let bandwidth = self.device.memory_bandwidth.value;
         let peak = self.device.dense_rates.values().map(|r| r.value.0).fold(0.0, f64::max);
         let intensities = || shown.iter().map(|r| r.intensity.0);
@@ -45,16 +45,16 @@ impl Roof {
         let mut series: Vec<Series> = Vec::new();
         for (class, name) in classes {
             let of = shown.iter().copied().filter(|r| r.class == class);
-            let point = |r: &&Row| Point {
+            let point = |r: &&RooflineRow| ChartPoint {
                 x: r.intensity.0,
                 y: r.flops.0 / r.expected.0,
-                label: if r.op.is_empty() || r.scope.ends_with(r.op) || r.class == Some(Class::Matmul) {
+                label: if r.op.is_empty() || r.scope.ends_with(&r.op) || r.class == Some(Class::Matmul) {
                     r.scope.clone()
                 } else {
                     format!("{} {}", r.scope, r.op)
                 },
             };
-            let points: Vec<Point> = of.map(point).collect();
+            let points: Vec<ChartPoint> = of.map(point).collect();
             if !points.is_empty() {
                 series.push(Series { name: format!("{name}, as expected"), points, style: Style::Points });
             }

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use super::{Roof, Row, Work};
+use super::roof::{Roof, RooflineRow, RooflineWork};
 use crate::ledger::Quantisation;
 use crate::reading::{ACTIVATION, Class, LayerWork, OpWork, Reading};
 
 /// What a step of a model computes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Step {
+pub struct ModelStep {
     /// Ranks of tensor parallelism, of which one is looked at.
     pub tp: usize,
     /// Sequences.
@@ -26,7 +26,7 @@ pub struct Step {
 impl Roof {
     /// Every op on one rank of a step of `reading` in which each of `batch` sequences adds `new` tokens and then has `context`: one
     /// list a kind of layer, and the logits.
-    pub fn model(&self, reading: &Reading, step: &Step) -> Vec<(String, Vec<Row>)> {
+    pub fn model(&self, reading: &Reading, step: &ModelStep) -> Vec<(String, Vec<RooflineRow>)> {
         let mut found = Vec::new();
         for (kind, layer) in reading.kinds.iter().enumerate() {
             let at: Vec<usize> = (0..reading.layers.len()).filter(|i| reading.layers[*i] == kind).collect();
@@ -35,9 +35,9 @@ impl Roof {
         }
         let (rows, h) = (step.batch as f64, reading.hidden as f64);
         let v = reading.vocab as f64 / step.tp as f64;
-        let logits = Work {
+        let logits = RooflineWork {
             scope: "lm_head".into(),
-            op: "linear",
+            op: "linear".into(),
             class: Class::Matmul,
             calls: 1,
             matrix: 2.0 * rows * v * h,
@@ -51,8 +51,8 @@ impl Roof {
     }
 
     /// The ops of a kind of layer, all of one name and scope together.
-    fn layer(&self, layer: &LayerWork, count: usize, step: &Step) -> Vec<Row> {
-        let mut works: Vec<Work> = Vec::new();
+    fn layer(&self, layer: &LayerWork, count: usize, step: &ModelStep) -> Vec<RooflineRow> {
+        let mut works: Vec<RooflineWork> = Vec::new();
         for op in &layer.ops {
             let mut work = self.op(op, step);
             let times = count as f64;
@@ -74,7 +74,7 @@ impl Roof {
         works.iter().map(|w| self.under(w)).collect()
     }
 
-    fn op(&self, op: &OpWork, step: &Step) -> Work {
+    fn op(&self, op: &OpWork, step: &ModelStep) -> RooflineWork {
         let m = &self.machine;
         let cut = match (op.cut, op.class) {
             (false, _) => 1.0,
@@ -84,9 +84,9 @@ impl Roof {
         let (batch, new, context) = (step.batch as f64, step.new as f64, step.context as f64);
         let tokens = batch * new;
         let element = step.weights.bits() / 8.0;
-        let mut work = Work {
+        let mut work = RooflineWork {
             scope: op.scope.clone(),
-            op: op.name,
+            op: op.name.clone(),
             class: op.class,
             calls: 1,
             matrix: tokens * op.flops_token / cut,

@@ -1,0 +1,11 @@
+//! Arguments that several commands share, and parsers of their values. Arguments of one command are with the command.
+
+mod device;
+mod model_numbers;
+mod numbers;
+mod sampling;
+
+pub(crate) use device::device;
+pub(crate) use model_numbers::{FLOATS, NumberArgs, formats};
+pub(crate) use numbers::{MAX_COUNT, MAX_THREADS, whole};
+pub(crate) use sampling::{SamplingArgs, SamplingSettings};

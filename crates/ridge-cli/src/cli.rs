@@ -1,0 +1,97 @@
+//! The command line as a whole: all commands, what each is run by.
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::commands::bench::{self, BenchArgs};
+use crate::commands::chat::{self, ChatArgs};
+use crate::commands::convert::{self, ConvertArgs};
+use crate::commands::doctor::{self, DoctorArgs};
+use crate::commands::embed::{self, EmbedArgs};
+use crate::commands::eval::{self, EvalArgs};
+use crate::commands::generate::{self, GenerateArgs};
+use crate::commands::inspect::{self, InspectArgs};
+use crate::commands::plan::{self, PlanArgs};
+use crate::commands::quantize::{self, QuantizeArgs};
+use crate::commands::serve::{self, ServeArgs};
+use crate::commands::shell::{self, CompletionsArgs, ManArgs};
+use crate::commands::tokenize::{self, TokenizeArgs};
+use crate::error::Result;
+
+/// Runs language models and tells what they cost.
+#[derive(Debug, Parser)]
+#[command(
+    name = "ridge",
+    version,
+    arg_required_else_help = true,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  ridge generate                              a story by the small model that is compiled in
+  ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
+  ridge chat --model DIR                      a conversation with it
+  ridge serve --model DIR                     OpenAI's API and a page, for many users
+  ridge tokenize \"Once upon a\"                how a text becomes tokens
+  ridge eval --perplexity FILE                how well a model predicts a text
+  ridge bench --model DIR                     how fast it is, beside its floor
+  ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
+  ridge inspect DIR                           what it is made of and what a token costs
+  ridge doctor                                what this machine has and reaches
+  ridge plan fit DIR --device H100            whether it fits, and for how many users"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: CliCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CliCommand {
+    Generate(GenerateArgs),
+    Chat(ChatArgs),
+    Serve(ServeArgs),
+    Embed(EmbedArgs),
+    Tokenize(TokenizeArgs),
+    Bench(BenchArgs),
+    Eval(EvalArgs),
+    Inspect(InspectArgs),
+    Doctor(DoctorArgs),
+    Plan(PlanArgs),
+    Convert(ConvertArgs),
+    Quantize(QuantizeArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+impl CliCommand {
+    /// Runs the command.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub(crate) fn run(self) -> Result<()> {
+        match self {
+            Self::Generate(args) => generate::run(args),
+            Self::Chat(args) => chat::run(args),
+            Self::Convert(args) => convert::run(&args),
+            Self::Quantize(args) => quantize::run(&args),
+            Self::Embed(args) => embed::run(args),
+            Self::Serve(args) => serve::run(args),
+            Self::Tokenize(args) => tokenize::run(&args),
+            Self::Bench(args) => bench::run(args),
+            Self::Eval(args) => eval::run(args),
+            Self::Inspect(args) => inspect::run(args),
+            Self::Doctor(args) => doctor::run(&args),
+            Self::Completions(args) => shell::completions(&args, Cli::command()),
+            Self::Man(args) => shell::man(&args, Cli::command()),
+            Self::Plan(args) => plan::run(&args),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_of_the_arguments_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,169 @@
+//! What can be typed behind `ridge bench`, and the settings that it resolves to.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::serve::ServeBenchArgs;
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::error::Result;
+use crate::model::{DeviceChoice, ModelSettings};
+
+/// Measure how fast a model reads prompts and generates
+///
+/// Each speed stands beside its floor: the time that the step's bytes and arithmetic, told by the model's graph, need at
+/// the rates that this machine was measured to reach.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+Examples:
+  ridge bench
+  ridge bench serve --rate 4    how a server answers, see its own help
+  ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
+  ridge bench --model DIR --random-weights --threads 1 --json
+  ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
+  ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
+  ridge bench --ops    what each op takes of a step
+  ridge bench --calibrate this.toml    for `ridge plan --efficiency`
+  ridge bench --trace step.json && ridge plan diagnose step.json
+
+Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
+and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
+1 GiB, so that a model that fits into a cache is held against the cache. On a GPU the rates are those of its specification sheet."
+)]
+pub(crate) struct BenchArgs {
+    #[command(subcommand)]
+    command: Option<BenchCommand>,
+
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Use random weights; the folder then needs a config.json alone
+    #[arg(long)]
+    random_weights: bool,
+
+    /// Tokens of prompts to read, one test each; 0 for none [default: 512, or what the model was made for]
+    #[arg(
+        short, long, value_name = "N", value_delimiter = ',', value_parser = whole::<usize, 0, MAX_COUNT>,
+        allow_negative_numbers = true
+    )]
+    prompt: Vec<usize>,
+
+    /// Tokens to generate; 0 for none [default: 128, or what the model was made for]
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = whole::<usize, 0, MAX_COUNT>, allow_negative_numbers = true
+    )]
+    generate: Option<usize>,
+
+    /// Tokens in the cache before each test
+    #[arg(
+        short = 'd', long, visible_alias = "depth", value_name = "N", value_parser = whole::<usize, 0, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 0
+    )]
+    context: usize,
+
+    /// Concurrent sequences
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, 4096>, allow_negative_numbers = true,
+        default_value_t = 1
+    )]
+    batch: usize,
+
+    /// Runs of each test, after one to warm up
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, 10000>, allow_negative_numbers = true,
+        default_value_t = 5
+    )]
+    repeat: usize,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Maximum tokens of each prompt that one step processes
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+    )]
+    chunk: usize,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "RunSettings"
+    )]
+    device: DeviceChoice,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    threads: Option<usize>,
+
+    /// Show what each op takes of the last step of each test, and how near it is to its floor
+    #[arg(long, help_heading = "Output")]
+    ops: bool,
+
+    /// Measure what this machine reaches by class of op, on a model of 8B's width where none is given, and write it to a file
+    /// that `ridge plan --efficiency` reads
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    calibrate: Option<PathBuf>,
+
+    /// Write the launches of the last step of each test as a Chrome trace, which `ridge plan diagnose` judges
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    trace: Option<PathBuf>,
+
+    /// Print one JSON object: settings, rates of the machine, every run's time
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum BenchCommand {
+    Serve(Box<ServeBenchArgs>),
+}
+
+/// What is measured, and how it is shown.
+pub(super) struct BenchSettings {
+    pub(super) model: ModelSettings,
+    pub(super) random_weights: bool,
+    pub(super) prompt: Vec<usize>,
+    pub(super) generate: Option<usize>,
+    pub(super) context: usize,
+    pub(super) batch: usize,
+    pub(super) repeat: usize,
+    pub(super) chunk: usize,
+    pub(super) device: DeviceChoice,
+    pub(super) threads: Option<usize>,
+    pub(super) ops: bool,
+    pub(super) calibrate: Option<PathBuf>,
+    pub(super) trace: Option<PathBuf>,
+    pub(super) json: bool,
+}
+
+impl BenchArgs {
+    /// The subcommand, if there is one.
+    pub(super) fn take_command(&mut self) -> Option<BenchCommand> {
+        self.command.take()
+    }
+
+    pub(super) fn resolve(self) -> Result<BenchSettings> {
+        Ok(BenchSettings {
+            model: self.numbers.settings(self.model)?,
+            random_weights: self.random_weights,
+            prompt: self.prompt,
+            generate: self.generate,
+            context: self.context,
+            batch: self.batch,
+            repeat: self.repeat,
+            chunk: self.chunk,
+            device: self.device,
+            threads: self.threads,
+            ops: self.ops || self.calibrate.is_some(),
+            calibrate: self.calibrate,
+            trace: self.trace,
+            json: self.json,
+        })
+    }
+}

@@ -1,0 +1,176 @@
+//! What this machine reaches by class of op, as a file that `ridge plan --efficiency` reads.
+//!
+//! The ops are those of a model that runs: products, attention and passes over activations in a prompt, weights streamed
+//! for a token. A share is the time that the planner gives those ops where everything reaches its rate, over the time
+//! that they took, so a plan of the same model comes back to what was measured.
+
+use std::fmt::Write as _;
+
+use ridge_hw::spec::{DeviceSpec, Precision};
+use ridge_models::{Model, weight_bytes};
+use ridge_plan::PlanError;
+use ridge_plan::efficiency::{Calibration, Efficiency, Machine};
+use ridge_plan::reading::{Class, Reading};
+
+use super::ops::OpTime;
+use super::report::BenchResult;
+use super::test::BenchTest;
+use crate::error::{Result, refused};
+
+/// A model of products like those of 8B, in two layers.
+pub(super) const CONFIG: &str = r#"{
+  "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
+  "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 4096, "max_position_embeddings": 8192,
+  "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16"
+}"#;
+
+/// Where the measured device is described.
+pub(super) struct CalibratedDevice<'a> {
+    /// Its name: the driver's, or `cpu`.
+    pub(super) name: &'a str,
+    /// Threads of the CPU that compute, if it is one.
+    pub(super) threads: Option<usize>,
+    /// Bytes a second that reading memory reaches.
+    pub(super) memory: f64,
+}
+
+/// Time and work of the ops of one class.
+#[derive(Default, Clone, Copy)]
+struct ClassWork {
+    seconds: f64,
+    flops: f64,
+    bytes: f64,
+}
+
+/// Those of `outcome` that `wanted` takes. Launches that are timed one by one take longer than a step that is one launch:
+/// together they take no longer than the step.
+fn sum(outcome: &BenchResult, steps: usize, wanted: fn(&OpTime) -> bool) -> ClassWork {
+    let all: f64 = outcome.ops.iter().map(|op| op.seconds).sum();
+    let scale = (outcome.median() / steps as f64 / all).min(1.0);
+    outcome.ops.iter().filter(|op| wanted(op)).fold(ClassWork::default(), |s, op| ClassWork {
+        seconds: s.seconds + scale * op.seconds,
+        flops: s.flops + op.flops,
+        bytes: s.bytes + op.bytes as f64,
+    })
+}
+
+fn is_product(op: &OpTime) -> bool {
+    op.name.contains("linear")
+}
+
+fn is_attention(op: &OpTime) -> bool {
+    op.name.contains("attention")
+}
+
+/// The text of the file, of tests whose prompts were taken in steps of `chunk` tokens.
+pub(super) fn file(
+    device: &CalibratedDevice<'_>,
+    model: &Model,
+    outcomes: &[BenchResult],
+    chunk: usize,
+) -> Result<String> {
+    let of = |wanted: fn(&BenchTest) -> bool| outcomes.iter().find(|o| wanted(&o.test));
+    let prompt = of(|t| matches!(t, BenchTest::Prompt(_)));
+    let token = of(|t| matches!(t, BenchTest::Generate(_)));
+    let (Some(prompt), Some(token)) = (prompt, token) else {
+        return Err(refused("--calibrate", "", "needs a prompt and tokens: leave --prompt and --generate above 0"));
+    };
+    let chunks = prompt.test.steps(chunk).len();
+    let products = sum(prompt, chunks, is_product);
+    let attention = sum(prompt, chunks, is_attention);
+    let passes = sum(prompt, chunks, |op| !is_product(op) && !is_attention(op));
+    let streamed = sum(token, token.test.tokens(), is_product);
+    if [products, attention, passes, streamed].iter().any(|s| s.seconds <= 0.0) {
+        return Err(refused("--calibrate", "", "found no products, attention or passes in the model"));
+    }
+    let best = prompt.ops.iter().filter(|op| is_product(op)).map(|op| op.flops / op.seconds).fold(0.0, f64::max);
+    let stream = streamed.bytes / streamed.seconds;
+    let name = device.name.trim_start_matches("NVIDIA ");
+    let mut text = String::from(
+        "# What `ridge bench --calibrate` measured: `ridge plan fit|train|serve --efficiency` reads it.\n\n",
+    );
+    let reading = Reading::new(model)?;
+    let rows = prompt.test.steps(chunk).last().copied().unwrap_or(1) as f64;
+    let sheet_of = |rate: f64| -> Result<(String, DeviceSpec)> {
+        match device.threads {
+            None => Ok((String::new(), found(name)?)),
+            Some(threads) => {
+                let text = cpu_sheet(threads, device.memory.max(stream), rate, model);
+                let read = Calibration::parse("the sheet", &text)?.sheet;
+                Ok((text, read.ok_or_else(|| refused("--calibrate", "", "made no sheet"))?))
+            }
+        }
+    };
+    let (mut described, mut sheet) = sheet_of(best)?;
+    let mut matmul = ideal_seconds(&reading, &sheet, rows)? / products.seconds;
+    if matmul > 1.0 && device.threads.is_some() {
+        // By the planner's arithmetic of shapes the machine has more than its best product shows.
+        (described, sheet) = sheet_of(best * matmul)?;
+        matmul = ideal_seconds(&reading, &sheet, rows)? / products.seconds;
+    }
+    text += &described;
+    if !described.is_empty() {
+        text.push('\n');
+    }
+    let shipped = Efficiency::embedded(&sheet.name)?;
+    let peak = sheet.roofline(Precision::Bf16).map_err(PlanError::from)?.peak.as_f64();
+    let bandwidth = sheet.memory_bandwidth.value.as_f64();
+    let share = |x: f64| (x.clamp(0.001, 1.0) * 1000.0).round() / 1000.0;
+    let matmul = share(matmul);
+    let efficiency = Efficiency {
+        name: sheet.name.clone(),
+        matmul,
+        serving: matmul,
+        attention: share(attention.flops / attention.seconds / peak),
+        memory: share(passes.bytes / passes.seconds / bandwidth),
+        stream: share(stream / bandwidth),
+        source: format!(
+            "measured by ridge bench --calibrate on {name}: matmul, serving, attention, memory and stream; the others are \
+             those that Ridge comes with for {}",
+            if shipped.name == sheet.name { &sheet.name } else { "devices that were not measured" }
+        ),
+        ..shipped
+    };
+    text += &efficiency.text();
+    for outcome in [prompt, token] {
+        for op in &outcome.ops {
+            let step = outcome.test.name(0);
+            let _ = write!(
+                text,
+                "\n[[measured]]\nstep = \"{step}\"\nop = \"{}\"\nlaunches = {}\nseconds = {:e}\nflops = {:e}\nbytes = {}\n",
+                op.name, op.launches, op.seconds, op.flops, op.bytes
+            );
+        }
+    }
+    Ok(text)
+}
+
+/// The sheet that Ridge has of a GPU.
+fn found(name: &str) -> Result<DeviceSpec> {
+    let sheet = DeviceSpec::find(name);
+    sheet.cloned().map_err(|why| refused("--device", name, &format!("has no specification sheet: {why}")))
+}
+
+/// Seconds that the planner gives the products of a prompt of `rows` tokens if its best shapes reach the sheet's rate.
+fn ideal_seconds(reading: &Reading, sheet: &DeviceSpec, rows: f64) -> Result<f64> {
+    let unit = Efficiency { matmul: 1.0, ..Efficiency::embedded(&sheet.name)? };
+    let ideal = Machine::of(sheet, unit, Precision::Bf16)?;
+    let ops = reading.each_layer().flat_map(|l| &l.ops).filter(|op| op.class == Class::Matmul);
+    let of = |n: usize, k: usize| ideal.matmul(Class::Matmul, rows, n as f64, k as f64, 2.0 * (n * k) as f64);
+    let head = ideal.matmul_16(1.0, reading.vocab as f64, reading.hidden as f64);
+    Ok(ops.map(|op| of(op.n, op.k)).sum::<f64>() + head)
+}
+
+/// The sheet of this machine's CPU: its rates are what the measurement reached.
+fn cpu_sheet(threads: usize, bandwidth: f64, products: f64, model: &Model) -> String {
+    let memory = ridge_hw::cpu::Cpu::detect().available_memory().map_or(weight_bytes(&model.graph), |b| b.0);
+    format!(
+        "[sheet]\nname = \"cpu\"\nvendor = \"this machine\"\n\
+         memory_bytes = {{ value = {memory}, source = \"system\" }}\n\
+         memory_bytes_per_second = {{ value = {bandwidth:e}, source = \"measured\" }}\n\
+         compute_units = {{ value = {threads}, source = \"system\" }}\n\n\
+         [sheet.dense_flops_per_second]\nbf16 = {{ value = {products:e}, source = \"measured\" }}\n\n\
+         [sheet.sources]\nsystem = \"told by the system: memory that was free, threads that computed\"\n\
+         measured = \"measured by ridge bench --calibrate: the fastest reading, the fastest product of a prompt\"\n"
+    )
+}

@@ -1,0 +1,176 @@
+//! `ridge bench`: the speed of a model beside the least time that its costs need on this machine. `serve` measures a
+//! server instead.
+//!
+//! `args` is what can be typed and `test` what is measured; `ops` times the ops of a step; `report`, `calibrate` and
+//! `trace` are the three forms of results. This file runs the tests.
+
+mod args;
+mod calibrate;
+mod ops;
+mod report;
+mod serve;
+mod test;
+mod trace;
+
+use std::time::{Duration, Instant};
+
+use ridge_engine::costs::StepCost;
+use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
+use ridge_graph::sample::Rng;
+use ridge_hw::units::{Bytes, Flops};
+use ridge_models::{Model, ModelFiles};
+
+pub(crate) use args::BenchArgs;
+use args::{BenchCommand, BenchSettings};
+use report::{BenchReport, BenchResult, StepWork};
+use test::BenchTest;
+
+use crate::error::{Result, refused};
+use crate::model::{self, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
+use crate::output::{Spinner, print, print_json, write_file};
+
+/// Default length of prompts, in tokens.
+const DEFAULT_PROMPT: usize = 512;
+/// Default number of tokens to generate.
+const DEFAULT_GENERATE: usize = 128;
+
+/// Runs the command, or its subcommand.
+///
+/// # Errors
+/// When a setting is out of range, the model cannot be loaded or run, or a file not written.
+pub(crate) fn run(mut args: BenchArgs) -> Result<()> {
+    match args.take_command() {
+        Some(BenchCommand::Serve(args)) => serve::run(*args),
+        None => measure(&args.resolve()?),
+    }
+}
+
+fn measure(settings: &BenchSettings) -> Result<()> {
+    let files = match (&settings.calibrate, &settings.model.path) {
+        (Some(_), None) => ModelFiles::of_text("a model of two layers as wide as 8B", calibrate::CONFIG),
+        (_, path) => ModelFiles::open(path.as_deref())?,
+    };
+    let config = files.config()?;
+    let most = config.max_context();
+    let Some(room) = most.checked_sub(settings.context).filter(|room| *room > 0) else {
+        let why = format!("leaves no room for a test: the model was made for at most {most} tokens");
+        return Err(refused("--context", settings.context, &why));
+    };
+    let fits = |flag: &str, tokens: usize| {
+        let why = format!("with {} in the cache, the model was made for {room} more at most", settings.context);
+        if tokens > room { Err(refused(flag, tokens, &why)) } else { Ok(tokens) }
+    };
+    let default = [DEFAULT_PROMPT.min(room)];
+    let prompts = if settings.prompt.is_empty() { &default[..] } else { &settings.prompt };
+    let mut tests = Vec::new();
+    for tokens in prompts {
+        tests.push(BenchTest::Prompt(fits("--prompt", *tokens)?));
+    }
+    tests.push(BenchTest::Generate(fits("--generate", settings.generate.unwrap_or(DEFAULT_GENERATE.min(room)))?));
+    tests.retain(|test| test.tokens() > 0);
+    let Some(longest) = tests.iter().map(|t| t.tokens()).max() else {
+        return Err(refused("--generate", 0, "and --prompt 0 leave nothing to run"));
+    };
+
+    let (context, batch) = (settings.context + longest, settings.batch);
+    let chunk = settings.chunk.min(context);
+    let running = RunSettings {
+        device: settings.device,
+        context,
+        prompt: context,
+        chunk,
+        threads: settings.threads,
+        random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
+        notes: !settings.json,
+    };
+    let cached = context.next_multiple_of(settings.model.options(config.torch_dtype).block_size) * batch;
+    let LoadedModel { session, model, device, threads } =
+        model::load_model(&files, &config, &settings.model, &running, cached, |model, backend| {
+            let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
+            model::engine_bytes(model, backend, EnginePrograms::Plain, largest)
+        })?;
+    let backend = std::sync::Arc::clone(session.backend());
+    let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk, blocks: None })?;
+    let costs = [StepCost::new(&model, backend.kernels())?, StepCost::of_answers(&model, backend.kernels())?];
+
+    let spinner = Spinner::new();
+    let rates = match threads {
+        Some(threads) => DeviceRates::measure(&model, settings.context * batch, threads, &spinner)?,
+        None => DeviceRates::specified(&device, &model)?,
+    };
+    let mut results = Vec::with_capacity(tests.len());
+    let mut trace = trace::LaunchTrace::default();
+    for test in tests {
+        spinner.now("running the model");
+        let mut times = Vec::with_capacity(settings.repeat);
+        for run in 0..=settings.repeat {
+            let time = timed(&mut engine, &model, test, settings.context, batch, chunk)?;
+            if run > 0 {
+                times.push(time.as_secs_f64());
+            }
+        }
+        let cost = &costs[usize::from(test.answers())];
+        let mut depth = settings.context;
+        let mut total = StepWork::default();
+        for tokens in test.steps(chunk) {
+            let work = cost.at(&vec![(depth, tokens); batch])?;
+            total.add(&rates.roofline(), Flops(work.flops), Bytes(work.bytes));
+            depth += tokens;
+        }
+        let ops = if settings.ops || settings.trace.is_some() {
+            spinner.now("timing each op");
+            let profile = ops::measure(&mut engine, &model, cost, test, settings)?;
+            trace.add(&test.name(settings.context), &profile);
+            profile.by_kernel(&rates.roofline())
+        } else {
+            Vec::new()
+        };
+        results.push(BenchResult { test, times, total, ops });
+    }
+    drop(spinner);
+    if let Some(path) = &settings.calibrate {
+        let on = calibrate::CalibratedDevice { name: &device, threads, memory: rates.memory.value.as_f64() };
+        let text = calibrate::file(&on, &model, &results, chunk)?;
+        write_file(path, &text)?;
+    }
+    if let Some(path) = &settings.trace {
+        trace.write(path, &device, &rates.roofline())?;
+    }
+    let on = (&*device, threads);
+    let shown = BenchReport { settings, files: &files, model: &model, on, rates: &rates, results: &results };
+    if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
+}
+
+/// Fills the cache to `depth`, then times the test: all of its steps, with the token that each gives at its end.
+fn timed(
+    engine: &mut Engine,
+    model: &Model,
+    test: BenchTest,
+    depth: usize,
+    batch: usize,
+    chunk: usize,
+) -> Result<Duration> {
+    let mut rng = Rng::new(0);
+    let mut next = Vec::with_capacity(batch);
+    let ids: Vec<SequenceId> = (0..batch).filter_map(|_| engine.start(Sampling::GREEDY, test.prompt(depth))).collect();
+    let mut random = |count: usize| -> Vec<u32> { (0..count).map(|_| rng.below(model.vocab_size) as u32).collect() };
+    let texts: Vec<Vec<u32>> = ids.iter().map(|_| random(depth + test.tokens())).collect();
+    let mut at = 0;
+    while at < depth {
+        let end = (at + chunk).min(depth);
+        let work: Vec<_> = ids.iter().zip(&texts).map(|(id, text)| (*id, &text[at..end])).collect();
+        engine.step(&work, false, &mut next)?;
+        at = end;
+    }
+    let steps = test.steps(chunk);
+    let started = Instant::now();
+    for (i, tokens) in steps.iter().enumerate() {
+        let work: Vec<_> = ids.iter().zip(&texts).map(|(id, text)| (*id, &text[at..at + tokens])).collect();
+        let sample = test.answers() || i + 1 == steps.len();
+        engine.step(&work, sample, &mut next)?;
+        at += tokens;
+    }
+    let time = started.elapsed();
+    ids.into_iter().for_each(|id| engine.end(id));
+    Ok(time)
+}

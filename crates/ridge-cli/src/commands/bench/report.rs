@@ -1,0 +1,171 @@
+//! What was measured, for people and as JSON.
+
+use ridge_graph::Role;
+use ridge_hw::roofline::Roofline;
+use ridge_hw::units::{Bytes, Flops, Seconds};
+use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
+use serde_json::{Value, json};
+
+use super::args::BenchSettings;
+use super::ops;
+use super::test::BenchTest;
+use crate::model::DeviceRates;
+use crate::output::{columns, count, grouped};
+
+/// A spread of the runs, standard deviation over mean, that says more about the machine than about the model.
+const NOISY: f64 = 0.1;
+
+/// The costs of a test's steps, and their floors one after another.
+#[derive(Default)]
+pub(super) struct StepWork {
+    pub(super) flops: f64,
+    pub(super) bytes: Bytes,
+    pub(super) floor: f64,
+}
+
+impl StepWork {
+    pub(super) fn add(&mut self, roofline: &Roofline, flops: Flops, bytes: Bytes) {
+        self.flops += flops.0;
+        self.bytes += bytes;
+        self.floor += roofline.floor(flops, bytes).as_f64();
+    }
+}
+
+/// What a test measured.
+pub(super) struct BenchResult {
+    pub(super) test: BenchTest,
+    /// Seconds of each run.
+    pub(super) times: Vec<f64>,
+    pub(super) total: StepWork,
+    /// What each op takes of the last step, if that was asked for.
+    pub(super) ops: Vec<ops::OpTime>,
+}
+
+impl BenchResult {
+    pub(super) fn median(&self) -> f64 {
+        let mut sorted = self.times.clone();
+        sorted.sort_by(f64::total_cmp);
+        let half = sorted.len() / 2;
+        if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
+    }
+
+    /// Mean and standard deviation of the tokens a second, all sequences together.
+    fn rate(&self, batch: usize) -> (f64, f64) {
+        let rates: Vec<f64> = self.times.iter().map(|t| (self.test.tokens() * batch) as f64 / t).collect();
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let squares: f64 = rates.iter().map(|r| (r - mean).powi(2)).sum();
+        (mean, (squares / (rates.len().max(2) - 1) as f64).sqrt())
+    }
+}
+
+/// All results, with what they depend on.
+pub(super) struct BenchReport<'a> {
+    pub(super) settings: &'a BenchSettings,
+    pub(super) files: &'a ModelFiles,
+    pub(super) model: &'a Model,
+    /// The device, and threads of the CPU if it is one.
+    pub(super) on: (&'a str, Option<usize>),
+    pub(super) rates: &'a DeviceRates,
+    pub(super) results: &'a [BenchResult],
+}
+
+impl BenchReport<'_> {
+    fn noisy(&self) -> bool {
+        self.results.iter().map(|r| r.rate(1)).any(|(mean, spread)| spread > NOISY * mean)
+    }
+
+    pub(super) fn text(&self) -> String {
+        let batch = self.settings.batch;
+        let mut text = format!(
+            "{}: {}, {} parameters, weights of {}; {}, {}\n",
+            self.files,
+            self.model.family,
+            grouped(parameters(&self.model.graph)),
+            Bytes(weight_bytes(&self.model.graph)),
+            self.on.1.map_or_else(|| self.on.0.to_owned(), |threads| count(threads, "thread")),
+            count(batch, "sequence"),
+        );
+        text += &format!("memory      {}: {}\n", self.rates.memory, self.rates.memory.source);
+        text += &format!("arithmetic  {}: {}\n", self.rates.arithmetic, self.rates.arithmetic.source);
+        if self.on.1.is_some() && self.model.graph.args(Role::Weight).any(|weight| weight.ty.format.is_some()) {
+            let (prompts, answers) = self.settings.model.activations.for_prompts_and_answers(self.model.activations);
+            let (prompts, answers) = (prompts.name(), answers.name());
+            text += &format!("activations {prompts} in prompts, {answers} in generation, by weights in blocks\n");
+        }
+        text.push('\n');
+        let head = ["test", "tok/s", "time a token", "floor", "of floor", "limit"];
+        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        for result in self.results {
+            let (mean, spread) = result.rate(batch);
+            let tokens = (result.test.tokens() * batch) as f64;
+            rows.push(vec![
+                result.test.name(self.settings.context),
+                format!("{mean:.2} ± {spread:.2}"),
+                Seconds(result.median() / tokens).to_string(),
+                Seconds(result.total.floor / tokens).to_string(),
+                format!("{:.0}%", 100.0 * result.total.floor / result.median()),
+                self.rates.roofline().bound(Flops(result.total.flops), result.total.bytes).to_string(),
+            ]);
+        }
+        text += &columns(&rows);
+        text += &format!(
+            "\ntok/s and time measured over {}; floor modelled: costs of the graph at the rates above\n",
+            count(self.settings.repeat, "run")
+        );
+        for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
+            text += &format!("\nlast step of {}\n", result.test.name(self.settings.context));
+            text += &ops::text(&result.ops);
+        }
+        if self.noisy() {
+            text += "the runs differ much: the machine is busy with other work, or changes its clock\n";
+        }
+        text
+    }
+
+    pub(super) fn object(&self) -> Value {
+        let batch = self.settings.batch;
+        let result = |r: &BenchResult| {
+            let (mean, spread) = r.rate(batch);
+            json!({
+                "test": r.test.name(self.settings.context),
+                "kind": if matches!(r.test, BenchTest::Prompt(_)) { "prompt" } else { "generate" },
+                "tokens": r.test.tokens(),
+                "ops": self.settings.ops.then(|| ops::object(&r.ops)),
+                "measured": {
+                    "seconds": r.times,
+                    "median_seconds": r.median(),
+                    "tokens_per_second": mean,
+                    "tokens_per_second_stddev": spread,
+                },
+                "modelled": {
+                    "flops": r.total.flops,
+                    "bytes": r.total.bytes,
+                    "floor_seconds": r.total.floor,
+                    "floor_over_time": r.total.floor / r.median(),
+                    "limit": self.rates.roofline().bound(Flops(r.total.flops), r.total.bytes),
+                },
+            })
+        };
+        json!({
+            "model": self.files.to_string(),
+            "parameters": parameters(&self.model.graph),
+            "weight_bytes": weight_bytes(&self.model.graph),
+            "machine": { "memory_read": self.rates.memory, "matmul": self.rates.arithmetic },
+            "results": self.results.iter().map(result).collect::<Vec<_>>(),
+            "noisy": self.noisy(),
+            "settings": {
+                "random_weights": self.settings.random_weights,
+                "context": self.settings.context,
+                "batch": batch,
+                "repeat": self.settings.repeat,
+                "chunk": self.settings.chunk,
+                "device": self.on.0,
+                "threads": self.on.1,
+                "format": self.settings.model.format.as_ref().map(|f| f.name()),
+                "dtype": self.model.activations.name(),
+                "cache_dtype": self.model.cache.name(),
+                "activations": self.settings.model.activations.name(),
+            },
+        })
+    }
+}

@@ -1,0 +1,357 @@
+//! What can be typed behind `ridge bench serve`, the settings that it resolves to, and the workload that these describe.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use ridge_graph::sample::Rng;
+use ridge_serve::KEY_VARIABLE;
+use ridge_serve::load::{
+    Api, Arrivals, LoadWorkload, Objective, Pace, PromptGenerator, PromptSource, RequestShape, ServerTarget,
+    TRACE_BLOCK, TraceRequest, read_trace,
+};
+use ridge_text::Tokenizer;
+use serde_json::{Map, Value, json};
+
+use crate::args::{MAX_COUNT, whole};
+use crate::error::{Result, refused};
+
+/// Measure how a server answers under load
+///
+/// Sends requests to any server that speaks OpenAI's API, and tells how long their first and later tokens took, how many
+/// came a second and how many kept an objective. The prompts are made up and have as many tokens as asked.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge bench serve                               16 at a time
+  ridge bench serve --rate 4 --requests 200       Poisson, 4 a second
+  ridge bench serve --rate 4 --burst 3            in bursts
+  ridge bench serve --trace azure_2023_conv.csv --speed 10 --duration 60 --json
+  ridge bench serve --trace mooncake_conversation.jsonl --shrink 64
+  ridge bench serve --slo ttft=200ms,tpot=50ms --sweep
+  ridge bench serve --chat --corpus book.txt --tokenizer DIR --plot out.svg
+
+Times count from when a request is sent, and its connection with it. TTFT is to the first token, TPOT the time a token \
+after that, of each answer; ITL the time between events that bring tokens, of all answers together; e2e to the end. \
+Requests that fail are counted by kind, and are in none of these. With --rate or a trace's times, requests come at their \
+times however slow the answers are; `sent late` says how well that was done. The same seed sends the same requests at \
+the same times.
+
+If the server asks for a key, the variable RIDGE_API_KEY has it.
+Exit codes: 0 done, 1 failed or nothing answered, 2 not understood.")]
+pub(crate) struct ServeBenchArgs {
+    /// Where the server is, over http
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000", help_heading = "Server")]
+    url: String,
+
+    /// What the server calls the model [default: the first that it lists]
+    #[arg(long, value_name = "NAME", help_heading = "Server")]
+    model: Option<String>,
+
+    /// Ask /v1/chat/completions, not /v1/completions
+    #[arg(long, help_heading = "Server")]
+    chat: bool,
+
+    /// Let answers end where the model ends them, and do not send `ignore_eos`, which not every server knows
+    #[arg(long, help_heading = "Server")]
+    stop_at_eos: bool,
+
+    /// Put what this JSON object has into every request
+    #[arg(long, value_name = "JSON", help_heading = "Server")]
+    extra: Option<String>,
+
+    /// Give a request up after so many seconds
+    #[arg(
+        long, value_name = "SECONDS", value_parser = whole::<u64, 1, 86_400>, allow_negative_numbers = true,
+        default_value_t = 600, help_heading = "Server"
+    )]
+    timeout: u64,
+
+    /// Fixed concurrency: so many requests at a time, each sent when one is answered [default: 16, without --rate and a
+    /// trace's times]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, 100_000>, allow_negative_numbers = true,
+        conflicts_with_all = ["rate", "sweep"], help_heading = "Load"
+    )]
+    concurrency: Option<usize>,
+
+    /// Poisson arrivals at this mean rate, in requests a second; with --sweep the first rate that is tried
+    #[arg(short, long, value_name = "R", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
+    rate: Option<f64>,
+
+    /// Coefficient of variation of the time between requests: 1 is Poisson, more comes in bursts, 0 evenly
+    #[arg(
+        long, value_name = "CV", value_parser = variation, allow_negative_numbers = true, default_value_t = 1.0,
+        help_heading = "Load"
+    )]
+    burst: f64,
+
+    /// Take lengths, times and shared prefixes of this trace: Azure's CSV, or Mooncake's JSON lines
+    #[arg(long, value_name = "FILE", help_heading = "Load")]
+    trace: Option<PathBuf>,
+
+    /// Let a trace's time run so many times as fast
+    #[arg(
+        long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true, default_value_t = 1.0,
+        requires = "trace", conflicts_with_all = ["rate", "concurrency", "sweep"], help_heading = "Load"
+    )]
+    speed: f64,
+
+    /// Divide all lengths of a trace by this, for a small model
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, 512>, allow_negative_numbers = true,
+        default_value_t = 1, requires = "trace", help_heading = "Load"
+    )]
+    shrink: usize,
+
+    /// Requests to send; with --sweep at each rate [default: 100; those of the trace; as many as --duration allows]
+    #[arg(
+        short = 'N', long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>,
+        allow_negative_numbers = true, help_heading = "Load"
+    )]
+    requests: Option<usize>,
+
+    /// Send no requests after so many seconds
+    #[arg(short, long, value_name = "SECONDS", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
+    duration: Option<f64>,
+
+    /// Requests to send before what is measured, all at a time
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 0, 10_000>, allow_negative_numbers = true,
+        default_value_t = 0, help_heading = "Load"
+    )]
+    warmup: usize,
+
+    /// Seed of times and prompts
+    #[arg(
+        long, value_name = "N", value_parser = whole::<u64, 0, MAX_COUNT>, allow_negative_numbers = true,
+        default_value_t = 0, help_heading = "Load"
+    )]
+    seed: u64,
+
+    /// Tokens of each prompt, or a range as 64..1024 from which they are drawn
+    #[arg(
+        short, long, value_name = "N", value_parser = range, default_value = "128", conflicts_with = "trace",
+        help_heading = "Prompts"
+    )]
+    prompt: (usize, usize),
+
+    /// Tokens of each answer, or a range
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = range, default_value = "128", conflicts_with = "trace",
+        help_heading = "Prompts"
+    )]
+    generate: (usize, usize),
+
+    /// Tokens at the beginning of all prompts that are the same in all
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 0, 10_000_000>, allow_negative_numbers = true,
+        default_value_t = 0, help_heading = "Prompts"
+    )]
+    shared_prefix: usize,
+
+    /// Draw the ids of prompts below this one, which the model must have
+    #[arg(
+        long, value_name = "N", value_parser = whole::<u32, 4, 4_000_000>, allow_negative_numbers = true,
+        default_value_t = 512, conflicts_with_all = ["chat", "corpus"], help_heading = "Prompts"
+    )]
+    vocab: u32,
+
+    /// Make prompts of this text [default: random ids; for --chat common words]
+    #[arg(long, value_name = "FILE", help_heading = "Prompts")]
+    corpus: Option<PathBuf>,
+
+    /// Folder with the model's tokenizer.json, so that texts have exactly as many tokens as asked [default: as many
+    /// words]
+    #[arg(long, value_name = "DIR", help_heading = "Prompts")]
+    tokenizer: Option<PathBuf>,
+
+    /// What a good answer keeps, as ttft=200ms,tpot=50ms,e2e=5s
+    #[arg(long, value_name = "LIMITS", value_parser = Objective::parse, help_heading = "Objective")]
+    slo: Option<Objective>,
+
+    /// Look for the highest rate at which --attain of the requests are answered within --slo
+    #[arg(long, requires = "slo", help_heading = "Objective")]
+    sweep: bool,
+
+    /// The share of requests whose answers must be good
+    #[arg(
+        long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true, default_value_t = 0.9,
+        requires = "sweep", help_heading = "Objective"
+    )]
+    attain: f64,
+
+    /// Print one JSON object, times in seconds
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Draw the times of all answers, or the steps of a sweep
+    #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
+    plot: Option<PathBuf>,
+}
+
+fn number(typed: &str, what: &str, good: impl Fn(f64) -> bool) -> Result<f64, String> {
+    typed.parse().ok().filter(|n: &f64| n.is_finite() && good(*n)).ok_or_else(|| format!("must be {what}"))
+}
+
+fn above_zero(typed: &str) -> Result<f64, String> {
+    number(typed, "a number from 0.0001 to 1000000", |n| (1e-4..=1e6).contains(&n))
+}
+
+fn variation(typed: &str) -> Result<f64, String> {
+    number(typed, "0, or a number from 0.05 to 20", |n| n == 0.0 || (0.05..=20.0).contains(&n))
+}
+
+fn share(typed: &str) -> Result<f64, String> {
+    number(typed, "a share above 0, at most 1", |n| n > 0.0 && n <= 1.0)
+}
+
+fn range(typed: &str) -> Result<(usize, usize), String> {
+    let (low, high) = typed.split_once("..").unwrap_or((typed, typed));
+    let read = |n: &str| n.parse::<usize>().ok().filter(|n| (1..=10_000_000).contains(n));
+    let ends = read(low).zip(read(high)).filter(|(low, high)| low <= high);
+    ends.ok_or_else(|| "must be a whole number from 1 to 10000000, or a range of them as 64..1024".to_owned())
+}
+
+/// Where the sizes of requests come from.
+pub(super) enum RequestLengths {
+    Drawn { prompt: (usize, usize), generate: (usize, usize) },
+    Trace(Vec<TraceRequest>),
+}
+
+/// ArrivalMode they come.
+#[derive(Clone, Copy)]
+pub(super) enum ArrivalMode {
+    Concurrent(usize),
+    Random { rate: f64 },
+    Trace { speed: f64 },
+}
+
+/// Which load is sent where, and how results are shown.
+pub(super) struct ServeBenchSettings {
+    pub(super) target: ServerTarget,
+    pub(super) prompts: Arc<PromptGenerator>,
+    pub(super) lengths: RequestLengths,
+    pub(super) when: ArrivalMode,
+    pub(super) burst: f64,
+    pub(super) shrink: usize,
+    pub(super) requests: Option<usize>,
+    pub(super) duration: Option<f64>,
+    pub(super) warmup: usize,
+    pub(super) seed: u64,
+    pub(super) objective: Option<Objective>,
+    pub(super) attain: Option<f64>,
+    pub(super) json: bool,
+    pub(super) plot: Option<PathBuf>,
+}
+
+const REQUESTS: usize = 100;
+const CONCURRENT: usize = 16;
+/// Requests that a duration allows at most: more would not fit into memory.
+pub(super) const MAX_REQUESTS: usize = 10_000_000;
+
+impl ServeBenchArgs {
+    pub(super) fn resolve(self) -> Result<ServeBenchSettings> {
+        let mut target = ServerTarget::new(&self.url, if self.chat { Api::Chat } else { Api::Completions })?;
+        target.model = self.model.unwrap_or_default();
+        target.key = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+        target.timeout = Duration::from_secs(self.timeout);
+        target.more.insert("temperature".to_owned(), json!(0));
+        if !self.stop_at_eos {
+            target.more.insert("ignore_eos".to_owned(), json!(true));
+        }
+        if let Some(extra) = &self.extra {
+            let object: Result<Map<String, Value>, _> = serde_json::from_str(extra);
+            target.more.extend(object.map_err(|why| refused("--extra", extra, &format!("is no JSON object: {why}")))?);
+        }
+        let tokenizer = self.tokenizer.map(|folder| Tokenizer::from_file(folder.join("tokenizer.json"))).transpose()?;
+        let words = match &self.corpus {
+            Some(path) => PromptGenerator::corpus(path)?,
+            None if self.chat => PromptSource::Common,
+            None => PromptSource::Ids(self.vocab),
+        };
+        let block = TRACE_BLOCK / self.shrink;
+        let prompts = PromptGenerator::new(words, tokenizer, self.seed, self.shared_prefix, block)?;
+        let prompts = Arc::new(prompts);
+        let lengths = match &self.trace {
+            Some(path) => RequestLengths::Trace(read_trace(path)?),
+            None => RequestLengths::Drawn { prompt: self.prompt, generate: self.generate },
+        };
+        let timed = matches!(&lengths, RequestLengths::Trace(requests) if requests.iter().all(|r| r.at.is_some()));
+        let when = match (self.concurrency, self.rate) {
+            (Some(concurrency), _) => ArrivalMode::Concurrent(concurrency),
+            (None, Some(rate)) => ArrivalMode::Random { rate },
+            (None, None) if self.sweep => ArrivalMode::Random { rate: 1.0 },
+            (None, None) if timed => ArrivalMode::Trace { speed: self.speed },
+            (None, None) => ArrivalMode::Concurrent(CONCURRENT),
+        };
+        Ok(ServeBenchSettings {
+            target,
+            prompts,
+            lengths,
+            when,
+            burst: self.burst,
+            shrink: self.shrink,
+            requests: self.requests,
+            duration: self.duration,
+            warmup: self.warmup,
+            seed: self.seed,
+            objective: self.slo,
+            attain: self.sweep.then_some(self.attain),
+            json: self.json,
+            plot: self.plot,
+        })
+    }
+}
+
+impl ServeBenchSettings {
+    /// What is sent, if it comes as `when` says.
+    pub(super) fn workload(&self, when: ArrivalMode) -> LoadWorkload {
+        let of_trace = match &self.lengths {
+            RequestLengths::Trace(requests) => requests.len(),
+            RequestLengths::Drawn { .. } => usize::MAX,
+        };
+        let default = match (&self.lengths, when) {
+            (RequestLengths::Trace(_), ArrivalMode::Trace { .. }) => of_trace,
+            _ if self.duration.is_some() => MAX_REQUESTS,
+            (RequestLengths::Trace(_), _) => of_trace,
+            (RequestLengths::Drawn { .. }, _) => REQUESTS,
+        };
+        let requests = self.requests.unwrap_or(default);
+        let mut rng = Rng::new(self.seed ^ 0x6c65_6e67_7468);
+        let mut draw = |(low, high): (usize, usize)| low + rng.below(high - low + 1);
+        let mut shape = |number: usize, at: Option<f64>| match &self.lengths {
+            RequestLengths::Drawn { prompt, generate } => {
+                RequestShape { prompt_tokens: draw(*prompt), output_tokens: draw(*generate), blocks: Vec::new(), at }
+            }
+            RequestLengths::Trace(requests) => {
+                let of = &requests[number % requests.len()];
+                RequestShape {
+                    prompt_tokens: (of.prompt_tokens / self.shrink).max(1),
+                    output_tokens: (of.output_tokens / self.shrink).max(1),
+                    blocks: of.blocks.clone(),
+                    at,
+                }
+            }
+        };
+        let (shapes, pace): (Vec<RequestShape>, Pace) = match (when, &self.lengths) {
+            (ArrivalMode::Trace { speed }, RequestLengths::Trace(trace)) => {
+                let times = trace.iter().map(|r| r.at.map(|at| at / speed)).take(requests);
+                (times.enumerate().map(|(i, at)| shape(i, at)).collect(), Pace::AtTheirTimes)
+            }
+            (ArrivalMode::Random { rate }, _) => {
+                let end = self.duration.unwrap_or(f64::INFINITY);
+                let times = Arrivals::new(rate, self.burst, self.seed).take_while(|at| *at < end).take(requests);
+                (times.enumerate().map(|(i, at)| shape(i, Some(at))).collect(), Pace::AtTheirTimes)
+            }
+            (when, _) => {
+                let most = if let ArrivalMode::Concurrent(most) = when { most } else { CONCURRENT };
+                // What is drawn repeats after so many.
+                let shapes = (0..requests.min(of_trace).min(100_000)).map(|i| shape(i, None)).collect();
+                (shapes, Pace::Concurrent(most))
+            }
+        };
+        LoadWorkload { shapes, requests, pace, duration: self.duration.map(Duration::from_secs_f64), first_number: 0 }
+    }
+}

@@ -1,0 +1,214 @@
+//! What can be typed behind `ridge chat`, and what it means.
+
+use std::io::IsTerminal as _;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ridge_text::template::Data;
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, SamplingArgs, SamplingSettings, whole};
+use crate::error::{Result, refused};
+use crate::input;
+use crate::model::ModelSettings;
+
+/// Talk with a model
+///
+/// The conversation is put into the model's own chat template. What the model has read stays in its cache, so a turn
+/// costs no more than what is new in it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge chat --model ~/models/Qwen2.5-0.5B-Instruct
+  ridge chat --model DIR --system \"Answer in one sentence.\"
+  ridge chat --model DIR --message \"What is a roofline?\" > answer.txt
+  ridge chat --model DIR --load talk.json --json < question.txt
+
+On a terminal, /help lists the commands of a conversation; Ctrl-C interrupts an answer, Ctrl-D leaves. With --message, \
+or where standard input is no terminal, the turns given are answered and the command ends. When the context is full, the \
+oldest turns are left out, with a note.
+
+Answers go to standard output as they come, everything else to standard error.
+Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.")]
+pub(crate) struct ChatArgs {
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file, with a chat template
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// What the model is told before the conversation; @FILE reads it from a file
+    #[arg(short, long, value_name = "TEXT")]
+    system: Option<String>,
+
+    /// Answer this and end; may be given several times, for several turns; `-` is standard input
+    #[arg(short, long, value_name = "TEXT")]
+    message: Vec<String>,
+
+    /// Go on with a conversation: a JSON list of messages, as /save writes it
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+
+    /// Maximum tokens of an answer [default: as many as the context holds]
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true
+    )]
+    max_tokens: Option<usize>,
+
+    /// End an answer before this text; may be given several times
+    #[arg(long, value_name = "STRING")]
+    stop: Vec<String>,
+
+    /// Take the model's chat template of this name
+    #[arg(long, value_name = "NAME", help_heading = "Template", conflicts_with = "template_file")]
+    template: Option<String>,
+
+    /// Take the chat template in this file, in place of the model's
+    #[arg(long, value_name = "FILE", help_heading = "Template")]
+    template_file: Option<PathBuf>,
+
+    /// Give the template a variable, such as enable_thinking=false; the value is JSON, or else a text
+    #[arg(long, value_name = "NAME=VALUE", help_heading = "Template")]
+    template_variable: Vec<String>,
+
+    /// Tell the model of tools: a file with a JSON list of their schemas
+    #[arg(long, value_name = "FILE", help_heading = "Template")]
+    tools: Option<PathBuf>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Use random weights
+    #[arg(long, help_heading = "RunSettings")]
+    random_weights: bool,
+
+    /// Tokens of the context, all turns together [default: 8192, or what the model was made for if that is less]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    context: Option<usize>,
+
+    /// Maximum tokens of a prompt that one step processes
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+    )]
+    chunk: usize,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    threads: Option<usize>,
+
+    /// Keep what is typed out of the history file
+    #[arg(long, help_heading = "RunSettings")]
+    no_history: bool,
+
+    /// Print one JSON object at the end and nothing before it: messages, why the last answer ended, tokens
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Print how many tokens each turn has, and its times
+    #[arg(short, long, help_heading = "Output")]
+    verbose: bool,
+
+    /// Print nothing but answers, and errors
+    #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
+    quiet: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct ChatSettings {
+    pub(crate) model: ModelSettings,
+    pub(crate) random_weights: bool,
+    pub(crate) system: Option<String>,
+    /// The turns to answer; a conversation by hand if `None`.
+    pub(crate) turns: Option<Vec<String>>,
+    pub(crate) load: Option<PathBuf>,
+    pub(crate) max_tokens: Option<usize>,
+    pub(crate) stops: Vec<String>,
+    pub(crate) template: Option<String>,
+    pub(crate) template_file: Option<PathBuf>,
+    pub(crate) variables: Vec<(String, Data)>,
+    pub(crate) tools: Option<Vec<Data>>,
+    pub(crate) sampling: SamplingSettings,
+    pub(crate) context: Option<usize>,
+    pub(crate) chunk: usize,
+    pub(crate) threads: Option<usize>,
+    pub(crate) history: bool,
+    pub(crate) json: bool,
+    pub(crate) verbose: bool,
+    pub(crate) notes: bool,
+}
+
+impl ChatArgs {
+    /// Reads the small files that are named, too: a mistake in one should not wait for a model to load.
+    pub(crate) fn resolve(self) -> Result<ChatSettings> {
+        let sampling = self.sampling.resolve(false)?;
+        if self.stop.iter().any(String::is_empty) {
+            return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
+        }
+        if self.message.iter().filter(|m| *m == "-").count() > 1 {
+            return Err(refused("--message", "-", "standard input can be read once"));
+        }
+        let message = |text: String| if text == "-" { input::stdin() } else { Ok(text) };
+        let turns = if !self.message.is_empty() {
+            Some(self.message.into_iter().map(message).collect::<Result<_>>()?)
+        } else if std::io::stdin().is_terminal() {
+            if self.json {
+                return Err(refused("--json", "", "is for turns that are given; add --message TEXT"));
+            }
+            None
+        } else {
+            Some(vec![input::stdin()?])
+        };
+        Ok(ChatSettings {
+            model: self.numbers.settings(self.model)?,
+            random_weights: self.random_weights,
+            system: self.system.map(system).transpose()?,
+            turns,
+            load: self.load,
+            max_tokens: self.max_tokens,
+            stops: self.stop,
+            template: self.template,
+            template_file: self.template_file,
+            variables: self.template_variable.iter().map(|v| variable(v)).collect::<Result<_>>()?,
+            tools: self.tools.as_deref().map(tools).transpose()?,
+            sampling,
+            context: self.context,
+            chunk: self.chunk,
+            threads: self.threads,
+            history: !self.no_history,
+            json: self.json,
+            verbose: self.verbose,
+            notes: !self.quiet,
+        })
+    }
+}
+
+fn system(text: String) -> Result<String> {
+    match text.strip_prefix('@') {
+        Some(path) => input::file(Path::new(path)).map(|text| text.trim_end().to_owned()),
+        None => Ok(text),
+    }
+}
+
+fn variable(typed: &str) -> Result<(String, Data)> {
+    let (name, value) = typed
+        .split_once('=')
+        .filter(|(name, _)| !name.is_empty())
+        .ok_or_else(|| refused("--template-variable", typed, "must be a name, =, and a value"))?;
+    let value = Data::from_json("--template-variable", value).unwrap_or_else(|_| value.into());
+    Ok((name.to_owned(), value))
+}
+
+fn tools(path: &Path) -> Result<Vec<Data>> {
+    let file = path.display().to_string();
+    match Data::from_json(&file, &input::file(path)?)? {
+        Data::List(tools) if tools.iter().all(|tool| matches!(tool, Data::Map(_))) => Ok(tools),
+        _ => Err(refused("--tools", file, "must hold a JSON list of objects, one for each tool")),
+    }
+}

@@ -1,0 +1,185 @@
+//! One turn: from the conversation to what is new to the cache, and to an answer.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ridge_engine::{Engine, Finish, Request, Sampling, SequenceId, TextStream};
+use ridge_hw::units::Seconds;
+use ridge_text::template::{ChatInput, Clock, Data};
+use ridge_text::{ChatTemplates, Tokenizer};
+
+use crate::conversation::Conversation;
+use crate::error::{Error, Result};
+use crate::output::count;
+
+/// A model that reads and answers conversations.
+pub(super) struct ChatModel {
+    pub(super) engine: Engine,
+    pub(super) tokenizer: Tokenizer,
+    pub(super) templates: ChatTemplates,
+    /// The template to take, if not the one that templates choose.
+    pub(super) template: Option<String>,
+    pub(super) variables: Vec<(String, Data)>,
+    pub(super) tools: Option<Vec<Data>>,
+    pub(super) sampling: Sampling,
+    pub(super) stops: Vec<String>,
+    pub(super) stop_tokens: Vec<u32>,
+    pub(super) max_tokens: usize,
+    pub(super) context: usize,
+    pub(super) chunk: usize,
+    /// The sequence that has `cached` in the cache.
+    pub(super) sequence: Option<SequenceId>,
+    pub(super) cached: Vec<u32>,
+}
+
+/// An answer, and what it took.
+pub(super) struct ChatAnswer {
+    pub(super) text: String,
+    pub(super) finish: Finish,
+    /// Tokens of the conversation, and how many of them were in the cache.
+    pub(super) prompt: usize,
+    pub(super) reused: usize,
+    pub(super) generated: usize,
+    /// Messages that had to be left out for it, now and before.
+    pub(super) left_out: usize,
+    reading: Duration,
+    answering: Duration,
+}
+
+impl ChatAnswer {
+    pub(super) fn line(&self) -> String {
+        format!(
+            "read {} ({} from the cache) in {}; answered {} in {}",
+            count(self.prompt, "token"),
+            self.reused,
+            Seconds::from(self.reading),
+            count(self.generated, "token"),
+            Seconds::from(self.answering),
+        )
+    }
+}
+
+impl ChatModel {
+    fn input(&self, messages: Vec<Data>) -> ChatInput {
+        let mut input = ChatInput::new(messages, Clock::now_utc());
+        input.tools.clone_from(&self.tools);
+        input.variables.clone_from(&self.variables);
+        input
+    }
+
+    fn ids(&self, conversation: &Conversation) -> Result<Vec<u32>> {
+        let mut input = self.input(conversation.read()?);
+        input.add_generation_prompt = true;
+        let text = self.templates.render(self.template.as_deref(), &input)?.text;
+        // Templates spell the begin token themselves.
+        Ok(self.tokenizer.encode(&text, false)?)
+    }
+
+    /// The special token that the template puts behind an answer, if it does.
+    pub(super) fn end_of_turn(&self) -> Option<u32> {
+        self.templates.end_of_turn(self.template.as_deref(), &self.input(Vec::new()), &self.tokenizer)
+    }
+
+    /// The tokens of the conversation; where they leave too little room for an answer, without its oldest turns.
+    fn fitting(&self, conversation: &mut Conversation) -> Result<Vec<u32>> {
+        let mut ids = self.ids(conversation)?;
+        let room = self.max_tokens.min(self.context / 4).max(1);
+        if ids.len() + room <= self.context {
+            return Ok(ids);
+        }
+        // Down to half, so that what the cache has is not new at every turn from now on.
+        while ids.len() > self.context / 2 && conversation.leave_out_a_turn() {
+            ids = self.ids(conversation)?;
+        }
+        if ids.len() >= self.context {
+            return Err(Error::TurnBeyondContext { tokens: ids.len(), context: self.context });
+        }
+        Ok(ids)
+    }
+
+    /// Answers the conversation, whose last message is the user's, showing the text as it comes. `interrupted` ends the
+    /// answer, or the reading before it.
+    pub(super) fn answer(
+        &mut self,
+        conversation: &mut Conversation,
+        interrupted: &AtomicBool,
+        mut show: impl FnMut(&str) -> Result<()>,
+    ) -> Result<ChatAnswer> {
+        let started = Instant::now();
+        let ids = self.fitting(conversation)?;
+        // The last token is read again if need be: the answer's first token follows from it.
+        let same = ids.iter().zip(&self.cached).take_while(|(a, b)| a == b).count().min(ids.len().saturating_sub(1));
+        let sequence = match self.sequence {
+            Some(sequence) => sequence,
+            None => self.engine.start(self.sampling.clone(), ids.len()).ok_or(Error::Interrupted)?,
+        };
+        self.sequence = Some(sequence);
+        self.engine.truncate(sequence, same);
+        self.engine.set_prompt(sequence, ids.len());
+        self.cached.truncate(same);
+        let mut answer = ChatAnswer {
+            text: String::new(),
+            finish: Finish::Cancelled,
+            prompt: ids.len(),
+            reused: same,
+            generated: 0,
+            left_out: conversation.left_out(),
+            reading: Duration::ZERO,
+            answering: Duration::ZERO,
+        };
+        // All but the last chunk here, to see an interruption between them.
+        let mut new = &ids[same..];
+        while new.len() > self.chunk {
+            if interrupted.load(Ordering::Relaxed) {
+                return Ok(answer);
+            }
+            let (chunk, rest) = new.split_at(self.chunk);
+            self.engine.step(&[(sequence, chunk)], false, &mut Vec::new())?;
+            self.cached.extend(chunk);
+            new = rest;
+        }
+        let request = Request {
+            prompt: new.to_vec(),
+            sampling: self.sampling.clone(),
+            max_tokens: self.max_tokens,
+            stop_tokens: self.stop_tokens.clone(),
+        };
+        let mut stream = TextStream::new(&self.tokenizer, &self.stops);
+        stream.skip(&ids)?;
+        let (mut failure, mut first, mut stopped) = (None, None, false);
+        let mut on_token = |id: u32, text: &mut String| -> Result<bool> {
+            first.get_or_insert_with(Instant::now);
+            let piece = stream.push(id)?;
+            show(&piece)?;
+            text.push_str(&piece);
+            stopped = stream.stopped();
+            Ok(stopped || interrupted.load(Ordering::Relaxed))
+        };
+        let text = &mut answer.text;
+        let generated = self.engine.resume(sequence, &request, |id| match on_token(id, text) {
+            Ok(false) => ControlFlow::Continue(()),
+            Ok(true) => ControlFlow::Break(()),
+            Err(error) => {
+                failure = Some(error);
+                ControlFlow::Break(())
+            }
+        });
+        self.cached.extend(new);
+        self.cached.extend(generated.iter().flat_map(|g| &g.tokens));
+        self.cached.truncate(self.engine.length(sequence).unwrap_or(0));
+        let generated = generated?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let rest = stream.finish()?;
+        show(&rest)?;
+        answer.text.push_str(&rest);
+        answer.finish = if stopped { Finish::Stop } else { generated.finish };
+        answer.generated = generated.tokens.len();
+        let ended = Instant::now();
+        let first = first.unwrap_or(ended);
+        (answer.reading, answer.answering) = (first - started, ended - first);
+        Ok(answer)
+    }
+}

@@ -1,0 +1,75 @@
+//! `ridge convert`: from a folder in the layout of Hugging Face to a GGUF file, and back.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use ridge_files::gguf::TensorStorage;
+use ridge_graph::DType;
+use ridge_hw::units::Bytes;
+use ridge_models::ModelFiles;
+use ridge_models::gguf::{self, Quantisation};
+
+use crate::args::FLOATS;
+use crate::error::{Result, refused};
+use crate::output::note;
+use crate::target_file::{check_target, interruptible, is_gguf};
+
+/// Write a model in another layout
+///
+/// A folder in the layout of Hugging Face becomes a GGUF file, and a GGUF file such a folder: configuration,
+/// tokenizer, chat template and weights.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge convert DIR model.gguf               a file for llama.cpp
+  ridge convert DIR model.gguf --dtype bf16  with matrices in bf16
+  ridge convert model.gguf DIR               a folder for transformers
+
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct ConvertArgs {
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file
+    from: PathBuf,
+
+    /// What to write: a file that ends in .gguf, or a folder that is yet to be made
+    to: PathBuf,
+
+    /// Dtype of the matrices [default: as they are; f32 for what a folder has no format for]
+    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    dtype: Option<String>,
+
+    /// Write over what is there
+    #[arg(long)]
+    force: bool,
+
+    /// Print no notes
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
+    let files = ModelFiles::open(Some(&args.from))?;
+    check_target(&files, &args.from, &args.to, args.force)?;
+    let dtype = args.dtype.as_deref().and_then(DType::from_name);
+    match (files.gguf(), is_gguf(&args.to)) {
+        (_, true) => {
+            let how = Quantisation { matrices: dtype.map(TensorStorage::plain), ..Quantisation::default() };
+            let written = interruptible("writing weights", |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
+            if !args.quiet {
+                note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));
+            }
+        }
+        (Some(file), false) => {
+            interruptible("writing weights", |progress| {
+                gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), progress)
+            })?;
+            if !args.quiet {
+                note(&format!("wrote {}", args.to.display()));
+            }
+        }
+        (None, false) => {
+            let shown = args.to.display().to_string();
+            return Err(refused("the output", &shown, "does not end in .gguf, and a folder is what is read"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! `ridge embed`: texts to vectors.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use ridge_engine::{EmbedOptions, Embedder, similarities};
+use ridge_models::{ModelFiles, Pooling, SentenceConfig};
+use ridge_text::Tokenizer;
+use serde_json::json;
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};
+use crate::error::{Result, refused};
+use crate::input;
+use crate::model::{self, DeviceChoice, LoadedEncoder, OpenDevice};
+use crate::output::{columns, count, note, print, print_json};
+
+/// Turn texts into vectors
+///
+/// Encoders (bert) and decoders alike. How the vectors of a text's tokens become one is read from the files of
+/// sentence-transformers beside the model, if they are there; else it is their mean.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge embed --model DIR \"a text\" \"another\"       a line of numbers each
+  ridge embed --model DIR --similarity \"a\" \"b\"     how alike they are
+  ridge embed --model DIR --json - < lines.txt     a text a line
+
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct EmbedArgs {
+    /// Texts; `-` reads one a line from standard input
+    #[arg(required = true)]
+    texts: Vec<String>,
+
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Use random weights
+    #[arg(long)]
+    random_weights: bool,
+
+    /// How the vectors of a text's tokens become one
+    #[arg(long, value_enum, default_value = "auto")]
+    pooling: PoolingArg,
+
+    /// Divide each vector by its length
+    #[arg(long, overrides_with = "no_normalize")]
+    normalize: bool,
+
+    /// Leave the vectors as long as they are, whatever the model's files say
+    #[arg(long, overrides_with = "normalize")]
+    no_normalize: bool,
+
+    /// Cut texts that are too long, rather than refuse them
+    #[arg(long)]
+    truncate: bool,
+
+    /// Maximum tokens of a step
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 4096, help_heading = "RunSettings"
+    )]
+    batch_tokens: usize,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    threads: Option<usize>,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Print the cosine of the angle between each two texts
+    #[arg(long, help_heading = "Output")]
+    similarity: bool,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Print no notes
+    #[arg(short, long, help_heading = "Output")]
+    quiet: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum PoolingArg {
+    Auto,
+    Mean,
+    Cls,
+    Last,
+    Max,
+}
+
+impl PoolingArg {
+    fn chosen(self) -> Option<Pooling> {
+        match self {
+            Self::Auto => None,
+            Self::Mean => Some(Pooling::Mean),
+            Self::Cls => Some(Pooling::Cls),
+            Self::Last => Some(Pooling::Last),
+            Self::Max => Some(Pooling::Max),
+        }
+    }
+}
+
+pub(crate) fn run(args: EmbedArgs) -> Result<()> {
+    let settings = args.numbers.settings(args.model.clone())?;
+    let files = ModelFiles::open(args.model.as_deref())?;
+    // A way of pooling that was chosen by hand makes the files' own moot, also where Ridge cannot read it.
+    let said = match args.pooling.chosen() {
+        Some(pooling) => Some(SentenceConfig { pooling, normalize: false, max_tokens: None }),
+        None => files.sentence_config()?,
+    };
+    let pooling = said.map_or(Pooling::Mean, |s| s.pooling);
+    let normalize = !args.no_normalize && (args.normalize || said.is_some_and(|s| s.normalize));
+    if said.is_none() && !args.quiet && !args.json {
+        note("the model does not say how texts become vectors; taking the mean of their tokens' (--pooling)");
+    }
+    let tokenizer = files.tokenizer()?;
+    let texts = texts(&args.texts)?;
+    let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
+    let mut embedder = match files.encoder_config()? {
+        Some(config) => {
+            let device = (DeviceChoice::Cpu, args.threads);
+            let LoadedEncoder { session, encoder } =
+                model::load_encoder(&files, &config, &settings, device, args.random_weights)?;
+            Embedder::of_encoder(session, &encoder, options)?
+        }
+        None => {
+            let config = files.config()?;
+            let source = model::weights(&files, &config, args.random_weights)?;
+            let mut built = model::build(&config, &settings, &source, None)?;
+            model::round_for_cpu(&mut built, &settings);
+            let device = OpenDevice::open(DeviceChoice::Cpu, args.threads)?;
+            let session = model::load(&built, &source, device.backend)?;
+            Embedder::of_decoder(session, &built, options)?
+        }
+    };
+    let most = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
+    let ids = texts.iter().map(|text| tokens(&tokenizer, text, most, args.truncate)).collect::<Result<Vec<_>>>()?;
+    let vectors = embedder.embed(&ids)?;
+    if args.json {
+        let each = |((text, ids), vector): ((&String, &Vec<u32>), &Vec<f32>)| json!({ "text": text, "tokens": ids.len(), "embedding": vector });
+        let similarity = args.similarity.then(|| similarities(&vectors));
+        return print_json(&json!({
+            "model": files.to_string(),
+            "pooling": pooling.name(),
+            "normalized": normalize,
+            "dimensions": vectors.first().map_or(0, Vec::len),
+            "embeddings": texts.iter().zip(&ids).zip(&vectors).map(each).collect::<Vec<_>>(),
+            "similarity": similarity,
+        }));
+    }
+    if args.similarity {
+        let cells = |row: Vec<f64>| row.into_iter().map(|cosine| format!("{cosine:.4}")).collect();
+        let rows: Vec<Vec<String>> = similarities(&vectors).into_iter().map(cells).collect();
+        return print(&columns(&rows));
+    }
+    for vector in &vectors {
+        let line: Vec<String> = vector.iter().map(f32::to_string).collect();
+        print(&format!("{}\n", line.join(" ")))?;
+    }
+    Ok(())
+}
+
+/// What was typed, with the lines of standard input in the place of `-`.
+fn texts(typed: &[String]) -> Result<Vec<String>> {
+    let mut texts = Vec::new();
+    for text in typed {
+        if text == "-" {
+            texts.extend(input::stdin()?.lines().map(str::to_owned));
+        } else {
+            texts.push(text.clone());
+        }
+    }
+    Ok(texts)
+}
+
+/// The tokens of a text, `most` at most.
+fn tokens(tokenizer: &Tokenizer, text: &str, most: usize, truncate: bool) -> Result<Vec<u32>> {
+    let ids = tokenizer.encode(text, true)?;
+    if ids.len() <= most {
+        return if ids.is_empty() { Err(refused("TEXT", format!("{text:?}"), "has no tokens")) } else { Ok(ids) };
+    }
+    if !truncate {
+        let start: String = text.chars().take(30).collect();
+        let why = format!("has {}, and the model takes {most}; --truncate cuts it", count(ids.len(), "token"));
+        return Err(refused("TEXT", format!("{start:?}..."), &why));
+    }
+    Ok(tokenizer.encode_truncated(text, most)?)
+}

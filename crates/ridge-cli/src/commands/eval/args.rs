@@ -1,0 +1,156 @@
+//! EvalTask can be typed behind `ridge eval`, and the settings that it resolves to.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};
+use crate::error::{Result, refused};
+use crate::model::ModelSettings;
+
+/// Measure how well a model predicts a text, or chooses among answers
+///
+/// Both come from the probabilities that the model gives to tokens; nothing is generated.
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("what").required(true),
+    after_help = "\
+Examples:
+  ridge eval --perplexity book.txt
+  ridge eval --perplexity wiki.test.raw --model DIR --context 1024 --stride 512
+  ridge eval --perplexity book.txt --rolling --context 2047 --json
+  ridge eval --choices arc.jsonl --model DIR --limit 100
+
+Perplexity: the text, with the tokens that the tokenizer puts before it, is read in windows of --context tokens, one \
+every --stride. Each window's new tokens count; its first token is never predicted, so with a stride as long as the \
+window the first token of each window is left out. The defaults are the procedure of Hugging Face's guide to the \
+perplexity of fixed-length models; --rolling is the loglikelihood_rolling of lm-evaluation-harness, whose windows read \
+--context tokens each. Bits per byte are those of all counted tokens over the bytes of the file.
+
+Choices: a file of JSON lines, each with a text (context, question, prompt, query or ctx), answers (choices or endings: \
+texts, or an object with lists text and label) and which is right (answer, gold, label or answerKey: its number from 0, \
+or its letter). Tokens are made and scored as in lm-evaluation-harness, with a space between text and answer: acc takes \
+the likeliest answer, acc_norm the likeliest by character, acc_bytes by byte of UTF-8. Texts too long for --context lose \
+their beginning."
+)]
+pub(crate) struct EvalArgs {
+    /// Measure the perplexity of the text in this file
+    #[arg(long, value_name = "FILE", group = "what")]
+    perplexity: Option<PathBuf>,
+
+    /// Let the model choose among the answers to the questions in this file of JSON lines
+    #[arg(long, value_name = "FILE", group = "what")]
+    choices: Option<PathBuf>,
+
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Use random weights
+    #[arg(long)]
+    random_weights: bool,
+
+    /// Tokens that the model sees at once [default: what it was made for, and for perplexity 2048 at most]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
+    context: Option<usize>,
+
+    /// Tokens from a window's beginning to the next one's [default: half of --context]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true,
+        requires = "perplexity", conflicts_with = "rolling"
+    )]
+    stride: Option<usize>,
+
+    /// WindowKind as lm-evaluation-harness makes them
+    #[arg(long, requires = "perplexity")]
+    rolling: bool,
+
+    /// Stop after this many questions
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true,
+        requires = "choices"
+    )]
+    limit: Option<usize>,
+
+    /// EvalTask stands between a question's text and an answer
+    #[arg(long, value_name = "TEXT", default_value = " ", requires = "choices", hide_default_value = true)]
+    delimiter: String,
+
+    /// Put no begin token before texts
+    #[arg(long)]
+    no_special: bool,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Maximum tokens that one step processes, of all texts together
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+    )]
+    chunk: usize,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    threads: Option<usize>,
+
+    /// Print one JSON object: results, settings, every question's scores
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Print no progress and no notes
+    #[arg(short, long, help_heading = "Output")]
+    quiet: bool,
+}
+
+/// EvalTask is evaluated, and how it is shown.
+pub(super) struct EvalSettings {
+    pub(super) task: EvalTask,
+    pub(super) model: ModelSettings,
+    pub(super) random_weights: bool,
+    pub(super) context: Option<usize>,
+    pub(super) no_special: bool,
+    pub(super) chunk: usize,
+    pub(super) threads: Option<usize>,
+    pub(super) json: bool,
+    pub(super) quiet: bool,
+}
+
+/// EvalTask is evaluated.
+pub(super) enum EvalTask {
+    Perplexity { file: PathBuf, windows: WindowKind },
+    Choices { file: PathBuf, limit: Option<usize>, delimiter: String },
+}
+
+/// How a text is cut.
+#[derive(Clone, Copy)]
+pub(super) enum WindowKind {
+    /// Half of the context, if `None`.
+    Sliding(Option<usize>),
+    Rolling,
+}
+
+impl EvalArgs {
+    pub(super) fn resolve(self) -> Result<EvalSettings> {
+        let task = match (self.perplexity, self.choices) {
+            (Some(file), _) if self.rolling => EvalTask::Perplexity { file, windows: WindowKind::Rolling },
+            (Some(file), _) => EvalTask::Perplexity { file, windows: WindowKind::Sliding(self.stride) },
+            (None, Some(file)) => EvalTask::Choices { file, limit: self.limit, delimiter: self.delimiter },
+            (None, None) => return Err(refused("--perplexity", "", "or --choices must be given")),
+        };
+        Ok(EvalSettings {
+            task,
+            model: self.numbers.settings(self.model)?,
+            random_weights: self.random_weights,
+            context: self.context,
+            no_special: self.no_special,
+            chunk: self.chunk,
+            threads: self.threads,
+            json: self.json,
+            quiet: self.quiet,
+        })
+    }
+}

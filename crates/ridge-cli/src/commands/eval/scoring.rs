@@ -1,0 +1,108 @@
+//! Scores of texts by a model, and what all results show.
+
+use std::path::Path;
+use std::time::Instant;
+
+use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
+use ridge_models::{Model, ModelConfig, ModelFiles};
+use ridge_runtime::Backend;
+use ridge_text::Tokenizer;
+use serde_json::json;
+
+use super::args::EvalSettings;
+use crate::error::{Error, Result};
+use crate::model::{self, DeviceChoice, LoadedModel, RunSettings, StepExtents};
+use crate::output::{Progress, print, print_json};
+
+/// A model without its weights, which are loaded when the questions are known.
+pub(super) struct EvalModel {
+    pub(super) files: ModelFiles,
+    pub(super) config: ModelConfig,
+    pub(super) tokenizer: Tokenizer,
+    /// The tokens before a text.
+    pub(super) begin: Vec<u32>,
+}
+
+/// Scores, and how they were made.
+pub(super) struct ScoredQuestions {
+    pub(super) scores: Vec<Vec<Vec<f32>>>,
+    seconds: f64,
+    work: usize,
+    threads: usize,
+}
+
+/// Maximum number of questions at a time: enough to fill a step with short ones.
+const MAX_QUESTIONS: usize = 64;
+
+impl EvalModel {
+    /// Loads the weights and scores `questions`, at least one.
+    pub(super) fn score(&self, settings: &EvalSettings, questions: &[Question<'_>]) -> Result<ScoredQuestions> {
+        let context = questions.iter().map(Question::positions).max().unwrap_or(1).max(1);
+        let work: usize = questions.iter().map(Question::work).sum();
+        let step = settings.chunk.min(work).max(1);
+        let options = ScorerOptions { context, step, questions: MAX_QUESTIONS.min(questions.len()).max(1) };
+        let running = RunSettings {
+            device: DeviceChoice::Cpu,
+            context,
+            prompt: context,
+            chunk: step,
+            threads: settings.threads,
+            random_weights: settings.random_weights,
+            notes: !settings.quiet && !settings.json,
+        };
+        let block_size = settings.model.options(self.config.torch_dtype).block_size;
+        let workspace = |model: &Model, backend: &dyn Backend| {
+            let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context };
+            model::scorer_bytes(model, backend, largest)
+        };
+        let cached = options.blocks(block_size) * block_size;
+        let LoadedModel { session, model, threads, .. } =
+            model::load_model(&self.files, &self.config, &settings.model, &running, cached, workspace)?;
+        let mut scorer = Scorer::new(session, &model, options)?;
+        let mut progress = (!settings.quiet).then(|| Progress::of_tokens("scoring", work as u64));
+        let mut done = 0;
+        let started = Instant::now();
+        let scores = scorer.score(questions, |tokens| {
+            done += tokens as u64;
+            if let Some(progress) = &mut progress {
+                progress.at(done);
+            }
+        })?;
+        Ok(ScoredQuestions { scores, seconds: started.elapsed().as_secs_f64(), work, threads: threads.unwrap_or(1) })
+    }
+}
+
+/// Prints a result with what all results have.
+pub(super) fn show(
+    settings: &EvalSettings,
+    opened: &EvalModel,
+    file: &Path,
+    scored: &ScoredQuestions,
+    (text, mut object): (String, serde_json::Value),
+) -> Result<()> {
+    if !settings.json {
+        return print(&text);
+    }
+    object["model"] = json!(opened.files.to_string());
+    object["file"] = json!(file.display().to_string());
+    object["begin_tokens"] = json!(opened.begin);
+    object["measured"] = json!({
+        "seconds": scored.seconds,
+        "computed_tokens": scored.work,
+        "computed_tokens_per_second": scored.work as f64 / scored.seconds,
+    });
+    object["settings"]["chunk"] = json!(settings.chunk);
+    object["settings"]["threads"] = json!(scored.threads);
+    object["settings"]["random_weights"] = json!(settings.random_weights);
+    object["settings"]["format"] = json!(settings.model.format.as_ref().map(|f| f.name()));
+    let options = settings.model.options(opened.config.torch_dtype);
+    object["settings"]["dtype"] = json!(options.activations.name());
+    object["settings"]["cache_dtype"] = json!(options.cache.name());
+    object["settings"]["activations"] = json!(settings.model.activations.name());
+    print_json(&object)
+}
+
+/// A file, or a line of one, that cannot be used.
+pub(super) fn unusable(place: impl ToString, problem: impl ToString) -> Error {
+    Error::Data { place: place.to_string(), problem: problem.to_string() }
+}

@@ -1,0 +1,237 @@
+//! What can be typed behind `ridge generate`, and the settings that it resolves to.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, SamplingArgs, SamplingSettings, device, whole};
+use crate::error::{Result, refused};
+use crate::model::{DeviceChoice, ModelSettings};
+
+/// Let a model go on with a text
+///
+/// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, the text starts from
+/// nothing.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge generate --greedy
+  ridge generate --model ~/Llama-3.2-1B --dtype bf16 \"The ridge point is\"
+  ridge generate --seed 7 --stop $'\\n' - < prompt.txt
+  ridge generate -- \"--greedy is a flag that\"  # dashes are text behind `--`
+  ridge generate --model DIR --random-weights --prompt-tokens 512 -v
+
+Standard input is read only where the prompt is `-`. The sampling settings of a model's generation_config.json are not \
+taken, so that the same command samples all models alike; its end tokens are.
+
+The text goes to standard output as it comes, everything else to standard error.
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct GenerateArgs {
+    /// The text to go on with; `-` reads it from standard input, less one newline at its end
+    prompt: Option<String>,
+
+    /// Folder of a model in the layout of Hugging Face (config.json, *.safetensors, tokenizer.json),
+    /// or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Use random weights; the folder then needs a config.json alone
+    #[arg(long)]
+    random_weights: bool,
+
+    /// Take this many random tokens for a prompt
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, conflicts_with = "prompt"
+    )]
+    prompt_tokens: Option<usize>,
+
+    /// Maximum number of tokens to generate
+    #[arg(
+        short = 'n', long, value_name = "N", value_parser = whole::<usize, 0, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 200
+    )]
+    max_tokens: usize,
+
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "STRING")]
+    stop: Vec<String>,
+
+    /// Continue past the tokens that end a text
+    #[arg(long)]
+    ignore_eos: bool,
+
+    /// Print the log-probability of each token, and of this many of the likeliest in its place, with --json
+    #[arg(long, value_name = "N", value_parser = whole::<u32, 0, 1024>, allow_negative_numbers = true, requires = "json")]
+    logprobs: Option<u32>,
+
+    #[command(flatten)]
+    sampling: SamplingArgs,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Tokens of the context, prompt and answer together [default: as many as they need]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    context: Option<usize>,
+
+    /// Maximum tokens of the prompt that one step processes
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
+    )]
+    chunk: usize,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
+    )]
+    device: DeviceChoice,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    threads: Option<usize>,
+
+    /// Print the prompt before the answer
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    echo: bool,
+
+    /// Print one JSON object at the end and nothing before it: text, tokens, why it ended, times, settings
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+
+    /// Print the times even where standard error is not a terminal
+    #[arg(short, long, help_heading = "Output")]
+    verbose: bool,
+
+    /// Print nothing but the text, and errors
+    #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
+    quiet: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct GenerateSettings {
+    pub(super) model: ModelSettings,
+    pub(super) random_weights: bool,
+    pub(super) prompt: GeneratePrompt,
+    pub(super) sampling: SamplingSettings,
+    pub(super) stops: Vec<String>,
+    pub(super) ignore_eos: bool,
+    pub(super) max_tokens: usize,
+    /// As many tokens as prompt and answer need, if `None`.
+    pub(super) context: Option<usize>,
+    pub(super) chunk: usize,
+    /// All usable cores, if `None`.
+    pub(super) threads: Option<usize>,
+    pub(super) device: DeviceChoice,
+    pub(super) echo: bool,
+    pub(super) json: bool,
+    /// Print the times.
+    pub(super) timing: bool,
+    /// Print notes, such as the seed.
+    pub(super) notes: bool,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum GeneratePrompt {
+    /// The token that begins a text.
+    Begin,
+    Text(String),
+    Stdin,
+    /// This many random tokens.
+    Random(usize),
+}
+
+impl GenerateArgs {
+    pub(super) fn resolve(self) -> Result<GenerateSettings> {
+        let mut sampling = self.sampling.resolve(self.prompt_tokens.is_some())?;
+        sampling.values.logprobs = self.logprobs;
+        if self.stop.iter().any(String::is_empty) {
+            return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
+        }
+        Ok(GenerateSettings {
+            model: self.numbers.settings(self.model)?,
+            random_weights: self.random_weights,
+            prompt: match (self.prompt_tokens, self.prompt) {
+                (Some(count), _) => GeneratePrompt::Random(count),
+                (None, None) => GeneratePrompt::Begin,
+                (None, Some(text)) if text == "-" => GeneratePrompt::Stdin,
+                (None, Some(text)) => GeneratePrompt::Text(text),
+            },
+            sampling,
+            stops: self.stop,
+            ignore_eos: self.ignore_eos,
+            max_tokens: self.max_tokens,
+            context: self.context,
+            chunk: self.chunk,
+            threads: self.threads,
+            device: self.device,
+            echo: self.echo,
+            json: self.json,
+            timing: self.verbose || !self.quiet && !self.json && std::io::stderr().is_terminal(),
+            notes: !self.quiet,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::{Cli, CliCommand};
+
+    fn generate(args: &[&str]) -> Result<GenerateSettings> {
+        match Cli::try_parse_from(["ridge", "generate"].iter().chain(args)).unwrap().command {
+            CliCommand::Generate(args) => args.resolve(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn greedy_leaves_nothing_to_chance() {
+        let s = generate(&["--greedy"]).unwrap();
+        assert_eq!((s.sampling.values.temperature, s.sampling.values.top_k, s.sampling.values.top_p), (0.0, 0, 1.0));
+        assert!(!s.sampling.tell_seed);
+        assert!(generate(&["--greedy", "--prompt-tokens", "3"]).unwrap().sampling.tell_seed);
+        assert!(!generate(&["--temperature", "0"]).unwrap().sampling.tell_seed);
+    }
+
+    #[test]
+    fn a_seed_is_told_where_the_user_did_not_choose_it() {
+        let (a, b) = (generate(&[]).unwrap(), generate(&[]).unwrap());
+        assert!(a.sampling.tell_seed && a.sampling.values.seed != b.sampling.values.seed);
+        let chosen = generate(&["--seed", "7"]).unwrap();
+        assert!(!chosen.sampling.tell_seed && chosen.sampling.values.seed == 7);
+    }
+
+    #[test]
+    fn values_out_of_range_are_named_with_their_flag_and_as_typed() {
+        for (args, said) in [
+            (["--temperature", "-1"], "'-1' for '--temperature <T>': must be 0 (greedy) or a positive number"),
+            (["--temperature", "1e400"], "'1e400' for '--temperature <T>': must be 0 (greedy)"),
+            (["--temperature", "nan"], "'nan' for '--temperature <T>': must be 0 (greedy)"),
+            (["--top-p", "0"], "'0' for '--top-p <P>': must be above 0"),
+            (["--top-p", "4294967296"], "'4294967296' for '--top-p <P>': must be above 0 and at most 1"),
+            (["--top-p", "x"], "'x' for '--top-p <P>': must be a number"),
+            (["--top-k", "3000000000"], "'3000000000' for '--top-k <K>': must be a whole number from 0 to 2147483647"),
+            (["--chunk", "0"], "'0' for '--chunk <N>': must be a whole number from 1 to 18446744073709551615"),
+            (["--threads", "5000"], "'5000' for '--threads <N>': must be a whole number from 1 to 1024"),
+            (["--threads", "1.5"], "'1.5' for '--threads <N>': must be a whole number from 1 to 1024"),
+            (["--max-tokens", "-1"], "'-1' for '--max-tokens <N>': must be a whole number from 0 to"),
+            (["--prompt-tokens", "0"], "'0' for '--prompt-tokens <N>': must be a whole number from 1 to"),
+            (["--seed", "-1"], "'-1' for '--seed <N>': must be a whole number from 0 to 18446744073709551615"),
+        ] {
+            let error = Cli::try_parse_from(["ridge", "generate"].iter().chain(&args)).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        assert!(generate(&["--stop", ""]).unwrap_err().to_string().starts_with("--stop '': must not be empty"));
+    }
+}

@@ -1,0 +1,311 @@
+//! `ridge generate`: one answer, as it comes.
+
+mod args;
+
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
+use ridge_graph::sample::Rng;
+use ridge_hw::units::Seconds;
+use ridge_models::{Model, ModelConfig, ModelFiles};
+use ridge_text::Tokenizer;
+use serde_json::json;
+
+pub(crate) use args::GenerateArgs;
+use args::{GeneratePrompt, GenerateSettings};
+
+use crate::error::{Error, Result, refused};
+use crate::input;
+use crate::model::{self, LoadedEngine, RunSettings};
+use crate::output::{count, note, print, print_json, print_untrusted};
+
+pub(crate) fn run(args: GenerateArgs) -> Result<()> {
+    generate(&args.resolve()?)
+}
+
+fn generate(settings: &GenerateSettings) -> Result<()> {
+    let started = Instant::now();
+    let files = ModelFiles::open(settings.model.path.as_deref())?;
+    let config = files.config()?;
+    if let GeneratePrompt::Random(count) = settings.prompt {
+        // Before so many are made.
+        context(settings, count, config.max_context())?;
+    }
+    let prompt = PromptTokens::read(settings, &files, &config)?;
+    let context = context(settings, prompt.ids.len(), config.max_context())?;
+
+    let running = RunSettings {
+        device: settings.device,
+        context,
+        prompt: prompt.ids.len(),
+        chunk: settings.chunk,
+        threads: settings.threads,
+        random_weights: settings.random_weights,
+        notes: settings.notes && !settings.json,
+    };
+    let LoadedEngine { mut engine, model: built, device, threads } =
+        model::load_engine(&files, &config, &settings.model, &running)?;
+    let load = started.elapsed();
+
+    if settings.notes && settings.sampling.tell_seed && !settings.json {
+        let seed = settings.sampling.values.seed;
+        note(&format!("seed {seed}; --seed {seed} gives this text again"));
+    }
+    if settings.notes && !settings.json && prompt.tokenizer.is_none() {
+        note(&format!("no tokenizer.json in {files}; printing token ids"));
+    }
+    let request = Request {
+        prompt: prompt.ids.clone(),
+        sampling: settings.sampling.with(prompt.tokenizer.as_ref())?,
+        max_tokens: settings.max_tokens,
+        stop_tokens: if settings.ignore_eos { Vec::new() } else { built.eos_token_ids.clone() },
+    };
+    let answer = answer(&mut engine, &request, &prompt, settings)?;
+    let times = GenerateTimes { load, ..answer.times };
+    if settings.json {
+        return print_json(&object(&files, settings, &prompt, &answer, &times, context, (&built, &device, threads)));
+    }
+    print("\n")?;
+    if settings.notes && answer.generated.finish == Finish::Context {
+        note(&format!("the context of {} is full", count(context, "token")));
+    }
+    if settings.timing {
+        note(&times.line(prompt.ids.len(), answer.generated.tokens.len()));
+    }
+    Ok(())
+}
+
+/// The prompt as tokens.
+struct PromptTokens {
+    tokenizer: Option<Tokenizer>,
+    text: Option<String>,
+    ids: Vec<u32>,
+}
+
+impl PromptTokens {
+    fn read(settings: &GenerateSettings, files: &ModelFiles, config: &ModelConfig) -> Result<Self> {
+        let tokenizer = if files.has_tokenizer() { Some(files.tokenizer()?) } else { None };
+        if tokenizer.is_none() && !settings.stops.is_empty() {
+            return Err(Error::StopWithoutTokenizer);
+        }
+        let (text, ids) = match &settings.prompt {
+            GeneratePrompt::Begin => {
+                let begin = tokenizer.as_ref().and_then(Tokenizer::bos).or(config.bos_token_id);
+                let none = || if tokenizer.is_some() { Error::NoBeginToken } else { Error::NothingToBeginWith };
+                (None, vec![begin.ok_or_else(none)?])
+            }
+            GeneratePrompt::Random(count) => {
+                let mut rng = Rng::new(settings.sampling.values.seed);
+                (None, (0..*count).map(|_| rng.below(config.vocab_size) as u32).collect())
+            }
+            GeneratePrompt::Text(text) => (Some(text.clone()), Vec::new()),
+            GeneratePrompt::Stdin => (Some(input::stdin()?), Vec::new()),
+        };
+        match (&tokenizer, &text) {
+            (_, None) => Ok(Self { tokenizer, text, ids }),
+            (Some(t), Some(text)) => Ok(Self { ids: t.encode(text, true)?, text: Some(text.clone()), tokenizer }),
+            (None, Some(_)) => Err(files.tokenizer().err().map_or(Error::NoBeginToken, Error::PromptWithoutTokenizer)),
+        }
+    }
+
+    /// What `--echo` prints.
+    fn echo(&self) -> Result<String> {
+        match (&self.text, &self.tokenizer) {
+            (Some(text), _) => Ok(text.clone()),
+            (None, Some(tokenizer)) => Ok(tokenizer.decode(&self.ids, true)?),
+            (None, None) => Ok(self.ids.iter().map(|id| format!("{id} ")).collect()),
+        }
+    }
+}
+
+/// PromptTokens that the cache must hold.
+fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<usize> {
+    if let Some(context) = settings.context.filter(|c| *c > most) {
+        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+    }
+    let full = |context| settings.max_tokens > 0 && prompt >= context || prompt > context;
+    match settings.context {
+        Some(context) if full(context) && context < most => Err(Error::PromptBeyondContext { prompt, context }),
+        _ if full(most) => Err(Error::PromptBeyondModel { prompt, most }),
+        chosen => Ok(chosen.unwrap_or(prompt.saturating_add(settings.max_tokens).clamp(1, most))),
+    }
+}
+
+/// What was generated, and how long it took.
+struct GenerateAnswer {
+    generated: Generated,
+    /// Without a tokenizer there is none.
+    text: Option<String>,
+    stopped: bool,
+    times: GenerateTimes,
+}
+
+#[derive(Clone, Copy, Default)]
+struct GenerateTimes {
+    load: Duration,
+    /// Until the first token was there, the making of the first steps' buckets included.
+    prompt: Duration,
+    /// From the first token to the last.
+    generate: Duration,
+}
+
+/// Generates, printing as it goes unless JSON is asked for.
+fn answer(
+    engine: &mut Engine,
+    request: &Request,
+    prompt: &PromptTokens,
+    settings: &GenerateSettings,
+) -> Result<GenerateAnswer> {
+    let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
+    if settings.echo {
+        show(&prompt.echo()?)?;
+    }
+    let mut stream = prompt.tokenizer.as_ref().map(|t| TextStream::new(t, &settings.stops));
+    if let Some(stream) = &mut stream {
+        stream.skip(&prompt.ids)?;
+    }
+    let mut text = stream.is_some().then(String::new);
+    let mut failure = None;
+    let started = Instant::now();
+    let mut first = None;
+    let mut on_token = |id: u32| -> Result<bool> {
+        first.get_or_insert_with(Instant::now);
+        match (&mut stream, &mut text) {
+            (Some(stream), Some(text)) => {
+                let piece = stream.push(id)?;
+                show(&piece)?;
+                text.push_str(&piece);
+                Ok(stream.stopped())
+            }
+            _ => show(&format!("{id} ")).map(|()| false),
+        }
+    };
+    let generated = engine.generate(request, |id| match on_token(id) {
+        Ok(false) => ControlFlow::Continue(()),
+        Ok(true) => ControlFlow::Break(()),
+        Err(error) => {
+            failure = Some(error);
+            ControlFlow::Break(())
+        }
+    })?;
+    if let Some(error) = failure {
+        return Err(error);
+    }
+    let ended = Instant::now();
+    let first = first.unwrap_or(ended);
+    if let (Some(stream), Some(text)) = (&mut stream, &mut text) {
+        let rest = stream.finish()?;
+        show(&rest)?;
+        text.push_str(&rest);
+    }
+    let stopped = stream.is_some_and(|s| s.stopped());
+    let times = GenerateTimes { load: Duration::ZERO, prompt: first - started, generate: ended - first };
+    Ok(GenerateAnswer { generated, text, stopped, times })
+}
+
+impl GenerateTimes {
+    /// PromptTokens a second of the prompt, and of the answer after its first token; `None` where nothing was timed.
+    fn rates(&self, prompt: usize, generated: usize) -> (Option<f64>, Option<f64>) {
+        let rate =
+            |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
+        let prompt = if generated == 0 { 0 } else { prompt };
+        (rate(prompt, self.prompt), rate(generated.saturating_sub(1), self.generate))
+    }
+
+    fn line(&self, prompt: usize, generated: usize) -> String {
+        let part = |tokens: usize, what: &str, time: Duration, rate: Option<f64>| {
+            let rate = rate.map_or(String::new(), |r| format!(" ({} tok/s)", three_digits(r)));
+            format!("{what}{} in {}{rate}", count(tokens, "token"), Seconds::from(time))
+        };
+        let (prompt_rate, rate) = self.rates(prompt, generated);
+        let prompt = part(prompt, "prompt ", self.prompt, prompt_rate);
+        let generated = part(generated, "answer ", self.generate, rate);
+        format!("loaded in {}; {prompt}; {generated}", Seconds::from(self.load))
+    }
+}
+
+fn three_digits(rate: f64) -> String {
+    let decimals = (2.0 - rate.max(1e-9).log10().floor()).max(0.0) as usize;
+    format!("{rate:.decimals$}")
+}
+
+fn object(
+    files: &ModelFiles,
+    settings: &GenerateSettings,
+    prompt: &PromptTokens,
+    answer: &GenerateAnswer,
+    times: &GenerateTimes,
+    context: usize,
+    (built, device, threads): (&Model, &str, Option<usize>),
+) -> serde_json::Value {
+    let (prompt_rate, rate) = times.rates(prompt.ids.len(), answer.generated.tokens.len());
+    let finish = match answer.generated.finish {
+        // Nothing but a stop string cancels here.
+        Finish::Stop | Finish::Cancelled => "stop",
+        Finish::Length => "length",
+        Finish::Context => "context",
+    };
+    let sampling = &settings.sampling.values;
+    let bias: Vec<_> =
+        sampling.logit_bias.iter().map(|(id, value)| json!({ "id": id, "value": decimal(*value) })).collect();
+    let top = |(id, logprob): &(u32, f32)| json!({ "id": id, "logprob": logprob });
+    let logprobs = sampling.logprobs.map(|_| {
+        let each = answer.generated.logprobs.iter().zip(&answer.generated.tokens);
+        let each = each
+            .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(top).collect::<Vec<_>>() }));
+        each.collect::<Vec<_>>()
+    });
+    json!({
+        "model": files.to_string(),
+        "prompt": prompt.text,
+        "text": answer.text,
+        "tokens": answer.generated.tokens,
+        "logprobs": logprobs,
+        "finish_reason": finish,
+        "stopped_by_string": answer.stopped,
+        "prompt_tokens": prompt.ids.len(),
+        "generated_tokens": answer.generated.tokens.len(),
+        "measured": {
+            "load_seconds": times.load.as_secs_f64(),
+            "prompt_seconds": times.prompt.as_secs_f64(),
+            "generate_seconds": times.generate.as_secs_f64(),
+            "prompt_tokens_per_second": prompt_rate,
+            "generated_tokens_per_second": rate,
+        },
+        "settings": {
+            "random_weights": settings.random_weights,
+            "temperature": decimal(sampling.temperature),
+            "top_k": sampling.top_k,
+            "top_p": decimal(sampling.top_p),
+            "min_p": decimal(sampling.min_p),
+            "typical_p": decimal(sampling.typical_p),
+            "repetition_penalty": decimal(sampling.repetition_penalty),
+            "frequency_penalty": decimal(sampling.frequency_penalty),
+            "presence_penalty": decimal(sampling.presence_penalty),
+            "dry_multiplier": decimal(sampling.dry.multiplier),
+            "dry_base": decimal(sampling.dry.base),
+            "dry_allowed_length": sampling.dry.allowed_length,
+            "dry_range": sampling.dry.range,
+            "dry_breaker": settings.sampling.breakers,
+            "logit_bias": bias,
+            "seed": sampling.seed,
+            "max_tokens": settings.max_tokens,
+            "stop": settings.stops,
+            "ignore_eos": settings.ignore_eos,
+            "context": context,
+            "chunk": settings.chunk,
+            "device": device,
+            "threads": threads,
+            "format": settings.model.format.as_ref().map(|f| f.name()),
+            "dtype": built.activations.name(),
+            "cache_dtype": built.cache.name(),
+            "activations": settings.model.activations.name(),
+        },
+    })
+}
+
+/// The number as it was typed: 0.8, and not the nearest f32 to seventeen digits.
+fn decimal(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

@@ -1,0 +1,167 @@
+//! `ridge plan fit`: whether a model fits a device, and how many users beside it.
+
+use clap::Args;
+use ridge_hw::units::Bytes;
+use ridge_plan::PlanError;
+use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, sequence_states, serving};
+use ridge_plan::plot::{Axis, Bars, Chart, Mark, Series, Style, Unit};
+use ridge_plan::reading::Reading;
+use serde_json::json;
+
+use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table};
+use super::parsers::quantisation;
+use super::target::{TargetArgs, sources, sources_json};
+use crate::args::whole;
+use crate::error::Result;
+use crate::output::{grouped, print_json};
+
+/// Tell whether a model fits, what is left for caches, and for how many sequences
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge plan fit ~/models/Llama-3.1-8B --device A100 --weights int4 --context 8192
+  ridge plan fit DeepSeek-V3/config.json --device H200 --tp 8 --weights fp8 --cache-bits 8 --explain")]
+pub(crate) struct PlanFitArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4 or mxfp4
+    #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16")]
+    weights: Quantisation,
+
+    /// Bits of an element of the cache
+    #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
+    cache_bits: usize,
+
+    /// Tokens of each sequence [default: 8192, or what the model was made for if that is less]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, { u64::MAX }>)]
+    context: Option<usize>,
+
+    /// Tensor parallel ranks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    tp: usize,
+
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    pp: usize,
+
+    /// Replicas that share the experts: GPUs are tp x pp x ep, where `plan serve --ep` divides those of tp x attention-dp
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    ep: usize,
+
+    /// Maximum tokens of a step, which the workspace is for
+    #[arg(long, value_name = "N", default_value_t = 8192, value_parser = whole::<usize, 1, 10_000_000>)]
+    step_tokens: usize,
+
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
+    let reading = args.target.reading()?;
+    let machine = args.target.server(args.weights)?;
+    let context = args.context.unwrap_or(8192.min(reading.max_context));
+    let memory = ServingMemory {
+        tp: args.tp,
+        pp: args.pp,
+        ep: args.ep,
+        weights: args.weights,
+        cache_bytes: args.cache_bits as f64 / 8.0,
+        step_tokens: args.step_tokens,
+        utilisation: 0.94,
+    };
+    let device = Bytes(machine.memory as u64);
+    let found = serving(&reading, device, &memory, context);
+    if let (true, Err(why @ PlanError::Room { needed, .. })) = (args.page.shown.json, &found) {
+        return print_json(&json!({
+            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
+            "memory": memory, "context": context, "fits": false, "needed_bytes": needed, "why": why.to_string(),
+            "sources": sources_json(&machine),
+        }));
+    }
+    let fit = found?;
+    let ranks = args.tp * args.pp * args.ep;
+    let states = sequence_states(&reading, &memory, context);
+    let title = format!(
+        "{} with {} parameters on {ranks} x {} of {device}",
+        reading.family,
+        grouped(reading.parameters),
+        machine.name
+    );
+    let tokens = grouped(context as u64);
+    let mut answer = format!(
+        "a token takes {} of a GPU's room; a sequence of {tokens} tokens {}\n{} tokens of cache fit, ",
+        fit.per_token,
+        fit.per_sequence,
+        grouped(fit.tokens)
+    );
+    answer += &match fit.sequences {
+        0 => format!("which is NOT one sequence of {tokens}: {}", holding_one(&reading, device, &memory, context)),
+        n => format!("or {} sequences of {tokens}", grouped(n)),
+    };
+    let mut of_sequence =
+        PageTable::with_head("a sequence keeps", ["what", "layers", "tokens", "of a token", "in all"]);
+    for s in &states {
+        let kept = s.window.map_or(grouped(context as u64), |w| grouped(w.min(context) as u64));
+        let kept = if s.per_token.0 == 0 { "any".to_owned() } else { kept };
+        let cells =
+            [s.kind.to_owned(), s.layers.to_string(), kept, s.per_token.to_string(), s.per_sequence.to_string()];
+        of_sequence.push(
+            cells,
+            format!("{} layers over {} ranks, cut over at most {}", s.layers, args.tp * args.pp, s.heads * args.pp),
+        );
+    }
+    // Where there are several kinds they are the point.
+    of_sequence.detail = states.len() < 2;
+    let mut formats = PageTable::with_head("by format of matrices", ["format", "weights", "room", "sequences"]);
+    let mut bars = Vec::new();
+    for (name, weights) in Quantisation::ALL {
+        let other = ServingMemory { weights, ..memory };
+        let Ok(fit) = serving(&reading, device, &other, context) else {
+            formats.push([name.to_owned(), "does not fit".to_owned()], format!("{} bits", weights.bits()));
+            continue;
+        };
+        let weights_bytes = fit.ledger.of("weights").to_string();
+        let cells = [name.to_owned(), weights_bytes, fit.room.to_string(), grouped(fit.sequences)];
+        formats.push(cells, format!("{} bits of an element, scales included", weights.bits()));
+        bars.push(ledger_bar(name, &fit.ledger));
+    }
+    formats.detail = true;
+    let limit = Some((machine.name.clone(), device.as_f64()));
+    let axis = Axis::linear("memory of a GPU", Unit::Bytes);
+    let bars = Bars { title: title.clone(), axis, bars, limit };
+    let mut page = Page {
+        title,
+        blocks: vec![
+            PageBlock::Table(ledger_table("", &fit.ledger.entries)),
+            PageBlock::Table(of_sequence),
+            PageBlock::Table(formats),
+            PageBlock::Answer(answer),
+        ],
+        panels: vec![bars.into(), over_context(&reading, &memory, fit.room, context).into()],
+        sources: sources(&machine),
+        json: json!({
+            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
+            "memory": memory, "context": context, "fits": fit.sequences > 0, "fit": fit, "states": states, "sources": sources_json(&machine),
+        }),
+        ..Page::default()
+    };
+    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("tokens of a step at most", args.step_tokens, "--step-tokens");
+    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+/// Sequences that fit over how long they are.
+fn over_context(reading: &Reading, memory: &ServingMemory, room: Bytes, context: usize) -> Chart {
+    let lengths = std::iter::successors(Some(256), |n| Some(n * 2)).take_while(|n| *n < reading.max_context);
+    let fits = |n: usize| (n as f64, (room.as_f64() / sequence_bytes(reading, memory, n).max(1.0)).floor());
+    let (x, y) = (Axis::log("tokens of a sequence", Unit::Number), Axis::log("sequences that fit", Unit::Number));
+    let points = lengths.chain([reading.max_context]).map(fits);
+    let mut chart = Chart::new("Sequences that fit beside the weights", x, y);
+    chart.series.push(Series::new("sequences", Style::Both, points));
+    chart.marks.push(Mark { name: "asked for".into(), x: context as f64 });
+    chart
+}

@@ -1,0 +1,322 @@
+//! `ridge plan serve`: latencies, throughput and money of a server at one point.
+
+use clap::Args;
+use ridge_hw::units::Bytes;
+use ridge_plan::efficiency::Machine;
+use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, serving};
+use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
+use ridge_plan::reading::Reading;
+use ridge_plan::serve::{
+    OperatingPoint, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for,
+};
+use serde_json::json;
+
+use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table, seconds};
+use super::parsers::{amount, quantisation};
+use super::target::{TargetArgs, sources, sources_json};
+use crate::args::whole;
+use crate::error::{Result, refused};
+use crate::output::grouped;
+
+/// Estimate a server's latencies and throughput, the GPUs for a rate, and dollars for a million tokens
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge plan serve Llama-3.1-70B --device H200 --weights fp8 --tp 4 --prompt 2048 --answer 512 --batch 64
+  ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3 --disaggregate 2")]
+pub(crate) struct PlanServeArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4 or mxfp4
+    #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16")]
+    weights: Quantisation,
+
+    /// Bits of an element of the cache
+    #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
+    cache_bits: usize,
+
+    /// Tensor parallel ranks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    tp: usize,
+
+    /// Pipeline stages
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    pp: usize,
+
+    /// Replicas of attention that share the experts, each of tp x pp GPUs and with sequences of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    attention_dp: usize,
+
+    /// Ranks that share the experts, among those of tp x attention-dp: it adds no GPUs, as `plan fit --ep` does
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
+    ep: usize,
+
+    /// Tokens of a prompt
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole::<usize, 1, 100_000_000>)]
+    prompt: usize,
+
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 100_000_000>)]
+    answer: usize,
+
+    /// Sequences under way at once, for each replica of attention [default: as many as fit, 256 at most]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    batch: Option<usize>,
+
+    /// Requests a second that are to be served
+    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000>)]
+    rate: Option<f64>,
+
+    /// Dollars of a GPU hour
+    #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
+    price: Option<f64>,
+
+    /// Take prompts on this many replicas of their own for each that answers
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1024>)]
+    disaggregate: Option<usize>,
+
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
+    let reading = args.target.reading()?;
+    let machine = args.target.server(args.weights)?;
+    let ranks = args.tp * args.attention_dp;
+    if !ranks.is_multiple_of(args.ep) {
+        let why = format!("does not divide the {ranks} ranks of tp x attention-dp, which share the experts");
+        return Err(refused("--ep", args.ep, &why));
+    }
+    let layout = args.layout(args.tp);
+    let memory = args.memory(&reading, &layout);
+    let context = args.prompt + args.answer;
+    let fit = serving(&reading, Bytes(machine.memory as u64), &memory, context)?;
+    let most = fit.sequences as usize;
+    if most == 0 {
+        let device = Bytes(machine.memory as u64);
+        let why = format!(
+            "not one sequence of {context} tokens fits beside the weights: it takes {} of a GPU and {} are left; {}",
+            fit.per_sequence,
+            fit.room,
+            holding_one(&reading, device, &memory, context)
+        );
+        return Err(refused("--prompt and --answer", format!("{} + {}", args.prompt, args.answer), &why));
+    }
+    let batch = args.batch.unwrap_or(most.min(256));
+    if batch > most {
+        let why = format!("sequences of {context} tokens do not fit beside the weights; {most} do");
+        return Err(refused("--batch", batch, &why));
+    }
+    let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
+    let point = args.point(&reading, &machine, &layout, &traffic);
+    let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
+    // Of the GPUs that the rate needs, some of which may idle; without a rate, of a replica that never does.
+    let (paid, yielded) = match args.rate.zip(gpus) {
+        Some((rate, gpus)) => (gpus, rate * args.answer as f64),
+        None => (point.gpus, point.tokens_per_second),
+    };
+    let dollars = args.price.map(|price| dollars_per_million(price, paid, yielded));
+    let each = if args.attention_dp > 1 { " for each replica of attention" } else { "" };
+    let json = json!({
+        "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
+        "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
+        "dollars_are_at": dollars.map(|_| if gpus.is_some() { "the rate" } else { "full load" }),
+        "ledger": fit.ledger, "sources": sources_json(&machine),
+    });
+    let mut rows = vec![
+        (
+            "time to first token",
+            seconds(point.ttft),
+            "the prompt alone, what of it shares steps with answers, one step",
+        ),
+        (
+            "time per output token",
+            seconds(point.tpot),
+            "a decode step, and batch / answer of a prompt while answers go on",
+        ),
+        (
+            "a decode step alone",
+            seconds(point.decode_step),
+            "per op max(FLOPs / rate, weights and cache / bandwidth), sums, host",
+        ),
+        ("a prompt alone", seconds(point.prefill), "the same for the prompt's tokens, in chunks of 8192"),
+        ("output tokens/s", format!("{:.0}", point.tokens_per_second), args.throughput()),
+        ("requests/s", format!("{:.2}", point.requests_per_second), "tokens/s / answer"),
+        ("GPUs of a replica", point.gpus.to_string(), "tp x pp x attention-dp, and those for prompts"),
+        ("sequences that fit", format!("{most}{each}"), "room / bytes of a sequence, see ridge plan fit"),
+    ];
+    if let Some(gpus) = gpus {
+        rows.push(("GPUs for the rate", gpus.to_string(), "rate / requests of a replica, rounded up to replicas"));
+    }
+    if let Some(dollars) = dollars {
+        rows.push(match gpus {
+            Some(_) => (
+                "dollars per million output tokens",
+                format!("{dollars:.3}"),
+                "price x GPUs for the rate / 3600 / (rate x answer) x 1e6",
+            ),
+            None => (
+                "dollars per million output tokens",
+                format!("{dollars:.3} at full load"),
+                "price x GPUs / 3600 / tokens/s x 1e6; --rate prices the GPUs that a rate needs",
+            ),
+        });
+    }
+    let mut table = PageTable::default();
+    for (what, figure, formula) in rows {
+        table.push([what.to_owned(), figure], formula);
+    }
+    let title = format!(
+        "{} on {}: {batch} sequences of {} + {} tokens{each}{}",
+        reading.family,
+        machine.name,
+        args.prompt,
+        args.answer,
+        if args.disaggregate.is_some() { ", prompts apart" } else { "" }
+    );
+    let mut ledger = ledger_table("memory of a GPU", &fit.ledger.entries);
+    ledger.detail = true;
+    let mut page = Page {
+        title,
+        blocks: vec![PageBlock::Table(table), PageBlock::Table(ledger)],
+        sources: sources(&machine),
+        json,
+        ..Page::default()
+    };
+    if args.page.draws() {
+        page.panels = args.panels(&reading, &machine, batch);
+        page.panels.push(
+            Bars {
+                title: "Memory of a GPU".into(),
+                axis: Axis::linear("memory", Unit::Bytes),
+                bars: vec![ledger_bar("a GPU", &fit.ledger)],
+                limit: Some((machine.name.clone(), machine.memory)),
+            }
+            .into(),
+        );
+    }
+    page.lead = format!(
+        "first token after {}, then one every {}; {:.0} output tokens/s on {} GPUs",
+        seconds(point.ttft),
+        seconds(point.tpot),
+        point.tokens_per_second,
+        point.gpus
+    );
+    if let Some(gpus) = gpus {
+        page.lead += &format!("\n{gpus} GPUs for the rate");
+    }
+    if let Some(dollars) = dollars {
+        let load = if gpus.is_some() { "the rate" } else { "full load" };
+        page.lead += &format!("\n{dollars:.3} dollars for a million output tokens at {load}");
+    }
+    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
+    page.given("tokens of a prompt that a step takes at most", memory.step_tokens, "set");
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+/// Batches of a sweep: powers of 2 and those between, up to `most`, which is the last.
+fn batches(most: usize) -> Vec<usize> {
+    let powers = std::iter::successors(Some(1_usize), |n| n.checked_mul(2)).take_while(|n| *n < most);
+    let mut all: Vec<usize> = powers.flat_map(|n| [n, n + n / 2]).filter(|n| *n < most).collect();
+    all.push(most);
+    all.dedup();
+    all
+}
+
+impl PlanServeArgs {
+    /// How the output tokens a second are found.
+    fn throughput(&self) -> &'static str {
+        match self.disaggregate {
+            None => "attention-dp x batch x answer / (first token + time per output token x (answer - 1))",
+            Some(_) => {
+                "attention-dp x batch x answer / (first token + time per output token x (answer - 1)), \
+                 or answer x the prompts a second that their replicas take, whichever is less"
+            }
+        }
+    }
+
+    /// The layout asked for, with `tp` ranks of tensor parallelism.
+    fn layout(&self, tp: usize) -> ServeLayout {
+        ServeLayout {
+            tp,
+            pp: self.pp,
+            attention_dp: self.attention_dp,
+            ep: self.ep,
+            weights: self.weights,
+            cache_bytes: self.cache_bits as f64 / 8.0,
+        }
+    }
+
+    fn memory(&self, reading: &Reading, layout: &ServeLayout) -> ServingMemory {
+        ServingMemory {
+            tp: layout.tp,
+            pp: self.pp,
+            // Within a group of experts tensor parallelism cuts them too.
+            ep: if reading.experts > 0 { self.attention_dp } else { self.ep },
+            weights: self.weights,
+            cache_bytes: layout.cache_bytes,
+            step_tokens: 8192,
+            utilisation: 0.94,
+        }
+    }
+
+    fn point(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, traffic: &Traffic) -> OperatingPoint {
+        match self.disaggregate {
+            None => aggregated(reading, machine, layout, traffic),
+            Some(replicas) => disaggregated(reading, machine, layout, traffic, replicas),
+        }
+    }
+
+    /// Batches that fit `layout` with their points; none if its weights alone do not.
+    fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, OperatingPoint)> {
+        let memory = self.memory(reading, layout);
+        let fit = serving(reading, Bytes(machine.memory as u64), &memory, self.prompt + self.answer);
+        let most = fit.map_or(0, |f| f.sequences as usize).min(4096);
+        if most == 0 {
+            return Vec::new();
+        }
+        let traffic = |batch| Traffic { prompt: self.prompt, answer: self.answer, batch };
+        batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b)))).collect()
+    }
+
+    /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
+    fn panels(&self, reading: &Reading, machine: &Machine, batch: usize) -> Vec<Panel> {
+        let found = self.sweep(reading, machine, &self.layout(self.tp));
+        let over =
+            |of: fn(&OperatingPoint) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
+        let sequences = || Axis::log("sequences under way", Unit::Number);
+        let mark = Mark { name: "asked for".into(), x: batch as f64 };
+        let mut latency = Chart::new("Latency over the batch", sequences(), Axis::log("time", Unit::Seconds))
+            .with(Series::new("to the first token", Style::Both, over(|p| p.ttft)))
+            .with(Series::new("per output token", Style::Both, over(|p| p.tpot)));
+        latency.marks.push(mark.clone());
+        let rate = Axis::linear("output tokens/s of a GPU", Unit::Number);
+        let mut throughput = Chart::new("Throughput over the batch", sequences(), rate).with(Series::new(
+            "tokens/s",
+            Style::Both,
+            over(|p| p.tokens_per_second / p.gpus as f64),
+        ));
+        throughput.marks.push(mark);
+        let title = format!("What a user gets and what a GPU gives: {} + {} tokens", self.prompt, self.answer);
+        let user = Axis::linear("output tokens/s of a user", Unit::Number);
+        let mut front = Chart { height: 340.0, ..Chart::new(title, user, throughput.y.clone()) };
+        for tp in [1, 2, 4, 8, 16].into_iter().filter(|tp| (tp * self.attention_dp).is_multiple_of(self.ep)) {
+            let points = self.sweep(reading, machine, &self.layout(tp)).into_iter();
+            let points: Vec<ChartPoint> = points
+                .map(|(b, p)| ChartPoint {
+                    x: 1.0 / p.tpot,
+                    y: p.tokens_per_second / p.gpus as f64,
+                    label: grouped(b as u64),
+                })
+                .collect();
+            if !points.is_empty() {
+                front.series.push(Series { name: format!("tp {tp}, by batch"), points, style: Style::Both });
+            }
+        }
+        vec![latency.into(), throughput.into(), front.into()]
+    }
+}

@@ -1,0 +1,110 @@
+//! The model and the device of a plan, as they are given, and where their figures come from.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ridge_hw::spec::Precision;
+use ridge_models::ModelFiles;
+use ridge_plan::PlanError;
+use ridge_plan::efficiency::{Calibration, Machine};
+use ridge_plan::ledger::Quantisation;
+use ridge_plan::reading::Reading;
+use serde_json::json;
+
+use crate::error::{Result, refused};
+
+/// The model and the device.
+#[derive(Debug, Args)]
+pub(crate) struct TargetArgs {
+    /// Folder of a model in the layout of Hugging Face, a config.json, also of families that can only be planned, or a GGUF
+    /// file
+    #[arg(value_name = "MODEL")]
+    pub(crate) model: PathBuf,
+
+    /// Device, as its maker or its driver calls it
+    #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
+    pub(crate) device: String,
+
+    /// What devices reach of their sheets, as `ridge bench --calibrate FILE` measured it [default: a table of published and
+    /// fitted figures]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) efficiency: Option<PathBuf>,
+}
+
+impl TargetArgs {
+    /// The model's graph as plans read it.
+    pub(crate) fn reading(&self) -> Result<Reading> {
+        read_model(&self.model)
+    }
+
+    /// The device in `precision`.
+    pub(crate) fn machine(&self, precision: Precision) -> Result<Machine> {
+        Ok(self.calibration()?.machine(&self.device, precision)?)
+    }
+
+    /// The device as a server uses it, for weights in this format.
+    pub(crate) fn server(&self, weights: Quantisation) -> Result<Machine> {
+        serving_machine(&self.calibration()?, &self.device, weights)
+    }
+
+    fn calibration(&self) -> Result<Calibration> {
+        let Some(path) = &self.efficiency else {
+            if self.device.eq_ignore_ascii_case("cpu") {
+                let why = "has no sheet, since no two are alike; write one with `ridge bench --calibrate FILE`, then give --efficiency FILE and the device that it names";
+                return Err(refused("--device", &self.device, why));
+            }
+            return Ok(Calibration::default());
+        };
+        let file = path.display().to_string();
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| refused("--efficiency", &file, &format!("cannot be read: {e}")))?;
+        Ok(Calibration::parse(&file, &text)?)
+    }
+}
+
+/// The graph of a model's config.json, of that in a folder or of a GGUF file, as plans read it.
+pub(crate) fn read_model(path: &Path) -> Result<Reading> {
+    let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    if let Err(e) = std::fs::metadata(&path) {
+        let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");
+        return Err(refused("MODEL", path.display(), &why));
+    }
+    let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
+    Ok(Reading::from_json(name_of(&path), files.config_text())?)
+}
+
+fn name_of(path: &Path) -> &str {
+    path.file_name().and_then(|n| n.to_str()).unwrap_or("config.json")
+}
+
+/// The machine for weights in this format.
+pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quantisation) -> Result<Machine> {
+    Ok(match weights {
+        Quantisation::Nvfp4 | Quantisation::Mxfp4 => {
+            known.machine(device, Precision::Fp8)?.in_a_server().in_four_bits()
+        }
+        Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
+        // Integers are decoded to 16 bits on their way to the matrix units.
+        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => {
+            known.machine(device, Precision::Bf16)?.in_a_server()
+        }
+    })
+}
+
+/// Where the figures of a device come from.
+pub(crate) fn sources(machine: &Machine) -> Vec<String> {
+    vec![
+        match machine.specified {
+            true => format!("{}: rates and capacity specified by its sheet", machine.name),
+            false => format!("{}: rates measured, capacity told by the system", machine.name),
+        },
+        format!("efficiencies: {}", machine.efficiency.source),
+        "parameters, FLOPs and bytes: modelled, exact for the model's graph".to_owned(),
+        "times: modelled; cargo xtask accuracy says how near they come".to_owned(),
+    ]
+}
+
+/// The same for JSON.
+pub(crate) fn sources_json(machine: &Machine) -> serde_json::Value {
+    json!({ "device": if machine.specified { "specified" } else { "measured" }, "efficiencies": machine.efficiency.source, "memory": "modelled", "times": "modelled" })
+}

@@ -1,0 +1,497 @@
+//! `ridge plan train`: what a training step takes, divided as asked or in the best of all ways, and what a run costs.
+
+use clap::Args;
+use ridge_hw::spec::Precision;
+use ridge_hw::units::{Bytes, Flops};
+use ridge_plan::efficiency::Machine;
+use ridge_plan::ledger::{Ledger, training, training_stages};
+use ridge_plan::plot::{Axis, Bar, Bars, Chart, ChartPoint, Panel, Series, Style, Unit};
+use ridge_plan::reading::Reading;
+use ridge_plan::search::{LayoutCandidate, SearchResult, SearchSpace, judge, pareto, search};
+use ridge_plan::train::{Layout, Recompute, StateBytes, StepTime, TrainingRun, Workload, checkpointing, chinchilla};
+use serde_json::json;
+
+use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table, seconds};
+use super::parsers::amount;
+use super::target::{TargetArgs, sources, sources_json};
+use crate::args::whole;
+use crate::error::{Result, refused};
+use crate::output::{count, grouped};
+
+/// Time a training step in every way to divide it, and cost a run
+///
+/// Without --tp, --pp, --dp, --cp, --ep and the like, all layouts of the GPUs are searched.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge plan train Llama-3.1-70B --gpus 256 --batch 1024 --tokens 1T --price 2.5
+  ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain")]
+pub(crate) struct PlanTrainArgs {
+    #[command(flatten)]
+    target: TargetArgs,
+
+    /// GPUs, all of which are used
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    gpus: usize,
+
+    /// Sequences of a step, over all GPUs
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 10_000_000>)]
+    batch: usize,
+
+    /// Tokens of a sequence
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = whole::<usize, 1, 100_000_000>)]
+    seq: usize,
+
+    /// Precision of matrix products
+    #[arg(long, value_parser = ["bf16", "fp8"], default_value = "bf16")]
+    precision: String,
+
+    /// States of a parameter: mixed (18 bytes), full (f32, 16 bytes) or half (8 bytes)
+    #[arg(long, value_parser = ["mixed", "full", "half"], default_value = "mixed")]
+    states: String,
+
+    #[command(flatten)]
+    layout: LayoutArgs,
+
+    /// Tokens of the run, such as 15T
+    #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000_000_000>)]
+    tokens: Option<f64>,
+
+    /// Dollars of a GPU hour
+    #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
+    price: Option<f64>,
+
+    /// Hours that one GPU runs between failures
+    #[arg(long, value_name = "HOURS", value_parser = amount::<1_000_000_000_000>, default_value = "50000")]
+    gpu_mtbf: f64,
+
+    /// Seconds that a checkpoint stops training for
+    #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
+    checkpoint: f64,
+
+    /// Layouts shown
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole::<usize, 1, 10_000>)]
+    top: usize,
+
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+/// Degrees, where they are fixed.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "One layout rather than all")]
+struct LayoutArgs {
+    /// Tensor parallel ranks
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    tp: Option<usize>,
+    /// Pipeline stages
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    pp: Option<usize>,
+    /// Data parallel replicas [default: GPUs / (tp x pp x cp)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    dp: Option<usize>,
+    /// Ranks that share a sequence
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    cp: Option<usize>,
+    /// Ranks that share the experts
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    ep: Option<usize>,
+    /// Sequences of a micro-batch
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    micro_batch: Option<usize>,
+    /// Chunks of a stage
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
+    interleave: Option<usize>,
+    /// ZeRO stage
+    #[arg(long, value_name = "0..3")]
+    zero: Option<u8>,
+    /// What is computed again: none, attention, products or full
+    #[arg(long, value_parser = recompute)]
+    recompute: Option<Recompute>,
+}
+
+fn recompute(typed: &str) -> Result<Recompute, String> {
+    let found = Recompute::ALL.into_iter().find(|r| r.to_string() == typed);
+    found.ok_or_else(|| "must be none, attention, products or full".to_owned())
+}
+
+impl LayoutArgs {
+    /// The layout that they give `gpus`, if any is given.
+    fn layout(&self, gpus: usize) -> Option<Layout> {
+        let degrees = [self.tp, self.pp, self.cp, self.ep, self.micro_batch, self.interleave];
+        if degrees.iter().chain([&self.dp]).all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
+            return None;
+        }
+        let [tp, pp, cp, ep, micro_batch, interleave] = degrees.map(|d| d.unwrap_or(1));
+        let dp = self.dp.unwrap_or(gpus / (tp * pp * cp)).max(1);
+        let recompute = self.recompute.unwrap_or(Recompute::None);
+        let sequence_parallel = tp > 1;
+        let zero = self.zero.unwrap_or(u8::from(dp > 1));
+        Some(Layout { tp, pp, dp, cp, ep, micro_batch, interleave, recompute, zero, sequence_parallel })
+    }
+}
+
+pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
+    let reading = args.target.reading()?;
+    if args.seq > reading.max_context {
+        let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
+        return Err(refused("--seq", args.seq, &why));
+    }
+    let precision = if args.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
+    let machine = args.target.machine(precision)?;
+    let states = match args.states.as_str() {
+        "full" => StateBytes::FULL,
+        "half" => StateBytes::HALF,
+        _ => StateBytes::MIXED,
+    };
+    let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
+    let space = SearchSpace::new(args.gpus, machine.fabric.node);
+    let found = match args.layout.layout(args.gpus) {
+        None => search(&reading, &machine, &work, &space),
+        Some(layout) => {
+            if layout.gpus() != args.gpus {
+                let given = args.layout.dp.is_some();
+                let unit = layout.tp * layout.pp * layout.cp * if given { layout.dp } else { 1 };
+                let nearest = (args.gpus as f64 / unit as f64).round().max(1.0) as usize * unit;
+                let why = match given {
+                    true => format!("is not tp x pp x cp x dp = {unit}"),
+                    false => format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}"),
+                };
+                return Err(refused("--gpus", args.gpus, &why));
+            }
+            layout.require(&reading, work.seq, work.global_batch)?;
+            let one = judge(&reading, &machine, &work, &layout, f64::INFINITY);
+            SearchResult { ranked: one.into_iter().collect(), seen: 1, ..SearchResult::default() }
+        }
+    };
+    let best = found.ranked.first().copied();
+    let usable = machine.memory * space.utilisation;
+    let fit = found.ranked.iter().filter(|c| c.bytes <= usable).count();
+    let run = best.map(|b| run_of(args, &b));
+    let optimal = args.tokens.map(|tokens| chinchilla(6.0 * reading.active() * tokens));
+    let json = {
+        let ranked: Vec<_> = found.ranked.iter().take(args.top).collect();
+        json!({
+            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "work": work,
+            "seen": found.seen, "fit": fit, "ranked": ranked, "rejected": found.rejected,
+            "pareto": pareto(&found.ranked).iter().take(args.top).collect::<Vec<_>>(),
+            "ledger": best.map(|b| training(&reading, &b.layout, &work)),
+            "ledger_of_stages": best.map(|b| training_stages(&reading, &b.layout, &work)),
+            "run": run, "checkpoints": best.map(|_| checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART)),
+            "compute_optimal": optimal.map(|(parameters, tokens)| json!({ "parameters": parameters, "tokens": tokens })),
+            "sources": sources_json(&machine),
+        })
+    };
+    let title = format!(
+        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{}, {} fit",
+        reading.family,
+        grouped(reading.parameters),
+        reading.active(),
+        args.gpus,
+        machine.name,
+        count(found.seen, "layout"),
+        grouped(fit as u64)
+    );
+    let mut table = PageTable::with_head("", ["layout", "step", "tokens/s", "MFU", "HFU", "memory"]);
+    for c in found.ranked.iter().take(args.top) {
+        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let rate = grouped(c.step.tokens_per_second as u64);
+        let memory = Bytes(c.bytes as u64).to_string();
+        let cells =
+            [c.layout.to_string(), seconds(c.step.total), rate, percent(c.step.mfu), percent(c.step.hfu), memory];
+        table.push(cells, "");
+    }
+    let blocks = if found.ranked.is_empty() { Vec::new() } else { vec![PageBlock::Table(table)] };
+    let mut page = Page { title, blocks, sources: sources(&machine), json, ..Page::default() };
+    if !found.rejected.is_empty() {
+        let mut rejected = PageTable { caption: "rejected".into(), ..PageTable::default() };
+        for (why, (n, layout)) in &found.rejected {
+            rejected.push([grouped(*n as u64), why.clone(), format!("such as {layout}")], "");
+        }
+        page.blocks.push(PageBlock::Table(rejected));
+    }
+    if let (Some(best), Some(run)) = (best, run) {
+        let fits = best.bytes <= usable;
+        let caption =
+            format!("memory of the fullest GPU, {}{}", best.layout, if fits { "" } else { ": it does NOT fit" });
+        page.blocks.push(PageBlock::Table(with_room(
+            caption,
+            &training(&reading, &best.layout, &work),
+            &machine,
+            &space,
+        )));
+        page.blocks.extend(stages_table(&reading, &best, &work).map(PageBlock::Table));
+        page.blocks.push(PageBlock::Table(step_table(&best)));
+        page.blocks.push(PageBlock::Table(formulas(&best, optimal.is_some())));
+        page.blocks.push(PageBlock::Table(by_recompute(&reading, &machine, &work, &best)));
+        page.blocks.push(PageBlock::Answer(answer(args, &run, optimal)));
+        page.lead = format!(
+            "{}: a step takes {}, {} tokens/s, {:.1} % MFU, and {} of a GPU",
+            best.layout,
+            seconds(best.step.total),
+            grouped(best.step.tokens_per_second as u64),
+            100.0 * best.step.mfu,
+            Bytes(best.bytes as u64)
+        );
+        if args.page.draws() {
+            page.panels = panels(args, &reading, &machine, &work, &found, &space);
+        }
+    } else {
+        let mut text = "nothing fits: take more GPUs, a smaller batch or a GPU with more memory".to_owned();
+        if let Some((why, (_, layout))) = found.rejected.iter().find(|(why, _)| why.starts_with("needs ")) {
+            text += &format!("\nnearest is {layout}, which {why}");
+        }
+        page.blocks.push(PageBlock::Answer(text));
+    }
+    let s = work.states;
+    let bytes = s.weight + s.gradient + s.master + s.moments;
+    page.given("tokens of a sequence", work.seq, "--seq");
+    page.given("sequences of a step", work.global_batch, "--batch");
+    page.given("states of a parameter", format!("{} ({bytes} B)", args.states), "--states");
+    page.given("attention and loss", "fused", "set: scores and logarithms never reach memory");
+    page.given("communication of data parallelism", "hidden where it fits", "set");
+    page.given("share of the device's memory that may be used", space.utilisation, "set: the rest is margin");
+    page.given("hours that a GPU runs between failures", args.gpu_mtbf, "--gpu-mtbf");
+    page.given(
+        "seconds of a checkpoint, and of a restart",
+        format!("{}, {RESTART}", args.checkpoint),
+        "--checkpoint; set",
+    );
+    page.assume(&machine);
+    args.page.show(&page)
+}
+
+/// Seconds from a failure until training goes on.
+const RESTART: f64 = 300.0;
+
+fn answer(args: &PlanTrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) -> String {
+    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
+    let (between, interval) = (seconds(3600.0 * saves.mtbf_hours), seconds(saves.interval_seconds));
+    let restart = seconds(RESTART);
+    let mut text = if saves.overhead.is_finite() {
+        format!(
+            "a failure every {between}; a checkpoint every {interval} loses least: failures and checkpoints add {:.1} % to the time, a restart of {restart} after each failure included\n",
+            100.0 * saves.overhead
+        )
+    } else {
+        format!(
+            "a failure every {between}: none leaves time for a restart of {restart} and the {interval} to the next checkpoint, so no step is kept and the run never ends\n"
+        )
+    };
+    if args.tokens.is_some() && !saves.overhead.is_finite() {
+        text += &format!("{:.1} days if nothing failed\n", run.days);
+    } else if args.tokens.is_some() {
+        text += &format!(
+            "{:.1} days, {:.1} with failures: {} GPU hours",
+            run.days,
+            run.days_with_failures,
+            grouped(run.gpu_hours as u64)
+        );
+        text += &args.price.map_or(String::from("; --price gives dollars\n"), |_| {
+            format!(", {} dollars\n", grouped(run.dollars as u64))
+        });
+    }
+    if let Some((parameters, tokens)) = optimal {
+        text += &format!(
+            "the same FLOPs are best spent on {parameters:.3e} parameters and {tokens:.3e} tokens (Hoffmann et al. 2022)"
+        );
+    }
+    text
+}
+
+fn run_of(args: &PlanTrainArgs, best: &LayoutCandidate) -> TrainingRun {
+    let saves = checkpointing(args.gpus, args.gpu_mtbf, args.checkpoint, RESTART);
+    let tokens = args.tokens.unwrap_or(0.0);
+    TrainingRun::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
+}
+
+/// How figures of the table of layouts and of the run are found.
+fn formulas(best: &LayoutCandidate, optimal: bool) -> PageTable {
+    let s = &best.step;
+    let mut table = PageTable { caption: "how".into(), detail: true, ..PageTable::default() };
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let flops = |flops: f64| Flops(flops).to_string();
+    table.push(
+        ["model FLOPs".to_owned(), flops(s.model_flops)],
+        "3 x (2 a parameter that a token multiplies, 4 a head, pair and width) x tokens of a step",
+    );
+    table.push(["hardware FLOPs".to_owned(), flops(s.hardware_flops)], "with what is computed again");
+    table.push(["MFU".to_owned(), percent(s.mfu)], "model FLOPs / (step x dense rate of the sheet x GPUs)");
+    table.push(["HFU".to_owned(), percent(s.hfu)], "hardware FLOPs / (the same)");
+    table.push(["tokens/s".to_owned(), grouped(s.tokens_per_second as u64)], "batch x sequence / step");
+    table.push(
+        ["checkpoints".to_owned(), String::new()],
+        "interval sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M) - w, w a checkpoint's seconds, M those between failures (Daly 2006)",
+    );
+    if optimal {
+        table.push(["best spent".to_owned(), String::new()], "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)");
+    }
+    table
+}
+
+/// What the layout keeps and takes under each policy of recomputation.
+fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &LayoutCandidate) -> PageTable {
+    let mut table =
+        PageTable::with_head("by what is computed again", ["recompute", "activations", "in all", "step", "HFU"]);
+    for recompute in Recompute::ALL {
+        let layout = Layout { recompute, ..best.layout };
+        let Ok(c) = judge(reading, machine, work, &layout, f64::INFINITY) else { continue };
+        let ledger = training(reading, &layout, work);
+        let activations = ledger.of("activations") + ledger.of("recomputed layer");
+        let cells = [
+            recompute.to_string(),
+            activations.to_string(),
+            ledger.total().to_string(),
+            seconds(c.step.total),
+            format!("{:.1} %", 100.0 * c.step.hfu),
+        ];
+        table.push(cells, "");
+    }
+    table.detail = true;
+    table
+}
+
+/// A ledger, the margin, and what they leave of the device.
+fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &SearchSpace) -> PageTable {
+    let mut table = ledger_table(caption, &ledger.entries);
+    let margin = machine.memory * (1.0 - space.utilisation);
+    let formula =
+        format!("{:.0} % of the device: context, libraries, fragmentation", 100.0 * (1.0 - space.utilisation));
+    table.push(["margin".to_owned(), Bytes(margin as u64).to_string()], formula);
+    let left = machine.memory - margin - ledger.total().as_f64();
+    let (what, formula) = if left < 0.0 { ("missing", "more than there is") } else { ("left", "what is left") };
+    table.push([what.to_owned(), Bytes(left.abs() as u64).to_string()], formula);
+    table
+}
+
+/// What a rank of each stage holds, where there are several.
+fn stages_table(reading: &Reading, best: &LayoutCandidate, work: &Workload) -> Option<PageTable> {
+    let stages = training_stages(reading, &best.layout, work);
+    if stages.len() < 2 {
+        return None;
+    }
+    let mut table = PageTable::with_head(
+        "memory of a GPU by stage",
+        ["stage", "weights", "gradients", "states", "activations", "logits", "in all"],
+    );
+    for (i, ledger) in stages.iter().enumerate() {
+        let of = |what: &str| ledger.of(what).to_string();
+        let states = (ledger.of("master weights") + ledger.of("optimiser states")).to_string();
+        let activations = (ledger.of("activations") + ledger.of("recomputed layer")).to_string();
+        let cells = [
+            i.to_string(),
+            of("weights"),
+            of("gradients"),
+            states,
+            activations,
+            of("logits"),
+            ledger.total().to_string(),
+        ];
+        table.push(cells, "");
+    }
+    table.detail = true;
+    Some(table)
+}
+
+/// A step's parts, what they are called in a figure and how they are found.
+fn parts(s: &StepTime) -> [(&'static str, f64, &'static str); 6] {
+    [
+        (
+            "compute",
+            s.compute,
+            "each op's max(FLOPs / (rate x efficiency), bytes / bandwidth), all micro-batches, last stage",
+        ),
+        ("  of it again", s.recompute, "what recomputation does a second time"),
+        ("tensor, context, experts", s.exposed_model, "ring sums and exchanges that products do not hide"),
+        ("pipeline", s.pipeline, "(p - 1) / v stages of a micro-batch, and messages"),
+        ("data parallel", s.data, "reduce-scatter and all-gather that the backward pass does not hide"),
+        ("optimiser", s.optimiser, "states read and written once"),
+    ]
+}
+
+fn step_table(best: &LayoutCandidate) -> PageTable {
+    let mut table = PageTable { caption: "time of a step".into(), ..PageTable::default() };
+    for (what, time, formula) in parts(&best.step) {
+        table.push([what.to_owned(), seconds(time)], formula);
+    }
+    table
+}
+
+/// Layouts that a figure shows at most: the fastest.
+const MAX_POINTS: usize = 1500;
+
+/// What fits, by time and memory; the best layouts' memory and time; and the money that more or fewer GPUs take.
+fn panels(
+    args: &PlanTrainArgs,
+    reading: &Reading,
+    machine: &Machine,
+    work: &Workload,
+    found: &SearchResult,
+    space: &SearchSpace,
+) -> Vec<Panel> {
+    let mut panels: Vec<Panel> = Vec::new();
+    let point = |c: &LayoutCandidate| (c.step.total, c.bytes);
+    if found.ranked.len() > 1 {
+        let axes = (Axis::log("time of a step", Unit::Seconds), Axis::linear("memory of the fullest GPU", Unit::Bytes));
+        let mut chart = Chart { height: 340.0, ..Chart::new("Layouts that fit", axes.0, axes.1) };
+        chart.series.push(Series::new("layouts", Style::Points, found.ranked.iter().take(MAX_POINTS).map(point)));
+        let front = pareto(&found.ranked);
+        let named = |c: &LayoutCandidate| ChartPoint { x: c.step.total, y: c.bytes, label: c.layout.to_string() };
+        let points = front.iter().map(named).collect();
+        chart.series.push(Series { name: "none is both faster and smaller".into(), points, style: Style::Both });
+        panels.push(chart.into());
+    }
+    let top: Vec<&LayoutCandidate> = found.ranked.iter().take(args.top.min(8)).collect();
+    let limit = Some((machine.name.clone(), machine.memory));
+    let bars = top.iter().map(|c| ledger_bar(c.layout.to_string(), &training(reading, &c.layout, work))).collect();
+    let axis = || Axis::linear("memory", Unit::Bytes);
+    panels.push(Bars { title: "Memory of the fullest GPU".into(), axis: axis(), bars, limit: limit.clone() }.into());
+    if let Some(best) = top.first().filter(|c| c.layout.pp > 1) {
+        let stages = training_stages(reading, &best.layout, work);
+        let bars = stages.iter().enumerate().map(|(i, ledger)| ledger_bar(format!("stage {i}"), ledger)).collect();
+        panels.push(Bars { title: format!("Memory by stage, {}", best.layout), axis: axis(), bars, limit }.into());
+    }
+    let bar = |c: &&LayoutCandidate| Bar {
+        name: c.layout.to_string(),
+        parts: parts(&c.step)
+            .into_iter()
+            .map(|(what, time, _)| match what {
+                "compute" => (what.to_owned(), time - c.step.recompute),
+                "  of it again" => ("computed again".to_owned(), time),
+                _ => (what.to_owned(), time),
+            })
+            .collect(),
+    };
+    let axis = Axis::linear("time", Unit::Seconds);
+    panels.push(Bars { title: "Time of a step".into(), axis, bars: top.iter().map(bar).collect(), limit: None }.into());
+    panels.extend(over_gpus(args, reading, machine, work, space));
+    panels
+}
+
+/// Days and GPU hours, or dollars, of the run on other numbers of GPUs, each in its fastest layout.
+fn over_gpus(
+    args: &PlanTrainArgs,
+    reading: &Reading,
+    machine: &Machine,
+    work: &Workload,
+    space: &SearchSpace,
+) -> Option<Panel> {
+    let tokens = args.tokens?;
+    let fewer = [8, 4, 2].into_iter().filter(|n| args.gpus.is_multiple_of(*n)).map(|n| args.gpus / n);
+    let counts = fewer.chain([1, 2, 4].map(|n| args.gpus * n));
+    let spent = |gpus: usize| {
+        let space = SearchSpace { gpus, ..space.clone() };
+        let best = search(reading, machine, work, &space).ranked.into_iter().next()?;
+        let saves = checkpointing(gpus, args.gpu_mtbf, args.checkpoint, RESTART);
+        let run =
+            TrainingRun::new(tokens, best.step.tokens_per_second, gpus, args.price.unwrap_or(1.0), saves.overhead);
+        let label = format!("{} GPUs", grouped(gpus as u64));
+        Some(ChartPoint { x: run.days_with_failures, y: run.dollars, label })
+    };
+    let points: Vec<ChartPoint> = counts.filter_map(spent).filter(|p| p.x.is_finite()).collect();
+    let y = if args.price.is_some() { "dollars" } else { "GPU hours" };
+    let axes = (Axis::log("days, with failures", Unit::Number), Axis::linear(y, Unit::Number));
+    let mut chart = Chart::new("Time and money of the run, the batch being the same", axes.0, axes.1);
+    chart.series.push(Series { name: "fastest layout".into(), points, style: Style::Both });
+    Some(chart.into())
+}

@@ -1,0 +1,261 @@
+//! What can be typed behind `ridge serve`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use ridge_engine::service::Policy;
+use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::error::{Result, refused};
+use crate::model::DeviceChoice;
+
+/// Serve a model over HTTP, with OpenAI's API, to many users at a time
+///
+/// Without --model, the model is stories260K, a small one that is compiled in. A browser shows a chat and the engine at
+/// work at the same address.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge serve                        the small model that is compiled in
+  ridge serve --model DIR --dtype bf16 --cache-dtype bf16
+  ridge serve --model DIR --host 0.0.0.0 --api-keys keys.txt
+  ridge serve --model DIR --dry-run  what it would allocate
+
+Then: curl localhost:8000/v1/completions -d '{\"prompt\": \"Once\"}'
+
+Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize. State: \
+/health, /ready, /metrics (Prometheus), /version, /live.
+
+SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one at once. The log goes to standard error.
+Exit codes: 0 shut down, 1 failed, 2 not understood.")]
+pub(crate) struct ServeArgs {
+    /// Folder of a model in the layout of Hugging Face, or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    pub(super) model: Option<PathBuf>,
+
+    /// Use random weights
+    #[arg(long)]
+    pub(super) random_weights: bool,
+
+    /// What clients call the model [default: the name of its folder]
+    #[arg(long, value_name = "NAME")]
+    pub(super) served_model_name: Option<String>,
+
+    /// Take this chat template in place of the model's
+    #[arg(long, value_name = "FILE")]
+    pub(super) chat_template: Option<PathBuf>,
+
+    /// Address to listen at; 0.0.0.0 is every address of this machine
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
+    pub(super) host: String,
+
+    /// Port to listen at; 0 takes a free one
+    #[arg(long, default_value_t = 8000, value_name = "PORT", help_heading = "Network")]
+    pub(super) port: u16,
+
+    /// Let pages of this origin use the server, `*` for any; may be given several times
+    #[arg(long, value_name = "ORIGIN", help_heading = "Network")]
+    pub(super) cors_origin: Vec<String>,
+
+    /// Require an API key of this file: one a line, optionally preceded by a name. The variable RIDGE_API_KEY may hold one,
+    /// too
+    #[arg(long, value_name = "FILE", help_heading = "Network")]
+    pub(super) api_keys: Option<PathBuf>,
+
+    /// Maximum tokens of a prompt and its answer together [default: what the model was made for, at most 4096]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    pub(super) context: Option<usize>,
+
+    /// Maximum number of concurrent sequences
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, 65536>,
+        allow_negative_numbers = true, default_value_t = 32, help_heading = "RunSettings"
+    )]
+    pub(super) sequences: usize,
+
+    /// Tokens that the cache holds, of all sequences together [default: enough for all of them at full context]
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    pub(super) cache_tokens: Option<usize>,
+
+    /// Maximum tokens that one step processes
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+    )]
+    pub(super) chunk: usize,
+
+    /// Scheduling order when not all tokens fit into a step: by arrival, by smallest `priority`, by deadline, or by the API
+    /// key that was served least
+    #[arg(long, value_enum, default_value = "first-come", help_heading = "RunSettings")]
+    pub(super) policy: PolicyArg,
+
+    /// Compute every prompt anew, even if the cache holds a prefix of it
+    #[arg(long, help_heading = "RunSettings")]
+    pub(super) no_prefix_cache: bool,
+
+    /// Skip the measurement of memory and arithmetic, which takes half a second, by which metrics compare the time of each
+    /// step with its floor
+    #[arg(long, help_heading = "RunSettings")]
+    pub(super) no_roofline: bool,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "RunSettings")]
+    pub(super) device: DeviceChoice,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "RunSettings"
+    )]
+    pub(super) threads: Option<usize>,
+
+    #[command(flatten)]
+    pub(super) numbers: NumberArgs,
+
+    /// Maximum number of requests that run or wait; more are rejected with status 429
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, default_value_t = 2048, help_heading = "Limits")]
+    pub(super) max_requests: usize,
+
+    /// Maximum number of concurrent connections
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, default_value_t = 4096, help_heading = "Limits")]
+    pub(super) max_connections: usize,
+
+    /// Maximum size of a request, in MiB
+    #[arg(long, value_name = "MIB", value_parser = whole::<usize, 1, 1024>, default_value_t = 16, help_heading = "Limits")]
+    pub(super) max_body: usize,
+
+    /// Seconds that a client may take to send the head of a request, and as many for its body
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 15, help_heading = "Limits")]
+    pub(super) read_timeout: u64,
+
+    /// Seconds that a client may read nothing of its answer
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
+    pub(super) write_timeout: u64,
+
+    /// Seconds that an answer may take [default: any]
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, help_heading = "Limits")]
+    pub(super) request_timeout: Option<u64>,
+
+    /// Seconds that a step may take before /health says that the engine hangs
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 60, help_heading = "Limits")]
+    pub(super) stall_timeout: u64,
+
+    /// Seconds that running answers have to finish when the server is shut down
+    #[arg(long, value_name = "S", value_parser = whole::<u64, 0, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
+    pub(super) drain_timeout: u64,
+
+    /// Format of the log
+    #[arg(long, value_enum, default_value = "text", help_heading = "Log")]
+    pub(super) log_format: LogFormatArg,
+
+    /// Lowest level of what is logged
+    #[arg(long, value_enum, default_value = "info", help_heading = "Log")]
+    pub(super) log_level: LogLevelArg,
+
+    /// Write requests, prompts and all, to the log
+    #[arg(long, help_heading = "Log")]
+    pub(super) log_prompts: bool,
+
+    /// Print what would be allocated, and end
+    #[arg(long)]
+    pub(super) dry_run: bool,
+}
+
+/// The longest time limit, in seconds: a day.
+const MAX_SECONDS: u64 = 86400;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum PolicyArg {
+    FirstCome,
+    Priority,
+    Deadline,
+    Fair,
+}
+
+impl PolicyArg {
+    pub(super) fn policy(self) -> Policy {
+        match self {
+            Self::FirstCome => Policy::FirstCome,
+            Self::Priority => Policy::Priority,
+            Self::Deadline => Policy::Deadline,
+            Self::Fair => Policy::Fair,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormatArg {
+    Text,
+    Json,
+}
+
+impl LogFormatArg {
+    pub(super) fn format(self) -> LogFormat {
+        match self {
+            Self::Text => LogFormat::Text,
+            Self::Json => LogFormat::Json,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(super) enum LogLevelArg {
+    Error,
+    Warn,
+    Info,
+    Debug,
+}
+
+impl LogLevelArg {
+    pub(super) fn level(self) -> tracing::Level {
+        match self {
+            Self::Error => tracing::Level::ERROR,
+            Self::Warn => tracing::Level::WARN,
+            Self::Info => tracing::Level::INFO,
+            Self::Debug => tracing::Level::DEBUG,
+        }
+    }
+}
+
+impl ServeArgs {
+    /// The settings of the server.
+    ///
+    /// # Errors
+    /// When one cannot be used, or the file of keys cannot be read.
+    pub(super) fn options(&self) -> Result<ServeOptions> {
+        let variable = match std::env::var(KEY_VARIABLE) {
+            Ok(key) => Some(key),
+            Err(std::env::VarError::NotPresent) => None,
+            Err(std::env::VarError::NotUnicode(_)) => return Err(refused(KEY_VARIABLE, "", "must be a text")),
+        };
+        if self.cors_origin.len() > 1 && self.cors_origin.iter().any(|o| o == "*") {
+            return Err(refused("--cors-origin", "*", "is any origin; give it alone"));
+        }
+        if let Some(bad) = self.cors_origin.iter().find(|o| *o != "*" && !o.starts_with("http")) {
+            return Err(refused("--cors-origin", bad, "must be an origin such as https://example.org, or *"));
+        }
+        let seconds = Duration::from_secs;
+        Ok(ServeOptions {
+            keys: Keys::read(self.api_keys.as_deref(), variable.as_deref())?,
+            cors: self.cors_origin.clone(),
+            max_body: self.max_body << 20,
+            max_connections: self.max_connections,
+            policy: self.policy.policy(),
+            max_requests: self.max_requests,
+            read_timeout: seconds(self.read_timeout),
+            write_timeout: seconds(self.write_timeout),
+            request_timeout: self.request_timeout.map(seconds),
+            stall: seconds(self.stall_timeout),
+            drain: seconds(self.drain_timeout),
+            log_prompts: self.log_prompts,
+        })
+    }
+}

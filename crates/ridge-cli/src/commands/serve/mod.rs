@@ -1,0 +1,212 @@
+//! `ridge serve`: a model for many users, over HTTP. `args` is what can be typed.
+
+mod args;
+
+use std::time::Duration;
+
+use ridge_engine::costs::StepCost;
+use ridge_engine::service::{Service, ServiceOptions};
+use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
+use ridge_hw::units::{Bytes, Flops};
+use ridge_models::{Model, ModelConfig, ModelFiles, Pooling, weight_bytes};
+use ridge_runtime::Backend;
+use ridge_serve::{Floor, Runs, ServedModel, listen, serve, start_log};
+use ridge_text::template::Clock;
+use ridge_text::{ChatInput, ChatTemplates, Tokenizer};
+
+use args::LogFormatArg;
+pub(crate) use args::ServeArgs;
+
+use crate::error::{Result, refused};
+use crate::input;
+use crate::model::{
+    self, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings, StepExtents,
+};
+use crate::output::{Spinner, columns, count, note, print};
+
+/// The default context: as long as most uses need, without the memory that a model's longest would take.
+const DEFAULT_CONTEXT: usize = 4096;
+
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    let settings = args.numbers.settings(args.model.clone())?;
+    let options = args.options()?;
+    // Before anything slow: a port that is taken, or a key file that is not there, should be an error at once.
+    let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
+    let files = ModelFiles::open(args.model.as_deref())?;
+    let (served, runs) = match files.encoder_config()? {
+        None if args.dry_run => return dry_run(&args, &settings, &files),
+        Some(config) if args.dry_run => {
+            // Checks that the device is there.
+            OpenDevice::open(args.device, args.threads)?;
+            let weights = Bytes(weight_bytes(&config.build(&settings.options(config.torch_dtype))?.graph)).to_string();
+            return print(&columns(&[vec![
+                "weights".to_owned(),
+                weights,
+                "of an encoder, which has no cache".to_owned(),
+            ]]));
+        }
+        Some(_) => encoder(&args, &settings, &files)?,
+        None => generator(&args, &settings, &files)?,
+    };
+    let Some(listener) = listener else { return Ok(()) };
+    start_log(args.log_format.format(), args.log_level.level());
+    if options.keys.is_empty() && !matches!(args.host.as_str(), "127.0.0.1" | "localhost" | "::1") {
+        note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
+    }
+    let address = listener.local_addr().map_or(args.host, |a| a.to_string());
+    let serving = format!("serving {} at http://{address}, context of {}", served.name, count(served.context, "token"));
+    match args.log_format {
+        LogFormatArg::Text => note(&serving),
+        LogFormatArg::Json => tracing::info!("{serving}"),
+    }
+    Ok(serve(listener, served, runs, options)?)
+}
+
+fn name(args: &ServeArgs, files: &ModelFiles) -> String {
+    let folder = || args.model.as_ref().and_then(|m| m.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned));
+    let whole = || files.to_string().trim_end_matches(" (embedded)").to_owned();
+    args.served_model_name.clone().or_else(folder).unwrap_or_else(whole)
+}
+
+fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {
+    Ok(if files.has_tokenizer() { Some(files.tokenizer()?) } else { None })
+}
+
+/// The embedded model has never seen a conversation: what is said to it, one message behind the other, is a story that
+/// it goes on with.
+const STORY: &str = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}";
+
+fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
+    let templates = files.chat_templates()?;
+    let given = match &args.chat_template {
+        Some(file) => Some((file.display().to_string(), input::file(file)?)),
+        None if templates.is_empty() && files.is_embedded() => {
+            Some(("the template of the embedded model".to_owned(), STORY.to_owned()))
+        }
+        None => None,
+    };
+    Ok(match given {
+        Some((file, source)) => templates.with_files(vec![("default".to_owned(), file, source)]),
+        None => templates,
+    })
+}
+
+/// How a generator is to run.
+struct GeneratorPlan {
+    config: ModelConfig,
+    running: RunSettings,
+    engine: EngineOptions,
+    /// Tokens that the cache holds.
+    cached: usize,
+}
+
+fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<GeneratorPlan> {
+    let config = files.config()?;
+    let most = config.max_context();
+    if let Some(context) = args.context.filter(|context| *context > most) {
+        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+    }
+    let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most));
+    let (sequences, chunk) = (args.sequences, args.chunk.max(args.sequences));
+    let running = RunSettings {
+        device: args.device,
+        context,
+        prompt: context,
+        chunk,
+        threads: args.threads,
+        random_weights: args.random_weights,
+        notes: true,
+    };
+    let block_size = settings.options(config.torch_dtype).block_size;
+    let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
+    let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
+    Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size })
+}
+
+impl GeneratorPlan {
+    /// Bytes of a step's workspace.
+    fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes> {
+        let EngineOptions { chunk, sequences, context, .. } = self.engine;
+        let largest = StepExtents { tokens: chunk, sequences, context };
+        model::engine_bytes(model, backend, EnginePrograms::All, largest)
+    }
+}
+
+/// What would be allocated.
+fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<()> {
+    let plan = plan(args, settings, files)?;
+    let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
+    let memory = model::estimate_memory(files, &plan.config, settings, &plan.running, plan.cached, workspace)?;
+    let EngineOptions { context, sequences, chunk, .. } = plan.engine;
+    let blocks = plan.cached / memory.block_size;
+    let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
+    let all = memory.weights + memory.cache + memory.workspace;
+    let of = memory.available.map_or(String::new(), |a| format!("of {a} that this process can take"));
+    let full = plan.cached / context;
+    print(&columns(&[
+        row("device", memory.device, String::new()),
+        row("weights", memory.weights.to_string(), String::new()),
+        row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
+        row("workspace", memory.workspace.to_string(), format!("{} a step", count(chunk, "token"))),
+        row("in all", all.to_string(), of),
+        row("context", count(context, "token"), "prompt and answer together".to_owned()),
+        row("sequences", sequences.to_string(), format!("at a time; {} at full context", full.min(sequences))),
+    ]))
+}
+
+fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+    let plan = plan(args, settings, files)?;
+    let GeneratorPlan { config, running, engine, cached } = &plan;
+    let tokenizer = tokenizer(files)?;
+    let templates = templates(args, files)?;
+    let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
+    let prepared = model::load_model(files, config, settings, running, *cached, workspace)?;
+    let floor = if args.no_roofline { None } else { floor(&prepared, *cached)? };
+    let LoadedModel { session, model, .. } = prepared;
+    let engine = *engine;
+    let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
+    let mut service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
+    if let Some(tokenizer) = &tokenizer {
+        service = service.with_grammars(tokenizer)?;
+    }
+    let mut eos: Vec<u32> = model.eos_token_ids.clone();
+    if let Some(tokenizer) = &tokenizer {
+        let input = ChatInput::new(Vec::new(), Clock::now_utc());
+        eos.extend(tokenizer.eos().into_iter().chain(templates.end_of_turn(None, &input, tokenizer)));
+    }
+    eos.sort_unstable();
+    eos.dedup();
+    let runs = Runs::Engine(Box::new(service), floor);
+    Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context: engine.context }, runs))
+}
+
+/// Tells what a step takes at least, by what this machine was measured to reach.
+fn floor(prepared: &LoadedModel, cached: usize) -> Result<Option<Floor>> {
+    // Only CPUs are measured.
+    let Some(threads) = prepared.threads else { return Ok(None) };
+    let cost = StepCost::new(&prepared.model, prepared.session.backend().kernels())?;
+    let roofline = DeviceRates::measure(&prepared.model, cached, threads, &Spinner::new())?.roofline();
+    Ok(Some(Box::new(move |work: &[(usize, usize)]| {
+        let work = cost.at(work).ok()?;
+        Duration::try_from_secs_f64(roofline.floor(Flops(work.flops), Bytes(work.bytes)).as_f64()).ok()
+    })))
+}
+
+fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+    let Some(config) = files.encoder_config()? else { return Err(refused("--model", "", "is no encoder")) };
+    let said = files.sentence_config()?;
+    let options = EmbedOptions {
+        pooling: said.map_or(Pooling::Mean, |s| s.pooling),
+        normalize: said.is_some_and(|s| s.normalize),
+        tokens: args.chunk.max(4096),
+    };
+    let device = (args.device, args.threads);
+    let LoadedEncoder { session, encoder } =
+        model::load_encoder(files, &config, settings, device, args.random_weights)?;
+    let embedder = Embedder::of_encoder(session, &encoder, options)?;
+    let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
+    let context = args.context.unwrap_or(context).min(context);
+    let (templates, eos) = (ChatTemplates::default(), Vec::new());
+    let runs = Runs::Embedder(Box::new(embedder));
+    Ok((ServedModel { name: name(args, files), tokenizer: tokenizer(files)?, templates, eos, context }, runs))
+}

@@ -1,0 +1,86 @@
+//! `ridge completions` and `ridge man`: both are read off the definition of the arguments.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Command};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+use crate::error::{Error, Result, refused};
+use crate::output::print;
+
+/// Print what completes commands in a shell
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  source <(ridge completions bash)                             for this bash
+  ridge completions zsh > ~/.zfunc/_ridge                      a folder in fpath
+  ridge completions fish > ~/.config/fish/completions/ridge.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+/// Print a page of the manual, or write all pages to a folder
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge man | man -l -
+  ridge man generate > ridge-generate.1
+  ridge man --folder ~/.local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// The command whose page is wanted [default: the page that lists them]
+    #[arg(value_name = "COMMAND")]
+    command: Option<String>,
+
+    /// Write a file for each command to this folder, which is made if need be
+    #[arg(long, value_name = "DIR", conflicts_with = "command")]
+    folder: Option<PathBuf>,
+}
+
+/// Prints the script that completes commands of `ridge`.
+///
+/// # Errors
+/// When standard output cannot be written.
+pub(crate) fn completions(args: &CompletionsArgs, mut ridge: Command) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut ridge, "ridge", &mut script);
+    print(&String::from_utf8_lossy(&script))
+}
+
+/// Prints or writes pages of the manual of `ridge`.
+///
+/// # Errors
+/// When there is no such command, or a page cannot be written.
+pub(crate) fn man(args: &ManArgs, ridge: Command) -> Result<()> {
+    let mut ridge = ridge.disable_help_subcommand(true);
+    // Gives commands the names of their pages, `ridge-generate`.
+    ridge.build();
+    if let Some(folder) = &args.folder {
+        let fail = |path: &Path| {
+            let path = path.display().to_string();
+            move |cause| Error::Write { path, cause }
+        };
+        std::fs::create_dir_all(folder).map_err(fail(folder))?;
+        for page in std::iter::once(&ridge).chain(ridge.get_subcommands()) {
+            let path = folder.join(format!("{}.1", page.get_display_name().unwrap_or("ridge")));
+            std::fs::write(&path, rendered(page)).map_err(fail(&path))?;
+        }
+        return Ok(());
+    }
+    let Some(name) = &args.command else { return print(&rendered(&ridge)) };
+    let names: Vec<&str> = ridge.get_subcommands().map(Command::get_name).collect();
+    let why = format!("there is no such command; choose one of: {}", names.join(", "));
+    print(&rendered(ridge.find_subcommand(name).ok_or_else(|| refused("man", name, &why))?))
+}
+
+fn rendered(command: &Command) -> String {
+    let mut page = Vec::new();
+    // A vector takes whatever is written.
+    let _ = Man::new(command.clone())
+        .source(concat!("ridge ", env!("CARGO_PKG_VERSION")))
+        .manual("Ridge")
+        .render(&mut page);
+    String::from_utf8_lossy(&page).into_owned()
+}

@@ -1,0 +1,167 @@
+//! `ridge tokenize`: a text as tokens, tokens as text.
+
+use std::ops::Range;
+use std::path::PathBuf;
+
+use clap::Args;
+use ridge_models::ModelFiles;
+use ridge_text::Tokenizer;
+use ridge_text::template::{ChatInput, Clock, Data};
+use serde_json::json;
+
+use crate::conversation::{Conversation, chat_templates};
+use crate::error::{Error, Result, refused};
+use crate::input;
+use crate::output::{columns, print, print_json, print_untrusted};
+
+/// Show a text as tokens, or tokens as text
+///
+/// For each token: its id, its spelling in the vocabulary, and which bytes of the text it stands for. No weights are
+/// read. Without --model, the tokenizer is that of the small model that is compiled in.
+#[derive(Debug, Args)]
+#[command(
+    group = clap::ArgGroup::new("input").required(true),
+    after_help = "\
+Examples:
+  ridge tokenize \"Once upon a time\"
+  ridge tokenize --model DIR --count --file book.txt
+  ridge tokenize --ids \"Once upon\" | ridge tokenize --decode -
+  ridge tokenize --model DIR --chat --file talk.json"
+)]
+pub(crate) struct TokenizeArgs {
+    /// The text; `-` reads it from standard input, less one newline at its end
+    #[arg(group = "input")]
+    text: Option<String>,
+
+    /// Read the text from this file, as it is
+    #[arg(short, long, value_name = "FILE", group = "input")]
+    file: Option<PathBuf>,
+
+    /// Print the text of these ids, separated by spaces or commas; `-` reads them from standard input
+    #[arg(short, long, value_name = "IDS", group = "input")]
+    decode: Option<String>,
+
+    /// Folder of a model in the layout of Hugging Face with a tokenizer.json, or a GGUF file
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+
+    /// Add no begin and end tokens; with --decode, leave special tokens out of the text
+    #[arg(long)]
+    no_special: bool,
+
+    /// The text is a JSON conversation: put it into the model's chat template, as `ridge chat` does
+    #[arg(long, conflicts_with = "decode")]
+    chat: bool,
+
+    /// Take the model's chat template of this name
+    #[arg(long, value_name = "NAME", requires = "chat", conflicts_with = "template_file")]
+    template: Option<String>,
+
+    /// Take the chat template in this file, in place of the model's
+    #[arg(long, value_name = "FILE", requires = "chat")]
+    template_file: Option<PathBuf>,
+
+    /// Print nothing but the number of tokens
+    #[arg(long, help_heading = "Output", conflicts_with_all = ["ids", "json", "decode"])]
+    count: bool,
+
+    /// Print nothing but the ids, on one line
+    #[arg(long, help_heading = "Output", conflicts_with_all = ["json", "decode"])]
+    ids: bool,
+
+    /// Print one JSON object: text, ids, tokens with their bytes
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
+    let files = ModelFiles::open(args.model.as_deref())?;
+    let tokenizer = files.tokenizer()?;
+    if let Some(typed) = &args.decode {
+        return decode(args, &tokenizer, typed);
+    }
+    let text = match (&args.file, args.text.as_deref()) {
+        (Some(file), _) => input::file(file)?,
+        (None, None | Some("-")) => input::stdin()?,
+        (None, Some(text)) => text.to_owned(),
+    };
+    let text = if args.chat { rendered(args, &files, &text)? } else { text };
+    // Templates spell the begin token themselves.
+    let tokens = tokenizer.encode_with_offsets(&text, !args.no_special && !args.chat)?;
+    if args.count {
+        return print(&format!("{}\n", tokens.len()));
+    }
+    let ids: Vec<u32> = tokens.iter().map(|(id, _)| *id).collect();
+    if args.ids {
+        return print(&format!("{}\n", ids.iter().map(u32::to_string).collect::<Vec<_>>().join(" ")));
+    }
+    if args.json {
+        let token = |(id, bytes): &(u32, Range<usize>)| {
+            json!({
+                "id": id,
+                "token": tokenizer.id_to_token(*id),
+                "bytes": [bytes.start, bytes.end],
+                "special": tokenizer.is_special(*id),
+            })
+        };
+        let tokens: Vec<_> = tokens.iter().map(token).collect();
+        return print_json(&json!({ "text": text, "ids": ids, "tokens": tokens }));
+    }
+    if args.chat {
+        print_untrusted(&text)?;
+        print(if text.ends_with('\n') { "\n" } else { "\n\n" })?;
+    }
+    print(&table(&tokenizer, &text, &tokens))
+}
+
+fn table(tokenizer: &Tokenizer, text: &str, tokens: &[(u32, Range<usize>)]) -> String {
+    let heading = ["id", "token", "bytes", "text"].map(str::to_owned).to_vec();
+    let row = |(id, bytes): &(u32, Range<usize>)| {
+        let token = tokenizer.id_to_token(*id).unwrap_or_default();
+        let part = text.get(bytes.clone()).filter(|part| !part.is_empty());
+        vec![
+            id.to_string(),
+            token.escape_debug().to_string(),
+            format!("{}..{}", bytes.start, bytes.end),
+            part.map_or(String::new(), |part| format!("{part:?}")),
+        ]
+    };
+    columns(&Some(heading).into_iter().chain(tokens.iter().map(row)).collect::<Vec<_>>())
+}
+
+/// The conversation in `text` as the model reads it: up to where the answer begins, unless it ends with one.
+fn rendered(args: &TokenizeArgs, files: &ModelFiles, text: &str) -> Result<String> {
+    let what = args.file.as_ref().map_or("the text".to_owned(), |file| file.display().to_string());
+    let messages = Conversation::from_json(&what, text)?.read()?;
+    let answered = messages.last().and_then(|m| m.get("role")).and_then(Data::as_str) == Some("assistant");
+    let mut input = ChatInput::new(messages, Clock::now_utc());
+    input.add_generation_prompt = !answered;
+    let templates = chat_templates(files, args.template_file.as_deref())?;
+    Ok(templates.render(args.template.as_deref(), &input)?.text)
+}
+
+fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, typed: &str) -> Result<()> {
+    let read;
+    let typed = if typed == "-" {
+        read = input::stdin()?;
+        &read
+    } else {
+        typed
+    };
+    let separator = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
+    let id = |word: &str| -> Result<u32> {
+        let id: u32 =
+            word.parse().map_err(|_| refused("--decode", word, "must be the id of a token, a whole number"))?;
+        match tokenizer.id_to_token(id) {
+            Some(_) => Ok(id),
+            None => Err(Error::NoSuchToken { id, tokens: tokenizer.vocab_size() }),
+        }
+    };
+    let ids: Vec<u32> = typed.split(separator).filter(|word| !word.is_empty()).map(id).collect::<Result<_>>()?;
+    let text = tokenizer.decode(&ids, args.no_special)?;
+    if args.json {
+        return print_json(&json!({ "text": text, "ids": ids }));
+    }
+    print_untrusted(&text)?;
+    print("\n")
+}

@@ -1,0 +1,209 @@
+//! Conversations: their messages, read from JSON and written to it, and the chat templates that turn them into text.
+
+use std::path::Path;
+
+use ridge_models::ModelFiles;
+use ridge_text::ChatTemplates;
+use ridge_text::template::Data;
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result};
+use crate::input;
+
+/// The model's chat templates, or the one in `file`.
+///
+/// # Errors
+/// When neither has one, or it does not parse.
+pub(crate) fn chat_templates(files: &ModelFiles, file: Option<&Path>) -> Result<ChatTemplates> {
+    let templates = files.chat_templates()?;
+    if let Some(file) = file {
+        let template = ("default".to_owned(), file.display().to_string(), input::file(file)?);
+        return Ok(templates.with_files(vec![template]));
+    }
+    if templates.is_empty() {
+        return Err(Error::NoChatTemplate { model: files.to_string() });
+    }
+    Ok(templates)
+}
+
+/// A system prompt and the messages behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Conversation {
+    pub(crate) system: Option<String>,
+    messages: Vec<Value>,
+    /// Messages before this one are left out of what the model reads: the context does not hold them.
+    first: usize,
+}
+
+fn role(message: &Value) -> &str {
+    message["role"].as_str().unwrap_or_default()
+}
+
+impl Conversation {
+    /// Reads the conversation in a file, as [`Conversation::from_json`].
+    pub(crate) fn from_file(path: &Path) -> Result<Self> {
+        Self::from_json(&path.display().to_string(), &input::file(path)?)
+    }
+
+    /// Reads a JSON list of messages, or an object that has one as `messages`. `what` names the text in errors. A
+    /// system message at its beginning becomes the system prompt.
+    pub(crate) fn from_json(what: &str, text: &str) -> Result<Self> {
+        let fail = |problem: String| Error::Conversation { what: what.to_owned(), problem };
+        let mut value: Value = serde_json::from_str(text).map_err(|error| fail(error.to_string()))?;
+        if value.is_object() {
+            value = value["messages"].take();
+        }
+        let Value::Array(mut messages) = value else { return Err(fail("it is no list".to_owned())) };
+        for (index, message) in messages.iter().enumerate() {
+            if !message["role"].is_string() {
+                return Err(fail(format!("message {} has no role", index + 1)));
+            }
+            // A call of tools has no content; parts of content are the template's business.
+            if message["content"].is_null() && message["tool_calls"].is_null() {
+                return Err(fail(format!("message {} has no content", index + 1)));
+            }
+            Data::from_value(what, message)?;
+        }
+        let first = messages.first().filter(|m| role(m) == "system");
+        let system = first.and_then(|m| m["content"].as_str()).map(str::to_owned);
+        if system.is_some() {
+            messages.remove(0);
+        }
+        Ok(Self { system, messages, first: 0 })
+    }
+
+    /// All messages, the system prompt first.
+    pub(crate) fn to_json(&self) -> Value {
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        system.chain(self.messages.iter().cloned()).collect()
+    }
+
+    /// What the model is to read.
+    pub(crate) fn read(&self) -> Result<Vec<Data>> {
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        let messages = system.chain(self.messages[self.first..].iter().cloned());
+        messages.map(|message| Ok(Data::from_value("a message", &message)?)).collect()
+    }
+
+    pub(crate) fn say(&mut self, role: &str, text: &str) {
+        self.messages.push(json!({"role": role, "content": text}));
+    }
+
+    /// Number of messages, without the system prompt.
+    pub(crate) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// How many messages are left out.
+    pub(crate) fn left_out(&self) -> usize {
+        self.first
+    }
+
+    /// Leaves out the oldest turn that is not yet, unless it is the last one.
+    pub(crate) fn leave_out_a_turn(&mut self) -> bool {
+        let next = (self.first + 1..self.messages.len()).find(|i| role(&self.messages[*i]) == "user");
+        self.first = next.unwrap_or(self.first);
+        next.is_some()
+    }
+
+    /// Forgets a last message of the user: its answer was interrupted before it began.
+    pub(crate) fn forget_unanswered(&mut self) {
+        if self.messages.last().is_some_and(|m| role(m) == "user") {
+            self.undo();
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.keep(0);
+    }
+
+    /// Forgets the last message of the user and all behind it. False if there is none.
+    pub(crate) fn undo(&mut self) -> bool {
+        let last = self.last_of_user();
+        last.map(|at| self.keep(at)).is_some()
+    }
+
+    /// Forgets all behind the last message of the user. False if there is none.
+    pub(crate) fn take_back_answer(&mut self) -> bool {
+        let last = self.last_of_user();
+        last.map(|at| self.keep(at + 1)).is_some()
+    }
+
+    fn last_of_user(&self) -> Option<usize> {
+        self.messages.iter().rposition(|m| role(m) == "user")
+    }
+
+    fn keep(&mut self, messages: usize) {
+        self.messages.truncate(messages);
+        if self.first >= messages {
+            self.first = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(conversation: &Conversation) -> Vec<String> {
+        let read = conversation.read().unwrap();
+        read.iter().map(|m| m.get("content").unwrap().as_str().unwrap().to_owned()).collect()
+    }
+
+    fn three_turns() -> Conversation {
+        let mut c = Conversation { system: Some("s".into()), ..Conversation::default() };
+        for (role, text) in [("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "4"), ("user", "5")] {
+            c.say(role, text);
+        }
+        c
+    }
+
+    #[test]
+    fn oldest_turns_are_left_out_whole_and_the_system_prompt_stays() {
+        let mut c = three_turns();
+        assert!(c.leave_out_a_turn());
+        assert_eq!(contents(&c), ["s", "3", "4", "5"]);
+        assert!(c.leave_out_a_turn());
+        assert_eq!(contents(&c), ["s", "5"]);
+        assert!(!c.leave_out_a_turn());
+        assert_eq!((contents(&c), c.left_out()), (vec!["s".to_owned(), "5".to_owned()], 4));
+        // What is left out is still saved, and comes back when what follows it goes.
+        assert_eq!(c.to_json().as_array().unwrap().len(), 6);
+        assert!(c.undo());
+        assert_eq!(contents(&c), ["s", "1", "2", "3", "4"]);
+    }
+
+    #[test]
+    fn undo_takes_a_turn_back_and_retry_its_answer() {
+        let mut c = three_turns();
+        assert!(c.undo() && c.undo());
+        assert_eq!(contents(&c), ["s", "1", "2"]);
+        assert!(c.take_back_answer());
+        assert_eq!(contents(&c), ["s", "1"]);
+        assert!(c.undo());
+        assert!(!c.undo() && !c.take_back_answer());
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded() {
+        let c = three_turns();
+        let again = Conversation::from_json("x", &c.to_json().to_string()).unwrap();
+        assert_eq!((again.to_json(), again.system), (c.to_json(), Some("s".to_owned())));
+        let wrapped = json!({"messages": c.to_json()}).to_string();
+        assert_eq!(Conversation::from_json("x", &wrapped).unwrap().to_json(), c.to_json());
+    }
+
+    #[test]
+    fn what_is_no_conversation_says_where() {
+        for (text, said) in [
+            ("[", "EOF"),
+            ("7", "it is no list"),
+            ("{}", "it is no list"),
+            (r#"[{"role": "user", "content": "a"}, 3]"#, "message 2 has no role"),
+            (r#"[{"role": "user"}]"#, "message 1 has no content"),
+        ] {
+            let error = Conversation::from_json("talk.json", text).unwrap_err().to_string();
+            assert!(error.starts_with("talk.json is not a conversation: ") && error.contains(said), "{error}");
+        }
+    }
+}

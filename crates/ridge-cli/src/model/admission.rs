@@ -1,0 +1,403 @@
+//! What a model allocates on its device, and whether that fits, before anything large is allocated.
+
+use std::sync::Arc;
+
+use ridge_graph::{Bindings, Graph};
+use ridge_hw::units::Bytes;
+use ridge_models::{Model, symbols, weight_bytes, with_scores};
+use ridge_runtime::{Backend, Program};
+
+use crate::error::{Error, Result};
+
+/// Bytes of a cache of `tokens` tokens: keys and values of all layers, and the history of tokens.
+pub(crate) fn cache_bytes(model: &Model, tokens: usize) -> Bytes {
+    let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
+    Bytes(per_token as u64) * tokens as u64
+}
+
+/// The programs that an engine runs: by what its steps return.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EnginePrograms {
+    /// Steps that fill the cache, and steps that sample without adjustments.
+    Plain,
+    /// Also steps that adjust logits before they sample, or return log-probabilities.
+    Sampling,
+    /// Also steps that score the tokens of prompts: all that an engine can run.
+    All,
+}
+
+impl EnginePrograms {
+    /// Outputs of each program.
+    fn outputs(self) -> &'static [&'static [&'static str]] {
+        const ALL: [&[&str]; 6] = [
+            &[],
+            &["next"],
+            &["next_adjusted"],
+            &["next", "logprob", "top_ids", "top_logprobs"],
+            &["next_adjusted", "adjusted_logprob", "top_ids", "top_logprobs"],
+            &["next_adjusted", "adjusted_logprob", "top_ids", "top_logprobs", "scores"],
+        ];
+        match self {
+            Self::Plain => &ALL[..2],
+            Self::Sampling => &ALL[..5],
+            Self::All => &ALL,
+        }
+    }
+}
+
+/// Extents of the largest step that an engine runs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepExtents {
+    /// Tokens of all sequences together.
+    pub(crate) tokens: usize,
+    pub(crate) sequences: usize,
+    /// Maximum number of tokens of a sequence, prompt and answer together.
+    pub(crate) context: usize,
+}
+
+/// Entries of a row's lists of logit biases, of DRY's breakers and of likeliest tokens that workspace is counted for. Rows
+/// with more are rare, and a word of each entry adds little to a step.
+const LIST_ENTRIES: usize = 64;
+
+/// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the
+/// step that needs most has it, and inputs and outputs of each program. A step of few tokens may need more than one of
+/// many, where attention over a long context is divided among blocks of threads, so all extents are compared.
+///
+/// # Errors
+/// When the backend has no kernel for an op of the model.
+pub(crate) fn engine_bytes(
+    model: &Model,
+    backend: &dyn Backend,
+    programs: EnginePrograms,
+    largest: StepExtents,
+) -> Result<Bytes> {
+    let graphs = std::iter::once(&model.graph).chain(&model.answers);
+    let graphs = graphs.map(with_scores).collect::<Result<Vec<_>, _>>()?;
+    let mut total = StepBytes::default();
+    for outputs in programs.outputs() {
+        for graph in &graphs {
+            let program = StepProgram::new(graph, outputs, backend)?;
+            total.add_program(program.largest(model, largest, bucket_extents(largest.tokens))?);
+        }
+    }
+    Ok(total.sum())
+}
+
+/// Bytes on the device that the steps of a scorer need beside weights and cache, as [`engine_bytes`].
+///
+/// # Errors
+/// When the backend has no kernel for an op of the model.
+pub(crate) fn scorer_bytes(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<Bytes> {
+    let graph = with_scores(&model.graph)?;
+    let mut total = StepBytes::default();
+    for outputs in [&[][..], &["scores"]] {
+        let program = StepProgram::new(&graph, outputs, backend)?;
+        // A scorer's steps have as many tokens as it happens to have. Extents of buckets stand for those between them.
+        let extents = bucket_extents(largest.tokens).map(|tokens| tokens.min(largest.tokens));
+        total.add_program(program.largest(model, largest, extents)?);
+    }
+    Ok(total.sum())
+}
+
+/// The extents of the buckets for 1 to `largest` tokens: those to which an engine rounds the tokens of its steps.
+fn bucket_extents(largest: usize) -> impl Iterator<Item = usize> {
+    let rounded = |n: usize| n.next_multiple_of((n.next_power_of_two() / 8).max(1));
+    std::iter::successors(Some(1), move |n| (*n < largest).then(|| rounded(n + 1)))
+}
+
+/// What steps take of the device's memory.
+#[derive(Clone, Copy, Default)]
+struct StepBytes {
+    /// Shared by all programs of a device.
+    workspace: usize,
+    /// Inputs and outputs.
+    staging: usize,
+}
+
+impl StepBytes {
+    fn add_program(&mut self, other: Self) {
+        *self = Self { workspace: self.workspace.max(other.workspace), staging: self.staging + other.staging };
+    }
+
+    fn larger_of_both(self, other: Self) -> Self {
+        Self { workspace: self.workspace.max(other.workspace), staging: self.staging.max(other.staging) }
+    }
+
+    fn sum(self) -> Bytes {
+        Bytes((self.workspace + self.staging) as u64)
+    }
+}
+
+/// Alignment of inputs and outputs on devices, in bytes.
+const STAGING_ALIGN: usize = 256;
+
+/// A program that is compiled, but not bound to weights.
+struct StepProgram {
+    lowered: Arc<Graph>,
+    program: Box<dyn Program>,
+}
+
+impl StepProgram {
+    fn new(graph: &Graph, outputs: &[&str], backend: &dyn Backend) -> Result<Self> {
+        let lowered = Arc::new(ridge_runtime::lower(graph, outputs, backend.kernels())?);
+        Ok(Self { program: backend.compile(Arc::clone(&lowered))?, lowered })
+    }
+
+    /// The most that steps of these numbers of tokens need.
+    fn largest(&self, model: &Model, largest: StepExtents, extents: impl Iterator<Item = usize>) -> Result<StepBytes> {
+        extents
+            .map(|tokens| self.bytes(model, StepExtents { tokens, ..largest }))
+            .try_fold(StepBytes::default(), |most, bytes| Ok(most.larger_of_both(bytes?)))
+    }
+
+    fn bytes(&self, model: &Model, step: StepExtents) -> Result<StepBytes> {
+        let table = step.context.div_ceil(model.block_size);
+        let seqs = step.sequences.min(step.tokens);
+        let seqs = bucket_extents(seqs).last().unwrap_or(seqs);
+        let bindings = Bindings::new()
+            .with(symbols::TOKENS, step.tokens)
+            .with(symbols::SEQS, seqs)
+            .with(symbols::TABLE, table)
+            .with(symbols::BLOCKS, table * step.sequences)
+            .with(symbols::BIASES, LIST_ENTRIES)
+            .with(symbols::BREAKERS, LIST_ENTRIES)
+            .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
+            .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));
+        let plan = ridge_runtime::plan(&self.lowered, &bindings)?;
+        let staged = plan.input_bytes.iter().chain(&plan.output_bytes);
+        Ok(StepBytes {
+            workspace: self.program.workspace_bytes(&bindings)?,
+            staging: staged.map(|bytes| bytes.next_multiple_of(STAGING_ALIGN)).sum(),
+        })
+    }
+}
+
+/// Compares what the model will allocate with what this process may allocate, so that the message comes from here rather than from the
+/// system. All weights count: those that kernels read in the mapped file are few, and known only once they are loaded.
+///
+/// # Errors
+/// Says what does not fit, and which flag makes it smaller.
+pub(super) fn check_memory(
+    model: &Model,
+    cached: usize,
+    workspace: impl FnOnce() -> Result<Bytes>,
+    available: Bytes,
+) -> Result<()> {
+    let cache = cache_bytes(model, cached);
+    let weights = Bytes(weight_bytes(&model.graph));
+    let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
+    if weights > available {
+        return refused("the weights", weights, "choose a smaller model, or --format q8_0");
+    }
+    if weights + cache > available {
+        return refused("the weights and the cache", weights + cache, "lower --context, or use --cache-dtype bf16");
+    }
+    let needed = weights + cache + workspace()?;
+    if needed > available {
+        return refused("the workspace of a step, the weights and the cache", needed, "lower --chunk");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use ridge_cpu::{Cpu, CpuOptions};
+    use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
+    use ridge_engine::{Dry, Engine, EngineOptions, Row, Sampling, SequenceId};
+    use ridge_graph::Type;
+    use ridge_graph::passes::Kernel;
+    use ridge_models::{BuildOptions, ModelFiles, WeightSource};
+    use ridge_runtime::{Buffer, Run, RuntimeError, Session, WeightData};
+
+    use super::*;
+    use crate::model::placement::{DeviceChoice, OpenDevice};
+
+    #[test]
+    fn what_does_not_fit_is_named_with_its_flag() {
+        let files = ModelFiles::open(None).unwrap();
+        let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let weights = Bytes(weight_bytes(&model.graph));
+        let cache = cache_bytes(&model, 512);
+        let workspace = |tokens| {
+            engine_bytes(&model, &cpu, EnginePrograms::Sampling, StepExtents { tokens, sequences: 1, context: 512 })
+        };
+        let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), available);
+        let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
+        assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
+        assert!(said(500, weights).contains("--context"));
+        assert!(said(500, weights + cache).starts_with("the workspace of a step, the weights and the cache need "));
+        assert!(said(500, weights + cache).contains("--chunk"));
+        // Smaller steps need less, and that is enough.
+        let little = weights + cache + workspace(10).unwrap();
+        assert!(check(10, little).is_ok());
+        assert!(said(500, little).contains("--chunk"));
+    }
+
+    /// A device that records the largest workspace, inputs and outputs included, that any bucket was bound with.
+    struct RecordingBackend {
+        inner: Arc<dyn Backend>,
+        bound: Arc<AtomicUsize>,
+    }
+
+    struct RecordingProgram {
+        inner: Box<dyn Program>,
+        lowered: Arc<Graph>,
+        bound: Arc<AtomicUsize>,
+    }
+
+    type RuntimeResult<T> = Result<T, RuntimeError>;
+
+    impl Backend for RecordingBackend {
+        fn name(&self) -> &'static str {
+            self.inner.name()
+        }
+
+        fn kernels(&self) -> &[Kernel] {
+            self.inner.kernels()
+        }
+
+        fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> RuntimeResult<Buffer> {
+            self.inner.upload(ty, parts)
+        }
+
+        fn allocate(&self, bytes: usize) -> RuntimeResult<Buffer> {
+            self.inner.allocate(bytes)
+        }
+
+        fn read(&self, buffer: &Buffer) -> RuntimeResult<Vec<u8>> {
+            self.inner.read(buffer)
+        }
+
+        fn write(&self, buffer: &Buffer, bytes: &[u8]) -> RuntimeResult<()> {
+            self.inner.write(buffer, bytes)
+        }
+
+        fn compile(&self, lowered: Arc<Graph>) -> RuntimeResult<Box<dyn Program>> {
+            let inner = self.inner.compile(Arc::clone(&lowered))?;
+            Ok(Box::new(RecordingProgram { inner, lowered, bound: Arc::clone(&self.bound) }))
+        }
+    }
+
+    impl Program for RecordingProgram {
+        fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> RuntimeResult<Box<dyn Run>> {
+            let plan = ridge_runtime::plan(&self.lowered, bindings)?;
+            let staged: usize = plan.input_bytes.iter().chain(&plan.output_bytes).sum();
+            self.bound.fetch_max(self.workspace_bytes(bindings)? + staged, Ordering::Relaxed);
+            self.inner.bind(bindings, weights, states)
+        }
+
+        fn workspace_bytes(&self, bindings: &Bindings) -> RuntimeResult<usize> {
+            self.inner.workspace_bytes(bindings)
+        }
+    }
+
+    /// The embedded model on a device: what buckets were bound with after prompts, answers and scores in steps of all
+    /// sizes, and what was admitted for them, by the programs that ran.
+    fn bound_and_admitted(device: OpenDevice) -> Vec<(EnginePrograms, usize, u64)> {
+        const CHUNK: usize = 53;
+        const SEQUENCES: usize = 7;
+        const CONTEXT: usize = 300;
+        let files = ModelFiles::open(None).unwrap();
+        let config = files.config().unwrap();
+        let options = BuildOptions { context: Some(CONTEXT), ..BuildOptions::default() };
+        let source = WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint().unwrap()).unwrap()));
+        let adjusted = Sampling {
+            repetition_penalty: 1.1,
+            dry: Dry { multiplier: 0.5, ..Dry::OFF },
+            logit_bias: vec![(5, 1.0), (6, -1.0)],
+            logprobs: Some(20),
+            ..Sampling::GREEDY
+        };
+        let logprobs = Sampling { logprobs: Some(3), ..Sampling::GREEDY };
+        let cases = [
+            (EnginePrograms::Plain, vec![Sampling::GREEDY]),
+            (EnginePrograms::Sampling, vec![Sampling::GREEDY, logprobs.clone(), adjusted.clone()]),
+            (EnginePrograms::All, vec![Sampling::GREEDY, logprobs, adjusted]),
+        ];
+        let run = |(programs, samplings): (EnginePrograms, Vec<Sampling>)| {
+            let mut model = config.build(&options).unwrap();
+            if device.is_cpu() {
+                model.take_activations(ridge_graph::ops::Activations::Exact, ridge_graph::ops::Activations::Int8);
+            }
+            let bound = Arc::new(AtomicUsize::new(0));
+            let backend = RecordingBackend { inner: Arc::clone(&device.backend), bound: Arc::clone(&bound) };
+            let largest = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: CONTEXT };
+            let admitted = engine_bytes(&model, &backend, programs, largest).unwrap();
+            let mut session = Session::new(Arc::new(backend));
+            source.load(&mut session, &model.graph, |_| ()).unwrap();
+            let options = EngineOptions { context: CONTEXT, sequences: SEQUENCES, chunk: CHUNK, blocks: None };
+            let mut engine = Engine::new(session, &model, options).unwrap();
+            let text: Vec<u32> = (0..CONTEXT as u32).map(|i| i % 500).collect();
+            for sampling in samplings {
+                for (rows, tokens) in [(1, 1), (1, 2), (1, 33), (1, CHUNK), (2, 26), (SEQUENCES, 1), (SEQUENCES, 7)] {
+                    let start = |_| engine.start(sampling.clone(), tokens * 4).unwrap();
+                    let ids: Vec<SequenceId> = (0..rows).map(start).collect();
+                    for (step, sample) in [false, true, true, true, true].into_iter().enumerate() {
+                        // The last step is one of answers.
+                        let tokens = if step == 4 { 1 } else { tokens };
+                        let targets =
+                            if programs == EnginePrograms::All && step < 4 { &text[1..=tokens] } else { &[][..] };
+                        let row =
+                            |id: &SequenceId| Row { id: *id, tokens: &text[..tokens], sample, targets, forbidden: &[] };
+                        engine.submit(&ids.iter().map(row).collect::<Vec<_>>()).unwrap();
+                        engine.complete(&mut Vec::new()).unwrap();
+                    }
+                    ids.into_iter().for_each(|id| engine.end(id));
+                }
+            }
+            (programs, bound.load(Ordering::Relaxed), admitted.0)
+        };
+        cases.into_iter().map(run).collect()
+    }
+
+    #[test]
+    fn admitted_workspace_covers_what_a_scorer_binds() {
+        let files = ModelFiles::open(None).unwrap();
+        let config = files.config().unwrap();
+        let model = config.build(&BuildOptions { context: Some(120), ..BuildOptions::default() }).unwrap();
+        let device = OpenDevice::open(DeviceChoice::Cpu, Some(2)).unwrap();
+        let bound = Arc::new(AtomicUsize::new(0));
+        let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
+        let admitted =
+            scorer_bytes(&model, &backend, StepExtents { tokens: 53, sequences: 7, context: 120 }).unwrap().0;
+        let mut session = Session::new(Arc::new(backend));
+        let source = WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint().unwrap()).unwrap()));
+        source.load(&mut session, &model.graph, |_| ()).unwrap();
+        let mut scorer = Scorer::new(session, &model, ScorerOptions { context: 120, step: 53, questions: 7 }).unwrap();
+        let text: Vec<u32> = (1..121).collect();
+        for (context, answer) in [(1, 1), (3, 20), (60, 60), (100, 2), (20, 51)] {
+            let question =
+                || Question { context: &text[..context], continuations: vec![&text[context..context + answer]] };
+            for questions in [1, 2, 7] {
+                scorer.score(&(0..questions).map(|_| question()).collect::<Vec<_>>(), |_| ()).unwrap();
+            }
+        }
+        let bound = bound.load(Ordering::Relaxed) as u64;
+        assert!(bound > 0 && bound <= admitted && admitted < 3 * bound, "{bound} bytes bound, {admitted} admitted");
+    }
+
+    #[track_caller]
+    fn admitted_covers_bound(device: OpenDevice) {
+        for (programs, bound, admitted) in bound_and_admitted(device) {
+            assert!(bound > 0 && bound as u64 <= admitted, "{programs:?}: {bound} bytes bound, {admitted} admitted");
+            // Less than it takes to refuse what fits.
+            assert!(admitted < 3 * bound as u64, "{programs:?}: {bound} bytes bound, {admitted} admitted");
+        }
+    }
+
+    #[test]
+    fn admitted_workspace_covers_what_steps_bind_on_the_cpu() {
+        admitted_covers_bound(OpenDevice::open(DeviceChoice::Cpu, Some(2)).unwrap());
+    }
+
+    #[test]
+    fn admitted_workspace_covers_what_steps_bind_on_a_gpu() {
+        match OpenDevice::open(DeviceChoice::Cuda(0), None) {
+            Ok(device) => admitted_covers_bound(device),
+            Err(why) => ridge_testing::skip!("{why}"),
+        }
+    }
+}

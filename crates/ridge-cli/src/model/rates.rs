@@ -1,0 +1,71 @@
+//! Rates of memory and arithmetic that a device reaches, with which a model's speed is compared.
+
+use ridge_cpu::measure::{MemoryProbe, matmul};
+use ridge_graph::ops::{Activations, Linear};
+use ridge_graph::{DType, Graph, Op, Role};
+use ridge_hw::figure::Figure;
+use ridge_hw::roofline::Roofline;
+use ridge_hw::spec::{DeviceSpec, Precision};
+use ridge_hw::units::{Bytes, BytesPerSecond, FlopsPerSecond};
+use ridge_models::{Model, weight_bytes};
+use std::time::Duration;
+
+use crate::error::{Result, refused};
+use crate::output::Spinner;
+
+/// How long each rate is measured.
+const BUDGET: Duration = Duration::from_millis(300);
+/// Maximum number of bytes that the measurement of memory reads.
+const MAX_READ: Bytes = Bytes::from_gib(1);
+
+/// Rates of a device: measured of a CPU, specified of a GPU.
+pub(crate) struct DeviceRates {
+    pub(crate) memory: Figure<BytesPerSecond>,
+    pub(crate) arithmetic: Figure<FlopsPerSecond>,
+}
+
+impl DeviceRates {
+    /// Measures the CPU for a model with `cached` tokens in the cache, on `threads` threads: reads as many bytes as weights
+    /// and cache have, and multiplies matrices of the dtype of its activations, or of int8 where its prompts round them.
+    ///
+    /// # Errors
+    /// When there are no kernels for the dtype.
+    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
+        let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
+        let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
+        spinner.now("measuring memory");
+        let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads).read(threads, BUDGET);
+        spinner.now("measuring matrix products");
+        Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
+    }
+
+    /// The rates of a GPU's specification sheet: memory, and dense products of the dtype of the model's weights.
+    ///
+    /// # Errors
+    /// When there is no sheet of that GPU, or it has no rate for the dtype.
+    pub(crate) fn specified(gpu: &str, model: &Model) -> Result<Self> {
+        let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
+            .map_err(|why| refused("--device", gpu, &format!("has no specification sheet: {why}")))?;
+        let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
+        let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
+        let Some(arithmetic) = rate.cloned() else {
+            let why = format!("the sheet of {} gives no rate of products to hold the model against", sheet.name);
+            return Err(refused("--device", gpu, &why));
+        };
+        Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
+    }
+
+    pub(crate) fn roofline(&self) -> Roofline {
+        Roofline { bandwidth: self.memory.value, peak: self.arithmetic.value }
+    }
+}
+
+/// How products by weights in formats take the tokens of prompts.
+fn of_prompts(graph: &Graph) -> Activations {
+    let nodes = graph.functions.iter().flat_map(|f| &f.nodes);
+    let rounded = nodes.into_iter().any(|node| match &node.op {
+        Op::Composite(op) => op.downcast::<Linear>().is_some_and(|linear| linear.activations == Activations::Int8),
+        _ => false,
+    });
+    if rounded { Activations::Int8 } else { Activations::Exact }
+}

@@ -1,0 +1,143 @@
+//! `ridge convert` and `ridge quantize`, as a user types them.
+
+use crate::common::{Folder, json, repository, ridge, stdout};
+
+/// The model that is compiled in, as a file in `folder`.
+fn stories(folder: &Folder, name: &str) -> String {
+    let path = folder.file(name).display().to_string();
+    let model = repository().join("models/stories260K").display().to_string();
+    stdout(&["convert", &model, &path, "-q"]);
+    path
+}
+
+const GREEDY: [&str; 5] = ["generate", "--greedy", "-q", "-n", "40"];
+
+fn text(model: &[&str]) -> String {
+    stdout(&[&GREEDY[..], model, &["Once upon a time"]].concat())
+}
+
+#[test]
+fn a_model_says_the_same_as_a_file_and_as_a_folder_of_that() {
+    let folder = Folder::of_config("{}");
+    let file = stories(&folder, "x.gguf");
+    let back = folder.file("back").display().to_string();
+    stdout(&["convert", &file, &back, "-q"]);
+    let said = text(&[]);
+    assert!(said.contains("Lily"), "{said}");
+    assert_eq!(text(&["--model", &file]), said);
+    assert_eq!(text(&["--model", &back]), said);
+}
+
+#[test]
+fn an_encoder_embeds_from_a_file_as_from_its_folder() {
+    let folder = Folder::copy_of(repository().join("fixtures/families/bert"));
+    let kind = std::fs::read_to_string(repository().join("fixtures/tokenizers/kinds/word_piece.json")).unwrap();
+    let kind: serde_json::Value = serde_json::from_str(&kind).unwrap();
+    folder.write("tokenizer.json", kind["tokenizer"].to_string());
+    let file = folder.file("x.gguf").display().to_string();
+    stdout(&["convert", folder.path(), &file, "-q"]);
+    let embed = |model: &str| json(&["embed", "--json", "--model", model, "the cat sat", "A runner is running there."]);
+    let (from_folder, from_file) = (embed(folder.path()), embed(&file));
+    assert_eq!(from_folder["embeddings"].as_array().map(Vec::len), Some(2));
+    assert_eq!(from_folder["embeddings"], from_file["embeddings"]);
+    let refused = ridge(&["generate", "--model", &file, "x"]);
+    assert!(refused.code != 0 && refused.stderr.contains("ridge embed"), "{}", refused.stderr);
+}
+
+#[test]
+fn a_model_is_quantised_with_an_importance_matrix_and_in_a_mix() {
+    let folder = Folder::of_config("{}");
+    let (file, to) = (stories(&folder, "x.gguf"), folder.file("y.gguf").display().to_string());
+    let imatrix = repository().join("fixtures/gguf_files/imatrix.dat").display().to_string();
+    let ran = ridge(&["quantize", &file, &to, "--format", "q4_0", "--imatrix", &imatrix]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("in q4_0") && ran.stderr.contains("says nothing of 1 matrix"), "{}", ran.stderr);
+    assert!(!text(&["--model", &to]).is_empty());
+    let ran = ridge(&["quantize", &file, &to, "--format", "q4_k_m", "--force"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    // Rows of 64 take what holds them.
+    assert!(ran.stderr.contains("in q8_0") && ran.stderr.contains("whose rows q4_k cannot hold"), "{}", ran.stderr);
+    // Were in a format already, all but the vectors.
+    let again = folder.file("z.gguf").display().to_string();
+    let ran = ridge(&["quantize", &to, &again, "--format", "q4_0"]);
+    assert!(ran.stderr.contains("matrices quantised a second time, and the losses add up"), "{}", ran.stderr);
+    assert!(!text(&["--model", &to]).is_empty());
+}
+
+#[test]
+fn matrices_are_counted_by_the_format_that_cannot_hold_them() {
+    let folder = Folder::of_config("{}");
+    let (file, to) = (stories(&folder, "x.gguf"), folder.file("y.gguf").display().to_string());
+    let ran = ridge(&["quantize", &file, &to, "--format", "q4_0"]);
+    // The embedding is in q8_0 for another reason: q6_k is the default of --outer.
+    for says in [
+        "5 matrices whose rows q4_0 cannot hold, such as blk.0.ffn_down.weight, which is in f16",
+        "1 matrix whose rows q6_k cannot hold, such as token_embd.weight, which is in q8_0",
+    ] {
+        assert!(ran.stderr.contains(says), "{}", ran.stderr);
+    }
+    assert!(!ran.stderr.contains("second time"), "{}", ran.stderr);
+}
+
+#[test]
+fn no_part_of_what_is_read_is_written_over() {
+    let folder = Folder::of_config("{}");
+    let part = |i: usize| folder.file(&format!("model-0000{i}-of-00003.gguf"));
+    for i in 1..=3 {
+        let name = part(i).file_name().unwrap().to_owned();
+        std::fs::copy(repository().join("fixtures/gguf_files").join(name), part(i)).unwrap();
+    }
+    let before = std::fs::read(part(2)).unwrap();
+    let (first, second) = (part(1).display().to_string(), part(2).display().to_string());
+    for args in [vec!["convert", &first, &second, "--force"], vec!["quantize", &first, &second, "--format", "q8_0"]] {
+        let refused = ridge(&args);
+        assert!(refused.stderr.contains("is what is read: give another name"), "{args:?}: {}", refused.stderr);
+        assert!(std::fs::read(part(2)).unwrap() == before);
+    }
+}
+
+#[test]
+fn help_says_that_a_model_may_be_a_gguf_file() {
+    for command in ["generate", "eval", "inspect", "chat", "serve", "bench", "embed", "tokenize"] {
+        assert!(stdout(&[command, "--help"]).contains("GGUF file"), "{command}");
+    }
+}
+
+#[test]
+fn a_model_in_parts_runs_from_any_of_them() {
+    let part = |i: usize| repository().join(format!("fixtures/gguf_files/model-0000{i}-of-00003.gguf"));
+    let shown = |i: usize| stdout(&["inspect", &part(i).display().to_string()]);
+    // The first line has the path.
+    let rest = |text: String| text.split_once('\n').map(|(_, rest)| rest.to_owned());
+    assert_eq!(rest(shown(1)), rest(shown(3)));
+    let folder = Folder::of_config("{}");
+    let alone = folder.file("model-00001-of-00003.gguf");
+    std::fs::copy(part(1), &alone).unwrap();
+    let refused = ridge(&["inspect", &alone.display().to_string()]);
+    assert_eq!(refused.code, 1);
+    assert!(refused.stderr.contains("model-00002-of-00003.gguf is not there"), "{}", refused.stderr);
+}
+
+#[test]
+fn what_cannot_be_written_is_refused_with_a_way_out() {
+    let folder = Folder::of_config("{}");
+    let file = stories(&folder, "x.gguf");
+    let to = folder.file("y.gguf").display().to_string();
+    let (within, made) =
+        (folder.file("none/y.gguf").display().to_string(), folder.file("z.gguf").display().to_string());
+    std::fs::create_dir(&made).unwrap();
+    for (args, says) in [
+        (vec!["quantize", &file, &file, "--format", "q8_0"], "is what is read: give another name"),
+        (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "does not end in .gguf"),
+        (vec!["quantize", &file, &to, "--format", "q9"], "q4_k_m"),
+        (vec!["quantize", &file, &to, "--format", "q8_0", "--imatrix", &file], "says nothing of any matrix"),
+        (vec!["convert", &file, folder.path()], "is there: give another name, or --force"),
+        (vec!["convert", "/no/such.gguf", &to], "there is no such file"),
+        (vec!["convert", &file, &within], "is in a folder that is not there: make it first"),
+        (vec!["convert", &file, &made, "--force"], "is a folder: give the name of a file"),
+    ] {
+        let refused = ridge(&args);
+        assert!(refused.code != 0 && refused.stderr.contains(says), "{args:?}: {}", refused.stderr);
+        assert!(!std::path::Path::new(&to).exists(), "{args:?}");
+    }
+}

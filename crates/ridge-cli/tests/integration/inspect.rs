@@ -1,0 +1,86 @@
+//! `ridge inspect`, run as users run it.
+
+use std::time::{Duration, Instant};
+
+use crate::common::{Folder, fixture, json, repository, stdout};
+
+fn config(name: &str) -> String {
+    let configs = repository().join("crates/ridge-models/tests/data/configs");
+    configs.join(name).display().to_string()
+}
+
+#[test]
+fn the_embedded_model_in_full() {
+    insta::assert_snapshot!(stdout(&["inspect"]));
+}
+
+#[test]
+fn two_storages_are_told_apart() {
+    insta::assert_snapshot!(stdout(&["inspect", "--format", "q8_0", "--cache-dtype", "bf16", "--context", "100"]));
+}
+
+#[test]
+fn a_configuration_of_405b_is_read_at_once() {
+    let started = Instant::now();
+    let object = json(&["inspect", &config("Meta-Llama-3.1-405B.json"), "--json", "--cache-dtype", "bf16"]);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    let summary = &object["summary"];
+    assert_eq!(summary["parameters"], 405_853_388_800u64);
+    assert_eq!(summary["weight_bytes"], 811_706_777_600u64);
+    assert_eq!(summary["kv_bytes_per_token"], 516_096);
+    assert!(object["sources"]["weight_bytes"].as_str().unwrap().starts_with("modelled"));
+    // 126 layers, keys and values of 8 heads: 128 codes and a scale of 4 bytes each.
+    let object = json(&["inspect", &config("Meta-Llama-3.1-405B.json"), "--json", "--cache-dtype", "int8"]);
+    assert_eq!(object["summary"]["kv_bytes_per_token"], 126 * 2 * 8 * (128 + 4));
+}
+
+#[test]
+fn layers_fold_in_the_tree() {
+    let text = stdout(&["inspect", &config("Meta-Llama-3.1-8B.json")]);
+    assert!(text.contains("  layers.0..31 x32 "), "{text}");
+    assert!(text.contains("parameters        8,030,261,248 "), "{text}");
+}
+
+#[test]
+fn a_checkpoint_tells_its_own_storage() {
+    let model = fixture("bf16_sharded");
+    let object = json(&["inspect", "--model", &model, "--json"]);
+    assert_eq!(object["summary"]["storage"][0]["name"], "bf16");
+    assert_eq!(object["sources"]["weight_bytes"], "exact: as the checkpoint stores them");
+}
+
+#[test]
+fn a_folder_with_a_configuration_alone_is_enough() {
+    let folder = Folder::of_config(&std::fs::read_to_string(config("Meta-Llama-3.1-8B.json")).unwrap());
+    assert_eq!(json(&["inspect", folder.path(), "--json"])["summary"]["parameters"], 8_030_261_248u64);
+}
+
+#[test]
+fn the_graph_is_printed_as_written_and_as_run() {
+    let written = stdout(&["inspect", "--graph"]);
+    for part in ["fn decoder_layer(", "weight model.embed_tokens.weight", "call decoder_layer(", "-> next: "] {
+        assert!(written.contains(part), "{part}");
+    }
+    let lowered = stdout(&["inspect", "--graph", "--lowered"]);
+    assert_eq!(lowered, stdout(&["inspect", "--lowered"]), "which implies --graph");
+    assert!(lowered.contains("group ") && !lowered.contains("-> all_logits"), "{lowered}");
+}
+
+#[test]
+fn both_graphs_are_printed_where_prompts_and_answers_have_one_each() {
+    let of = |args: &[&str]| stdout(&[&["inspect", "--lowered", "--format", "q8_0"], args].concat());
+    let rounds = |text: &str| text.contains("activations: Int8");
+    let both = of(&["--dtype", "bf16"]);
+    if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|cpu| cpu.contains("amx_int8")) {
+        let (prompts, answers) = both.split_once("\n# tokens of answers\n").expect("two graphs");
+        assert!(prompts.starts_with("# tokens of prompts\n"), "{prompts}");
+        assert!(!rounds(prompts) && rounds(answers));
+        assert!(both.contains(&of(&["--dtype", "bf16", "--activations", "exact"])));
+    } else {
+        println!("one graph for both: this machine has no AMX");
+    }
+    assert!(both.ends_with(&of(&["--dtype", "bf16", "--activations", "int8"])));
+    // Activations of f32 are faster by codes in prompts too, and matrices that are in no format have nothing to choose.
+    assert_eq!(of(&["--dtype", "f32"]), of(&["--dtype", "f32", "--activations", "int8"]));
+    assert!(!stdout(&["inspect", "--lowered", "--dtype", "bf16"]).contains("# tokens of"));
+}

@@ -1,0 +1,27 @@
+//! The `ridge` binary, run as users run it. Every test starts processes of its own, in folders and on ports of its own, so
+//! all of them may run at the same time.
+
+mod common;
+
+mod bench;
+mod bench_serve;
+mod chat;
+mod convert;
+mod device;
+mod doctor;
+mod embed;
+mod eval;
+mod generate;
+mod inspect;
+mod manners;
+mod mistakes;
+mod plan;
+mod serve;
+mod serve_grammars;
+mod serve_hostile;
+mod serve_more;
+mod serve_openai;
+mod serve_page;
+mod serve_soak;
+mod tokenize;
+mod worked;

@@ -1,0 +1,110 @@
+//! `ridge serve` and answers of a form: JSON of a schema, choices, expressions, grammars, calls of tools that must be made.
+
+use crate::common::server::Server;
+use crate::common::tools::{ask, content, tools, with_tools};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+
+#[test]
+fn answers_have_the_form_that_was_asked_for() {
+    let server = Server::start(&[]);
+    let said = |more: Value| {
+        let answer = server.post(CHAT, &ask(&more));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let answer = answer.json();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        content(&answer).to_owned()
+    };
+    let schema = json!({
+        "type": "object", "properties": { "n": { "enum": [1, 2] }, "b": { "type": "boolean" } },
+        "required": ["n", "b"], "additionalProperties": false,
+    });
+    for more in [
+        json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": schema } } }),
+        json!({ "guided_json": schema }),
+        json!({ "structured_outputs": { "json": schema } }),
+    ] {
+        let value: Value = serde_json::from_str(&said(more)).unwrap();
+        assert!(value["b"].is_boolean() && (value["n"] == 1 || value["n"] == 2), "{value}");
+    }
+    assert!(["cat", "dog"].contains(&said(json!({ "guided_choice": ["cat", "dog"] })).as_str()));
+    let number = said(json!({ "guided_regex": "[0-9]{3}-[ab]" }));
+    assert!(number.len() == 5 && number[..3].bytes().all(|b| b.is_ascii_digit()), "{number}");
+    let sum = said(json!({ "guided_grammar": "start: N \"+\" N\nN: /[0-9]/" }));
+    assert!(sum.len() == 3 && &sum[1..2] == "+", "{sum}");
+    let object =
+        server.post(CHAT, &ask(&json!({ "response_format": { "type": "json_object" }, "max_tokens": 20 }))).json();
+    assert!(content(&object).trim_start().starts_with('{'), "{object}");
+}
+
+#[test]
+fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
+    let server = Server::start(&[]);
+    let mut deep = json!({ "type": "object" });
+    for _ in 0..40 {
+        deep = json!({ "type": "object", "properties": { "a": deep, "b": deep } })
+            .get("properties")
+            .map_or(json!({}), |p| json!({ "properties": { "a": p["a"] } }));
+    }
+    for (more, param) in [
+        (json!({ "guided_regex": "(" }), "guided_regex"),
+        (json!({ "guided_grammar": "start: nothing" }), "guided_grammar"),
+        (json!({ "guided_json": { "type": "no such type" } }), "guided_json"),
+        (json!({ "guided_json": { "$ref": "#/$defs/none" } }), "guided_json"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": { "type": 3 } } } }),
+            "response_format",
+        ),
+    ] {
+        let refused = server.post(CHAT, &ask(&more));
+        assert!(refused.refused(400).starts_with(param), "{more}: {}", refused.text());
+    }
+    // Heavy, and perhaps refused, but never fatal.
+    for more in [
+        json!({ "guided_regex": "(a+)+(a|aa)*b" }),
+        json!({ "guided_regex": "(((a{1,200}){1,200}){1,200}){1,200}" }),
+        json!({ "guided_json": deep }),
+        json!({ "guided_choice": vec!["x".repeat(1000); 200] }),
+    ] {
+        let mut body = ask(&more);
+        body["max_tokens"] = json!(4);
+        let answer = server.post(CHAT, &body);
+        assert!(matches!(answer.status, 200 | 400), "{}", answer.text());
+    }
+    let plain = server.post(CHAT, &ask(&json!({ "max_tokens": 5 })));
+    assert_eq!((plain.status, server.get("/health").status), (200, 200));
+}
+
+#[test]
+fn tools_that_must_be_called_are_called() {
+    let (_folder, server) = with_tools("<tool_call>");
+    for (choice, reason) in
+        [(json!("required"), "tool_calls"), (json!({ "type": "function", "function": { "name": "mix" } }), "stop")]
+    {
+        let body = ask(&json!({ "tools": tools(), "tool_choice": choice, "parallel_tool_calls": false }));
+        let whole = server.post(CHAT, &body).json();
+        assert_eq!(whole["choices"][0]["finish_reason"], reason, "{whole}");
+        let message = &whole["choices"][0]["message"];
+        assert!(message["content"].is_null(), "{whole}");
+        let calls = message["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.len(), 1);
+        let function = &calls[0]["function"];
+        assert!(reason == "tool_calls" || function["name"] == "mix");
+        let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+        assert!(arguments["twice"].is_boolean() && arguments["colour"].is_string(), "{arguments}");
+
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let events = server.post(CHAT, &streamed).events();
+        let deltas: Vec<&Value> =
+            events.iter().filter_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
+        // The first names the call, the others go on with its arguments.
+        assert_eq!(deltas[0]["function"]["name"], function["name"]);
+        assert!(deltas[0]["id"].is_string() && deltas[0]["type"] == "function");
+        assert!(deltas.iter().skip(1).all(|d| d.get("id").is_none() && d["index"] == 0));
+        let said: String = deltas.iter().map(|d| d["function"]["arguments"].as_str().unwrap()).collect();
+        assert_eq!(function["arguments"], said);
+        assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], reason);
+    }
+}

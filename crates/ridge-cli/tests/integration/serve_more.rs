@@ -1,0 +1,127 @@
+//! `ridge serve` and what not every client asks for: tools, scores of prompts, least lengths, vectors, logs.
+
+use std::io::Read as _;
+use std::process::{Command, Stdio};
+
+use crate::common::repository;
+use crate::common::server::Server;
+use crate::common::tools::{ask, content, tools, with_tools};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+#[test]
+fn tools_that_may_be_called_leave_text_alone() {
+    for marks in ["<tool_call>", "[TOOL_CALLS]", "<|python_tag|>"] {
+        let (_folder, server) = with_tools(marks);
+        let body = |more: &Value| {
+            let mut body = ask(more);
+            (body["temperature"], body["max_tokens"]) = (json!(0), json!(20));
+            body
+        };
+        let auto = server.post(CHAT, &body(&json!({ "tools": tools() }))).json();
+        assert!(content(&auto).len() > 10 && auto["choices"][0]["message"].get("tool_calls").is_none(), "{auto}");
+        // Tools change the prompt, unless they may not be called.
+        let plain = server.post(CHAT, &body(&json!({}))).json();
+        let none = server.post(CHAT, &body(&json!({ "tools": tools(), "tool_choice": "none" }))).json();
+        assert_eq!(content(&none), content(&plain));
+        assert!(auto["usage"]["prompt_tokens"].as_u64() > plain["usage"]["prompt_tokens"].as_u64());
+    }
+}
+
+#[test]
+fn prompts_are_scored_where_they_are_given_back() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once upon a time", "echo": true, "logprobs": 0, "max_tokens": 4, "temperature": 0 });
+    let whole = server.post(COMPLETIONS, &body).json();
+    let logprobs = &whole["choices"][0]["logprobs"];
+    let scores = logprobs["token_logprobs"].as_array().unwrap();
+    assert_eq!(scores.len(), 5 + 4, "{whole}");
+    assert!(scores[0].is_null() && scores[1..].iter().all(|s| s.as_f64().unwrap() < 0.0), "{whole}");
+    let spelt: String = logprobs["tokens"].as_array().unwrap()[1..].iter().map(|t| t.as_str().unwrap()).collect();
+    assert_eq!(spelt.trim_start(), whole["choices"][0]["text"]);
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let events = server.post(COMPLETIONS, &streamed).events();
+    let pieces = events.iter().filter_map(|e| e["choices"][0]["logprobs"]["token_logprobs"].as_array()).flatten();
+    assert_eq!(scores, &pieces.cloned().collect::<Vec<_>>());
+}
+
+#[test]
+fn answers_have_at_least_the_tokens_asked_for() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| {
+        let mut body =
+            json!({ "prompt": "Once upon a time", "temperature": 0, "max_tokens": 30, "return_token_ids": true });
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        server.post(COMPLETIONS, &body).json()["choices"][0]["token_ids"].clone()
+    };
+    let free = ask(json!({}));
+    let stop = json!([free[5]]);
+    assert_eq!(ask(json!({ "stop_token_ids": stop })).as_array().unwrap().len(), 5);
+    let longer = ask(json!({ "stop_token_ids": stop, "min_tokens": 12 }));
+    assert!(longer.as_array().unwrap().len() >= 12, "{longer}");
+}
+
+#[test]
+fn encoders_make_vectors() {
+    let bert = repository().join("fixtures/families/bert").display().to_string();
+    let server = Server::start(&["--model", &bert, "--served-model-name", "bert"]);
+    let embed = |more: Value| {
+        let mut body = json!({ "model": "bert", "input": [[5, 6, 7], [8]] });
+        for (key, value) in more.as_object().unwrap() {
+            body[key] = value.clone();
+        }
+        server.post("/v1/embeddings", &body)
+    };
+    let both = embed(json!({})).json();
+    assert_eq!((&both["object"], &both["usage"]["prompt_tokens"]), (&json!("list"), &json!(4)));
+    let vector = |answer: &Value, i: usize| answer["data"][i]["embedding"].clone();
+    let size = vector(&both, 0).as_array().unwrap().len();
+    assert!(size > 8 && both["data"][1]["index"] == 1);
+    // Alone as in company.
+    assert_eq!(vector(&embed(json!({ "input": [8] })).json(), 0), vector(&both, 1));
+    let coded = embed(json!({ "encoding_format": "base64" })).json();
+    assert_eq!(vector(&coded, 0).as_str().unwrap().len(), (size * 4).div_ceil(3) * 4);
+    assert_eq!(embed(json!({ "dimensions": size })).status, 200);
+    for (more, param) in [
+        (json!({ "dimensions": 3 }), "dimensions"),
+        (json!({ "input": [] }), "input"),
+        (json!({ "input": [[5], []] }), "input[1]"),
+        (json!({ "input": "text" }), "input"),
+        (json!({ "input": [99_999_999] }), "input"),
+        (json!({ "input": vec![5; 1000] }), "input"),
+        (json!({ "encoding_format": "hex" }), "encoding_format"),
+    ] {
+        assert_eq!(embed(more.clone()).refused(400), param, "{more}");
+    }
+    server.post(COMPLETIONS, &json!({ "prompt": [1] })).refused(404);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn the_log_has_no_prompts_unless_it_is_asked_to() {
+    for (args, has) in [(&["--log-format", "json"][..], false), (&["--log-prompts", "--log-level", "debug"], true)] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+        command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline"]).args(args);
+        let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
+        let (server, mut log) = Server::adopt(&mut child);
+        let answer = server.post(COMPLETIONS, &json!({ "prompt": "SECRET", "max_tokens": 2 }));
+        assert_eq!(answer.status, 200);
+        child.kill().unwrap();
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        child.wait().unwrap();
+        assert_eq!(text.contains("SECRET"), has, "{text}");
+        assert!(text.contains("/v1/completions") && text.contains("req-"), "{text}");
+        if args.contains(&"json") {
+            for line in text.lines() {
+                let line: Value = serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+                assert!(line["timestamp"].is_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Memory of the GPU and page-locked memory of the host, freed with their owners.
+
+use std::sync::Arc;
+
+use ridge_runtime::{Buffer, Result, RuntimeError};
+
+use super::context::CudaContext;
+use crate::driver::Address;
+use crate::error::device as failed;
+
+/// Memory of the GPU.
+pub(crate) struct DeviceMemory {
+    context: Arc<CudaContext>,
+    address: Address,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// `bytes` bytes, uninitialised; `what` they are for, for the error.
+    ///
+    /// # Errors
+    /// When there is not enough free memory.
+    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Self> {
+        context.enter()?;
+        let address = if bytes == 0 { Some(0) } else { context.driver.allocate(bytes)? };
+        let address = address.ok_or_else(|| RuntimeError::OutOfMemory {
+            what: format!("{what} on {}", context.name),
+            needed: bytes,
+            remedy: "choose a smaller model, a smaller context, or --format q8_0",
+        })?;
+        Ok(Self { context: Arc::clone(context), address, bytes })
+    }
+
+    /// The memory of `buffer`.
+    ///
+    /// # Errors
+    /// When the buffer is another backend's.
+    pub(crate) fn of(buffer: &Buffer) -> Result<&Arc<Self>> {
+        buffer.inner().ok_or_else(|| failed("the buffer is another backend's"))
+    }
+
+    /// Where it begins, in the address space of the GPU; 0 where it is empty.
+    pub(crate) fn address(&self) -> Address {
+        self.address
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        if self.bytes > 0 && self.context.enter().is_ok() {
+            self.context.driver.free(self.address);
+        }
+    }
+}
+
+/// Page-locked memory of the host, which the GPU reads and writes by itself.
+pub(crate) struct PinnedMemory {
+    context: Arc<CudaContext>,
+    pub(super) pointer: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: memory like any other; its owner decides who uses it when.
+unsafe impl Send for PinnedMemory {}
+
+impl PinnedMemory {
+    /// `bytes` bytes, zeroed.
+    ///
+    /// # Errors
+    /// When the system gives no more page-locked memory.
+    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+        context.enter()?;
+        let pointer = if bytes == 0 { Some(std::ptr::null_mut()) } else { context.driver.allocate_host(bytes)? };
+        let pointer = pointer.ok_or_else(|| RuntimeError::OutOfMemory {
+            what: "page-locked staging memory".into(),
+            needed: bytes,
+            remedy: "raise the limit of locked memory (ulimit -l), or lower --chunk",
+        })?;
+        let pinned = Self { context: Arc::clone(context), pointer, bytes };
+        if bytes > 0 {
+            // SAFETY: just allocated, of this length.
+            unsafe { pinned.pointer.write_bytes(0, bytes) };
+        }
+        Ok(pinned)
+    }
+
+    /// The bytes; the GPU must not use them meanwhile.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: allocated, zeroed at first, and lives as long as `self`.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
+    }
+
+    /// The bytes; the GPU must not use them meanwhile.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: allocated, zeroed at first, lives as long as `self`, and `self` is borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.bytes) }
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if self.bytes > 0 && self.context.enter().is_ok() {
+            self.context.driver.free_host(self.pointer);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The stream on which all work of a GPU is queued.
+
+use ridge_runtime::Result;
+
+use super::context::CudaContext;
+use super::handles::{CapturedGraph, LoadedKernel};
+use super::memory::{DeviceMemory, PinnedMemory};
+use crate::driver::{Address, CudaDriver, Handle};
+
+/// The stream of a context that this thread has entered.
+pub(crate) struct StreamQueue<'a> {
+    driver: &'a CudaDriver,
+    stream: Handle,
+}
+
+impl<'a> StreamQueue<'a> {
+    /// Enters the context and gives its stream.
+    pub(super) fn new(context: &'a CudaContext) -> Result<Self> {
+        context.enter()?;
+        Ok(Self { driver: &context.driver, stream: context.stream })
+    }
+
+    /// The stream itself, for a library that queues on it.
+    pub(crate) fn stream(&self) -> Handle {
+        self.stream
+    }
+
+    /// Queues a kernel; with `early`, it may begin before the launch ahead of it has ended.
+    ///
+    /// # Safety
+    /// As for [`CudaDriver::launch`]; the memory outlives the kernel's run.
+    pub(crate) unsafe fn launch(
+        &self,
+        kernel: &LoadedKernel,
+        grid: [u32; 3],
+        threads: u32,
+        shared: u32,
+        early: bool,
+        params: &mut [*mut std::ffi::c_void],
+    ) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.driver.launch(kernel.function, grid, threads, shared, early, params, self.stream) }
+    }
+
+    /// Queues a captured step.
+    ///
+    /// # Safety
+    /// As for [`CudaDriver::launch_graph`].
+    pub(crate) unsafe fn launch_captured(&self, step: &CapturedGraph) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.driver.launch_graph(step.handle, self.stream) }
+    }
+
+    /// Queues a copy on the GPU.
+    ///
+    /// # Safety
+    /// As for [`CudaDriver::on_device`]; the memory outlives the copy.
+    pub(crate) unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.driver.on_device(to, from, bytes, self.stream) }
+    }
+
+    /// Queues the filling of memory with one byte.
+    pub(crate) fn fill(&self, memory: &DeviceMemory, byte: u8, bytes: usize) -> Result<()> {
+        assert!(bytes <= memory.bytes(), "{bytes} bytes of {}", memory.bytes());
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: within the memory, as just checked.
+        unsafe { self.driver.fill(memory.address(), byte, bytes, self.stream) }
+    }
+
+    /// Queues a copy of all of `from` to `to`.
+    ///
+    /// # Safety
+    /// `from` stays as it is, and both live, until the copy is done.
+    pub(crate) unsafe fn to_device(&self, to: &DeviceMemory, from: &PinnedMemory) -> Result<()> {
+        assert!(from.bytes().len() <= to.bytes(), "{} bytes to {}", from.bytes().len(), to.bytes());
+        if from.bytes().is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both sides are as long, as just checked; the rest by the caller's promise.
+        unsafe { self.driver.to_device(to.address(), from.pointer, from.bytes().len(), self.stream) }
+    }
+
+    /// Queues a copy of the front of `from` over all of `to`.
+    ///
+    /// # Safety
+    /// Nobody uses `to`, and both live, until the copy is done.
+    pub(crate) unsafe fn to_host(&self, to: &mut PinnedMemory, from: &DeviceMemory) -> Result<()> {
+        assert!(to.bytes().len() <= from.bytes(), "{} bytes of {}", to.bytes().len(), from.bytes());
+        if to.bytes().is_empty() {
+            return Ok(());
+        }
+        // SAFETY: both sides are as long, as just checked; the rest by the caller's promise.
+        unsafe { self.driver.to_host(to.pointer, from.address(), to.bytes().len(), self.stream) }
+    }
+}

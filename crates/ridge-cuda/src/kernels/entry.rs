@@ -1,0 +1,51 @@
+//! The registration of a kernel that claims a pattern of ops.
+
+use std::sync::Arc;
+
+use ridge_graph::Function;
+use ridge_graph::passes::{self, Pattern};
+
+use crate::kernel::{CudaKernel, CudaKernelSpec};
+
+type Make = dyn Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync;
+
+/// A kernel under its name, with the pattern that it claims.
+#[derive(Clone)]
+pub struct CudaKernelEntry {
+    claim: passes::Kernel,
+    make: Arc<Make>,
+}
+
+impl CudaKernelEntry {
+    /// Registers a kernel as `name` for `pattern` (see [`Pattern`]), where `supports` accepts the ops, types and
+    /// attributes; extents may be symbols there. `make` makes it for fixed shapes, or says why it cannot.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        pattern: &str,
+        supports: fn(&Function) -> bool,
+        make: impl Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            claim: passes::Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports },
+            make: Arc::new(make),
+        }
+    }
+
+    /// The kernel's name.
+    pub fn name(&self) -> &str {
+        &self.claim.name
+    }
+
+    /// What it claims.
+    pub(crate) fn claim(&self) -> &passes::Kernel {
+        &self.claim
+    }
+
+    /// The kernel for fixed shapes.
+    ///
+    /// # Errors
+    /// Says what is not supported.
+    pub(crate) fn make(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        (self.make)(spec)
+    }
+}

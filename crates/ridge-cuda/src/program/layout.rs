@@ -1,0 +1,119 @@
+//! Where the values of a bucket are in device memory, and how much of it the bucket takes.
+
+use ridge_runtime::Plan;
+
+use crate::cublaslt;
+use crate::kernel::{CudaKernel, DeviceAction};
+
+/// Alignment of values within a block of inputs, outputs or constants, in bytes.
+pub(super) const ALIGN: usize = 256;
+
+/// Where values of one kind are in one block.
+pub(super) struct BlockLayout {
+    /// The offset of each value, in bytes.
+    pub(super) offsets: Vec<usize>,
+    /// The size of each value, in bytes.
+    pub(super) sizes: Vec<usize>,
+    /// Bytes of the block.
+    pub(super) total: usize,
+}
+
+impl BlockLayout {
+    fn new(sizes: &[usize]) -> Self {
+        let mut total = 0usize;
+        let place = |size: &usize| {
+            let at = total;
+            total = (total + size).next_multiple_of(ALIGN);
+            at
+        };
+        Self { offsets: sizes.iter().map(place).collect(), sizes: sizes.to_vec(), total }
+    }
+}
+
+/// The device memory of one bucket, besides weights and states.
+pub(super) struct BucketLayout {
+    /// Bytes of the workspace that all buckets of a device share: values of the plan, and scratch memory of the kernels.
+    pub(super) arena: usize,
+    /// Where the scratch memory begins in the workspace.
+    pub(super) scratch_offset: usize,
+    pub(super) inputs: BlockLayout,
+    pub(super) outputs: BlockLayout,
+    /// Bytes of the block of constants.
+    pub(super) constants: usize,
+    /// Bytes of cuBLASLt's workspace, which all buckets of a device share; 0 where no kernel can use it.
+    pub(super) library: usize,
+}
+
+impl BucketLayout {
+    /// The layout of a bucket of `plan`, whose launches run `kernels`.
+    pub(super) fn new(plan: &Plan, kernels: &[CudaKernel]) -> Self {
+        let scratch = kernels.iter().map(|k| k.scratch).max().unwrap_or(0);
+        let scratch_offset = plan.arena_bytes.next_multiple_of(ALIGN);
+        let constants = plan.launches.iter().flat_map(|launch| &kernels[launch.kernel].actions);
+        let constants = constants.fold(0, |end: usize, action| match action {
+            DeviceAction::Constant { bytes, .. } => end.next_multiple_of(ALIGN) + bytes.len(),
+            _ => end,
+        });
+        let products = kernels.iter().flat_map(|k| &k.actions).any(may_be_product);
+        Self {
+            arena: scratch_offset + scratch,
+            scratch_offset,
+            inputs: BlockLayout::new(&plan.input_bytes),
+            outputs: BlockLayout::new(&plan.output_bytes),
+            constants,
+            library: if products { cublaslt::WORKSPACE } else { 0 },
+        }
+    }
+
+    /// Bytes of all of it.
+    pub(super) fn bytes(&self) -> usize {
+        self.arena + self.inputs.total + self.outputs.total + self.constants + self.library
+    }
+}
+
+/// May cuBLASLt run the action?
+fn may_be_product(action: &DeviceAction) -> bool {
+    match action {
+        DeviceAction::Product { .. } => true,
+        DeviceAction::Autotuned { candidates, .. } => candidates.iter().flat_map(|c| &c.actions).any(may_be_product),
+        DeviceAction::Launch { .. } | DeviceAction::Copy { .. } | DeviceAction::Constant { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ridge_graph::{Bindings, Builder, DType, Type};
+    use ridge_runtime::{lower, plan};
+
+    use super::*;
+    use crate::compile;
+    use crate::kernels::CudaKernelRegistry;
+
+    #[test]
+    fn every_allocation_of_a_bucket_is_counted() {
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(DType::BF16, [100, 64])).expect("fresh");
+        let w = g.weight("w", Type::tensor(DType::BF16, [48, 64])).expect("fresh");
+        let gain = g.weight("gain", Type::tensor(DType::BF16, [64])).expect("fresh");
+        let h = g.rms_norm(x, gain, 1e-5).expect("types");
+        let pair = [g.linear(h, w).expect("types"), g.linear(h, w).expect("types")];
+        let y = g.add(pair[0], pair[1]).expect("types");
+        let sorted = g.sort(y, 1, true, 7).expect("types");
+        let outputs = vec![("y".into(), y), ("values".into(), sorted.0), ("indices".into(), sorted.1)];
+        let graph = g.finish(outputs).expect("finishes");
+        let registry = CudaKernelRegistry::builtin();
+        let lowered = lower(&graph, &["y", "values", "indices"], &registry.claims()).expect("lowers");
+        let plan = plan(&lowered, &Bindings::new()).expect("plans");
+        let kernels = compile::kernels(&registry, &lowered, &plan, &Bindings::new()).expect("are supported");
+        let layout = BucketLayout::new(&plan, &kernels);
+        let scratch = kernels.iter().map(|k| k.scratch).max().unwrap_or(0);
+        assert!(scratch > 0, "the sort takes scratch memory");
+        assert!(layout.arena >= plan.arena_bytes + scratch);
+        assert_eq!(layout.inputs.total, 100 * 64 * 2);
+        let sizes = [100 * 48 * 2, 100 * 7 * 2, 100 * 7 * 4].map(|n: usize| n.next_multiple_of(ALIGN));
+        assert_eq!(layout.outputs.total, sizes.iter().sum::<usize>());
+        assert_eq!(layout.library, cublaslt::WORKSPACE, "many rows of bf16 may go to cuBLASLt");
+        let parts = [layout.arena, layout.inputs.total, layout.outputs.total, layout.constants, layout.library];
+        assert_eq!(layout.bytes(), parts.iter().sum::<usize>());
+    }
+}

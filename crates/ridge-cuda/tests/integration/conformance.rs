@@ -1,0 +1,56 @@
+//! Every op on the GPU, in every dtype, against its f64 meaning by the one rule of tolerance, with poisoned memory.
+
+use std::sync::Arc;
+
+use crate::common::gpu;
+use crate::running::{run, same_bits};
+use ridge_graph::conformance::{all_samples, judge};
+use ridge_graph::sample::Sample;
+use ridge_graph::{Arg, Bindings, DType};
+use ridge_runtime::Backend;
+
+fn check(backend: &Arc<dyn Backend>, sample: &Sample) -> Result<(), String> {
+    let graph = sample.graph().map_err(|e| e.to_string())?;
+    let value = |arg: &Arg| sample.inputs[arg.name.parse::<usize>().expect("inputs are numbered")].clone();
+    let step = || run(backend, &graph, &Bindings::new(), &value).map_err(|e| e.to_string());
+    let (got, again) = (step()?, step()?);
+    judge(sample, &got)?;
+    if same_bits(&got, &again) { Ok(()) } else { Err(format!("{:?}: a second run gives other bits", sample.op)) }
+}
+
+fn conforms(dtype: DType) {
+    let Some(gpu) = gpu() else { return };
+    let samples = all_samples(dtype, 11);
+    let failures: Vec<String> = samples
+        .iter()
+        .filter_map(|(name, sample)| check(&gpu, sample).err().map(|why| format!("{name}: {why:.600}")))
+        .collect();
+    println!("{dtype}: {} of {} samples conform", samples.len() - failures.len(), samples.len());
+    let shown = failures.iter().take(30).map(String::as_str).collect::<Vec<_>>().join("\n");
+    assert!(failures.is_empty(), "{} of {} samples fail:\n{shown}", failures.len(), samples.len());
+}
+
+#[test]
+fn every_op_conforms_in_f32() {
+    conforms(DType::F32);
+}
+
+#[test]
+fn every_op_conforms_in_bf16() {
+    conforms(DType::BF16);
+}
+
+#[test]
+fn every_op_conforms_in_f16() {
+    conforms(DType::F16);
+}
+
+#[test]
+fn every_op_conforms_in_f8e4m3() {
+    conforms(DType::F8E4M3);
+}
+
+#[test]
+fn every_op_conforms_in_f8e5m2() {
+    conforms(DType::F8E5M2);
+}

@@ -1,0 +1,114 @@
+//! Kernels that claim patterns, at the sizes at which they change their ways: few and many rows, long and ragged
+//! contexts, odd columns; each is held against its f64 meaning, and must be what runs.
+
+use std::sync::Arc;
+
+use crate::cases::{self, KernelCase};
+use crate::common::gpu;
+use crate::running::{run, same_bits};
+use ridge_graph::conformance::judge_graph;
+use ridge_graph::sample::Rng;
+use ridge_graph::{Arg, Bindings, Builder, DType, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var};
+use ridge_runtime::{Backend, lower};
+
+/// The names of the kernels that claim something of the graph.
+fn claimed(backend: &dyn Backend, graph: &Graph) -> Vec<String> {
+    let names: Vec<&str> = graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
+    let lowered = lower(graph, &names, backend.kernels()).expect("lowers");
+    let groups = lowered.main().nodes.iter().filter_map(|n| match &n.op {
+        Op::Group(group) => match &group.kind {
+            GroupKind::Kernel(name) => Some(name.to_string()),
+            GroupKind::Fused => None,
+        },
+        _ => None,
+    });
+    groups.collect()
+}
+
+/// Requires that the case's kernel claims the graph and that the GPU's results are right and the same each time.
+fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) {
+    let KernelCase { kernel, what, graph, given } = case;
+    assert_eq!(claimed(&**gpu, graph), [*kernel], "{graph}");
+    let value = |arg: &Arg| match given.iter().find(|(name, _)| *name == &*arg.name) {
+        Some((_, tensor)) => Value::Plain(tensor.clone()),
+        None => normal(arg),
+    };
+    let got = run(gpu, graph, &Bindings::new(), &value).expect("runs");
+    assert!(same_bits(&got, &run(gpu, graph, &Bindings::new(), &value).expect("runs")), "{kernel} {what}: other bits");
+    if let Err(why) = judge_graph(graph, &|arg| Some(value(arg)), &Bindings::new(), &got) {
+        panic!("{kernel}, {what}: {why:.800}");
+    }
+}
+
+fn normal(arg: &Arg) -> Value {
+    let salt = arg.name.bytes().fold(3u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
+    let shape = arg.ty.shape.as_const().expect("constant");
+    Value::Plain(Rng::new(salt).normal(arg.ty.dtype, &shape))
+}
+
+fn built(build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Graph {
+    let mut g = Builder::new();
+    let outputs = build(&mut g).expect("builds");
+    g.finish(outputs.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect()).expect("finishes")
+}
+
+#[test]
+fn linears_of_few_and_many_rows_with_what_goes_before_and_after() {
+    let Some(gpu) = gpu() else { return };
+    cases::linears().iter().for_each(|case| holds(&gpu, case));
+}
+
+#[test]
+fn norms_of_rows_up_to_the_widest() {
+    let Some(gpu) = gpu() else { return };
+    cases::norms().iter().for_each(|case| holds(&gpu, case));
+}
+
+#[test]
+fn attention_of_long_ragged_and_windowed_steps() {
+    let Some(gpu) = gpu() else { return };
+    cases::attentions().iter().for_each(|case| holds(&gpu, case));
+}
+
+#[test]
+fn rows_of_a_linear_do_not_depend_on_their_company() {
+    let Some(gpu) = gpu() else { return };
+    let all = Rng::new(5).normal(DType::BF16, &[16, 520]);
+    let product = |rows: std::ops::Range<usize>| {
+        let graph = built(|g| {
+            let x = g.step_input("x", Type::tensor(DType::BF16, [rows.len(), 520]))?;
+            let w = g.weight("w", Type::tensor(DType::BF16, [37, 520]))?;
+            Ok(vec![g.linear(x, w)?])
+        });
+        let given = all.floats()[rows.start * 520..rows.end * 520].to_vec();
+        let x = Tensor::float(DType::BF16, &[rows.len(), 520], given);
+        let value = |arg: &Arg| if &*arg.name == "x" { Value::Plain(x.clone()) } else { normal(arg) };
+        run(&gpu, &graph, &Bindings::new(), &value).expect("runs")[0].floats().to_vec()
+    };
+    let sixteen = product(0..16);
+    for rows in [1, 3, 8, 9, 15] {
+        assert_eq!(product(0..rows), sixteen[..rows * 37], "{rows} rows");
+    }
+    assert_eq!(product(7..8), sixteen[7 * 37..8 * 37], "a row alone");
+}
+
+#[test]
+fn random_weights_are_those_of_the_host() {
+    let Some(gpu) = gpu() else { return };
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let ty = Type::tensor(dtype, [33, 7]);
+        let mut rng = Rng::new(9);
+        let state = rng.state();
+        let buffer = gpu.random(&ty, state, 0.25).expect("makes").expect("makes it on the device");
+        let mut wanted = Vec::new();
+        while wanted.len() < 33 * 7 {
+            let bits = rng.bits();
+            wanted.extend((0..4).rev().map(|i| {
+                let part = (bits >> (16 * i)) as u16;
+                (f64::from(part & 0xff) + f64::from(part >> 8) - 255.0) * 0.25
+            }));
+        }
+        wanted.truncate(33 * 7);
+        assert_eq!(dtype.decode(&gpu.read(&buffer).expect("reads")), wanted, "{dtype}");
+    }
+}

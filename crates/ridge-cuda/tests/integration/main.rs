@@ -1,0 +1,17 @@
+//! The GPU backend, held against the f64 meaning of graphs. Without a GPU every test is reported as skipped.
+
+#[path = "../common/cases.rs"]
+mod cases;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../../ridge-runtime/tests/common/decoder.rs"]
+mod decoder;
+#[path = "../../../ridge-runtime/tests/common/random.rs"]
+mod random;
+#[path = "../../../ridge-cpu/tests/common/mod.rs"]
+mod running;
+
+mod conformance;
+mod gemm;
+mod graphs;
+mod kernels;

@@ -1,0 +1,76 @@
+//! What nodes, functions and graphs cost.
+
+use super::{FuncId, Graph, Group, GroupKind, Op, Var};
+use crate::cost::Cost;
+use crate::types::Type;
+
+impl Group {
+    /// Arithmetic of all nodes, and their traffic less what stays between them in registers or cache.
+    pub(crate) fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let mut total = Cost::default();
+        for node in &self.body.nodes {
+            let types = self.body.types(&node.inputs);
+            match &node.op {
+                Op::Prim(p) => total += &p.cost(&types, &node.outputs),
+                Op::Composite(c) => total += &c.cost(&types, &node.outputs),
+                Op::Arg(_) | Op::Call(_) | Op::Group(_) => {}
+            }
+        }
+        if self.kind == GroupKind::Fused {
+            let moved = Cost::moving(inputs, outputs);
+            return Cost { bytes_read: moved.bytes_read, bytes_written: moved.bytes_written, ..total };
+        }
+        let is_arg = |v: &Var| matches!(self.body.nodes[v.index()].op, Op::Arg(_));
+        for (index, node) in self.body.nodes.iter().enumerate() {
+            for inner in node.inputs.iter().filter(|v| !is_arg(v)) {
+                total.bytes_read += &(self.body.ty(*inner).bytes() * -1);
+            }
+            for out in 0..node.outputs.len() {
+                let var = self.body.var(index, out);
+                if !is_arg(&var) && self.body.outputs.iter().all(|o| o.var != var) {
+                    total.bytes_written += &(node.outputs[out].bytes() * -1);
+                }
+            }
+        }
+        total
+    }
+}
+
+impl Graph {
+    /// Cost of one node, calls included.
+    pub fn node_cost(&self, func: FuncId, node: usize) -> Cost {
+        self.node_cost_with(func, node, &self.function_costs())
+    }
+
+    /// Cost of every function, indexed like the functions; each is walked once however often it is called.
+    pub fn function_costs(&self) -> Vec<Cost> {
+        let mut costs = Vec::with_capacity(self.functions.len());
+        // Callees come before their callers.
+        for (id, function) in self.functions.iter().enumerate() {
+            let mut total = Cost::default();
+            for node in 0..function.nodes.len() {
+                total += &self.node_cost_with(FuncId(id as u32), node, &costs);
+            }
+            costs.push(total);
+        }
+        costs
+    }
+
+    /// Cost of the whole graph.
+    pub fn cost(&self) -> Cost {
+        self.function_costs().swap_remove(self.main.index())
+    }
+
+    fn node_cost_with(&self, func: FuncId, node: usize, costs: &[Cost]) -> Cost {
+        let function = self.function(func);
+        let node = &function.nodes[node];
+        let inputs = function.types(&node.inputs);
+        match &node.op {
+            Op::Arg(_) => Cost::default(),
+            Op::Prim(p) => p.cost(&inputs, &node.outputs),
+            Op::Composite(c) => c.cost(&inputs, &node.outputs),
+            Op::Call(callee) => costs[callee.index()].clone(),
+            Op::Group(group) => group.cost(&inputs, &node.outputs),
+        }
+    }
+}

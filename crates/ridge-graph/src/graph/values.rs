@@ -1,0 +1,78 @@
+//! Names of what a graph's functions compute: functions, values, arguments and outputs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::types::Type;
+
+/// Index of a function. A function calls only functions of smaller index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FuncId(pub u32);
+
+impl FuncId {
+    /// As an index into [`Graph::functions`].
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Output `out` of node `node` of the function that holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Var {
+    /// Which building of a function made it: guards the builder against values of another function.
+    pub(crate) owner: u32,
+    /// Index of the node.
+    pub node: u32,
+    /// Which of the node's outputs.
+    pub out: u32,
+}
+
+impl Var {
+    /// The node's index into [`Function::nodes`].
+    pub fn index(self) -> usize {
+        self.node as usize
+    }
+}
+
+impl fmt::Debug for Var {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "%{}", self.node)?;
+        if self.out > 0 { write!(f, ".{}", self.out) } else { Ok(()) }
+    }
+}
+
+/// What an argument or output of a function is. Of the graph's main function, weights are the parameters, states
+/// live from step to step, and step inputs are given anew at each step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Role {
+    /// An ordinary value passed by the caller.
+    Data,
+    /// A parameter, bound by name.
+    Weight,
+    /// Linear state, bound by name.
+    State,
+    /// A named input of the step, the same for every function.
+    StepInput,
+}
+
+/// A named argument of a function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arg {
+    /// Its name: relative to the function for weights and states.
+    pub name: Arc<str>,
+    /// Its type.
+    pub ty: Type,
+    /// What it is.
+    pub role: Role,
+}
+
+/// A named output of a function.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// Its name; a state's output has the state's name.
+    pub name: Arc<str>,
+    /// The value.
+    pub var: Var,
+    /// `Data`, or `State` for the last version of a state.
+    pub role: Role,
+}

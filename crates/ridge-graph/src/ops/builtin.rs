@@ -1,0 +1,39 @@
+//! The registry of the composite ops.
+
+use super::{
+    adamw, attention, cross_entropy, dry, embedding, forbid_tokens, gelu, grouped_linear, history, kv_write,
+    layer_norm, linear, logit_bias, moe_router, penalties, ragged_attention, rms_norm, rope, sampling, softmax, swiglu,
+    token_layout,
+};
+use crate::registry::{OpEntry, OpRegistry};
+
+/// Every composite op. An op of another crate is added to it with [`OpRegistry::add`].
+pub fn registry() -> OpRegistry {
+    OpRegistry::new([
+        OpEntry::new("adamw", adamw::samples),
+        OpEntry::new("attention", attention::samples),
+        OpEntry::new("cross_entropy", cross_entropy::samples),
+        OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
+        OpEntry::new("cross_entropy_backward", cross_entropy::samples_backward),
+        OpEntry::new("dry", dry::samples),
+        OpEntry::new("embedding", embedding::samples),
+        OpEntry::new("forbid_tokens", forbid_tokens::samples),
+        OpEntry::new("gelu", gelu::samples),
+        OpEntry::new("grouped_linear", grouped_linear::samples),
+        OpEntry::new("history_write", history::samples),
+        OpEntry::new("kv_write", kv_write::samples),
+        OpEntry::new("layer_norm", layer_norm::samples),
+        OpEntry::new("linear", linear::samples),
+        OpEntry::new("linear_group", linear::samples_group),
+        OpEntry::new("logit_bias", logit_bias::samples),
+        OpEntry::new("moe_router", moe_router::samples),
+        OpEntry::new("penalties", penalties::samples),
+        OpEntry::new("ragged_attention", ragged_attention::samples),
+        OpEntry::new("rms_norm", rms_norm::samples),
+        OpEntry::new("rope", rope::samples),
+        OpEntry::new("sample_token", sampling::samples),
+        OpEntry::new("softmax", softmax::samples),
+        OpEntry::new("swiglu", swiglu::samples),
+        OpEntry::new("token_layout", token_layout::samples),
+    ])
+}

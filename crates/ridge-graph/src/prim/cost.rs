@@ -1,0 +1,62 @@
+//! What each primitive costs.
+
+use super::{CollectiveKind, Prim, Unary};
+use crate::cost::Cost;
+use crate::poly::Poly;
+use crate::types::Type;
+
+impl Prim {
+    /// Work of one application; see [`Cost`].
+    pub fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        let mut cost = match self {
+            // Nothing moves: another view of the same bytes, or made where it is used.
+            Self::Const(_) | Self::Iota { .. } | Self::Reshape(_) | Self::Broadcast(_) | Self::Component(_) => {
+                return Cost::default();
+            }
+            _ => Cost::moving(inputs, outputs),
+        };
+        let elements = || outputs[0].shape.elements();
+        match self {
+            Self::Unary(Unary::Neg | Unary::Abs | Unary::Floor | Unary::Not)
+            | Self::Binary(_)
+            | Self::Compare(_)
+            | Self::Select
+            | Self::Cast(_) => cost.vector_flops = elements(),
+            Self::Unary(_) => cost.special_flops = elements(),
+            Self::Reduce { .. } | Self::ArgMax { .. } | Self::Scan { .. } => {
+                cost.vector_flops = inputs[0].shape.elements();
+            }
+            Self::MatMul { trans_a, .. } => {
+                let a = &inputs[0].shape;
+                let k = &a.0[a.rank() - if *trans_a { 2 } else { 1 }];
+                cost.matrix_flops = &elements() * &(Poly::from(k) * 2);
+            }
+            Self::Gather { .. } => {
+                cost.bytes_read = outputs[0].bytes() + &inputs[1].bytes();
+            }
+            Self::Scatter { add, .. } => {
+                let rows = inputs[2].bytes();
+                cost.bytes_read = rows.clone() * if *add { 2 } else { 1 } + &inputs[1].bytes();
+                cost.bytes_written = rows;
+            }
+            Self::Collective { ranks, kind, .. } => {
+                // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce.
+                let (n, whole) = match kind {
+                    CollectiveKind::AllGather(_) => (*ranks as i128, outputs[0].bytes()),
+                    _ => (*ranks as i128, inputs[0].bytes()),
+                };
+                let passes = match kind {
+                    CollectiveKind::AllReduce => 2,
+                    CollectiveKind::AllGather(_) | CollectiveKind::ReduceScatter(_) => 1,
+                    CollectiveKind::Split(_) => {
+                        cost.bytes_read = outputs[0].bytes();
+                        0
+                    }
+                };
+                cost.bytes_sent = whole.div_floor(n) * ((n - 1) * passes);
+            }
+            _ => {}
+        }
+        cost
+    }
+}

@@ -1,0 +1,98 @@
+//! The gradient of every op in the registry, derived or explicit, against finite differences.
+
+use crate::support::gradients::{Inputs, check, finish_with_loss};
+use ridge_graph::ops::registry;
+use ridge_graph::sample::{Rng, Sample};
+use ridge_graph::{Bindings, Builder, DType, Gradient, Op, Result, Type, Value, Var};
+
+/// Is the op applied in main, where the backward half sees every value, or in a function, where it sees residuals?
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    Main,
+    Function,
+}
+
+/// Adds the op of `sample` to `g`, its inputs being arguments `input.0`, `input.1`, ... Gives its outputs.
+fn apply(g: &mut Builder, sample: &Sample, place: Place) -> Result<Vec<Var>> {
+    let types: Vec<(String, Type)> =
+        sample.types().into_iter().enumerate().map(|(i, ty)| (format!("input.{i}"), ty)).collect();
+    let given = |g: &mut Builder| {
+        let var = |(name, ty): &(String, Type)| match (ty.state, &ty.format) {
+            (true, _) => g.state(name, ty.clone()),
+            (false, Some(_)) => g.weight(name, ty.clone()),
+            (false, None) => g.step_input(name, ty.clone()),
+        };
+        types.iter().map(var).collect::<Result<Vec<_>>>()
+    };
+    let outputs = match place {
+        Place::Main => {
+            let inputs = given(g)?;
+            g.emit(sample.op.clone(), &inputs)?
+        }
+        Place::Function => {
+            let function = g.function("op", |g| {
+                let tensor = |(name, ty): &(String, Type)| match ty.state {
+                    true => g.state(name, ty.clone()),
+                    false => Ok(g.arg(name, ty.clone())),
+                };
+                let inputs = types.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+                g.emit(sample.op.clone(), &inputs)?.into_iter().filter_map(|v| plain(g, v).transpose()).collect()
+            })?;
+            let inputs = given(g)?;
+            let tensors: Vec<Var> =
+                inputs.into_iter().filter_map(|v| plain(g, v).transpose()).collect::<Result<_>>()?;
+            g.call(function, &tensors)?
+        }
+    };
+    let mut all: Vec<Var> = outputs.into_iter().filter_map(|v| plain(g, v).transpose()).collect::<Result<_>>()?;
+    for (name, ty) in types.iter().filter(|(_, ty)| ty.state) {
+        all.push(g.state(name, ty.clone())?);
+    }
+    Ok(all)
+}
+
+/// `var`, unless it is a state.
+fn plain(g: &Builder, var: Var) -> Result<Option<Var>> {
+    Ok(if g.ty(var)?.state { None } else { Some(var) })
+}
+
+fn check_sample(what: &str, sample: &Sample, place: Place, rng: &mut Rng) -> bool {
+    let Op::Composite(op) = &sample.op else { panic!("{what}: the registry holds composites") };
+    if matches!(op.gradient(), Gradient::None) {
+        return false;
+    }
+    let (mut wrt, mut inputs) = (Vec::new(), Inputs::new());
+    for (i, value) in sample.inputs.iter().enumerate() {
+        if matches!(value, Value::Plain(t) if t.dtype.is_float()) {
+            wrt.push(format!("input.{i}"));
+        }
+        inputs.push((format!("input.{i}"), value.clone()));
+    }
+    let mut g = Builder::new();
+    let outputs = apply(&mut g, sample, place).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let graph = finish_with_loss(g, &outputs, rng, &mut inputs).unwrap_or_else(|e| panic!("{what}: {e}"));
+    check(what, &graph, &inputs, &wrt, &Bindings::new(), rng);
+    true
+}
+
+fn check_registry(place: Place) {
+    let mut checked = 0;
+    for entry in &registry() {
+        let mut rng = Rng::new(7);
+        for (i, sample) in entry.samples(&mut rng, DType::F32).iter().enumerate() {
+            let what = format!("{} sample {i} in {place:?}", entry.name);
+            checked += usize::from(check_sample(&what, sample, place, &mut rng));
+        }
+    }
+    assert!(checked > 0, "some ops have a gradient");
+}
+
+#[test]
+fn gradients_of_all_ops_equal_finite_differences() {
+    check_registry(Place::Main);
+}
+
+#[test]
+fn gradients_of_all_ops_pass_through_functions() {
+    check_registry(Place::Function);
+}

@@ -1,0 +1,20 @@
+//! Integration tests, one module a subject.
+
+mod builder;
+mod conformance;
+mod eval;
+mod formats;
+mod grad_functions;
+mod grad_llama;
+mod grad_ops;
+mod grad_prims;
+mod ops_meaning;
+mod registry;
+mod reopen;
+mod retype;
+mod shard_decoder;
+mod shard_mesh;
+mod shard_rules;
+mod shard_training;
+mod support;
+mod text;

@@ -1,0 +1,5 @@
+//! Helpers that several test modules share.
+
+pub(crate) mod decoder;
+pub(crate) mod gradients;
+pub(crate) mod sharding;

@@ -1,0 +1,3 @@
+//! Integration tests of `ridge-hw`, one module per subject.
+
+mod topology;

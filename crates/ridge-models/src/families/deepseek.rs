@@ -1,0 +1,96 @@
+//! DeepSeek V3 (2024, "DeepSeek-V3 Technical Report", section 2): latent attention and a few experts of many; and V3.2, with
+//! an indexer that chooses which tokens are attended to. They can be planned and not run yet.
+
+use super::definition::{FamilyDefinition, ReadConfig};
+use super::planned_config::{
+    Channel, EXPERTS, ExpertsConfig, LatentConfig, MAX_SIZE, Mixer, PlannedConfig, ROUTER_TRAINING, check_experts,
+};
+use super::tensors::{ATTENTION_OUTPUT, Cut, GATED_MLP, LLAMA_TENSORS, TensorName, TensorTable};
+use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, read_rope};
+use crate::error::Result;
+
+/// Layers that predict further tokens are no part of the model that answers.
+const HARMLESS: &[&str] = &["num_nextn_predict_layers"];
+
+/// Projections out of the latents of queries, keys and values.
+const LATENT_ATTENTION: &[TensorName] = &[
+    TensorName::planned("self_attn.q_b_proj", Cut::Heads),
+    TensorName::planned("self_attn.kv_b_proj", Cut::Heads),
+    ATTENTION_OUTPUT,
+];
+
+const TENSORS: TensorTable = TensorTable { layer: &[LATENT_ATTENTION, GATED_MLP, EXPERTS], ..LLAMA_TENSORS };
+
+/// How V3 is registered.
+pub(super) static DEEPSEEK_V3: FamilyDefinition = FamilyDefinition {
+    name: "deepseek_v3",
+    model_type: "deepseek_v3",
+    class: Some("DeepseekV3ForCausalLM"),
+    harmless: &[ROUTER_TRAINING, HARMLESS],
+    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V3.model_type, false)),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+/// How V3.2 is registered.
+pub(super) static DEEPSEEK_V32: FamilyDefinition = FamilyDefinition {
+    name: "deepseek_v32",
+    model_type: "deepseek_v32",
+    class: Some("DeepseekV32ForCausalLM"),
+    harmless: &[ROUTER_TRAINING, HARMLESS],
+    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V32.model_type, true)),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> Result<PlannedConfig> {
+    f.must_be("hidden_act", "silu")?;
+    f.must_be("attention_bias", false)?;
+    f.must_be("moe_layer_freq", 1)?;
+    f.must_be("scoring_func", "sigmoid")?;
+    f.must_be("topk_method", "noaux_tc")?;
+    let latent = LatentConfig {
+        q_rank: f.size("q_lora_rank", MAX_SIZE)?,
+        kv_rank: f.size("kv_lora_rank", MAX_SIZE)?,
+        nope: f.size("qk_nope_head_dim", MAX_SIZE)?,
+        rope: f.size("qk_rope_head_dim", MAX_SIZE)?,
+        value: f.size("v_head_dim", MAX_SIZE)?,
+        index: match indexed {
+            true => Some((
+                f.size("index_n_heads", MAX_SIZE)?,
+                f.size("index_head_dim", MAX_SIZE)?,
+                f.size("index_topk", MAX_SIZE)?,
+            )),
+            false => None,
+        },
+    };
+    let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
+    decoder.head_dim = latent.rope;
+    decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
+    decoder.head_dim = latent.nope + latent.rope;
+    let width = f.size("moe_intermediate_size", MAX_SIZE)?;
+    let experts = ExpertsConfig {
+        experts: f.size("n_routed_experts", MAX_SIZE)?,
+        top_k: f.size("num_experts_per_tok", MAX_SIZE)?,
+        intermediate_size: width,
+        shared_size: width * f.optional_size("n_shared_experts", MAX_SIZE)?.unwrap_or(0),
+        gated: true,
+        sigmoid: true,
+        normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
+        scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
+        groups: Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?)),
+    };
+    check_experts(f, &experts)?;
+    let dense = f.count("first_k_dense_replace")?.unwrap_or(0) as usize;
+    let channel = |layer| if layer < dense { Channel::Gated } else { Channel::Experts };
+    let layers = (0..decoder.num_hidden_layers).map(|layer| (Some(Mixer::Latent), Some(channel(layer)))).collect();
+    Ok(PlannedConfig {
+        family,
+        decoder,
+        layers,
+        qk_norm: false,
+        experts: Some(experts),
+        latent: Some(latent),
+        mamba: None,
+    })
+}

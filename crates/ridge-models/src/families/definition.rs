@@ -1,0 +1,175 @@
+//! What a family registers, and a decoder's configuration together with its family.
+
+use std::ops::{Deref, DerefMut};
+
+use ridge_graph::Result as GraphResult;
+
+use super::decoder::{self, DecoderFamily};
+use super::encoder::BertConfig;
+use super::gguf_mapping::{GgufEntry, GgufMapping};
+use super::planned_config::PlannedConfig;
+use super::tensors::{TensorName, TensorTable};
+use crate::config::{DecoderConfig, Fields};
+use crate::error::Result;
+use crate::model::{BuildOptions, Model};
+use ridge_files::Checkpoint;
+use ridge_files::checkpoint::Published;
+
+/// All that Ridge knows of a family by its name. Each is registered in `registry.rs`, once.
+pub(crate) struct FamilyDefinition {
+    /// The name that people see, such as `gemma3`.
+    pub(crate) name: &'static str,
+    /// The `model_type` of its `config.json`.
+    pub(crate) model_type: &'static str,
+    /// The class that `architectures` has, if the file has it; any if `None`.
+    pub(crate) class: Option<&'static str>,
+    /// Keys that cannot change the forward pass, besides those of the base class.
+    pub(crate) harmless: &'static [&'static [&'static str]],
+    /// How the rest of its configuration is read.
+    pub(crate) read: ReadConfig,
+    /// Names and placements of its tensors.
+    pub(crate) tensors: TensorTable,
+    /// How GGUF describes it; `None` if GGUF files of it are not read or written.
+    pub(crate) gguf: Option<GgufMapping>,
+}
+
+/// How a configuration is read, and with that what can be done with the family.
+#[derive(Clone, Copy)]
+pub(crate) enum ReadConfig {
+    /// It writes text.
+    Decoder(fn(&mut Fields<'_>) -> Result<Box<dyn DecoderFamily>>),
+    /// It makes vectors.
+    Encoder(fn(&mut Fields<'_>) -> Result<BertConfig>),
+    /// It is a decoder that can be planned and not run yet.
+    Planned(fn(&mut Fields<'_>) -> Result<PlannedConfig>),
+}
+
+impl std::fmt::Debug for FamilyDefinition {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.model_type)
+    }
+}
+
+/// What Ridge can do with a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FamilyKind {
+    /// It writes text: [`ModelConfig`] reads its configuration.
+    Decoder,
+    /// It makes vectors of texts: [`BertConfig`] reads its configuration.
+    Encoder,
+    /// It can be planned and not run yet: [`PlannedConfig`] reads its configuration.
+    Planned,
+}
+
+impl FamilyDefinition {
+    /// What Ridge can do with the family.
+    pub(crate) fn kind(&self) -> FamilyKind {
+        match self.read {
+            ReadConfig::Decoder(_) => FamilyKind::Decoder,
+            ReadConfig::Encoder(_) => FamilyKind::Encoder,
+            ReadConfig::Planned(_) => FamilyKind::Planned,
+        }
+    }
+
+    /// Checks the class of the model, and marks the keys that cannot change the forward pass.
+    pub(crate) fn begin(&self, fields: &mut Fields<'_>) -> Result<()> {
+        if let Some(class) = self.class {
+            fields.architecture(class)?;
+        }
+        self.harmless.iter().for_each(|keys| fields.harmless(keys));
+        Ok(())
+    }
+
+    /// The graph of `config`, which is of this family.
+    pub(crate) fn build(&self, config: &dyn DecoderFamily, options: &BuildOptions) -> GraphResult<Model> {
+        decoder::build(self.name, &self.tensors, config, options)
+    }
+}
+
+/// The configuration of a decoder of one of the families that Ridge knows. Derefs to what all of them have.
+#[derive(Debug)]
+pub struct ModelConfig {
+    family: &'static FamilyDefinition,
+    config: Box<dyn DecoderFamily>,
+}
+
+impl ModelConfig {
+    /// The configuration `config` of `family`.
+    pub(crate) fn new(family: &'static FamilyDefinition, config: Box<dyn DecoderFamily>) -> Self {
+        Self { family, config }
+    }
+
+    /// Its family's `model_type`, such as `llama`.
+    pub fn model_type(&self) -> &'static str {
+        self.family.model_type
+    }
+
+    /// The configuration as that of one family, such as [`LlamaConfig`](super::LlamaConfig), if it is of that.
+    pub fn downcast_ref<T: 'static>(&self) -> Option<&T> {
+        self.config.as_any().downcast_ref()
+    }
+
+    /// Builds the graph of this model, with every weight as plain f32;
+    /// [`WeightSource::retype`](crate::WeightSource::retype) gives them the storage that a checkpoint has.
+    ///
+    /// # Errors
+    /// A mistake of ours: the configuration has been checked.
+    pub fn build(&self, options: &BuildOptions) -> GraphResult<Model> {
+        self.family.build(&*self.config, options)
+    }
+
+    /// `checkpoint` with the names and shapes that the graph's weights have: fused tensors are divided and transposed
+    /// ones turned.
+    ///
+    /// # Errors
+    /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) when a fused tensor is missing or has too few rows.
+    pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
+        decoder::arrange(&self.family.tensors, &*self.config, checkpoint)
+    }
+
+    /// The tensors of an arranged checkpoint as the family publishes them.
+    pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
+        checkpoint.published(&self.config.parts())
+    }
+
+    /// Its family.
+    pub(crate) fn family(&self) -> &'static FamilyDefinition {
+        self.family
+    }
+
+    /// The tensors of a layer.
+    pub(crate) fn layer_tensors(&self) -> Vec<TensorName> {
+        self.config.layer_tensors(self.family.tensors.of_layer().copied().collect())
+    }
+
+    /// As [`DecoderFamily::gguf_metadata`].
+    pub(crate) fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        self.config.gguf_metadata()
+    }
+}
+
+impl Clone for ModelConfig {
+    fn clone(&self) -> Self {
+        Self { family: self.family, config: self.config.boxed() }
+    }
+}
+
+impl PartialEq for ModelConfig {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self.family, other.family) && self.config.equals(&*other.config)
+    }
+}
+
+impl Deref for ModelConfig {
+    type Target = DecoderConfig;
+
+    fn deref(&self) -> &DecoderConfig {
+        self.config.decoder()
+    }
+}
+
+impl DerefMut for ModelConfig {
+    fn deref_mut(&mut self) -> &mut DecoderConfig {
+        self.config.decoder_mut()
+    }
+}

@@ -1,0 +1,122 @@
+//! The graph of encoders of BERT's build (Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers for
+//! Language Understanding", section 3): every token sees every other of its text, norms come after each half of a layer.
+
+use ridge_graph::ops::{Gelu, RaggedAttention};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Sym, Type, Var};
+
+use super::blocks::{NormKind, linear, mlp, weight};
+use crate::model::{BuildOptions, Encoder, symbols};
+use crate::pooling::with_pooling;
+use ridge_files::Checkpoint;
+
+const WORDS: &str = "bert.embeddings.word_embeddings";
+
+/// What checkpoints hold besides: heads that the encoder was trained with, and its positions in a list.
+const BESIDE: &[&str] = &["bert.pooler.*", "cls.*", "bert.cls.*", "classifier.*", "qa_outputs.*", "*.position_ids"];
+
+/// Every size and switch of an encoder of BERT's build.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BertConfig {
+    /// The `model_type` of its configuration.
+    pub family: &'static str,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Heads of each layer; they divide the width.
+    pub num_attention_heads: usize,
+    /// Rows of the embedding.
+    pub vocab_size: usize,
+    /// Positions that are learned, which limits the length of a text.
+    pub max_position_embeddings: usize,
+    /// Segments that are learned.
+    pub type_vocab_size: usize,
+    /// Added to the variance inside every norm.
+    pub norm_eps: f64,
+    /// Activation of the MLP.
+    pub activation: Gelu,
+    /// The dtype the weights were published in, if the file says.
+    pub torch_dtype: Option<DType>,
+}
+
+impl BertConfig {
+    /// Builds the graph of the encoder, with every weight as plain f32.
+    ///
+    /// # Errors
+    /// A mistake of ours: the configuration has been checked.
+    pub fn build(&self, options: &BuildOptions) -> GraphResult<Encoder> {
+        let mut g = Builder::new();
+        let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
+        let mut per_token = |name: &str| g.step_input(name, Type::tensor(DType::I32, [&tokens]));
+        let (ids, types, seq_ids) = (per_token("token_ids")?, per_token("token_type_ids")?, per_token("seq_ids")?);
+        let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs + 1]))?;
+        let place = g.iota([&tokens], 0, DType::I32)?;
+        let start = g.gather(starts, seq_ids, 0)?;
+        let positions = g.sub(place, start)?;
+
+        let norm = NormKind::Layer(self.norm_eps);
+        let mut x = self.look_up(&mut g, WORDS, self.vocab_size, ids, options)?;
+        for (scope, rows, ids) in [
+            ("bert.embeddings.token_type_embeddings", self.type_vocab_size, types),
+            ("bert.embeddings.position_embeddings", self.max_position_embeddings, positions),
+        ] {
+            let more = self.look_up(&mut g, scope, rows, ids, options)?;
+            x = g.add(x, more)?;
+        }
+        x = norm.apply(&mut g, "bert.embeddings.LayerNorm", x)?;
+        let layer = g.function("encoder_layer", |g| {
+            let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), self.hidden_size.into()]));
+            let seq_ids = g.arg("seq_ids", Type::tensor(DType::I32, [&tokens]));
+            Ok(vec![self.layer(g, x, seq_ids)?])
+        })?;
+        for index in 0..self.num_hidden_layers {
+            x = g.scoped(&format!("bert.encoder.layer.{index}"), |g| g.call(layer, &[x, seq_ids]))?[0];
+        }
+        let hidden = g.cast(x, DType::F32)?;
+        let graph = with_pooling(&g.finish(vec![("hidden".into(), hidden)])?)?;
+        Ok(Encoder {
+            family: self.family,
+            graph,
+            hidden_size: self.hidden_size,
+            vocab_size: self.vocab_size,
+            max_context: self.max_position_embeddings,
+        })
+    }
+
+    /// The rows `ids` of the table of scope `scope`.
+    fn look_up(&self, g: &mut Builder, scope: &str, rows: usize, ids: Var, options: &BuildOptions) -> GraphResult<Var> {
+        g.scoped(scope, |g| {
+            let table = weight(g, "weight", [rows, self.hidden_size])?;
+            g.embedding(table, ids, options.activations)
+        })
+    }
+
+    fn layer(&self, g: &mut Builder, x: Var, seq_ids: Var) -> GraphResult<Var> {
+        let norm = NormKind::Layer(self.norm_eps);
+        let (heads, dim) = (self.num_attention_heads, self.hidden_size / self.num_attention_heads);
+        let a = g.scoped("attention.self", |g| {
+            let mut qkv = [x; 3];
+            for (name, y) in ["query", "key", "value"].into_iter().zip(&mut qkv) {
+                let flat = linear(g, name, x, self.hidden_size, true)?;
+                *y = g.reshape(flat, [Dim::sym(symbols::TOKENS), heads.into(), dim.into()])?;
+            }
+            let op = RaggedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new(symbols::PAIRS) };
+            let a = g.ragged_attention(qkv, seq_ids, op)?;
+            g.reshape(a, Shape(vec![Dim::sym(symbols::TOKENS), self.hidden_size.into()]))
+        })?;
+        let a = linear(g, "attention.output.dense", a, self.hidden_size, true)?;
+        let x = g.add(a, x)?;
+        let x = norm.apply(g, "attention.output.LayerNorm", x)?;
+        let h = mlp(g, x, ["intermediate.dense", "output.dense"], self.intermediate_size, self.activation, true)?;
+        let x = g.add(h, x)?;
+        norm.apply(g, "output.LayerNorm", x)
+    }
+
+    /// A published checkpoint with the names that the graph's weights have: some leave out the first part.
+    #[must_use]
+    pub fn arrange(&self, checkpoint: Checkpoint) -> Checkpoint {
+        checkpoint.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE)
+    }
+}

@@ -1,0 +1,304 @@
+//! The families, a line each, and what is found by their names.
+
+use serde_json::{Map, Value};
+
+use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
+use super::encoder::BertConfig;
+use super::gguf_mapping::GgufMetadata;
+use super::planned_config::PlannedConfig;
+use super::{
+    bert, deepseek, falcon, gemma, gpt_neox, gpt2, llama, mistral, mixtral, nemotron_h, olmo2, phi3, qwen, qwen3_moe,
+};
+use crate::config::Fields;
+use crate::error::Result;
+use ridge_files::json;
+
+/// Every family, in the order in which messages list them.
+static FAMILIES: &[&FamilyDefinition] = &[
+    &bert::BERT,
+    &deepseek::DEEPSEEK_V3,
+    &deepseek::DEEPSEEK_V32,
+    &falcon::FALCON,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &gpt2::GPT2,
+    &gpt_neox::GPT_NEOX,
+    &llama::LLAMA,
+    &mistral::MISTRAL,
+    &mixtral::MIXTRAL,
+    &nemotron_h::NEMOTRON_H,
+    &olmo2::OLMO2,
+    &phi3::PHI3,
+    &qwen::QWEN2,
+    &qwen::QWEN3,
+    &qwen3_moe::QWEN3_MOE,
+];
+
+/// Every family.
+pub(crate) fn families() -> impl Iterator<Item = &'static FamilyDefinition> {
+    FAMILIES.iter().copied()
+}
+
+/// The family of this `model_type`.
+pub(crate) fn by_model_type(model_type: &str) -> Option<&'static FamilyDefinition> {
+    families().find(|family| family.model_type == model_type)
+}
+
+/// The family of a GGUF file of this architecture.
+pub(crate) fn by_gguf(architecture: &str, file: &dyn GgufMetadata) -> Option<&'static FamilyDefinition> {
+    families().find(|family| family.gguf.as_ref().is_some_and(|g| g.architecture == architecture && (g.applies)(file)))
+}
+
+/// The `model_type` of `config`, the object that a `config.json` holds: that of the object itself, whatever objects within
+/// it say. `None` if there is none or it is not a text.
+pub fn model_type(config: &Map<String, Value>) -> Option<&str> {
+    config.get("model_type")?.as_str()
+}
+
+/// What Ridge can do with the model whose `config.json` has this `text`, by its `model_type`; `None` if that is missing
+/// or of no family that Ridge knows. `file` names the text in errors.
+///
+/// # Errors
+/// [`ModelError::Json`](crate::ModelError::Json) if the text is not a JSON object.
+pub fn family_kind(file: &str, text: &str) -> Result<Option<FamilyKind>> {
+    let map = json::object(file, text.as_bytes())?;
+    Ok(model_type(&map).and_then(by_model_type).map(FamilyDefinition::kind))
+}
+
+/// The values of `model_type` that [`PlannedConfig::from_json`] reads, in alphabetical order.
+pub fn planned_model_types() -> Vec<&'static str> {
+    model_types(FamilyKind::Planned)
+}
+
+fn model_types(kind: FamilyKind) -> Vec<&'static str> {
+    families().filter(|family| family.kind() == kind).map(|family| family.model_type).collect()
+}
+
+impl ModelConfig {
+    /// Reads the text of a `config.json`, of the family that its `model_type` names. `file` names it in errors.
+    ///
+    /// # Errors
+    ///
+    /// An error that names file, key, value and remedy if the text is not JSON, a needed key is missing, a value is
+    /// impossible or contradicts another, the model is of a family or asks for something that Ridge does not do, or
+    /// there is a key that Ridge does not know.
+    pub fn from_json(file: &str, text: &str) -> Result<Self> {
+        let map = json::object(file, text.as_bytes())?;
+        let mut f = Fields::new(file, &map);
+        let family = by_model_type(f.required("model_type")?);
+        let config = match family.map(|family| (family, family.read)) {
+            Some((family, ReadConfig::Decoder(read))) => {
+                family.begin(&mut f)?;
+                Self::new(family, read(&mut f)?)
+            }
+            Some((_, ReadConfig::Encoder(_))) => {
+                return Err(f.wrong(
+                    "model_type",
+                    "is an encoder, which writes no text",
+                    "make vectors with `ridge embed`",
+                ));
+            }
+            Some((_, ReadConfig::Planned(_))) | None => {
+                let decoders = model_types(FamilyKind::Decoder);
+                let (last, others) = decoders.split_last().unwrap_or((&"", &[]));
+                let remedy = format!(
+                    "choose a checkpoint of {} or {last}; `ridge plan` takes {} too",
+                    others.join(", "),
+                    planned_model_types().join(", ")
+                );
+                return Err(f.wrong("model_type", "is not a family that Ridge reads", remedy));
+            }
+        };
+        f.finish()?;
+        Ok(config)
+    }
+}
+
+impl BertConfig {
+    /// Is `text`, a `config.json`, one of an encoder?
+    ///
+    /// # Errors
+    /// When the text is not a JSON object. `file` names it in errors.
+    pub fn is_one(file: &str, text: &str) -> Result<bool> {
+        Ok(family_kind(file, text)? == Some(FamilyKind::Encoder))
+    }
+
+    /// Reads the text of a `config.json`. `file` names it in errors.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::from_json`].
+    pub fn from_json(file: &str, text: &str) -> Result<Self> {
+        let map = json::object(file, text.as_bytes())?;
+        let mut f = Fields::new(file, &map);
+        let family = by_model_type(f.required("model_type")?);
+        let Some((family, ReadConfig::Encoder(read))) = family.map(|family| (family, family.read)) else {
+            let remedy = format!("choose a checkpoint of {}", model_types(FamilyKind::Encoder).join(", "));
+            return Err(f.wrong("model_type", "is not an encoder that Ridge reads", remedy));
+        };
+        family.begin(&mut f)?;
+        let config = read(&mut f)?;
+        f.finish()?;
+        Ok(config)
+    }
+
+    /// Its family.
+    pub(crate) fn family(&self) -> Option<&'static FamilyDefinition> {
+        by_model_type(self.family)
+    }
+}
+
+impl PlannedConfig {
+    /// Reads the text of a `config.json` of one of [`planned_model_types`]. `file` names it in errors. How the
+    /// published weights are quantised is not read: a plan says itself how they are stored.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::from_json`].
+    pub fn from_json(file: &str, text: &str) -> Result<Self> {
+        // Python writes numbers that JSON does not have. The one known such value bounds a step of time.
+        let mut map = json::object(file, text.replace("Infinity", "1e308").as_bytes())?;
+        map.remove("quantization_config");
+        let mut f = Fields::new(file, &map);
+        let family = by_model_type(f.required("model_type")?);
+        let Some((family, ReadConfig::Planned(read))) = family.map(|family| (family, family.read)) else {
+            let families = planned_model_types().join(", ");
+            let remedy = format!("Ridge plans {families} besides the families that it runs");
+            return Err(f.wrong("model_type", "is not a family that Ridge plans", remedy));
+        };
+        family.begin(&mut f)?;
+        let config = read(&mut f)?;
+        f.finish()?;
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    use ridge_graph::Role;
+
+    use super::*;
+    use crate::families::tensors::TensorName;
+    use crate::model::BuildOptions;
+
+    fn fixtures() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+    }
+
+    /// The text of each configuration in the fixtures.
+    fn configs() -> Vec<String> {
+        let entries =
+            |folder: &str| fixtures().join(folder).read_dir().expect("is there").map(|e| e.expect("is listed"));
+        let families = entries("families").map(|folder| folder.path().join("config.json"));
+        let published = entries("configs").map(|file| file.path());
+        families.chain(published).map(|path| std::fs::read_to_string(path).expect("a file")).collect()
+    }
+
+    /// A configuration's family and the weights of its graph.
+    fn weights(text: &str) -> (&'static FamilyDefinition, Vec<String>, Vec<TensorName>) {
+        let map = json::object("config.json", text.as_bytes()).expect("JSON");
+        let family = model_type(&map).and_then(by_model_type).expect("a registered family");
+        let options = BuildOptions::default();
+        let usual: Vec<TensorName> = family.tensors.all().copied().collect();
+        let (graph, tensors) = match family.kind() {
+            FamilyKind::Decoder => {
+                let config = ModelConfig::from_json("config.json", text).expect("reads");
+                let tensors = usual.into_iter().chain(config.layer_tensors()).collect();
+                (config.build(&options).expect("builds").graph, tensors)
+            }
+            FamilyKind::Encoder => {
+                let config = BertConfig::from_json("config.json", text).expect("reads");
+                (config.build(&options).expect("builds").graph, usual)
+            }
+            FamilyKind::Planned => {
+                let config = PlannedConfig::from_json("config.json", text).expect("reads");
+                (config.build(&options).expect("builds").graph, usual)
+            }
+        };
+        (family, graph.args(Role::Weight).map(|arg| arg.name.to_string()).collect(), tensors)
+    }
+
+    #[test]
+    fn names_are_listed_once_and_in_order() {
+        let listed: Vec<&str> = families().map(|family| family.model_type).collect();
+        let mut sorted: Vec<&str> = listed.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+        sorted.sort_unstable();
+        assert_eq!(listed, sorted);
+    }
+
+    #[test]
+    fn every_family_has_a_fixture_whose_weights_its_table_names() {
+        let mut seen = BTreeSet::new();
+        for text in configs() {
+            let (family, weights, tensors) = weights(&text);
+            seen.insert(family.model_type);
+            let named = |weight: &str, tensor: &TensorName| {
+                let scope = weight.rsplit_once('.').map_or("", |(scope, _)| scope);
+                let within = scope.strip_prefix(family.tensors.layers).and_then(|rest| rest.strip_prefix('.'));
+                let within = within.and_then(|rest| rest.split_once('.')).map_or(scope, |(_, within)| within);
+                within == tensor.scope
+            };
+            if family.gguf.is_some() {
+                for weight in &weights {
+                    assert!(tensors.iter().any(|tensor| named(weight, tensor)), "{}: {weight}", family.name);
+                }
+            }
+        }
+        assert_eq!(seen, families().map(|family| family.model_type).collect());
+    }
+
+    #[test]
+    fn every_tensor_that_is_cut_is_in_a_graph() {
+        let mut cut: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for family in families() {
+            cut.extend(family.tensors.all().filter(|t| t.cut.is_some()).map(|t| (family.model_type, t.scope)));
+        }
+        for text in configs() {
+            let (family, weights, _) = weights(&text);
+            for weight in weights {
+                let scope = weight.rsplit_once('.').map_or(&*weight, |(scope, _)| scope);
+                cut.retain(|(model_type, cut)| {
+                    // Weights of experts have no `weight` behind their names.
+                    *model_type != family.model_type || !(scope.ends_with(cut) || weight.ends_with(cut))
+                });
+            }
+        }
+        // Output projections that are the embedding in each fixture, and experts without a gate.
+        let tied = ["falcon", "gemma2", "gemma3_text", "gpt2", "qwen2"].map(|family| (family, "lm_head"));
+        let squared = ["mlp.experts.gate_proj", "mlp.shared_experts.gate_proj", "mlp.gate_proj"];
+        let shared = ["gate", "up", "down"].map(|name| format!("mlp.shared_experts.{name}_proj"));
+        cut.retain(|(family, scope)| match *family {
+            "nemotron_h" => !squared.contains(scope),
+            "mixtral" | "qwen3_moe" => !shared.iter().any(|shared| shared == scope),
+            _ => !tied.contains(&(family, scope)),
+        });
+        assert!(cut.is_empty(), "{cut:?}");
+    }
+
+    #[test]
+    fn families_agree_on_how_a_tensor_is_cut() {
+        for family in families() {
+            for tensor in family.tensors.all().filter(|tensor| tensor.cut.is_some()) {
+                for other in families().flat_map(|other| other.tensors.all()) {
+                    let same = tensor.scope == other.scope || tensor.scope.ends_with(&format!(".{}", other.scope));
+                    assert!(!same || other.scope.is_empty() || tensor.cut == other.cut, "{tensor:?} {other:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn model_type_is_that_of_the_object_itself() {
+        let text = r#"{"text_config": {"model_type": "qwen3"}, "model_type": "llama"}"#;
+        assert_eq!(family_kind("config.json", text).expect("JSON"), Some(FamilyKind::Decoder));
+        let nested = r#"{"text_config": {"model_type": "qwen3"}}"#;
+        assert_eq!(family_kind("config.json", nested).expect("JSON"), None);
+        assert_eq!(family_kind("config.json", r#"{"model_type": 3}"#).expect("JSON"), None);
+        assert_eq!(
+            family_kind("config.json", r#"{"model_type": "mixtral"}"#).expect("JSON"),
+            Some(FamilyKind::Planned)
+        );
+        assert!(family_kind("config.json", "[]").is_err());
+    }
+}

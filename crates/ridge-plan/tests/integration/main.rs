@@ -1,0 +1,4 @@
+//! Integration tests of `ridge-plan`, one module per subject.
+
+mod accuracy;
+mod search;

@@ -1,0 +1,10 @@
+//! The compile pipeline, the memory planner and sessions.
+
+#[path = "../common/decoder.rs"]
+mod decoder;
+#[path = "../common/random.rs"]
+mod random;
+
+mod passes;
+mod plan;
+mod session;

@@ -1,0 +1,154 @@
+//! Sessions find step inputs and outputs by name, on any backend.
+
+use std::sync::Arc;
+
+use ridge_graph::passes::Kernel;
+use ridge_graph::{Bindings, Builder, DType, Graph, Tensor, Type};
+use ridge_runtime::{
+    Backend, Bucket, Buffer, Plan, Program, Result, Run, RuntimeError, Session, WeightData, lower, plan,
+    workspace_bytes,
+};
+
+/// A backend that computes nothing.
+struct Idle;
+
+struct IdleProgram(Arc<Graph>);
+
+struct IdleRun {
+    inputs: Vec<Vec<u8>>,
+    outputs: Vec<Vec<u8>>,
+}
+
+impl Backend for Idle {
+    fn name(&self) -> &'static str {
+        "idle"
+    }
+
+    fn kernels(&self) -> &[Kernel] {
+        &[]
+    }
+
+    fn upload(&self, _ty: &Type, parts: Vec<WeightData>) -> Result<Buffer> {
+        Ok(Buffer::new(parts.iter().map(|part| part.bytes().len()).sum(), ()))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Buffer> {
+        Ok(Buffer::new(bytes, ()))
+    }
+
+    fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Ok(vec![0; buffer.bytes()])
+    }
+
+    fn write(&self, _buffer: &Buffer, _bytes: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
+        Ok(Box::new(IdleProgram(graph)))
+    }
+}
+
+impl Program for IdleProgram {
+    fn bind(&self, bindings: &Bindings, _weights: &[Buffer], _states: &[Buffer]) -> Result<Box<dyn Run>> {
+        let Plan { input_bytes, output_bytes, .. } = plan(&self.0, bindings)?;
+        let zeros = |sizes: &[usize]| sizes.iter().map(|n| vec![0; *n]).collect();
+        Ok(Box::new(IdleRun { inputs: zeros(&input_bytes), outputs: zeros(&output_bytes) }))
+    }
+
+    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+        let plan = plan(&self.0, bindings)?;
+        Ok(plan.arena_bytes + plan.staging_bytes())
+    }
+}
+
+impl Run for IdleRun {
+    fn input(&mut self, index: usize) -> &mut [u8] {
+        &mut self.inputs[index]
+    }
+
+    fn submit(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn output(&self, index: usize) -> &[u8] {
+        &self.outputs[index]
+    }
+}
+
+/// Outputs `sum` of `left` and `right`, and `product` of `left` and `factor`; a weight `scale` of both.
+fn graph() -> Graph {
+    let mut g = Builder::new();
+    let [left, right, factor] =
+        ["left", "right", "factor"].map(|name| g.step_input(name, Type::tensor(DType::F32, [3])).expect("fresh"));
+    let scale = g.weight("scale", Type::tensor(DType::F32, [3])).expect("fresh");
+    let sum = g.add(left, right).expect("types");
+    let sum = g.mul(sum, scale).expect("types");
+    let product = g.mul(left, factor).expect("types");
+    let product = g.mul(product, scale).expect("types");
+    g.finish(vec![("product".into(), product), ("sum".into(), sum)]).expect("finishes")
+}
+
+fn bucket(outputs: &[&str]) -> Bucket {
+    let mut session = Session::new(Arc::new(Idle));
+    let scale = vec![WeightData::Owned(vec![0; 12])];
+    session.load("scale", &Type::tensor(DType::F32, [3]), scale).expect("fits");
+    session.compile(&graph(), outputs).and_then(|c| c.bucket(&Bindings::new())).expect("binds")
+}
+
+fn three(value: f64) -> Tensor {
+    Tensor::float(DType::F32, &[3], vec![value; 3])
+}
+
+/// Requires an error of this kind for `rigth` that names all of `known`.
+fn names_what_is_known(error: &RuntimeError, kind: &str, known: &[&str]) {
+    let text = error.to_string();
+    assert!(text.starts_with(&format!("{kind} `rigth`")), "{text}");
+    assert!(known.iter().all(|name| text.contains(name)), "{text}");
+}
+
+#[test]
+fn unknown_step_input_is_an_error_that_names_the_others() {
+    let mut bucket = bucket(&["sum"]);
+    let known = ["left", "right", "factor"];
+    names_what_is_known(&bucket.set("rigth", &three(1.0)).expect_err("is unknown"), "input", &known);
+    names_what_is_known(&bucket.input_index("rigth").expect_err("is unknown"), "input", &known);
+}
+
+#[test]
+fn step_input_that_no_output_needs_is_ignored() {
+    let mut bucket = bucket(&["sum"]);
+    assert_eq!(bucket.input_index("factor").expect("is declared"), None);
+    bucket.set("factor", &three(1.0)).expect("is declared");
+    for name in ["left", "right"] {
+        let index = bucket.input_index(name).expect("is declared").expect("is read");
+        bucket.set(name, &three(2.0)).expect("fits");
+        assert_eq!(bucket.input(index), three(2.0).to_bytes(), "{name}");
+    }
+    assert_eq!(bucket.input_names().collect::<Vec<_>>(), ["left", "right"]);
+}
+
+#[test]
+fn unknown_output_is_an_error_that_names_the_others() {
+    let bucket = bucket(&["sum"]);
+    assert_eq!(bucket.output_index("sum").expect("asked for"), 0);
+    names_what_is_known(&bucket.output_index("rigth").expect_err("is unknown"), "output", &["sum"]);
+    names_what_is_known(&bucket.tensor("rigth").expect_err("is unknown"), "output", &["sum"]);
+    assert!(bucket.output_index("product").is_err(), "the program was compiled without it");
+}
+
+#[test]
+fn workspace_is_known_before_weights_are_loaded() {
+    let graph = graph();
+    let bytes = workspace_bytes(&Idle, &graph, &["sum"], &Bindings::new()).expect("plans");
+    let plan = plan(&lower(&graph, &["sum"], &[]).expect("lowers"), &Bindings::new()).expect("plans");
+    assert_eq!(bytes, plan.arena_bytes + 2 * 12 + 12);
+}

@@ -1,0 +1,23 @@
+//! Who sends a request, as middleware found out.
+
+use crate::app::App;
+use crate::keys::Holder;
+use crate::wire::sampling::CommonParams;
+
+/// Who asks, and under which id.
+#[derive(Clone, Debug)]
+pub(super) struct Caller {
+    pub(super) id: String,
+    pub(super) holder: Holder,
+}
+
+impl Caller {
+    /// Writes what is asked to the log, if that is wanted.
+    pub(super) fn log(&self, app: &App, common: &CommonParams, prompt_tokens: usize) {
+        let user = common.user.as_deref().unwrap_or_default();
+        tracing::debug!(id = self.id, user, prompt_tokens, n = common.n, stream = common.stream, "accepted");
+        if app.options.log_prompts {
+            tracing::info!(id = self.id, sampling = ?common.sampling, max_tokens = common.max_tokens, "settings");
+        }
+    }
+}

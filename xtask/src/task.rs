@@ -1,0 +1,21 @@
+//! What every command of `cargo xtask` is: a name, its help, and a function of the repository's root.
+
+use std::path::Path;
+
+use crate::error::XtaskError;
+
+/// The result of a command that ran: the text that it prints, and whether the tree passed.
+pub(crate) struct TaskOutcome {
+    pub(crate) report: String,
+    pub(crate) passed: bool,
+}
+
+/// A command of `cargo xtask`.
+pub(crate) struct Task {
+    pub(crate) name: &'static str,
+    /// One line, for the list of commands.
+    pub(crate) summary: &'static str,
+    /// What `cargo xtask <name> --help` prints.
+    pub(crate) help: &'static str,
+    pub(crate) run: fn(root: &Path) -> Result<TaskOutcome, XtaskError>,
+}
