@@ -26,7 +26,7 @@ pub enum TextError {
         /// What is wrong with it, continuing the sentence.
         problem: String,
         /// What to do about it.
-        remedy: String,
+        remedy: &'static str,
     },
 
     /// A tokenizer file cannot be used, or a text cannot be encoded or decoded.

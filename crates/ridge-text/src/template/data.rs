@@ -83,7 +83,7 @@ impl Data {
                         key: "a number".to_owned(),
                         value: number.to_string(),
                         problem: "may have been an integer of more than 64 bits".to_owned(),
-                        remedy: "write it as a string".to_owned(),
+                        remedy: "write it as a string",
                     });
                 }
             },

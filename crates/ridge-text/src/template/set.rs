@@ -170,7 +170,7 @@ impl ChatTemplates {
             key: "chat_template".to_owned(),
             value: json::shown(value),
             problem: "is neither a template nor a list of templates with their names".to_owned(),
-            remedy: "download the file again".to_owned(),
+            remedy: "download the file again",
         };
         match value {
             Value::Null => {}

@@ -97,13 +97,13 @@ impl<'a> ConfigFile<'a> {
         }
     }
 
-    fn wrong(&self, key: &str, problem: &str, remedy: &str) -> TextError {
+    fn wrong(&self, key: &str, problem: &str, remedy: &'static str) -> TextError {
         TextError::Value {
             file: self.file.to_owned(),
             key: key.to_owned(),
             value: json::shown(self.map.get(key).unwrap_or(&Value::Null)),
             problem: problem.to_owned(),
-            remedy: remedy.to_owned(),
+            remedy,
         }
     }
 }
