@@ -1,22 +1,20 @@
 //! The CPU as a device.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use ridge_graph::passes::{self, Pattern};
-use ridge_graph::{Bindings, Graph, Type};
+use ridge_graph::{Bindings, Graph, Type, passes};
 use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
 
-use crate::buffer::{Memory, Storage, storage};
-use crate::kernel::{Block, Scratch};
+use crate::bytes::MemoryBlock;
+use crate::device::CpuDevice;
+use crate::kernel::KernelEntry;
 use crate::kernels;
-use crate::pool::{Job, Pool, Steps};
+use crate::memory::AlignedMemory;
+use crate::pool::ThreadPool;
 use crate::program::CpuProgram;
-use crate::weight::{Weight, copy};
-
-/// This rank's groups, by the name of the mesh axis.
-pub(crate) type Mesh = HashMap<String, Arc<dyn Collectives>>;
+use crate::storage::{CpuStorage, storage};
+use crate::weight::{StoredWeight, copy};
 
 /// How the CPU is used.
 #[derive(Clone, Default)]
@@ -28,23 +26,18 @@ pub struct CpuOptions {
     /// For tests: fills workspace, outputs and scratch memory with NaN before each step, and inputs after it, so that
     /// a kernel that reads what nobody wrote, or leaves a part unwritten, is found out.
     pub poison: bool,
+    /// Kernels in addition to the built-in ones. Where one of them and a built-in kernel save equally much memory
+    /// traffic, it is preferred; names must be unique.
+    pub kernels: Vec<KernelEntry>,
 }
 
 /// The CPU backend.
 pub struct Cpu {
-    device: Arc<Device>,
-    kernels: Vec<passes::Kernel>,
-}
-
-/// What programs of one backend share.
-pub(crate) struct Device {
-    pub(crate) pool: Pool,
-    pub(crate) mesh: Mesh,
-    /// See [`CpuOptions::poison`].
-    pub(crate) poison: bool,
-    arena: Mutex<Arc<Memory>>,
-    /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
-    arenas: AtomicUsize,
+    device: Arc<CpuDevice>,
+    /// All kernels, in the order in which they may claim.
+    registry: Arc<[KernelEntry]>,
+    /// The same as compilation sees them.
+    claims: Vec<passes::Kernel>,
 }
 
 impl Cpu {
@@ -59,74 +52,22 @@ impl Cpu {
             why: format!("cannot start {threads} threads: {e}"),
         };
         crate::simd::check_isa().map_err(|why| RuntimeError::Device { backend: "cpu", why })?;
-        let device = Device {
-            pool: Pool::new(threads).map_err(failed)?,
-            mesh: options.mesh,
-            poison: options.poison,
-            arena: Mutex::new(Arc::new(Memory::zeroed(0, "workspace")?)),
-            arenas: AtomicUsize::new(0),
-        };
-        let kernels = kernels::all()
-            .map(|e| passes::Kernel { name: e.name.into(), pattern: Pattern::parse(e.pattern), supports: e.supports })
-            .collect();
-        Ok(Self { device: Arc::new(device), kernels })
+        let registry: Arc<[KernelEntry]> = options.kernels.into_iter().chain(kernels::builtin()).collect();
+        for (nth, entry) in registry.iter().enumerate() {
+            if registry[..nth].iter().any(|other| other.name() == entry.name()) {
+                let why = format!("two kernels are called `{}`; register them under different names", entry.name());
+                return Err(RuntimeError::Device { backend: "cpu", why });
+            }
+        }
+        let claims = registry.iter().map(KernelEntry::claim).collect();
+        let pool = ThreadPool::new(threads).map_err(failed)?;
+        let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
+        Ok(Self { device, registry, claims })
     }
 
     /// Threads that compute, the caller's included.
     pub fn threads(&self) -> usize {
         self.device.pool.threads()
-    }
-}
-
-impl Device {
-    /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
-    /// number, look for it again when they are submitted.
-    pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<Memory>, usize)> {
-        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
-        if arena.block().bytes < bytes {
-            *arena = Arc::new(Memory::zeroed(bytes, "workspace")?);
-            self.arenas.fetch_add(1, Ordering::Release);
-        }
-        Ok((Arc::clone(&arena), self.arena_number()))
-    }
-
-    /// Copies as many bytes as both have, after all steps submitted so far and before any later one.
-    fn copy(&self, from: Block, to: Block) {
-        let job = Arc::new(Job::new(Box::new(Copy { from, to })));
-        self.pool.submit(&job);
-        self.pool.wait(&job);
-    }
-
-    /// The number of the present workspace.
-    pub(crate) fn arena_number(&self) -> usize {
-        self.arenas.load(Ordering::Acquire)
-    }
-}
-
-/// A copy between the host and memory of steps, which takes its turn among them.
-struct Copy {
-    from: Block,
-    to: Block,
-}
-
-// SAFETY: `Device::copy` waits until the copy has been made, so both blocks outlive it.
-unsafe impl Send for Copy {}
-// SAFETY: as above; the one chunk is run by one thread.
-unsafe impl Sync for Copy {}
-
-impl Steps for Copy {
-    fn launches(&self) -> usize {
-        1
-    }
-
-    fn chunks(&self, _launch: usize) -> u16 {
-        1
-    }
-
-    fn run(&self, _launch: usize, _chunk: u16, _scratch: &mut Scratch) {
-        // SAFETY: `from` is readable and `to` writable for that many bytes. One of them is the caller's own memory, the
-        // other belongs to steps, none of which runs while this one does.
-        unsafe { std::ptr::copy_nonoverlapping(self.from.ptr, self.to.ptr, self.from.bytes.min(self.to.bytes)) }
     }
 }
 
@@ -136,7 +77,7 @@ impl Backend for Cpu {
     }
 
     fn kernels(&self) -> &[passes::Kernel] {
-        &self.kernels
+        &self.claims
     }
 
     fn upload(&self, ty: &Type, mut parts: Vec<WeightData>) -> Result<Buffer> {
@@ -157,30 +98,30 @@ impl Backend for Cpu {
             });
         }
         if ty.format.is_none() {
-            let weight = Weight::new(parts.swap_remove(0), self.threads())?;
-            return Ok(Buffer::new(bytes, Arc::new(Storage::Weight(weight))));
+            let weight = StoredWeight::new(parts.swap_remove(0), self.threads())?;
+            return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
-        let memory = Memory::zeroed(bytes, "a weight")?;
+        let memory = AlignedMemory::zeroed(bytes, "a weight")?;
         // SAFETY: just allocated; no step knows it.
         let to = unsafe { memory.bytes_mut() };
         for (offset, part) in offsets.into_iter().zip(&parts) {
             copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.threads());
         }
-        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Arc::new(memory)))))
+        Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer::new(bytes, Arc::new(Storage::Own(Arc::new(Memory::zeroed(bytes, "state")?)))))
+        Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(AlignedMemory::zeroed(bytes, "state")?)))))
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         Ok(match &**storage(buffer)? {
-            Storage::Own(memory) => {
+            CpuStorage::Own(memory) => {
                 let mut bytes = vec![0; memory.block().bytes];
-                self.device.copy(memory.block(), Block { ptr: bytes.as_mut_ptr(), bytes: bytes.len() });
+                self.device.copy(memory.block(), MemoryBlock { ptr: bytes.as_mut_ptr(), bytes: bytes.len() });
                 bytes
             }
-            Storage::Weight(weight) => {
+            CpuStorage::Weight(weight) => {
                 let rows = weight.rows()?;
                 let block = rows.block();
                 // SAFETY: a weight's rows, which are not written, and stay while they are held.
@@ -191,23 +132,28 @@ impl Backend for Cpu {
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
         let refused = |why: &str| RuntimeError::Device { backend: "cpu", why: why.into() };
-        let Storage::Own(memory) = &**storage(buffer)? else { return Err(refused("a weight cannot be overwritten")) };
+        let CpuStorage::Own(memory) = &**storage(buffer)? else {
+            return Err(refused("a weight cannot be overwritten"));
+        };
         if bytes.len() > memory.block().bytes {
             return Err(refused("more bytes than the buffer holds"));
         }
-        self.device.copy(Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block());
+        self.device.copy(MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block());
         Ok(())
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
-        Ok(Box::new(CpuProgram::new(Arc::clone(&self.device), graph)))
+        Ok(Box::new(CpuProgram::new(Arc::clone(&self.device), Arc::clone(&self.registry), graph)))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use ridge_graph::{Builder, DType, Dim};
+    use ridge_runtime::{Bucket, Session};
+
     use super::*;
-    use crate::buffer::ALIGN;
+    use crate::memory::ALIGN;
 
     #[test]
     fn workspace_is_one_for_all_who_ask_for_no_more() {
@@ -222,16 +168,60 @@ mod tests {
     }
 
     #[test]
+    fn replaced_workspace_is_freed_although_an_idle_bucket_has_used_it() {
+        let cpu = Arc::new(Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap());
+        let mut session = Session::new(Arc::clone(&cpu) as Arc<dyn Backend>);
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(DType::F32, [Dim::sym("rows"), 2.into()])).unwrap();
+        let ty = Type::tensor(DType::F32, [2, 2]);
+        let w = g.weight("w", ty.clone()).unwrap();
+        let hidden = g.linear(x, w).unwrap();
+        let y = g.linear(hidden, w).unwrap();
+        let graph = g.finish(vec![("y".into(), y)]).unwrap();
+        let ones: Vec<u8> = [1f32; 4].iter().flat_map(|x| x.to_le_bytes()).collect();
+        session.load("w", &ty, vec![WeightData::Owned(ones)]).unwrap();
+        let compiled = session.compile(&graph, &["y"]).unwrap();
+        let bucket = |rows: usize| compiled.bucket(&Bindings::new().with("rows", rows)).unwrap();
+        let submit = |bucket: &mut Bucket| {
+            bucket.input(0).as_chunks_mut::<4>().0.fill(1f32.to_le_bytes());
+            bucket.submit().unwrap();
+        };
+        let is_right = |bucket: &Bucket| bucket.output(0).as_chunks::<4>().0.iter().all(|y| *y == 4f32.to_le_bytes());
+        let current = || Arc::downgrade(&cpu.device.arena(0).unwrap().0);
+
+        let mut first = bucket(1);
+        submit(&mut first);
+        first.wait().unwrap();
+        let of_first = current();
+        let mut second = bucket(100);
+        assert!(of_first.upgrade().is_none(), "the first workspace is freed while its bucket is idle");
+
+        // A step that is under way keeps its workspace. With one thread it runs when it is waited for.
+        submit(&mut second);
+        let of_second = current();
+        let mut third = bucket(10_000);
+        assert!(of_second.upgrade().is_some(), "a submitted step has its workspace");
+        second.wait().unwrap();
+        assert!(of_second.upgrade().is_none(), "the second workspace is freed after its last step");
+
+        for bucket in [&mut first, &mut second, &mut third] {
+            submit(bucket);
+            bucket.wait().unwrap();
+            assert!(is_right(bucket));
+        }
+    }
+
+    #[test]
     fn small_weights_are_copied_to_lines_of_their_own() {
         // A file has its tensors where it likes.
         let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new((0..=255u8).cycle().take(5000).collect::<Vec<u8>>());
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-        let ty = Type::tensor(ridge_graph::DType::F32, [300]);
+        let ty = Type::tensor(DType::F32, [300]);
         let buffers: Vec<Buffer> = [3, 1203, 2500]
             .map(|at| cpu.upload(&ty, vec![WeightData::Shared(Arc::clone(&file), at..at + 1200)]).unwrap())
             .into();
         for (buffer, at) in buffers.iter().zip([3, 1203, 2500]) {
-            let Storage::Weight(weight) = &**storage(buffer).unwrap() else { panic!("it is a weight") };
+            let CpuStorage::Weight(weight) = &**storage(buffer).unwrap() else { panic!("it is a weight") };
             assert!((weight.rows().unwrap().block().ptr as usize).is_multiple_of(ALIGN));
             assert_eq!(cpu.read(buffer).unwrap(), (*file).as_ref()[at..at + 1200]);
         }

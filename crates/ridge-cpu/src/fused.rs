@@ -13,33 +13,33 @@ pub(crate) mod loops;
 mod program;
 pub(crate) mod view;
 
-use crate::kernel::{Kernel, Spec};
+use crate::kernel::{CpuKernel, KernelSpec};
 use ridge_graph::Op;
 
-pub(crate) use compile::{Node, Source};
+pub(crate) use compile::{ChainNode, ChainSource};
 
 /// The kernel of a fused group.
 ///
 /// # Errors
 /// Names what it cannot run.
-pub(crate) fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+pub(crate) fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let body = spec.body;
-    let mut nodes: Vec<Node<'_>> = Vec::new();
-    let mut sources: Vec<Source> = Vec::with_capacity(body.nodes.len());
+    let mut nodes: Vec<ChainNode<'_>> = Vec::new();
+    let mut sources: Vec<ChainSource> = Vec::with_capacity(body.nodes.len());
     for node in &body.nodes {
         sources.push(match &node.op {
-            Op::Arg(index) => Source::Input(*index),
+            Op::Arg(index) => ChainSource::Input(*index),
             Op::Prim(prim) => {
                 let inputs = node.inputs.iter().map(|v| sources[v.index()]).collect();
                 let ty = &node.outputs[0];
                 let shape = ty.shape.eval(spec.bindings).map_err(|e| e.to_string())?;
-                nodes.push(Node { prim, inputs, dtype: ty.dtype, shape });
-                Source::Node(nodes.len() - 1)
+                nodes.push(ChainNode { prim, inputs, dtype: ty.dtype, shape });
+                ChainSource::ChainNode(nodes.len() - 1)
             }
             _ => return Err(format!("{} in a fused group", node.op_name())),
         });
     }
-    let outputs: Vec<Source> = body.outputs.iter().map(|o| sources[o.var.index()]).collect();
+    let outputs: Vec<ChainSource> = body.outputs.iter().map(|o| sources[o.var.index()]).collect();
     chain(&nodes, &spec.inputs, &outputs)
 }
 
@@ -48,9 +48,9 @@ pub(crate) fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
 /// # Errors
 /// Names what it cannot run.
 pub(crate) fn chain(
-    nodes: &[Node<'_>],
-    inputs: &[crate::kernel::Operand],
-    outputs: &[Source],
-) -> Result<Box<dyn Kernel>, String> {
+    nodes: &[ChainNode<'_>],
+    inputs: &[crate::kernel::OperandType],
+    outputs: &[ChainSource],
+) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(compile::compile(nodes, inputs, outputs)?))
 }

@@ -1,7 +1,5 @@
-//! The patterns that hand-written kernels claim, one file a subject.
+//! The patterns that hand-written kernels of this crate claim, one file a subject.
 
-#[cfg(target_arch = "x86_64")]
-mod amx;
 mod attention;
 mod cross_entropy;
 mod embedding;
@@ -17,44 +15,28 @@ mod rope;
 mod sampling;
 mod softmax;
 mod swiglu;
+#[cfg(target_arch = "x86_64")]
+mod tile_product;
 mod token_layout;
 
-#[cfg(target_arch = "x86_64")]
-pub(crate) use amx::panels;
-use ridge_graph::Function;
+use crate::kernel::KernelEntry;
 
-use crate::kernel::{Kernel, Spec};
-
-/// A hand-written kernel.
-pub(crate) struct Entry {
-    /// Its name.
-    pub(crate) name: &'static str,
-    /// What it computes; see [`ridge_graph::passes::Pattern`].
-    pub(crate) pattern: &'static str,
-    /// Does it support these ops, types and attributes? Symbolic extents have no numbers yet.
-    pub(crate) supports: fn(&Function) -> bool,
-    /// Makes it for fixed shapes.
-    pub(crate) make: fn(&Spec<'_>) -> Result<Box<dyn Kernel>, String>,
-}
-
-/// All of them.
-pub(crate) fn all() -> impl Iterator<Item = &'static Entry> {
-    [
-        attention::ENTRIES,
-        cross_entropy::ENTRIES,
-        embedding::ENTRIES,
-        history::ENTRIES,
-        kv_write::ENTRIES,
-        linear::ENTRIES,
-        norm::ENTRIES,
-        penalties::ENTRIES,
-        ragged_attention::ENTRIES,
-        rope::ENTRIES,
-        sampling::ENTRIES,
-        softmax::ENTRIES,
-        swiglu::ENTRIES,
-        token_layout::ENTRIES,
-    ]
-    .into_iter()
-    .flatten()
+/// The kernels of this crate.
+pub(crate) fn builtin() -> Vec<KernelEntry> {
+    let mut entries = Vec::new();
+    entries.extend(attention::entries());
+    entries.extend(cross_entropy::entries());
+    entries.extend(embedding::entries());
+    entries.extend(history::entries());
+    entries.extend(kv_write::entries());
+    entries.extend(linear::entries());
+    entries.extend(norm::entries());
+    entries.extend(penalties::entries());
+    entries.extend(ragged_attention::entries());
+    entries.extend(rope::entries());
+    entries.extend(sampling::entries());
+    entries.extend(softmax::entries());
+    entries.extend(swiglu::entries());
+    entries.extend(token_layout::entries());
+    entries
 }

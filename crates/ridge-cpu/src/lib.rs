@@ -1,28 +1,60 @@
 //! The CPU backend: kernels, thread pool and loopback collectives.
 //!
-//! Read `kernel` first (what a kernel is and what it may touch), then one file of `kernels` (the claimed patterns),
-//! `prims` (what no kernel claims, one primitive at a time) and `fused` (chains of primitives, tile by tile);
-//! `program` makes them into steps, and `pool` runs the steps on threads.
+//! A module stands on those below it and imports none above:
+//!
+//! ```text
+//! measure                         what this machine reaches
+//! backend                         the backend: options, buffers, the list of kernels
+//! program                         kernels for the fixed shapes of a bucket, and its memory
+//! run, repack                     a bucket that runs; which of its weights are repacked
+//! kernels     prims, fused        claimed patterns; one primitive; chains of primitives, tile by tile
+//!   attention, linear, ...        one file or folder a subject
+//!   tile_product                  products of weights on matrix tiles
+//!   quant, int8                   weights in blocks: as floats, and as 8-bit integers
+//! device, storage                 what programs share; what a buffer holds
+//! weight, pool                    weights and their layouts; threads that run steps
+//! amx                             matrix tiles: layouts and instructions
+//! simd                            vector loops for each instruction set, conversions
+//! kernel, io                      what a kernel is, how it is registered, and its operands
+//! scratch, memory, bytes, mesh    working memory, aligned memory, blocks of bytes, groups of ranks
+//! ```
+//!
+//! Read `kernel` and `io` first, then one file of `kernels`. In a folder such as `kernels/linear`, the file of its name
+//! registers the kernels, `kernel.rs` has what all ways to compute them share, and the other files are those ways.
 //!
 //! Results never depend on the number of threads, on who shares a batch or on where a chunk of a prompt ends: every
 //! output element is computed by one thread in an order that its own extents fix.
 #![allow(unsafe_code)] // kernels, and memory that threads share; each block says why it is sound
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod backend;
-mod buffer;
+mod bytes;
+mod device;
 mod fused;
+mod io;
 mod kernel;
 mod kernels;
 mod loopback;
 pub mod measure;
+mod memory;
+mod mesh;
 mod pool;
 mod prims;
 mod program;
+mod repack;
+mod run;
+mod scratch;
 mod simd;
+mod storage;
 mod weight;
 
 pub use backend::{Cpu, CpuOptions};
+pub use bytes::Pod;
+pub use io::{KernelIo, KernelOutput};
+pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
 pub use loopback::Loopback;
+pub use scratch::Scratch;
 
 /// Does this process multiply on matrix tiles (AMX)? Exact activations of bf16 are faster for many rows then, whatever
 /// weights are stored in; without, products of 8-bit codes are.

@@ -9,11 +9,11 @@ use ridge_runtime::Collectives;
 
 /// One rank's end of a group within this process. Each rank runs on a thread of its own.
 pub struct Loopback {
-    shared: Arc<Shared>,
+    shared: Arc<LoopbackState>,
     rank: usize,
 }
 
-struct Shared {
+struct LoopbackState {
     /// What each rank has brought.
     parts: Vec<Mutex<Vec<u8>>>,
     barrier: Barrier,
@@ -23,7 +23,7 @@ impl Loopback {
     /// The ends of a group of `ranks` ranks, in rank order.
     pub fn group(ranks: usize) -> Vec<Arc<dyn Collectives>> {
         let parts = (0..ranks).map(|_| Mutex::default()).collect();
-        let shared = Arc::new(Shared { parts, barrier: Barrier::new(ranks) });
+        let shared = Arc::new(LoopbackState { parts, barrier: Barrier::new(ranks) });
         (0..ranks).map(|rank| Arc::new(Self { shared: Arc::clone(&shared), rank }) as Arc<dyn Collectives>).collect()
     }
 

@@ -154,11 +154,11 @@ pub fn matmul(
     let values = random(ROWS[ROWS.len() - 1]).to_bytes();
 
     let [mut rows, larger @ ..] = ROWS;
-    let mut product = Product::new(&compiled, rows, &values)?;
+    let mut product = TimedProduct::new(&compiled, rows, &values)?;
     let a_row = product.run()? / rows as u32;
     if let Some(most) = larger.into_iter().rfind(|rows| a_row * *rows as u32 * FEWEST as u32 <= budget) {
         rows = most;
-        product = Product::new(&compiled, rows, &values)?;
+        product = TimedProduct::new(&compiled, rows, &values)?;
     }
     let mut times = Times::new(budget);
     while times.wants_more() {
@@ -173,12 +173,12 @@ pub fn matmul(
 }
 
 /// A product that is ready to run and has run once.
-struct Product<'a> {
+struct TimedProduct<'a> {
     bucket: Bucket,
     values: &'a [u8],
 }
 
-impl<'a> Product<'a> {
+impl<'a> TimedProduct<'a> {
     fn new(compiled: &Compiled, rows: usize, values: &'a [u8]) -> Result<Self> {
         let bucket = compiled.bucket(&Bindings::new().with("rows", rows))?;
         let mut product = Self { bucket, values };

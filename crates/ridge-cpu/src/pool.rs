@@ -16,10 +16,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::kernel::Scratch;
+use crate::scratch::Scratch;
 
 /// Work that the pool runs: launches in order, each of a number of chunks in any order.
-pub(crate) trait Steps: Send + Sync {
+pub(crate) trait LaunchSequence: Send + Sync {
     /// Number of launches.
     fn launches(&self) -> usize;
     /// Chunks of launch `launch`, from 1 to [`MAX_CHUNKS`].
@@ -35,19 +35,19 @@ pub(crate) const MAX_CHUNKS: u16 = u16::MAX - 1;
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A step in flight.
-pub(crate) struct Job {
-    steps: Box<dyn Steps>,
+pub(crate) struct PoolJob {
+    steps: Box<dyn LaunchSequence>,
     /// Is any launch cut into several chunks?
     parallel: bool,
     finished: AtomicBool,
     /// The job submitted after this one, while this one is queued or running.
-    next: AtomicPtr<Job>,
+    next: AtomicPtr<PoolJob>,
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
 }
 
-impl Job {
-    pub(crate) fn new(steps: Box<dyn Steps>) -> Self {
+impl PoolJob {
+    pub(crate) fn new(steps: Box<dyn LaunchSequence>) -> Self {
         let parallel = (0..steps.launches()).any(|l| steps.chunks(l) > 1);
         Self {
             steps,
@@ -73,20 +73,20 @@ impl Job {
 }
 
 /// The pool's threads, with the caller's as one of them.
-pub(crate) struct Pool {
-    shared: Arc<Shared>,
+pub(crate) struct ThreadPool {
+    shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
 }
 
-struct Shared {
+struct PoolState {
     /// `launch << 32 | chunks << 16 | next chunk` of the launch that is open. Chunks all taken: nothing to do.
     open: AtomicU64,
     /// The job that the open launch belongs to. Stable while any of its chunks is taken and unfinished.
-    job: AtomicPtr<Job>,
+    job: AtomicPtr<PoolJob>,
     /// Chunks of the open launch that are not finished.
     left: AtomicU32,
     /// The job submitted last, null when all are finished. Each job in the list is kept alive by a reference of its own.
-    last: AtomicPtr<Job>,
+    last: AtomicPtr<PoolJob>,
     /// Threads asleep, and those of them that are callers, who must hear of a job's end.
     sleepers: AtomicUsize,
     sleeping_callers: AtomicUsize,
@@ -104,10 +104,10 @@ thread_local! {
     static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `threads` threads, the caller's included.
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(PoolState {
             open: AtomicU64::new(0),
             job: AtomicPtr::new(null_mut()),
             left: AtomicU32::new(0),
@@ -133,7 +133,7 @@ impl Pool {
     }
 
     /// Queues a step of `job`, which must be finished.
-    pub(crate) fn submit(&self, job: &Arc<Job>) {
+    pub(crate) fn submit(&self, job: &Arc<PoolJob>) {
         debug_assert!(job.is_finished(), "a job is queued once at a time");
         if job.steps.launches() == 0 {
             return;
@@ -154,7 +154,7 @@ impl Pool {
     }
 
     /// Has `job` finished? Where no worker would run it, runs it now.
-    pub(crate) fn poll(&self, job: &Job) -> bool {
+    pub(crate) fn poll(&self, job: &PoolJob) -> bool {
         if !job.is_finished() && (self.workers.is_empty() || !job.parallel) {
             self.wait(job);
         }
@@ -162,7 +162,7 @@ impl Pool {
     }
 
     /// Takes part until `job` has finished.
-    pub(crate) fn wait(&self, job: &Job) {
+    pub(crate) fn wait(&self, job: &PoolJob) {
         if !job.is_finished() {
             self.shared.work(&Until::Finished(job));
             // What is left for others must not wait for the next caller.
@@ -173,7 +173,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.closing.store(true, Ordering::SeqCst);
         {
@@ -189,7 +189,7 @@ impl Drop for Pool {
 /// What a thread runs chunks for.
 enum Until<'a> {
     /// This job's end.
-    Finished(&'a Job),
+    Finished(&'a PoolJob),
     /// The end of the pool.
     Closing,
 }
@@ -198,7 +198,7 @@ fn pack(launch: usize, chunks: u16, next: u16) -> u64 {
     (launch as u64) << 32 | u64::from(chunks) << 16 | u64::from(next)
 }
 
-impl Shared {
+impl PoolState {
     /// Runs chunks until `until` has come.
     fn work(&self, until: &Until<'_>) {
         SCRATCH.with_borrow_mut(|scratch| {
@@ -250,7 +250,7 @@ impl Shared {
     }
 
     /// Opens what follows a launch whose chunks are all finished.
-    fn advance(&self, job: &Job, launch: usize) {
+    fn advance(&self, job: &PoolJob, launch: usize) {
         if launch + 1 < job.steps.launches() {
             self.open(job, launch + 1);
         } else {
@@ -258,7 +258,7 @@ impl Shared {
         }
     }
 
-    fn open(&self, job: &Job, launch: usize) {
+    fn open(&self, job: &PoolJob, launch: usize) {
         let chunks = job.steps.chunks(launch);
         self.left.store(u32::from(chunks), Ordering::Relaxed);
         // Sequentially consistent with the look at `sleepers`: either we see a sleeper or it sees the launch.
@@ -268,7 +268,7 @@ impl Shared {
         }
     }
 
-    fn finish(&self, job: &Job) {
+    fn finish(&self, job: &PoolJob) {
         let this = std::ptr::from_ref(job).cast_mut();
         self.open.store(0, Ordering::SeqCst);
         let next = if self.last.compare_exchange(this, null_mut(), Ordering::SeqCst, Ordering::Acquire).is_ok() {
@@ -295,7 +295,7 @@ impl Shared {
     }
 
     /// Opens the first launch of a job of the list, when no other job is running.
-    fn start(&self, job: *mut Job) {
+    fn start(&self, job: *mut PoolJob) {
         self.job.store(job, Ordering::Release);
         // SAFETY: the list holds a reference until the job is finished, which it cannot be before it is opened.
         self.open(unsafe { &*job }, 0);

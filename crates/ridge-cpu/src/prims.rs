@@ -12,16 +12,16 @@ mod rows;
 
 use ridge_graph::{Dim, Prim};
 
-use crate::backend::Mesh;
 use crate::fused::view::{View, around, strides};
-use crate::fused::{self, Node, Source};
-use crate::kernel::{Kernel, Operand, Spec};
+use crate::fused::{self, ChainNode, ChainSource};
+use crate::kernel::{CpuKernel, KernelSpec, OperandType};
+use crate::mesh::MeshGroups;
 
 /// The kernel of a primitive.
 ///
 /// # Errors
 /// Names what it cannot run.
-pub(crate) fn make(prim: &Prim, spec: &Spec<'_>, mesh: &Mesh) -> Result<Box<dyn Kernel>, String> {
+pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Result<Box<dyn CpuKernel>, String> {
     let number = |dim: &Dim| dim.eval(spec.bindings).map_err(|e| e.to_string());
     let output = &spec.outputs[0];
     let copied = |index: usize, view| Ok(moves::copied(output, index, view));
@@ -79,9 +79,9 @@ pub(crate) fn make(prim: &Prim, spec: &Spec<'_>, mesh: &Mesh) -> Result<Box<dyn 
         | Prim::Select
         | Prim::Cast(_)
         | Prim::Random { .. } => {
-            let inputs = (0..spec.inputs.len()).map(Source::Input).collect();
-            let node = Node { prim, inputs, dtype: output.dtype, shape: output.shape.clone() };
-            fused::chain(&[node], &spec.inputs, &[Source::Node(0)])
+            let inputs = (0..spec.inputs.len()).map(ChainSource::Input).collect();
+            let node = ChainNode { prim, inputs, dtype: output.dtype, shape: output.shape.clone() };
+            fused::chain(&[node], &spec.inputs, &[ChainSource::ChainNode(0)])
         }
         Prim::Reshape(_) | Prim::Component(_) => Err("is a view, which takes no kernel".into()),
     }
@@ -90,11 +90,11 @@ pub(crate) fn make(prim: &Prim, spec: &Spec<'_>, mesh: &Mesh) -> Result<Box<dyn 
 /// A reduction along the innermost axis of `[outer, extent]`, as a fused group of one.
 fn rowwise(
     prim: &Prim,
-    input: &Operand,
-    output: &Operand,
+    input: &OperandType,
+    output: &OperandType,
     (outer, extent): (usize, usize),
-) -> Result<Box<dyn Kernel>, String> {
-    let input = Operand { shape: vec![outer, extent], ..input.clone() };
-    let node = Node { prim, inputs: vec![Source::Input(0)], dtype: output.dtype, shape: vec![outer, 1] };
-    fused::chain(&[node], &[input], &[Source::Node(0)])
+) -> Result<Box<dyn CpuKernel>, String> {
+    let input = OperandType { shape: vec![outer, extent], ..input.clone() };
+    let node = ChainNode { prim, inputs: vec![ChainSource::Input(0)], dtype: output.dtype, shape: vec![outer, 1] };
+    fused::chain(&[node], &[input], &[ChainSource::ChainNode(0)])
 }

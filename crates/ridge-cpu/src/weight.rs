@@ -2,49 +2,53 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ridge_runtime::{Buffer, Place, Plan, Region, Result, WeightData};
+use ridge_runtime::{Result, WeightData};
 
-use crate::buffer::{ALIGN, Memory, SMALL, Storage, storage};
-use crate::kernel::{Block, Kernel};
+#[cfg(target_arch = "x86_64")]
+use crate::amx::panels;
+use crate::bytes::MemoryBlock;
+#[cfg(target_arch = "x86_64")]
+use crate::bytes::{cast, view};
+use crate::memory::{ALIGN, AlignedMemory, SMALL};
 
 /// A weight. What is made of it is made once, by all threads, when a step that wants it is prepared.
-pub(crate) struct Weight {
+pub(crate) struct StoredWeight {
     #[cfg(target_arch = "x86_64")]
     bytes: usize,
     threads: usize,
-    forms: Mutex<Forms>,
+    forms: Mutex<WeightForms>,
 }
 
 /// What there is of a weight: never nothing, and rows that can be made again from the rest are kept no longer than somebody
 /// uses them.
-struct Forms {
+struct WeightForms {
     /// Where it lies, such as in a mapped file, if it stays there.
     given: Option<WeightData>,
     /// Row-major, on cache lines and huge pages, if there is nothing to make it from.
-    rows: Option<Arc<Memory>>,
+    rows: Option<Arc<AlignedMemory>>,
     /// The like, if somebody uses it.
-    used_rows: Weak<Memory>,
+    used_rows: Weak<AlignedMemory>,
     /// For matrix tiles, with the elements of a row.
-    panels: Option<(Arc<Memory>, usize)>,
+    panels: Option<(Arc<AlignedMemory>, usize)>,
 }
 
 /// A weight in the form that a step wants it in.
-pub(crate) enum Held {
+pub(crate) enum BoundWeight {
     Given(WeightData),
-    Rows(Arc<Memory>),
+    Rows(Arc<AlignedMemory>),
     #[cfg(target_arch = "x86_64")]
-    Panels(Arc<Memory>),
+    Panels(Arc<AlignedMemory>),
 }
 
-impl Held {
-    pub(crate) fn block(&self) -> Block {
+impl BoundWeight {
+    pub(crate) fn block(&self) -> MemoryBlock {
         match self {
             Self::Rows(memory) => memory.block(),
             #[cfg(target_arch = "x86_64")]
             Self::Panels(memory) => memory.block(),
             Self::Given(data) => {
                 let bytes = data.bytes();
-                Block { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
+                MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }
             }
         }
     }
@@ -59,7 +63,7 @@ impl Held {
     }
 }
 
-impl Weight {
+impl StoredWeight {
     /// A file's bytes stay where they are, if they are many; others are copied to huge pages, which small ones share.
     ///
     /// # Errors
@@ -68,7 +72,8 @@ impl Weight {
         let bytes = data.bytes().len();
         let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
         let rows = if stays { None } else { Some(copied(data.bytes(), threads)?) };
-        let forms = Mutex::new(Forms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
+        let forms =
+            Mutex::new(WeightForms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
         Ok(Self {
             #[cfg(target_arch = "x86_64")]
             bytes,
@@ -81,17 +86,17 @@ impl Weight {
     ///
     /// # Errors
     /// When memory runs out.
-    pub(crate) fn rows(&self) -> Result<Held> {
+    pub(crate) fn rows(&self) -> Result<BoundWeight> {
         let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
         let on_lines = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(ALIGN);
         if let Some(data) = forms.given.as_ref().filter(on_lines) {
-            return Ok(Held::Given(data.clone()));
+            return Ok(BoundWeight::Given(data.clone()));
         }
-        self.copy_of(forms).map(Held::Rows)
+        self.copy_of(forms).map(BoundWeight::Rows)
     }
 
     /// Row-major in memory of its own.
-    fn copy_of(&self, forms: &mut Forms) -> Result<Arc<Memory>> {
+    fn copy_of(&self, forms: &mut WeightForms) -> Result<Arc<AlignedMemory>> {
         if let Some(rows) = forms.rows.clone().or_else(|| forms.used_rows.upgrade()) {
             return Ok(rows);
         }
@@ -99,11 +104,11 @@ impl Weight {
             (Some(data), _) => copied(data.bytes(), self.threads)?,
             #[cfg(target_arch = "x86_64")]
             (None, Some((panels, inner))) => {
-                let rows = Memory::zeroed(self.bytes, "a weight")?;
+                let rows = AlignedMemory::zeroed(self.bytes, "a weight")?;
                 // SAFETY: the rows were just allocated, and panels are not written once they are made.
                 let (panels, to) = unsafe { (panels.bytes(), rows.bytes_mut()) };
-                let panels: &[u32] = crate::kernel::view(panels);
-                crate::kernels::panels::unpack(panels.as_chunks().0, *inner, crate::kernel::cast(to));
+                let panels: &[u32] = view(panels);
+                panels::unpack(panels.as_chunks().0, *inner, cast(to));
                 Arc::new(rows)
             }
             _ => unreachable!("a weight has a form"),
@@ -117,11 +122,10 @@ impl Weight {
     /// # Errors
     /// When memory runs out.
     #[cfg(target_arch = "x86_64")]
-    pub(crate) fn panels(&self, inner: usize) -> Result<Held> {
-        use crate::kernels::panels;
+    pub(crate) fn panels(&self, inner: usize) -> Result<BoundWeight> {
         let forms = &mut *self.forms.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((panels, _)) = forms.panels.as_ref().filter(|p| p.1 == inner) {
-            return Ok(Held::Panels(Arc::clone(panels)));
+            return Ok(BoundWeight::Panels(Arc::clone(panels)));
         }
         let aligned = |data: &&WeightData| data.bytes().as_ptr().addr().is_multiple_of(2);
         let given = forms.given.clone();
@@ -134,10 +138,10 @@ impl Weight {
                 unsafe { own.bytes() }
             }
         };
-        let rows: &[half::bf16] = crate::kernel::view(rows);
-        let made = Memory::zeroed(panels::bytes([rows.len() / inner, inner]), "a weight in panels")?;
+        let rows: &[half::bf16] = view(rows);
+        let made = AlignedMemory::zeroed(panels::bytes([rows.len() / inner, inner]), "a weight in panels")?;
         // SAFETY: just allocated.
-        let to: &mut [u32] = crate::kernel::cast(unsafe { made.bytes_mut() });
+        let to: &mut [u32] = cast(unsafe { made.bytes_mut() });
         let (to, tiles) = (to.as_chunks_mut().0, panels::panel_tiles(inner));
         let share = (to.len() / tiles).div_ceil(self.threads).max(LEAST.div_ceil(tiles * 1024));
         std::thread::scope(|scope| {
@@ -158,15 +162,15 @@ impl Weight {
             forms.used_rows = Arc::downgrade(&own);
             forms.rows = (!whole).then_some(own);
         }
-        Ok(Held::Panels(made))
+        Ok(BoundWeight::Panels(made))
     }
 }
 
 /// Bytes that a thread is started for.
 const LEAST: usize = 4 << 20;
 
-fn copied(from: &[u8], threads: usize) -> Result<Arc<Memory>> {
-    let memory = Memory::zeroed(from.len(), "a weight")?;
+fn copied(from: &[u8], threads: usize) -> Result<Arc<AlignedMemory>> {
+    let memory = AlignedMemory::zeroed(from.len(), "a weight")?;
     // SAFETY: just allocated; no step knows it.
     copy(from, unsafe { memory.bytes_mut() }, threads);
     Ok(Arc::new(memory))
@@ -185,56 +189,12 @@ pub(crate) fn copy(from: &[u8], to: &mut [u8], threads: usize) {
     });
 }
 
-/// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
-/// nobody uses otherwise, of kernels that get no other weight. Memory that is written, as a state is, stays as it lies.
-pub(crate) fn in_panels(
-    plan: &Plan,
-    kernels: &[Arc<dyn Kernel>],
-    is_written: impl Fn(usize) -> bool,
-) -> (Vec<bool>, Vec<Option<usize>>) {
-    let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
-    let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
-    loop {
-        let mut inner = vec![None; plan.weight_bytes.len()];
-        let mut otherwise: Vec<bool> = (0..plan.weight_bytes.len()).map(&is_written).collect();
-        for launch in &plan.launches {
-            for (i, place) in launch.inputs.iter().enumerate() {
-                let Region::Weight(weight) = place.region else { continue };
-                let weight = weight as usize;
-                let row = plan.kernels[launch.kernel].inputs[i].last().copied();
-                let so = by[launch.kernel] && takes[launch.kernel].contains(&i) && place.offset == 0;
-                otherwise[weight] |= !so || inner[weight].is_some_and(|known| Some(known) != row);
-                inner[weight] = row;
-            }
-        }
-        let fits = |place: &Place| matches!(place.region, Region::Weight(w) if !otherwise[w as usize]);
-        let refused = plan.launches.iter().filter(|l| by[l.kernel]);
-        let refused = refused.filter(|l| !takes[l.kernel].clone().all(|i| fits(&l.inputs[i])));
-        let refused: Vec<usize> = refused.map(|l| l.kernel).collect();
-        if refused.is_empty() {
-            let inner = inner.into_iter().zip(otherwise).map(|(inner, otherwise)| inner.filter(|_| !otherwise));
-            return (by, inner.collect());
-        }
-        refused.into_iter().for_each(|kernel| by[kernel] = false);
-    }
-}
-
-/// A weight in panels if its rows are to be so, of `inner` elements.
-pub(crate) fn hold(buffer: &Buffer, inner: Option<usize>) -> Result<Held> {
-    match (&**storage(buffer)?, inner) {
-        #[cfg(target_arch = "x86_64")]
-        (Storage::Weight(weight), Some(inner)) => weight.panels(inner),
-        (Storage::Weight(weight), _) => weight.rows(),
-        (Storage::Own(memory), _) => Ok(Held::Rows(Arc::clone(memory))),
-    }
-}
-
 #[cfg(test)]
 #[cfg(target_arch = "x86_64")]
 mod tests {
     use super::*;
 
-    fn rows_of(weight: &Weight) -> Vec<u8> {
+    fn rows_of(weight: &StoredWeight) -> Vec<u8> {
         let rows = weight.rows().unwrap();
         let block = rows.block();
         // SAFETY: the rows live, and are not written.
@@ -244,8 +204,7 @@ mod tests {
     #[test]
     fn a_weight_has_the_same_rows_after_panels_of_any_width() {
         if crate::simd::isa() != crate::simd::Isa::Amx {
-            println!("skipped: this machine has no AMX");
-            return;
+            ridge_testing::skip!("this machine has no AMX");
         }
         // Rows that fill panels and such that do not; elements that are left behind the last row of one width.
         for (rows, inner, other) in
@@ -255,7 +214,7 @@ mod tests {
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
             let shared = WeightData::Shared(file, 3..3 + bytes.len());
             for data in [WeightData::Owned(bytes.clone()), shared] {
-                let weight = Weight::new(data, 3).unwrap();
+                let weight = StoredWeight::new(data, 3).unwrap();
                 for inner in [inner, other, inner] {
                     let panels = weight.panels(inner).unwrap();
                     assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));
@@ -268,10 +227,9 @@ mod tests {
     #[test]
     fn rows_beside_panels_are_shared_while_they_are_used_and_then_given_up() {
         if crate::simd::isa() != crate::simd::Isa::Amx {
-            println!("skipped: this machine has no AMX");
-            return;
+            ridge_testing::skip!("this machine has no AMX");
         }
-        let weight = Weight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1).unwrap();
+        let weight = StoredWeight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1).unwrap();
         let before = weight.rows().unwrap();
         weight.panels(64).unwrap();
         let after = weight.rows().unwrap();

@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use ridge_graph::{DType, Literal, Prim};
 
 use super::load::is_int;
-use super::program::{Op, Program, Step};
+use super::program::{Op, TileOp, TileProgram};
 use super::view::View;
-use crate::kernel::Operand;
+use crate::kernel::OperandType;
 
 /// A primitive with one output.
-pub(crate) struct Node<'a> {
+pub(crate) struct ChainNode<'a> {
     pub(crate) prim: &'a Prim,
-    pub(crate) inputs: Vec<Source>,
+    pub(crate) inputs: Vec<ChainSource>,
     /// Of its output.
     pub(crate) dtype: DType,
     /// Of its output.
@@ -21,24 +21,28 @@ pub(crate) struct Node<'a> {
 
 /// Where a value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Source {
+pub(crate) enum ChainSource {
     /// An input of the group.
     Input(usize),
     /// A node of the group.
-    Node(usize),
+    ChainNode(usize),
 }
 
 /// Elements of a tile: few enough that a handful of registers stay in the first cache.
 const TILE: usize = 1024;
 
 /// A program of `nodes`, in order, whose values `outputs` are written out.
-pub(super) fn compile(nodes: &[Node<'_>], inputs: &[Operand], outputs: &[Source]) -> Result<Program, String> {
+pub(super) fn compile(
+    nodes: &[ChainNode<'_>],
+    inputs: &[OperandType],
+    outputs: &[ChainSource],
+) -> Result<TileProgram, String> {
     let mut compiler = Compiler::new(nodes, inputs)?;
     for (index, node) in nodes.iter().enumerate() {
         let value = compiler.node(node)?;
         compiler.values.push(value);
         for (output, source) in outputs.iter().enumerate() {
-            if *source == Source::Node(index) {
+            if *source == ChainSource::ChainNode(index) {
                 let inputs = vec![value.register];
                 compiler.push(Op::Store { output, dtype: node.dtype }, inputs, value.wide, DType::F32);
             }
@@ -57,8 +61,8 @@ struct Value {
 }
 
 struct Compiler<'a> {
-    nodes: &'a [Node<'a>],
-    inputs: &'a [Operand],
+    nodes: &'a [ChainNode<'a>],
+    inputs: &'a [OperandType],
     /// The iteration space, and the shape of its row values.
     space: Vec<usize>,
     row: Vec<usize>,
@@ -67,17 +71,17 @@ struct Compiler<'a> {
     values: Vec<Value>,
     loaded: HashMap<(usize, bool), usize>,
     /// What fills registers that stay the same throughout.
-    constants: Vec<Step>,
-    steps: Vec<Step>,
+    constants: Vec<TileOp>,
+    steps: Vec<TileOp>,
     /// By virtual register: does it hold integers?
     registers: Vec<bool>,
 }
 
 impl<'a> Compiler<'a> {
-    fn new(nodes: &'a [Node<'a>], inputs: &'a [Operand]) -> Result<Self, String> {
-        let shape_of = |source: &Source| match source {
-            Source::Input(i) => inputs[*i].shape.clone(),
-            Source::Node(i) => nodes[*i].shape.clone(),
+    fn new(nodes: &'a [ChainNode<'a>], inputs: &'a [OperandType]) -> Result<Self, String> {
+        let shape_of = |source: &ChainSource| match source {
+            ChainSource::Input(i) => inputs[*i].shape.clone(),
+            ChainSource::ChainNode(i) => nodes[*i].shape.clone(),
         };
         let reduces = nodes.iter().any(|n| matches!(n.prim, Prim::Reduce { .. }));
         let spaces: Vec<Vec<usize>> = nodes
@@ -117,21 +121,21 @@ impl<'a> Compiler<'a> {
     /// Adds a step and gives its result's register.
     fn push(&mut self, op: Op, inputs: Vec<usize>, wide: bool, round: DType) -> usize {
         let output = self.register(op.gives_ints());
-        self.steps.push(Step { op, inputs, output, wide, round });
+        self.steps.push(TileOp { op, inputs, output, wide, round });
         output
     }
 
     fn constant(&mut self, op: Op, round: DType) -> usize {
         let output = self.register(op.gives_ints());
-        self.constants.push(Step { op, inputs: Vec::new(), output, wide: true, round });
+        self.constants.push(TileOp { op, inputs: Vec::new(), output, wide: true, round });
         output
     }
 
     /// The register of `source`, of the whole shape or of a row value's.
-    fn read(&mut self, source: Source, wide: bool) -> usize {
+    fn read(&mut self, source: ChainSource, wide: bool) -> usize {
         let index = match source {
-            Source::Node(node) => return self.values[node].register,
-            Source::Input(index) => index,
+            ChainSource::ChainNode(node) => return self.values[node].register,
+            ChainSource::Input(index) => index,
         };
         if let Some(known) = self.loaded.get(&(index, wide)) {
             return *known;
@@ -149,21 +153,21 @@ impl<'a> Compiler<'a> {
         register
     }
 
-    fn dtype(&self, source: Source) -> DType {
+    fn dtype(&self, source: ChainSource) -> DType {
         match source {
-            Source::Input(index) => self.inputs[index].dtype,
-            Source::Node(node) => self.values[node].dtype,
+            ChainSource::Input(index) => self.inputs[index].dtype,
+            ChainSource::ChainNode(node) => self.values[node].dtype,
         }
     }
 
-    fn is_wide(&self, source: Source) -> bool {
+    fn is_wide(&self, source: ChainSource) -> bool {
         match source {
-            Source::Input(index) => self.inputs[index].shape == self.space,
-            Source::Node(node) => self.values[node].wide,
+            ChainSource::Input(index) => self.inputs[index].shape == self.space,
+            ChainSource::ChainNode(node) => self.values[node].wide,
         }
     }
 
-    fn node(&mut self, node: &Node<'_>) -> Result<Value, String> {
+    fn node(&mut self, node: &ChainNode<'_>) -> Result<Value, String> {
         let wide = node.shape == self.space;
         let dtype = node.dtype;
         let value = |register| Ok(Value { register, wide, dtype });
@@ -206,10 +210,10 @@ impl<'a> Compiler<'a> {
         value(self.push(op, inputs, wide, rounding(dtype)))
     }
 
-    fn broadcast(&mut self, node: &Node<'_>, wide: bool) -> usize {
+    fn broadcast(&mut self, node: &ChainNode<'_>, wide: bool) -> usize {
         let source = node.inputs[0];
-        let constant = matches!(source, Source::Node(i) if matches!(self.nodes[i].prim, Prim::Const(_)));
-        if constant || matches!(source, Source::Input(_)) || self.is_wide(source) == wide {
+        let constant = matches!(source, ChainSource::ChainNode(i) if matches!(self.nodes[i].prim, Prim::Const(_)));
+        if constant || matches!(source, ChainSource::Input(_)) || self.is_wide(source) == wide {
             return self.read(source, wide);
         }
         let of = self.read(source, false);
@@ -224,7 +228,7 @@ impl<'a> Compiler<'a> {
     }
 
     /// Gives virtual registers real ones, each as soon as its last reader has run.
-    fn finish(self) -> Program {
+    fn finish(self) -> TileProgram {
         let mut last: Vec<usize> = vec![0; self.registers.len()];
         for (i, step) in self.steps.iter().enumerate() {
             last[step.output] = last[step.output].max(i);
@@ -270,7 +274,7 @@ impl<'a> Compiler<'a> {
         let rows: usize = if self.by_rows { &self.row } else { &self.space }.iter().product();
         // No more than there are, for constants fill a tile.
         let rows_per_tile = (TILE / row.max(1)).clamp(1, rows.clamp(1, TILE));
-        Program { constants, steps, registers: counts, rows, row, rows_per_tile }
+        TileProgram { constants, steps, registers: counts, rows, row, rows_per_tile }
     }
 }
 

@@ -6,7 +6,8 @@ use half::{bf16, f16};
 use ridge_graph::DType;
 
 use super::view::View;
-use crate::kernel::{Io, Pod};
+use crate::bytes::Pod;
+use crate::io::KernelIo;
 use crate::simd;
 
 /// Is a value of this dtype kept in i64, not in f32?
@@ -15,7 +16,7 @@ pub(crate) fn is_int(dtype: DType) -> bool {
 }
 
 /// Elements `range` of a view of input `index` as f32: floats exactly, booleans as 0 and 1, integers rounded.
-pub(crate) fn floats(io: &Io<'_>, index: usize, dtype: DType, view: &View, range: Range<usize>, out: &mut [f32]) {
+pub(crate) fn floats(io: &KernelIo<'_>, index: usize, dtype: DType, view: &View, range: Range<usize>, out: &mut [f32]) {
     view.runs(range, |run| {
         let to = &mut out[run.at..run.at + run.len];
         match run.stride {
@@ -31,7 +32,7 @@ pub(crate) fn floats(io: &Io<'_>, index: usize, dtype: DType, view: &View, range
 }
 
 /// Elements from `at` on as f32.
-pub(crate) fn contiguous(io: &Io<'_>, index: usize, dtype: DType, at: usize, out: &mut [f32]) {
+pub(crate) fn contiguous(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, out: &mut [f32]) {
     let end = at + out.len();
     match dtype {
         DType::Bool => widen(&io.input::<u8>(index)[at..end], out, |x| f32::from(u8::from(x != 0))),
@@ -44,7 +45,7 @@ pub(crate) fn contiguous(io: &Io<'_>, index: usize, dtype: DType, at: usize, out
 }
 
 /// Elements `stride` apart, from `at` on, as f32.
-pub(crate) fn strided(io: &Io<'_>, index: usize, dtype: DType, at: usize, stride: usize, out: &mut [f32]) {
+pub(crate) fn strided(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, stride: usize, out: &mut [f32]) {
     fn pick<T: Pod>(from: &[T], stride: usize, out: &mut [f32], f: impl Fn(T) -> f32) {
         out.iter_mut().zip(from.iter().step_by(stride.max(1))).for_each(|(to, x)| *to = f(*x));
     }
@@ -59,7 +60,7 @@ pub(crate) fn strided(io: &Io<'_>, index: usize, dtype: DType, at: usize, stride
 }
 
 /// Elements `range` of a view of input `index`, of an integer dtype.
-pub(crate) fn ints(io: &Io<'_>, index: usize, dtype: DType, view: &View, range: Range<usize>, out: &mut [i64]) {
+pub(crate) fn ints(io: &KernelIo<'_>, index: usize, dtype: DType, view: &View, range: Range<usize>, out: &mut [i64]) {
     view.runs(range, |run| {
         let to = &mut out[run.at..run.at + run.len];
         if run.stride == 0 {
@@ -73,7 +74,14 @@ pub(crate) fn ints(io: &Io<'_>, index: usize, dtype: DType, view: &View, range: 
 }
 
 /// Elements `stride` apart, from `at` on, of an integer or boolean dtype.
-pub(crate) fn contiguous_ints(io: &Io<'_>, index: usize, dtype: DType, at: usize, stride: usize, out: &mut [i64]) {
+pub(crate) fn contiguous_ints(
+    io: &KernelIo<'_>,
+    index: usize,
+    dtype: DType,
+    at: usize,
+    stride: usize,
+    out: &mut [i64],
+) {
     fn pick<T: Pod + Into<i64>>(from: &[T], stride: usize, out: &mut [i64]) {
         out.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, x)| *to = (*x).into());
     }
@@ -90,7 +98,7 @@ pub(crate) fn contiguous_ints(io: &Io<'_>, index: usize, dtype: DType, at: usize
 ///
 /// # Safety
 /// These elements belong to the pieces that the caller was given.
-pub(crate) unsafe fn store_floats(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
+pub(crate) unsafe fn store_floats(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
     // SAFETY: passed on to the caller.
     unsafe {
         if dtype == DType::Bool {
@@ -105,7 +113,7 @@ pub(crate) unsafe fn store_floats(io: &Io<'_>, index: usize, dtype: DType, at: u
 ///
 /// # Safety
 /// These elements belong to the pieces that the caller was given.
-pub(crate) unsafe fn store_ints(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[i64]) {
+pub(crate) unsafe fn store_ints(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, values: &[i64]) {
     let range = at..at + values.len();
     // SAFETY: passed on to the caller.
     unsafe {

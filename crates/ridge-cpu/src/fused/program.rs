@@ -6,7 +6,9 @@ use ridge_graph::{Binary, Combine, Compare, DType, Unary, uniform};
 
 use super::view::View;
 use super::{load, loops};
-use crate::kernel::{Io, Kernel, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::CpuKernel;
+use crate::scratch::Scratch;
 use crate::simd;
 
 /// What a step does. Floats and booleans are in registers of f32, integers in registers of i64.
@@ -82,7 +84,7 @@ impl Op {
 
 /// One op on a tile.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct TileOp {
     pub(super) op: Op,
     pub(super) inputs: Vec<usize>,
     pub(super) output: usize,
@@ -93,10 +95,10 @@ pub(super) struct Step {
 }
 
 /// A compiled group. Without row values every element is a row of its own.
-pub(super) struct Program {
+pub(super) struct TileProgram {
     /// Run once before the tiles.
-    pub(super) constants: Vec<Step>,
-    pub(super) steps: Vec<Step>,
+    pub(super) constants: Vec<TileOp>,
+    pub(super) steps: Vec<TileOp>,
     /// Registers of floats, and of integers.
     pub(super) registers: [usize; 2],
     pub(super) rows: usize,
@@ -105,7 +107,7 @@ pub(super) struct Program {
     pub(super) rows_per_tile: usize,
 }
 
-impl Kernel for Program {
+impl CpuKernel for TileProgram {
     fn pieces(&self) -> usize {
         self.rows.div_ceil(self.rows_per_tile)
     }
@@ -115,7 +117,7 @@ impl Kernel for Program {
         self.steps.iter().map(|step| 10.0 + step.op.nanos() * elements).sum()
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         // A row value has an element even where rows have none.
         let width = self.rows_per_tile * self.row.max(1);
         let [floats, ints] = self.registers;
@@ -196,7 +198,7 @@ struct Tile<'a> {
 
 impl Tile<'_> {
     /// Fills a register that stays as it is.
-    fn constant(&mut self, step: &Step, io: &Io<'_>) {
+    fn constant(&mut self, step: &TileOp, io: &KernelIo<'_>) {
         let width = self.floats.width;
         match &step.op {
             Op::Fill(value) => self.floats.get_mut(step.output, width).fill(*value),
@@ -211,7 +213,7 @@ impl Tile<'_> {
         }
     }
 
-    fn step(&mut self, step: &Step, io: &Io<'_>) {
+    fn step(&mut self, step: &TileOp, io: &KernelIo<'_>) {
         let per_row = if step.wide { self.row } else { 1 };
         let (len, all) = (self.rows * per_row, self.rows * self.row);
         let range = self.first * per_row..self.first * per_row + len;
@@ -251,7 +253,7 @@ impl Tile<'_> {
     fn gives_ints(
         &mut self,
         op: &Op,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         inputs: &[usize],
         out: usize,
         (len, all): (usize, usize),
@@ -287,7 +289,7 @@ impl Tile<'_> {
     fn gives_floats(
         &mut self,
         op: &Op,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         inputs: &[usize],
         out: usize,
         (len, all): (usize, usize),

@@ -7,25 +7,23 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "cross_entropy", pattern: "cross_entropy(logits, targets)", supports: |_| true, make: forward },
-    Entry {
-        name: "cross_entropy_saving",
-        pattern: "cross_entropy_saving(logits, targets)",
-        supports: |_| true,
-        make: forward,
-    },
-    Entry {
-        name: "cross_entropy_backward",
-        pattern: "cross_entropy_backward(logits, targets, lse, dloss)",
-        supports: |_| true,
-        make: backward,
-    },
-];
+pub(super) fn entries() -> [KernelEntry; 3] {
+    [
+        KernelEntry::new("cross_entropy", "cross_entropy(logits, targets)", |_| true, forward),
+        KernelEntry::new("cross_entropy_saving", "cross_entropy_saving(logits, targets)", |_| true, forward),
+        KernelEntry::new(
+            "cross_entropy_backward",
+            "cross_entropy_backward(logits, targets, lse, dloss)",
+            |_| true,
+            backward,
+        ),
+    ]
+}
 
 #[derive(Clone, Copy)]
 struct Logits {
@@ -35,13 +33,13 @@ struct Logits {
 }
 
 impl Logits {
-    fn of(spec: &Spec<'_>) -> Self {
+    fn of(spec: &KernelSpec<'_>) -> Self {
         let x = &spec.inputs[0];
         Self { tokens: x.shape[0], vocab: x.shape[1], dtype: x.dtype }
     }
 
     /// The target of `token`, if it is in the vocabulary.
-    fn target(self, io: &Io<'_>, token: usize) -> Option<usize> {
+    fn target(self, io: &KernelIo<'_>, token: usize) -> Option<usize> {
         usize::try_from(io.input::<i32>(1)[token]).ok().filter(|t| *t < self.vocab)
     }
 
@@ -56,11 +54,11 @@ struct Forward {
     saving: bool,
 }
 
-fn forward(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn forward(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(Forward { logits: Logits::of(spec), saving: spec.outputs.len() > 1 }))
 }
 
-impl Kernel for Forward {
+impl CpuKernel for Forward {
     fn pieces(&self) -> usize {
         self.logits.tokens
     }
@@ -69,7 +67,7 @@ impl Kernel for Forward {
         self.logits.nanos()
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
         let Logits { vocab, dtype, .. } = self.logits;
         let [room] = scratch.slices::<f32, 1>([vocab]);
         for token in tokens {
@@ -90,11 +88,11 @@ impl Kernel for Forward {
 
 struct Backward(Logits);
 
-fn backward(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn backward(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(Backward(Logits::of(spec))))
 }
 
-impl Kernel for Backward {
+impl CpuKernel for Backward {
     fn pieces(&self) -> usize {
         self.0.tokens
     }
@@ -103,7 +101,7 @@ impl Kernel for Backward {
         self.0.nanos()
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
         let Logits { vocab, dtype, .. } = self.0;
         let [x, y] = scratch.slices::<f32, 2>([vocab; 2]);
         let (lse, dloss) = (io.input::<f32>(2), io.input::<f32>(3));

@@ -6,11 +6,15 @@ use std::ops::Range;
 
 use ridge_graph::{DType, Function};
 
-use super::{Entry, quant};
-use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
+use super::quant;
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType};
+use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) const ENTRIES: &[Entry] = &[Entry { name: "embedding", pattern: "embedding(table, ids)", supports, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("embedding", "embedding(table, ids)", supports, make)]
+}
 
 /// A plain table, or one in blocks.
 fn supports(body: &Function) -> bool {
@@ -18,19 +22,19 @@ fn supports(body: &Function) -> bool {
 }
 
 struct Embedding {
-    table: Operand,
+    table: OperandType,
     tokens: usize,
     dtype: DType,
-    stored: Option<quant::Rows>,
+    stored: Option<quant::BlockRows>,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let table = spec.inputs[0].clone();
-    let stored = table.format.as_ref().and_then(|format| quant::Rows::new(format, table.last()));
+    let stored = table.format.as_ref().and_then(|format| quant::BlockRows::new(format, table.last()));
     Ok(Box::new(Embedding { table, tokens: spec.inputs[1].len(), dtype: spec.outputs[0].dtype, stored }))
 }
 
-impl Kernel for Embedding {
+impl CpuKernel for Embedding {
     fn pieces(&self) -> usize {
         self.tokens
     }
@@ -39,7 +43,7 @@ impl Kernel for Embedding {
         20.0 + self.table.last() as f64 * 0.2
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
         let (vocab, hidden) = (self.table.shape[0], self.table.shape[1]);
         let ids = io.input::<i32>(1);
         let [room] = scratch.slices::<f32, 1>([hidden]);
@@ -57,7 +61,7 @@ impl Kernel for Embedding {
 }
 
 impl Embedding {
-    fn read(&self, io: &Io<'_>, id: usize, row: &mut [f32]) {
+    fn read(&self, io: &KernelIo<'_>, id: usize, row: &mut [f32]) {
         match &self.stored {
             None => simd::load(io, 0, self.table.dtype, id * row.len(), row),
             Some(rows) => rows.read(io.input::<u8>(0), id, 1, row),

@@ -4,22 +4,24 @@
 
 use std::ops::Range;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Operand, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType};
+use crate::scratch::Scratch;
 
-pub(super) const ENTRIES: &[Entry] =
-    &[Entry { name: "history_write", pattern: "history_write(history, ids, slots)", supports: |_| true, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("history_write", "history_write(history, ids, slots)", |_| true, make)]
+}
 
 struct HistoryWrite {
     slots: usize,
     tokens: usize,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(HistoryWrite { slots: spec.inputs[0].len(), tokens: spec.inputs[1].len() }))
 }
 
-impl Kernel for HistoryWrite {
+impl CpuKernel for HistoryWrite {
     fn pieces(&self) -> usize {
         // One, so that equal slots are written in order.
         usize::from(self.tokens > 0)
@@ -29,7 +31,7 @@ impl Kernel for HistoryWrite {
         self.tokens as f64
     }
 
-    fn run(&self, io: &Io<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
         // SAFETY: the only piece.
         let history = unsafe { io.output::<i32>(0).part(0..self.slots) };
         for (id, slot) in io.input::<i32>(1).iter().zip(io.input::<i32>(2)).take(self.tokens) {
@@ -41,15 +43,15 @@ impl Kernel for HistoryWrite {
 }
 
 /// The inputs of an op over the history: input `first` is the history, then come the block table and the lengths.
-pub(super) struct Rows {
+pub(super) struct HistoryRows {
     first: usize,
     block_size: usize,
     blocks: usize,
     table: usize,
 }
 
-impl Rows {
-    pub(super) fn new(inputs: &[Operand], first: usize) -> Self {
+impl HistoryRows {
+    pub(super) fn new(inputs: &[OperandType], first: usize) -> Self {
         let (history, table) = (&inputs[first], &inputs[first + 1]);
         Self { first, block_size: history.last(), blocks: history.rows(), table: table.last() }
     }
@@ -60,7 +62,7 @@ impl Rows {
     }
 
     /// The tokens of row `row`, in order, into `to`; gives how many. A block that is not there holds zeros.
-    pub(super) fn read(&self, io: &Io<'_>, row: usize, to: &mut [i32]) -> usize {
+    pub(super) fn read(&self, io: &KernelIo<'_>, row: usize, to: &mut [i32]) -> usize {
         let history = io.input::<i32>(self.first);
         let table = &io.input::<i32>(self.first + 1)[row * self.table..][..self.table];
         let length = usize::try_from(io.input::<i32>(self.first + 2)[row]).unwrap_or(0).min(self.most());

@@ -7,21 +7,20 @@ use std::ops::Range;
 
 use ridge_graph::{DType, ops};
 
-use super::{Entry, rope};
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use super::rope;
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "kv_write", pattern: "kv_write(kv, k, v, slots)", supports: |_| true, make },
-    Entry { name: "rope_kv_write", pattern: "kv_write(kv, rope(k, positions), v, slots)", supports: |_| true, make },
-    Entry { name: "kv_write_codes", pattern: "kv_write(kv, k, v, slots, scales)", supports: |_| true, make },
-    Entry {
-        name: "rope_kv_write_codes",
-        pattern: "kv_write(kv, rope(k, positions), v, slots, scales)",
-        supports: |_| true,
-        make,
-    },
-];
+pub(super) fn entries() -> [KernelEntry; 4] {
+    [
+        KernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", |_| true, make),
+        KernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", |_| true, make),
+        KernelEntry::new("kv_write_codes", "kv_write(kv, k, v, slots, scales)", |_| true, make),
+        KernelEntry::new("rope_kv_write_codes", "kv_write(kv, rope(k, positions), v, slots, scales)", |_| true, make),
+    ]
+}
 
 struct KvWrite {
     /// Rotates keys by the positions of input 2.
@@ -35,7 +34,7 @@ struct KvWrite {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let [blocks, _, heads, block_size, dim] = spec.inputs[0].shape[..] else {
         return Err(format!("a cache of shape {:?}", spec.inputs[0].shape));
     };
@@ -51,7 +50,7 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     }))
 }
 
-impl Kernel for KvWrite {
+impl CpuKernel for KvWrite {
     fn pieces(&self) -> usize {
         self.tokens
     }
@@ -60,7 +59,7 @@ impl Kernel for KvWrite {
         self.rope.as_ref().map_or(10.0, rope::nanos) + (self.heads * self.dim) as f64 * 0.4
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
         let (n, pairs) = (self.heads * self.dim, self.rope.as_ref().map_or(0, |r| r.inv_freq.len()));
         let [cos, sin, room] = scratch.slices::<f32, 3>([pairs, pairs, n]);
         let values = if self.rope.is_some() { 3 } else { 2 };
@@ -87,7 +86,7 @@ impl Kernel for KvWrite {
 
 impl KvWrite {
     /// Keys (side 0) or values (side 1) of all heads, at `slot`.
-    fn write(&self, io: &Io<'_>, slot: usize, side: usize, from: &[f32]) {
+    fn write(&self, io: &KernelIo<'_>, slot: usize, side: usize, from: &[f32]) {
         let (block, offset) = (slot / self.block_size, slot % self.block_size);
         for head in 0..self.heads {
             let row = &from[head * self.dim..][..self.dim];

@@ -11,6 +11,8 @@
 //! f32 has a loop of its own (`one_row.rs`).
 
 mod by_codes;
+mod in_lanes;
+mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod on_panels;
 #[cfg(target_arch = "x86_64")]
@@ -25,41 +27,25 @@ use std::ops::Range;
 use ridge_graph::ops::{Activations, Linear as LinearOp, LinearGroup};
 use ridge_graph::{DType, Function, Node, Op};
 
+use super::{int8, quant};
 #[cfg(target_arch = "x86_64")]
-use super::amx;
-use super::{Entry, int8, quant};
-use crate::kernel::{Io, Kernel, Operand, Preparation, Scratch, Spec};
-use crate::simd::{self, LANES};
-use source::Plain;
-use tile::{Room, Tile};
+use crate::amx;
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType, Preparation};
+use crate::scratch::Scratch;
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
+use kernel::{After, LinearKernel, LinearWeight};
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "linear", pattern: "linear(x, w)", supports, make: |s| make(s, After::Nothing) },
-    Entry { name: "linear_bias", pattern: "linear(x, w, b)", supports, make: |s| make(s, After::Nothing) },
-    Entry { name: "linear_group", pattern: "linear_group(x, ...)", supports, make: |s| make(s, After::Nothing) },
-    Entry { name: "linear_add", pattern: "add(r, linear(x, w))", supports: adds, make: |s| make(s, After::Add) },
-    Entry {
-        name: "linear_bias_add",
-        pattern: "add(r, linear(x, w, b))",
-        supports: adds,
-        make: |s| make(s, After::Add),
-    },
-    Entry {
-        name: "linear_swiglu",
-        pattern: "swiglu(g@linear_group(x, ...).0, g.1)",
-        supports: gates,
-        make: |s| make(s, After::Swiglu),
-    },
-];
-
-/// What is done to the product before it is rounded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum After {
-    Nothing,
-    /// Input 0 is added.
-    Add,
-    /// The first weight's product is the gate of the second's.
-    Swiglu,
+pub(super) fn entries() -> [KernelEntry; 6] {
+    [
+        KernelEntry::new("linear", "linear(x, w)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_bias", "linear(x, w, b)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_group", "linear_group(x, ...)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_add", "add(r, linear(x, w))", adds, |s| make(s, After::Add)),
+        KernelEntry::new("linear_bias_add", "add(r, linear(x, w, b))", adds, |s| make(s, After::Add)),
+        KernelEntry::new("linear_swiglu", "swiglu(g@linear_group(x, ...).0, g.1)", gates, |s| make(s, After::Swiglu)),
+    ]
 }
 
 /// Plain weights, or such in blocks; codes of x are multiplied by codes of all weights.
@@ -98,70 +84,21 @@ fn group(body: &Function) -> Option<&LinearGroup> {
 /// Rows of x that a packed block is used for, at most: their part of one block of K stays in L2.
 const ROW_BLOCK: usize = 64;
 
-/// Columns in blocks that are widened at once: they stay in cache until they are multiplied.
-const WIDENED: usize = 4;
-
-/// Bytes of an output from which on it is written past the caches: about a core's L2. Its lines, a row apart, would else
-/// be read first and push out x, which costs a prompt's widest products a tenth.
-#[cfg(target_arch = "x86_64")]
-const STREAMED: usize = 2 << 20;
-
-struct Weight {
-    columns: usize,
-    dtype: DType,
-    /// How its rows are read, if it is stored in blocks and they are not multiplied as codes.
-    stored: Option<quant::Rows>,
-    /// Input and dtype of the bias.
-    bias: Option<(usize, DType)>,
-    /// Tiles of the weights before.
-    tiles_before: usize,
-}
-
-struct Linear {
-    rows: usize,
-    inner: usize,
-    /// Dtype of x, of the residual and of the outputs.
-    dtype: DType,
-    /// The input that is x; weights follow.
-    x: usize,
-    weights: Vec<Weight>,
-    after: After,
-    /// Tiles of columns, over all weights that have outputs of their own.
-    tiles: usize,
-    /// Columns of a tile and rows of a block.
-    tile: usize,
-    row_block: usize,
-    nanos_per_piece: f64,
-    /// How the rows of each weight are codes, if codes of x multiply them.
-    by_codes: Option<Vec<int8::Codes>>,
-    /// Are the products those of matrix tiles?
-    #[cfg(target_arch = "x86_64")]
-    on_tiles: bool,
-    /// Are they so with weights in panels?
-    #[cfg(target_arch = "x86_64")]
-    on_panels: bool,
-    /// Would its weights be taken in panels?
-    takes_panels: bool,
-    /// Is it one row by weights of f32?
-    #[cfg(target_arch = "x86_64")]
-    by_one_row: bool,
-}
-
 /// Products on matrix tiles take weights of bf16, as long as a tile, and those in blocks if x is of bf16: in any other
 /// dtype their values would have to be more than one term.
 #[cfg(target_arch = "x86_64")]
-fn on_tiles(x: &Operand, weights: &[Operand]) -> bool {
-    let fits = |w: &Operand| if w.format.is_some() { x.dtype == DType::BF16 } else { w.dtype == DType::BF16 };
+fn on_tiles(x: &OperandType, weights: &[OperandType]) -> bool {
+    let fits = |w: &OperandType| if w.format.is_some() { x.dtype == DType::BF16 } else { w.dtype == DType::BF16 };
     weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
 /// How the rows of `weights` are codes.
-fn codes(weights: &[Operand]) -> Result<Vec<int8::Codes>, String> {
-    let of_weight = |w: &Operand| w.format.as_ref().and_then(int8::Codes::new).ok_or("a weight is not stored in codes");
+fn codes(weights: &[OperandType]) -> Result<Vec<int8::WeightCodes>, String> {
+    let of_weight = |w: &OperandType| w.format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes");
     Ok(weights.iter().map(of_weight).collect::<Result<_, _>>()?)
 }
 
-fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, String> {
     let (count, biases) = match (spec.composite::<LinearOp>(), spec.composite::<LinearGroup>()) {
         (Some(one), _) => (1, one.bias),
         (_, Some(group)) => (group.count, group.biases),
@@ -184,7 +121,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let on_panels = takes_panels && spec.inputs[first + 1..][..count].iter().all(|w| w.panels);
     let (tile, row_block) = (tile::columns(rows.min(ROW_BLOCK)), ROW_BLOCK);
     #[cfg(target_arch = "x86_64")]
-    let plain = |w: &Operand| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
+    let plain = |w: &OperandType| w.dtype == DType::F32 && w.format.is_none() && one_row::takes(w.shape[0], x.last());
     #[cfg(target_arch = "x86_64")]
     let by_one_row = rows == 1 && spec.inputs[first + 1..][..count].iter().all(plain);
     #[cfg(target_arch = "x86_64")]
@@ -198,10 +135,10 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let mut weights = Vec::with_capacity(count);
     for (i, w) in spec.inputs[first + 1..][..count].iter().enumerate() {
         let bias = first + 1 + count + i;
-        weights.push(Weight {
+        weights.push(LinearWeight {
             columns: w.shape[0],
             dtype: w.dtype,
-            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(|f| quant::Rows::new(f, x.last())),
+            stored: w.format.as_ref().filter(|_| by_codes.is_none()).and_then(|f| quant::BlockRows::new(f, x.last())),
             bias: biases.then(|| (bias, spec.inputs[bias].dtype)),
             tiles_before: tiles,
         });
@@ -224,11 +161,11 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
         (false, _) => nanos_per_mac,
         #[cfg(target_arch = "x86_64")]
-        (true, int8::By::Tiles | int8::By::Stream) => 0.0015,
-        (true, int8::By::Lanes) => 0.01,
+        (true, int8::CodeMultiplier::Tiles | int8::CodeMultiplier::Stream) => 0.0015,
+        (true, int8::CodeMultiplier::Lanes) => 0.01,
     };
     let nanos = (macs * nanos_per_mac).max(bytes * nanos_per_byte) + columns as f64;
-    Ok(Box::new(Linear {
+    Ok(Box::new(LinearKernel {
         rows,
         inner: x.last(),
         dtype: x.dtype,
@@ -250,7 +187,7 @@ fn make(spec: &Spec<'_>, after: After) -> Result<Box<dyn Kernel>, String> {
     }))
 }
 
-impl Kernel for Linear {
+impl CpuKernel for LinearKernel {
     fn pieces(&self) -> usize {
         self.tiles * self.rows.div_ceil(self.row_block)
     }
@@ -271,15 +208,10 @@ impl Kernel for Linear {
         if self.on_tiles {
             return if self.on_panels { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
-        // A single row is copied where it is used.
-        (self.is_copied() && self.rows > 1).then(|| Preparation {
-            bytes: self.rows * self.stride() * size_of::<f32>(),
-            pieces: self.rows,
-            nanos_per_piece: self.inner as f64 * 0.2,
-        })
+        self.preparation_in_lanes()
     }
 
-    fn prepare(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn prepare(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         if self.by_codes.is_some() {
             return self.prepare_codes(io, pieces, scratch);
         }
@@ -287,13 +219,10 @@ impl Kernel for Linear {
         if self.on_tiles {
             return if self.on_panels { self.prepare_on_panels(io, pieces) } else { self.prepare_on_tiles(io, pieces) };
         }
-        let stride = self.stride();
-        // SAFETY: these rows are those of these pieces.
-        let to = unsafe { io.room::<f32>().part(pieces.start * stride..pieces.end * stride) };
-        self.copy_x(io, pieces, to);
+        self.prepare_in_lanes(io, pieces);
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         if let Some(of_weights) = &self.by_codes {
             return self.run_by_codes(of_weights, io, pieces, scratch);
         }
@@ -308,154 +237,6 @@ impl Kernel for Linear {
         if self.by_one_row && self.dtype == DType::F32 && self.weights.iter().all(|w| w.bias.is_none()) {
             return self.run_one_row(io, pieces, scratch);
         }
-        let n = self.inner.div_ceil(LANES);
-        let block = self.row_block.min(self.rows);
-        let quantised = self.weights.iter().any(|w| w.stored.is_some());
-        let [copy, sums, weights, widened, products, gated, line] = scratch.slices::<f32, 7>([
-            if self.is_copied() && self.rows == 1 { self.stride() } else { 0 },
-            block * self.tile * LANES,
-            tile::packed_room(block, n) * LANES,
-            if quantised { WIDENED * self.inner } else { 0 },
-            block * self.tile,
-            if self.after == After::Swiglu { block * self.tile } else { 0 },
-            self.tile,
-        ]);
-        if !copy.is_empty() {
-            self.copy_x(io, 0..1, copy);
-        }
-        let x: &[f32] = match (self.is_copied(), self.rows) {
-            (true, 1) => copy,
-            (true, _) => io.prepared(),
-            (false, _) => io.input(self.x),
-        };
-        for piece in pieces {
-            let (row_block, tile) = (piece / self.tiles, piece % self.tiles);
-            let first = row_block * self.row_block;
-            let rows = first..(first + self.row_block).min(self.rows);
-            let x = &x[first * self.stride()..];
-            let (which, columns) = self.place(tile);
-            let tile = Tile { inner: self.inner, rows: rows.len(), columns: columns.clone(), stride: columns.len() };
-            let mut room = Room { sums: sums.as_chunks_mut().0, weights: weights.as_chunks_mut().0 };
-            self.products(io, which, x, &tile, &mut room, widened, products);
-            if self.after == After::Swiglu {
-                self.products(io, 1, x, &tile, &mut room, widened, gated);
-            }
-            self.finish(io, which, rows, columns, [products, gated, line]);
-        }
-    }
-}
-
-impl Linear {
-    /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
-    fn is_copied(&self) -> bool {
-        self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES)
-    }
-
-    /// Elements of a row of x as sums want it.
-    fn stride(&self) -> usize {
-        self.inner.next_multiple_of(LANES)
-    }
-
-    /// The weight and its columns that tile `tile` is of.
-    fn place(&self, tile: usize) -> (usize, Range<usize>) {
-        let which = match self.after {
-            After::Swiglu => 0,
-            After::Nothing | After::Add => {
-                self.weights.iter().rposition(|w| w.tiles_before <= tile && w.columns > 0).unwrap_or(0)
-            }
-        };
-        let begin = (tile - self.weights[which].tiles_before) * self.tile;
-        (which, begin..(begin + self.tile).min(self.weights[which].columns))
-    }
-
-    /// From the products of a tile to the output.
-    fn finish(
-        &self,
-        io: &Io<'_>,
-        which: usize,
-        rows: Range<usize>,
-        columns: Range<usize>,
-        [products, gated, line]: [&mut [f32]; 3],
-    ) {
-        let width = columns.len();
-        self.add_bias(io, which, &columns, &mut products[..rows.len() * width], line);
-        if self.after == After::Swiglu {
-            self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
-        }
-        let of_weight = self.weights[which].columns;
-        let products = &mut products[..rows.len() * width];
-        let at = rows.start * of_weight + columns.start;
-        match self.after {
-            After::Nothing => {}
-            After::Add => simd::with_element!(self.dtype, T => {
-                simd::add_rows(products, width, &io.input::<T>(0)[at..], of_weight);
-            }),
-            After::Swiglu => simd::swiglu(products, &gated[..rows.len() * width]),
-        }
-        #[cfg(target_arch = "x86_64")]
-        if self.on_tiles && self.rows * of_weight * self.dtype.size_bytes() >= STREAMED {
-            // SAFETY: these columns of these rows are this piece's alone, and where there are tiles there is AVX-512.
-            simd::with_element!(self.dtype, T => unsafe {
-                simd::stream_rows(products, width, io.output::<T>(which), at, of_weight);
-            });
-            return;
-        }
-        // SAFETY: these columns of these rows are this piece's alone.
-        simd::with_element!(self.dtype, T => unsafe {
-            simd::store_rows(products, width, io.output::<T>(which), at, of_weight);
-        });
-    }
-
-    /// Rows of x as f32, laid out as sums want them.
-    fn copy_x(&self, io: &Io<'_>, rows: Range<usize>, to: &mut [f32]) {
-        for (row, to) in rows.zip(to.chunks_exact_mut(self.stride().max(1))) {
-            simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
-            tile::fill(to, self.inner);
-        }
-    }
-
-    /// A tile of products with weight `which`, one row after another.
-    fn products(
-        &self,
-        io: &Io<'_>,
-        which: usize,
-        x: &[f32],
-        tile: &Tile,
-        room: &mut Room<'_>,
-        widened: &mut [f32],
-        out: &mut [f32],
-    ) {
-        let weight = &self.weights[which];
-        let input = self.x + 1 + which;
-        let x = x.as_chunks::<LANES>().0;
-        let out = &mut out[..tile.rows * tile.columns.len()];
-        #[cfg(target_arch = "x86_64")]
-        if self.by_one_row {
-            let data = &io.input::<f32>(input)[..weight.columns * self.inner];
-            return one_row::run(data, self.inner, tile.columns.clone(), x, out);
-        }
-        if let Some(rows) = &weight.stored {
-            let data = io.input::<u8>(input);
-            for first in tile.columns.clone().step_by(WIDENED) {
-                let count = WIDENED.min(tile.columns.end - first);
-                rows.read(data, first, count, widened);
-                let part = Tile { columns: 0..count, ..*tile };
-                let out = &mut out[first - tile.columns.start..];
-                tile::run(&part, Plain { data: &*widened, inner: self.inner }, x, room, out);
-            }
-        } else {
-            simd::with_element!(weight.dtype, T => {
-                let data = io.input::<T>(input);
-                tile::run(tile, Plain { data, inner: self.inner }, x, room, out);
-            });
-        }
-    }
-
-    fn add_bias(&self, io: &Io<'_>, which: usize, columns: &Range<usize>, products: &mut [f32], line: &mut [f32]) {
-        let Some((input, dtype)) = self.weights[which].bias else { return };
-        let bias = simd::view(io, input, dtype, columns.start, &mut line[..columns.len()]);
-        for row in products.chunks_exact_mut(columns.len()) {
-            simd::add(row, bias);
-        }
+        self.run_in_lanes(io, pieces, scratch);
     }
 }

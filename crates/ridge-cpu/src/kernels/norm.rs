@@ -8,14 +8,17 @@ use std::ops::Range;
 use ridge_graph::ops::RmsNorm;
 use ridge_graph::{DType, Function};
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd::{self, LANES, fma, sum_lanes, vectorised};
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry { name: "rms_norm", pattern: "rms_norm(x, w)", supports: |_| true, make },
-    Entry { name: "add_rms_norm", pattern: "rms_norm(*add(x, r), w)", supports: same_rows, make },
-];
+pub(super) fn entries() -> [KernelEntry; 2] {
+    [
+        KernelEntry::new("rms_norm", "rms_norm(x, w)", |_| true, make),
+        KernelEntry::new("add_rms_norm", "rms_norm(*add(x, r), w)", same_rows, make),
+    ]
+}
 
 /// The residual has the shape of `x`, so that rows match; always so for what `add` accepts.
 fn same_rows(body: &Function) -> bool {
@@ -32,7 +35,7 @@ struct Norm {
     residual: bool,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<RmsNorm>().ok_or("no rms_norm in the group")?;
     Ok(Box::new(Norm {
         eps: op.eps,
@@ -44,7 +47,7 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     }))
 }
 
-impl Kernel for Norm {
+impl CpuKernel for Norm {
     fn pieces(&self) -> usize {
         self.rows
     }
@@ -53,7 +56,7 @@ impl Kernel for Norm {
         20.0 + self.hidden as f64 * 0.2
     }
 
-    fn run(&self, io: &Io<'_>, rows: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, rows: Range<usize>, scratch: &mut Scratch) {
         let n = self.hidden;
         let [weight, x, r, y] = scratch.slices::<f32, 4>([n; 4]);
         let weight = simd::view(io, usize::from(self.residual) + 1, self.weight, 0, weight);

@@ -9,37 +9,30 @@ use std::ops::Range;
 use ridge_graph::DType;
 use ridge_graph::ops::Dry as DryOp;
 
-use super::Entry;
-use super::history::Rows;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use super::history::HistoryRows;
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "logit_bias",
-        pattern: "logit_bias(x, ids, values)",
-        supports: |_| true,
-        make: |s| make(s, What::Bias),
-    },
-    Entry {
-        name: "penalties",
-        pattern: "penalties(x, history, table, lengths, prompts, repetition, frequency, presence)",
-        supports: |_| true,
-        make: |s| make(s, What::Penalties),
-    },
-    Entry {
-        name: "dry",
-        pattern: "dry(x, history, table, lengths, multiplier, base, allowed, range, breakers)",
-        supports: |_| true,
-        make: |s| make(s, What::Dry),
-    },
-    Entry {
-        name: "forbid_tokens",
-        pattern: "forbid_tokens(x, forbidden)",
-        supports: |_| true,
-        make: |s| make(s, What::Forbid),
-    },
-];
+pub(super) fn entries() -> [KernelEntry; 4] {
+    [
+        KernelEntry::new("logit_bias", "logit_bias(x, ids, values)", |_| true, |s| make(s, What::Bias)),
+        KernelEntry::new(
+            "penalties",
+            "penalties(x, history, table, lengths, prompts, repetition, frequency, presence)",
+            |_| true,
+            |s| make(s, What::Penalties),
+        ),
+        KernelEntry::new(
+            "dry",
+            "dry(x, history, table, lengths, multiplier, base, allowed, range, breakers)",
+            |_| true,
+            |s| make(s, What::Dry),
+        ),
+        KernelEntry::new("forbid_tokens", "forbid_tokens(x, forbidden)", |_| true, |s| make(s, What::Forbid)),
+    ]
+}
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
@@ -62,24 +55,24 @@ struct Adjust {
     vocab: usize,
     dtype: DType,
     /// Where rows find their history, where they have one.
-    history: Option<Rows>,
+    history: Option<HistoryRows>,
     /// Biases, breakers, or words of forbidden tokens, of a row.
     listed: usize,
 }
 
-fn make(spec: &Spec<'_>, what: What) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>, what: What) -> Result<Box<dyn CpuKernel>, String> {
     let x = &spec.inputs[0];
     Ok(Box::new(Adjust {
         what,
         rows: x.shape[0],
         vocab: x.shape[1],
         dtype: x.dtype,
-        history: what.reads_history().then(|| Rows::new(&spec.inputs, 1)),
+        history: what.reads_history().then(|| HistoryRows::new(&spec.inputs, 1)),
         listed: spec.inputs[if what.reads_history() { spec.inputs.len() - 1 } else { 1 }].last(),
     }))
 }
 
-impl Kernel for Adjust {
+impl CpuKernel for Adjust {
     fn pieces(&self) -> usize {
         self.rows
     }
@@ -88,8 +81,8 @@ impl Kernel for Adjust {
         20.0 + self.vocab as f64 * 0.2
     }
 
-    fn run(&self, io: &Io<'_>, rows: Range<usize>, scratch: &mut Scratch) {
-        let history = self.history.as_ref().map_or(0, Rows::most);
+    fn run(&self, io: &KernelIo<'_>, rows: Range<usize>, scratch: &mut Scratch) {
+        let history = self.history.as_ref().map_or(0, HistoryRows::most);
         let counted = if self.what.reads_history() { self.vocab } else { 0 };
         let [ids, counts, answered] = scratch.slices::<i32, 3>([history, counted, counted]);
         for row in rows {
@@ -107,7 +100,7 @@ impl Kernel for Adjust {
 }
 
 impl Adjust {
-    fn bias(&self, io: &Io<'_>, row: usize, logits: &mut [f32]) {
+    fn bias(&self, io: &KernelIo<'_>, row: usize, logits: &mut [f32]) {
         let listed = row * self.listed..(row + 1) * self.listed;
         for (id, value) in io.input::<i32>(1)[listed.clone()].iter().zip(&io.input::<f32>(2)[listed]) {
             if let Some(logit) = usize::try_from(*id).ok().and_then(|id| logits.get_mut(id)) {
@@ -116,7 +109,7 @@ impl Adjust {
         }
     }
 
-    fn forbid(&self, io: &Io<'_>, row: usize, logits: &mut [f32]) {
+    fn forbid(&self, io: &KernelIo<'_>, row: usize, logits: &mut [f32]) {
         let words = &io.input::<i32>(1)[row * self.listed..(row + 1) * self.listed];
         for (word, logits) in words.iter().zip(logits.chunks_mut(32)).filter(|(word, _)| **word != 0) {
             let forbidden = logits.iter_mut().enumerate().filter(|(bit, _)| word >> bit & 1 == 1);
@@ -124,7 +117,15 @@ impl Adjust {
         }
     }
 
-    fn dry(&self, io: &Io<'_>, row: usize, history: &Rows, logits: &mut [f32], ids: &mut [i32], longest: &mut [i32]) {
+    fn dry(
+        &self,
+        io: &KernelIo<'_>,
+        row: usize,
+        history: &HistoryRows,
+        logits: &mut [f32],
+        ids: &mut [i32],
+        longest: &mut [i32],
+    ) {
         let (multiplier, base) = (io.input::<f32>(4)[row], io.input::<f32>(5)[row]);
         let (allowed, range) = (io.input::<i32>(6)[row], io.input::<i32>(7)[row]);
         // Not a number asks for nothing.
@@ -162,9 +163,9 @@ impl Adjust {
 }
 
 fn penalise(
-    io: &Io<'_>,
+    io: &KernelIo<'_>,
     row: usize,
-    history: &Rows,
+    history: &HistoryRows,
     logits: &mut [f32],
     ids: &mut [i32],
     [said, answered]: [&mut [i32]; 2],

@@ -2,22 +2,26 @@
 //!
 //! Floor: each byte read once, each value written once to where the next loop finds it in cache.
 
+#[cfg(target_arch = "x86_64")]
+mod blocks;
+
 use ridge_graph::FormatRef;
 use ridge_graph::format::BlockFormat;
 use ridge_graph::with_block_format;
 
 #[cfg(target_arch = "x86_64")]
-use super::amx::{
-    self,
-    blocks::{Taken, ToTiles},
-};
-#[cfg(target_arch = "x86_64")]
 use super::int8::unpack::OfRows;
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::simd::vectorised;
+#[cfg(target_arch = "x86_64")]
+pub(super) use blocks::Taken;
+#[cfg(target_arch = "x86_64")]
+use blocks::ToTiles;
 
 /// How rows of one weight are read.
 #[derive(Clone, Copy)]
-pub(super) struct Rows {
+pub(super) struct BlockRows {
     /// Bytes of a row.
     bytes: usize,
     /// Values and bytes of a block.
@@ -30,10 +34,10 @@ pub(super) struct Rows {
 
 /// Can rows stored so be read?
 pub(super) fn supports(format: &FormatRef) -> bool {
-    Rows::new(format, 0).is_some()
+    BlockRows::new(format, 0).is_some()
 }
 
-impl Rows {
+impl BlockRows {
     /// Rows of `elements` values stored in `format`.
     pub(super) fn new(format: &FormatRef, elements: usize) -> Option<Self> {
         with_block_format!(format.name(), B => {
@@ -43,7 +47,7 @@ impl Rows {
                 block: [B::ELEMENTS, B::BYTES],
                 read: read::<B>,
                 #[cfg(target_arch = "x86_64")]
-                to_tiles: amx::blocks::to_tiles::<B>,
+                to_tiles: blocks::to_tiles::<B>,
             })
         }, _ => None)
     }

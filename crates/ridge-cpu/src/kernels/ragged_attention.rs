@@ -8,12 +8,14 @@ use std::ops::Range;
 use ridge_graph::DType;
 use ridge_graph::ops::RaggedAttention;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
-pub(super) const ENTRIES: &[Entry] =
-    &[Entry { name: "ragged_attention", pattern: "ragged_attention(q, k, v, seq_ids)", supports: |_| true, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("ragged_attention", "ragged_attention(q, k, v, seq_ids)", |_| true, make)]
+}
 
 /// Tokens of a piece.
 const TOGETHER: usize = 32;
@@ -27,7 +29,7 @@ struct Ragged {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<RaggedAttention>().ok_or("no attention in the group")?;
     let [q, k, ..] = &spec.inputs[..] else { return Err("attention takes four inputs".into()) };
     Ok(Box::new(Ragged {
@@ -40,7 +42,7 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     }))
 }
 
-impl Kernel for Ragged {
+impl CpuKernel for Ragged {
     fn pieces(&self) -> usize {
         if self.heads * self.dim == 0 { 0 } else { self.kv_heads * self.tokens.div_ceil(TOGETHER) }
     }
@@ -50,7 +52,7 @@ impl Kernel for Ragged {
         200.0 + pairs as f64 * (1.0 + self.dim as f64 * 0.1)
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let width = self.tokens * self.dim;
         let [k, v, q, out, weights] = scratch.slices::<f32, 5>([width, width, self.dim, self.dim, self.tokens]);
         let ids = io.input::<i32>(3);

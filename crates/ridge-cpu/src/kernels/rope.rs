@@ -8,11 +8,14 @@ use std::ops::Range;
 use ridge_graph::DType;
 use ridge_graph::ops;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
-pub(super) const ENTRIES: &[Entry] = &[Entry { name: "rope", pattern: "rope(x, positions)", supports: |_| true, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("rope", "rope(x, positions)", |_| true, make)]
+}
 
 struct Rope {
     op: ops::Rope,
@@ -22,7 +25,7 @@ struct Rope {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<ops::Rope>().ok_or("no rope in the group")?.clone();
     let x = &spec.inputs[0];
     Ok(Box::new(Rope { op, tokens: x.shape[0], heads: x.shape[1], dim: x.shape[2], dtype: x.dtype }))
@@ -50,7 +53,7 @@ vectorised! {
     }
 }
 
-impl Kernel for Rope {
+impl CpuKernel for Rope {
     fn pieces(&self) -> usize {
         self.tokens
     }
@@ -59,7 +62,7 @@ impl Kernel for Rope {
         nanos(&self.op) + (self.heads * self.dim) as f64 * 0.2
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, scratch: &mut Scratch) {
         let (pairs, n) = (self.op.inv_freq.len(), self.heads * self.dim);
         let [cos, sin, room] = scratch.slices::<f32, 3>([pairs, pairs, n]);
         let positions = io.input::<i32>(1);

@@ -8,16 +8,19 @@ use std::ops::Range;
 
 use ridge_graph::{DType, ops::SampleToken, uniform};
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd::{self, exp, vectorised};
 
-pub(super) const ENTRIES: &[Entry] = &[Entry {
-    name: "sample_token",
-    pattern: "sample_token(logits, temperature, top_k, top_p, min_p, typical_p, seed, sequence, position)",
-    supports: |_| true,
-    make,
-}];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new(
+        "sample_token",
+        "sample_token(logits, temperature, top_k, top_p, min_p, typical_p, seed, sequence, position)",
+        |_| true,
+        make,
+    )]
+}
 
 /// Bins, of which each is `1 / BINS_A_UNIT` of exponent wide; the last has all that is further away.
 const BINS: usize = 1024;
@@ -32,12 +35,12 @@ struct Sampling {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let x = &spec.inputs[0];
     Ok(Box::new(Sampling { rows: x.shape[0], vocab: x.shape[1], dtype: x.dtype }))
 }
 
-impl Kernel for Sampling {
+impl CpuKernel for Sampling {
     fn pieces(&self) -> usize {
         self.rows
     }
@@ -46,7 +49,7 @@ impl Kernel for Sampling {
         50.0 + self.vocab as f64
     }
 
-    fn run(&self, io: &Io<'_>, rows: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, rows: Range<usize>, scratch: &mut Scratch) {
         let [ranked, logits] = scratch.slices::<u64, 2>([self.vocab, self.vocab.div_ceil(2)]);
         // SAFETY: as many bytes, aligned more strictly, of which any are an f32; `logits` is not used but through it.
         let logits = unsafe { std::slice::from_raw_parts_mut(logits.as_mut_ptr().cast::<f32>(), self.vocab) };

@@ -6,11 +6,14 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) const ENTRIES: &[Entry] = &[Entry { name: "softmax", pattern: "softmax(x)", supports: |_| true, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("softmax", "softmax(x)", |_| true, make)]
+}
 
 struct Softmax {
     rows: usize,
@@ -18,12 +21,12 @@ struct Softmax {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let x = &spec.inputs[0];
     Ok(Box::new(Softmax { rows: if x.last() == 0 { 0 } else { x.rows() }, n: x.last(), dtype: x.dtype }))
 }
 
-impl Kernel for Softmax {
+impl CpuKernel for Softmax {
     fn pieces(&self) -> usize {
         self.rows
     }
@@ -32,7 +35,7 @@ impl Kernel for Softmax {
         20.0 + self.n as f64 * 0.6
     }
 
-    fn run(&self, io: &Io<'_>, rows: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, rows: Range<usize>, scratch: &mut Scratch) {
         let [room] = scratch.slices::<f32, 1>([self.n]);
         for row in rows {
             let at = row * self.n;

@@ -6,11 +6,14 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 use crate::simd;
 
-pub(super) const ENTRIES: &[Entry] = &[Entry { name: "swiglu", pattern: "swiglu(gate, up)", supports: |_| true, make }];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("swiglu", "swiglu(gate, up)", |_| true, make)]
+}
 
 /// Elements of a piece: what passes through the scratch memory stays in L1.
 const PIECE: usize = 1024;
@@ -20,11 +23,11 @@ struct Swiglu {
     dtype: DType,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(Swiglu { len: spec.outputs[0].len(), dtype: spec.outputs[0].dtype }))
 }
 
-impl Kernel for Swiglu {
+impl CpuKernel for Swiglu {
     fn pieces(&self) -> usize {
         self.len.div_ceil(PIECE)
     }
@@ -33,7 +36,7 @@ impl Kernel for Swiglu {
         self.len.min(PIECE) as f64 * 0.5
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let [gate, up] = scratch.slices::<f32, 2>([PIECE; 2]);
         for piece in pieces {
             let at = piece * PIECE;

@@ -6,15 +6,13 @@ use std::ops::Range;
 
 use ridge_graph::ops;
 
-use super::Entry;
-use crate::kernel::{Io, Kernel, Scratch, Spec};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
+use crate::scratch::Scratch;
 
-pub(super) const ENTRIES: &[Entry] = &[Entry {
-    name: "token_layout",
-    pattern: "token_layout(seq_ids, query_start, lengths, block_table)",
-    supports: |_| true,
-    make,
-}];
+pub(super) fn entries() -> [KernelEntry; 1] {
+    [KernelEntry::new("token_layout", "token_layout(seq_ids, query_start, lengths, block_table)", |_| true, make)]
+}
 
 struct TokenLayout {
     block_size: i32,
@@ -24,7 +22,7 @@ struct TokenLayout {
     blocks: usize,
 }
 
-fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
+fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     let op = spec.composite::<ops::TokenLayout>().ok_or("no token_layout in the group")?;
     let block_size = i32::try_from(op.block_size).map_err(|_| format!("blocks of {} tokens", op.block_size))?;
     let table = &spec.inputs[3];
@@ -32,7 +30,7 @@ fn make(spec: &Spec<'_>) -> Result<Box<dyn Kernel>, String> {
     Ok(Box::new(TokenLayout { block_size, tokens: spec.inputs[0].len(), sequences, blocks }))
 }
 
-impl Kernel for TokenLayout {
+impl CpuKernel for TokenLayout {
     fn pieces(&self) -> usize {
         self.tokens
     }
@@ -41,7 +39,7 @@ impl Kernel for TokenLayout {
         5.0
     }
 
-    fn run(&self, io: &Io<'_>, tokens: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, tokens: Range<usize>, _scratch: &mut Scratch) {
         let [ids, starts, lengths, table] = [0, 1, 2, 3].map(|i| io.input::<i32>(i));
         // SAFETY: these tokens are ours alone.
         let (positions, slots) =

@@ -12,7 +12,7 @@ struct Checked {
     slow: bool,
 }
 
-impl Steps for Checked {
+impl LaunchSequence for Checked {
     fn launches(&self) -> usize {
         self.chunks.len()
     }
@@ -39,7 +39,7 @@ impl Steps for Checked {
     }
 }
 
-fn job(chunks: &[u16], slow: bool) -> (Arc<Job>, impl Fn(u32) + use<>) {
+fn job(chunks: &[u16], slow: bool) -> (Arc<PoolJob>, impl Fn(u32) + use<>) {
     let ran: Arc<Vec<AtomicU32>> = Arc::new(chunks.iter().map(|_| AtomicU32::new(0)).collect());
     let (wrong, runs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let steps = Checked {
@@ -57,13 +57,13 @@ fn job(chunks: &[u16], slow: bool) -> (Arc<Job>, impl Fn(u32) + use<>) {
             assert_eq!(ran[launch].load(Ordering::SeqCst), expected * u32::from(*n), "launch {launch}");
         }
     };
-    (Arc::new(Job::new(Box::new(steps))), check)
+    (Arc::new(PoolJob::new(Box::new(steps))), check)
 }
 
 #[test]
 fn chunks_run_once_and_in_order_of_their_launches() {
     for threads in [1, 2, 3, 7] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = ThreadPool::new(threads).unwrap();
         let (job, check) = job(&[1, 5, 1, 1, 17, 2, 1], false);
         for _ in 0..2000 {
             pool.submit(&job);
@@ -75,7 +75,7 @@ fn chunks_run_once_and_in_order_of_their_launches() {
 
 #[test]
 fn sleeping_threads_are_woken_for_work_and_for_the_end() {
-    let pool = Pool::new(3).unwrap();
+    let pool = ThreadPool::new(3).unwrap();
     let (job, check) = job(&[4, 1, 6], true);
     for i in 0..60 {
         if i % 7 == 0 {
@@ -90,7 +90,7 @@ fn sleeping_threads_are_woken_for_work_and_for_the_end() {
 #[test]
 fn queued_jobs_run_in_order_whoever_waits_first() {
     for threads in [1, 2, 4] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = ThreadPool::new(threads).unwrap();
         let jobs: Vec<_> = (0..5).map(|i| job(&[1, 3 + i, 1], false)).collect();
         for _ in 0..300 {
             jobs.iter().for_each(|(j, _)| pool.submit(j));
@@ -105,7 +105,7 @@ fn queued_jobs_run_in_order_whoever_waits_first() {
 #[test]
 fn many_callers_share_a_pool() {
     for threads in [1, 3] {
-        let pool = Pool::new(threads).unwrap();
+        let pool = ThreadPool::new(threads).unwrap();
         std::thread::scope(|scope| {
             for i in 0..4 {
                 let pool = &pool;
@@ -130,7 +130,7 @@ fn many_callers_share_a_pool() {
 
 #[test]
 fn a_step_completes_without_anybody_waiting() {
-    let pool = Pool::new(2).unwrap();
+    let pool = ThreadPool::new(2).unwrap();
     let (job, check) = job(&[2, 2, 1], false);
     pool.submit(&job);
     let start = Instant::now();
@@ -144,7 +144,7 @@ fn a_step_completes_without_anybody_waiting() {
 #[test]
 fn a_panic_of_a_kernel_is_kept_and_does_not_hang() {
     struct Panics;
-    impl Steps for Panics {
+    impl LaunchSequence for Panics {
         fn launches(&self) -> usize {
             2
         }
@@ -155,8 +155,8 @@ fn a_panic_of_a_kernel_is_kept_and_does_not_hang() {
             assert!(launch != 0 || chunk != 1, "the kernel said so");
         }
     }
-    let pool = Pool::new(2).unwrap();
-    let job = Arc::new(Job::new(Box::new(Panics)));
+    let pool = ThreadPool::new(2).unwrap();
+    let job = Arc::new(PoolJob::new(Box::new(Panics)));
     pool.submit(&job);
     pool.wait(&job);
     assert_eq!(job.failure().as_deref(), Some("the kernel said so"));

@@ -9,19 +9,21 @@ use ridge_graph::{Combine, DType};
 
 use crate::fused::load::{self, is_int};
 use crate::fused::loops;
-use crate::kernel::{Io, Kernel, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::CpuKernel;
+use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
 /// Totals that a piece works on.
 const COLUMNS: usize = 256;
 
 /// Combines the middle axis of `[outer, extent, inner]`.
-pub(super) fn reduce(op: Combine, dtype: DType, split: (usize, usize, usize)) -> Box<dyn Kernel> {
+pub(super) fn reduce(op: Combine, dtype: DType, split: (usize, usize, usize)) -> Box<dyn CpuKernel> {
     Box::new(Along { op, dtype, split, prefixes: false })
 }
 
 /// Inclusive prefix combinations along the middle axis of `[outer, extent, inner]`.
-pub(super) fn scan(op: Combine, dtype: DType, split: (usize, usize, usize)) -> Box<dyn Kernel> {
+pub(super) fn scan(op: Combine, dtype: DType, split: (usize, usize, usize)) -> Box<dyn CpuKernel> {
     Box::new(Along { op, dtype, split, prefixes: true })
 }
 
@@ -65,7 +67,7 @@ impl Along {
         }
     }
 
-    fn floats(&self, io: &Io<'_>, outer: usize, columns: Range<usize>, scratch: &mut Scratch) {
+    fn floats(&self, io: &KernelIo<'_>, outer: usize, columns: Range<usize>, scratch: &mut Scratch) {
         let (_, extent, inner) = self.split;
         if self.prefixes && inner == 1 {
             return self.float_line(io, outer);
@@ -92,7 +94,7 @@ impl Along {
     }
 
     /// A scan of contiguous elements.
-    fn float_line(&self, io: &Io<'_>, outer: usize) {
+    fn float_line(&self, io: &KernelIo<'_>, outer: usize) {
         let extent = self.split.1;
         let mut total = self.start();
         let mut part = [0f32; COLUMNS];
@@ -112,7 +114,7 @@ impl Along {
         }
     }
 
-    fn ints(&self, io: &Io<'_>, outer: usize, columns: Range<usize>, scratch: &mut Scratch) {
+    fn ints(&self, io: &KernelIo<'_>, outer: usize, columns: Range<usize>, scratch: &mut Scratch) {
         let (_, extent, inner) = self.split;
         let [totals, row] = scratch.slices::<i64, 2>([columns.len(); 2]);
         totals.fill(loops::int_start(self.op, self.dtype));
@@ -137,7 +139,7 @@ impl Along {
     }
 }
 
-impl Kernel for Along {
+impl CpuKernel for Along {
     fn pieces(&self) -> usize {
         let (outer, extent, inner) = self.split;
         let blocks = outer * inner.div_ceil(COLUMNS);
@@ -149,7 +151,7 @@ impl Kernel for Along {
         (extent * inner.min(COLUMNS)) as f64 * if inner == 1 || is_int(self.dtype) { 1.0 } else { 0.2 }
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let inner = self.split.2;
         let blocks = inner.div_ceil(COLUMNS);
         for piece in pieces {

@@ -8,9 +8,11 @@ use std::sync::Arc;
 use ridge_graph::{CollectiveKind, DType};
 use ridge_runtime::Collectives;
 
-use crate::backend::Mesh;
 use crate::fused::view::around;
-use crate::kernel::{Io, Kernel, Operand, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, OperandType};
+use crate::mesh::MeshGroups;
+use crate::scratch::Scratch;
 
 /// The collective over mesh axis `axis`.
 ///
@@ -20,10 +22,10 @@ pub(super) fn make(
     kind: CollectiveKind,
     axis: &str,
     ranks: usize,
-    input: &Operand,
-    output: &Operand,
-    mesh: &Mesh,
-) -> Result<Box<dyn Kernel>, String> {
+    input: &OperandType,
+    output: &OperandType,
+    mesh: &MeshGroups,
+) -> Result<Box<dyn CpuKernel>, String> {
     let group = match mesh.get(axis) {
         Some(group) if group.ranks() == ranks => Some(Arc::clone(group)),
         Some(group) => {
@@ -64,7 +66,7 @@ struct Collective {
     row: usize,
 }
 
-impl Kernel for Collective {
+impl CpuKernel for Collective {
     fn pieces(&self) -> usize {
         // Every rank takes part in every collective, even one of no elements.
         1
@@ -74,7 +76,7 @@ impl Kernel for Collective {
         self.elements as f64
     }
 
-    fn run(&self, io: &Io<'_>, _pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, _pieces: Range<usize>, scratch: &mut Scratch) {
         let bytes = self.elements * self.dtype.size_bytes();
         let row = self.row * self.dtype.size_bytes();
         let from = &io.input::<u8>(0)[..bytes];

@@ -9,7 +9,9 @@ use std::ops::Range;
 use ridge_graph::DType;
 
 use crate::fused::load::{self, is_int};
-use crate::kernel::{Io, Kernel, Operand, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, OperandType};
+use crate::scratch::Scratch;
 use crate::simd::{self, LANES, fma, vectorised};
 
 /// Rows of the left operand, and of the right one as if transposed, in a piece.
@@ -20,7 +22,7 @@ const BLOCK_N: usize = 32;
 const TURN: usize = 16;
 
 /// The product of the last two axes, each operand's rows along the inner extent after its transposition.
-pub(super) fn matmul(inputs: &[Operand], output: &Operand, trans_a: bool, trans_b: bool) -> Box<dyn Kernel> {
+pub(super) fn matmul(inputs: &[OperandType], output: &OperandType, trans_a: bool, trans_b: bool) -> Box<dyn CpuKernel> {
     let rank = output.shape.len();
     let (m, n) = (output.shape[rank - 2], output.shape[rank - 1]);
     let k = inputs[0].shape[rank - if trans_a { 2 } else { 1 }];
@@ -49,7 +51,7 @@ struct Side {
 
 impl Side {
     /// Rows from `first` on of matrix `matrix`, as f32 in `out`, one after another.
-    fn pack(&self, io: &Io<'_>, matrix: usize, first: usize, k: usize, out: &mut [f32], columns: &mut [f32]) {
+    fn pack(&self, io: &KernelIo<'_>, matrix: usize, first: usize, k: usize, out: &mut [f32], columns: &mut [f32]) {
         let base = matrix * self.rows * k;
         if self.steps.1 == 1 {
             return load::contiguous(io, self.input, self.dtype, base + first * k, out);
@@ -69,7 +71,7 @@ impl Side {
     }
 
     /// Where rows can be read without packing.
-    fn direct<'a>(&self, io: &Io<'a>, matrix: usize, first: usize, count: usize, k: usize) -> Option<&'a [f32]> {
+    fn direct<'a>(&self, io: &KernelIo<'a>, matrix: usize, first: usize, count: usize, k: usize) -> Option<&'a [f32]> {
         let usable = self.dtype == DType::F32 && self.steps.1 == 1;
         usable.then(|| &io.input::<f32>(self.input)[(matrix * self.rows + first) * k..][..count * k])
     }
@@ -113,7 +115,7 @@ impl MatMul {
         (piece / down / across, piece / down % across * BLOCK_N, piece % down * BLOCK_M)
     }
 
-    fn floats(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn floats(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let k = self.k;
         let [packed_a, packed_b, columns, sums] =
             scratch.slices::<f32, 4>([BLOCK_M * k, BLOCK_N * k, BLOCK_M.max(BLOCK_N) * TURN, BLOCK_N]);
@@ -146,7 +148,7 @@ impl MatMul {
         }
     }
 
-    fn store(&self, io: &Io<'_>, at: usize, sums: &[f32]) {
+    fn store(&self, io: &KernelIo<'_>, at: usize, sums: &[f32]) {
         if is_int(self.out) {
             let mut ints = [0i64; BLOCK_N];
             let ints = &mut ints[..sums.len()];
@@ -160,7 +162,7 @@ impl MatMul {
     }
 
     /// Sums of integers, in i64.
-    fn ints(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn ints(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let k = self.k;
         let [row_a, row_b] = scratch.slices::<i64, 2>([k; 2]);
         let row = |side: &Side, matrix: usize, row: usize, out: &mut [i64]| {
@@ -206,7 +208,7 @@ fn products(a: &[f32], b: &[f32], sums: &mut [f32]) {
     }
 }
 
-impl Kernel for MatMul {
+impl CpuKernel for MatMul {
     fn pieces(&self) -> usize {
         self.batch * self.a.rows.div_ceil(BLOCK_M) * self.b.rows.div_ceil(BLOCK_N)
     }
@@ -215,7 +217,7 @@ impl Kernel for MatMul {
         (self.a.rows.min(BLOCK_M) * self.b.rows.min(BLOCK_N) * self.k) as f64 * 0.03 + 100.0
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let whole = |dtype: DType| !dtype.is_float();
         if whole(self.a.dtype) && whole(self.b.dtype) {
             self.ints(io, pieces, scratch);

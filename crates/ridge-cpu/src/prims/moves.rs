@@ -6,14 +6,17 @@ use std::ops::Range;
 
 use ridge_graph::Literal;
 
+use crate::bytes::Pod;
 use crate::fused::view::{View, around};
-use crate::kernel::{Io, Kernel, Operand, Pod, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, OperandType};
+use crate::scratch::Scratch;
 
 /// Bytes of output in a piece.
 const PIECE_BYTES: usize = 16 << 10;
 
 /// The elements that `view` sees of input `index`, in order.
-pub(super) fn copied(output: &Operand, index: usize, view: View) -> Box<dyn Kernel> {
+pub(super) fn copied(output: &OperandType, index: usize, view: View) -> Box<dyn CpuKernel> {
     let (elements, size) = (output.len(), output.dtype.size_bytes());
     if let Some((rows, columns, stride)) = view.transposed() {
         return Box::new(Turned { index, view, matrices: elements / (rows * columns), rows, columns, stride, size });
@@ -37,7 +40,7 @@ struct Turned {
 
 impl Turned {
     /// Up to `TURN` rows of the output.
-    fn copy<T: Pod>(&self, io: &Io<'_>, piece: usize) {
+    fn copy<T: Pod>(&self, io: &KernelIo<'_>, piece: usize) {
         let blocks = self.rows.div_ceil(TURN);
         let (matrix, first) = (piece / blocks, piece % blocks * TURN);
         let count = TURN.min(self.rows - first);
@@ -55,7 +58,7 @@ impl Turned {
     }
 }
 
-impl Kernel for Turned {
+impl CpuKernel for Turned {
     fn pieces(&self) -> usize {
         self.matrices * self.rows.div_ceil(TURN)
     }
@@ -64,7 +67,7 @@ impl Kernel for Turned {
         (TURN * self.columns) as f64
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
         for piece in pieces {
             match self.size {
                 1 => self.copy::<u8>(io, piece),
@@ -88,7 +91,7 @@ impl Copied {
         PIECE_BYTES / self.size
     }
 
-    fn copy<T: Pod>(&self, io: &Io<'_>, elements: Range<usize>) {
+    fn copy<T: Pod>(&self, io: &KernelIo<'_>, elements: Range<usize>) {
         let from = io.input::<T>(self.index);
         // SAFETY: these elements belong to our pieces.
         let to = unsafe { io.output::<T>(0).part(elements.clone()) };
@@ -103,7 +106,7 @@ impl Copied {
     }
 }
 
-impl Kernel for Copied {
+impl CpuKernel for Copied {
     fn pieces(&self) -> usize {
         self.elements.div_ceil(self.per_piece())
     }
@@ -112,7 +115,7 @@ impl Kernel for Copied {
         PIECE_BYTES as f64 * 0.1
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
         let elements = pieces.start * self.per_piece()..(pieces.end * self.per_piece()).min(self.elements);
         match self.size {
             1 => self.copy::<u8>(io, elements),
@@ -124,7 +127,7 @@ impl Kernel for Copied {
 }
 
 /// A constant's elements.
-pub(super) fn constant(literal: &Literal) -> Box<dyn Kernel> {
+pub(super) fn constant(literal: &Literal) -> Box<dyn CpuKernel> {
     Box::new(Constant { bytes: literal.dtype.encode(literal.values.iter().copied()) })
 }
 
@@ -132,7 +135,7 @@ struct Constant {
     bytes: Vec<u8>,
 }
 
-impl Kernel for Constant {
+impl CpuKernel for Constant {
     fn pieces(&self) -> usize {
         usize::from(!self.bytes.is_empty())
     }
@@ -141,14 +144,14 @@ impl Kernel for Constant {
         self.bytes.len() as f64 * 0.1
     }
 
-    fn run(&self, io: &Io<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
         // SAFETY: the only piece.
         unsafe { io.output::<u8>(0).part(0..self.bytes.len()) }.copy_from_slice(&self.bytes);
     }
 }
 
 /// Tensors one after another along `axis`.
-pub(super) fn concat(inputs: &[Operand], output: &Operand, axis: usize) -> Box<dyn Kernel> {
+pub(super) fn concat(inputs: &[OperandType], output: &OperandType, axis: usize) -> Box<dyn CpuKernel> {
     let size = output.dtype.size_bytes();
     let spans = inputs.iter().enumerate().map(|(i, operand)| {
         let (_, extent, inner) = around(&operand.shape, axis);
@@ -158,7 +161,13 @@ pub(super) fn concat(inputs: &[Operand], output: &Operand, axis: usize) -> Box<d
 }
 
 /// The input with elements of `value` before and after along `axis`.
-pub(super) fn pad(input: &Operand, output: &Operand, axis: usize, before: usize, value: f64) -> Box<dyn Kernel> {
+pub(super) fn pad(
+    input: &OperandType,
+    output: &OperandType,
+    axis: usize,
+    before: usize,
+    value: f64,
+) -> Box<dyn CpuKernel> {
     let size = output.dtype.size_bytes();
     let (_, extent, inner) = around(&input.shape, axis);
     let after = output.shape[axis] - extent - before;
@@ -183,12 +192,12 @@ struct Joined {
     fill: Vec<u8>,
 }
 
-fn joined(spans: Vec<Span>, output: &Operand, fill: Vec<u8>) -> Box<dyn Kernel> {
+fn joined(spans: Vec<Span>, output: &OperandType, fill: Vec<u8>) -> Box<dyn CpuKernel> {
     let row_bytes = spans.iter().map(|s| s.bytes).sum();
     Box::new(Joined { spans, row_bytes, bytes: output.len() * output.dtype.size_bytes(), fill })
 }
 
-impl Kernel for Joined {
+impl CpuKernel for Joined {
     fn pieces(&self) -> usize {
         self.bytes.div_ceil(PIECE_BYTES)
     }
@@ -197,7 +206,7 @@ impl Kernel for Joined {
         PIECE_BYTES as f64 * 0.1
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
         let bytes = pieces.start * PIECE_BYTES..(pieces.end * PIECE_BYTES).min(self.bytes);
         // SAFETY: these elements belong to our pieces.
         let mut to = unsafe { io.output::<u8>(0).part(bytes.clone()) };

@@ -7,12 +7,15 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
+use crate::bytes::Pod;
 use crate::fused::load::{self, is_int};
 use crate::fused::{loops, view::View};
-use crate::kernel::{Io, Kernel, Pod, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::CpuKernel;
+use crate::scratch::Scratch;
 
 /// Index of the first of the largest along the middle axis of `[outer, extent, inner]`.
-pub(super) fn argmax(dtype: DType, split: (usize, usize, usize)) -> Box<dyn Kernel> {
+pub(super) fn argmax(dtype: DType, split: (usize, usize, usize)) -> Box<dyn CpuKernel> {
     Box::new(ArgMax { dtype, split })
 }
 
@@ -25,7 +28,7 @@ struct ArgMax {
 const PART: usize = 512;
 
 impl ArgMax {
-    fn floats(&self, io: &Io<'_>, first: usize, part: &mut [f32]) -> usize {
+    fn floats(&self, io: &KernelIo<'_>, first: usize, part: &mut [f32]) -> usize {
         let (_, extent, inner) = self.split;
         let mut best = (0, f32::NEG_INFINITY);
         let mut found = false;
@@ -45,7 +48,7 @@ impl ArgMax {
         best.0
     }
 
-    fn ints(&self, io: &Io<'_>, first: usize, part: &mut [i64]) -> usize {
+    fn ints(&self, io: &KernelIo<'_>, first: usize, part: &mut [i64]) -> usize {
         let (_, extent, inner) = self.split;
         let mut best: Option<(usize, i64)> = None;
         for at in (0..extent).step_by(PART) {
@@ -61,7 +64,7 @@ impl ArgMax {
     }
 }
 
-impl Kernel for ArgMax {
+impl CpuKernel for ArgMax {
     fn pieces(&self) -> usize {
         self.split.0 * self.split.2
     }
@@ -70,7 +73,7 @@ impl Kernel for ArgMax {
         self.split.1 as f64 * 0.5
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (_, extent, inner) = self.split;
         for line in pieces {
             let first = line / inner * extent * inner + line % inner;
@@ -89,7 +92,7 @@ impl Kernel for ArgMax {
 }
 
 /// The first `keep` along the middle axis of `[outer, extent, inner]` in sorted order, with their indices.
-pub(super) fn sort(dtype: DType, split: (usize, usize, usize), descending: bool, keep: usize) -> Box<dyn Kernel> {
+pub(super) fn sort(dtype: DType, split: (usize, usize, usize), descending: bool, keep: usize) -> Box<dyn CpuKernel> {
     Box::new(Sort { dtype, split, descending, keep })
 }
 
@@ -107,7 +110,7 @@ fn float_key(x: f32) -> u32 {
 }
 
 impl Sort {
-    fn floats(&self, io: &Io<'_>, line: usize, view: &View, scratch: &mut Scratch) {
+    fn floats(&self, io: &KernelIo<'_>, line: usize, view: &View, scratch: &mut Scratch) {
         let extent = self.split.1;
         let [keys] = scratch.slices::<u64, 1>([extent]);
         let mut values = [0f32; PART];
@@ -124,7 +127,7 @@ impl Sort {
         self.write_first(io, line, keys, |key| key as u32 as usize);
     }
 
-    fn ints(&self, io: &Io<'_>, line: usize, view: &View, scratch: &mut Scratch) {
+    fn ints(&self, io: &KernelIo<'_>, line: usize, view: &View, scratch: &mut Scratch) {
         let extent = self.split.1;
         let [words] = scratch.slices::<u64, 1>([extent * 2]);
         // SAFETY: any bits are a u128, twice as many u64 cover as many bytes, and scratch is aligned to 64 bytes.
@@ -144,7 +147,7 @@ impl Sort {
     }
 
     /// Writes the elements of the first keys, and their indices.
-    fn write_first<K: Ord + Copy>(&self, io: &Io<'_>, line: usize, keys: &mut [K], index: impl Fn(K) -> usize) {
+    fn write_first<K: Ord + Copy>(&self, io: &KernelIo<'_>, line: usize, keys: &mut [K], index: impl Fn(K) -> usize) {
         if self.keep < keys.len() {
             keys.select_nth_unstable(self.keep);
         }
@@ -158,7 +161,7 @@ impl Sort {
         }
     }
 
-    fn write<T: Pod, K: Copy>(&self, io: &Io<'_>, line: usize, keys: &[K], index: impl Fn(K) -> usize) {
+    fn write<T: Pod, K: Copy>(&self, io: &KernelIo<'_>, line: usize, keys: &[K], index: impl Fn(K) -> usize) {
         let (_, extent, inner) = self.split;
         let (outer, column) = (line / inner, line % inner);
         let from = io.input::<T>(0);
@@ -173,7 +176,7 @@ impl Sort {
     }
 }
 
-impl Kernel for Sort {
+impl CpuKernel for Sort {
     fn pieces(&self) -> usize {
         if self.keep == 0 { 0 } else { self.split.0 * self.split.2 }
     }
@@ -183,7 +186,7 @@ impl Kernel for Sort {
         extent * 5.0 + self.keep as f64 * (2.0 + extent.log2().max(0.0))
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (_, extent, inner) = self.split;
         for line in pieces {
             let view = View::new(&[extent], &[inner], line / inner * extent * inner + line % inner);

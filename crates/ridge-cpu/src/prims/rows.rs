@@ -7,12 +7,15 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
+use crate::bytes::Pod;
 use crate::fused::load;
 use crate::fused::view::around;
-use crate::kernel::{Io, Kernel, Operand, Pod, Scratch};
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, OperandType};
+use crate::scratch::Scratch;
 
 /// Rows of `data` (input 0) by the indices of input 1; zeros where an index is out of range.
-pub(super) fn gather(inputs: &[Operand], output: &Operand, axis: usize) -> Box<dyn Kernel> {
+pub(super) fn gather(inputs: &[OperandType], output: &OperandType, axis: usize) -> Box<dyn CpuKernel> {
     let (_, extent, inner) = around(&inputs[0].shape, axis);
     let (count, size) = (inputs[1].len(), output.dtype.size_bytes());
     let rows = output.len().checked_div(inner).unwrap_or(0);
@@ -28,7 +31,7 @@ struct Gather {
 }
 
 /// The index at `at` of input 1, if it is in range.
-fn index(io: &Io<'_>, dtype: DType, at: usize, extent: usize) -> Option<usize> {
+fn index(io: &KernelIo<'_>, dtype: DType, at: usize, extent: usize) -> Option<usize> {
     let index = match dtype {
         DType::I32 => i64::from(io.input::<i32>(1)[at]),
         _ => io.input::<i64>(1)[at],
@@ -36,7 +39,7 @@ fn index(io: &Io<'_>, dtype: DType, at: usize, extent: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|i| *i < extent)
 }
 
-impl Kernel for Gather {
+impl CpuKernel for Gather {
     fn pieces(&self) -> usize {
         self.rows
     }
@@ -45,7 +48,7 @@ impl Kernel for Gather {
         5.0 + self.row_bytes as f64 * 0.1
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
         let bytes = self.row_bytes;
         let from = io.input::<u8>(0);
         // SAFETY: these rows are our pieces.
@@ -63,7 +66,7 @@ impl Kernel for Gather {
 const BLOCK: usize = 8 << 10;
 
 /// `data` (input 0) with rows at the indices of input 1 replaced by, or added to from, those of input 2.
-pub(super) fn scatter(inputs: &[Operand], axis: usize, add: bool) -> Box<dyn Kernel> {
+pub(super) fn scatter(inputs: &[OperandType], axis: usize, add: bool) -> Box<dyn CpuKernel> {
     let (outer, extent, inner) = around(&inputs[0].shape, axis);
     let columns = inner.clamp(1, BLOCK);
     // Each block looks through all indices, which should cost less than the block itself.
@@ -95,17 +98,17 @@ struct Scatter {
 }
 
 /// Part of the rows and columns of the data, with the place of its first element.
-struct Block {
+struct RowBlock {
     outer: usize,
     rows: Range<usize>,
     columns: Range<usize>,
 }
 
 impl Scatter {
-    fn block(&self, piece: usize) -> Block {
+    fn block(&self, piece: usize) -> RowBlock {
         let (across, down) = (self.inner.div_ceil(self.columns), self.extent.div_ceil(self.rows));
         let (column, row) = (piece % across * self.columns, piece / across % down * self.rows);
-        Block {
+        RowBlock {
             outer: piece / across / down,
             rows: row..(row + self.rows).min(self.extent),
             columns: column..(column + self.columns).min(self.inner),
@@ -113,7 +116,7 @@ impl Scatter {
     }
 
     /// Calls `each` with `(row, place of the update's columns)` for the updates that fall into the block, in order.
-    fn updates(&self, io: &Io<'_>, block: &Block, mut each: impl FnMut(usize, usize)) {
+    fn updates(&self, io: &KernelIo<'_>, block: &RowBlock, mut each: impl FnMut(usize, usize)) {
         for i in 0..self.count {
             if let Some(row) = index(io, self.indices, i, self.extent)
                 && block.rows.contains(&row)
@@ -124,11 +127,11 @@ impl Scatter {
     }
 
     /// The place of a row's columns of the block.
-    fn place(&self, block: &Block, row: usize) -> usize {
+    fn place(&self, block: &RowBlock, row: usize) -> usize {
         (block.outer * self.extent + row) * self.inner + block.columns.start
     }
 
-    fn run_block<T: Pod>(&self, io: &Io<'_>, block: &Block, step: impl Fn(&mut T, T)) {
+    fn run_block<T: Pod>(&self, io: &KernelIo<'_>, block: &RowBlock, step: impl Fn(&mut T, T)) {
         let (data, updates) = (io.input::<T>(0), io.input::<T>(2));
         let len = block.columns.len();
         // SAFETY: the block is one of our pieces, and no slice of it outlives its statement.
@@ -144,7 +147,7 @@ impl Scatter {
     }
 
     /// Adds in f32, and rounds once.
-    fn add_floats(&self, io: &Io<'_>, block: &Block, scratch: &mut Scratch) {
+    fn add_floats(&self, io: &KernelIo<'_>, block: &RowBlock, scratch: &mut Scratch) {
         let len = block.columns.len();
         let [sums, update] = scratch.slices::<f32, 2>([block.rows.len() * len, len]);
         for (row, sums) in block.rows.clone().zip(sums.chunks_exact_mut(len)) {
@@ -161,7 +164,7 @@ impl Scatter {
     }
 }
 
-impl Kernel for Scatter {
+impl CpuKernel for Scatter {
     fn pieces(&self) -> usize {
         self.outer * self.extent.div_ceil(self.rows) * self.inner.div_ceil(self.columns)
     }
@@ -170,7 +173,7 @@ impl Kernel for Scatter {
         (self.rows * self.columns) as f64 * 0.5 + self.count as f64
     }
 
-    fn run(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         for block in pieces.map(|piece| self.block(piece)) {
             match (self.add, self.dtype) {
                 (false, dtype) => match dtype.size_bytes() {

@@ -10,7 +10,8 @@ use half::{bf16, f16};
 use ridge_graph::DType;
 
 use super::{LANES, vectorised};
-use crate::kernel::{Io, Output, Pod};
+use crate::bytes::Pod;
+use crate::io::{KernelIo, KernelOutput};
 
 /// A float as it lies in memory.
 pub(crate) trait Element: Pod {
@@ -242,7 +243,7 @@ vectorised! {
 }
 
 /// Reads elements `at..at + out.len()` of input `index`, of float dtype `dtype`, as f32.
-pub(crate) fn load(io: &Io<'_>, index: usize, dtype: DType, at: usize, out: &mut [f32]) {
+pub(crate) fn load(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, out: &mut [f32]) {
     let end = at + out.len();
     if dtype == DType::F32 {
         out.copy_from_slice(&io.input::<f32>(index)[at..end]);
@@ -252,7 +253,7 @@ pub(crate) fn load(io: &Io<'_>, index: usize, dtype: DType, at: usize, out: &mut
 }
 
 /// Elements `at..at + room.len()` of input `index` as f32: where they lie if they are f32, otherwise read into `room`.
-pub(crate) fn view<'a>(io: &Io<'a>, index: usize, dtype: DType, at: usize, room: &'a mut [f32]) -> &'a [f32] {
+pub(crate) fn view<'a>(io: &KernelIo<'a>, index: usize, dtype: DType, at: usize, room: &'a mut [f32]) -> &'a [f32] {
     if dtype == DType::F32 {
         return &io.input::<f32>(index)[at..at + room.len()];
     }
@@ -264,7 +265,7 @@ pub(crate) fn view<'a>(io: &Io<'a>, index: usize, dtype: DType, at: usize, room:
 ///
 /// # Safety
 /// These elements belong to the pieces that the caller was given.
-pub(crate) unsafe fn store(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
+pub(crate) unsafe fn store(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
     let range = at..at + values.len();
     // SAFETY: passed on to the caller.
     unsafe {
@@ -282,7 +283,7 @@ pub(crate) unsafe fn store(io: &Io<'_>, index: usize, dtype: DType, at: usize, v
 /// # Safety
 /// These elements belong to the pieces that the caller was given, and no other slice of them is alive.
 pub(crate) unsafe fn place<'a>(
-    io: &Io<'a>,
+    io: &KernelIo<'a>,
     index: usize,
     dtype: DType,
     at: usize,
@@ -299,7 +300,7 @@ pub(crate) unsafe fn place<'a>(
 ///
 /// # Safety
 /// As for [`place`], which gave `values` for the same elements.
-pub(crate) unsafe fn put(io: &Io<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
+pub(crate) unsafe fn put(io: &KernelIo<'_>, index: usize, dtype: DType, at: usize, values: &[f32]) {
     if dtype != DType::F32 {
         // SAFETY: passed on to the caller.
         unsafe { store(io, index, dtype, at, values) };
@@ -326,7 +327,7 @@ vectorised! {
 pub(crate) unsafe fn stream_rows<T: Element>(
     values: &[f32],
     width: usize,
-    out: Output<'_, T>,
+    out: KernelOutput<'_, T>,
     at: usize,
     stride: usize,
 ) {
@@ -357,7 +358,7 @@ pub(crate) unsafe fn stream_rows<T: Element>(
 }
 
 vectorised! {
-    fn narrow_rows<T: Element>(values: &[f32], width: usize, out: Output<'_, T>, at: usize, stride: usize) {
+    fn narrow_rows<T: Element>(values: &[f32], width: usize, out: KernelOutput<'_, T>, at: usize, stride: usize) {
         for (i, values) in values.chunks_exact(width).enumerate() {
             let at = at + i * stride;
             // SAFETY: passed on to the caller.
@@ -376,7 +377,7 @@ vectorised! {
 pub(crate) unsafe fn store_rows<T: Element>(
     values: &[f32],
     width: usize,
-    out: Output<'_, T>,
+    out: KernelOutput<'_, T>,
     at: usize,
     stride: usize,
 ) {

@@ -1,6 +1,6 @@
 //! Scores of heads of a few elements, which would leave most lanes empty: 16 keys go side by side instead.
 
-use super::SPAN;
+use super::kernel::SPAN;
 use crate::kernels::linear::source::Lanes;
 use crate::simd::{Element, LANES, fma};
 

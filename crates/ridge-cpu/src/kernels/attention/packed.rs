@@ -19,16 +19,17 @@ use std::ops::Range;
 
 use ridge_graph::DType;
 
-use super::{Attention, Rows, SPAN};
-use crate::kernel::{Io, Scratch};
+use super::kernel::{AttentionKernel, SPAN, TokenRows};
+use crate::io::KernelIo;
 use crate::kernels::linear::source::Lanes;
+use crate::scratch::Scratch;
 use crate::simd::{self, Element, LANES, power};
 
 /// Sums that a row keeps, so that one addition need not wait for another.
 const CHAINS: usize = 4;
 
 /// What is kept for the rows of a piece.
-struct State<'a> {
+struct PackedState<'a> {
     /// Queries, [`LANES`] apart.
     q: &'a mut [Lanes],
     /// Scores, then their exponentials: [`SPAN`] a row.
@@ -46,7 +47,7 @@ struct State<'a> {
 }
 
 /// Where the vectors of a span begin, for side 0 of kv head 0, which is the same for all heads.
-struct Places {
+struct PackedPlaces {
     /// The first token and the beginning of the span.
     of: Option<(usize, usize)>,
     /// Element of the cache, if there is a block.
@@ -58,8 +59,8 @@ pub(super) fn takes(dim: usize) -> bool {
     matches!(dim, 4 | 8) && simd::isa() >= simd::Isa::Avx512
 }
 
-impl Attention {
-    pub(super) fn run_packed(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+impl AttentionKernel {
+    pub(super) fn run_packed(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         match self.dim {
             4 => self.run_packed_of::<4>(io, pieces, scratch),
             8 => self.run_packed_of::<8>(io, pieces, scratch),
@@ -67,7 +68,7 @@ impl Attention {
         }
     }
 
-    fn run_packed_of<const DIM: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run_packed_of<const DIM: usize>(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let rows = self.together * self.group();
         let copied = if self.lies_packed() { 0 } else { SPAN * DIM };
         let [q, room, scores, out, most, total, largest, line] = scratch.slices::<f32, 8>([
@@ -80,7 +81,7 @@ impl Attention {
             rows,
             self.group() * DIM,
         ]);
-        let mut state = State {
+        let mut state = PackedState {
             q: q.as_chunks_mut().0,
             scores,
             out: out.as_chunks_mut().0,
@@ -89,7 +90,7 @@ impl Attention {
             largest,
             line,
         };
-        let mut places = Places { of: None, at: [None; SPAN / LANES] };
+        let mut places = PackedPlaces { of: None, at: [None; SPAN / LANES] };
         let per_head = self.tokens.div_ceil(self.together);
         for piece in pieces {
             let (head, block) = (piece / per_head, piece % per_head);
@@ -105,12 +106,12 @@ impl Attention {
 
     fn attend_packed<const DIM: usize>(
         &self,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         head: usize,
-        rows: &Rows,
+        rows: &TokenRows,
         room: &mut [Lanes],
-        places: &mut Places,
-        state: &mut State<'_>,
+        places: &mut PackedPlaces,
+        state: &mut PackedState<'_>,
     ) {
         let group = self.group();
         let count = rows.tokens.len() * group;
@@ -170,12 +171,12 @@ impl Attention {
     /// The span's keys (side 0) or values (side 1). Those of no block are zeros, and those behind the span are anything.
     fn vectors<'a, const DIM: usize>(
         &self,
-        io: &Io<'a>,
+        io: &KernelIo<'a>,
         [head, side]: [usize; 2],
-        rows: &Rows,
+        rows: &TokenRows,
         span: &Range<usize>,
         room: &'a mut [Lanes],
-        places: &mut Places,
+        places: &mut PackedPlaces,
     ) -> [&'a [Lanes; DIM]; SPAN / LANES] {
         let mut vectors = [const { &[[0.0; LANES]; DIM] }; SPAN / LANES];
         if self.lies_packed() {
@@ -276,7 +277,7 @@ fn score_all<const DIM: usize>(
     values: usize,
     (count, group): Counts,
     seen_by: impl Fn(usize) -> Range<usize>,
-    state: &mut State<'_>,
+    state: &mut PackedState<'_>,
 ) {
     let apart = [indices(&APART[0]), indices(&APART[1])];
     let none = _mm512_set1_ps(f32::NEG_INFINITY);
@@ -321,7 +322,7 @@ fn score_all<const DIM: usize>(
 
 /// Caps the scores of all rows as `cap * tanh(score / cap)`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn cap_all(cap: f32, (count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut State<'_>) {
+fn cap_all(cap: f32, (count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut PackedState<'_>) {
     for row in 0..count {
         let keys = seen_by(row / group);
         if keys.is_empty() {
@@ -346,7 +347,7 @@ fn lanes_in(keys: &Range<usize>, nth: usize) -> __mmask16 {
 /// Turns the scores of all rows into exponentials, takes note of the largest score and adds to the sums, and scales what
 /// came before.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn soften_all((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut State<'_>) {
+fn soften_all((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut PackedState<'_>) {
     for (token, first) in (0..count).step_by(group).enumerate() {
         let keys = seen_by(token);
         if !keys.is_empty() {
@@ -357,7 +358,7 @@ fn soften_all((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, s
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn soften(row: usize, keys: &Range<usize>, state: &mut State<'_>) {
+fn soften(row: usize, keys: &Range<usize>, state: &mut PackedState<'_>) {
     let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
     let (before, here) = (state.largest[row], _mm512_reduce_max_ps(load(&state.most[row])));
     let largest = if here > before { here } else { before };
@@ -391,7 +392,7 @@ fn weigh_all<const DIM: usize>(
     values: &[&[Lanes; DIM]],
     (count, group): Counts,
     seen_by: impl Fn(usize) -> Range<usize>,
-    state: &mut State<'_>,
+    state: &mut PackedState<'_>,
 ) {
     for (token, first) in (0..count).step_by(group).enumerate() {
         let keys = seen_by(token);
@@ -414,7 +415,7 @@ fn weigh<const DIM: usize, const ROWS: usize>(
     values: &[&[Lanes; DIM]],
     keys: &Range<usize>,
     row: usize,
-    state: &mut State<'_>,
+    state: &mut PackedState<'_>,
 ) {
     // Keys of a vector of values.
     let together = LANES / DIM;
@@ -451,7 +452,7 @@ fn weigh<const DIM: usize, const ROWS: usize>(
 
 /// Output of `rows`: the sums of their chains and of all keys in these, over the sum of weights.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn finish<const DIM: usize>(state: &State<'_>, rows: Range<usize>, to: &mut [f32]) {
+fn finish<const DIM: usize>(state: &PackedState<'_>, rows: Range<usize>, to: &mut [f32]) {
     for (row, to) in rows.zip(to.as_chunks_mut::<DIM>().0) {
         let [a, b, c, d] = state.out[row * CHAINS..].first_chunk::<CHAINS>().expect("a row has all chains");
         let mut sums = _mm512_add_ps(_mm512_add_ps(load(a), load(c)), _mm512_add_ps(load(b), load(d)));

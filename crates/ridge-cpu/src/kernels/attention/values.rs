@@ -2,7 +2,7 @@
 #![allow(clippy::inline_always)] // must compile with the instruction set of the loop
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
-use super::SPAN;
+use super::kernel::SPAN;
 use crate::kernels::linear::source::{Lanes, start};
 use crate::simd::{Element, LANES, fma, vectorised, widen_lanes};
 
@@ -17,7 +17,7 @@ pub(super) fn chains(vectors: usize) -> usize {
 }
 
 /// A run of keys that lie together.
-pub(super) struct Run<'a, T> {
+pub(super) struct KeyRun<'a, T> {
     /// From the first of the values on.
     pub(super) values: &'a [T],
     pub(super) dim: usize,
@@ -29,7 +29,7 @@ pub(super) struct Run<'a, T> {
 vectorised! {
     /// Adds the values of `run`, weighed by each row of `weights`, to the sums of that row: `[chains][vectors]`. Rows of
     /// weights are [`SPAN`] apart, and begin with that of the run's first key.
-    pub(super) fn weigh<T: Element>(run: &Run<'_, T>, weights: &[f32], rows: usize, sums: &mut [Lanes]) {
+    pub(super) fn weigh<T: Element>(run: &KeyRun<'_, T>, weights: &[f32], rows: usize, sums: &mut [Lanes]) {
         if run.keys == 0 {
             return;
         }
@@ -66,7 +66,7 @@ vectorised! {
 /// [`block`] for vectors `vectors`, `V` at a time.
 #[inline(always)]
 fn each<T: Element, const R: usize, const V: usize, const C: usize, const WHOLE: bool, const FMA: bool>(
-    run: &Run<'_, T>,
+    run: &KeyRun<'_, T>,
     weights: &[f32],
     row: usize,
     vectors: std::ops::Range<usize>,
@@ -81,7 +81,7 @@ fn each<T: Element, const R: usize, const V: usize, const C: usize, const WHOLE:
 /// `R` rows, `V` vectors of each value, `C` chains.
 #[inline(always)]
 fn block<T: Element, const R: usize, const V: usize, const C: usize, const WHOLE: bool, const FMA: bool>(
-    run: &Run<'_, T>,
+    run: &KeyRun<'_, T>,
     weights: &[f32],
     row: usize,
     vector: usize,

@@ -17,14 +17,16 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::{COLUMNS, FEW, GROUP, SUMMED, Weight, X};
-use crate::kernel::cast;
+use super::scale::{COLUMNS, GROUP, SUMMED};
+use super::weight::CodeWeight;
+use super::x::{ActivationCodes, FEW};
+use crate::bytes::cast;
 use crate::simd;
 
 mod unpack;
 
 pub(super) use unpack::Interleaved;
-use unpack::{EIGHT, Place, Rows, Unpacked};
+use unpack::{BlockPointers, EIGHT, InterleavedCodes, InterleavedPlace};
 
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
@@ -35,24 +37,24 @@ type OfX = [f32; GROUP / SUMMED];
 /// Memory to work in.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Room {
-    unpacked: [Unpacked; COLUMNS / EIGHT],
+struct Avx2Room {
+    unpacked: [InterleavedCodes; COLUMNS / EIGHT],
     of_x: [OfX; ABREAST],
 }
 
 // SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
-unsafe impl crate::kernel::Pod for Room {}
+unsafe impl crate::bytes::Pod for Avx2Room {}
 
 /// Bytes that [`multiply`] works in.
 pub(super) fn room() -> usize {
-    size_of::<Room>()
+    size_of::<Avx2Room>()
 }
 
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
 pub(super) fn multiply<B: Interleaved>(
-    weight: &Weight<'_>,
+    weight: &CodeWeight<'_>,
     rows: Range<usize>,
-    x: &X<'_>,
+    x: &ActivationCodes<'_>,
     room: &mut [u8],
     out: &mut [f32],
 ) {
@@ -74,13 +76,13 @@ pub(super) fn multiply<B: Interleaved>(
 /// # Safety
 /// There are the instructions of `M`.
 unsafe fn multiply_by<B: Interleaved, M: Multiply>(
-    weight: &Weight<'_>,
+    weight: &CodeWeight<'_>,
     rows: Range<usize>,
-    x: &X<'_>,
+    x: &ActivationCodes<'_>,
     room: &mut [u8],
     out: &mut [f32],
 ) {
-    let room = &mut cast::<Room>(room)[0];
+    let room = &mut cast::<Avx2Room>(room)[0];
     assert!(rows.end * weight.stride() <= weight.data.len());
     assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
@@ -102,10 +104,10 @@ unsafe fn multiply_by<B: Interleaved, M: Multiply>(
 /// There are the instructions of `M`, and rows are inside of the weight.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn columns<B: Interleaved, M: Multiply>(
-    weight: &Weight<'_>,
+    weight: &CodeWeight<'_>,
     rows: &Range<usize>,
-    x: &X<'_>,
-    room: &mut Room,
+    x: &ActivationCodes<'_>,
+    room: &mut Avx2Room,
     out: &mut [f32],
     width: usize,
 ) {
@@ -118,14 +120,14 @@ unsafe fn columns<B: Interleaved, M: Multiply>(
         let elements = weight.elements(group);
         let from = weight.codes.bytes(elements.start);
         for (first, to) in rows.clone().step_by(EIGHT).zip(&mut room.unpacked) {
-            let mut of_rows = Rows([weight.data.as_ptr(); EIGHT]);
+            let mut of_rows = BlockPointers([weight.data.as_ptr(); EIGHT]);
             for (nth, row) in of_rows.0.iter_mut().enumerate() {
                 // In place of rows that are not there the last one.
                 *row = row.wrapping_add((first + nth).min(rows.end - 1) * stride + from);
             }
             for block in 0..elements.len() / B::ELEMENTS {
                 // SAFETY: blocks are inside of their rows, which are inside of the weight.
-                unsafe { B::unpack(of_rows.after(block * B::BYTES), Place::new::<B>(to, block)) };
+                unsafe { B::unpack(of_rows.after(block * B::BYTES), InterleavedPlace::new::<B>(to, block)) };
             }
         }
         let part = Part { group, elements, rows, width };
@@ -162,9 +164,9 @@ struct Part<'a> {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn abreast<B: Interleaved, M: Multiply, const N: usize>(
     part: &Part<'_>,
-    x: &X<'_>,
+    x: &ActivationCodes<'_>,
     first: usize,
-    room: &mut Room,
+    room: &mut Avx2Room,
     out: &mut [f32],
 ) {
     // No closures within functions of arrays: those have not the instructions, so the closures would be called.
@@ -223,7 +225,7 @@ struct Operands<'a, const N: usize> {
 impl<'a, const N: usize> Operands<'a, N> {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn new<B: Interleaved>(weights: &'a Unpacked, x: [&'a [[i8; 4]]; N], group: usize) -> Self {
+    fn new<B: Interleaved>(weights: &'a InterleavedCodes, x: [&'a [[i8; 4]]; N], group: usize) -> Self {
         let words = group * (B::GROUP / 4)..(group + 1) * (B::GROUP / 4);
         let mut of_group = x;
         for x in &mut of_group {
@@ -256,7 +258,7 @@ trait Multiply {
     /// # Safety
     /// The instructions are there.
     unsafe fn products<B: Interleaved, const N: usize>(
-        weights: &Unpacked,
+        weights: &InterleavedCodes,
         x: [&[[i8; 4]]; N],
         of_x: &[OfX; ABREAST],
     ) -> [__m256; N];
@@ -272,7 +274,7 @@ macro_rules! multiply {
         impl Multiply for $name {
             #[target_feature(enable = $features)]
             unsafe fn products<B: Interleaved, const N: usize>(
-                weights: &Unpacked,
+                weights: &InterleavedCodes,
                 x: [&[[i8; 4]]; N],
                 of_x: &[OfX; ABREAST],
             ) -> [__m256; N] {

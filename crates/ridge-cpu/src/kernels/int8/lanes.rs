@@ -7,14 +7,21 @@
 
 use std::ops::Range;
 
-use super::{GROUP, SUMMED, Weight, X};
+use super::scale::{GROUP, SUMMED};
+use super::weight::CodeWeight;
+use super::x::ActivationCodes;
 use crate::simd::fma;
 
 /// Partial sums.
 const LANES: usize = 8;
 
 /// The products of `rows` of the weight with the rows of `x`, one row of x after another.
-pub(in crate::kernels) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, out: &mut [f32]) {
+pub(in crate::kernels) fn multiply(
+    weight: &CodeWeight<'_>,
+    rows: Range<usize>,
+    x: &ActivationCodes<'_>,
+    out: &mut [f32],
+) {
     let (stride, width) = (weight.stride(), rows.len());
     let out = &mut out[..x.layout.rows * width];
     out.fill(0.0);
@@ -48,7 +55,7 @@ struct Taken<'a> {
 }
 
 /// Adds the products of `w` to every `stride`th of `out`.
-fn add(w: &Taken<'_>, x: &X<'_>, out: &mut [f32], stride: usize) {
+fn add(w: &Taken<'_>, x: &ActivationCodes<'_>, out: &mut [f32], stride: usize) {
     /// Do machines without a way of their own multiply and add in one instruction?
     const FMA: bool = cfg!(target_arch = "aarch64");
     let mut wide = [0i16; GROUP];

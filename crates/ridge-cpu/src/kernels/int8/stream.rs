@@ -17,16 +17,18 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use super::scale::{GROUP, SIDE, SUMMED};
 use super::unpack::{self, OfRows, PADDED, Scales, Vectors};
-use super::{GROUP, SIDE, SUMMED, Weight, X};
-use crate::kernel::cast;
-use crate::kernels::amx::transpose;
+use super::weight::CodeWeight;
+use super::x::ActivationCodes;
+use crate::amx::transpose;
+use crate::bytes::cast;
 use crate::simd;
 
 /// Memory to work in.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Room {
+struct StreamRoom {
     scales: Scales,
     /// Codes of x in the order of the weight's, and what sums begin with.
     x: [[i8; 64]; 4],
@@ -38,16 +40,22 @@ struct Room {
 }
 
 // SAFETY: arrays of numbers, whose sizes are multiples of the alignment but for the last.
-unsafe impl crate::kernel::Pod for Room {}
+unsafe impl crate::bytes::Pod for StreamRoom {}
 
 /// Bytes that [`stream`] works in.
 pub(super) fn room() -> usize {
-    size_of::<Room>()
+    size_of::<StreamRoom>()
 }
 
 /// The products of `rows` of the weight with the row of `x`.
-pub(super) fn stream<B: Vectors>(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
-    let room = &mut cast::<Room>(room)[0];
+pub(super) fn stream<B: Vectors>(
+    weight: &CodeWeight<'_>,
+    rows: Range<usize>,
+    x: &ActivationCodes<'_>,
+    room: &mut [u8],
+    out: &mut [f32],
+) {
+    let room = &mut cast::<StreamRoom>(room)[0];
     assert!(simd::isa() >= simd::Isa::Avx512Vnni && x.layout.side == 1 && x.layout.rows == 1);
     assert!(rows.end * weight.stride() <= weight.data.len() && x.layout.inner == weight.inner);
     assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
@@ -65,7 +73,12 @@ pub(super) fn stream<B: Vectors>(weight: &Weight<'_>, rows: Range<usize>, x: &X<
 /// # Safety
 /// There is AVX-512 with VNNI, and rows are inside of the weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
-unsafe fn sixteen<B: Vectors>(weight: &Weight<'_>, rows: &Range<usize>, x: &X<'_>, room: &mut Room) -> [f32; SIDE] {
+unsafe fn sixteen<B: Vectors>(
+    weight: &CodeWeight<'_>,
+    rows: &Range<usize>,
+    x: &ActivationCodes<'_>,
+    room: &mut StreamRoom,
+) -> [f32; SIDE] {
     let stride = weight.stride();
     let groups = x.layout.groups();
     let mut total = _mm512_setzero_ps();

@@ -12,10 +12,12 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
+use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
 use super::unpack::{OfRows, Unpacked};
-use super::{COLUMNS, GROUP, Layout, SIDE, SUMMED, Weight, X};
-use crate::kernel::cast;
-use crate::kernels::amx;
+use super::weight::CodeWeight;
+use super::x::{ActivationCodes, CodeLayout};
+use crate::amx;
+use crate::bytes::cast;
 use crate::simd;
 
 /// Bytes of a line of a tile.
@@ -28,7 +30,7 @@ const TOGETHER: usize = 1;
 /// 16 rows of the weight by 16 rows of x.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Sums([[f32; SIDE]; SIDE]);
+struct StripSums([[f32; SIDE]; SIDE]);
 
 /// The integers of one group of K.
 #[repr(C, align(64))]
@@ -38,7 +40,7 @@ struct Integers([[[i32; SIDE]; SIDE]; GROUP / 16]);
 /// Memory to work in.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-struct Room {
+struct TileRoom {
     /// By 16 rows, and by groups of K.
     unpacked: [[Unpacked; TOGETHER]; 2],
     /// Of the group that is multiplied, and of the one before.
@@ -46,13 +48,13 @@ struct Room {
 }
 
 // SAFETY: an array of numbers.
-unsafe impl crate::kernel::Pod for Sums {}
+unsafe impl crate::bytes::Pod for StripSums {}
 // SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
-unsafe impl crate::kernel::Pod for Room {}
+unsafe impl crate::bytes::Pod for TileRoom {}
 
 /// One group of K of 16 rows of the weight and of x.
 #[derive(Clone, Copy)]
-struct Unit<'a> {
+struct TileUnit<'a> {
     weights: &'a Unpacked,
     /// Of the weight, elements that share a scale, and how many such there are.
     group: usize,
@@ -64,21 +66,27 @@ struct Unit<'a> {
 }
 
 /// Bytes that [`multiply`] works in.
-pub(super) fn room(x: &Layout) -> usize {
-    size_of::<Room>() + 2 * x.strips() * size_of::<Sums>()
+pub(super) fn room(x: &CodeLayout) -> usize {
+    size_of::<TileRoom>() + 2 * x.strips() * size_of::<StripSums>()
 }
 
 /// The products of `rows` of the weight, at most 32, with the rows of `x`, one row of x after another.
-pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room: &mut [u8], out: &mut [f32]) {
-    let (room, sums) = room.split_at_mut(size_of::<Room>());
-    let (room, sums) = (&mut cast::<Room>(room)[0], cast::<Sums>(sums));
+pub(super) fn multiply(
+    weight: &CodeWeight<'_>,
+    rows: Range<usize>,
+    x: &ActivationCodes<'_>,
+    room: &mut [u8],
+    out: &mut [f32],
+) {
+    let (room, sums) = room.split_at_mut(size_of::<TileRoom>());
+    let (room, sums) = (&mut cast::<TileRoom>(room)[0], cast::<StripSums>(sums));
     assert!(!rows.is_empty() && rows.len() <= COLUMNS && rows.end * weight.stride() <= weight.data.len());
     assert!(x.layout.inner == weight.inner && out.len() >= x.layout.rows * rows.len());
     assert!(x.layout.side == SIDE);
     let (of_sums, group) = ([SIDE, LINE], weight.codes.group);
     let (of_weight, of_x) = ([SIDE, group], [group / 4, LINE]);
     let tiles = [of_sums, of_sums, of_sums, of_sums, of_weight, of_weight, of_x, of_x];
-    let _configured = amx::Session::with(tiles);
+    let _configured = amx::TileSession::with(tiles);
     let halves = rows.clone().step_by(SIDE).map(|from| from..(from + SIDE).min(rows.end));
     // SAFETY: there are tiles, configured so, and every machine that has them has AVX-512; the rest is checked above.
     unsafe {
@@ -99,7 +107,7 @@ pub(super) fn multiply(weight: &Weight<'_>, rows: Range<usize>, x: &X<'_>, room:
 }
 
 /// Takes group `group` of K of at most 16 rows apart, and brings what comes later to cache.
-fn unpack(weight: &Weight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpacked) {
+fn unpack(weight: &CodeWeight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpacked) {
     let elements = weight.elements(group);
     let stride = weight.stride();
     let first = rows.start * stride + weight.codes.bytes(elements.start);
@@ -112,8 +120,14 @@ fn unpack(weight: &Weight<'_>, rows: &Range<usize>, group: usize, to: &mut Unpac
     (weight.codes.unpack)(&OfRows { data, stride, blocks, rows: rows.len() }, to);
 }
 
-impl<'a> Unit<'a> {
-    fn new(weight: &Weight<'_>, weights: &'a Unpacked, x: &X<'a>, strip: usize, group: usize) -> Self {
+impl<'a> TileUnit<'a> {
+    fn new(
+        weight: &CodeWeight<'_>,
+        weights: &'a Unpacked,
+        x: &ActivationCodes<'a>,
+        strip: usize,
+        group: usize,
+    ) -> Self {
         let elements = weight.elements(group);
         Self {
             weights,
@@ -173,7 +187,7 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Stores the integers of group `nth`, which [`Unit::multiply`] left in their register.
+/// Stores the integers of group `nth`, which [`TileUnit::multiply`] left in their register.
 ///
 /// # Safety
 /// They are there.
@@ -210,7 +224,7 @@ const UNDER_WAY: usize = 2;
 /// # Safety
 /// The tiles are configured for this unit.
 #[inline(always)]
-unsafe fn multiply_all(unit: &Unit<'_>, integers: &mut Integers) {
+unsafe fn multiply_all(unit: &TileUnit<'_>, integers: &mut Integers) {
     // SAFETY: by the caller's promise; what is stored was multiplied last but one.
     unsafe {
         for nth in 0..unit.count + UNDER_WAY {
@@ -230,17 +244,17 @@ unsafe fn multiply_all(unit: &Unit<'_>, integers: &mut Integers) {
 /// The tiles are configured for 16 columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 unsafe fn many<const MINIMA: bool>(
-    weight: &Weight<'_>,
+    weight: &CodeWeight<'_>,
     rows: &Range<usize>,
-    x: &X<'_>,
-    room: &mut Room,
-    sums: &mut [Sums],
+    x: &ActivationCodes<'_>,
+    room: &mut TileRoom,
+    sums: &mut [StripSums],
 ) {
-    let Room { unpacked, integers: [now, before] } = room;
+    let TileRoom { unpacked, integers: [now, before] } = room;
     let (mut now, mut before) = (now, before);
     let halves = rows.len().div_ceil(SIDE);
     let groups = x.layout.groups();
-    sums[..2 * x.layout.strips()].fill(Sums([[0.0; SIDE]; SIDE]));
+    sums[..2 * x.layout.strips()].fill(StripSums([[0.0; SIDE]; SIDE]));
     for from in (0..groups).step_by(TOGETHER) {
         let together = from..(from + TOGETHER).min(groups);
         for (half, unpacked) in unpacked.iter_mut().enumerate().take(halves) {
@@ -251,18 +265,19 @@ unsafe fn many<const MINIMA: bool>(
             }
         }
         // The unit whose integers wait, and where its sums are.
-        let mut waiting: Option<(Unit<'_>, usize)> = None;
+        let mut waiting: Option<(TileUnit<'_>, usize)> = None;
         for strip in 0..x.layout.strips() {
             for half in 0..halves {
                 for group in together.clone() {
-                    let unit = Unit::new(weight, &unpacked[half][group - from], x, strip, group);
+                    let unit = TileUnit::new(weight, &unpacked[half][group - from], x, strip, group);
                     // SAFETY: the tiles are configured for 16 columns.
                     unsafe {
                         match waiting {
                             Some((last, at)) => {
                                 // What is needed when both halves are done with these rows of x.
                                 let later = (strip + 1).min(x.layout.strips() - 1);
-                                let of_later = Unit::new(weight, &unpacked[half][group - from], x, later, group).codes;
+                                let of_later =
+                                    TileUnit::new(weight, &unpacked[half][group - from], x, later, group).codes;
                                 let share = of_later.len() / halves;
                                 let ahead = &of_later[half * share..][..share];
                                 let sums_ahead = sums.as_ptr().wrapping_add(2 * later + half);
@@ -291,12 +306,12 @@ unsafe fn many<const MINIMA: bool>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 unsafe fn step<const MINIMA: bool, const NEXT: bool>(
-    unit: &Unit<'_>,
+    unit: &TileUnit<'_>,
     integers: &Integers,
-    total: &mut Sums,
-    mut next: Option<(&Unit<'_>, &mut Integers)>,
+    total: &mut StripSums,
+    mut next: Option<(&TileUnit<'_>, &mut Integers)>,
     ahead: &[i8],
-    sums_ahead: *const Sums,
+    sums_ahead: *const StripSums,
 ) {
     let mut sums = [_mm512_setzero_ps(); SIDE];
     let after = next.as_ref().map_or(0, |(unit, _)| unit.count + UNDER_WAY);

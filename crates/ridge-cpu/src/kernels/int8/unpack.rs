@@ -20,7 +20,7 @@ use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
 
-use super::{GROUP, SIDE, SUMMED, apart};
+use super::scale::{GROUP, SIDE, SUMMED, apart};
 
 /// The same blocks of up to 16 rows, of one group of K or the last part of one.
 pub(in crate::kernels) struct OfRows<'a> {

@@ -2,48 +2,90 @@
 
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
-use super::{By, GROUP, SUMMED};
-use crate::kernel::view;
-use crate::simd::vectorised;
+use super::scale::{GROUP, SIDE, SUMMED};
+use crate::bytes::view;
+use crate::simd::{self, vectorised};
+
+/// Bytes of codes of x that are multiplied together: they stay in L2.
+const RESIDENT: usize = 1 << 20;
+
+/// Rows of x up to which a weight is streamed past them where there are matrix tiles: more take less time on those.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const FEW: usize = 8;
+
+/// What multiplies codes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CodeMultiplier {
+    /// Matrix tiles.
+    #[cfg(target_arch = "x86_64")]
+    Tiles,
+    /// Vectors of bytes, as blocks pass by.
+    #[cfg(target_arch = "x86_64")]
+    Stream,
+    /// Loops that compilers turn into vectors.
+    Lanes,
+}
+
+/// What multiplies the codes of `rows` rows of x.
+pub(crate) fn by(rows: usize) -> CodeMultiplier {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let isa = simd::isa();
+        if isa == simd::Isa::Amx && rows > FEW {
+            return CodeMultiplier::Tiles;
+        }
+        if isa >= simd::Isa::Avx2 {
+            return CodeMultiplier::Stream;
+        }
+    }
+    let _ = rows;
+    CodeMultiplier::Lanes
+}
+
+/// Of `rows` rows of x of `inner` elements, those that are multiplied together: whole strips, all blocks alike.
+pub(crate) fn rows_together(rows: usize, inner: usize) -> usize {
+    let most = (RESIDENT / inner.max(1)).clamp(SIDE, 512) / SIDE * SIDE;
+    rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
+}
 
 /// How the codes of x lie: rows by themselves, or by 16 as the columns of matrix tiles.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct Layout {
-    pub(in crate::kernels) rows: usize,
-    pub(super) inner: usize,
+pub(crate) struct CodeLayout {
+    pub(crate) rows: usize,
+    pub(crate) inner: usize,
     /// Rows whose codes lie side by side, four of K after four: 1 or 16.
-    pub(super) side: usize,
+    pub(crate) side: usize,
     /// What multiplies them.
-    pub(super) by: By,
+    pub(crate) by: CodeMultiplier,
 }
 
 /// The codes of some rows.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct X<'a> {
-    pub(super) layout: Layout,
+pub(crate) struct ActivationCodes<'a> {
+    pub(crate) layout: CodeLayout,
     bytes: &'a [u8],
-    /// [`Layout::parts`].
+    /// [`CodeLayout::parts`].
     parts: [usize; 3],
 }
 
-impl Layout {
+impl CodeLayout {
     /// Of `rows` rows of `inner` elements, by 16 if they are multiplied on tiles.
-    pub(in crate::kernels) fn new(rows: usize, inner: usize) -> Self {
-        let by = super::by(rows);
+    pub(crate) fn new(rows: usize, inner: usize) -> Self {
+        let by = by(rows);
         let side = match by {
             #[cfg(target_arch = "x86_64")]
-            By::Tiles => super::SIDE,
+            CodeMultiplier::Tiles => SIDE,
             _ => 1,
         };
         Self { rows, inner, side, by }
     }
 
-    pub(super) fn groups(&self) -> usize {
+    pub(crate) fn groups(&self) -> usize {
         self.inner.div_ceil(GROUP)
     }
 
-    /// Strips of [`Layout::side`] rows.
-    pub(in crate::kernels) fn strips(&self) -> usize {
+    /// Strips of [`CodeLayout::side`] rows.
+    pub(crate) fn strips(&self) -> usize {
         self.rows.div_ceil(self.side)
     }
 
@@ -55,32 +97,32 @@ impl Layout {
     }
 
     /// Bytes of a strip.
-    pub(in crate::kernels) fn strip(&self) -> usize {
+    pub(crate) fn strip(&self) -> usize {
         self.parts().iter().sum()
     }
 
     /// Bytes of all codes.
-    pub(in crate::kernels) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.strips() * self.strip()
     }
 
     /// Rows of a strip.
-    pub(in crate::kernels) fn rows_of(&self, strip: usize) -> std::ops::Range<usize> {
+    pub(crate) fn rows_of(&self, strip: usize) -> std::ops::Range<usize> {
         strip * self.side..((strip + 1) * self.side).min(self.rows)
     }
 
     /// Bytes before row `row`, the first of a strip.
-    pub(in crate::kernels) fn before(&self, row: usize) -> usize {
+    pub(crate) fn before(&self, row: usize) -> usize {
         row / self.side * self.strip()
     }
 
     /// As this, for some of its rows, which are whole strips.
-    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
+    pub(crate) fn of_rows(&self, rows: usize) -> Self {
         Self { rows, ..*self }
     }
 
     /// Writes the codes of one row of its strip, which is `to`; `x` is the row.
-    pub(in crate::kernels) fn put(&self, row: usize, x: &[f32], to: &mut [u8]) {
+    pub(crate) fn put(&self, row: usize, x: &[f32], to: &mut [u8]) {
         let [codes, scales, _] = self.parts();
         let (to_codes, rest) = to.split_at_mut(codes);
         let (to_scales, to_sums) = rest.split_at_mut(scales);
@@ -103,9 +145,9 @@ impl Layout {
     }
 }
 
-impl<'a> X<'a> {
-    /// `bytes` are those of [`Layout::put`] for all rows.
-    pub(in crate::kernels) fn new(layout: Layout, bytes: &'a [u8]) -> Self {
+impl<'a> ActivationCodes<'a> {
+    /// `bytes` are those of [`CodeLayout::put`] for all rows.
+    pub(crate) fn new(layout: CodeLayout, bytes: &'a [u8]) -> Self {
         assert!(bytes.len() >= layout.bytes() && (bytes.as_ptr() as usize).is_multiple_of(64));
         Self { layout, bytes, parts: layout.parts() }
     }
@@ -118,17 +160,17 @@ impl<'a> X<'a> {
     }
 
     /// Codes of a strip: bytes.
-    pub(super) fn codes(&self, strip: usize) -> &'a [i8] {
+    pub(crate) fn codes(&self, strip: usize) -> &'a [i8] {
         view(self.part(strip, 0))
     }
 
     /// Scales of a strip: those of all rows for one group after another.
-    pub(super) fn scales(&self, strip: usize) -> &'a [f32] {
+    pub(crate) fn scales(&self, strip: usize) -> &'a [f32] {
         view(self.part(strip, 1))
     }
 
     /// Sums of 16 codes each, as the scales.
-    pub(super) fn sums(&self, strip: usize) -> &'a [f32] {
+    pub(crate) fn sums(&self, strip: usize) -> &'a [f32] {
         view(self.part(strip, 2))
     }
 }

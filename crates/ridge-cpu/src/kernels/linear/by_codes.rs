@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
-use super::{After, Linear};
-use crate::kernel::{Io, Preparation, Scratch, cast};
+use super::kernel::{After, LinearKernel};
+use crate::bytes::cast;
+use crate::io::KernelIo;
+use crate::kernel::Preparation;
 use crate::kernels::int8;
+use crate::scratch::Scratch;
 use crate::simd;
 
-impl Linear {
-    fn codes(&self, rows: usize) -> int8::Layout {
-        int8::Layout::new(self.rows, self.inner).of_rows(rows)
+impl LinearKernel {
+    fn codes(&self, rows: usize) -> int8::CodeLayout {
+        int8::CodeLayout::new(self.rows, self.inner).of_rows(rows)
     }
 
     /// A single row is rounded where it is used.
@@ -22,7 +25,7 @@ impl Linear {
         })
     }
 
-    pub(super) fn prepare_codes(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn prepare_codes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let layout = self.codes(self.rows);
         let [line] = scratch.slices::<f32, 1>([self.inner]);
         for strip in pieces {
@@ -39,8 +42,8 @@ impl Linear {
     /// `of_weights` are how the rows of each weight are codes.
     pub(super) fn run_by_codes(
         &self,
-        of_weights: &[int8::Codes],
-        io: &Io<'_>,
+        of_weights: &[int8::WeightCodes],
+        io: &KernelIo<'_>,
         pieces: Range<usize>,
         scratch: &mut Scratch,
     ) {
@@ -67,11 +70,11 @@ impl Linear {
         for piece in pieces {
             let (block, tile) = (piece / self.tiles, piece % self.tiles);
             let rows = block * self.row_block..((block + 1) * self.row_block).min(self.rows);
-            let x = int8::X::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
+            let x = int8::ActivationCodes::new(self.codes(rows.len()), &codes[all.before(rows.start)..]);
             let (which, columns) = self.place(tile);
             let mut multiply = |which: usize, out: &mut [f32]| {
                 let data = io.input(self.x + 1 + which);
-                let weight = int8::Weight { data, codes: of_weights[which], inner: self.inner };
+                let weight = int8::CodeWeight { data, codes: of_weights[which], inner: self.inner };
                 int8::multiply(&weight, columns.clone(), &x, room, out);
                 if weight.codes.unit != 1.0 {
                     simd::scale(&mut out[..rows.len() * columns.len()], weight.codes.unit);

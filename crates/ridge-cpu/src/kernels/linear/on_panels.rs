@@ -5,12 +5,14 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ridge_graph::DType;
 
+use super::kernel::{After, LinearKernel};
 use super::on_tiles::{WAITING, of_x};
-use super::{After, Linear};
-use crate::kernel::{Io, Preparation, Scratch};
-use crate::kernels::amx::{self, panels};
+use crate::amx::{self, panels};
+use crate::io::KernelIo;
+use crate::kernel::Preparation;
+use crate::scratch::Scratch;
 
-impl Linear {
+impl LinearKernel {
     fn row_tiles(&self, rows: usize) -> panels::RowTiles {
         panels::RowTiles::new(rows, self.inner, amx::terms(self.dtype))
     }
@@ -25,11 +27,11 @@ impl Linear {
         })
     }
 
-    pub(super) fn prepare_on_panels(&self, io: &Io<'_>, pieces: Range<usize>) {
+    pub(super) fn prepare_on_panels(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
         of_x!(self.prepare_rows_of(io, pieces));
     }
 
-    fn prepare_rows_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>) {
+    fn prepare_rows_of<T: amx::Terms>(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
         let rows = pieces.start * amx::SIDE..(pieces.end * amx::SIDE).min(self.rows);
         let x = &io.input::<T>(self.x)[rows.start * self.inner..rows.end * self.inner];
         let all = self.row_tiles(self.rows);
@@ -39,11 +41,11 @@ impl Linear {
         layout.pack(x, self.inner, to);
     }
 
-    pub(super) fn run_on_panels(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn run_on_panels(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         of_x!(self.run_on_panels_of(io, pieces, scratch));
     }
 
-    fn run_on_panels_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run_on_panels_of<T: amx::Terms>(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let all = self.row_tiles(self.rows);
         let most = all.of_rows(self.row_block.min(self.rows));
         let cut = Cut { weights: if self.after == After::Swiglu { 2 } else { 1 }, parts: amx::parts(self.inner) };
@@ -123,7 +125,7 @@ impl Linear {
 
     /// What is multiplied in turn `nth` of pieces that are multiplied together: for each part of K the pieces, for each of
     /// them the weights.
-    fn turn<'a>(&self, io: &Io<'a>, cut: Cut, pieces: &Range<usize>, nth: usize) -> Turn<'a> {
+    fn turn<'a>(&self, io: &KernelIo<'a>, cut: Cut, pieces: &Range<usize>, nth: usize) -> Turn<'a> {
         let (part, nth) = (nth / (pieces.len() * cut.weights), nth % (pieces.len() * cut.weights));
         let (which, columns) = self.place((pieces.start + nth / cut.weights) % self.tiles);
         let steps = amx::part(self.inner, part);

@@ -5,9 +5,12 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{After, Linear};
-use crate::kernel::{Io, Preparation, Scratch};
-use crate::kernels::amx;
+use super::kernel::{After, LinearKernel};
+use crate::amx;
+use crate::io::KernelIo;
+use crate::kernel::Preparation;
+use crate::kernels::tile_product;
+use crate::scratch::Scratch;
 
 /// Products of 32 rows of a weight whose sums wait for the next part of K, where K is cut: half a MiB.
 pub(super) const WAITING: usize = 16;
@@ -24,9 +27,9 @@ macro_rules! of_x {
 }
 pub(super) use of_x;
 
-impl Linear {
-    fn layout(&self, rows: usize) -> amx::Layout {
-        amx::Layout::new(rows, self.inner, amx::terms(self.dtype))
+impl LinearKernel {
+    fn layout(&self, rows: usize) -> amx::ColumnLayout {
+        amx::ColumnLayout::new(rows, self.inner, amx::terms(self.dtype))
     }
 
     /// Rows that fill no tile are laid out where they are used.
@@ -39,11 +42,11 @@ impl Linear {
         })
     }
 
-    pub(super) fn prepare_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>) {
+    pub(super) fn prepare_on_tiles(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
         of_x!(self.prepare_of(io, pieces));
     }
 
-    fn prepare_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>) {
+    fn prepare_of<T: amx::Terms>(&self, io: &KernelIo<'_>, pieces: Range<usize>) {
         let rows = pieces.start * amx::SIDE..(pieces.end * amx::SIDE).min(self.rows);
         let x = &io.input::<T>(self.x)[rows.start * self.inner..rows.end * self.inner];
         let layout = self.layout(self.rows).of_rows(rows.len());
@@ -53,11 +56,11 @@ impl Linear {
         layout.pack_x(x, self.inner, to.as_chunks_mut().0);
     }
 
-    pub(super) fn run_on_tiles(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn run_on_tiles(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         of_x!(self.run_on_tiles_of(io, pieces, scratch));
     }
 
-    fn run_on_tiles_of<T: amx::Terms>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    fn run_on_tiles_of<T: amx::Terms>(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let all = self.layout(self.rows);
         let most = all.of_rows(self.row_block.min(self.rows));
         let outputs = 3 * amx::SIDE * amx::COLUMNS;
@@ -67,7 +70,7 @@ impl Linear {
         let waiting = if cuts > 1 { WAITING } else { of_piece };
         let [packed, weights, sums, products, gated, line] = scratch.slices::<u32, 6>([
             if all.compact { all.x_room() } else { 0 },
-            amx::Layout::weight_room(),
+            amx::ColumnLayout::weight_room(),
             waiting * most.sums_room(),
             outputs,
             if gates { outputs } else { 0 },
@@ -78,7 +81,7 @@ impl Linear {
         if all.compact {
             all.pack_x(io.input::<T>(self.x), self.inner, packed);
         }
-        let tiles = amx::Session::begin();
+        let tiles = amx::TileSession::begin();
         // Pieces from one on that are multiplied together, all of one block of rows of x.
         let group =
             |first: usize| first..pieces.end.min((first / self.tiles + 1) * self.tiles).min(first + waiting / of_piece);
@@ -90,11 +93,11 @@ impl Linear {
             let weight = &self.weights[which];
             let input = self.x + 1 + which;
             let data = match weight.stored {
-                None => amx::Data::Plain(&io.input(input)[..weight.columns * self.inner]),
-                Some(rows) => amx::Data::Blocks(io.input(input), rows),
+                None => tile_product::WeightData::Plain(&io.input(input)[..weight.columns * self.inner]),
+                Some(rows) => tile_product::WeightData::Blocks(io.input(input), rows),
             };
-            let weight = amx::Weight { data, inner: self.inner };
-            amx::Part { weight, rows: columns, steps: amx::part(self.inner, steps) }
+            let weight = tile_product::TileWeight { data, inner: self.inner };
+            tile_product::WeightPart { weight, rows: columns, steps: amx::part(self.inner, steps) }
         };
         let slot = most.sums_room() / (amx::SIDE * amx::SIDE);
         let mut pieces_now = group(pieces.start);
@@ -118,7 +121,7 @@ impl Linear {
                 let shares = if cuts > 1 { parts } else { 0 };
                 let after = amx::part(self.inner, nth / parts + 1);
                 let of_x = (shares > 0).then(|| layout.share(x, after, nth % parts, shares)).into_iter().flatten();
-                let ahead = next.as_ref().and_then(amx::Part::together).into_iter().chain(of_x);
+                let ahead = next.as_ref().and_then(tile_product::WeightPart::together).into_iter().chain(of_x);
                 let mut ahead = amx::Ahead::new(ahead, layout.groups().count(), now.steps.len());
                 let (which, columns) = self.place((pieces_now.start + nth % parts / of_piece) % self.tiles);
                 let whole = now.steps.end == layout.depth && nth % of_piece == of_piece - 1;
@@ -139,7 +142,7 @@ impl Linear {
                         if gates { [&mut *gated, &mut *products] } else { [&mut *products, &mut *gated] };
                     self.finish(io, which, of_rows, columns.clone(), [first, second, line]);
                 };
-                amx::multiply(&tiles, &layout, &now, next.as_ref(), &mut ahead, x, weights, sums, finish);
+                tile_product::multiply(&tiles, &layout, &now, next.as_ref(), &mut ahead, x, weights, sums, finish);
             }
             pieces_now = pieces_next;
         }

@@ -9,8 +9,6 @@ use std::arch::x86_64::{
 use std::ops::Range;
 
 use super::source::Lanes;
-use super::{After, Linear};
-use crate::kernel::{Io, Scratch};
 use crate::simd::{self, Isa, LANES};
 
 /// Columns of a piece.
@@ -19,36 +17,6 @@ pub(super) const COLUMNS: usize = 256;
 /// Is the product of a row with this many columns of `inner` elements computed here?
 pub(super) fn takes(columns: usize, inner: usize) -> bool {
     simd::isa() >= Isa::Avx512 && columns >= LANES && inner >= LANES
-}
-
-impl Linear {
-    /// [`crate::kernel::Kernel::run`] of a row of f32 without biases, from the products to the output without a detour.
-    pub(super) fn run_one_row(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
-        let copied = if self.is_copied() { self.stride() } else { 0 };
-        let [copy, gated] = scratch.slices::<f32, 2>([copied, self.tile]);
-        if copied > 0 {
-            self.copy_x(io, 0..1, copy);
-        }
-        let x = if copied > 0 { &*copy } else { io.input(self.x) };
-        let x = x.as_chunks::<LANES>().0;
-        for piece in pieces {
-            let (which, columns) = self.place(piece);
-            let weight =
-                |which: usize| &io.input::<f32>(self.x + 1 + which)[..self.weights[which].columns * self.inner];
-            // SAFETY: these columns are this piece's alone.
-            let out = unsafe { io.output::<f32>(which).part(columns.clone()) };
-            run(weight(which), self.inner, columns.clone(), x, out);
-            match self.after {
-                After::Nothing => {}
-                After::Add => simd::add(out, &io.input(0)[columns]),
-                After::Swiglu => {
-                    let gated = &mut gated[..columns.len()];
-                    run(weight(1), self.inner, columns, x, gated);
-                    simd::swiglu(out, gated);
-                }
-            }
-        }
-    }
 }
 
 /// Products of `x`, laid out as [`super::tile::fill`] leaves it, with rows `columns` of the weight `[N, inner]`.

@@ -16,9 +16,14 @@ use std::ops::Range;
 use half::bf16;
 use ridge_graph::DType;
 
+use super::rests::{take_rest, weight};
+use super::softmax;
+use super::span::{Keys, Lanes, SPAN, STEP, STEPS, scale_each};
+use super::state::TileState;
 use super::terms::{rounded_lines, split_rows};
-use super::{Attention, Lanes, Rows, SIDE, SPAN, STEP, STEPS, State, Words, amx, scale_each, softmax, take_rest};
-use crate::kernel::Io;
+use crate::amx::{self, SIDE, Words};
+use crate::io::KernelIo;
+use crate::kernels::attention::kernel::{AttentionKernel, TokenRows};
 use crate::simd::Element;
 
 /// Tiles of a span along its keys.
@@ -32,22 +37,17 @@ fn column(d: usize) -> (usize, usize) {
     (d % 8 / 4, d / 8 * 4 + d % 4)
 }
 
-impl Attention {
-    /// Do the queries of `tokens` tokens fill one tile at most?
-    pub(super) fn is_few(&self, tokens: usize) -> bool {
-        tokens * self.group() <= SIDE
-    }
-
+impl AttentionKernel {
     /// Attention for the queries of `rows` and kv heads `heads` to `keys`, which are of one part.
     pub(super) fn part_of_few<const TERMS: usize>(
         &self,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         heads: &Range<usize>,
-        rows: &Rows,
+        rows: &TokenRows,
         keys: &Range<usize>,
-        state: &mut State<'_>,
+        state: &mut TileState<'_>,
     ) {
-        let configured = amx::Few::begin(rows.tokens.len() * self.group());
+        let configured = amx::FewQueries::begin(rows.tokens.len() * self.group());
         for from in keys.clone().step_by(SPAN) {
             let span = from..keys.end.min(from + SPAN);
             let places = self.places::<TERMS>(io, rows.sequence, &span);
@@ -58,7 +58,7 @@ impl Attention {
     }
 
     /// Where the span's keys lie as tiles, if they do.
-    fn places<const TERMS: usize>(&self, io: &Io<'_>, sequence: usize, span: &Range<usize>) -> Option<Places> {
+    fn places<const TERMS: usize>(&self, io: &KernelIo<'_>, sequence: usize, span: &Range<usize>) -> Option<Places> {
         let whole = self.dim.is_multiple_of(STEP) && self.block_size.is_multiple_of(SIDE);
         let as_they_are = self.cache == DType::BF16 && TERMS == 1;
         if !whole || !as_they_are && self.cache != DType::I8 {
@@ -81,13 +81,13 @@ impl Attention {
     #[allow(clippy::too_many_arguments)]
     fn few_at_span<const TERMS: usize>(
         &self,
-        configured: &amx::Few,
-        io: &Io<'_>,
+        configured: &amx::FewQueries,
+        io: &KernelIo<'_>,
         (head, nth): (usize, usize),
-        rows: &Rows,
+        rows: &TokenRows,
         span: &Range<usize>,
         places: Option<Places>,
-        state: &mut State<'_>,
+        state: &mut TileState<'_>,
     ) {
         let (width, count) = (self.width(), rows.tokens.len() * self.group());
         let (depth, d_tiles, term) = (width / STEP, width / SIDE, SPAN * width);
@@ -168,7 +168,7 @@ impl Attention {
             self.fill_span::<TERMS>(io, head, rows, 1, span, state);
             if !codes {
                 state.rests = take_rest::<TERMS>(state.span, width, span.len(), state.rest);
-                rests = state.rests != super::Keys::default();
+                rests = state.rests != Keys::default();
             }
             for (t, to) in state.values.chunks_exact_mut(STEPS * d_tiles).take(terms).enumerate() {
                 let span_of = |tile: usize| &state.span[t * term + tile * SIDE * width..];
@@ -195,17 +195,17 @@ impl Attention {
     /// Adds the values that are not finite for the queries that see them.
     fn add_rests_of_few<const TERMS: usize>(
         &self,
-        sight: &softmax::Span,
+        sight: &softmax::SpanSight,
         keys: usize,
         count: usize,
         nth: usize,
-        state: &mut State<'_>,
+        state: &mut TileState<'_>,
     ) {
         let (width, weights) = (self.width(), &*state.weights);
         let out = &mut state.out[nth * width / SIDE..][..width / SIDE];
         for key in (0..keys).filter(|key| state.rests[key / 64] >> (key % 64) & 1 == 1) {
             for query in (0..count).filter(|query| sight.sees(*query, key)) {
-                let weight = super::weight::<TERMS>(weights, key, query);
+                let weight = weight::<TERMS>(weights, key, query);
                 for (d, value) in state.rest[key * width..][..width].iter().enumerate() {
                     if *value != bf16::ZERO {
                         let (tile, column) = column(d % STEP);

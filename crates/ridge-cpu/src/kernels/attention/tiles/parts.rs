@@ -11,31 +11,20 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::super::TOKENS;
-use super::{Attention, Lanes, Rows, SIDE, SPAN, State, Words, amx};
-use crate::kernel::{Io, Preparation, Scratch};
-use crate::simd::power;
+use super::few;
+use super::span::{Lanes, SPAN, STEP};
+use super::state::TileState;
+use crate::amx::{self, SIDE, Words};
+use crate::io::KernelIo;
+use crate::kernel::Preparation;
+use crate::kernels::attention::kernel::{AttentionKernel, TOKENS, TokenRows};
+use crate::scratch::Scratch;
+use crate::simd::{self, power};
 
 /// Positions of a part.
 const PART: usize = 1024;
 
-/// Sums of weighed values, largest scores and sums of weights, as the like of [`State`].
-pub(super) struct Sums<'a> {
-    pub(super) out: &'a mut [Words],
-    pub(super) largest: &'a mut [Lanes<f32>],
-    pub(super) total: &'a mut [Lanes<f32>],
-}
-
-impl State<'_> {
-    /// What the first part gave becomes what others are merged into.
-    fn keep(&mut self) {
-        std::mem::swap(&mut self.out, &mut self.merged.out);
-        std::mem::swap(&mut self.largest, &mut self.merged.largest);
-        std::mem::swap(&mut self.total, &mut self.merged.total);
-    }
-}
-
-impl Attention {
+impl AttentionKernel {
     /// Parts of the whole table.
     fn table_parts(&self) -> usize {
         (self.table * self.block_size).div_ceil(PART)
@@ -60,23 +49,92 @@ impl Attention {
     }
 
     /// The parts that `rows` see some of, or one.
-    fn parts(&self, rows: &Rows) -> Range<usize> {
+    fn parts(&self, rows: &TokenRows) -> Range<usize> {
         let first = self.start(rows, 0) / PART;
         first..rows.most().div_ceil(PART).max(first + 1)
     }
 
     /// What `rows` see of a part, and what is left of its first span.
-    fn seen_of(&self, rows: &Rows, part: usize) -> Range<usize> {
+    fn seen_of(&self, rows: &TokenRows, part: usize) -> Range<usize> {
         (part * PART).max(self.start(rows, 0) / SPAN * SPAN)..rows.most().min((part + 1) * PART)
+    }
+
+    /// The queries of `rows` and `heads` as tiles.
+    fn load_queries<T: amx::Terms, const TERMS: usize>(
+        &self,
+        io: &KernelIo<'_>,
+        heads: &Range<usize>,
+        rows: &TokenRows,
+        state: &mut TileState<'_>,
+    ) {
+        let of_token = self.group() * self.dim;
+        let count = rows.tokens.len() * self.group();
+        let of_head = count.div_ceil(SIDE) * TERMS * (self.width() / STEP);
+        for (head, tiles) in heads.clone().zip(state.q_tiles.chunks_exact_mut(of_head)) {
+            let q = amx::elements::<T>(state.q);
+            for (token, to) in rows.tokens.clone().zip(q.chunks_exact_mut(of_token)) {
+                to.copy_from_slice(&io.input::<T>(0)[self.first_row(token, head)..][..of_token]);
+            }
+            amx::ColumnLayout::of_whole_tiles(count, self.dim, TERMS).pack_x(&q[..count * self.dim], self.dim, tiles);
+        }
+    }
+
+    /// Attention for the loaded queries to `keys`, which are of one part.
+    fn attend_part<const TERMS: usize>(
+        &self,
+        io: &KernelIo<'_>,
+        heads: &Range<usize>,
+        rows: &TokenRows,
+        keys: &Range<usize>,
+        state: &mut TileState<'_>,
+    ) {
+        let tiles = heads.len() * (rows.tokens.len() * self.group()).div_ceil(SIDE);
+        state.out[..tiles * (self.width() / SIDE)].as_flattened_mut().fill(0);
+        state.largest[..tiles].fill([f32::NEG_INFINITY; SIDE]);
+        state.total[..tiles].fill([0.0; SIDE]);
+        if self.is_few(rows.tokens.len()) {
+            self.part_of_few::<TERMS>(io, heads, rows, keys, state);
+        } else {
+            self.part_of_many::<TERMS>(io, heads.start, rows, keys, state);
+        }
+    }
+
+    /// Writes what all parts gave.
+    fn store(&self, io: &KernelIo<'_>, heads: &Range<usize>, rows: &TokenRows, state: &mut TileState<'_>) {
+        let (group, width, d_tiles) = (self.group(), self.width(), self.width() / SIDE);
+        let count = rows.tokens.len() * group;
+        let (few, tiles) = (self.is_few(rows.tokens.len()), count.div_ceil(SIDE));
+        for (at, head) in (0..heads.len() * tiles).zip(heads.clone().flat_map(|head| std::iter::repeat_n(head, tiles)))
+        {
+            let tile = at % tiles;
+            let of_tile = SIDE.min(count - tile * SIDE);
+            if few {
+                few::unpack_lines(&state.merged.out[at * d_tiles..][..d_tiles], of_tile, state.line);
+            } else {
+                for d in 0..d_tiles {
+                    let sums = &state.merged.out[tile_of_sums(at, d, tiles, d_tiles)];
+                    amx::unpack_columns(sums, [of_tile, SIDE], width, &mut state.line[d * SIDE..]);
+                }
+            }
+            for (i, line) in state.line.chunks_exact_mut(width).take(of_tile).enumerate() {
+                let (row, total) = (tile * SIDE + i, state.merged.total[at][i]);
+                if total > 0.0 {
+                    simd::scale(&mut line[..self.dim], 1.0 / total);
+                }
+                let at = self.first_row(rows.tokens.start + row / group, head) + row % group * self.dim;
+                // SAFETY: this token's query heads of this kv head are our piece's alone.
+                unsafe { simd::store(io, 0, self.dtype, at, &line[..self.dim]) };
+            }
+        }
     }
 
     /// All of attention for `rows` and the query heads of kv heads `heads`: of one, if they are more than a tile.
     pub(super) fn attend_by_parts<T: amx::Terms, const TERMS: usize>(
         &self,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         heads: &Range<usize>,
-        rows: &Rows,
-        state: &mut State<'_>,
+        rows: &TokenRows,
+        state: &mut TileState<'_>,
     ) {
         self.load_queries::<T, TERMS>(io, heads, rows, state);
         for (nth, part) in self.parts(rows).enumerate() {
@@ -87,7 +145,7 @@ impl Attention {
     }
 
     /// Merges what part `nth` of those that `rows` see gave with what those before it gave.
-    fn merge(&self, nth: usize, heads: &Range<usize>, rows: &Rows, state: &mut State<'_>) {
+    fn merge(&self, nth: usize, heads: &Range<usize>, rows: &TokenRows, state: &mut TileState<'_>) {
         if nth == 0 {
             return state.keep();
         }
@@ -123,7 +181,7 @@ impl Attention {
     /// Computes the parts of single tokens that `pieces` of the preparation stand for.
     pub(super) fn prepare_parts<T: amx::Terms, const TERMS: usize>(
         &self,
-        io: &Io<'_>,
+        io: &KernelIo<'_>,
         pieces: Range<usize>,
         scratch: &mut Scratch,
     ) {
@@ -150,7 +208,7 @@ impl Attention {
         }
     }
 
-    fn keep_part(&self, io: &Io<'_>, token: usize, heads: &Range<usize>, nth: usize, state: &State<'_>) {
+    fn keep_part(&self, io: &KernelIo<'_>, token: usize, heads: &Range<usize>, nth: usize, state: &TileState<'_>) {
         let (tiles, d_tiles, lines) = (self.group().div_ceil(SIDE), self.width() / SIDE, self.group().min(SIDE));
         for (i, head) in heads.clone().enumerate() {
             // SAFETY: this part of this head is of our pieces alone.
@@ -167,7 +225,12 @@ impl Attention {
     }
 
     /// Merges the parts of `pieces`, which are heads of single tokens.
-    pub(super) fn finish_parts<const TERMS: usize>(&self, io: &Io<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn finish_parts<const TERMS: usize>(
+        &self,
+        io: &KernelIo<'_>,
+        pieces: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
         let (d_tiles, lines) = (self.width() / SIDE, self.group().min(SIDE));
         let mut state = self.state::<TERMS>(scratch);
         for piece in pieces {
@@ -191,7 +254,7 @@ impl Attention {
 }
 
 /// The place of sums `d` of tile `tile` of many queries: those of two tiles, or of the last one, lie side by side.
-pub(super) fn tile_of_sums(tile: usize, d: usize, tiles: usize, d_tiles: usize) -> usize {
+fn tile_of_sums(tile: usize, d: usize, tiles: usize, d_tiles: usize) -> usize {
     let pair = tile / 2 * 2;
     pair * d_tiles + d * (tiles - pair).min(2) + tile % 2
 }

@@ -2,7 +2,10 @@
 
 use half::bf16;
 
-use super::{Attention, Keys, Pair, Rows, SIDE, STEP, STEPS, Words};
+use super::span::{Keys, STEP, STEPS};
+use super::state::TilePair;
+use crate::amx::{SIDE, Words};
+use crate::kernels::attention::kernel::{AttentionKernel, TokenRows};
 
 /// A span's values that are not finite.
 pub(super) struct Rests<'a> {
@@ -12,13 +15,13 @@ pub(super) struct Rests<'a> {
     pub(super) values: &'a [bf16],
 }
 
-impl Attention {
+impl AttentionKernel {
     /// Adds the values that are not finite for the queries of `pair` that see them.
     pub(super) fn add_rests<const TERMS: usize>(
         &self,
-        rows: &Rows,
+        rows: &TokenRows,
         from: usize,
-        pair: &Pair,
+        pair: &TilePair,
         rests: &Rests<'_>,
         weights: &[Words],
         out: &mut [Words],

@@ -11,12 +11,12 @@ use std::arch::x86_64::{
 };
 use std::ops::Range;
 
-use super::{Lanes, SPAN, STEPS, Scales};
-use crate::kernels::amx::{SIDE, Words};
+use super::span::{Lanes, SPAN, STEPS, Scales};
+use crate::amx::{SIDE, Words};
 use crate::simd::power;
 
 /// What a tile of queries does with the scores of a span.
-pub(super) struct Span {
+pub(super) struct SpanSight {
     /// For each query, how many of the span's keys it sees.
     pub(super) seen: Lanes<i32>,
     /// The first of them.
@@ -58,7 +58,7 @@ fn load_integers(lanes: &Lanes<i32>) -> __m512i {
     unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) }
 }
 
-impl Span {
+impl SpanSight {
     /// Does query `lane` see key `key` of the span?
     pub(super) fn sees(&self, lane: usize, key: usize) -> bool {
         (self.start[lane]..self.seen[lane]).contains(&(key as i32))
@@ -92,7 +92,7 @@ impl Sight {
 /// Of codes it multiplies scores by the scales of their keys, and weights, once they are summed, by those of values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 pub(super) fn soften<const TERMS: usize>(
-    span: &Span,
+    span: &SpanSight,
     scales: Option<&Scales>,
     scores: &mut OfTile<'_>,
     sums: (&mut Lanes<f32>, &mut Lanes<f32>),
@@ -111,7 +111,7 @@ const ONES: Scales = [[1.0; SPAN]; 2];
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
 fn soften_with<const TERMS: usize, const CODES: bool>(
-    span: &Span,
+    span: &SpanSight,
     [of_keys, of_values]: &Scales,
     scores: &mut OfTile<'_>,
     (largest, total): (&mut Lanes<f32>, &mut Lanes<f32>),

@@ -12,8 +12,8 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::softmax::words;
-use super::{SPAN, STEP, STEPS};
-use crate::kernels::amx::{self, SIDE, Words};
+use super::span::{SPAN, STEP, STEPS};
+use crate::amx::{self, SIDE, Words};
 use crate::simd::Element;
 
 /// Rows of `dim` elements as rows of `width` for each term, which are `term` elements apart.

@@ -5,10 +5,10 @@ use ridge_graph::sample::Rng;
 use ridge_graph::{DType, FormatRef, format, with_block_format};
 
 use super::*;
-use crate::kernels::int8::{By, Codes, Layout, stream, unit};
+use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, stream, unit};
 
 /// The product of one row of the weight, `blocks`, with one of x: exact sums of codes, floats in the order of K.
-fn product<B: Interleaved>(blocks: &[u8], x: &X<'_>, row: usize) -> f32 {
+fn product<B: Interleaved>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
     let (of_x, sums, mut total) = (x.codes(row), x.sums(row), 0f32);
     for (group, blocks) in blocks.chunks(GROUP / B::ELEMENTS * B::BYTES).enumerate() {
         let mut sum = 0f32;
@@ -34,11 +34,20 @@ fn same(is: &[f32], should: &[f32]) -> bool {
     is.iter().zip(should).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan())
 }
 
-type Products = unsafe fn(&Weight<'_>, Range<usize>, &X<'_>, &mut [u8], &mut [f32]);
+type Products = unsafe fn(&CodeWeight<'_>, Range<usize>, &ActivationCodes<'_>, &mut [u8], &mut [f32]);
 
-/// Holds products of a weight of `columns` rows with `rows` of x to what they should be.
-fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
-    let layout = Layout { rows, inner, side: 1, by: By::Stream };
+/// The instructions that multiply codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Instructions {
+    Pairs,
+    Fours,
+    FoursOfAvx512,
+    VectorsOfAvx512,
+}
+
+/// Checks products by `by` of a weight of `columns` rows with `rows` of x.
+fn check<B: Interleaved>(by: Instructions, format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
+    let layout = CodeLayout { rows, inner, side: 1, by: CodeMultiplier::Stream };
     let mut rng = Rng::new((inner + rows) as u64);
     let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
     x[..inner.min(40)].fill(3.0);
@@ -54,8 +63,8 @@ fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns:
     for (row, x) in x.chunks_exact(inner).enumerate() {
         layout.put(row, x, &mut bytes[layout.before(row)..][..layout.strip()]);
     }
-    let x = X::new(layout, bytes);
-    let weight = Weight { data, codes: Codes::new(format).expect("has blocks"), inner };
+    let x = ActivationCodes::new(layout, bytes);
+    let weight = CodeWeight { data, codes: codes(format).expect("has blocks"), inner };
     let mut room = vec![0u8; 64 + room().max(stream::room())];
     let aligned = room.as_ptr().align_offset(64);
     let of_room = room.len() - 64;
@@ -65,38 +74,30 @@ fn holds<B: Interleaved>(format: &FormatRef, data: &[u8], inner: usize, columns:
         let row = |column: usize| &data[column * weight.stride()..][..weight.stride()];
         let all = (0..rows).flat_map(|r| some.clone().map(move |c| (r, c)));
         let should: Vec<f32> = all.map(|(r, c)| product::<B>(row(c), &x, r)).collect();
-        let mut holds = |by: &str, multiply: Products| {
-            let mut got = vec![7.5; rows * some.len()];
-            // SAFETY: the instructions are there.
-            unsafe { multiply(&weight, some.clone(), &x, &mut *room, &mut got) };
-            let at = || format!("{} by {by}, {inner} by {some:?}, {rows} rows", B::NAME);
-            assert!(same(&got, &should), "{}: {got:?} and not {should:?}", at());
+        let multiply: Products = match by {
+            Instructions::Pairs => multiply_by::<B, Pairs>,
+            Instructions::Fours => multiply_by::<B, Fours>,
+            Instructions::FoursOfAvx512 => multiply_by::<B, FoursOfAvx512>,
+            Instructions::VectorsOfAvx512 => stream::stream::<B>,
         };
-        holds("pairs", multiply_by::<B, Pairs>);
-        if is_x86_feature_detected!("avxvnni") {
-            holds("fours", multiply_by::<B, Fours>);
-        }
-        if simd::isa() >= simd::Isa::Avx512Vnni {
-            holds("fours of AVX-512", multiply_by::<B, FoursOfAvx512>);
-            if rows == 1 {
-                holds("vectors of AVX-512", stream::stream::<B>);
-            }
-        }
+        let mut got = vec![7.5; rows * some.len()];
+        // SAFETY: the caller has found the instructions.
+        unsafe { multiply(&weight, some.clone(), &x, &mut *room, &mut got) };
+        let at = || format!("{} by {by:?}, {inner} by {some:?}, {rows} rows", B::NAME);
+        assert!(same(&got, &should), "{}: {got:?} and not {should:?}", at());
     }
 }
 
 /// Random bytes, in some blocks all of one bit pattern: the largest codes of both signs, and scales that are infinite, NaN,
 /// subnormal and negative.
-#[test]
-fn products_are_those_of_the_codes_of_each_block() {
-    if simd::isa() < simd::Isa::Avx2 {
-        println!("skipped: this machine has no AVX2");
-        return;
-    }
+fn products_are_those_of_the_codes_of_each_block(by: Instructions) {
     for format in format::all() {
         with_block_format!(format.name(), B => {
             for blocks in [1, 3, 8, 11].map(|blocks| if B::ELEMENTS == GROUP { blocks.min(3) } else { blocks }) {
                 for (columns, rows) in [(2, 1), (9, 1), (16, 3), (32, 4), (31, 9), (32, 14)] {
+                    if by == Instructions::VectorsOfAvx512 && rows > 1 {
+                        continue;
+                    }
                     let seed = (blocks * 1000 + columns * 10 + rows) as u64;
                     let mut data = Rng::new(seed).integers(DType::U8, &[columns * blocks * B::BYTES], 0, 256).to_bytes();
                     for (i, block) in data.chunks_exact_mut(B::BYTES).enumerate() {
@@ -121,9 +122,41 @@ fn products_are_those_of_the_codes_of_each_block() {
                             }
                         }
                     }
-                    holds::<B>(&format, &data, blocks * B::ELEMENTS, columns, rows);
+                    check::<B>(by, &format, &data, blocks * B::ELEMENTS, columns, rows);
                 }
             }
         }, _ => panic!("{} has no blocks", format.name()));
     }
+}
+
+#[test]
+fn products_by_pairs_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx2 {
+        ridge_testing::skip!("this machine has no AVX2");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::Pairs);
+}
+
+#[test]
+fn products_by_fours_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx2 || !is_x86_feature_detected!("avxvnni") {
+        ridge_testing::skip!("this machine has no AVX-VNNI");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::Fours);
+}
+
+#[test]
+fn products_by_fours_of_avx512_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx512Vnni {
+        ridge_testing::skip!("this machine has no AVX-512 VNNI");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::FoursOfAvx512);
+}
+
+#[test]
+fn products_by_vectors_of_avx512_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx512Vnni {
+        ridge_testing::skip!("this machine has no AVX-512 VNNI");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::VectorsOfAvx512);
 }

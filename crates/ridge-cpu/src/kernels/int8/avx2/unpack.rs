@@ -18,7 +18,7 @@ use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
 
-use super::super::GROUP;
+use super::super::scale::GROUP;
 use super::super::unpack::Vectors;
 
 /// Rows of a weight whose codes lie side by side.
@@ -27,7 +27,7 @@ pub(super) const EIGHT: usize = 8;
 /// A group of K, or the first part of one, of 8 rows.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
-pub(super) struct Unpacked {
+pub(super) struct InterleavedCodes {
     /// [`Vectors::ABOVE`] what they are: four of each row for each four elements.
     pub(super) codes: [[u8; 4 * EIGHT]; GROUP / 4],
     /// For each 16 or 32 elements that share one.
@@ -38,9 +38,9 @@ pub(super) struct Unpacked {
 
 /// Where a block of each row begins.
 #[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct Rows(pub(super) [*const u8; EIGHT]);
+pub(in crate::kernels::int8) struct BlockPointers(pub(super) [*const u8; EIGHT]);
 
-impl Rows {
+impl BlockPointers {
     /// `bytes` bytes further on.
     #[inline]
     pub(super) fn after(self, bytes: usize) -> Self {
@@ -71,15 +71,15 @@ impl Rows {
 
 /// Where a block's codes, scales and minima go.
 #[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct Place {
+pub(in crate::kernels::int8) struct InterleavedPlace {
     codes: *mut [u8; 4 * EIGHT],
     scales: *mut [f32; EIGHT],
     minima: *mut [f32; EIGHT],
 }
 
-impl Place {
+impl InterleavedPlace {
     /// Those of block `nth`.
-    pub(super) fn new<B: BlockFormat>(to: &mut Unpacked, nth: usize) -> Self {
+    pub(super) fn new<B: BlockFormat>(to: &mut InterleavedCodes, nth: usize) -> Self {
         assert!((nth + 1) * B::ELEMENTS <= GROUP);
         let (word, group) = (nth * B::ELEMENTS / 4, nth * B::ELEMENTS / B::GROUP);
         Self {
@@ -117,7 +117,7 @@ impl Place {
     /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn front<B: BlockFormat>(self, rows: Rows) {
+    unsafe fn front<B: BlockFormat>(self, rows: BlockPointers) {
         // SAFETY: a block has 16 bytes and a group.
         unsafe {
             let both = rows.words(0)[0];
@@ -153,7 +153,7 @@ pub(in crate::kernels::int8) trait Interleaved: Vectors {
     ///
     /// # Safety
     /// There is AVX2, and there are whole blocks at `rows` and room for one at `to`.
-    unsafe fn unpack(rows: Rows, to: Place);
+    unsafe fn unpack(rows: BlockPointers, to: InterleavedPlace);
 }
 
 /// The lower halves of words, which are f16.
@@ -228,7 +228,7 @@ macro_rules! interleaved {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn unpack($rows: Rows, $to: Place) {
+            unsafe fn unpack($rows: BlockPointers, $to: InterleavedPlace) {
                 // SAFETY: all that is read and written is inside of a block.
                 unsafe { $body }
             }
@@ -270,7 +270,7 @@ interleaved! {
     Iq4Xs: 255, |rows, to| {
         uneven_scales(rows, to);
         for group in 0..8 {
-            let to = Place { codes: to.codes.add(8 * group), ..to };
+            let to = InterleavedPlace { codes: to.codes.add(8 * group), ..to };
             to.halves(rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
         }
     };
@@ -342,7 +342,12 @@ interleaved! {
 /// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quarters(rows: Rows, to: Place, at: usize, of: impl Fn(usize, usize, __m256i) -> __m256i) {
+unsafe fn quarters(
+    rows: BlockPointers,
+    to: InterleavedPlace,
+    at: usize,
+    of: impl Fn(usize, usize, __m256i) -> __m256i,
+) {
     for half in 0..2 {
         for part in 0..2 {
             // SAFETY: by the caller's promise.
@@ -365,7 +370,7 @@ unsafe fn quarters(rows: Rows, to: Place, at: usize, of: impl Fn(usize, usize, _
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn packed_scales(rows: Rows, to: Place) {
+unsafe fn packed_scales(rows: BlockPointers, to: InterleavedPlace) {
     // SAFETY: by the caller's promise.
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -391,7 +396,7 @@ unsafe fn packed_scales(rows: Rows, to: Place) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn halves_of_bytes(rows: Rows, to: Place) {
+unsafe fn halves_of_bytes(rows: BlockPointers, to: InterleavedPlace) {
     // SAFETY: by the caller's promise.
     let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -411,7 +416,7 @@ unsafe fn halves_of_bytes(rows: Rows, to: Place) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn thirds_scales(rows: Rows, to: Place) {
+unsafe fn thirds_scales(rows: BlockPointers, to: InterleavedPlace) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
     for group in 0..16 {
@@ -430,7 +435,7 @@ unsafe fn thirds_scales(rows: Rows, to: Place) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn signed_scales(rows: Rows, to: Place) {
+unsafe fn signed_scales(rows: BlockPointers, to: InterleavedPlace) {
     // SAFETY: by the caller's promise.
     let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
     for group in 0..16 {
@@ -447,7 +452,7 @@ unsafe fn signed_scales(rows: Rows, to: Place) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn uneven_scales(rows: Rows, to: Place) {
+unsafe fn uneven_scales(rows: BlockPointers, to: InterleavedPlace) {
     // SAFETY: by the caller's promise.
     let [front, low, ..] = unsafe { rows.words(0) };
     let scale = halves(front);

@@ -43,8 +43,7 @@ fn holds<B: Vectors>(data: &[u8], stride: usize, rows: usize, blocks: usize) {
 #[test]
 fn what_is_unpacked_is_the_codes_of_each_block() {
     if crate::simd::isa() < crate::simd::Isa::Avx512 {
-        println!("skipped: this machine has no AVX-512");
-        return;
+        ridge_testing::skip!("this machine has no AVX-512");
     }
     for format in format::all() {
         with_block_format!(format.name(), B => {

@@ -5,10 +5,10 @@
 //! pages at a time. So what is needed next is cut into as many streams as lines are to be asked for at each step of K, and
 //! each step asks for the next line of each stream: then products wait for memory hardly longer than if all were in L2.
 
-use super::LINE;
+use super::config::LINE;
 
 /// Ranges of memory, each to be brought by some of the products to come.
-pub(in crate::kernels) struct Ahead {
+pub(crate) struct Ahead {
     ranges: [Range; RANGES],
     len: usize,
     /// The range that is brought now, and the steps for which it has been.
@@ -29,19 +29,15 @@ struct Range {
 
 /// What a product brings at each of its steps: the next lines of `count` streams, `apart` bytes from each other.
 #[derive(Clone, Copy)]
-pub(super) struct Streams {
-    pub(super) at: *const u8,
-    pub(super) apart: usize,
-    pub(super) count: usize,
+pub(crate) struct Streams {
+    pub(crate) at: *const u8,
+    pub(crate) apart: usize,
+    pub(crate) count: usize,
 }
 
 impl Ahead {
     /// `parts`, by `products` products of `steps` steps each: each part by as many of them as is its share.
-    pub(in crate::kernels) fn new<'a>(
-        parts: impl Iterator<Item = &'a [u32]> + Clone,
-        products: usize,
-        steps: usize,
-    ) -> Self {
+    pub(crate) fn new<'a>(parts: impl Iterator<Item = &'a [u32]> + Clone, products: usize, steps: usize) -> Self {
         let lines_of = |part: &[u32]| size_of_val(part).div_ceil(LINE);
         let parts = parts.filter(|part| !part.is_empty()).take(RANGES);
         let mut left = (parts.clone().map(lines_of).sum::<usize>(), products, parts.clone().count());
@@ -58,7 +54,7 @@ impl Ahead {
     }
 
     /// What the next product of `steps` steps brings.
-    pub(super) fn take(&mut self, steps: usize) -> Streams {
+    pub(crate) fn take(&mut self, steps: usize) -> Streams {
         // More lines at a time would wait for each other.
         const MOST: usize = 32;
         let Some(range) = self.ranges[..self.len].get(self.now) else {

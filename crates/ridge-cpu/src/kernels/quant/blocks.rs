@@ -8,7 +8,7 @@ use std::arch::x86_64::{
     _mm512_set1_epi8, _mm512_set1_ps, _mm512_store_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_ps,
 };
 
-use super::{DEPTH, SHORT, SIDE, Words};
+use crate::amx::{DEPTH, SHORT, SIDE, Words};
 use crate::kernels::int8::unit;
 use crate::kernels::int8::unpack::{self, OfRows, PADDED, Scales, Vectors};
 use crate::simd;
@@ -95,8 +95,7 @@ mod tests {
     #[test]
     fn lines_are_the_rounded_values() {
         if crate::simd::isa() != crate::simd::Isa::Amx {
-            println!("skipped: this machine has no AMX");
-            return;
+            ridge_testing::skip!("this machine has no AMX");
         }
         for format in ridge_graph::format::all() {
             let mut rng = Rng::new(7);

@@ -1,8 +1,6 @@
 //! Products of weights in any layout and memory.
 
-mod common;
-
-use common::{poisoned, run};
+use crate::common::{poisoned, run};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Dim, Graph, Tensor, Type, Value};
@@ -87,7 +85,7 @@ fn products_of_weights_in_any_layout_are_right_and_the_same() {
                 let mut other = run(&poisoned(2), &read, &bindings, &value).expect("runs");
                 other.truncate(got.len());
                 let what = format!("{rows} rows of {inner} by {columns:?}, {dtype}, {with:?}");
-                assert!(common::same_bits(&got, &other), "{what}");
+                assert!(crate::common::same_bits(&got, &other), "{what}");
                 // The arithmetic is that of the same rows: some stand for all where there are many.
                 if rows * inner < 10_000 {
                     judge_graph(&alone, &|arg| Some(value(arg)), &bindings, &got)

@@ -1,9 +1,7 @@
 //! What attention promises besides its meaning: the same bits wherever a prompt is cut, and that what is no number stays
 //! with those who see it.
 
-mod common;
-
-use common::{cuts_agree, poisoned, rows, run};
+use crate::common::{cuts_agree, poisoned, rows, run};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::ops::PagedAttention;
 use ridge_graph::sample::Rng;

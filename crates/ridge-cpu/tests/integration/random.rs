@@ -2,15 +2,11 @@
 //! programs, the planner, views, states, calls or threads do. Of floats, which jump, results must not depend on how
 //! they are run.
 
-mod common;
-#[path = "../../ridge-runtime/tests/common/random.rs"]
-mod random;
-
 use std::sync::{Arc, LazyLock};
 
-use common::{poisoned, run, same_bits};
+use crate::common::{poisoned, run, same_bits};
+use crate::random_graphs::case;
 use proptest::prelude::*;
-use random::case;
 use ridge_graph::{DType, Precision, Tensor, evaluate};
 use ridge_runtime::Backend;
 use ridge_runtime::late::Late;

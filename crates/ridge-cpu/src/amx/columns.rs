@@ -9,12 +9,12 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ridge_graph::DType;
 
-use super::{BLOCK, DEPTH, SIDE, Words};
-use crate::kernel::Pod;
+use super::config::{self, BLOCK, DEPTH, SIDE, Words};
+use crate::bytes::Pod;
 use crate::simd;
 
 /// A float dtype of x as terms of bf16.
-pub(in crate::kernels) trait Terms: Pod {
+pub(crate) trait Terms: Pod {
     /// How many.
     const COUNT: usize;
     /// Nothing.
@@ -58,7 +58,7 @@ impl Terms for f32 {
 }
 
 /// Terms of `dtype`.
-pub(in crate::kernels) fn terms(dtype: DType) -> usize {
+pub(crate) fn terms(dtype: DType) -> usize {
     match dtype {
         DType::BF16 => bf16::COUNT,
         DType::F16 => f16::COUNT,
@@ -67,24 +67,24 @@ pub(in crate::kernels) fn terms(dtype: DType) -> usize {
 }
 
 /// Is x of this dtype and width multiplied on tiles?
-pub(in crate::kernels) fn takes(dtype: DType, inner: usize) -> bool {
+pub(crate) fn takes(dtype: DType, inner: usize) -> bool {
     matches!(dtype, DType::BF16 | DType::F16 | DType::F32) && inner >= DEPTH
 }
 
 /// Of `rows` rows of x, those that are multiplied together: at most 18 tiles of columns, all blocks alike.
-pub(in crate::kernels) fn rows_together(dtype: DType, rows: usize) -> usize {
+pub(crate) fn rows_together(dtype: DType, rows: usize) -> usize {
     let most = 18 / terms(dtype) * SIDE;
     rows.div_ceil(rows.div_ceil(most).max(1)).next_multiple_of(SIDE).max(SIDE)
 }
 
 /// Words as the floats that they hold.
-pub(in crate::kernels) fn floats(words: &mut [u32]) -> &mut [f32] {
+pub(crate) fn floats(words: &mut [u32]) -> &mut [f32] {
     // SAFETY: of the same size and alignment, and any bits are an f32.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), words.len()) }
 }
 
 /// Words as elements of `T`, of which each takes a word at most.
-pub(in crate::kernels) fn elements<T: Terms>(words: &mut [u32]) -> &mut [T] {
+pub(crate) fn elements<T: Terms>(words: &mut [u32]) -> &mut [T] {
     assert!(size_of::<T>() <= size_of::<u32>() && align_of::<T>() <= align_of::<u32>());
     let len = size_of_val(words) / size_of::<T>();
     // SAFETY: inside of the words, aligned as just checked, and any bits are an element.
@@ -92,64 +92,64 @@ pub(in crate::kernels) fn elements<T: Terms>(words: &mut [u32]) -> &mut [T] {
 }
 
 /// Tiles as the halves of their words.
-pub(in crate::kernels) fn halves(tiles: &[Words]) -> &[bf16] {
+pub(crate) fn halves(tiles: &[Words]) -> &[bf16] {
     // SAFETY: the same memory, and any bits are a bf16.
     unsafe { std::slice::from_raw_parts(tiles.as_ptr().cast(), size_of_val(tiles) / size_of::<bf16>()) }
 }
 
 /// How rows of x and their terms lie in tiles of columns.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct Layout {
+pub(crate) struct ColumnLayout {
     rows: usize,
-    pub(in crate::kernels) terms: usize,
+    pub(crate) terms: usize,
     /// Do all rows and terms fit into one tile of columns?
-    pub(in crate::kernels) compact: bool,
+    pub(crate) compact: bool,
     /// Tiles of K.
-    pub(in crate::kernels) depth: usize,
+    pub(crate) depth: usize,
     /// Tiles of columns.
-    pub(in crate::kernels) tiles: usize,
+    pub(crate) tiles: usize,
 }
 
-impl Layout {
-    pub(in crate::kernels) fn new(rows: usize, inner: usize, terms: usize) -> Self {
+impl ColumnLayout {
+    pub(crate) fn new(rows: usize, inner: usize, terms: usize) -> Self {
         let compact = rows * terms <= SIDE;
         let tiles = if compact { 1 } else { rows.div_ceil(SIDE) * terms };
         Self { rows, terms, compact, depth: inner.div_ceil(DEPTH), tiles }
     }
 
     /// With tiles of their own for each term, however few rows there are.
-    pub(in crate::kernels) fn of_whole_tiles(rows: usize, inner: usize, terms: usize) -> Self {
+    pub(crate) fn of_whole_tiles(rows: usize, inner: usize, terms: usize) -> Self {
         Self { compact: false, tiles: rows.div_ceil(SIDE) * terms, ..Self::new(rows, inner, terms) }
     }
 
     /// As this, for a block of `rows` of its rows.
-    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
+    pub(crate) fn of_rows(&self, rows: usize) -> Self {
         let tiles = if self.compact { 1 } else { rows.div_ceil(SIDE) * self.terms };
         Self { rows, tiles, ..*self }
     }
 
     /// Words of x as tiles.
-    pub(in crate::kernels) fn x_room(&self) -> usize {
+    pub(crate) fn x_room(&self) -> usize {
         self.tiles * self.depth * SIDE * SIDE
     }
 
     /// Words of x as tiles before those of row `row`, a multiple of 16, where rows take whole tiles.
-    pub(in crate::kernels) fn x_before(&self, row: usize) -> usize {
+    pub(crate) fn x_before(&self, row: usize) -> usize {
         row * self.terms * self.depth * SIDE
     }
 
     /// Words of sums.
-    pub(in crate::kernels) fn sums_room(&self) -> usize {
+    pub(crate) fn sums_room(&self) -> usize {
         2 * self.tiles * SIDE * SIDE
     }
 
     /// Words of a copied block of the weight.
-    pub(in crate::kernels) fn weight_room() -> usize {
+    pub(crate) fn weight_room() -> usize {
         2 * BLOCK / DEPTH * SIDE * SIDE
     }
 
     /// Rows of x, `inner` elements each, as tiles: pairs of K down, columns across.
-    pub(in crate::kernels) fn pack_x<T: Terms>(&self, x: &[T], inner: usize, to: &mut [Words]) {
+    pub(crate) fn pack_x<T: Terms>(&self, x: &[T], inner: usize, to: &mut [Words]) {
         assert!(x.len() >= self.rows * inner && self.depth == inner.div_ceil(DEPTH));
         let tiles = if self.compact { 1 } else { self.terms };
         for (group, to) in to[..self.tiles * self.depth].chunks_exact_mut(tiles * self.depth).enumerate() {
@@ -160,7 +160,7 @@ impl Layout {
     }
 
     /// Of `steps` of K, share `nth` of `shares` of the tiles of columns.
-    pub(in crate::kernels) fn share<'a>(
+    pub(crate) fn share<'a>(
         &self,
         x: &'a [Words],
         steps: Range<usize>,
@@ -173,12 +173,12 @@ impl Layout {
     }
 
     /// Tiles of columns that are multiplied together.
-    pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        super::groups(self.tiles, self.terms)
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        config::groups(self.tiles, self.terms)
     }
 
     /// Rows of x that the tiles of a group hold.
-    pub(in crate::kernels) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
+    pub(crate) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
         if self.compact {
             return 0..self.rows;
         }
@@ -187,7 +187,7 @@ impl Layout {
 
     /// The sums of a group, by 16 rows of the weight and by tiles of columns, as rows of x: `columns` elements each,
     /// which lie together.
-    pub(in crate::kernels) fn unpack(&self, group: &Range<usize>, sums: &[Words], columns: usize, out: &mut [f32]) {
+    pub(crate) fn unpack(&self, group: &Range<usize>, sums: &[Words], columns: usize, out: &mut [f32]) {
         let rows = self.rows_of(group).len();
         for (half, sums) in sums.chunks_exact(group.len()).enumerate().take(columns.div_ceil(SIDE)) {
             let begin = half * SIDE;
@@ -212,7 +212,7 @@ impl Layout {
     }
 }
 
-/// [`Layout::pack_x`] for as many rows as one tile of columns for each term has, or one tile for all terms.
+/// [`ColumnLayout::pack_x`] for as many rows as one tile of columns for each term has, or one tile for all terms.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
 fn pack_tiles<T: Terms>(x: &[T], inner: usize, compact: bool, to: &mut [Words]) {
     let depth = inner.div_ceil(DEPTH);
@@ -231,7 +231,7 @@ fn pack_tiles<T: Terms>(x: &[T], inner: usize, compact: bool, to: &mut [Words]) 
 }
 
 /// A tile of sums as rows: `rows` columns of it, `width` elements each, `stride` apart.
-pub(in crate::kernels) fn unpack_columns(sums: &Words, size: [usize; 2], stride: usize, out: &mut [f32]) {
+pub(crate) fn unpack_columns(sums: &Words, size: [usize; 2], stride: usize, out: &mut [f32]) {
     // SAFETY: there is AMX, and every machine that has it has AVX-512.
     unsafe { unpack_tile(&[sums], size, stride, out) };
 }
@@ -239,13 +239,13 @@ pub(in crate::kernels) fn unpack_columns(sums: &Words, size: [usize; 2], stride:
 /// Columns of `lines` as lines.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(in crate::kernels) fn transpose_into(lines: &[[u32; SIDE]; SIDE], to: &mut Words) {
+pub(crate) fn transpose_into(lines: &[[u32; SIDE]; SIDE], to: &mut Words) {
     transpose(lines, |i, line| store(line, &mut to.as_chunks_mut::<SIDE>().0[i]));
 }
 
 /// The sum of tiles that are terms of one, as `rows` rows of `width` elements, `stride` apart.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(in crate::kernels) fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2], stride: usize, out: &mut [f32]) {
+pub(crate) fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2], stride: usize, out: &mut [f32]) {
     let mut sum = *terms[terms.len() - 1];
     for term in terms.iter().rev().skip(1) {
         for (x, y) in sum.iter_mut().zip(*term) {
@@ -272,7 +272,7 @@ pub(in crate::kernels) fn unpack_tile(terms: &[&Words], [rows, width]: [usize; 2
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn store(line: __m512i, to: &mut [u32; SIDE]) {
+pub(crate) fn store(line: __m512i, to: &mut [u32; SIDE]) {
     // SAFETY: 64 bytes.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), line) };
 }
@@ -280,7 +280,7 @@ pub(super) fn store(line: __m512i, to: &mut [u32; SIDE]) {
 /// Term `term` of the first [`DEPTH`] elements of `x` in pairs, zeros where there are fewer.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(super) fn line<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
+pub(crate) fn line<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
     match (x.first_chunk::<DEPTH>(), term) {
         (Some(x), 0) => pairs::<T, 0>(x, to),
         (Some(x), 1) => pairs::<T, 1>(x, to),
@@ -298,7 +298,7 @@ fn rest<T: Terms>(x: &[T], term: usize, to: &mut [u32; SIDE]) {
 }
 
 /// The first term of up to [`DEPTH`] elements in pairs, zeros behind them.
-pub(super) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
+pub(crate) fn split<T: Terms>(x: &[T], to: &mut [u32; SIDE]) {
     // SAFETY: there is AMX, and every machine that has it has AVX-512.
     unsafe { line(x, 0, to) }
 }
@@ -320,7 +320,7 @@ fn pairs<T: Terms, const TERM: usize>(x: &[T; DEPTH], to: &mut [u32; SIDE]) {
 /// Gives columns of these rows, in steps of 1, 2, 4 and 8 words.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-pub(in crate::kernels) fn transpose(lines: &[[u32; SIDE]; SIDE], mut to: impl FnMut(usize, __m512i)) {
+pub(crate) fn transpose(lines: &[[u32; SIDE]; SIDE], mut to: impl FnMut(usize, __m512i)) {
     // SAFETY: each line is 64 bytes.
     let load = |line: &[u32; SIDE]| unsafe { _mm512_loadu_si512(line.as_ptr().cast()) };
     let mut a: [__m512i; SIDE] = std::array::from_fn(|i| load(&lines[i]));

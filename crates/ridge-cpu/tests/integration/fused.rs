@@ -1,10 +1,8 @@
 //! Fused chains: what they are made of, rounding on the way, many live values, long rows and none.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Unclaimed, poisoned, run};
+use crate::common::{Unclaimed, poisoned, run};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{

@@ -3,17 +3,17 @@
 use std::arch::asm;
 
 use super::ahead::Streams;
-use super::{BLOCK, DEPTH, Words};
+use super::config::{BLOCK, DEPTH, Words};
 
 /// Where 32 rows of a weight lie.
-pub(super) struct Tiles {
-    pub(super) low: *const u8,
+pub(crate) struct Tiles {
+    pub(crate) low: *const u8,
     /// The second 16 rows.
-    pub(super) high: *const u8,
+    pub(crate) high: *const u8,
     /// Bytes from a row to the next.
-    pub(super) stride: usize,
+    pub(crate) stride: usize,
     /// Bytes from a tile to the next along K.
-    pub(super) step: usize,
+    pub(crate) step: usize,
 }
 
 /// Two tiles of rows by three of columns, which asks L2 for five tiles for six products. The tiles of sums lie together:
@@ -21,7 +21,7 @@ pub(super) struct Tiles {
 ///
 /// # Safety
 /// Tiles are configured; `w` and each of `x` have `steps` tiles of K, `steps` is not 0, and `sums` are six tiles.
-pub(super) unsafe fn two_by_three(w: &Tiles, x: [*const Words; 3], steps: usize, sums: *mut Words, fresh: bool) {
+pub(crate) unsafe fn two_by_three(w: &Tiles, x: [*const Words; 3], steps: usize, sums: *mut Words, fresh: bool) {
     // SAFETY: by the caller's promise every address is inside of what it points into; the tile registers are used by
     // nothing else.
     unsafe {
@@ -91,7 +91,7 @@ pub(super) unsafe fn two_by_three(w: &Tiles, x: [*const Words; 3], steps: usize,
 ///
 /// # Safety
 /// As [`two_by_three`], with two tiles of columns and four of sums.
-pub(super) unsafe fn two_by_two(w: &Tiles, x: [*const Words; 2], steps: usize, sums: *mut Words, fresh: bool) {
+pub(crate) unsafe fn two_by_two(w: &Tiles, x: [*const Words; 2], steps: usize, sums: *mut Words, fresh: bool) {
     // SAFETY: as above.
     unsafe {
         asm!(
@@ -147,7 +147,7 @@ pub(super) unsafe fn two_by_two(w: &Tiles, x: [*const Words; 2], steps: usize, s
 ///
 /// # Safety
 /// As [`two_by_three`], with one tile of columns and two of sums.
-pub(super) unsafe fn two_by_one(w: &Tiles, x: *const Words, steps: usize, sums: *mut Words, fresh: bool) {
+pub(crate) unsafe fn two_by_one(w: &Tiles, x: *const Words, steps: usize, sums: *mut Words, fresh: bool) {
     // SAFETY: as above.
     unsafe {
         asm!(
@@ -193,7 +193,7 @@ pub(super) unsafe fn two_by_one(w: &Tiles, x: *const Words, steps: usize, sums: 
 /// # Safety
 /// As [`two_by_three`], with as many tiles of columns as `x` has, two or three, and twice as many of sums; `room` has
 /// twice [`BLOCK`] elements of K. What is brought may be anywhere.
-pub(super) unsafe fn from_room(
+pub(crate) unsafe fn from_room(
     room: &[Words],
     x: &[*const Words],
     steps: usize,

@@ -14,7 +14,7 @@ use half::bf16;
 
 use super::ahead::Ahead;
 use super::columns::{Terms, line, store, transpose};
-use super::{COLUMNS, DEPTH, LINE, SIDE, Session, Words};
+use super::config::{self, COLUMNS, DEPTH, LINE, SIDE, TileSession, Words};
 use crate::simd;
 
 /// Tiles of a panel for each step of K.
@@ -34,7 +34,7 @@ pub(crate) fn panel_tiles(inner: usize) -> usize {
 }
 
 /// Where steps of K are in a panel.
-pub(in crate::kernels) fn of_steps(steps: &Range<usize>) -> Range<usize> {
+pub(crate) fn of_steps(steps: &Range<usize>) -> Range<usize> {
     steps.start * ACROSS..steps.end * ACROSS
 }
 
@@ -77,27 +77,27 @@ pub(crate) fn unpack(panels: &[Words], inner: usize, to: &mut [bf16]) {
 
 /// How rows of x and their terms lie in tiles: 16 rows of one term after another, or all that there is in one tile.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct RowTiles {
+pub(crate) struct RowTiles {
     rows: usize,
     terms: usize,
     /// Do all rows and terms fit into one tile?
-    pub(in crate::kernels) compact: bool,
+    pub(crate) compact: bool,
     /// Steps of K.
-    pub(in crate::kernels) depth: usize,
-    pub(in crate::kernels) tiles: usize,
+    pub(crate) depth: usize,
+    pub(crate) tiles: usize,
     /// Lines of a tile.
     lines: usize,
 }
 
 impl RowTiles {
-    pub(in crate::kernels) fn new(rows: usize, inner: usize, terms: usize) -> Self {
+    pub(crate) fn new(rows: usize, inner: usize, terms: usize) -> Self {
         let compact = rows * terms <= SIDE;
         let (tiles, lines) = if compact { (1, rows * terms) } else { (rows.div_ceil(SIDE) * terms, SIDE) };
         Self { rows, terms, compact, depth: inner.div_ceil(DEPTH), tiles, lines }
     }
 
     /// As this, for `rows` of its rows from a whole tile on.
-    pub(in crate::kernels) fn of_rows(&self, rows: usize) -> Self {
+    pub(crate) fn of_rows(&self, rows: usize) -> Self {
         let tiles = if self.compact { 1 } else { rows.div_ceil(SIDE) * self.terms };
         Self { rows, tiles, ..*self }
     }
@@ -108,22 +108,22 @@ impl RowTiles {
     }
 
     /// Words of x as tiles.
-    pub(in crate::kernels) fn room(&self) -> usize {
+    pub(crate) fn room(&self) -> usize {
         self.tiles * self.apart()
     }
 
     /// Words before the tiles of row `row`, a multiple of 16.
-    pub(in crate::kernels) fn before(&self, row: usize) -> usize {
+    pub(crate) fn before(&self, row: usize) -> usize {
         row / SIDE * self.terms * self.apart()
     }
 
     /// Sums of a tile, for a panel.
-    pub(in crate::kernels) fn sums_of_tile(&self) -> usize {
+    pub(crate) fn sums_of_tile(&self) -> usize {
         self.lines * COLUMNS
     }
 
     /// Of `steps` of K, share `nth` of `shares` of the tiles.
-    pub(in crate::kernels) fn share<'a>(
+    pub(crate) fn share<'a>(
         &self,
         x: &'a [u32],
         steps: Range<usize>,
@@ -136,12 +136,12 @@ impl RowTiles {
     }
 
     /// Tiles that are multiplied together.
-    pub(in crate::kernels) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        super::groups(self.tiles, self.terms)
+    pub(crate) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        config::groups(self.tiles, self.terms)
     }
 
     /// Rows that the tiles of a group hold.
-    pub(in crate::kernels) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
+    pub(crate) fn rows_of(&self, group: &Range<usize>) -> Range<usize> {
         if self.compact {
             return 0..self.rows;
         }
@@ -149,13 +149,13 @@ impl RowTiles {
     }
 
     /// Tiles configured for this: all of 16 lines, or those of x and of its sums that one tile of x needs of fewer.
-    pub(in crate::kernels) fn configure(&self) -> Session {
+    pub(crate) fn configure(&self) -> TileSession {
         let (whole, some) = ([SIDE, LINE], [self.lines.max(1), LINE]);
-        Session::with([some, some, some, some, whole, whole, whole, some])
+        TileSession::with([some, some, some, some, whole, whole, whole, some])
     }
 
     /// Rows of x, `inner` elements each.
-    pub(in crate::kernels) fn pack<T: Terms>(&self, x: &[T], inner: usize, to: &mut [u32]) {
+    pub(crate) fn pack<T: Terms>(&self, x: &[T], inner: usize, to: &mut [u32]) {
         let compact = self.compact;
         let of_group = self.terms * self.apart();
         let to = &mut to[..self.room()];
@@ -171,7 +171,7 @@ impl RowTiles {
     }
 
     /// Sums of the tiles of `group` as rows of `width` elements that lie together.
-    pub(in crate::kernels) fn rows<'a>(
+    pub(crate) fn rows<'a>(
         &self,
         group: &Range<usize>,
         sums: &'a mut [f32],
@@ -217,8 +217,8 @@ fn pack_lines<T: Terms>(x: &[T], inner: usize, compact: usize, depth: usize, to:
 
 /// Multiplies tiles `group` of x, from step `from` on, by part of a panel, and adds to their sums, [`COLUMNS`] for each
 /// line, or sets them.
-pub(in crate::kernels) fn multiply(
-    _configured: &Session,
+pub(crate) fn multiply(
+    _configured: &TileSession,
     layout: &RowTiles,
     (x, group): (&[u32], &Range<usize>),
     (panel, from): (&[Words], usize),

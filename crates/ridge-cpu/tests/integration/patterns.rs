@@ -1,11 +1,9 @@
 //! Each kernel that claims several ops at once: small graphs with the ops in place, which the kernel must claim and
 //! compute by the rule of tolerance, and graphs just beside the pattern, which it must leave.
 
-mod common;
-
 use std::sync::Arc;
 
-use common::{Unclaimed, poisoned, run, same_bits};
+use crate::common::{Unclaimed, poisoned, run, same_bits};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::Q8_0;
 use ridge_graph::ops::{Activations, Rope, rope_frequencies};

@@ -17,160 +17,69 @@
 //! where they lie for a few rows of x, and copied to tiles for many; weights in blocks are rounded to bf16 on the way
 //! (`blocks.rs`), which for x of bf16, whose products are rounded to as much, is what the dtype means.
 
-mod ahead;
-pub(super) mod blocks;
-mod columns;
-mod few;
-pub(crate) mod panels;
-mod tiles;
-
-use std::arch::asm;
 use std::ops::Range;
 
 use half::bf16;
 
 use super::int8::unpack::OfRows;
-use super::quant;
+use super::quant::{self, Taken};
+use crate::amx::tiles::{Tiles, from_room, two_by_one, two_by_three, two_by_two};
+use crate::amx::{Ahead, BLOCK, COLUMNS, ColumnLayout, DEPTH, FEW, LINE, SHORT, SIDE, TileSession, Words, split};
 use crate::simd;
-pub(in crate::kernels) use ahead::Ahead;
-use columns::split;
-pub(in crate::kernels) use columns::unpack_tile;
-pub(in crate::kernels) use columns::{
-    Layout, Terms, elements, floats, halves, rows_together, takes, terms, transpose, transpose_into, unpack_columns,
-};
-pub(in crate::kernels) use few::Few;
-use tiles::{Tiles, from_room, two_by_one, two_by_three, two_by_two};
-
-/// Rows and columns of a tile of sums.
-pub(in crate::kernels) const SIDE: usize = 16;
-
-/// Elements of K in a tile.
-pub(in crate::kernels) const DEPTH: usize = 32;
-
-/// Rows of the weight that are multiplied together: two tiles.
-pub(in crate::kernels) const COLUMNS: usize = 2 * SIDE;
-
-/// Elements of K that are multiplied at once, unless K is cut ([`parts`]): of x they take 1 MiB, of a weight 128 KiB.
-pub(in crate::kernels) const BLOCK: usize = 64 * DEPTH;
-
-/// Elements of K that are copied at once for a few tiles of columns, and widened at once: the largest block of a format.
-const SHORT: usize = 256;
-
-/// Tiles of columns up to which no weight is copied that could be used where it lies.
-const FEW: usize = 4;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
-
-/// A tile as 32-bit words: sums, or pairs of bf16.
-pub(in crate::kernels) type Words = [u32; SIDE * SIDE];
 
 /// A weight `[N, K]`, row-major.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) struct Weight<'a> {
-    pub(in crate::kernels) data: Data<'a>,
+pub(in crate::kernels) struct TileWeight<'a> {
+    pub(in crate::kernels) data: WeightData<'a>,
     pub(in crate::kernels) inner: usize,
 }
 
 /// What a weight is stored in.
 #[derive(Clone, Copy)]
-pub(in crate::kernels) enum Data<'a> {
+pub(in crate::kernels) enum WeightData<'a> {
     Plain(&'a [bf16]),
     /// In blocks, whose values are rounded to bf16.
-    Blocks(&'a [u8], quant::Rows),
+    Blocks(&'a [u8], quant::BlockRows),
 }
 
-impl Weight<'_> {
+impl TileWeight<'_> {
     fn address(&self) -> *const u8 {
         match self.data {
-            Data::Plain(data) => data.as_ptr().cast(),
-            Data::Blocks(data, _) => data.as_ptr(),
+            WeightData::Plain(data) => data.as_ptr().cast(),
+            WeightData::Blocks(data, _) => data.as_ptr(),
         }
     }
 
     /// Bytes of a row.
     fn row_bytes(&self) -> usize {
         match self.data {
-            Data::Plain(_) => self.inner * size_of::<bf16>(),
-            Data::Blocks(_, rows) => rows.bytes(),
+            WeightData::Plain(_) => self.inner * size_of::<bf16>(),
+            WeightData::Blocks(_, rows) => rows.bytes(),
         }
     }
 
     /// Rows.
     fn len(&self) -> usize {
         let bytes = match self.data {
-            Data::Plain(data) => size_of_val(data),
-            Data::Blocks(data, _) => data.len(),
+            WeightData::Plain(data) => size_of_val(data),
+            WeightData::Blocks(data, _) => data.len(),
         };
         bytes / self.row_bytes()
     }
 }
 
-/// The tiles of this thread, configured while this lives.
-pub(in crate::kernels) struct Session(());
-
-#[repr(C, align(64))]
-struct Config {
-    palette: u8,
-    start_row: u8,
-    reserved: [u8; 14],
-    bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Session {
-    /// Configures the tiles, where there are some: 16 rows of 64 bytes each.
-    pub(in crate::kernels) fn begin() -> Self {
-        Self::with([[SIDE, LINE]; 8])
-    }
-
-    /// Configures the tiles, where there are some, with the rows and the bytes of a row of each.
-    pub(in crate::kernels) fn with(tiles: [[usize; 2]; 8]) -> Self {
-        assert!(simd::isa() == simd::Isa::Amx, "tiles are used where there are none");
-        assert!(tiles.iter().all(|[rows, bytes]| (1..=SIDE).contains(rows) && (1..=LINE).contains(bytes)));
-        let mut config = Config { palette: 1, start_row: 0, reserved: [0; 14], bytes: [0; 16], rows: [0; 16] };
-        for (i, [rows, bytes]) in tiles.into_iter().enumerate() {
-            (config.rows[i], config.bytes[i]) = (rows as u8, bytes as u16);
-        }
-        // SAFETY: the machine has tiles and the system lets this process use them; the configuration is 64 bytes that
-        // give each of the eight tiles rows that it can have.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
-        Self(())
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // SAFETY: the machine has tiles; nobody uses them from here on.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
-    }
-}
-
 /// 32 rows of a weight, or the last ones, and a part of K in tiles.
 #[derive(Clone)]
-pub(in crate::kernels) struct Part<'a> {
-    pub(in crate::kernels) weight: Weight<'a>,
+pub(in crate::kernels) struct WeightPart<'a> {
+    pub(in crate::kernels) weight: TileWeight<'a>,
     pub(in crate::kernels) rows: Range<usize>,
     pub(in crate::kernels) steps: Range<usize>,
 }
 
-/// Parts into which K is cut, where it is longer than [`BLOCK`]: half as long, so that those of x that the next part needs
-/// are brought to L2 while these are used.
-pub(in crate::kernels) fn parts(inner: usize) -> usize {
-    if inner > BLOCK { inner.div_ceil(BLOCK / 2) } else { 1 }
-}
-
-/// Steps of part `nth` of K; of the first after the last.
-pub(in crate::kernels) fn part(inner: usize, nth: usize) -> Range<usize> {
-    let depth = inner.div_ceil(DEPTH);
-    let (steps, nth) = if parts(inner) > 1 { (BLOCK / 2 / DEPTH, nth % parts(inner)) } else { (depth, 0) };
-    nth * steps..((nth + 1) * steps).min(depth)
-}
-
-impl Part<'_> {
+impl WeightPart<'_> {
     /// Tiles of K that can be multiplied where they lie.
-    fn in_place(&self, layout: &Layout) -> Range<usize> {
-        let plain = matches!(self.weight.data, Data::Plain(_));
+    fn in_place(&self, layout: &ColumnLayout) -> Range<usize> {
+        let plain = matches!(self.weight.data, WeightData::Plain(_));
         let whole = plain && self.rows.len() == COLUMNS && layout.tiles <= FEW;
         let end = if whole { self.steps.end.min(self.weight.inner / DEPTH) } else { self.steps.start };
         self.steps.start..end
@@ -192,8 +101,8 @@ impl Part<'_> {
         let whole = self.steps == (0..self.weight.inner.div_ceil(DEPTH));
         let data = match self.weight.data {
             // SAFETY: any elements are bytes.
-            Data::Plain(data) => unsafe { data.align_to::<u8>().1 },
-            Data::Blocks(data, _) => data,
+            WeightData::Plain(data) => unsafe { data.align_to::<u8>().1 },
+            WeightData::Blocks(data, _) => data,
         };
         let bytes = &data[self.rows.start * self.stride()..self.rows.end * self.stride()];
         // SAFETY: any bytes are words.
@@ -212,28 +121,13 @@ impl Part<'_> {
     }
 }
 
-/// Tiles of columns for products of three or two of them, whole rows with all of their terms.
-fn groups(tiles: usize, terms: usize) -> impl Iterator<Item = Range<usize>> {
-    let mut from = 0;
-    std::iter::from_fn(move || {
-        // Four that are left are two pairs, so that none is alone.
-        let count = match tiles - from {
-            0 => return None,
-            4 => 2,
-            left => left.min(if terms == 2 { 2 } else { 3 }),
-        };
-        from += count;
-        Some(from - count..from)
-    })
-}
-
-/// Adds the products of `part` with x to `sums`, as many as [`Layout::sums_room`]; sets them if it is the first of K.
-/// Meanwhile brings `ahead` to cache, and `next` if it is parts of its rows. Says for each of [`Layout::groups`] when its sums are `done`.
+/// Adds the products of `part` with x to `sums`, as many as [`ColumnLayout::sums_room`]; sets them if it is the first of K.
+/// Meanwhile brings `ahead` to cache, and `next` if it is parts of its rows. Says for each of [`ColumnLayout::groups`] when its sums are `done`.
 pub(in crate::kernels) fn multiply(
-    _configured: &Session,
-    layout: &Layout,
-    part: &Part<'_>,
-    next: Option<&Part<'_>>,
+    _configured: &TileSession,
+    layout: &ColumnLayout,
+    part: &WeightPart<'_>,
+    next: Option<&WeightPart<'_>>,
     ahead: &mut Ahead,
     x: &[Words],
     room: &mut [Words],
@@ -254,8 +148,8 @@ pub(in crate::kernels) fn multiply(
         let is_copied = steps.start >= in_place.end;
         let at = if is_copied {
             match part.weight.data {
-                Data::Plain(data) => copy(part, data, steps.clone(), room),
-                Data::Blocks(data, rows) => widen(part, data, &rows, steps.clone(), room),
+                WeightData::Plain(data) => copy(part, data, steps.clone(), room),
+                WeightData::Blocks(data, rows) => widen(part, data, &rows, steps.clone(), room),
             }
             let (low, high) = (room.as_ptr().cast(), room[BLOCK / DEPTH..].as_ptr().cast());
             Tiles { low, high, stride: LINE, step: size_of::<Words>() }
@@ -290,7 +184,7 @@ pub(in crate::kernels) fn multiply(
 }
 
 /// Copies tiles `steps` of K of `part` into tiles that lie together, zeros where there is nothing.
-fn copy(part: &Part<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
+fn copy(part: &WeightPart<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
     let inner = part.weight.inner;
     for half in 0..2 {
         for line in 0..SIDE {
@@ -310,8 +204,8 @@ fn copy(part: &Part<'_>, data: &[bf16], steps: Range<usize>, to: &mut [Words]) {
 }
 
 /// Tiles `steps` of K of `part`, stored in blocks, as tiles of bf16 that lie together.
-fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, to: &mut [Words]) {
-    let mut taken = blocks::Taken::new();
+fn widen(part: &WeightPart<'_>, data: &[u8], rows: &quant::BlockRows, steps: Range<usize>, to: &mut [Words]) {
+    let mut taken = Taken::new();
     for half in 0..2 {
         let first = (part.rows.start + half * SIDE).min(part.rows.end);
         let count = SIDE.min(part.rows.end - first);
@@ -328,48 +222,6 @@ fn widen(part: &Part<'_>, data: &[u8], rows: &quant::Rows, steps: Range<usize>, 
             let blocks =
                 OfRows { data: &data[at..], stride: rows.bytes(), blocks: rows.blocks(tiles * DEPTH), rows: count };
             rows.unpack(&blocks, &mut taken, to);
-        }
-    }
-}
-
-/// 32 rows of bf16 that lie together somehow; all numbers are elements.
-#[derive(Clone, Copy)]
-pub(in crate::kernels) struct Rows<'a> {
-    pub(in crate::kernels) data: &'a [bf16],
-    /// Where the second 16 rows begin.
-    pub(in crate::kernels) high: usize,
-    /// From a row to the next.
-    pub(in crate::kernels) stride: usize,
-    /// From a tile to the next along K.
-    pub(in crate::kernels) step: usize,
-}
-
-/// Adds the products of `w` with one or two tiles of columns over `steps` tiles of K to `sums`, two for each tile of
-/// columns, or sets them. The second tile of columns lies `apart` tiles after the first.
-pub(in crate::kernels) fn multiply_rows(
-    _configured: &Session,
-    w: Rows<'_>,
-    x: &[Words],
-    apart: usize,
-    steps: usize,
-    sums: &mut [Words],
-    fresh: bool,
-) {
-    assert!(steps > 0 && w.data.len() >= w.high + (SIDE - 1) * w.stride + (steps - 1) * w.step + DEPTH);
-    let low = w.data.as_ptr();
-    let size = size_of::<bf16>();
-    let at =
-        Tiles { low: low.cast(), high: low.wrapping_add(w.high).cast(), stride: w.stride * size, step: w.step * size };
-    let x_at = x.as_ptr();
-    // SAFETY: the tiles are configured; the rows are inside of the data, the second 16 after the first, and x and the
-    // sums are as many tiles as is checked here.
-    unsafe {
-        if sums.len() == 4 {
-            assert!(x.len() >= apart + steps);
-            two_by_two(&at, [x_at, x_at.wrapping_add(apart)], steps, sums.as_mut_ptr(), fresh);
-        } else {
-            assert!(x.len() >= steps && sums.len() == 2);
-            two_by_one(&at, x_at, steps, sums.as_mut_ptr(), fresh);
         }
     }
 }

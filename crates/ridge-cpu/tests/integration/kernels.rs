@@ -1,9 +1,8 @@
 //! Results of hand-written kernels depend on a row's own values and position alone: not on the rows beside it, on
 //! threads, or on where a prompt is cut.
 
-mod common;
-
-use common::{cuts_agree, poisoned, run};
+use crate::common::{cuts_agree, poisoned, run};
+use crate::rerun::with_instruction_sets;
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format;
 use ridge_graph::ops::{Activations, SampleToken};
@@ -131,20 +130,14 @@ fn of_equal_logits_each_token_is_as_likely_and_smaller_ids_come_first() {
     }
 }
 
-/// The other tests here are of the best instruction set that the machine has.
-#[test]
-fn every_instruction_set_gives_the_same_for_one_row_and_for_many() {
-    let binary = std::env::current_exe().expect("tests have a binary");
-    for isa in ["portable", "avx2", "avx_vnni", "avx512", "avx512_vnni"] {
-        let mut tests = std::process::Command::new(&binary);
-        tests.arg("a_product_is_the_same_for_one_row_and_for_many").env("RIDGE_CPU_ISA", isa);
-        let ran = tests.output().expect("runs");
-        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        if said.contains("is none of what this machine has") {
-            assert!(isa != "portable", "{said}");
-            println!("skipped: this machine has no {isa}");
-            continue;
-        }
-        assert!(ran.status.success() && said.contains("1 passed"), "{isa}: {said}");
-    }
+/// The test above is of the best instruction set that the machine has. It is run again with each lesser one.
+const PRODUCTS: [&str; 1] = ["kernels::a_product_is_the_same_for_one_row_and_for_many"];
+
+with_instruction_sets! {
+    PRODUCTS,
+    products_agree_without_vectors: "portable",
+    products_agree_with_avx2: "avx2",
+    products_agree_with_avx_vnni: "avx_vnni",
+    products_agree_with_avx512: "avx512",
+    products_agree_with_avx512_vnni: "avx512_vnni",
 }

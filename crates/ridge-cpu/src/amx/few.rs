@@ -4,32 +4,25 @@ use std::arch::asm;
 
 use half::bf16;
 
+use super::config::{DEPTH, LINE, SIDE, TileSession, Words};
 use super::tiles::{Tiles, two_by_one};
-use super::{DEPTH, LINE, SIDE, Session, Words};
 
 /// Tiles of this thread, some of which have only as many rows as there are queries.
-pub(in crate::kernels) struct Few {
-    _configured: Session,
+pub(crate) struct FewQueries {
+    _configured: TileSession,
     count: usize,
 }
 
-impl Few {
+impl FewQueries {
     /// For `count` queries, at most 16.
-    pub(in crate::kernels) fn begin(count: usize) -> Self {
+    pub(crate) fn begin(count: usize) -> Self {
         let (whole, few) = ([SIDE, LINE], [count, LINE]);
-        Self { _configured: Session::with([whole, few, whole, few, whole, whole, whole, few]), count }
+        Self { _configured: TileSession::with([whole, few, whole, few, whole, whole, whole, few]), count }
     }
 
     /// Adds the products of two times 16 `keys`, whose rows of `depth` tiles are `stride` elements apart, with a tile of
     /// columns `x` to two tiles of sums, or sets them.
-    pub(in crate::kernels) fn score(
-        &self,
-        [low, high]: [&[bf16]; 2],
-        stride: usize,
-        x: &[Words],
-        sums: &mut [Words],
-        fresh: bool,
-    ) {
+    pub(crate) fn score(&self, [low, high]: [&[bf16]; 2], stride: usize, x: &[Words], sums: &mut [Words], fresh: bool) {
         let depth = x.len();
         let inside = |rows: &[bf16]| rows.len() >= (SIDE - 1) * stride + depth * DEPTH;
         assert!(depth > 0 && inside(low) && inside(high) && sums.len() == 2 && self.count <= SIDE);
@@ -42,7 +35,7 @@ impl Few {
 
     /// Adds the products of `weights`, a row of pairs of keys for each query in a tile for each 32 keys, with `values`,
     /// two tiles for each 32 keys, to the rows of two tiles of sums.
-    pub(in crate::kernels) fn weigh(&self, weights: &[Words], values: &[Words], sums: &mut [Words]) {
+    pub(crate) fn weigh(&self, weights: &[Words], values: &[Words], sums: &mut [Words]) {
         assert!(!weights.is_empty() && values.len() >= 2 * weights.len() && sums.len() == 2 && self.count <= SIDE);
         // SAFETY: the tiles are configured, and all are as many as is checked here; the tile registers are used by
         // nothing else.

@@ -1,12 +1,10 @@
 //! Every op on this backend, in every dtype, against its f64 meaning by the one rule of tolerance: claimed by kernels
 //! and decomposed, on one thread and on several, on time and late, with poisoned memory.
 
-mod common;
-
-use std::process::Command;
 use std::sync::Arc;
 
-use common::{Unclaimed, poisoned, run, same_bits};
+use crate::common::{Unclaimed, poisoned, run, same_bits};
+use crate::rerun::{rerun, with_instruction_sets};
 use ridge_graph::conformance::{all_samples, judge};
 use ridge_graph::sample::Sample;
 use ridge_graph::{Arg, Bindings, DType, Tensor};
@@ -89,20 +87,23 @@ fn every_op_conforms_in_f8e5m2() {
     conforms(DType::F8E5M2);
 }
 
-/// The other tests here are of the best instruction set that the machine has; this runs them with each lesser one.
+/// The tests above are of the best instruction set that the machine has. They are run again with each lesser one.
+const IN_WIDE_DTYPES: [&str; 3] = [
+    "conformance::every_op_conforms_in_f32",
+    "conformance::every_op_conforms_in_bf16",
+    "conformance::every_op_conforms_in_f16",
+];
+
+with_instruction_sets! {
+    IN_WIDE_DTYPES,
+    every_op_conforms_without_vectors: "portable",
+    every_op_conforms_with_avx2: "avx2",
+    every_op_conforms_with_avx512: "avx512",
+    every_op_conforms_with_avx512_vnni: "avx512_vnni",
+}
+
 #[test]
-fn every_instruction_set_conforms() {
-    let binary = std::env::current_exe().expect("tests have a binary");
-    for isa in ["portable", "avx2", "avx512", "avx512_vnni", "mmx"] {
-        let mut tests = Command::new(&binary);
-        tests.args(["every_op_conforms_in_f32", "every_op_conforms_in_bf16", "every_op_conforms_in_f16"]);
-        let ran = tests.env("RIDGE_CPU_ISA", isa).output().expect("runs");
-        let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-        if said.contains("is none of what this machine has") {
-            assert!(isa != "portable" && !ran.status.success(), "{said}");
-            println!("skipped: this machine has no {isa}");
-            continue;
-        }
-        assert!(isa != "mmx" && ran.status.success() && said.contains("3 passed"), "{isa}: {said}");
-    }
+fn an_unknown_instruction_set_is_refused() {
+    let (passed, printed) = rerun(&IN_WIDE_DTYPES, ("RIDGE_CPU_ISA", "mmx"));
+    assert!(!passed && printed.contains("RIDGE_CPU_ISA=mmx is none of what this machine has"), "{printed}");
 }

@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use memmap2::{MmapMut, MmapRaw};
 use ridge_runtime::{Result, RuntimeError};
 
-use crate::kernel::Block;
-use crate::weight::Weight;
+use crate::bytes::MemoryBlock;
 
 /// Alignment of every allocation: a cache line and a full vector register.
 pub(crate) const ALIGN: usize = 64;
@@ -20,7 +19,7 @@ const PAGE: usize = 2 << 20;
 pub(crate) const SMALL: usize = 256 << 10;
 
 /// Zeroed memory of fixed size.
-pub(crate) struct Memory {
+pub(crate) struct AlignedMemory {
     ptr: NonNull<u8>,
     bytes: usize,
     /// What it is part of, which is given back with the last memory in it.
@@ -28,9 +27,9 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: plain bytes. Who may touch them when is the device's order of steps: see `pool`.
-unsafe impl Send for Memory {}
+unsafe impl Send for AlignedMemory {}
 // SAFETY: as above; shared references give only the address.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for AlignedMemory {}
 
 /// Zeroed pages of the system.
 struct Pages {
@@ -75,7 +74,7 @@ fn place(bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
     Ok((pages, at))
 }
 
-impl Memory {
+impl AlignedMemory {
     /// # Errors
     /// When the machine does not give so much.
     pub(crate) fn zeroed(bytes: usize, what: &str) -> Result<Self> {
@@ -89,8 +88,8 @@ impl Memory {
         Ok(Self { ptr, bytes, _pages: pages })
     }
 
-    pub(crate) fn block(&self) -> Block {
-        Block { ptr: self.ptr.as_ptr(), bytes: self.bytes }
+    pub(crate) fn block(&self) -> MemoryBlock {
+        MemoryBlock { ptr: self.ptr.as_ptr(), bytes: self.bytes }
     }
 
     /// # Safety
@@ -101,30 +100,12 @@ impl Memory {
     }
 
     /// # Safety
-    /// As [`Memory::bytes`], and no other slice of it is alive.
+    /// As [`AlignedMemory::bytes`], and no other slice of it is alive.
     #[allow(clippy::mut_from_ref)] // shared with steps by address; the caller promises that none runs
     pub(crate) unsafe fn bytes_mut(&self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and unaliased by the caller's promise.
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.bytes) }
     }
-}
-
-/// What a [`ridge_runtime::Buffer`] of this backend holds.
-pub(crate) enum Storage {
-    /// Memory of our own: a state, or a weight in a format.
-    Own(Arc<Memory>),
-    /// A plain weight. Never written.
-    Weight(Weight),
-}
-
-/// The storage of a buffer that this backend made.
-///
-/// # Errors
-/// When another backend made it.
-pub(crate) fn storage(buffer: &ridge_runtime::Buffer) -> Result<&Arc<Storage>> {
-    buffer
-        .inner::<Arc<Storage>>()
-        .ok_or_else(|| RuntimeError::Device { backend: "cpu", why: "the buffer belongs to another device".into() })
 }
 
 #[cfg(test)]
@@ -135,8 +116,8 @@ mod tests {
     fn memory_is_zeroed_aligned_and_nobody_elses() {
         // Small ones that fill shared pages more than once, and larger ones on both sides of a huge page.
         let sizes = [0, 1, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, PAGE - 1, PAGE, 2 * PAGE + 7];
-        let held: Vec<Memory> =
-            sizes.iter().cycle().take(66).map(|bytes| Memory::zeroed(*bytes, "a test").unwrap()).collect();
+        let held: Vec<AlignedMemory> =
+            sizes.iter().cycle().take(66).map(|bytes| AlignedMemory::zeroed(*bytes, "a test").unwrap()).collect();
         for (i, memory) in held.iter().enumerate() {
             assert!((memory.block().ptr as usize).is_multiple_of(ALIGN));
             // SAFETY: no step knows it.

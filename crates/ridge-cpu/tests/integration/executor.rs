@@ -1,15 +1,11 @@
 //! Whole steps on threads: the same bits whatever the threads, steps of several sessions in the order of submission,
 //! failures that surface, and ranks that talk to one another.
 
-mod common;
-#[path = "../../ridge-runtime/tests/common/decoder.rs"]
-mod decoder;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use common::{poisoned, run, same_bits, session};
-use decoder::{Step, decoder};
+use crate::common::{poisoned, run, same_bits, session};
+use crate::decoder::{Step, decoder};
 use ridge_cpu::{Cpu, CpuOptions, Loopback};
 use ridge_graph::conformance::{judge_graph, near};
 use ridge_graph::sample::Rng;
@@ -254,7 +250,7 @@ fn ranks_get_what_the_mesh_means() {
                 let (graph, exact, plain) = (&graph, &exact[rank], &plain[rank]);
                 scope.spawn(move || {
                     let mesh = HashMap::from([("tp".to_owned(), group)]);
-                    let options = CpuOptions { threads: Some(2), mesh, poison: true };
+                    let options = CpuOptions { threads: Some(2), mesh, poison: true, ..CpuOptions::default() };
                     let backend: Arc<dyn Backend> = Arc::new(Cpu::new(options).expect("threads start"));
                     let got = run(&backend, graph, &Bindings::new(), &|_| value(rank)).expect("runs");
                     for (((name, exact), (_, plain)), got) in exact.iter().zip(plain).zip(&got) {

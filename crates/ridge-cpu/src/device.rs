@@ -1,0 +1,80 @@
+//! What all programs of one backend share: threads, mesh groups and the workspace.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ridge_runtime::Result;
+
+use crate::bytes::MemoryBlock;
+use crate::memory::AlignedMemory;
+use crate::mesh::MeshGroups;
+use crate::pool::{LaunchSequence, PoolJob, ThreadPool};
+use crate::scratch::Scratch;
+
+/// What programs of one backend share.
+pub(crate) struct CpuDevice {
+    pub(crate) pool: ThreadPool,
+    pub(crate) mesh: MeshGroups,
+    /// See [`CpuOptions::poison`].
+    pub(crate) poison: bool,
+    arena: Mutex<Arc<AlignedMemory>>,
+    /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
+    arenas: AtomicUsize,
+}
+
+impl CpuDevice {
+    pub(crate) fn new(pool: ThreadPool, mesh: MeshGroups, poison: bool) -> Result<Self> {
+        let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(0, "workspace")?));
+        Ok(Self { pool, mesh, poison, arena, arenas: AtomicUsize::new(0) })
+    }
+
+    /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
+    /// number, look for it again when they are submitted.
+    pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<AlignedMemory>, usize)> {
+        let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
+        if arena.block().bytes < bytes {
+            *arena = Arc::new(AlignedMemory::zeroed(bytes, "workspace")?);
+            self.arenas.fetch_add(1, Ordering::Release);
+        }
+        Ok((Arc::clone(&arena), self.arena_number()))
+    }
+
+    /// Copies as many bytes as both have, after all steps submitted so far and before any later one.
+    pub(crate) fn copy(&self, from: MemoryBlock, to: MemoryBlock) {
+        let job = Arc::new(PoolJob::new(Box::new(HostCopy { from, to })));
+        self.pool.submit(&job);
+        self.pool.wait(&job);
+    }
+
+    /// The number of the present workspace.
+    pub(crate) fn arena_number(&self) -> usize {
+        self.arenas.load(Ordering::Acquire)
+    }
+}
+
+/// A copy between the host and memory of steps, which takes its turn among them.
+struct HostCopy {
+    from: MemoryBlock,
+    to: MemoryBlock,
+}
+
+// SAFETY: `CpuDevice::copy` waits until the copy has been made, so both blocks outlive it.
+unsafe impl Send for HostCopy {}
+// SAFETY: as above; the one chunk is run by one thread.
+unsafe impl Sync for HostCopy {}
+
+impl LaunchSequence for HostCopy {
+    fn launches(&self) -> usize {
+        1
+    }
+
+    fn chunks(&self, _launch: usize) -> u16 {
+        1
+    }
+
+    fn run(&self, _launch: usize, _chunk: u16, _scratch: &mut Scratch) {
+        // SAFETY: `from` is readable and `to` writable for that many bytes. One of them is the caller's own memory, the
+        // other belongs to steps, none of which runs while this one does.
+        unsafe { std::ptr::copy_nonoverlapping(self.from.ptr, self.to.ptr, self.from.bytes.min(self.to.bytes)) }
+    }
+}

@@ -1,0 +1,35 @@
+//! Groups of elements that share a scale, and the units of scales.
+
+use ridge_graph::format::{BlockFormat, Mxfp4};
+
+/// Elements of K whose codes of x share a scale, which is a multiple of every block of weights.
+pub(crate) const GROUP: usize = ridge_graph::ops::Activations::GROUP;
+
+/// Elements whose codes of x are added up for minima.
+pub(crate) const SUMMED: usize = 16;
+
+/// Rows of x, and of the weight, of a matrix tile.
+pub(crate) const SIDE: usize = 16;
+
+/// Rows of the weight that are multiplied together.
+pub(crate) const COLUMNS: usize = 2 * SIDE;
+
+/// Scales of MXFP4 are powers of two up to 2^127. Sums of codes times such a scale would overflow where sums of values
+/// do not, so its scales are taken in this unit. Nothing is rounded: codes are whole numbers, and the least scale is
+/// 2^-128.
+const LARGE: f32 = 65_536.0;
+
+/// The unit of a format's scales.
+pub(crate) fn unit<B: BlockFormat>() -> f32 {
+    if B::NAME == Mxfp4::NAME { LARGE } else { 1.0 }
+}
+
+/// As [`BlockFormat::codes`], with scales in their unit.
+#[inline(always)]
+#[allow(clippy::inline_always)] // must compile with its caller's instruction set
+pub(crate) fn apart<B: BlockFormat>(block: &[u8], codes: &mut [i8], scales: &mut [f32], minima: &mut [f32]) {
+    B::codes(block, codes, scales, minima);
+    if unit::<B>() != 1.0 {
+        scales[..B::ELEMENTS / B::GROUP].iter_mut().for_each(|scale| *scale /= unit::<B>());
+    }
+}

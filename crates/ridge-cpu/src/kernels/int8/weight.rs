@@ -1,0 +1,60 @@
+//! Weights whose blocks are multiplied as codes.
+
+use std::ops::Range;
+
+use super::scale::GROUP;
+#[cfg(target_arch = "x86_64")]
+use super::unpack::Unpack;
+#[cfg(target_arch = "x86_64")]
+use super::x::ActivationCodes;
+
+/// Takes whole blocks apart: codes, and a scale and a minimum for each group.
+pub(crate) type Read = fn(&[u8], &mut [i8], &mut [f32], &mut [f32]);
+
+/// Products of some rows of a weight, in a format, with those of x.
+#[cfg(target_arch = "x86_64")]
+pub(crate) type Stream = fn(&CodeWeight<'_>, Range<usize>, &ActivationCodes<'_>, &mut [u8], &mut [f32]);
+
+/// How the blocks of a format are codes.
+#[derive(Clone, Copy)]
+pub(crate) struct WeightCodes {
+    /// Elements and bytes of a block.
+    pub(crate) block: [usize; 2],
+    /// Elements that share a scale.
+    pub(crate) group: usize,
+    pub(crate) minima: bool,
+    /// What products are multiplied by at last: see [`LARGE`].
+    pub(crate) unit: f32,
+    pub(crate) read: Read,
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) unpack: Unpack,
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) stream: Stream,
+}
+
+impl WeightCodes {
+    /// Bytes of `elements` values.
+    pub(crate) fn bytes(&self, elements: usize) -> usize {
+        elements / self.block[0] * self.block[1]
+    }
+}
+
+/// A weight `[N, K]`, row-major.
+#[derive(Clone, Copy)]
+pub(crate) struct CodeWeight<'a> {
+    pub(crate) data: &'a [u8],
+    pub(crate) codes: WeightCodes,
+    pub(crate) inner: usize,
+}
+
+impl CodeWeight<'_> {
+    /// Bytes of a row.
+    pub(crate) fn stride(&self) -> usize {
+        self.codes.bytes(self.inner)
+    }
+
+    /// Elements of group `group` of K.
+    pub(crate) fn elements(&self, group: usize) -> Range<usize> {
+        group * GROUP..((group + 1) * GROUP).min(self.inner)
+    }
+}

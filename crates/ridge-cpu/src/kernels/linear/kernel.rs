@@ -1,0 +1,151 @@
+//! What all ways to compute a linear share: its operands, how its work is cut, and from products to outputs.
+
+use std::ops::Range;
+
+use ridge_graph::DType;
+
+use super::tile;
+use crate::io::KernelIo;
+use crate::kernels::{int8, quant};
+use crate::simd::{self, LANES};
+
+/// What is done to the product before it is rounded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum After {
+    Nothing,
+    /// Input 0 is added.
+    Add,
+    /// The first weight's product is the gate of the second's.
+    Swiglu,
+}
+
+/// Bytes of an output from which on it is written past the caches: about a core's L2. Its lines, a row apart, would else
+/// be read first and push out x, which costs a prompt's widest products a tenth.
+#[cfg(target_arch = "x86_64")]
+const STREAMED: usize = 2 << 20;
+
+pub(super) struct LinearWeight {
+    pub(super) columns: usize,
+    pub(super) dtype: DType,
+    /// How its rows are read, if it is stored in blocks and they are not multiplied as codes.
+    pub(super) stored: Option<quant::BlockRows>,
+    /// Input and dtype of the bias.
+    pub(super) bias: Option<(usize, DType)>,
+    /// Tiles of the weights before.
+    pub(super) tiles_before: usize,
+}
+
+pub(super) struct LinearKernel {
+    pub(super) rows: usize,
+    pub(super) inner: usize,
+    /// Dtype of x, of the residual and of the outputs.
+    pub(super) dtype: DType,
+    /// The input that is x; weights follow.
+    pub(super) x: usize,
+    pub(super) weights: Vec<LinearWeight>,
+    pub(super) after: After,
+    /// Tiles of columns, over all weights that have outputs of their own.
+    pub(super) tiles: usize,
+    /// Columns of a tile and rows of a block.
+    pub(super) tile: usize,
+    pub(super) row_block: usize,
+    pub(super) nanos_per_piece: f64,
+    /// How the rows of each weight are codes, if codes of x multiply them.
+    pub(super) by_codes: Option<Vec<int8::WeightCodes>>,
+    /// Are the products those of matrix tiles?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) on_tiles: bool,
+    /// Are they so with weights in panels?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) on_panels: bool,
+    /// Would its weights be taken in panels?
+    pub(super) takes_panels: bool,
+    /// Is it one row by weights of f32?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) by_one_row: bool,
+}
+
+impl LinearKernel {
+    /// Must x be copied? It lies as sums want it if it is f32 and fills the lanes.
+    pub(super) fn is_copied(&self) -> bool {
+        self.dtype != DType::F32 || !self.inner.is_multiple_of(LANES)
+    }
+
+    /// Elements of a row of x as sums want it.
+    pub(super) fn stride(&self) -> usize {
+        self.inner.next_multiple_of(LANES)
+    }
+
+    /// The weight and its columns that tile `tile` is of.
+    pub(super) fn place(&self, tile: usize) -> (usize, Range<usize>) {
+        let which = match self.after {
+            After::Swiglu => 0,
+            After::Nothing | After::Add => {
+                self.weights.iter().rposition(|w| w.tiles_before <= tile && w.columns > 0).unwrap_or(0)
+            }
+        };
+        let begin = (tile - self.weights[which].tiles_before) * self.tile;
+        (which, begin..(begin + self.tile).min(self.weights[which].columns))
+    }
+
+    /// From the products of a tile to the output.
+    pub(super) fn finish(
+        &self,
+        io: &KernelIo<'_>,
+        which: usize,
+        rows: Range<usize>,
+        columns: Range<usize>,
+        [products, gated, line]: [&mut [f32]; 3],
+    ) {
+        let width = columns.len();
+        self.add_bias(io, which, &columns, &mut products[..rows.len() * width], line);
+        if self.after == After::Swiglu {
+            self.add_bias(io, 1, &columns, &mut gated[..rows.len() * width], line);
+        }
+        let of_weight = self.weights[which].columns;
+        let products = &mut products[..rows.len() * width];
+        let at = rows.start * of_weight + columns.start;
+        match self.after {
+            After::Nothing => {}
+            After::Add => simd::with_element!(self.dtype, T => {
+                simd::add_rows(products, width, &io.input::<T>(0)[at..], of_weight);
+            }),
+            After::Swiglu => simd::swiglu(products, &gated[..rows.len() * width]),
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.on_tiles && self.rows * of_weight * self.dtype.size_bytes() >= STREAMED {
+            // SAFETY: these columns of these rows are this piece's alone, and where there are tiles there is AVX-512.
+            simd::with_element!(self.dtype, T => unsafe {
+                simd::stream_rows(products, width, io.output::<T>(which), at, of_weight);
+            });
+            return;
+        }
+        // SAFETY: these columns of these rows are this piece's alone.
+        simd::with_element!(self.dtype, T => unsafe {
+            simd::store_rows(products, width, io.output::<T>(which), at, of_weight);
+        });
+    }
+
+    /// Rows of x as f32, laid out as sums want them.
+    pub(super) fn copy_x(&self, io: &KernelIo<'_>, rows: Range<usize>, to: &mut [f32]) {
+        for (row, to) in rows.zip(to.chunks_exact_mut(self.stride().max(1))) {
+            simd::load(io, self.x, self.dtype, row * self.inner, &mut to[..self.inner]);
+            tile::fill(to, self.inner);
+        }
+    }
+
+    fn add_bias(
+        &self,
+        io: &KernelIo<'_>,
+        which: usize,
+        columns: &Range<usize>,
+        products: &mut [f32],
+        line: &mut [f32],
+    ) {
+        let Some((input, dtype)) = self.weights[which].bias else { return };
+        let bias = simd::view(io, input, dtype, columns.start, &mut line[..columns.len()]);
+        for row in products.chunks_exact_mut(columns.len()) {
+            simd::add(row, bias);
+        }
+    }
+}

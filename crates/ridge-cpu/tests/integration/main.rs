@@ -1,0 +1,20 @@
+//! The integration tests of this crate, one module a subject.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../../../ridge-runtime/tests/common/decoder.rs"]
+mod decoder;
+#[path = "../../../ridge-runtime/tests/common/random.rs"]
+mod random_graphs;
+mod rerun;
+
+mod attention;
+mod conformance;
+mod executor;
+mod fused;
+mod kernels;
+mod patterns;
+mod random;
+mod registry;
+mod steady_state;
+mod weights;

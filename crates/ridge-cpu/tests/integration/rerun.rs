@@ -1,0 +1,33 @@
+//! Tests that run tests of this binary again, in a process of their own.
+
+use std::process::{Command, Output};
+
+/// Runs these tests of this binary, named in full, in a process of their own with the environment variable `name` set.
+/// Gives whether all of them passed, and what was printed.
+pub(crate) fn rerun(tests: &[&str], (name, value): (&str, &str)) -> (bool, String) {
+    let binary = std::env::current_exe().expect("tests have a binary");
+    let mut command = Command::new(binary);
+    let Output { status, stdout, stderr } =
+        command.arg("--exact").args(tests).env(name, value).output().expect("the binary runs");
+    let printed = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
+    let all = printed.contains(&format!("{} passed", tests.len()));
+    (status.success() && all, printed)
+}
+
+/// Tests that run `$tests` again with an instruction set below the machine's best, each test with one.
+macro_rules! with_instruction_sets {
+    ($tests:expr, $($name:ident: $isa:literal,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                let (passed, printed) = crate::rerun::rerun(&$tests, ("RIDGE_CPU_ISA", $isa));
+                if printed.contains("is none of what this machine has") {
+                    assert!(!passed && $isa != "portable", "{printed}");
+                    ridge_testing::skip!("this machine has no {}", $isa);
+                }
+                assert!(passed, "{printed}");
+            }
+        )*
+    };
+}
+pub(crate) use with_instruction_sets;
