@@ -1,8 +1,7 @@
 //! What a kernel is on the CPU, what it is made from, and how it is registered.
 
-use std::sync::Arc;
-
 use std::ops::Range;
+use std::sync::Arc;
 
 use ridge_graph::passes::{self, Pattern};
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op};

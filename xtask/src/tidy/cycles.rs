@@ -45,7 +45,7 @@ fn findings(cycle: &BTreeSet<&str>, edges: &Edges) -> Vec<Finding> {
                 let message = format!(
                     "`{name}` of {to} is imported in a cycle of {members} files; move what both need into a file below both"
                 );
-                found.push(Finding::warning(from, *line, message));
+                found.push(Finding::failure(from, *line, message));
             }
         }
     }
