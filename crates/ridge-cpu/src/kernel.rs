@@ -127,7 +127,7 @@ impl KernelEntry {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.claim.name
+        self.claim.name
     }
 
     /// As compilation sees it.
