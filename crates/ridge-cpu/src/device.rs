@@ -10,6 +10,7 @@ use crate::memory::AlignedMemory;
 use crate::mesh::MeshGroups;
 use crate::pool::{LaunchSequence, PoolJob, ThreadPool};
 use crate::scratch::Scratch;
+use crate::sync;
 
 /// What programs of one backend share.
 pub(crate) struct CpuDevice {
@@ -41,7 +42,7 @@ impl CpuDevice {
 
     /// Copies as many bytes as both have, after all steps submitted so far and before any later one.
     pub(crate) fn copy(&self, from: MemoryBlock, to: MemoryBlock) {
-        let job = Arc::new(PoolJob::new(Box::new(HostCopy { from, to })));
+        let job = sync::Arc::new(PoolJob::new(Box::new(HostCopy { from, to })));
         self.pool.submit(&job);
         self.pool.wait(&job);
     }

@@ -16,7 +16,8 @@
 //! amx                             matrix tiles: layouts and instructions
 //! simd                            vector loops for each instruction set, conversions
 //! kernel, io                      what a kernel is, how it is registered, and its operands
-//! scratch, memory, bytes, mesh    working memory, aligned memory, blocks of bytes, groups of ranks
+//! scratch, memory, bytes          working memory, aligned memory, blocks of bytes
+//! mesh, sync                      groups of ranks; what the pool synchronises with, std's or loom's
 //! ```
 //!
 //! Read `kernel` and `io` first, then one file of `kernels`. In a folder such as `kernels/linear`, the file of its name
@@ -47,6 +48,7 @@ mod run;
 mod scratch;
 mod simd;
 mod storage;
+mod sync;
 mod weight;
 
 pub use backend::{Cpu, CpuOptions};

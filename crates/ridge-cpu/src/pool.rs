@@ -9,14 +9,19 @@
 //! Steps run one after another in the order of submission. Those that wait form a list in which each knows the next
 //! (the queue of Mellor-Crummey and Scott 1991), so submitting takes no lock either.
 
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::PoisonError;
+#[cfg(not(loom))]
 use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
+use crate::sync::thread::JoinHandle;
+use crate::sync::{
+    Arc, AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering,
+    order_sequentially_consistent_accesses, spin_loop, thread, thread_local,
+};
 
 /// Work that the pool runs: launches in order, each of a number of chunks in any order.
 pub(crate) trait LaunchSequence: Send + Sync {
@@ -32,6 +37,7 @@ pub(crate) trait LaunchSequence: Send + Sync {
 pub(crate) const MAX_CHUNKS: u16 = u16::MAX - 1;
 
 /// How long a thread looks for work before it sleeps.
+#[cfg(not(loom))]
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A step in flight.
@@ -101,7 +107,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 thread_local! {
-    static SCRATCH: std::cell::RefCell<Scratch> = std::cell::RefCell::default();
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
 impl ThreadPool {
@@ -122,7 +128,7 @@ impl ThreadPool {
         let workers = (1..threads)
             .map(|i| {
                 let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || shared.work(&Until::Closing))
+                thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || shared.work(&Until::Closing))
             })
             .collect::<std::io::Result<_>>()?;
         Ok(Self { shared, workers })
@@ -201,7 +207,8 @@ fn pack(launch: usize, chunks: u16, next: u16) -> u64 {
 impl PoolState {
     /// Runs chunks until `until` has come.
     fn work(&self, until: &Until<'_>) {
-        SCRATCH.with_borrow_mut(|scratch| {
+        SCRATCH.with(|scratch| {
+            let scratch = &mut *scratch.borrow_mut();
             while !self.done(until) {
                 if !self.take_one(scratch) {
                     self.idle(until);
@@ -263,6 +270,7 @@ impl PoolState {
         self.left.store(u32::from(chunks), Ordering::Relaxed);
         // Sequentially consistent with the look at `sleepers`: either we see a sleeper or it sees the launch.
         self.open.store(pack(launch, chunks, 0), Ordering::SeqCst);
+        order_sequentially_consistent_accesses();
         if chunks > 1 {
             self.wake_all();
         }
@@ -280,13 +288,14 @@ impl PoolState {
                 if !next.is_null() {
                     break next;
                 }
-                std::hint::spin_loop();
+                spin_loop();
             }
         };
         job.finished.store(true, Ordering::SeqCst);
         if !next.is_null() {
             self.start(next);
         }
+        order_sequentially_consistent_accesses();
         if self.sleeping_callers.load(Ordering::SeqCst) > 0 {
             self.wake_all();
         }
@@ -313,30 +322,50 @@ impl PoolState {
         (open as u16) < (open >> 16) as u16
     }
 
-    /// Spins for a moment, then sleeps until there is something to do or to return for.
-    fn idle(&self, until: &Until<'_>) {
+    /// Spins for a moment. Gives whether there is something to do or to return for.
+    #[cfg(not(loom))]
+    fn spin(&self, until: &Until<'_>) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..64 {
                 if self.has_chunk() || self.done(until) {
-                    return;
+                    return true;
                 }
-                std::hint::spin_loop();
+                spin_loop();
             }
             if start.elapsed() > SPIN {
-                break;
+                return false;
             }
         }
+    }
+
+    /// A thread may always be too late to find work while it spins.
+    #[cfg(loom)]
+    #[allow(clippy::unused_self)] // as where it spins
+    fn spin(&self, _until: &Until<'_>) -> bool {
+        false
+    }
+
+    /// Spins for a moment, then sleeps until there is something to do or to return for.
+    fn idle(&self, until: &Until<'_>) {
+        if self.spin(until) {
+            return;
+        }
         let caller = usize::from(!matches!(until, Until::Closing));
-        let guard = lock(&self.sleep);
+        let mut guard = lock(&self.sleep);
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.sleeping_callers.fetch_add(caller, Ordering::SeqCst);
-        let nothing = |_: &mut ()| !self.has_chunk() && !self.done(until);
-        drop(self.wake.wait_while(guard, nothing).unwrap_or_else(PoisonError::into_inner));
+        order_sequentially_consistent_accesses();
+        while !self.has_chunk() && !self.done(until) {
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
         self.sleeping_callers.fetch_sub(caller, Ordering::SeqCst);
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, loom))]
+mod loom;
+#[cfg(all(test, not(loom)))]
 mod tests;

@@ -15,6 +15,7 @@ use crate::kernel::{CpuKernel, Preparation};
 use crate::memory::AlignedMemory;
 use crate::pool::{LaunchSequence, MAX_CHUNKS, PoolJob};
 use crate::scratch::{POISON, Scratch};
+use crate::sync;
 use crate::weight::BoundWeight;
 
 /// The least work that is worth handing to another thread.
@@ -284,7 +285,7 @@ impl LaunchSequence for BucketLaunches {
 pub(crate) struct CpuRun {
     device: Arc<CpuDevice>,
     steps: Arc<BoundBucket>,
-    job: Arc<PoolJob>,
+    job: sync::Arc<PoolJob>,
     arena_bytes: usize,
     /// The workspace that operands' addresses were found for, and its number.
     arena: Weak<AlignedMemory>,
@@ -296,7 +297,7 @@ pub(crate) struct CpuRun {
 impl CpuRun {
     pub(crate) fn new(device: Arc<CpuDevice>, bound: BoundBucket, arena_bytes: usize) -> Self {
         let steps = Arc::new(bound);
-        let job = Arc::new(PoolJob::new(Box::new(BucketLaunches(Arc::clone(&steps)))));
+        let job = sync::Arc::new(PoolJob::new(Box::new(BucketLaunches(Arc::clone(&steps)))));
         let (arena, arena_number, arena_in_use) = (Weak::new(), 0, Cell::new(None));
         Self { device, steps, job, arena_bytes, arena, arena_number, arena_in_use }
     }

@@ -62,7 +62,7 @@ fn a_registered_kernel_claims_and_computes() {
         Arc::new(cpu(vec![KernelEntry::new("marked_sum", "add(a, b)", supports, make)]).unwrap());
     let lowered = lower(&sum(DType::F32), &["c"], backend.kernels()).unwrap();
     let names: Vec<String> =
-        lowered.main().nodes.iter().filter(|n| matches!(n.op, Op::Group(_))).map(|n| n.op_name().to_string()).collect();
+        lowered.main().nodes.iter().filter(|n| matches!(n.op, Op::Group(_))).map(|n| n.op_name().to_owned()).collect();
     assert_eq!(names, ["marked_sum"]);
     let got = run(&backend, &sum(DType::F32), &Bindings::new(), &value).unwrap();
     assert_eq!(got[0].floats(), [1.0, 3.0, 5.0, 7.0, 9.0]);
