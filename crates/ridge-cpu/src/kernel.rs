@@ -125,7 +125,7 @@ impl KernelEntry {
 
     /// Its name.
     pub fn name(&self) -> &str {
-        self.claim.name
+        &self.claim.name
     }
 
     /// As compilation sees it.
