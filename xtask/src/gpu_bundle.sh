@@ -7,7 +7,8 @@ set -uo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")"
 logs=${OUT:-$PWD/logs}
 mkdir -p -- "$logs"
-export RIDGE_GPU_TESTS=required RIDGE_FIXTURES=$PWD/fixtures
+export RIDGE_GPU_TESTS=required RIDGE_FIXTURES=$PWD/fixtures RIDGE_SKIPPED_TESTS=$logs/skipped
+: > "$RIDGE_SKIPPED_TESTS"
 
 case ${1:-} in
 memcheck | racecheck | initcheck)
@@ -58,5 +59,7 @@ for format in "" "--format q8_0"; do
     fi
 done
 
-printf '%d passed, %d failed\n' "$passed" "$failed"
+skipped=$(sort -u "$RIDGE_SKIPPED_TESTS" | wc -l)
+cat "$RIDGE_SKIPPED_TESTS"
+printf '%d passed, %d failed, %d skipped\n' $((passed - skipped)) "$failed" "$skipped"
 exit $((failed > 0))

@@ -34,6 +34,8 @@ impl CpuDevice {
     pub(crate) fn arena(&self, bytes: usize) -> Result<(Arc<AlignedMemory>, usize)> {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         if arena.block().bytes < bytes {
+            // The old one is given up first, so that both are never needed at a time unless a step uses it.
+            *arena = Arc::new(AlignedMemory::zeroed(0, "workspace")?);
             *arena = Arc::new(AlignedMemory::zeroed(bytes, "workspace")?);
             self.arenas.fetch_add(1, Ordering::Release);
         }

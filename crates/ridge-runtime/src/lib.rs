@@ -17,4 +17,4 @@ pub use error::{Result, RuntimeError};
 pub use lower::lower;
 pub use mesh::Collectives;
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
-pub use session::{Bucket, Compiled, Session, workspace_bytes};
+pub use session::{Bucket, Compiled, Session};

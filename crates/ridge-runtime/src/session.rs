@@ -103,15 +103,6 @@ impl Session {
     }
 }
 
-/// Bytes that a bucket of `graph` for these outputs takes on the device besides weights and states, before any weight is
-/// loaded; see [`Program::workspace_bytes`].
-///
-/// # Errors
-/// As for [`Session::compile`], and when a symbol is unbound.
-pub fn workspace_bytes(backend: &dyn Backend, graph: &Graph, outputs: &[&str], bindings: &Bindings) -> Result<usize> {
-    backend.compile(Arc::new(lower(graph, outputs, backend.kernels())?))?.workspace_bytes(bindings)
-}
-
 fn named(kind: &'static str, name: &str, error: &RuntimeError) -> RuntimeError {
     RuntimeError::Argument { kind, name: name.into(), why: error.to_string() }
 }

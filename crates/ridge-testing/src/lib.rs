@@ -39,17 +39,23 @@ macro_rules! skip {
 /// When the file that `RIDGE_SKIPPED_TESTS` names cannot be written: a test that silently counted as passed would be
 /// worse.
 pub fn report_skipped(reason: Arguments<'_>) {
-    let line = line(&std::thread::current(), &reason);
+    let line = line(&program(), &std::thread::current(), &reason);
     let _ = std::io::stderr().write_all(line.as_bytes()); // a closed standard error does not fail a test
     if let Some(path) = std::env::var_os(SKIPPED_TESTS) {
         append(Path::new(&path), &line);
     }
 }
 
+/// The name of the test binary, which differs between crates.
+fn program() -> String {
+    let path = std::env::current_exe().unwrap_or_default();
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
 /// The harness names the thread that runs a test after the test.
-fn line(thread: &std::thread::Thread, reason: &dyn Display) -> String {
+fn line(program: &str, thread: &std::thread::Thread, reason: &dyn Display) -> String {
     let reason = reason.to_string().replace('\n', " ");
-    format!("test {} ... skipped: {reason}\n", thread.name().unwrap_or("without a name"))
+    format!("{program}: test {} ... skipped: {reason}\n", thread.name().unwrap_or("without a name"))
 }
 
 /// Tests of several processes append to one file; a short line written at once stays whole.
@@ -68,8 +74,8 @@ mod tests {
     #[test]
     fn line_names_the_test_and_the_reason() {
         let thread = std::thread::Builder::new().name("a::b".to_owned());
-        let line = thread.spawn(|| line(&std::thread::current(), &"no GPU:\nnone")).unwrap().join().unwrap();
-        assert_eq!(line, "test a::b ... skipped: no GPU: none\n");
+        let line = thread.spawn(|| line("p", &std::thread::current(), &"no GPU:\nnone")).unwrap().join().unwrap();
+        assert_eq!(line, "p: test a::b ... skipped: no GPU: none\n");
     }
 
     #[test]

@@ -128,9 +128,6 @@ impl StepBytes {
     }
 }
 
-/// Alignment of inputs and outputs on devices, in bytes.
-const STAGING_ALIGN: usize = 256;
-
 /// A program that is compiled, but not bound to weights.
 struct StepProgram {
     lowered: Arc<Graph>,
@@ -163,12 +160,10 @@ impl StepProgram {
             .with(symbols::BREAKERS, LIST_ENTRIES)
             .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
             .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));
-        let plan = ridge_runtime::plan(&self.lowered, &bindings)?;
-        let staged = plan.input_bytes.iter().chain(&plan.output_bytes);
-        Ok(StepBytes {
-            workspace: self.program.workspace_bytes(&bindings)?,
-            staging: staged.map(|bytes| bytes.next_multiple_of(STAGING_ALIGN)).sum(),
-        })
+        // The program counts its inputs and outputs too, which no other program shares.
+        let all = self.program.workspace_bytes(&bindings)?;
+        let staging = ridge_runtime::plan(&self.lowered, &bindings)?.staging_bytes();
+        Ok(StepBytes { workspace: all.saturating_sub(staging), staging })
     }
 }
 
@@ -244,7 +239,6 @@ mod tests {
 
     struct RecordingProgram {
         inner: Box<dyn Program>,
-        lowered: Arc<Graph>,
         bound: Arc<AtomicUsize>,
     }
 
@@ -276,16 +270,13 @@ mod tests {
         }
 
         fn compile(&self, lowered: Arc<Graph>) -> RuntimeResult<Box<dyn Program>> {
-            let inner = self.inner.compile(Arc::clone(&lowered))?;
-            Ok(Box::new(RecordingProgram { inner, lowered, bound: Arc::clone(&self.bound) }))
+            Ok(Box::new(RecordingProgram { inner: self.inner.compile(lowered)?, bound: Arc::clone(&self.bound) }))
         }
     }
 
     impl Program for RecordingProgram {
         fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> RuntimeResult<Box<dyn Run>> {
-            let plan = ridge_runtime::plan(&self.lowered, bindings)?;
-            let staged: usize = plan.input_bytes.iter().chain(&plan.output_bytes).sum();
-            self.bound.fetch_max(self.workspace_bytes(bindings)? + staged, Ordering::Relaxed);
+            self.bound.fetch_max(self.workspace_bytes(bindings)?, Ordering::Relaxed);
             self.inner.bind(bindings, weights, states)
         }
 

@@ -7,8 +7,13 @@ use std::process::{Command, Output};
 pub(crate) fn rerun(tests: &[&str], (name, value): (&str, &str)) -> (bool, String) {
     let binary = std::env::current_exe().expect("tests have a binary");
     let mut command = Command::new(binary);
-    let Output { status, stdout, stderr } =
-        command.arg("--exact").args(tests).env(name, value).output().expect("the binary runs");
+    let Output { status, stdout, stderr } = command
+        .arg("--exact")
+        .args(tests)
+        .env(name, value)
+        .env_remove(ridge_testing::SKIPPED_TESTS)
+        .output()
+        .expect("the binary runs");
     let printed = String::from_utf8_lossy(&stdout).into_owned() + &String::from_utf8_lossy(&stderr);
     let all = printed.contains(&format!("{} passed", tests.len()));
     (status.success() && all, printed)

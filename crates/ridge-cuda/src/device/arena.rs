@@ -4,32 +4,38 @@
 //! needs. A bucket holds it only while one of its steps is in flight: when the block has grown, the old one is freed with
 //! the last step that uses it, and idle buckets do not keep it alive.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A block that grows. `M` is its memory.
 pub(crate) struct SharedArena<M> {
     state: Mutex<ArenaState<M>>,
+    /// How many blocks there have been. It changes under the lock of `state` alone, and is read without it, so that a
+    /// step whose block is still the present one takes no lock.
+    generation: AtomicU64,
 }
 
 struct ArenaState<M> {
     /// `None` before the first lease, and after an allocation failed.
     block: Option<Arc<M>>,
     bytes: usize,
-    /// How many blocks there have been.
-    generation: u64,
 }
 
 /// A bucket's use of the arena.
 pub(crate) struct ArenaLease<M> {
     /// The block, while a step may use it.
     block: Option<Arc<M>>,
-    /// Which block was leased last; 0 for none.
+    /// The block that was leased last, which this does not keep alive.
+    last: Weak<M>,
+    /// Its size.
+    bytes: usize,
+    /// Which block that was; 0 for none.
     generation: u64,
 }
 
 impl<M> Default for ArenaLease<M> {
     fn default() -> Self {
-        Self { block: None, generation: 0 }
+        Self { block: None, last: Weak::new(), bytes: 0, generation: 0 }
     }
 }
 
@@ -47,7 +53,7 @@ impl<M> ArenaLease<M> {
 
 impl<M> SharedArena<M> {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(ArenaState { block: None, bytes: 0, generation: 0 }) }
+        Self { state: Mutex::new(ArenaState { block: None, bytes: 0 }), generation: AtomicU64::new(0) }
     }
 
     /// Leases a block of at least `bytes` bytes, allocating a larger one with `allocate` if need be. Gives true where the
@@ -64,6 +70,13 @@ impl<M> SharedArena<M> {
         bytes: usize,
         allocate: impl FnOnce(usize) -> Result<M, E>,
     ) -> Result<bool, E> {
+        if lease.generation == self.generation.load(Ordering::Acquire)
+            && lease.bytes >= bytes
+            && let Some(block) = lease.last.upgrade()
+        {
+            lease.block = Some(block);
+            return Ok(false);
+        }
         // An older block that the lease still has would stay alive during the allocation.
         lease.block = None;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,10 +85,13 @@ impl<M> SharedArena<M> {
             state.block = None;
             state.block = Some(Arc::new(allocate(wanted)?));
             state.bytes = wanted;
-            state.generation += 1;
+            self.generation.fetch_add(1, Ordering::Release);
         }
         lease.block.clone_from(&state.block);
-        Ok(std::mem::replace(&mut lease.generation, state.generation) != state.generation)
+        lease.last = state.block.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        lease.bytes = state.bytes;
+        let generation = self.generation.load(Ordering::Relaxed);
+        Ok(std::mem::replace(&mut lease.generation, generation) != generation)
     }
 }
 

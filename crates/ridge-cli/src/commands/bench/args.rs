@@ -84,20 +84,20 @@ pub(crate) struct BenchArgs {
     /// Maximum tokens of each prompt that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     chunk: usize,
 
     /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
     #[arg(
-        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "RunSettings"
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
     )]
     device: DeviceChoice,
 
     /// Threads that compute [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     threads: Option<usize>,
 

@@ -79,32 +79,32 @@ pub(crate) struct ChatArgs {
     numbers: NumberArgs,
 
     /// Use random weights
-    #[arg(long, help_heading = "RunSettings")]
+    #[arg(long, help_heading = "Running")]
     random_weights: bool,
 
     /// Tokens of the context, all turns together [default: 8192, or what the model was made for if that is less]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     context: Option<usize>,
 
     /// Maximum tokens of a prompt that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     chunk: usize,
 
     /// Threads that compute [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     threads: Option<usize>,
 
     /// Keep what is typed out of the history file
-    #[arg(long, help_heading = "RunSettings")]
+    #[arg(long, help_heading = "Running")]
     no_history: bool,
 
     /// Print one JSON object at the end and nothing before it: messages, why the last answer ended, tokens

@@ -86,14 +86,14 @@ pub(crate) struct EvalArgs {
     /// Maximum tokens that one step processes, of all texts together
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     chunk: usize,
 
     /// Threads that compute [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     threads: Option<usize>,
 

@@ -168,7 +168,7 @@ const COLUMNS: [&str; 10] =
 fn cells(row: &RooflineRow) -> Vec<String> {
     vec![
         row.scope.clone(),
-        row.op.to_owned(),
+        row.op.clone(),
         row.calls.to_string(),
         row.flops.to_string(),
         row.bytes.to_string(),

@@ -67,53 +67,53 @@ pub(crate) struct ServeArgs {
     /// Maximum tokens of a prompt and its answer together [default: what the model was made for, at most 4096]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     pub(super) context: Option<usize>,
 
     /// Maximum number of concurrent sequences
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, 65536>,
-        allow_negative_numbers = true, default_value_t = 32, help_heading = "RunSettings"
+        allow_negative_numbers = true, default_value_t = 32, help_heading = "Running"
     )]
     pub(super) sequences: usize,
 
     /// Tokens that the cache holds, of all sequences together [default: enough for all of them at full context]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     pub(super) cache_tokens: Option<usize>,
 
     /// Maximum tokens that one step processes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
-        allow_negative_numbers = true, default_value_t = 512, help_heading = "RunSettings"
+        allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     pub(super) chunk: usize,
 
     /// Scheduling order when not all tokens fit into a step: by arrival, by smallest `priority`, by deadline, or by the API
     /// key that was served least
-    #[arg(long, value_enum, default_value = "first-come", help_heading = "RunSettings")]
+    #[arg(long, value_enum, default_value = "first-come", help_heading = "Running")]
     pub(super) policy: PolicyArg,
 
     /// Compute every prompt anew, even if the cache holds a prefix of it
-    #[arg(long, help_heading = "RunSettings")]
+    #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
 
     /// Skip the measurement of memory and arithmetic, which takes half a second, by which metrics compare the time of each
     /// step with its floor
-    #[arg(long, help_heading = "RunSettings")]
+    #[arg(long, help_heading = "Running")]
     pub(super) no_roofline: bool,
 
     /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
-    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "RunSettings")]
+    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
     pub(super) device: DeviceChoice,
 
     /// Threads that compute [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "RunSettings"
+        allow_negative_numbers = true, help_heading = "Running"
     )]
     pub(super) threads: Option<usize>,
 
