@@ -1,6 +1,6 @@
 //! `cargo xtask tidy`: the rules of the house that neither rustc, clippy nor rustfmt checks.
 //!
-//! Each rule is one file below, a pure function from a path and its text to [`Finding`](finding::Finding)s, so that its tests need no
+//! Each rule is one file below, a pure function from a path and its text to [`Finding`]s, so that its tests need no
 //! tree. Read [`files_of_the_repository`](tree::files_of_the_repository) for what is checked, [`check_file`] for the
 //! rules in order, and [`rust_text`] for how code is told from comments and strings.
 

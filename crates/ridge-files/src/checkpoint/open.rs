@@ -20,7 +20,7 @@ impl Checkpoint {
     ///
     /// [`FilesError::Path`] if the folder holds none of these or a listed shard is missing, [`FilesError::Io`] if a
     /// file cannot be read, [`FilesError::Json`] if the index is not JSON, and [`FilesError::Safetensors`] if a file
-    /// breaks the format, holds a dtype that [`DType`] lacks, or disagrees with the index or with another shard.
+    /// breaks the format, holds a dtype that [`DType`](ridge_graph::DType) lacks, or disagrees with the index or with another shard.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         let found = shards::find(dir)?;

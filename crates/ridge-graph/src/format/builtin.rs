@@ -7,7 +7,7 @@ use super::k::{Q2K, Q3K, Q4K, Q5K, Q6K};
 use super::layout::FormatRef;
 use super::table::{Iq4Nl, Iq4Xs, Mxfp4};
 
-/// Runs `$body` with `$block` as the [`BlockFormat`] called `$name`, or `$other` where there is none.
+/// Runs `$body` with `$block` as the [`BlockFormat`](super::BlockFormat) called `$name`, or `$other` where there is none.
 #[macro_export]
 macro_rules! with_block_format {
     ($name:expr, $block:ident => $body:expr, _ => $other:expr) => {

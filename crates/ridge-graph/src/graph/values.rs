@@ -10,7 +10,7 @@ use crate::types::Type;
 pub struct FuncId(pub u32);
 
 impl FuncId {
-    /// As an index into [`Graph::functions`].
+    /// As an index into [`Graph::functions`](super::Graph::functions).
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -28,7 +28,7 @@ pub struct Var {
 }
 
 impl Var {
-    /// The node's index into [`Function::nodes`].
+    /// The node's index into [`Function::nodes`](super::Function::nodes).
     pub fn index(self) -> usize {
         self.node as usize
     }

@@ -59,7 +59,7 @@ pub fn model_type(config: &Map<String, Value>) -> Option<&str> {
 /// or of no family that Ridge knows. `file` names the text in errors.
 ///
 /// # Errors
-/// [`ModelError::Json`](crate::ModelError::Json) if the text is not a JSON object.
+/// [`FilesError::Json`](ridge_files::FilesError::Json) if the text is not a JSON object.
 pub fn family_kind(file: &str, text: &str) -> Result<Option<FamilyKind>> {
     let map = json::object(file, text.as_bytes())?;
     Ok(model_type(&map).and_then(by_model_type).map(FamilyDefinition::kind))
