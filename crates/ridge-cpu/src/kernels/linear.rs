@@ -24,8 +24,10 @@ pub(super) mod tile;
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use ridge_graph::DType;
 use ridge_graph::ops::{Activations, Linear as LinearOp, LinearGroup};
-use ridge_graph::{DType, Function, Node, Op};
+use ridge_graph::{Function, Node, Op};
 
 use super::{int8, quant};
 #[cfg(target_arch = "x86_64")]

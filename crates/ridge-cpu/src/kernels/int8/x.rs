@@ -4,7 +4,9 @@
 
 use super::scale::{GROUP, SIDE, SUMMED};
 use crate::bytes::view;
-use crate::simd::{self, vectorised};
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
+use crate::simd::vectorised;
 
 /// Bytes of codes of x that are multiplied together: they stay in L2.
 const RESIDENT: usize = 1 << 20;
