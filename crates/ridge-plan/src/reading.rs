@@ -173,11 +173,9 @@ impl Reading {
             });
             layers.push(at);
         }
-        let sizes: HashMap<&str, f64> =
-            graph.args(Role::Weight).map(|a| (&*a.name, elements(&a.ty.shape.elements()))).collect();
         let in_layers: f64 = layers.iter().map(|k| kinds[*k].cut + kinds[*k].whole + kinds[*k].experts).sum();
-        let heads = ["lm_head.weight", "embed_out.weight"];
-        let head: f64 = heads.iter().filter_map(|name| sizes.get(name)).sum();
+        let heads = graph.args(Role::Weight).filter(|a| parallel::is_output_projection(&a.name));
+        let head: f64 = heads.map(|a| elements(&a.ty.shape.elements())).sum();
         let total = parameters(graph);
         let ops = || kinds.iter().flat_map(|k| &k.ops);
         let hidden = match graph.functions.iter().find_map(|f| f.args.iter().find(|a| &*a.name == "x")) {
