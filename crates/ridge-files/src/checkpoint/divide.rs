@@ -3,6 +3,7 @@
 //! Consecutive rows stay where they are: such a part is a range of the mapped file. Other parts are copied when they
 //! are first read.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -18,23 +19,38 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`FilesError::Safetensors`] if a tensor has fewer rows than its parts need, or is transposed and no matrix, or
-    /// if none has a name that a part asks for.
+    /// [`FilesError::Safetensors`] if the parts of a tensor do not cover its rows exactly, once each, if it is neither a
+    /// matrix nor a vector, or if none has a name that a part asks for.
     pub fn divided(mut self, parts: &[Part]) -> Result<Self> {
         if self.arranged {
             return Ok(self);
         }
         let mut whole = Vec::new();
+        let mut covered: BTreeMap<&str, Vec<Range<usize>>> = BTreeMap::new();
         for part in parts {
             let before = whole.len();
             for (name, entry) in &self.tensors {
                 if let Some(star) = star(&part.of, name) {
-                    let entry = entry.part(part).map_err(|problem| self.wrong(format!("{name} {problem}")))?;
+                    let wrong = |problem| self.wrong(format!("{name} {problem}"));
+                    let rows = part.rows.unwrap_or(Rows::range(0, entry.rows(part.transposed).map_err(wrong)?));
+                    covered.entry(name).or_default().extend(rows.ranges());
+                    let entry = entry.part(part).map_err(wrong)?;
                     whole.push((name.clone(), part.name.replace('*', star), entry));
                 }
             }
             if whole.len() == before {
                 return Err(self.wrong(format!("there is no tensor {}", part.of)));
+            }
+        }
+        // A row that no part takes, or two, says that the sizes are those of another model.
+        for (name, mut ranges) in covered {
+            ranges.sort_by_key(|range| range.start);
+            let end = ranges.iter().try_fold(0, |end, range| (range.start == end).then_some(range.end));
+            let transposed = parts.iter().any(|part| part.transposed && star(&part.of, name).is_some());
+            let rows = self.tensors[name].rows(transposed).unwrap_or_default();
+            if end != Some(rows) {
+                let asked: usize = ranges.iter().map(ExactSizeIterator::len).sum();
+                return Err(self.wrong(format!("{name} has {rows} rows, and the configuration asks for {asked}")));
             }
         }
         for (published, _, _) in &whole {
@@ -59,6 +75,21 @@ impl Checkpoint {
         self
     }
 
+    /// The checkpoint with other names: those that `rename` gives, and as they were where it gives none.
+    ///
+    /// # Errors
+    ///
+    /// [`FilesError::Safetensors`] if two tensors would have one name.
+    pub fn renamed(mut self, rename: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        for (name, entry) in std::mem::take(&mut self.tensors) {
+            let new = rename(&name).unwrap_or(name);
+            if self.tensors.insert(new.clone(), entry).is_some() {
+                return Err(self.wrong(format!("{new} is there under two names")));
+            }
+        }
+        Ok(self)
+    }
+
     /// The checkpoint without the tensors whose names match one of `patterns`, in which `*` stands for any characters.
     #[must_use]
     pub fn without(mut self, patterns: &[&str]) -> Self {
@@ -76,23 +107,21 @@ impl Checkpoint {
 }
 
 impl StoredTensor {
+    /// Rows of a matrix, or columns if it is the transpose of what is meant; elements of a vector.
+    fn rows(&self, transposed: bool) -> Result<usize, String> {
+        match self.shape[..] {
+            [_, columns] if transposed => Ok(columns),
+            [rows, _] | [rows] => Ok(rows),
+            _ => Err(format!("has the shape {:?}, and should be a matrix or a vector", self.shape)),
+        }
+    }
+
     fn part(&self, part: &Part) -> Result<Self, String> {
-        let shape = || format!("has the shape {:?}", self.shape);
         let transposed = part.transposed && self.shape.len() > 1;
-        let rows = match self.shape[..] {
-            [rows, columns] => {
-                if transposed {
-                    columns
-                } else {
-                    rows
-                }
-            }
-            [rows] => rows,
-            _ => return Err(format!("{}, and should be a matrix or a vector", shape())),
-        };
+        let rows = self.rows(part.transposed)?;
         let wanted = part.rows.unwrap_or(Rows::range(0, rows));
         if wanted.end() > rows {
-            return Err(format!("{}, and should have {} rows or more", shape(), wanted.end()));
+            return Err(format!("has the shape {:?}, and should have {} rows or more", self.shape, wanted.end()));
         }
         let mut extents = self.shape.clone();
         if transposed {

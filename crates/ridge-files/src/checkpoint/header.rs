@@ -29,13 +29,26 @@ pub(crate) struct HeaderTensor {
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LENGTH_BYTES: usize = 8;
 
+/// What is wrong with a header, and what to do about it.
+struct Wrong {
+    problem: String,
+    remedy: &'static str,
+}
+
+impl From<String> for Wrong {
+    fn from(problem: String) -> Self {
+        Self { problem, remedy: "the file is damaged, incomplete or not safetensors: download it again" }
+    }
+}
+
 /// Reads the header of the file whose bytes are `bytes`. The tensors come in the order of their data.
 pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Vec<HeaderTensor>> {
-    let fail = |problem: String| FilesError::Safetensors {
+    let wrong = |Wrong { problem, remedy }| FilesError::Safetensors {
         file: file.to_owned(),
         problem,
-        remedy: "the file is damaged, incomplete or not safetensors: download it again".to_owned(),
+        remedy: remedy.to_owned(),
     };
+    let fail = |problem: String| wrong(problem.into());
     let Some((length, rest)) = bytes.split_first_chunk::<LENGTH_BYTES>() else {
         return Err(fail(format!("it is {} bytes long, too short to hold a safetensors header", bytes.len())));
     };
@@ -56,7 +69,7 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Vec<HeaderTensor>> {
         if name == "__metadata__" {
             check_metadata(&value).map_err(fail)?;
         } else {
-            tensors.push(tensor(name, value, data.len()).map_err(fail)?);
+            tensors.push(tensor(name, value, data.len()).map_err(wrong)?);
         }
     }
     // An empty tensor goes before one that starts at the same place.
@@ -77,29 +90,30 @@ fn check_metadata(value: &Value) -> Result<(), String> {
 }
 
 /// The tensor under `name`, with its range still counted from the start of the data.
-fn tensor(name: String, value: Value, data_bytes: usize) -> Result<HeaderTensor, String> {
+fn tensor(name: String, value: Value, data_bytes: usize) -> Result<HeaderTensor, Wrong> {
     let info: TensorInfo = serde_json::from_value(value).map_err(|e| format!("the entry of tensor {name}: {e}"))?;
     let (begin, end) = info.data_offsets;
     if begin > end || end > data_bytes {
-        return Err(format!(
+        return Err(Wrong::from(format!(
             "the data of tensor {name} is said to lie at {begin}..{end}, outside the file's 0..{data_bytes}"
-        ));
+        )));
     }
-    let dtype = dtype(info.dtype).ok_or_else(|| {
-        format!(
-            "the tensor {name} has dtype {:?}, which Ridge does not hold ({})",
+    let dtype = dtype(info.dtype).ok_or_else(|| Wrong {
+        problem: format!(
+            "the tensor {name} has dtype {:?}, which Ridge does not read ({})",
             info.dtype,
             DType::ALL.map(DType::name).join(", ")
-        )
+        ),
+        remedy: "save the model in one of these, for instance with `model.to(torch.float32).save_pretrained(...)`",
     })?;
     let bytes = info.shape.iter().try_fold(dtype.size_bytes(), |bytes, &extent| bytes.checked_mul(extent));
     if bytes != Some(end - begin) {
         let needed = bytes.map_or("more than can be counted".to_owned(), |b| b.to_string());
-        return Err(format!(
+        return Err(Wrong::from(format!(
             "the tensor {name} of shape {:?} and dtype {dtype} needs {needed} bytes, and {begin}..{end} holds {}",
             info.shape,
             end - begin
-        ));
+        )));
     }
     Ok(HeaderTensor { name, dtype, shape: info.shape, range: begin..end })
 }

@@ -1,5 +1,7 @@
 //! Weights as parts of published tensors: which tensor, which rows, transposed or not. The caller gives the list.
 
+use std::ops::Range;
+
 /// A weight of a graph as a part of a published tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
@@ -40,8 +42,13 @@ impl Rows {
         self.len * self.blocks
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+    /// The rows of each block.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = Range<usize>> {
         let Self { first, len, stride, blocks } = *self;
-        (0..blocks).flat_map(move |block| (0..len).map(move |row| first + block * stride + row))
+        (0..blocks).map(move |block| first + block * stride..first + block * stride + len)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        self.ranges().flatten()
     }
 }

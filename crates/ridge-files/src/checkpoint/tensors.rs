@@ -106,6 +106,11 @@ impl Checkpoint {
         self.tensors.is_empty()
     }
 
+    /// The names of all tensors, in order.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Is there a tensor called `name`?
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)

@@ -43,13 +43,18 @@ fn rows_that_lie_together_are_not_copied() {
 
 #[test]
 fn blocks_of_rows_and_transposed_matrices_are_moved() {
-    let whole = checkpoint(&[("fused", &[6, 2]), ("bias", &[6]), ("turned", &[2, 3])]);
-    let every_other = Rows { first: 1, len: 1, stride: 3, blocks: 2 };
+    let whole = checkpoint(&[("fused", &[6, 2]), ("bias", &[6]), ("turned", &[2, 3]), ("square", &[2, 3])]);
+    let third = |first| Some(Rows { first, len: 1, stride: 3, blocks: 2 });
     let parts = [
-        part("fused", "blocks", false, Some(every_other)),
-        part("bias", "bias.blocks", true, Some(every_other)),
+        part("fused", "first", false, third(0)),
+        part("fused", "blocks", false, third(1)),
+        part("fused", "last", false, third(2)),
+        part("bias", "bias.first", true, third(0)),
+        part("bias", "bias.blocks", true, third(1)),
+        part("bias", "bias.last", true, third(2)),
+        part("turned", "column", true, Some(Rows::range(0, 1))),
         part("turned", "columns", true, Some(Rows::range(1, 2))),
-        part("turned", "all", true, None),
+        part("square", "all", true, None),
     ];
     let divided = whole.divided(&parts).unwrap();
     assert_eq!(divided.dtype("blocks"), Some(DType::F32));
@@ -80,6 +85,13 @@ fn what_does_not_fit_is_refused_by_the_tensor() {
     assert!(message.contains("w has the shape [6, 2, 1], and should be a matrix or a vector"), "{message}");
     let message = refusal(&[6], part("other.*", "x", false, None));
     assert!(message.contains("there is no tensor other.*"), "{message}");
+    for (first, len, asked) in [(0, 5, 5), (1, 5, 5), (2, 2, 2)] {
+        let message = refusal(&[6, 2], part("w", "x", false, Some(Rows::range(first, len))));
+        assert!(message.contains(&format!("w has 6 rows, and the configuration asks for {asked}")), "{message}");
+    }
+    let twice = [part("w", "x", false, None), part("w", "y", false, Some(Rows::range(3, 3)))];
+    let message = checkpoint(&[("w", &[6, 2])]).divided(&twice).unwrap_err().to_string();
+    assert!(message.contains("w has 6 rows, and the configuration asks for 9"), "{message}");
     let both = checkpoint(&[("w", &[2]), ("x", &[2])]).divided(&[part("w", "x", false, None)]).unwrap_err().to_string();
     assert!(both.contains("x is there as a tensor and as a part of another"), "{both}");
 }
