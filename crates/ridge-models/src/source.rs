@@ -3,11 +3,11 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use ridge_files::{Checkpoint, FilesError, Gguf, read_text};
+use ridge_files::{Checkpoint, FilesError, Gguf, TensorView, read_text};
 use ridge_text::gguf::{TokenizerSource, tokenizer_json};
 use ridge_text::{ChatTemplates, Tokenizer};
 
-use crate::config::{DecoderConfig, GenerationConfig};
+use crate::config::{DecoderConfig, GenerationConfig, language_model};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
 use crate::error::Result;
 use crate::families::{BertConfig, LlamaConfig, ModelConfig};
@@ -63,7 +63,7 @@ impl ModelFiles {
             return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text });
         }
         check_folder(folder)?;
-        let config_text = read_text(&folder.join(CONFIG), "read the configuration")?;
+        let config_text = language_model(read_text(&folder.join(CONFIG), "read the configuration")?);
         Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
     }
 
@@ -85,13 +85,13 @@ impl ModelFiles {
         if is_gguf(file) {
             return Self::open(Some(file));
         }
-        let config_text = read_text(file, "read the configuration")?;
+        let config_text = language_model(read_text(file, "read the configuration")?);
         Ok(Self { origin: Origin::Config(file.to_owned()), config_text })
     }
 
     /// A model that is a configuration alone, the text of a `config.json`; `name` is what it is called.
     pub fn of_text(name: &str, config: &str) -> Self {
-        Self { origin: Origin::Config(PathBuf::from(name)), config_text: config.to_owned() }
+        Self { origin: Origin::Config(PathBuf::from(name)), config_text: language_model(config.to_owned()) }
     }
 
     /// Are there files of weights, complete or not?
@@ -132,12 +132,14 @@ impl ModelFiles {
         matches!(self.origin, Origin::Embedded(_))
     }
 
-    /// The text of `config.json`.
+    /// The text of `config.json`; of a multimodal model, that of its language model.
     pub fn config_text(&self) -> &str {
         &self.config_text
     }
 
-    /// The configuration, with the end tokens of `generation_config.json` if that file names some.
+    /// The configuration, with the end tokens of `generation_config.json` if that file names some, and with an output
+    /// projection of its own if the weights beside it have one that differs from the embedding, whatever
+    /// `tie_word_embeddings` says.
     ///
     /// # Errors
     ///
@@ -145,7 +147,26 @@ impl ModelFiles {
     pub fn config(&self) -> Result<ModelConfig> {
         let mut config = ModelConfig::from_json(&self.file(CONFIG), &self.config_text)?;
         self.read_generation(&mut config)?;
+        if config.tie_word_embeddings && self.has_output_projection(&config) {
+            config.tie_word_embeddings = false;
+        }
         Ok(config)
+    }
+
+    /// Does the checkpoint in the folder have an output projection that is not the embedding once more? A checkpoint that
+    /// cannot be read is reported when its weights are.
+    fn has_output_projection(&self, config: &ModelConfig) -> bool {
+        let Origin::Folder(folder) = &self.origin else { return false };
+        let tensors = &config.family().tensors;
+        let (Some(head), Some(embedding)) = (tensors.head.weight(), tensors.embedding.weight()) else { return false };
+        if !self.has_weights() {
+            return false;
+        }
+        let Ok(checkpoint) = Checkpoint::open(folder) else { return false };
+        let bare = embedding.split_once('.').map_or("", |(_, bare)| bare);
+        let view = |name: &str| checkpoint.tensor(name).ok();
+        let same = |a: &TensorView<'_>, b: &TensorView<'_>| (a.dtype, a.shape, a.data) == (b.dtype, b.shape, b.data);
+        view(&head).zip(view(&embedding).or_else(|| view(bare))).is_some_and(|(head, table)| !same(&head, &table))
     }
 
     /// The configuration of an encoder, if the model is one.

@@ -29,7 +29,7 @@ fn encoder_weights(files: &ModelFiles, config: &BertConfig, random: bool) -> Res
     if random {
         return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
     }
-    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?))))
+    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
 }
 
 /// The graph of `config` with its weights in the formats that they are stored in, for `context` tokens if they are known.

@@ -11,10 +11,12 @@ mod common;
 mod decoder;
 mod fields;
 mod generation;
+mod multimodal;
 mod rope;
 
 pub(crate) use decoder::{DECODER_KEYS, DecoderKeys, layer_windows, sliding_window};
 pub(crate) use fields::{Fields, REMEDY};
+pub(crate) use multimodal::language_model;
 pub(crate) use rope::{MAX_POSITIONS, ROPE_KEYS, RopeKeys, read as read_rope, read_block as read_rope_block};
 
 pub use decoder::DecoderConfig;

@@ -90,7 +90,7 @@ pub(crate) struct RopeKeys {
     /// The share of each head that is rotated; families without the key rotate all of it.
     pub(crate) partial: Option<&'static str>,
     pub(crate) default_partial: f64,
-    /// The context of pretraining, if the file has it outside the rotation's own object.
+    /// The context of pretraining, if the file has it outside the rotation's own object, where it has priority.
     pub(crate) original: Option<usize>,
 }
 
@@ -223,8 +223,9 @@ fn read_scaling(
             }
             Ok(Some(RopeScaling::Dynamic { factor, original_max_position_embeddings: positions }))
         }
-        "yarn" => read_yarn(block, outer_original.unwrap_or(positions)).map(Some),
-        "longrope" | "su" => read_longrope(block, outer_original, positions).map(Some),
+        // Families that state the context of pretraining outside took "yarn" for an early name of LongRoPE.
+        "yarn" if outer_original.is_none() => read_yarn(block, positions).map(Some),
+        "longrope" | "su" | "yarn" => read_longrope(block, outer_original, positions).map(Some),
         "llama3" => {
             let low_freq_factor = block.positive("low_freq_factor")?;
             let high_freq_factor = block.positive("high_freq_factor")?;
@@ -278,13 +279,12 @@ fn read_yarn(block: &mut Fields<'_>, positions: usize) -> Result<RopeScaling> {
 }
 
 fn read_longrope(block: &mut Fields<'_>, outer_original: Option<usize>, positions: usize) -> Result<RopeScaling> {
-    block.harmless(&["factor"]); // the ratio of the contexts counts
     let own = block.optional_size("original_max_position_embeddings", MAX_POSITIONS)?;
-    let original = match own.or(outer_original) {
+    let original = match outer_original.or(own) {
         Some(original) => original,
         None => block.size("original_max_position_embeddings", MAX_POSITIONS)?,
     };
-    let growth = positions as f64 / original as f64;
+    let growth = block.optional_positive("factor")?.unwrap_or(positions as f64 / original as f64);
     let attention_factor = match block.optional_positive("attention_factor")? {
         Some(given) => given,
         None if growth <= 1.0 => 1.0,

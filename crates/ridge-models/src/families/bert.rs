@@ -57,6 +57,8 @@ fn read(f: &mut Fields<'_>) -> Result<BertConfig> {
     const KEYS: DecoderKeys =
         DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
     f.must_be("position_embedding_type", "absolute")?;
+    // A decoder of this build masks what comes later.
+    f.must_be("is_decoder", false)?;
     let type_vocab_size = f.size("type_vocab_size", 1 << 16)?;
     let activation = f.gelu("hidden_act", Gelu::Erf)?;
     let of_decoders = DecoderConfig::read(f, &KEYS)?;

@@ -294,5 +294,21 @@ fn layer(
 pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpoint: Checkpoint) -> Result<Checkpoint> {
     let embedding = format!("{}.weight", tensors.embedding.scope);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
+    let checkpoint = language_model(checkpoint)?;
     Ok(checkpoint.prefixed(prefix, &embedding).divided(&family.parts())?)
+}
+
+/// The language model of a multimodal checkpoint, under the names that it has alone; another checkpoint as it is.
+fn language_model(checkpoint: Checkpoint) -> Result<Checkpoint> {
+    // The older and the newer spelling.
+    const WITHIN: [(&str, &str); 2] = [("language_model.", ""), ("model.language_model.", "model.")];
+    const BESIDE: [&str; 4] =
+        ["vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*"];
+    if !checkpoint.names().any(|name| WITHIN.iter().any(|(prefix, _)| name.starts_with(prefix))) {
+        return Ok(checkpoint);
+    }
+    let checkpoint = checkpoint.without(&BESIDE);
+    Ok(checkpoint.renamed(|name| {
+        WITHIN.iter().find_map(|(prefix, alone)| Some(format!("{alone}{}", name.strip_prefix(prefix)?)))
+    })?)
 }

@@ -5,6 +5,7 @@ use ridge_graph::ops::{Gelu, RaggedAttention};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Sym, Type, Var};
 
 use super::blocks::{NormKind, linear, mlp, weight};
+use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, symbols};
 use crate::pooling::with_pooling;
 use ridge_files::Checkpoint;
@@ -114,9 +115,17 @@ impl BertConfig {
         norm.apply(g, "output.LayerNorm", x)
     }
 
-    /// A published checkpoint with the names that the graph's weights have: some leave out the first part.
-    #[must_use]
-    pub fn arrange(&self, checkpoint: Checkpoint) -> Checkpoint {
-        checkpoint.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE)
+    /// A published checkpoint with the names that the graph's weights have: some leave out the first part, and those
+    /// converted from TensorFlow call the parameters of norms `gamma` and `beta`.
+    ///
+    /// # Errors
+    /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) if a tensor is there under both names.
+    pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
+        let renamed = checkpoint.renamed(|name| {
+            let (scope, kind) = name.rsplit_once('.')?;
+            let kind = [("gamma", "weight"), ("beta", "bias")].iter().find(|(old, _)| *old == kind)?.1;
+            scope.ends_with("LayerNorm").then(|| format!("{scope}.{kind}"))
+        })?;
+        Ok(renamed.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE))
     }
 }

@@ -30,7 +30,7 @@ pub struct GemmaConfig {
     pub windows: Vec<Option<usize>>,
     /// Scores are divided by its root; above 0.
     pub query_pre_attn_scalar: f64,
-    /// Scores stay within this, by a hyperbolic tangent. In Gemma 2.
+    /// Scores stay within this, by a hyperbolic tangent. In Gemma 2 only.
     pub attn_logit_softcapping: Option<f64>,
     /// So do logits.
     pub final_logit_softcapping: Option<f64>,
@@ -46,22 +46,30 @@ const GEMMA2_PATTERN: usize = 2;
 const GEMMA3_PATTERN: usize = 6;
 /// The keys of the caps of scores and of logits.
 const SOFT_CAPS: [&str; 2] = ["attn_logit_softcapping", "final_logit_softcapping"];
+/// The caps of Gemma 2 where its configuration has no such key; null means that there is none.
+const GEMMA2_SOFT_CAPS: [f64; 2] = [50.0, 30.0];
 
 const KEYS: DecoderKeys = DecoderKeys { tie_word_embeddings: true, ..DECODER_KEYS };
 
 impl GemmaConfig {
     fn read_2(f: &mut Fields<'_>) -> Result<Self> {
         // Every other layer is local, the first one too.
-        Self::read(f, false, GEMMA2_PATTERN, |f, decoder| {
+        let mut config = Self::read(f, false, GEMMA2_PATTERN, |f, decoder| {
             let rope = read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?;
             Ok((rope.clone(), rope))
-        })
+        })?;
+        let cap = |i: usize| (!f.has(SOFT_CAPS[i])).then_some(GEMMA2_SOFT_CAPS[i]);
+        config.attn_logit_softcapping = config.attn_logit_softcapping.or(cap(0));
+        config.final_logit_softcapping = config.final_logit_softcapping.or(cap(1));
+        Ok(config)
     }
 
     fn read_3(f: &mut Fields<'_>) -> Result<Self> {
         let newer = f.optional_size("_sliding_window_pattern", MAX_POSITIONS)?;
         let pattern = f.optional_size("sliding_window_pattern", MAX_POSITIONS)?.or(newer).unwrap_or(GEMMA3_PATTERN);
-        Self::read(f, true, pattern, read_two_ropes)
+        let config = Self::read(f, true, pattern, read_two_ropes)?;
+        // The configuration class inherits the key from Gemma 2; the model's code never reads it.
+        Ok(Self { attn_logit_softcapping: None, ..config })
     }
 
     /// `pattern`: every so manieth layer sees everything.
@@ -232,6 +240,9 @@ impl DecoderFamily for GemmaConfig {
         let mut entries = window_metadata(self.windows.iter().copied().flatten().next());
         entries.push(("attention.query_pre_attn_scalar", GgufEntry::F32(self.query_pre_attn_scalar as f32)));
         for (name, cap) in SOFT_CAPS.into_iter().zip([self.attn_logit_softcapping, self.final_logit_softcapping]) {
+            if cap.is_none() && !self.qk_norm {
+                return Err("it has no soft caps, and GGUF takes a missing cap for the family's default");
+            }
             entries.extend(cap.map(|cap| (name, GgufEntry::F32(cap as f32))));
         }
         let every = self.windows.iter().position(Option::is_none).map_or(0, |first| first + 1);

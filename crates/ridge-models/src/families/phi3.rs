@@ -24,6 +24,11 @@ pub struct Phi3Config {
     pub sliding_window: Option<usize>,
 }
 
+/// The context of pretraining, outside the rotation's own object, whose key of that name it overrides.
+const ORIGINAL_POSITIONS: &str = "original_max_position_embeddings";
+/// The same where the file does not say.
+const DEFAULT_ORIGINAL_POSITIONS: usize = 4096;
+
 impl Phi3Config {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
@@ -33,8 +38,8 @@ impl Phi3Config {
         f.must_be("full_attn_mod", 1)?;
         f.must_be("interpolate_factor", 1)?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
-        let original = f.optional_size("original_max_position_embeddings", MAX_POSITIONS)?;
-        let keys = RopeKeys { partial: Some("partial_rotary_factor"), original, ..ROPE_KEYS };
+        let original = f.optional_size(ORIGINAL_POSITIONS, MAX_POSITIONS)?.unwrap_or(DEFAULT_ORIGINAL_POSITIONS);
+        let keys = RopeKeys { partial: Some("partial_rotary_factor"), original: Some(original), ..ROPE_KEYS };
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &keys)?);
         Ok(Self { decoder, sliding_window: sliding_window(f, None)? })
     }
@@ -67,6 +72,8 @@ pub(super) static PHI3: FamilyDefinition = FamilyDefinition {
     gguf: Some(GgufMapping {
         read: |file, to| {
             to.insert("sliding_window".into(), file.window().into());
+            let original = file.int("rope.scaling.original_context_length")?.or(file.int("context_length")?);
+            to.insert(ORIGINAL_POSITIONS.into(), original.into());
             read_rotary_share(file, to, "partial_rotary_factor")
         },
         ..GgufMapping::new("phi3")

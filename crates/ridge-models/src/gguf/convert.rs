@@ -120,7 +120,7 @@ pub fn to_gguf(
         None => {
             let (rules, tables);
             if let Some(config) = files.encoder_config()? {
-                checkpoint = config.arrange(files.checkpoint()?);
+                checkpoint = config.arrange(files.checkpoint()?)?;
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write_encoder(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &[], &mut writer)?;

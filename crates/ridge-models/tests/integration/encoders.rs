@@ -20,7 +20,7 @@ impl Fixture {
         let files = ModelFiles::open(Some(&fixtures().join("families/bert"))).expect("a model");
         let config = files.encoder_config().expect("is supported").expect("is an encoder");
         let mut encoder = config.build(&BuildOptions::default()).expect("builds");
-        let checkpoint = config.arrange(files.checkpoint().expect("its weights"));
+        let checkpoint = config.arrange(files.checkpoint().expect("its weights")).expect("arranges");
         let source = WeightSource::Checkpoint(Arc::new(checkpoint));
         encoder.graph = source.retype(&encoder.graph, None).expect("fits");
         Self { encoder, source, expected: Expected::open("families/bert/expected.safetensors") }

@@ -198,7 +198,7 @@ fn an_encoder_comes_back_from_a_file_and_a_folder_as_it_was() {
     let open = |path: &Path| {
         let files = ModelFiles::open(Some(path)).expect("opens");
         let mut config = files.encoder_config().expect("reads").expect("is an encoder");
-        let checkpoint = config.arrange(files.checkpoint().expect("weights"));
+        let checkpoint = config.arrange(files.checkpoint().expect("weights")).expect("arranges");
         config.torch_dtype = None;
         (config, checkpoint)
     };

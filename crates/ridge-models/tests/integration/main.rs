@@ -15,6 +15,7 @@ mod llama_logits;
 mod llama_parallel;
 mod llama_training;
 mod planned;
+mod published;
 mod sampling;
 mod source;
 mod summary;
