@@ -1,5 +1,6 @@
 //! Where a model comes from: a folder, or the one that is compiled in.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +20,7 @@ use crate::pooling::SentenceConfig;
 #[derive(Debug)]
 pub struct ModelFiles {
     origin: Origin,
+    /// Empty for a GGUF file, whose metadata is read when a configuration is asked for: a vocabulary needs none.
     config_text: String,
 }
 
@@ -59,8 +61,7 @@ impl ModelFiles {
         };
         if is_gguf(folder) {
             let gguf = Box::new(Gguf::open(folder)?);
-            let config_text = gguf::config_json(&gguf)?;
-            return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text });
+            return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text: String::new() });
         }
         check_folder(folder)?;
         let config_text = language_model(read_text(&folder.join(CONFIG), "read the configuration")?);
@@ -132,9 +133,17 @@ impl ModelFiles {
         matches!(self.origin, Origin::Embedded(_))
     }
 
-    /// The text of `config.json`; of a multimodal model, that of its language model.
-    pub fn config_text(&self) -> &str {
-        &self.config_text
+    /// The text of `config.json`; of a multimodal model, that of its language model; of a GGUF file, what its metadata
+    /// says.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Files`](crate::ModelError::Files) if the metadata of a GGUF file describes no model that Ridge knows.
+    pub fn config_text(&self) -> Result<Cow<'_, str>> {
+        match &self.origin {
+            Origin::Gguf { gguf, .. } => gguf::config_json(gguf).map(Cow::Owned),
+            _ => Ok(Cow::Borrowed(&self.config_text)),
+        }
     }
 
     /// The configuration, with the end tokens of `generation_config.json` if that file names some, and with an output
@@ -145,7 +154,7 @@ impl ModelFiles {
     ///
     /// As for [`ModelConfig::from_json`] and [`GenerationConfig::from_json`].
     pub fn config(&self) -> Result<ModelConfig> {
-        let mut config = ModelConfig::from_json(&self.file(CONFIG), &self.config_text)?;
+        let mut config = ModelConfig::from_json(&self.file(CONFIG), &self.config_text()?)?;
         self.read_generation(&mut config)?;
         if config.tie_word_embeddings && self.has_output_projection(&config) {
             config.tie_word_embeddings = false;
@@ -176,8 +185,9 @@ impl ModelFiles {
     /// As for [`BertConfig::from_json`].
     pub fn encoder_config(&self) -> Result<Option<BertConfig>> {
         let file = self.file(CONFIG);
-        match BertConfig::is_one(&file, &self.config_text)? {
-            true => BertConfig::from_json(&file, &self.config_text).map(Some),
+        let text = self.config_text()?;
+        match BertConfig::is_one(&file, &text)? {
+            true => BertConfig::from_json(&file, &text).map(Some),
             false => Ok(None),
         }
     }
@@ -204,7 +214,7 @@ impl ModelFiles {
     ///
     /// As for [`LlamaConfig::from_json`] and [`GenerationConfig::from_json`].
     pub fn llama_config(&self) -> Result<LlamaConfig> {
-        let mut config = LlamaConfig::from_json(&self.file(CONFIG), &self.config_text)?;
+        let mut config = LlamaConfig::from_json(&self.file(CONFIG), &self.config_text()?)?;
         self.read_generation(&mut config)?;
         Ok(config)
     }

@@ -116,6 +116,8 @@ impl GgufMapping {
 pub(crate) const LAYERS_KEY: &str = "block_count";
 /// How many tokens a token sees.
 pub(crate) const WINDOW_KEY: &str = "attention.sliding_window";
+/// How many elements of a head are rotated.
+pub(crate) const ROTATED_KEY: &str = "rope.dimension_count";
 /// The epsilon of norms by mean and variance.
 pub(crate) const LAYER_NORM_EPSILON: &str = "attention.layer_norm_epsilon";
 const RMS_NORM_EPSILON: &str = "attention.layer_norm_rms_epsilon";
@@ -140,7 +142,7 @@ pub(crate) fn read_attention_bias(file: &dyn GgufMetadata, to: &mut Map<String, 
 
 /// Adds the share of a head that is rotated, as `name`.
 pub(crate) fn read_rotary_share(file: &dyn GgufMetadata, to: &mut Map<String, Json>, name: &str) -> Result<()> {
-    let rotated = file.int("rope.dimension_count")?;
+    let rotated = file.int(ROTATED_KEY)?;
     let (hidden, heads) = (file.int("embedding_length")?, file.int("attention.head_count")?);
     let dim = match file.int("attention.key_length")? {
         Some(dim) => Some(dim),

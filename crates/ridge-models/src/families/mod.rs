@@ -32,7 +32,7 @@ mod registry;
 mod tensors;
 
 pub(crate) use definition::FamilyDefinition;
-pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, WINDOW_KEY};
+pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY};
 pub(crate) use registry::{by_gguf, families};
 pub(crate) use tensors::TensorName;
 

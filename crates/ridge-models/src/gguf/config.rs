@@ -1,5 +1,8 @@
 //! Metadata as a `config.json`. What a key must be is checked where that is read; here keys get their other names.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
 use ridge_files::Gguf;
 use ridge_files::gguf::{GgufType, GgufValue, TensorStorage};
 use ridge_graph::DType;
@@ -7,7 +10,9 @@ use ridge_text::gguf::end_tokens;
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::{ModelError, Result};
-use crate::families::{FamilyDefinition, FamilyKind, GgufMapping, GgufMetadata, LAYERS_KEY, WINDOW_KEY, by_gguf};
+use crate::families::{
+    FamilyDefinition, FamilyKind, GgufMapping, GgufMetadata, LAYERS_KEY, ROTATED_KEY, WINDOW_KEY, by_gguf,
+};
 use crate::pooling::Pooling;
 
 /// Numbers of `pooling_type`.
@@ -31,10 +36,13 @@ pub(super) fn torch_name(dtype: DType) -> &'static str {
 pub fn config_json(gguf: &Gguf) -> Result<String> {
     let architecture = gguf.needed("general.architecture", gguf.text("general.architecture")?)?;
     let window = gguf.int(&format!("{architecture}.{WINDOW_KEY}"))?;
-    let file = Metadata { gguf, architecture, window };
+    let file = Metadata { gguf, architecture, window, read: RefCell::new(BTreeSet::from([WINDOW_KEY.to_owned()])) };
     let family = by_gguf(architecture, &file);
     let mut reader = ConfigReader { file, family, out: Map::new() };
     reader.read()?;
+    if family.is_some() {
+        reader.check()?;
+    }
     Ok(Json::Object(reader.out).to_string())
 }
 
@@ -49,13 +57,20 @@ struct Metadata<'a> {
     architecture: &'a str,
     /// How many tokens a token sees.
     window: Option<u64>,
+    /// The keys that were asked for, without the architecture's name.
+    read: RefCell<BTreeSet<String>>,
 }
 
 impl Metadata<'_> {
     fn key(&self, key: &str) -> String {
+        self.read.borrow_mut().insert(key.to_owned());
         format!("{}.{key}", self.architecture)
     }
 }
+
+/// Keys behind the architecture's name that cannot change what the model computes.
+const HARMLESS: [&str; 5] =
+    ["classifier.output_labels", "expert_used_count", "pooling_type", "rope.scaling.finetuned", "tensor_data_layout"];
 
 impl GgufMetadata for Metadata<'_> {
     fn int(&self, key: &str) -> Result<Option<u64>> {
@@ -180,6 +195,56 @@ impl ConfigReader<'_> {
         Ok(())
     }
 
+    /// Refuses what the configuration that was read does not express, now that all of it was read.
+    fn check(&self) -> Result<()> {
+        let (file, decoder) = (&self.file, self.family.is_some_and(|family| family.kind() != FamilyKind::Encoder));
+        let (hidden, heads) = (file.int("embedding_length")?, file.int("attention.head_count").ok().flatten());
+        let shared = hidden.zip(heads.filter(|heads| *heads > 0)).map(|(hidden, heads)| hidden / heads);
+        let head_dim = file.int("attention.key_length")?.or(shared);
+        // Of families whose configuration has no such key.
+        let lacks = |key: &str| {
+            let mapping = self.family.and_then(|family| family.gguf.as_ref());
+            mapping.is_some_and(|mapping| mapping.keys.contains(&(key, None)))
+        };
+        for (key, usual) in [("attention.head_count_kv", heads), ("attention.key_length", shared)] {
+            let value = if lacks(key) { file.int(key)? } else { None };
+            if let Some((value, usual)) = value.zip(usual).filter(|(value, usual)| value != usual) {
+                return Err(file.wrong(key, &format!("= {value} where models of this family have {usual}")));
+            }
+        }
+        let partial = file.read.borrow().contains(ROTATED_KEY);
+        let rotates = self.family.and_then(|family| family.gguf.as_ref()?.rope_theta).is_some();
+        for (key, matters) in [("attention.value_length", true), (ROTATED_KEY, rotates && !partial)] {
+            let value = file.int(key)?.filter(|_| matters);
+            if let Some((value, head_dim)) = value.zip(head_dim).filter(|(value, head_dim)| value != head_dim) {
+                return Err(file.wrong(key, &format!("= {value} differs from the {head_dim} elements of a head")));
+            }
+        }
+        if let Some((scale, head_dim)) = file.float("attention.scale")?.zip(head_dim)
+            && (scale * (head_dim as f64).sqrt() - 1.0).abs() > 1e-5
+        {
+            return Err(file.wrong("attention.scale", &format!("= {scale} is not one over the root of {head_dim}")));
+        }
+        if decoder && file.flag("attention.causal")? == Some(false) {
+            return Err(file.wrong("attention.causal", "= false asks for what no decoder does"));
+        }
+        let read = file.read.borrow();
+        let unknown: Vec<(String, String)> = file
+            .gguf
+            .metadata()
+            .iter()
+            .filter(|(key, _)| {
+                let own = key.strip_prefix(file.architecture).and_then(|key| key.strip_prefix('.'));
+                own.is_some_and(|key| !read.contains(key) && !HARMLESS.contains(&key))
+            })
+            .map(|(key, value)| (key.clone(), value.to_string()))
+            .collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(ModelError::UnknownKeys { file: file.gguf.file().to_owned(), keys: unknown })
+    }
+
     /// What would be computed otherwise than the file means.
     fn refuse(&self) -> Result<()> {
         for (key, harmless) in [("expert_count", 0), ("attention.max_alibi_bias", 0)] {
@@ -222,14 +287,38 @@ impl ConfigReader<'_> {
         self.out.insert(name.into(), json!(theta.unwrap_or(10_000.0)));
         let positions = file.int("context_length")?;
         let original = file.int("rope.scaling.original_context_length")?;
-        let factor = file.float("rope.scaling.factor")?;
-        let kind = gguf.text(&file.key("rope.scaling.type"))?;
-        let attention = file.float("rope.scaling.attn_factor")?;
+        // An older key, which counts where the newer is absent; a factor without a type is linear.
+        let older = file.float("rope.scale_linear")?;
+        let factor = file.float("rope.scaling.factor")?.or(older).filter(|factor| *factor != 0.0);
+        let stated = gguf.text(&file.key("rope.scaling.type"))?;
+        let kind = match (stated, factor.is_some_and(|factor| factor != 1.0)) {
+            (None, true) => Some("linear"),
+            (None | Some("linear"), false) => None,
+            (stated, _) => stated,
+        };
+        let attention = match (file.float("rope.scaling.attn_factor")?, file.float("rope.scaling.yarn_attn_factor")?) {
+            (Some(one), Some(other)) => Some(one * other),
+            (one, other) => one.or(other),
+        };
+        const MIX: &str = "rope.scaling.yarn_ext_factor";
+        if let Some(mix) = file.float(MIX)?.filter(|mix| *mix >= 0.0 && *mix != 1.0) {
+            return Err(file.wrong(MIX, &format!("= {mix} mixes frequencies in a way that Ridge does not know")));
+        }
         let (every, long, short) = (
             self.factors("rope_freqs.weight")?,
             self.factors("rope_factors_long.weight")?,
             self.factors("rope_factors_short.weight")?,
         );
+        if let Some(factor) = factor.filter(|factor| *factor != 1.0 && (every.is_some() || long.is_some())) {
+            let problem = format!("= {factor} stretches frequencies that have factors of their own");
+            return Err(file.wrong("rope.scaling.factor", &problem));
+        }
+        let betas = (file.float("rope.scaling.yarn_beta_fast")?, file.float("rope.scaling.yarn_beta_slow")?);
+        let tempered = long.is_some() || kind == Some("yarn");
+        if let Some(attention) = attention.filter(|attention| *attention != 1.0 && !tempered) {
+            let problem = format!("= {attention} multiplies queries and keys, which Ridge does with YaRN and LongRoPE");
+            return Err(file.wrong("rope.scaling.attn_factor", &problem));
+        }
         let scaling = match (every, long, short, kind) {
             (Some(every), ..) => Some(json!({
                 "rope_type": "longrope", "short_factor": every.clone(), "long_factor": every,
@@ -243,8 +332,7 @@ impl ConfigReader<'_> {
             (.., Some("yarn")) => Some(json!({
                 "rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original,
                 "attention_factor": attention.zip(factor).map(|(part, factor)| part * yarn_temper(factor)),
-                "beta_fast": file.float("rope.scaling.yarn_beta_fast")?,
-                "beta_slow": file.float("rope.scaling.yarn_beta_slow")?,
+                "beta_fast": betas.0, "beta_slow": betas.1,
             })),
             (.., None | Some("none")) => None,
             (.., Some(_)) => {

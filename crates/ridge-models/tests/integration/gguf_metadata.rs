@@ -2,6 +2,7 @@
 
 use ridge_files::gguf::{Gguf, GgufWriter, TensorStorage};
 use ridge_graph::DType;
+use ridge_models::ModelFiles;
 use ridge_models::gguf::{checkpoint, config_json};
 
 /// A file with these keys and tensors, the data being zeros.
@@ -85,4 +86,90 @@ fn a_pattern_of_windows_that_is_no_number_is_refused() {
     assert!(file(None).expect("reads").contains("\"sliding_window_pattern\":6"));
     let refused = file(Some("x")).expect_err("a text");
     assert!(refused.contains("sliding_window_pattern = \"x\" is not a whole number"), "{refused}");
+}
+
+/// What the configuration of a small file with further keys says, or why there is none.
+fn with(architecture: &str, keys: impl Fn(&mut GgufWriter)) -> Result<serde_json::Value, String> {
+    let keys = |w: &mut GgufWriter| {
+        small(w, architecture);
+        keys(w);
+    };
+    let gguf = Gguf::from_bytes("x.gguf", made(keys, &[])).expect("reads");
+    config_json(&gguf).map(|text| serde_json::from_str(&text).expect("JSON")).map_err(|e| e.to_string())
+}
+
+#[test]
+fn keys_that_change_the_model_are_refused_by_name() {
+    let floats: [(&str, f32); 5] = [
+        ("attention.scale", 0.25),
+        ("attention.clamp_kqv", 8.0),
+        ("rope.scaling.attn_factor", 2.0),
+        ("rope.scaling.yarn_ext_factor", 0.5),
+        ("new_trick", 1.0),
+    ];
+    for (key, value) in floats {
+        let refused = with("llama", |w| w.f32(&format!("llama.{key}"), value)).expect_err(key);
+        assert!(refused.contains(&format!("llama.{key}")), "{refused}");
+    }
+    for (key, value) in [("attention.value_length", 2), ("rope.dimension_count", 2)] {
+        let refused = with("llama", |w| w.u32(&format!("llama.{key}"), value)).expect_err(key);
+        assert!(refused.contains(&format!("llama.{key}")) && refused.contains("4 elements of a head"), "{refused}");
+    }
+    let refused = with("llama", |w| w.bool("llama.attention.causal", false)).expect_err("sees later tokens");
+    assert!(refused.contains("llama.attention.causal"), "{refused}");
+}
+
+#[test]
+fn keys_that_say_the_usual_are_read() {
+    let said = with("llama", |w| {
+        w.f32("llama.attention.scale", 0.5);
+        w.u32("llama.attention.value_length", 4);
+        w.u32("llama.rope.dimension_count", 4);
+        w.bool("llama.attention.causal", true);
+        w.text("llama.tensor_data_layout", "Meta AI original pth");
+        w.f32("llama.rope.scaling.factor", 1.0);
+    });
+    assert!(said.expect("reads").get("rope_scaling").is_none());
+}
+
+#[test]
+fn factor_without_a_type_is_linear_under_either_name() {
+    for key in ["llama.rope.scale_linear", "llama.rope.scaling.factor"] {
+        let scaling = with("llama", |w| w.f32(key, 2.0)).expect("reads")["rope_scaling"].take();
+        assert_eq!(scaling, serde_json::json!({"rope_type": "linear", "factor": 2.0}), "{key}");
+    }
+    let none = with("llama", |w| {
+        w.text("llama.rope.scaling.type", "none");
+        w.f32("llama.rope.scaling.factor", 2.0);
+    });
+    assert!(none.expect("reads").get("rope_scaling").is_none());
+    let yarn = with("llama", |w| {
+        w.text("llama.rope.scaling.type", "yarn");
+        w.f32("llama.rope.scaling.factor", 1.0);
+        w.f32("llama.rope.scaling.attn_factor", 2.0);
+        w.f32("llama.rope.scaling.yarn_attn_factor", 1.5);
+    });
+    assert_eq!(yarn.expect("reads")["rope_scaling"]["attention_factor"], 3.0);
+}
+
+#[test]
+fn vocabulary_alone_needs_no_key_of_a_layer() {
+    // An architecture that Ridge does not run, with keys that it would refuse.
+    let keys = |w: &mut GgufWriter| {
+        w.text("general.architecture", "mpt");
+        w.f32("mpt.attention.max_alibi_bias", 8.0);
+        w.u32("mpt.expert_count", 8);
+        w.text("tokenizer.ggml.model", "llama");
+        w.texts("tokenizer.ggml.tokens", ["<unk>", "<s>", "</s>", "\u{2581}", "a", "b", "ab"].into_iter());
+        w.f32s("tokenizer.ggml.scores", &[0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -0.5]);
+        w.i32s("tokenizer.ggml.token_type", &[2, 3, 3, 1, 1, 1, 1]);
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("vocabulary.gguf");
+    std::fs::write(&path, made(keys, &[])).expect("writes");
+    let files = ModelFiles::open(Some(&path)).expect("opens");
+    let tokens = files.tokenizer().expect("is whole").encode("ab", false).expect("encodes");
+    assert_eq!(tokens.last(), Some(&6));
+    let refused = files.config().expect_err("is no model that Ridge runs").to_string();
+    assert!(refused.contains("mpt"), "{refused}");
 }

@@ -70,7 +70,7 @@ pub(crate) fn read_model(path: &Path) -> Result<Reading> {
         return Err(refused("MODEL", path.display(), &why));
     }
     let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
-    Ok(Reading::from_json(name_of(&path), files.config_text())?)
+    Ok(Reading::from_json(name_of(&path), &files.config_text()?)?)
 }
 
 fn name_of(path: &Path) -> &str {
