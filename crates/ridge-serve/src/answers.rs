@@ -36,6 +36,8 @@ pub(crate) struct Answers {
     /// Jobs that are over.
     jobs_over: usize,
     deadline: Option<Pin<Box<Sleep>>>,
+    /// Completes when the server ends before the answers do.
+    cutting: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// What went wrong, once something has.
     failed: bool,
     id: String,
@@ -50,6 +52,7 @@ impl Answers {
         tickets: Vec<JobTicket>,
         (prompt_tokens, own_stops): (usize, Vec<u32>),
         limit: Option<Duration>,
+        cutting: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
         let deadline = limit.map(|limit| Box::pin(tokio::time::sleep(limit)));
         Self {
@@ -61,6 +64,7 @@ impl Answers {
             cached_tokens: 0,
             jobs_over: 0,
             deadline,
+            cutting: Box::pin(cutting),
             failed: false,
             id,
             began: Instant::now(),
@@ -92,6 +96,10 @@ impl Answers {
             let event = match self.events.poll_recv(cx) {
                 Poll::Ready(Some(event)) => event,
                 Poll::Ready(None) => return Poll::Ready(Some(Err(self.broken_off()))),
+                Poll::Pending if self.cutting.as_mut().poll(cx).is_ready() => {
+                    let message = "the server ended before the answer did; ask again";
+                    return Poll::Ready(Some(Err(ApiError::unavailable(message))));
+                }
                 Poll::Pending => {
                     let late = self.deadline.as_mut().is_some_and(|d| d.as_mut().poll(cx).is_ready());
                     let message = "the answer takes longer than this server allows";

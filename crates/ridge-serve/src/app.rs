@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ridge_engine::Embedder;
 use ridge_engine::service::{Policy, Service};
 use ridge_text::{ChatTemplates, Tokenizer};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 
 use crate::choice::Speller;
@@ -98,6 +98,8 @@ pub(crate) struct App {
     pub(crate) metrics: Arc<Metrics>,
     /// Is the server about to end?
     pub(crate) draining: AtomicBool,
+    /// Turns true when answers that still run are cut, since the time that the server had to end is over.
+    cutting: watch::Sender<bool>,
     /// KiB of bodies that may be held at a time.
     pub(crate) body_budget: Semaphore,
     /// How much is rendered and tokenised at a time.
@@ -131,8 +133,23 @@ impl App {
             worker,
             metrics,
             draining: AtomicBool::new(false),
+            cutting: watch::Sender::new(false),
             body_budget: Semaphore::new(budget),
             blocking: Semaphore::new(BLOCKING),
+        }
+    }
+
+    /// Cuts all answers that still run.
+    pub(crate) fn cut(&self) {
+        self.cutting.send_replace(true);
+    }
+
+    /// Completes when answers that still run are cut.
+    pub(crate) fn cutting(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut cutting = self.cutting.subscribe();
+        async move {
+            // The sender lives as long as the server.
+            let _ = cutting.wait_for(|cut| *cut).await;
         }
     }
 

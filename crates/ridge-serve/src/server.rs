@@ -1,6 +1,5 @@
 //! Listening, connections, and the end.
 
-use std::convert::Infallible;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::Arc;
@@ -8,18 +7,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, Response};
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
-use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
 use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::TcpStream;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, Semaphore};
-use tower_service::Service as _;
 
 use crate::api;
 use crate::app::{App, ModelWorker, Runs, ServeOptions, ServedModel};
@@ -130,40 +126,78 @@ async fn run(listener: TcpListener, app: Arc<App>) -> Result<bool, ServeError> {
             futures_util::future::Either::Left(_) => break,
             futures_util::future::Either::Right((accepted, _)) => accepted,
         };
-        let _ = stream.set_nodelay(true);
-        let io = TokioIo::new(Impatient::new(stream, app.options.write_timeout));
-        let router = router.clone();
-        let service = service_fn(move |request: Request<Incoming>| answer(router.clone(), request));
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(app.options.read_timeout)
-            .max_buf_size(MOST_HEAD)
-            .max_headers(MOST_HEADERS)
-            .serve_connection(io, service);
-        let connection = graceful.watch(connection);
+        let connection = graceful.watch(connection(stream, &router, &app, true));
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
-                tracing::debug!(%error, "a connection broke off");
-            }
+            ended(connection.await);
             drop(place);
         });
     }
-    drop(listener);
     app.draining.store(true, Relaxed);
     tracing::info!(seconds = app.options.drain.as_secs(), "ending: waiting for answers that run");
-    let all = std::pin::pin!(tokio::time::timeout(app.options.drain, graceful.shutdown()));
-    let again = std::pin::pin!(told.notified());
-    Ok(match futures_util::future::select(all, again).await {
-        futures_util::future::Either::Left((in_time, _)) => in_time.is_ok(),
-        futures_util::future::Either::Right(_) => false,
-    })
+    let mut over = std::pin::pin!(graceful.shutdown());
+    let limit = async {
+        let end = std::pin::pin!(tokio::time::sleep(app.options.drain));
+        let again = std::pin::pin!(told.notified());
+        futures_util::future::select(end, again).await;
+    };
+    let mut limit = std::pin::pin!(limit);
+    // Whoever asks meanwhile is told that the server ends: work is refused, and `/ready` says so.
+    let refusing = async {
+        loop {
+            let (stream, place) = accept(&listener, &places).await;
+            let connection = connection(stream, &router, &app, false);
+            tokio::spawn(async move {
+                ended(connection.await);
+                drop(place);
+            });
+        }
+    };
+    let refusing = std::pin::pin!(refusing);
+    let drained = async {
+        let all = futures_util::future::select(over.as_mut(), limit.as_mut()).await;
+        matches!(all, futures_util::future::Either::Left(_))
+    };
+    let drained = match futures_util::future::select(std::pin::pin!(drained), refusing).await {
+        futures_util::future::Either::Left((drained, _)) => drained,
+        futures_util::future::Either::Right((never, _)) => never,
+    };
+    if !drained {
+        // Streams say that they are cut, as long as somebody reads them.
+        app.cut();
+        let _ = tokio::time::timeout(CUTTING, over).await;
+    }
+    Ok(drained)
+}
+
+/// How long clients have to read that their answers are cut.
+const CUTTING: Duration = Duration::from_secs(1);
+
+type Connection = http1::Connection<TokioIo<Impatient>, TowerToHyperService<Router>>;
+
+/// Serves one connection; if not `again`, for one request.
+fn connection(stream: TcpStream, router: &Router, app: &App, again: bool) -> Connection {
+    let _ = stream.set_nodelay(true);
+    let io = TokioIo::new(Impatient::new(stream, app.options.write_timeout));
+    http1::Builder::new()
+        .timer(TokioTimer::new())
+        .keep_alive(again)
+        .header_read_timeout(app.options.read_timeout)
+        .max_buf_size(MOST_HEAD)
+        .max_headers(MOST_HEADERS)
+        .serve_connection(io, TowerToHyperService::new(router.clone()))
+}
+
+fn ended(outcome: hyper::Result<()>) {
+    if let Err(error) = outcome {
+        tracing::debug!(%error, "a connection broke off");
+    }
 }
 
 /// The next connection, once there is a place for it.
 async fn accept(
     listener: &tokio::net::TcpListener,
     places: &Arc<Semaphore>,
-) -> (tokio::net::TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
+) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
     let place = Arc::clone(places).acquire_owned().await.ok();
     loop {
         match listener.accept().await {
@@ -175,8 +209,4 @@ async fn accept(
             }
         }
     }
-}
-
-async fn answer(mut router: Router, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    router.call(request).await
 }

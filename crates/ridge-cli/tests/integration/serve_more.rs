@@ -4,7 +4,7 @@ use std::io::Read as _;
 use std::process::{Command, Stdio};
 
 use crate::common::repository;
-use crate::common::server::Server;
+use crate::common::server::{Server, read_answer};
 use crate::common::tools::{ask, content, tools, with_tools};
 use serde_json::{Value, json};
 
@@ -124,4 +124,51 @@ fn the_log_has_no_prompts_unless_it_is_asked_to() {
             }
         }
     }
+}
+
+#[test]
+fn log_that_nobody_reads_stops_no_answer() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+    command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline", "--log-level", "debug"]);
+    let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
+    let (server, log) = Server::adopt(&mut child);
+    // Whoever writes to the log from now on gets an error.
+    drop(log);
+    for _ in 0..3 {
+        let answer = server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 2 }));
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(server.get("/health").status, 200);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn server_that_ends_says_so_and_ends_streams_with_an_error() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
+    command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline", "--drain-timeout", "2"]);
+    let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
+    let (server, mut log) = Server::adopt(&mut child);
+    // Many answers without end take longer than the server has.
+    let body = json!({ "prompt": "Once", "max_tokens": 400, "n": 100, "ignore_eos": true, "stream": true });
+    let mut streams: Vec<_> = (0..3).map(|_| server.begin(COMPLETIONS, &body)).collect();
+    for stream in &mut streams {
+        stream.peek(&mut [0; 256]).unwrap();
+    }
+    let ended = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
+    assert!(ended.success());
+    server.until("/ready says that the server ends", |s| s.get("/ready").status == 503);
+    assert_eq!(server.get("/health").status, 200);
+    server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 2 })).refused(503);
+    for stream in &mut streams {
+        let answer = read_answer(stream);
+        let events = answer.events();
+        let last = events.last().unwrap();
+        assert!(last["error"]["message"].as_str().is_some_and(|m| m.contains("the server ended")), "{last}");
+    }
+    child.wait().unwrap();
+    let mut text = String::new();
+    log.read_to_string(&mut text).unwrap();
+    assert_eq!(text.matches("outcome=\"failed\"").count(), 3, "{text}");
+    assert!(!text.contains("outcome=\"left\""), "{text}");
 }

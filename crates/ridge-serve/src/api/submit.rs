@@ -101,7 +101,8 @@ pub(super) async fn submit(
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let limit = app.options.request_timeout;
     let own_stops = common.stop_tokens.clone();
-    Ok(Answers::new(caller.id.clone(), choices, received, tickets, (prompt_tokens, own_stops), limit))
+    let (id, counts) = (caller.id.clone(), (prompt_tokens, own_stops));
+    Ok(Answers::new(id, choices, received, tickets, counts, limit, app.cutting()))
 }
 
 /// Refuses what the scheduling policy would not heed.
