@@ -40,7 +40,6 @@ pub enum Runs {
 }
 
 /// What a server allows.
-#[derive(Clone)]
 pub struct ServeOptions {
     /// Who may use it.
     pub keys: Keys,

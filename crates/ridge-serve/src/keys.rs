@@ -1,6 +1,7 @@
 //! Who may use the server: keys from a file or the environment.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 use axum::http::{HeaderMap, header};
 use subtle::ConstantTimeEq as _;
@@ -11,19 +12,29 @@ use crate::error::{ApiError, ApiResult, ServeError};
 pub const KEY_VARIABLE: &str = "RIDGE_API_KEY";
 
 /// The keys that are accepted; with none, everybody is.
-#[derive(Clone, Default)]
-pub struct Keys(Vec<ApiKey>);
+#[derive(Default)]
+pub struct Keys {
+    /// Where they come from.
+    file: Option<PathBuf>,
+    variable: Option<String>,
+    known: RwLock<Vec<ApiKey>>,
+}
 
-#[derive(Clone)]
 struct ApiKey {
-    /// What logs and the scheduler call its holder.
-    name: String,
+    holder: Holder,
     secret: String,
 }
 
-/// The holder of a key: a number for the scheduler, which is fair between them. 0 where there are no keys.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Holder(pub(crate) u32);
+/// What logs call the holder of a key, and the scheduler, which is fair between them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder(pub(crate) Arc<str>);
+
+/// Where there are no keys.
+impl Default for Holder {
+    fn default() -> Self {
+        Self("-".into())
+    }
+}
 
 impl Keys {
     /// Keys of a file, one a line, perhaps with a name before it and white space between; `#` begins a comment. And the
@@ -32,75 +43,96 @@ impl Keys {
     /// # Errors
     /// When the file cannot be read, has no key, or a line that is none.
     pub fn read(file: Option<&Path>, variable: Option<&str>) -> Result<Self, ServeError> {
-        let mut keys = Vec::new();
-        if let Some(path) = file {
-            let fail = |line: Option<usize>, problem: String| ServeError::Keys {
-                place: line.map_or(path.display().to_string(), |l| format!("{}:{l}", path.display())),
-                problem,
-            };
-            let text = std::fs::read_to_string(path).map_err(|e| fail(None, format!("cannot read the keys: {e}")))?;
-            for (line, content) in text.lines().enumerate() {
-                let content = content.split('#').next().unwrap_or_default();
-                let words: Vec<&str> = content.split_whitespace().collect();
-                let (name, secret) = match words[..] {
-                    [] => continue,
-                    [secret] => (format!("line {}", line + 1), secret),
-                    [name, secret] => (name.to_owned(), secret),
-                    _ => {
-                        let problem = "has more than a name and a key; write one key a line".to_owned();
-                        return Err(fail(Some(line + 1), problem));
-                    }
-                };
-                keys.push(ApiKey { name, secret: secret.to_owned() });
-            }
-            if keys.is_empty() {
-                return Err(fail(None, "has no key, and everybody would be let in; write one key a line".to_owned()));
-            }
-        }
-        if let Some(secret) = variable {
-            if secret.trim().is_empty() {
-                let problem = "is empty, and everybody would be let in; give a key, or unset it".to_owned();
-                return Err(ServeError::Keys { place: KEY_VARIABLE.to_owned(), problem });
-            }
-            keys.push(ApiKey { name: KEY_VARIABLE.to_owned(), secret: secret.trim().to_owned() });
-        }
-        Ok(Self(keys))
+        let known = RwLock::new(read(file, variable)?);
+        Ok(Self { file: file.map(Path::to_owned), variable: variable.map(str::to_owned), known })
+    }
+
+    /// Reads the file again, and gives the number of keys. Holders of keys that are gone are refused from now on; answers
+    /// that run go on.
+    ///
+    /// # Errors
+    /// As [`Keys::read`]; the keys are as they were then.
+    pub(crate) fn reload(&self) -> Result<usize, ServeError> {
+        let new = read(self.file.as_deref(), self.variable.as_deref())?;
+        let count = new.len();
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(count)
+    }
+
+    fn known(&self) -> RwLockReadGuard<'_, Vec<ApiKey>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.known().len()
     }
 
     /// Is everybody let in?
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.known().is_empty()
     }
 
     /// Whose key `headers` have.
-    pub(crate) fn holder(&self, headers: &HeaderMap) -> ApiResult<Holder> {
-        if self.0.is_empty() {
+    pub(crate) fn holder<'a>(&self, headers: &'a HeaderMap) -> ApiResult<Holder> {
+        let known = self.known();
+        if known.is_empty() {
             return Ok(Holder::default());
         }
         let value = headers.get(header::AUTHORIZATION).map(axum::http::HeaderValue::as_bytes);
-        let Some(sent) = value.and_then(|v| v.strip_prefix(b"Bearer ")) else {
+        // The scheme's case does not matter (RFC 9110, section 11.1).
+        let bearer = |v: &'a [u8]| v.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
+        let Some((_, sent)) = value.and_then(bearer) else {
             let message = "this server needs a key; send the header Authorization: Bearer KEY";
             return Err(ApiError::unauthorized(message));
         };
         // Every key is compared, and each in a time that says nothing of where it differs.
         let mut found = None;
-        for (i, key) in self.0.iter().enumerate() {
+        for key in known.iter() {
             if bool::from(key.secret.as_bytes().ct_eq(sent)) {
-                found = Some(Holder(i as u32));
+                found = Some(&key.holder);
             }
         }
-        found.ok_or_else(|| ApiError::unauthorized("the key is not one of this server's; check it"))
+        found.cloned().ok_or_else(|| ApiError::unauthorized("the key is not one of this server's; check it"))
     }
+}
 
-    /// What logs call a holder.
-    pub(crate) fn name(&self, holder: Holder) -> &str {
-        self.0.get(holder.0 as usize).map_or("-", |key| &key.name)
+/// The keys of `file` and of the variable.
+fn read(file: Option<&Path>, variable: Option<&str>) -> Result<Vec<ApiKey>, ServeError> {
+    let mut keys = Vec::new();
+    let key = |name: &str, secret: &str| ApiKey { holder: Holder(name.into()), secret: secret.to_owned() };
+    if let Some(path) = file {
+        let fail = |line: Option<usize>, problem: String| ServeError::Keys {
+            place: line.map_or(path.display().to_string(), |l| format!("{}:{l}", path.display())),
+            problem,
+        };
+        let text = std::fs::read_to_string(path).map_err(|e| fail(None, format!("cannot read the keys: {e}")))?;
+        for (line, content) in text.lines().enumerate() {
+            let content = content.split('#').next().unwrap_or_default();
+            let words: Vec<&str> = content.split_whitespace().collect();
+            let (name, secret) = match words[..] {
+                [] => continue,
+                [secret] => (format!("line {}", line + 1), secret),
+                [name, secret] => (name.to_owned(), secret),
+                _ => {
+                    let problem = "has more than a name and a key; write one key a line".to_owned();
+                    return Err(fail(Some(line + 1), problem));
+                }
+            };
+            keys.push(key(&name, secret));
+        }
+        if keys.is_empty() {
+            return Err(fail(None, "has no key, and everybody would be let in; write one key a line".to_owned()));
+        }
     }
+    if let Some(secret) = variable {
+        if secret.trim().is_empty() {
+            let problem = "is empty, and everybody would be let in; give a key, or unset it".to_owned();
+            return Err(ServeError::Keys { place: KEY_VARIABLE.to_owned(), problem });
+        }
+        keys.push(key(KEY_VARIABLE, secret.trim()));
+    }
+    Ok(keys)
 }
 
 #[cfg(test)]
@@ -114,23 +146,37 @@ mod tests {
     }
 
     fn keys(text: &str) -> Result<Keys, ServeError> {
-        let file = std::env::temp_dir().join(format!("ridge-keys-{}-{}", std::process::id(), text.len()));
-        std::fs::write(&file, text).unwrap();
-        let keys = Keys::read(Some(&file), None);
-        std::fs::remove_file(&file).unwrap();
-        keys
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Keys::read(Some(file.path()), None)
     }
 
     #[test]
     fn holders_are_told_apart() {
         let keys = keys("# ours\nann sk-1\nsk-2 # plain\n").unwrap();
-        let name = |value| keys.holder(&headers(value)).map(|h| keys.name(h).to_owned());
+        let name = |value| keys.holder(&headers(value)).map(|h| h.0.to_string());
         assert_eq!(name("Bearer sk-1").unwrap(), "ann");
         assert_eq!(name("Bearer sk-2").unwrap(), "line 3");
+        assert_eq!(name("bearer sk-2").unwrap(), "line 3");
         for wrong in ["Bearer sk-", "Bearer sk-11", "Bearer ", "sk-1", "Basic sk-1", "Bearer SK-1"] {
             assert_eq!(name(wrong).unwrap_err().status.as_u16(), 401, "{wrong}");
         }
         assert!(keys.holder(&HeaderMap::new()).is_err());
+    }
+
+    #[test]
+    fn keys_are_read_again() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "ann sk-1").unwrap();
+        let keys = Keys::read(Some(file.path()), None).unwrap();
+        std::fs::write(file.path(), "bob sk-2").unwrap();
+        assert_eq!(keys.reload().unwrap(), 1);
+        assert!(keys.holder(&headers("Bearer sk-1")).is_err());
+        assert_eq!(&*keys.holder(&headers("Bearer sk-2")).unwrap().0, "bob");
+        // A file that is no good leaves those that are known.
+        std::fs::write(file.path(), "").unwrap();
+        assert!(keys.reload().is_err());
+        assert!(keys.holder(&headers("Bearer sk-2")).is_ok());
     }
 
     #[test]

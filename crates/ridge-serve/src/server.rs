@@ -1,9 +1,11 @@
 //! Listening, connections, and the end.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use axum::Router;
@@ -61,12 +63,17 @@ fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Serves `model`, which `runs`, at `listener` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
-/// and those that run have [`ServeOptions::drain`] to end. A second signal ends at once.
+/// Serves `model`, which `runs`, at `listeners` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
+/// and those that run have [`ServeOptions::drain`] to end. A second signal ends at once. SIGHUP has the file of keys read again.
 ///
 /// # Errors
 /// When the system refuses threads or signals.
-pub fn serve(listener: TcpListener, model: ServedModel, runs: Runs, options: ServeOptions) -> Result<(), ServeError> {
+pub fn serve(
+    listeners: Vec<TcpListener>,
+    model: ServedModel,
+    runs: Runs,
+    options: ServeOptions,
+) -> Result<(), ServeError> {
     let metrics = Arc::new(Metrics::default());
     let most = options.max_requests;
     let (device, thread) = match runs {
@@ -81,7 +88,7 @@ pub fn serve(listener: TcpListener, model: ServedModel, runs: Runs, options: Ser
     };
     let app = Arc::new(App::new(model, options, device, metrics));
     let runtime = Builder::new_multi_thread().worker_threads(THREADS).max_blocking_threads(16).enable_all().build()?;
-    let drained = runtime.block_on(run(listener, Arc::clone(&app)))?;
+    let drained = runtime.block_on(run(listeners, Arc::clone(&app)))?;
     runtime.shutdown_timeout(Duration::from_secs(1));
     // The thread ends when nothing runs and nobody can send any more; one that hangs is left to the system.
     if let ModelWorker::Engine(worker) = &app.worker {
@@ -102,9 +109,12 @@ fn thread_ends(thread: &std::thread::JoinHandle<()>, patience: Duration, app: Ar
 }
 
 /// Accepts connections until a signal comes, then waits for them. True if all ended in time.
-async fn run(listener: TcpListener, app: Arc<App>) -> Result<bool, ServeError> {
-    listener.set_nonblocking(true)?;
-    let listener = tokio::net::TcpListener::from_std(listener)?;
+async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeError> {
+    let listen = |listener: TcpListener| {
+        listener.set_nonblocking(true)?;
+        tokio::net::TcpListener::from_std(listener)
+    };
+    let listeners = listeners.into_iter().map(listen).collect::<io::Result<Vec<_>>>()?;
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let router = api::router(Arc::clone(&app));
     let graceful = GracefulShutdown::new();
@@ -119,8 +129,18 @@ async fn run(listener: TcpListener, app: Arc<App>) -> Result<bool, ServeError> {
             teller.notify_one();
         }
     });
+    let mut hangup = signal(SignalKind::hangup())?;
+    let of_keys = Arc::clone(&app);
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match of_keys.options.keys.reload() {
+                Ok(keys) => tracing::info!(keys, "read the keys again"),
+                Err(error) => tracing::error!(%error, "the keys are as they were"),
+            }
+        }
+    });
     loop {
-        let accept = std::pin::pin!(accept(&listener, &places));
+        let accept = std::pin::pin!(accept(&listeners, &places));
         let signal = std::pin::pin!(told.notified());
         let (stream, place) = match futures_util::future::select(signal, accept).await {
             futures_util::future::Either::Left(_) => break,
@@ -144,7 +164,7 @@ async fn run(listener: TcpListener, app: Arc<App>) -> Result<bool, ServeError> {
     // Whoever asks meanwhile is told that the server ends: work is refused, and `/ready` says so.
     let refusing = async {
         loop {
-            let (stream, place) = accept(&listener, &places).await;
+            let (stream, place) = accept(&listeners, &places).await;
             let connection = connection(stream, &router, &app, false);
             tokio::spawn(async move {
                 ended(connection.await);
@@ -195,12 +215,16 @@ fn ended(outcome: hyper::Result<()>) {
 
 /// The next connection, once there is a place for it.
 async fn accept(
-    listener: &tokio::net::TcpListener,
+    listeners: &[tokio::net::TcpListener],
     places: &Arc<Semaphore>,
 ) -> (TcpStream, Option<tokio::sync::OwnedSemaphorePermit>) {
     let place = Arc::clone(places).acquire_owned().await.ok();
     loop {
-        match listener.accept().await {
+        let next = poll_fn(|cx| {
+            let ready = listeners.iter().map(|listener| listener.poll_accept(cx)).find(Poll::is_ready);
+            ready.unwrap_or(Poll::Pending)
+        });
+        match next.await {
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
                 // Out of files, or the client left already: neither ends the server.

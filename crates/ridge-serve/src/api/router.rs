@@ -12,7 +12,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get, post};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::caller::Caller;
 use super::{chat, completions, embeddings, status, tokens};
@@ -27,6 +27,7 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 macro_rules! takes_body {
     ($handler:expr) => {
         post(|State(app): State<Arc<App>>, request: Request| async move {
+            check_content_type(request.headers())?;
             let caller = request.extensions().get::<Caller>().cloned().ok_or_else(|| ApiError::internal("no caller"))?;
             let body = read_body(&app, request).await?;
             if app.options.log_prompts {
@@ -74,7 +75,8 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([header::AUTHORIZATION, header::CONTENT_TYPE, REQUEST_ID])
+        // SDKs send headers of their own; which origins may send any is what the option says.
+        .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID]);
     match origins {
         [] => None,
@@ -103,20 +105,15 @@ async fn with_key(State(app): State<Arc<App>>, mut request: Request, next: Next)
                 return ApiError::unavailable("the server is ending; ask another one").into_response();
             }
             if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
-                caller.holder = holder;
+                caller.holder = holder.clone();
             }
-            let name = app.options.keys.name(holder).to_owned();
             let mut response = next.run(request).await;
-            response.extensions_mut().insert(KeyName(name));
+            response.extensions_mut().insert(holder);
             response
         }
         Err(error) => error.into_response(),
     }
 }
-
-/// The holder's name, for the log.
-#[derive(Clone)]
-struct KeyName(String);
 
 /// Gives the request an id, and writes a line when its response begins.
 async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
@@ -127,7 +124,7 @@ async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next)
     let mut response = next.run(request).await;
     let status = response.status().as_u16();
     app.metrics.responded(status);
-    let key = response.extensions().get::<KeyName>().map_or("-", |k| k.0.as_str());
+    let key = response.extensions().get::<Holder>().map_or("-", |holder| &*holder.0);
     let seconds = came.elapsed().as_secs_f64();
     let quiet = matches!(path.as_str(), "/health" | "/ready" | "/metrics" | "/live");
     if quiet {
@@ -139,6 +136,19 @@ async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next)
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response
+}
+
+/// Refuses a body that a page of another origin sent without the browser having asked: it asks before it sends JSON.
+fn check_content_type(headers: &HeaderMap) -> ApiResult<()> {
+    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
+    let own = origin.split_once("://").is_some_and(|(_, authority)| Some(authority) == text(header::HOST));
+    let kind = text(header::CONTENT_TYPE).and_then(|kind| kind.split(';').next()).unwrap_or_default().trim();
+    if own || kind.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let message = "a page of another origin must send the header Content-Type: application/json";
+    Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..ApiError::bad(message) })
 }
 
 /// The id that a client gave its request, if it is one that may go into a log.
@@ -177,6 +187,21 @@ async fn read_body(app: &App, request: Request) -> ApiResult<Bytes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_other_origins_send_json() {
+        let with = |origin: &'static str, kind: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::HOST, HeaderValue::from_static("127.0.0.1:8000"));
+            headers.insert(header::ORIGIN, HeaderValue::from_static(origin));
+            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+            check_content_type(&headers).is_ok()
+        };
+        assert!(with("http://127.0.0.1:8000", "text/plain"), "the server's own page");
+        assert!(with("http://evil.example", "application/json; charset=utf-8"));
+        assert!(!with("http://evil.example", "text/plain") && !with("null", ""));
+        assert!(check_content_type(&HeaderMap::new()).is_ok(), "no browser");
+    }
 
     #[test]
     fn ids_that_could_forge_a_log_are_replaced() {

@@ -22,6 +22,13 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
     }
     let too_long =
         |message: String| ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) };
+    if let Some(asked) = common.max_tokens.filter(|asked| *asked > app.model.context) {
+        let why = format!("{asked} is above the {} tokens of the context, prompt included", app.model.context);
+        return Err(ApiError::param("max_tokens", why));
+    }
+    if common.max_tokens == Some(0) && ids.len() == app.model.context {
+        return Ok(ids);
+    }
     if ids.len() >= app.model.context {
         let (prompt, context) = (ids.len(), app.model.context);
         let message = format!("has {prompt} tokens and the context holds {context}, which leaves none to generate");
@@ -70,7 +77,7 @@ pub(super) async fn submit(
     let (mut choices, mut submitted) = (Vec::new(), Vec::new());
     let eos: &[u32] = if common.ignore_eos { &[] } else { &app.model.eos };
     let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
-    let tenant: Arc<str> = app.options.keys.name(caller.holder).into();
+    let tenant = Arc::clone(&caller.holder.0);
     for (i, prompt) in prompts.iter().enumerate() {
         let first = choices.len();
         let characters = echo.texts.get(i).map_or(0, |text| text.chars().count());

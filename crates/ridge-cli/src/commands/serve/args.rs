@@ -47,9 +47,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
 
-    /// Address to listen at; 0.0.0.0 is every address of this machine
+    /// Address to listen at; 0.0.0.0 is every address of this machine; may be given several times
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
-    pub(super) host: String,
+    pub(super) host: Vec<String>,
 
     /// Port to listen at; 0 takes a free one
     #[arg(long, default_value_t = 8000, value_name = "PORT", help_heading = "Network")]
@@ -60,7 +60,7 @@ pub(crate) struct ServeArgs {
     pub(super) cors_origin: Vec<String>,
 
     /// Require an API key of this file: one a line, optionally preceded by a name. The variable RIDGE_API_KEY may hold one,
-    /// too
+    /// too. SIGHUP has the file read again
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub(super) api_keys: Option<PathBuf>,
 

@@ -2,6 +2,7 @@
 
 mod args;
 
+use std::net::TcpListener;
 use std::time::Duration;
 
 use ridge_engine::costs::StepCost;
@@ -31,7 +32,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let options = args.options()?;
     // Before anything slow: a port that is taken, or a key file that is not there, should be an error at once.
-    let listener = if args.dry_run { None } else { Some(listen(&args.host, args.port)?) };
+    let listeners = if args.dry_run { Vec::new() } else { listeners(&args)? };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {
         None if args.dry_run => return dry_run(&args, &settings, &files),
@@ -48,18 +49,35 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         Some(_) => encoder(&args, &settings, &files)?,
         None => generator(&args, &settings, &files)?,
     };
-    let Some(listener) = listener else { return Ok(()) };
     start_log(args.log_format.format(), args.log_level.level());
-    if options.keys.is_empty() && !matches!(args.host.as_str(), "127.0.0.1" | "localhost" | "::1") {
+    let local = |host: &String| matches!(host.as_str(), "127.0.0.1" | "localhost" | "::1");
+    if options.keys.is_empty() && !args.host.iter().all(local) {
         note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
     }
-    let address = listener.local_addr().map_or(args.host, |a| a.to_string());
-    let serving = format!("serving {} at http://{address}, context of {}", served.name, count(served.context, "token"));
+    let address = |(listener, host): (&TcpListener, &String)| {
+        format!("http://{}", listener.local_addr().map_or_else(|_| host.clone(), |address| address.to_string()))
+    };
+    let addresses: Vec<String> = listeners.iter().zip(&args.host).map(address).collect();
+    let (addresses, context) = (addresses.join(", "), count(served.context, "token"));
+    let serving = format!("serving {} at {addresses}, context of {context}", served.name);
     match args.log_format {
         LogFormatArg::Text => note(&serving),
         LogFormatArg::Json => tracing::info!("{serving}"),
     }
-    Ok(serve(listener, served, runs, options)?)
+    Ok(serve(listeners, served, runs, options)?)
+}
+
+/// A listener for each address, all at one port.
+fn listeners(args: &ServeArgs) -> Result<Vec<TcpListener>> {
+    let mut port = args.port;
+    let mut listeners = Vec::with_capacity(args.host.len());
+    for host in &args.host {
+        let listener = listen(host, port)?;
+        // The first one takes a free port where none is given.
+        port = listener.local_addr().map_or(port, |address| address.port());
+        listeners.push(listener);
+    }
+    Ok(listeners)
 }
 
 fn name(args: &ServeArgs, files: &ModelFiles) -> String {
