@@ -108,3 +108,24 @@ fn tools_that_must_be_called_are_called() {
         assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], reason);
     }
 }
+
+#[test]
+fn tools_whose_schemas_refer_to_themselves_are_called() {
+    let (_folder, server) = with_tools("<tool_call>");
+    let tool = |name: &str, values: [&str; 2]| {
+        json!({ "type": "function", "function": { "name": name, "parameters": {
+            "$defs": { "Kind": { "enum": values } },
+            "type": "object", "properties": { "kind": { "$ref": "#/$defs/Kind" } },
+            "required": ["kind"], "additionalProperties": false,
+        } } })
+    };
+    let tools = json!([tool("paint", ["red", "blue"]), tool("cook", ["soup", "rice"])]);
+    let body = ask(&json!({ "tools": tools, "tool_choice": "required", "parallel_tool_calls": false }));
+    let answer = server.post(CHAT, &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = answer.json();
+    let function = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+    let arguments: Value = serde_json::from_str(function["arguments"].as_str().unwrap()).unwrap();
+    let kinds = if function["name"] == "paint" { ["red", "blue"] } else { ["soup", "rice"] };
+    assert!(kinds.contains(&arguments["kind"].as_str().unwrap()), "{answer}");
+}

@@ -172,3 +172,39 @@ fn server_that_ends_says_so_and_ends_streams_with_an_error() {
     assert_eq!(text.matches("outcome=\"failed\"").count(), 3, "{text}");
     assert!(!text.contains("outcome=\"left\""), "{text}");
 }
+
+#[test]
+fn prompts_are_scored_without_an_answer() {
+    let server = Server::start(&[]);
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 0, "echo": true, "logprobs": 0 });
+    let answer = server.post(COMPLETIONS, &body);
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let answer = answer.json();
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["text"], &answer["usage"]["completion_tokens"]), (&json!("Once upon a time"), &json!(0)));
+    let scores = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert!(scores[0].is_null() && scores[1..].iter().all(|s| s.as_f64().unwrap() < 0.0), "{scores:?}");
+    // Where each token begins in the text that is given back.
+    let offsets: Vec<u64> =
+        choice["logprobs"]["text_offset"].as_array().unwrap().iter().map(|o| o.as_u64().unwrap()).collect();
+    assert!(offsets.is_sorted() && offsets[offsets.len() - 1] < 16, "{offsets:?}");
+    server.post(CHAT, &json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 0 })).refused(400);
+    let beyond = server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 100_000 }));
+    assert_eq!(beyond.refused(400), "max_tokens");
+}
+
+#[test]
+fn one_server_listens_at_several_addresses_and_reads_its_keys_again() {
+    let keys = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(keys.path(), "ann sk-1\n").unwrap();
+    let path = keys.path().display().to_string();
+    let server = Server::start(&["--host", "127.0.0.1", "--host", "127.0.0.2", "--api-keys", &path]);
+    let second = std::net::SocketAddr::new("127.0.0.2".parse().unwrap(), server.address.port());
+    drop(std::net::TcpStream::connect(second).expect("listens at both"));
+    let with = |key: &str| server.post_with(COMPLETIONS, &format!("Authorization: bearer {key}\r\n"), b"{}").status;
+    assert_eq!((with("sk-1"), with("sk-2")), (400, 401));
+    std::fs::write(keys.path(), "bob sk-2\n").unwrap();
+    server.signal("-HUP");
+    server.until("the new key is accepted", |_| with("sk-2") == 400);
+    assert_eq!(with("sk-1"), 401);
+}

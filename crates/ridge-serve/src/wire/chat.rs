@@ -1,7 +1,7 @@
 //! A request of `/v1/chat/completions`.
 
 use ridge_text::template::Data;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::constraint::Form;
 use super::fields::{RequestFields, shown, wrong};
@@ -43,7 +43,7 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<ChatRequest> {
 
 /// The request that an object makes.
 pub(crate) fn of_fields(mut fields: RequestFields) -> ApiResult<ChatRequest> {
-    let mut common = sampling::read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
+    let mut common = sampling::read(&mut fields, (&["max_completion_tokens", "max_tokens"], 1))?;
     let told = fields.bool("logprobs")?.unwrap_or(false);
     let top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
     if top.is_some_and(|n| n > 0) && !told {
@@ -79,7 +79,9 @@ impl ChatRequest {
         let schema = match &choice {
             ToolChoice::None | ToolChoice::Auto => None,
             ToolChoice::Required => Some(one_or_more_of(&self.tools, self.parallel_calls)),
-            ToolChoice::Named(name) => self.tools.iter().find(|t| t.name == *name).map(|t| t.parameters.clone()),
+            ToolChoice::Named(name) => {
+                self.tools.iter().find(|tool| tool.name == *name).map(|tool| tool.parameters.clone())
+            }
         };
         if let Some(schema) = schema {
             if let Some((param, _)) = &self.common.form {
@@ -94,20 +96,45 @@ impl ChatRequest {
 
 /// The schema of a list of calls.
 fn one_or_more_of(tools: &[Tool], several: bool) -> Value {
-    let call = |tool: &Tool| {
+    // References within a tool's schema count from its own root, which moves.
+    let place = |tool: usize| format!("#/$defs/{tool}");
+    let call = |(i, tool): (usize, &Tool)| {
         json!({
             "type": "object",
-            "properties": { "name": { "const": tool.name }, "parameters": tool.parameters },
+            "properties": { "name": { "const": tool.name }, "parameters": { "$ref": place(i) } },
             "required": ["name", "parameters"],
             "additionalProperties": false,
         })
     };
-    let calls: Vec<Value> = tools.iter().map(call).collect();
-    let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls } });
+    let calls: Vec<Value> = tools.iter().enumerate().map(call).collect();
+    let definition = |(i, tool): (usize, &Tool)| (i.to_string(), moved(tool.parameters.clone(), &place(i)));
+    let definitions: Map<String, Value> = tools.iter().enumerate().map(definition).collect();
+    let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls }, "$defs": definitions });
     if !several {
         schema["maxItems"] = json!(1);
     }
     schema
+}
+
+/// A schema that is no longer a document of its own but lies at `place` of one: its references follow.
+fn moved(schema: Value, place: &str) -> Value {
+    /// Keys under which there are values and no schemas.
+    const VALUES: [&str; 4] = ["const", "default", "enum", "examples"];
+    match schema {
+        Value::Object(map) => {
+            let each = |(key, value): (String, Value)| match &value {
+                Value::String(to) if key == "$ref" => {
+                    let to = to.strip_prefix('#').map(|within| json!(format!("{place}{within}")));
+                    (key, to.unwrap_or(value))
+                }
+                _ if VALUES.contains(&key.as_str()) => (key, value),
+                _ => (key, moved(value, place)),
+            };
+            Value::Object(map.into_iter().map(each).collect())
+        }
+        Value::Array(list) => Value::Array(list.into_iter().map(|value| moved(value, place)).collect()),
+        other => other,
+    }
 }
 
 fn conversation(fields: &mut RequestFields) -> ApiResult<Vec<Data>> {
@@ -127,12 +154,14 @@ fn documents(fields: &mut RequestFields) -> ApiResult<Option<Vec<Data>>> {
     list.iter().enumerate().map(document).collect::<ApiResult<_>>().map(Some)
 }
 
-/// `chat_template_kwargs`, and OpenAI's `reasoning_effort`, which templates know as a variable.
+/// `chat_template_kwargs`, and OpenAI's `reasoning_effort` and `verbosity`, which templates know as variables.
 fn variables(fields: &mut RequestFields) -> ApiResult<Vec<(String, Data)>> {
     const TAKEN: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
     let mut variables = Vec::new();
-    if let Some(effort) = fields.text("reasoning_effort")? {
-        variables.push(("reasoning_effort".to_owned(), Data::Text(effort)));
+    for (name, value) in
+        [("reasoning_effort", fields.text("reasoning_effort")?), ("verbosity", fields.text("verbosity")?)]
+    {
+        variables.extend(value.map(|value| (name.to_owned(), Data::Text(value))));
     }
     let Some(value) = fields.take("chat_template_kwargs") else { return Ok(variables) };
     let Value::Object(map) = value else { return Err(wrong("chat_template_kwargs", &value, "an object")) };
@@ -199,6 +228,19 @@ mod tests {
         let named = chat(&format!("{TOOLS}{named}")).unwrap();
         assert_eq!(named.choice, ToolChoice::Named("f".into()));
         assert_eq!(named.common.form, Some(("tools".into(), Form::Schema(json!({ "a": 1 })))));
+    }
+
+    #[test]
+    fn references_follow_a_schema_that_moves() {
+        let schema = json!({
+            "$defs": { "A": { "enum": [{ "$ref": "#/no" }] } },
+            "properties": { "a": { "$ref": "#/$defs/A" }, "me": { "$ref": "#" }, "$ref": { "type": "string" } },
+        });
+        let moved = moved(schema, "#/$defs/1");
+        assert_eq!(moved["properties"]["a"]["$ref"], "#/$defs/1/$defs/A");
+        assert_eq!(moved["properties"]["me"]["$ref"], "#/$defs/1");
+        assert_eq!(moved["properties"]["$ref"]["type"], "string");
+        assert_eq!(moved["$defs"]["A"]["enum"][0]["$ref"], "#/no");
     }
 
     #[test]

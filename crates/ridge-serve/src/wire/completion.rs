@@ -32,7 +32,7 @@ pub(crate) const USUAL_TOKENS: usize = 16;
 
 pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
     let mut fields = RequestFields::body(body)?;
-    let mut common = sampling::read(&mut fields, &["max_tokens"])?;
+    let mut common = sampling::read(&mut fields, (&["max_tokens"], 0))?;
     let prompt = fields.take("prompt");
     let prompts = prompts(fields.needed("prompt", prompt)?)?;
     let logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?;

@@ -120,8 +120,20 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
     Ok(())
 }
 
-/// A schema is an object or a truth value; what it says is for the engine to read.
-pub(crate) fn is_schema(place: &str, value: Value) -> ApiResult<Value> {
+/// A schema is an object or a truth value; what it says is for the engine to read. Settings of the grammar library are
+/// the server's: they are removed.
+pub(crate) fn is_schema(place: &str, mut value: Value) -> ApiResult<Value> {
+    fn remove_settings(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                map.shift_remove("x-guidance");
+                map.values_mut().for_each(remove_settings);
+            }
+            Value::Array(list) => list.iter_mut().for_each(remove_settings),
+            _ => {}
+        }
+    }
+    remove_settings(&mut value);
     match value {
         Value::Object(_) | Value::Bool(_) => Ok(value),
         other => Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(&other)))),
@@ -155,6 +167,15 @@ mod tests {
         ] {
             assert_eq!(asked(text).unwrap().map(|(_, form)| form), form, "{text}");
         }
+    }
+
+    #[test]
+    fn settings_of_the_grammar_library_are_the_servers() {
+        let text = r#"{"guided_json": {"x-guidance": {"lenient": true}, "properties": {"a": {"x-guidance": {}}}}}"#;
+        assert_eq!(
+            asked(text).unwrap().map(|(_, form)| form),
+            Some(Form::Schema(json!({ "properties": { "a": {} } })))
+        );
     }
 
     #[test]

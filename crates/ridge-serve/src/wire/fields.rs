@@ -114,9 +114,9 @@ impl RequestFields {
         value.ok_or_else(|| ApiError::param(self.name(key), "is missing"))
     }
 
-    /// Refuses what nobody asked for.
+    /// Refuses what nobody asked for; null counts as absent here too.
     pub(crate) fn done(self) -> ApiResult<()> {
-        let Some(key) = self.map.keys().next() else { return Ok(()) };
+        let Some((key, _)) = self.map.iter().find(|(_, value)| !value.is_null()) else { return Ok(()) };
         let nearest = self.known.iter().map(|known| (distance(known, key), *known)).min();
         let near = nearest.filter(|(distance, known)| *distance <= known.len().max(4) / 3);
         let hint = near.map_or(String::new(), |(_, known)| format!("; did you mean {known}?"));
@@ -193,6 +193,7 @@ mod tests {
         let mut f = fields(r#"{"qqqqqqqqqq": 1}"#);
         assert_eq!(f.bool("n"), Ok(None));
         assert!(!f.done().unwrap_err().message.contains("did you mean"));
+        assert!(fields(r#"{"tool_calls": null}"#).done().is_ok());
     }
 
     #[test]

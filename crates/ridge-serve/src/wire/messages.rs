@@ -51,6 +51,7 @@ fn message(place: &str, value: Value) -> ApiResult<Data> {
         }
         // What clients give back of an answer as they had it.
         fields.take("refusal");
+        fields.take("annotations");
         fields.only("audio", &[], "is not supported")?;
         fields.only("function_call", &[], "is not supported; use tool_calls")?;
         if let Some(calls) = calls.filter(|calls| !calls.is_empty()) {
@@ -59,6 +60,7 @@ fn message(place: &str, value: Value) -> ApiResult<Data> {
             message.insert("tool_calls".to_owned(), Value::Array(calls.collect::<ApiResult<_>>()?));
         }
     }
+    fields.take("cache_control");
     fields.done()?;
     Data::from_value(place, &Value::Object(message)).map_err(|error| ApiError::param(place, error))
 }
@@ -80,6 +82,8 @@ fn text(place: &str, content: Value) -> ApiResult<String> {
         }
         let text = fields.text("text")?;
         texts.push(fields.needed("text", text)?);
+        // Where a client would have its prefix cached: all prefixes are.
+        fields.take("cache_control");
         fields.done()?;
     }
     Ok(texts.join("\n"))
@@ -195,6 +199,17 @@ mod tests {
         let arguments = calls[0].get("function").and_then(|f| f.get("arguments")).unwrap();
         assert_eq!(arguments.get("x"), Some(&Data::Int(1)));
         assert_eq!(read[2].get("tool_call_id").and_then(Data::as_str), Some("1"));
+    }
+
+    #[test]
+    fn answers_are_accepted_as_clients_store_them() {
+        let answer = json!({
+            "content": "Hi", "role": "assistant", "refusal": null, "annotations": [], "audio": null,
+            "function_call": null, "tool_calls": null,
+        });
+        let user = json!({ "role": "user", "name": null, "tool_calls": null,
+            "content": [{ "type": "text", "text": "a", "cache_control": { "type": "ephemeral" } }] });
+        assert_eq!(messages(vec![user, answer]).unwrap().len(), 2);
     }
 
     #[test]

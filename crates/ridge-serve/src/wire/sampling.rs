@@ -53,8 +53,9 @@ pub(crate) struct CommonParams {
     pub(crate) user: Option<String>,
 }
 
-/// Reads them. `max_tokens` are the names of its limit, the first one that is preferred first.
-pub(crate) fn read(fields: &mut RequestFields, max_tokens: &[&'static str]) -> ApiResult<CommonParams> {
+/// Reads them. `max_tokens` are the names of its limit, the first one that is preferred first, and the least that it may
+/// be: 0 asks for the prompt alone.
+pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static str], u64)) -> ApiResult<CommonParams> {
     let model = fields.text("model")?;
     let mut sampling = Sampling { temperature: 1.0, seed: random(), ..Sampling::GREEDY };
     let set = |to: &mut f32, value: Option<f32>| *to = value.unwrap_or(*to);
@@ -73,7 +74,7 @@ pub(crate) fn read(fields: &mut RequestFields, max_tokens: &[&'static str]) -> A
     let most = u64::from(u32::MAX);
     let mut limit = None;
     for name in max_tokens {
-        let value = fields.whole(name, 1, most)?;
+        let value = fields.whole(name, least, most)?;
         limit = limit.or(value);
     }
     let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0);
@@ -91,7 +92,13 @@ pub(crate) fn read(fields: &mut RequestFields, max_tokens: &[&'static str]) -> A
         options.only("include_obfuscation", &[json!(false)], "is not supported: give false")?;
         options.done()?;
     }
-    fields.only("store", &[json!(false)], "is not supported: nothing is stored; give false")?;
+    // What other servers keep, count or route by. This one stores nothing, and answers are the same without.
+    fields.bool("store")?;
+    fields.object("metadata")?;
+    fields.object("prediction")?;
+    for key in ["safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
+        fields.text(key)?;
+    }
     fields.only("service_tier", &[json!("auto"), json!("default")], "is not a tier of this server; give auto")?;
     Ok(CommonParams {
         model,
@@ -215,7 +222,7 @@ mod tests {
 
     fn common(text: &str) -> ApiResult<CommonParams> {
         let mut fields = RequestFields::body(text.as_bytes())?;
-        let common = read(&mut fields, &["max_completion_tokens", "max_tokens"])?;
+        let common = read(&mut fields, (&["max_completion_tokens", "max_tokens"], 1))?;
         fields.done()?;
         Ok(common)
     }
@@ -240,6 +247,13 @@ mod tests {
     }
 
     #[test]
+    fn settings_that_change_no_answer_are_accepted() {
+        let text = r#"{"store": true, "metadata": {"a": "b"}, "safety_identifier": "u1", "prompt_cache_key": "k",
+            "prediction": {"type": "content", "content": "x"}, "stop": null, "functions": null}"#;
+        assert!(common(text).is_ok());
+    }
+
+    #[test]
     fn mistakes_are_named() {
         for (text, param) in [
             (r#"{"temperature": -1}"#, "temperature"),
@@ -259,7 +273,8 @@ mod tests {
             (r#"{"logit_bias": [1]}"#, "logit_bias"),
             (r#"{"stream_options": {"include_usage": true}}"#, "stream_options"),
             (r#"{"stream": true, "stream_options": {"usage": true}}"#, "stream_options.usage"),
-            (r#"{"store": true}"#, "store"),
+            (r#"{"store": "yes"}"#, "store"),
+            (r#"{"metadata": "x"}"#, "metadata"),
             (r#"{"service_tier": "flex"}"#, "service_tier"),
             (r#"{"seed": 1.5}"#, "seed"),
             (r#"{"stop_token_ids": [-1]}"#, "stop_token_ids[0]"),
