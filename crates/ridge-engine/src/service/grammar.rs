@@ -5,11 +5,18 @@ use std::sync::Arc;
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{Matcher, ParserFactory, token_bytes_from_tokenizer_json};
+use llguidance::{CancellationHandle, Matcher, ParserFactory, token_bytes_from_tokenizer_json};
 use ridge_text::Tokenizer;
 
 use super::request::Constraint;
 use crate::error::{EngineError, Result};
+
+/// Derivations that a grammar may follow side by side at a place of the text: the default of `llguidance` is four times
+/// as many, with which a single mask of an ambiguous grammar takes seconds.
+const MAX_ITEMS: usize = 500;
+/// What a mask may take and be computed between two steps: nodes of the vocabulary's trie and items of the parser, each
+/// some tenths of a microsecond or more.
+const CHEAP: usize = 2_000;
 
 /// Makes grammars over the tokens of one model.
 pub(super) struct Grammars {
@@ -36,7 +43,10 @@ impl Grammars {
         let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| wrong(e.to_string()))?;
         factory.quiet();
-        factory.limits_mut().verbose_errors = false;
+        let limits = factory.limits_mut();
+        limits.verbose_errors = false;
+        // The time of a mask grows with the square of this and more; grammars that are not ambiguous stay far below.
+        limits.max_items_in_row = MAX_ITEMS;
         Ok(Self { factory, vocab, ends: ends.to_vec() })
     }
 
@@ -73,7 +83,8 @@ impl Grammars {
             Constraint::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
         let parser = guarded(|| self.factory.create_parser(grammar)).map_err(wrong)?;
-        Ok(Grammar { matcher: Matcher::new(Ok(parser)), words: self.vocab.div_ceil(32), ends: self.ends.clone() })
+        let matcher = Matcher::new(Ok(parser)).into_cancellable();
+        Ok(Grammar { matcher, words: self.vocab.div_ceil(32), ends: self.ends.clone(), costly: false })
     }
 }
 
@@ -90,17 +101,53 @@ pub(super) struct Grammar {
     matcher: Matcher,
     words: usize,
     ends: Vec<u32>,
+    /// Did the last mask take long?
+    costly: bool,
+}
+
+/// What follows the tokens so far.
+pub(super) struct Advanced {
+    /// Is the text complete, so that nothing can follow?
+    pub(super) complete: bool,
+    /// Tokens that may not come next, a bit each, as [`Row::forbidden`](crate::Row::forbidden) has them; all if the text
+    /// is complete.
+    pub(super) forbidden: Vec<u32>,
 }
 
 impl Grammar {
     /// Another at the same place.
     pub(super) fn another(&self) -> Self {
-        Self { matcher: self.matcher.deep_clone(), words: self.words, ends: self.ends.clone() }
+        Self { matcher: self.matcher.deep_clone(), words: self.words, ends: self.ends.clone(), costly: self.costly }
+    }
+
+    /// What cancels the grammar's work on another thread, for good.
+    pub(super) fn cancellation(&self) -> CancellationHandle {
+        self.matcher.cancellation_handle().expect("every matcher is made cancellable")
+    }
+
+    /// Did the last mask take so long that the next should be computed beside the steps?
+    pub(super) fn is_costly(&self) -> bool {
+        self.costly
+    }
+
+    /// Takes the token that came, if one did, and works out what may follow.
+    ///
+    /// # Errors
+    /// Says why the grammar cannot go on: it allows nothing, is too costly, or was cancelled.
+    pub(super) fn advance(&mut self, token: Option<u32>) -> Result<Advanced, String> {
+        if let Some(token) = token
+            && self.take(token)?
+        {
+            return Ok(Advanced { complete: true, forbidden: vec![u32::MAX; self.words] });
+        }
+        self.forbidden().map(|forbidden| Advanced { complete: false, forbidden })
     }
 
     /// Tokens that may not come next, a bit each, as [`Row::forbidden`](crate::Row::forbidden) has them.
-    pub(super) fn forbidden(&mut self) -> Result<Vec<u32>, String> {
+    fn forbidden(&mut self) -> Result<Vec<u32>, String> {
         let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        let stats = self.matcher.last_step_stats().map_err(|e| e.to_string())?;
+        self.costly = stats.trie_nodes_walked + stats.all_items > CHEAP;
         if allowed.is_zero() {
             return Err("no token of the model can go on with it".to_owned());
         }
@@ -110,7 +157,7 @@ impl Grammar {
     }
 
     /// Takes a token. Is the answer complete, so that nothing can follow?
-    pub(super) fn take(&mut self, token: u32) -> Result<bool, String> {
+    fn take(&mut self, token: u32) -> Result<bool, String> {
         self.matcher.consume_token(token).map_err(|e| e.to_string())?;
         Ok(self.matcher.is_stopped())
     }

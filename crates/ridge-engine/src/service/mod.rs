@@ -7,6 +7,7 @@
 //! `request` is what users see, `scheduler` decides which tokens a step runs, `task` is one answer on its way.
 
 mod grammar;
+mod masks;
 mod options;
 mod request;
 mod scheduler;
@@ -21,6 +22,7 @@ use ridge_models::Model;
 use ridge_runtime::Session;
 use ridge_text::Tokenizer;
 
+pub use masks::Executor;
 pub use options::{DEFAULT_DEADLINE, MAX_ANSWERS, Policy, ServiceOptions};
 pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targets, Usage};
 pub use stats::{BlockUse, Stats};
@@ -29,7 +31,8 @@ use crate::blocks::{BlockId, Prefix};
 use crate::engine::{Engine, Next, Outcome, Row, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
-use grammar::{Grammar, Grammars};
+use grammar::{Advanced, Grammar, Grammars};
+use masks::{BUDGET, Masks, TaskGrammar};
 use scheduler::Scheduler;
 use task::Task;
 
@@ -55,6 +58,7 @@ pub struct Service {
     engine: Engine,
     options: ServiceOptions,
     grammars: Option<Grammars>,
+    masks: Masks,
     /// Tokens that end a text.
     ends: Vec<u32>,
     /// Tokens of a sequence at most: of the context, or of the cache if that is less.
@@ -70,10 +74,14 @@ pub struct Service {
     stats: Stats,
 }
 
+/// A grammar at its beginning, and the tokens that it forbids there.
+type Begun = (Box<Grammar>, Vec<u32>);
+
 /// How an answer ended.
 enum End {
     Finished(Finish, Option<u32>),
     Failed(String),
+    Stuck(String),
 }
 
 impl Service {
@@ -96,6 +104,7 @@ impl Service {
             engine,
             options,
             grammars: None,
+            masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences),
             tickets: HashMap::new(),
@@ -118,6 +127,19 @@ impl Service {
         Ok(self)
     }
 
+    /// This service with masks of grammars that take long computed by `executor`, on threads of the owner's; between two
+    /// steps otherwise.
+    #[must_use]
+    pub fn with_executor(mut self, executor: Executor) -> Self {
+        self.masks.run_on(executor);
+        self
+    }
+
+    /// Is there nothing to compute until a mask is known? The owner may wait a little before the next step.
+    pub fn waits_for_masks(&self) -> bool {
+        self.masks.away > 0 && self.flight.is_empty()
+    }
+
     /// Takes a request that arrives `now`.
     ///
     /// # Errors
@@ -138,40 +160,49 @@ impl Service {
         if waiting >= limit.saturating_add(room) {
             return Err(Refused::Busy { waiting, limit });
         }
-        let mut grammars: Vec<Option<Box<Grammar>>> = (0..request.n).map(|_| None).collect();
+        let mut grammars: Vec<Option<Begun>> = (0..request.n).map(|_| None).collect();
         if let Some(constraint) = &request.constraint {
             let known = self.grammars.as_ref().ok_or_else(|| {
                 invalid("constraint", format!("{constraint:?}"), "this service has no tokenizer for grammars".into())
             })?;
-            let first = known.start(constraint)?;
-            grammars.fill_with(|| Some(Box::new(first.another())));
+            let mut first = known.start(constraint)?;
+            let begin = first.advance(None);
+            let begin = begin.map_err(|why| invalid("constraint", format!("{constraint:?}"), why))?.forbidden;
+            grammars.fill_with(|| Some((Box::new(first.another()), begin.clone())));
         }
         let id = RequestId(self.submitted);
         self.submitted += 1;
         let root = if self.options.prefix_cache { Prefix::Root(request.salt) } else { Prefix::Alone(id.0) };
         let (n, request) = (request.n, Arc::new(request));
-        let task = |(choice, grammar)| Task {
-            id,
-            choice,
-            request: Arc::clone(&request),
-            tokens: request.prompt.clone(),
-            root,
-            sequence: None,
-            arrived: now,
-            started: None,
-            latest: None,
-            scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
-            forbidden: Vec::new(),
-            grammar,
+        let vocab = self.engine.vocab;
+        let task = |(choice, grammar): (usize, Option<Begun>)| {
+            let mut task = Task {
+                id,
+                choice,
+                request: Arc::clone(&request),
+                tokens: request.prompt.clone(),
+                root,
+                sequence: None,
+                arrived: now,
+                started: None,
+                latest: None,
+                scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
+                forbidden: Vec::new(),
+                grammar: TaskGrammar::None,
+            };
+            match grammar {
+                Some((grammar, begin)) => {
+                    task.forbid(begin, vocab);
+                    task.grammar = TaskGrammar::Here(grammar);
+                }
+                None => task.forbid_early(vocab),
+            }
+            task
         };
         let usage = Usage { prompt_tokens: prompt, ..Usage::default() };
-        let mut tasks =
-            grammars.into_iter().enumerate().map(task).map(|mut task| match task.forbid(self.engine.vocab) {
-                Ok(()) => Ok(task),
-                Err(why) => Err(invalid("constraint", format!("{:?}", request.constraint), why)),
-            });
-        let first = tasks.next().transpose()?;
-        let followers = tasks.collect::<Result<_, Refused>>()?;
+        let mut tasks = grammars.into_iter().enumerate().map(task);
+        let first = tasks.next();
+        let followers = tasks.collect();
         self.tickets.insert(id, Ticket { usage, open: n, followers });
         first.into_iter().for_each(|first| self.scheduler.add(first));
         Ok(id)
@@ -203,6 +234,9 @@ impl Service {
     /// met.
     pub fn step(&mut self, now: Duration, events: &mut Vec<Event>) -> &Ran {
         self.complete(now, events);
+        if self.masks.away > 0 {
+            self.take_masks(now, events);
+        }
         self.scheduler.compose(&mut self.engine, now);
         let rows: Vec<Row<'_>> = (self.scheduler.plan.iter())
             .filter_map(|(at, count)| self.scheduler.running[*at].row(&self.engine, *count))
@@ -217,6 +251,29 @@ impl Service {
             }
         }
         &self.ran
+    }
+
+    /// Takes over the masks that were computed beside the steps, and ends the answers whose masks take too long.
+    fn take_masks(&mut self, now: Duration, events: &mut Vec<Event>) {
+        let (vocab, context) = (self.engine.vocab, self.context);
+        let mut over = Vec::new();
+        while let Some(done) = self.masks.take() {
+            let all = self.scheduler.running.iter_mut().chain(&mut self.scheduler.waiting);
+            let waits = |task: &&mut Task| (task.id, task.choice) == (done.id, done.choice) && task.grammar.is_away();
+            // An answer that was cancelled needs no mask.
+            let Some(task) = all.into_iter().find(waits) else { continue };
+            task.grammar.come_back(done.grammar);
+            over.extend(go_on(task, done.outcome, vocab, context).map(|end| (task.id, task.choice, end)));
+        }
+        let late =
+            |task: &Task| matches!(&task.grammar, TaskGrammar::Away(away) if now.saturating_sub(away.since) > BUDGET);
+        let all = self.scheduler.running.iter().chain(&self.scheduler.waiting);
+        for task in all.filter(|task| late(task)) {
+            let why =
+                format!("what may come next took more than {BUDGET:?} to work out; make the grammar less ambiguous");
+            over.push((task.id, task.choice, End::Stuck(why)));
+        }
+        over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));
     }
 
     /// Takes over what the step that runs brings.
@@ -246,6 +303,7 @@ impl Service {
                             vocab: self.engine.vocab,
                             ticket,
                             stats: &mut self.stats,
+                            masks: &mut self.masks,
                             now,
                             events,
                         };
@@ -274,6 +332,10 @@ impl Service {
             End::Failed(why) => {
                 self.cancel(id);
                 events.push(Event { id, what: Happened::Failed(why) });
+            }
+            End::Stuck(why) => {
+                self.cancel(id);
+                events.push(Event { id, what: Happened::Stuck(why) });
             }
             End::Finished(finish, stop_token) => {
                 events.push(Event { id, what: Happened::Ended { choice, finish, stop_token } });
@@ -348,6 +410,7 @@ struct Advance<'a> {
     vocab: usize,
     ticket: &'a mut Ticket,
     stats: &'a mut Stats,
+    masks: &'a mut Masks,
     now: Duration,
     events: &'a mut Vec<Event>,
 }
@@ -379,15 +442,10 @@ impl Advance<'_> {
         if answered >= request.min_tokens && request.stop_tokens.contains(&next) {
             return Some(End::Finished(Finish::Stop, Some(next)));
         }
-        let mut complete = false;
-        if let Some(grammar) = &mut task.grammar {
-            if grammar.is_end(next) {
-                return Some(End::Finished(Finish::Stop, Some(next)));
-            }
-            match grammar.take(next) {
-                Ok(stopped) => complete = stopped,
-                Err(why) => return Some(End::Failed(why)),
-            }
+        if let TaskGrammar::Here(grammar) = &task.grammar
+            && grammar.is_end(next)
+        {
+            return Some(End::Finished(Finish::Stop, Some(next)));
         }
         task.tokens.push(next);
         task.latest = Some(self.now);
@@ -395,11 +453,51 @@ impl Advance<'_> {
         self.ticket.usage.completion_tokens += 1;
         let what = Happened::Token { choice: task.choice, token: next, logprobs: outcome.logprobs };
         self.events.push(Event { id, what });
-        match task.tokens.len() {
-            _ if complete => Some(End::Finished(Finish::Stop, None)),
-            _ if answered + 1 >= task.request.max_tokens => Some(End::Finished(Finish::Length, None)),
-            n if n >= self.context => Some(End::Finished(Finish::Context, None)),
-            _ => task.forbid(self.vocab).err().map(End::Failed),
+        match std::mem::replace(&mut task.grammar, TaskGrammar::None) {
+            TaskGrammar::Here(grammar) if self.masks.takes(&grammar) => {
+                task.grammar = self.masks.send((task.id, task.choice), grammar, Some(next), self.now);
+                None
+            }
+            TaskGrammar::Here(mut grammar) => {
+                let outcome = grammar.advance(Some(next));
+                task.grammar = TaskGrammar::Here(grammar);
+                go_on(task, outcome, self.vocab, self.context)
+            }
+            none => {
+                task.grammar = none;
+                let end = full(task, self.context);
+                if end.is_none() {
+                    task.forbid_early(self.vocab);
+                }
+                end
+            }
         }
     }
+}
+
+/// Takes over what the grammar of an answer makes of its last token. How does the answer end, if it does?
+fn go_on(task: &mut Task, outcome: Result<Advanced, String>, vocab: usize, context: usize) -> Option<End> {
+    match outcome {
+        Ok(Advanced { complete: true, .. }) => Some(End::Finished(Finish::Stop, None)),
+        // What may follow does not matter at the end.
+        outcome => full(task, context).or_else(|| match outcome {
+            Ok(Advanced { forbidden, .. }) => {
+                task.forbid(forbidden, vocab);
+                None
+            }
+            Err(why) => Some(End::Stuck(why)),
+        }),
+    }
+}
+
+/// How an answer ends that has as many tokens as it may, or as fit.
+fn full(task: &Task, context: usize) -> Option<End> {
+    let finish = if task.answered() >= task.request.max_tokens {
+        Finish::Length
+    } else if task.tokens.len() >= context {
+        Finish::Context
+    } else {
+        return None;
+    };
+    Some(End::Finished(finish, None))
 }

@@ -114,7 +114,7 @@ pub struct Event {
 }
 
 /// What happened to a request. An answer has [`Token`](Self::Token)s and one [`Ended`](Self::Ended); when all have, the
-/// request has [`Done`](Self::Done), its last event. [`Failed`](Self::Failed) is a last event too. A request that was
+/// request has [`Done`](Self::Done), its last event. [`Failed`](Self::Failed) and [`Stuck`](Self::Stuck) are last events too. A request that was
 /// cancelled has no further events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happened {
@@ -140,8 +140,11 @@ pub enum Happened {
     },
     /// All answers are complete.
     Done(Usage),
-    /// It cannot go on, for a reason that is its own (a grammar that fails, logits that are not finite) or the device's.
+    /// It cannot go on, for logits that are not finite or because the device failed.
     Failed(String),
+    /// It cannot go on because of its [`Constraint`]: that allows no token of the model, or takes too long to follow.
+    /// HTTP says 400.
+    Stuck(String),
 }
 
 /// What a request took.

@@ -122,15 +122,15 @@ impl Scheduler {
 
     /// Plans tokens of those that run. Had one to give its blocks away?
     fn go_on(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
-        let single = |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.missing(engine) == 1).count();
+        let single = |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.runnable(engine) == 1).count();
         let mut preempted = false;
         // One token each of those behind `at` that lack one.
         let mut owed = single(&self.running, engine);
         let mut at = 0;
         'tasks: while at < self.running.len() {
-            let missing = self.running[at].missing(engine);
-            owed -= usize::from(missing == 1);
-            let count = missing.min(*budget - owed);
+            let runnable = self.running[at].runnable(engine);
+            owed -= usize::from(runnable == 1);
+            let count = runnable.min(*budget - owed);
             while let Some(id) = self.running[at].sequence.filter(|id| count > 0 && !engine.grow(*id, count)) {
                 let last = self.running.pop().expect("at least the one at `at`");
                 preempted = true;
@@ -178,9 +178,9 @@ impl Scheduler {
             task.started.get_or_insert((now, found));
             self.looked_up.0 += task.sharable().len() as u64;
             self.looked_up.1 += found as u64;
-            let count = task.missing(engine).min(*budget);
+            let count = task.runnable(engine).min(*budget);
             self.running.push(task);
-            if engine.grow(id, count) {
+            if count > 0 && engine.grow(id, count) {
                 *budget -= count;
                 self.plan.push((self.running.len() - 1, count));
             }

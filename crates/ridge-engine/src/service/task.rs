@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::grammar::Grammar;
+use super::masks::TaskGrammar;
 use super::request::{Request, RequestId};
 use crate::blocks::Prefix;
 use crate::engine::{Engine, Row, SequenceId};
@@ -30,7 +30,7 @@ pub(super) struct Task {
     /// Tokens that may not come next, as [`Row::forbidden`] has them.
     pub(super) forbidden: Vec<u32>,
     /// What the answer must be.
-    pub(super) grammar: Option<Box<Grammar>>,
+    pub(super) grammar: TaskGrammar,
 }
 
 impl Task {
@@ -49,20 +49,23 @@ impl Task {
         if self.scores.is_some() { &[] } else { &self.tokens }
     }
 
-    /// Works out which tokens may not come next.
-    ///
-    /// # Errors
-    /// Says why the grammar cannot go on.
-    pub(super) fn forbid(&mut self, vocab: usize) -> Result<(), String> {
-        let Some(grammar) = &mut self.grammar else {
-            match self.is_early() {
-                true if self.forbidden.is_empty() => self.forbidden = self.early(vec![0; vocab.div_ceil(32)], vocab),
-                true => {}
-                false => self.forbidden.clear(),
-            }
-            return Ok(());
-        };
-        self.forbidden = grammar.forbidden()?;
+    /// Tokens that the next step can compute: not the last while it is unknown what may follow.
+    pub(super) fn runnable(&self, engine: &Engine) -> usize {
+        self.missing(engine) - usize::from(self.grammar.is_away())
+    }
+
+    /// Forbids the tokens that may not come next, where no grammar says which these are.
+    pub(super) fn forbid_early(&mut self, vocab: usize) {
+        match self.is_early() {
+            true if self.forbidden.is_empty() => self.forbidden = self.early(vec![0; vocab.div_ceil(32)], vocab),
+            true => {}
+            false => self.forbidden.clear(),
+        }
+    }
+
+    /// Forbids the tokens that the grammar forbids, and those that the answer may not end with yet.
+    pub(super) fn forbid(&mut self, by_grammar: Vec<u32>, vocab: usize) {
+        self.forbidden = by_grammar;
         if self.is_early() {
             let both = self.early(self.forbidden.clone(), vocab);
             // A grammar that allows only the end has its way.
@@ -71,7 +74,6 @@ impl Task {
                 self.forbidden = both;
             }
         }
-        Ok(())
     }
 
     /// May the answer not end yet?

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ridge_cpu::{Cpu, CpuOptions};
@@ -84,7 +84,7 @@ fn hear(heard: &mut BTreeMap<RequestId, Heard>, events: &mut Vec<Event>) {
                 heard.ended.insert(choice, (finish, stop_token));
             }
             Happened::Done(usage) => heard.done = Some(usage),
-            Happened::Failed(why) => heard.failed = Some(why),
+            Happened::Failed(why) | Happened::Stuck(why) => heard.failed = Some(why),
         }
     }
 }
@@ -333,6 +333,63 @@ fn a_bad_constraint_fails_its_request_alone() {
     let heard = run(&mut service);
     assert_eq!(heard[&good].answers[&0].0.len(), 10);
     assert!(heard[&large].failed.is_some() || heard[&large].ended[&0].0 == Finish::Length, "{heard:?}");
+}
+
+/// Many ways to derive each text.
+const AMBIGUOUS: &str = "start: a\na: a a | b\nb: b b | c\nc: c c | /./";
+
+/// Jobs that an executor was given and has not run.
+type Jobs = Arc<Mutex<Vec<Box<dyn FnOnce() + Send>>>>;
+
+/// A service whose costly masks are computed when its jobs are run, and requests to it: one that is costly and one beside.
+fn with_jobs() -> (Service, Jobs, [RequestId; 2]) {
+    let jobs = Jobs::default();
+    let given = Arc::clone(&jobs);
+    let mut service = service(OPTIONS).with_executor(Arc::new(move |job| given.lock().expect("whole").push(job)));
+    let costly = Request { constraint: Some(Constraint::Lark(AMBIGUOUS.into())), ..Request::new(encode("Tim"), 14) };
+    let costly = service.submit(costly, Duration::ZERO).expect("taken");
+    let plain = service.submit(Request::new(encode("Lily"), 100), Duration::ZERO).expect("taken");
+    (service, jobs, [costly, plain])
+}
+
+#[test]
+fn costly_masks_hold_nobody_else_up_and_change_no_token() {
+    let (mut service, jobs, [costly, plain]) = with_jobs();
+    let (mut heard, mut events) = (BTreeMap::new(), Vec::new());
+    let mut waited = 0;
+    for step in 0..5000 {
+        if service.is_idle() {
+            break;
+        }
+        service.step(Duration::from_millis(step), &mut events);
+        hear(&mut heard, &mut events);
+        // Each mask comes three steps late.
+        let mut jobs = jobs.lock().expect("whole");
+        if !jobs.is_empty() && step % 3 == 0 {
+            waited += jobs.len();
+            jobs.drain(..).for_each(|job| job());
+        }
+    }
+    assert!(waited > 2, "only {waited} masks were costly: {heard:?}");
+    let alone = |constraint, prompt: &str, tokens| {
+        let request = Request { constraint, ..Request::new(encode(prompt), tokens) };
+        one(&mut self::service(OPTIONS), request).answers.remove(&0).expect("an answer").0
+    };
+    assert_eq!(heard[&plain].answers[&0].0, alone(None, "Lily", 100));
+    assert_eq!(heard[&costly].answers[&0].0, alone(Some(Constraint::Lark(AMBIGUOUS.into())), "Tim", 14));
+}
+
+#[test]
+fn request_whose_mask_never_comes_fails_alone() {
+    let (mut service, jobs, [costly, plain]) = with_jobs();
+    let heard = run(&mut service);
+    assert!(!jobs.lock().expect("whole").is_empty());
+    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("less ambiguous")), "{heard:?}");
+    assert_eq!(heard[&plain].answers[&0].0.len(), 100);
+    // What comes after all is of no use, and does no harm: cancelled work ends at once.
+    jobs.lock().expect("whole").drain(..).for_each(|job| job());
+    assert!(service.is_idle());
+    service.step(Duration::from_secs(9), &mut Vec::new());
 }
 
 #[test]

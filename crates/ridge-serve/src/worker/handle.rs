@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ridge_engine::service::{BlockUse, Request, Service, Stats};
 use tokio::sync::{mpsc, oneshot};
 
+use super::masks;
 use super::protocol::{EngineCommand, Floor, JobEvent, JobSubmission};
 use super::runner::Runner;
 use super::shared::SharedEngineState;
@@ -42,6 +43,7 @@ impl Worker {
         max_jobs: usize,
         metrics: Arc<Metrics>,
     ) -> std::io::Result<(Self, thread::JoinHandle<()>)> {
+        let service = service.with_executor(masks::executor()?);
         let (commands, orders) = std_mpsc::channel();
         let shared = Arc::new(SharedEngineState::new(metrics));
         // Before anybody can ask.

@@ -7,6 +7,7 @@
 mod activity;
 mod handle;
 mod live;
+mod masks;
 mod protocol;
 mod runner;
 mod shared;

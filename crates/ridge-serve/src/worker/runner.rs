@@ -37,6 +37,9 @@ struct AnswerTiming {
 /// The floor of a step is told at most so often: working it out takes as long as a small step.
 const FLOOR_EVERY: Duration = Duration::from_millis(50);
 
+/// How often it is looked whether masks have come, where there is nothing else to do.
+const MASKS_EVERY: Duration = Duration::from_micros(200);
+
 pub(super) struct Runner {
     service: Service,
     shared: Arc<SharedEngineState>,
@@ -75,6 +78,10 @@ impl Runner {
                     return;
                 }
                 let Ok(command) = orders.recv() else { return };
+                self.execute(command);
+            } else if self.service.waits_for_masks()
+                && let Ok(command) = orders.recv_timeout(MASKS_EVERY)
+            {
                 self.execute(command);
             }
             loop {
@@ -184,7 +191,7 @@ impl Runner {
         let mut events = std::mem::take(&mut self.events);
         for service::Event { id, what } in events.drain(..) {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
-            let over = matches!(what, Happened::Done(_) | Happened::Failed(_));
+            let over = matches!(what, Happened::Done(_) | Happened::Failed(_) | Happened::Stuck(_));
             let delivered = deliver(entry, what, &self.shared);
             if !delivered {
                 let slow = "the client reads too slowly: more tokens wait for it than this server keeps";
@@ -232,6 +239,10 @@ fn deliver(entry: &mut RunningJob, what: Happened, shared: &SharedEngineState) -
             metrics.finished("error");
             tracing::error!(why, "an answer failed");
             JobEvent::Failed(ApiError::internal(why))
+        }
+        Happened::Stuck(why) => {
+            metrics.finished("error");
+            JobEvent::Failed(ApiError::param("constraint", format!("cannot be followed any further: {why}")))
         }
     };
     // A client that has left is about to be cancelled, and takes nothing: that is no slowness.

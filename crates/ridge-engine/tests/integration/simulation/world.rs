@@ -322,6 +322,7 @@ impl World {
                 self.seen.done += 1;
                 self.judge(&open);
             }
+            Happened::Stuck(why) => panic!("no request has a constraint: {why}"),
             Happened::Failed(why) => {
                 let open = self.open.remove(&id).expect("found above");
                 let damaged = open.request.prompt.contains(&DAMAGED);

@@ -1,0 +1,120 @@
+//! Masks of grammars that take long, computed beside the steps.
+//!
+//! The mask of most grammars takes microseconds, and is computed between two steps. A grammar whose last mask was costly
+//! goes to an [`Executor`] of the service's owner instead, with the token that was sampled; its answer has no row in a
+//! step until it is back, and others go on.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+
+use llguidance::CancellationHandle;
+
+use super::grammar::{Advanced, Grammar};
+use super::request::RequestId;
+
+/// Runs a job on another thread, or drops it where there is none any more.
+pub type Executor = Arc<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
+
+/// How long a mask may take before its request fails.
+pub(super) const BUDGET: Duration = Duration::from_millis(1000);
+
+/// The grammar of an answer, if it has one.
+pub(super) enum TaskGrammar {
+    None,
+    Here(Box<Grammar>),
+    /// The executor has it.
+    Away(AwayGrammar),
+}
+
+impl TaskGrammar {
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, Self::Away(_))
+    }
+
+    /// The executor gave `grammar` back.
+    pub(super) fn come_back(&mut self, grammar: Box<Grammar>) {
+        if let Self::Away(away) = self {
+            away.cancel = None;
+        }
+        *self = Self::Here(grammar);
+    }
+}
+
+/// A grammar that the executor has. Dropping this cancels the job.
+pub(super) struct AwayGrammar {
+    pub(super) since: Duration,
+    /// `None` once it is back.
+    cancel: Option<CancellationHandle>,
+}
+
+impl Drop for AwayGrammar {
+    fn drop(&mut self) {
+        if let Some(cancel) = &self.cancel {
+            cancel.cancel();
+        }
+    }
+}
+
+/// A job that is done.
+pub(super) struct DoneMask {
+    pub(super) id: RequestId,
+    pub(super) choice: usize,
+    pub(super) grammar: Box<Grammar>,
+    pub(super) outcome: Result<Advanced, String>,
+}
+
+/// The jobs of one service.
+pub(super) struct Masks {
+    executor: Option<Executor>,
+    back: Sender<DoneMask>,
+    done: Receiver<DoneMask>,
+    /// Jobs whose outcome was not taken yet, those that nobody waits for included.
+    pub(super) away: usize,
+}
+
+impl Masks {
+    pub(super) fn new() -> Self {
+        let (back, done) = channel();
+        Self { executor: None, back, done, away: 0 }
+    }
+
+    /// Has costly masks computed by `executor`.
+    pub(super) fn run_on(&mut self, executor: Executor) {
+        self.executor = Some(executor);
+    }
+
+    /// Is the next mask of `grammar` to be computed beside the steps?
+    pub(super) fn takes(&self, grammar: &Grammar) -> bool {
+        self.executor.is_some() && grammar.is_costly()
+    }
+
+    /// Hands `grammar` of answer `choice` of request `id` over, to take `token` and compute the next mask.
+    pub(super) fn send(
+        &mut self,
+        (id, choice): (RequestId, usize),
+        mut grammar: Box<Grammar>,
+        token: Option<u32>,
+        now: Duration,
+    ) -> TaskGrammar {
+        let away = AwayGrammar { since: now, cancel: Some(grammar.cancellation()) };
+        let back = self.back.clone();
+        self.away += 1;
+        let job = Box::new(move || {
+            let outcome = grammar.advance(token);
+            // Nobody listens where the service is gone.
+            let _ = back.send(DoneMask { id, choice, grammar, outcome });
+        });
+        if let Some(executor) = &self.executor {
+            executor(job);
+        }
+        TaskGrammar::Away(away)
+    }
+
+    /// The next job that is done, if one is.
+    pub(super) fn take(&mut self) -> Option<DoneMask> {
+        let done = self.done.try_recv().ok()?;
+        self.away -= 1;
+        Some(done)
+    }
+}
