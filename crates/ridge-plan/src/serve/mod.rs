@@ -5,7 +5,7 @@ mod benchmark;
 mod point;
 mod software;
 
-pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark};
+pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark, simulated};
 pub use point::{OperatingPoint, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
 pub use software::Software;
 

@@ -35,6 +35,13 @@ static TABLE: LazyLock<Vec<Software>> = LazyLock::new(|| {
 });
 
 impl Software {
+    /// The names of the programs of the table, in its order.
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<&str> = TABLE.iter().map(|s| s.name.as_str()).collect();
+        names.dedup();
+        names
+    }
+
     /// The program of this name and version; without its version, the one of the table that tells none, or the first.
     pub fn find(name: &str, version: &str) -> Option<&'static Self> {
         let of = |version: &str| TABLE.iter().find(|s| s.name == name && s.version == version);

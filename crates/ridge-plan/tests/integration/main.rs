@@ -2,3 +2,4 @@
 
 mod accuracy;
 mod search;
+mod serve;

@@ -3,11 +3,11 @@
 use clap::Args;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
-use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, serving};
+use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::serve::{
-    OperatingPoint, ServeLayout, Traffic, aggregated, disaggregated, dollars_per_million, gpus_for,
+    OperatingPoint, ServeLayout, Software, Traffic, disaggregated, dollars_per_million, gpus_for, simulated,
 };
 use serde_json::json;
 
@@ -76,9 +76,22 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1024>)]
     disaggregate: Option<usize>,
 
+    /// The program whose overhead a step and a request have: vllm, trtllm or sglang
+    #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = software)]
+    software: &'static Software,
+
     #[command(flatten)]
     page: PageArgs,
 }
+
+/// A program of the table.
+fn software(name: &str) -> std::result::Result<&'static Software, String> {
+    Software::find(name, "").ok_or_else(|| format!("is none of {}", Software::names().join(", ")))
+}
+
+/// How far these figures are from measurements that were not used to choose any constant: the median error of `cargo xtask
+/// accuracy`, in percent, for dense models and for those with experts.
+const ERRORS: [(&str, [f64; 2]); 2] = [("time to first token", [12.1, 48.2]), ("time per output token", [8.1, 14.7])];
 
 pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     let reading = args.target.reading()?;
@@ -109,7 +122,10 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         return Err(refused("--batch", batch, &why));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
-    let point = args.point(&reading, &machine, &layout, &traffic);
+    let cached = |memory: &ServingMemory| {
+        fit.room.as_f64() / sequence_bytes(&reading, memory, context).max(1.0) * context as f64
+    };
+    let point = args.point(&reading, &machine, &layout, &traffic, cached(&memory));
     let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
     // Of the GPUs that the rate needs, some of which may idle; without a rate, of a replica that never does.
     let (paid, yielded) = match args.rate.zip(gpus) {
@@ -128,12 +144,12 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         (
             "time to first token",
             seconds(point.ttft),
-            "the prompt alone, what of it shares steps with answers, one step",
+            "simulated: clients begin at once and ask again when they are answered",
         ),
         (
             "time per output token",
             seconds(point.tpot),
-            "a decode step, and batch / answer of a prompt while answers go on",
+            "the same: decode steps, and those that take tokens of prompts too",
         ),
         (
             "a decode step alone",
@@ -210,6 +226,12 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         let load = if gpus.is_some() { "the rate" } else { "full load" };
         page.lead += &format!("\n{dollars:.3} dollars for a million output tokens at {load}");
     }
+    let experts = usize::from(reading.experts > 0);
+    for (figure, errors) in ERRORS {
+        let error = format!("{} %", errors[experts]);
+        page.given(&format!("median error of the {figure}"), error, "held-out runs of `cargo xtask accuracy`");
+    }
+    page.given("program", &args.software.name, "--software");
     page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
     page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
     page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
@@ -231,7 +253,7 @@ impl PlanServeArgs {
     /// How the output tokens a second are found.
     fn throughput(&self) -> &'static str {
         match self.disaggregate {
-            None => "attention-dp x batch x answer / (first token + time per output token x (answer - 1))",
+            None => "of the same simulation, where prompts and answers share the steps",
             Some(_) => {
                 "attention-dp x batch x answer / (first token + time per output token x (answer - 1)), \
                  or answer x the prompts a second that their replicas take, whichever is less"
@@ -264,9 +286,16 @@ impl PlanServeArgs {
         }
     }
 
-    fn point(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, traffic: &Traffic) -> OperatingPoint {
+    fn point(
+        &self,
+        reading: &Reading,
+        machine: &Machine,
+        layout: &ServeLayout,
+        traffic: &Traffic,
+        cache_tokens: f64,
+    ) -> OperatingPoint {
         match self.disaggregate {
-            None => aggregated(reading, machine, layout, traffic),
+            None => simulated(reading, machine, layout, traffic, (cache_tokens, self.software)),
             Some(replicas) => disaggregated(reading, machine, layout, traffic, replicas),
         }
     }
@@ -275,12 +304,15 @@ impl PlanServeArgs {
     fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, OperatingPoint)> {
         let memory = self.memory(reading, layout);
         let fit = serving(reading, Bytes(machine.memory as u64), &memory, self.prompt + self.answer);
-        let most = fit.map_or(0, |f| f.sequences as usize).min(4096);
+        let Ok(fit) = fit else { return Vec::new() };
+        let most = (fit.sequences as usize).min(4096);
         if most == 0 {
             return Vec::new();
         }
+        let context = self.prompt + self.answer;
+        let cached = fit.room.as_f64() / sequence_bytes(reading, &memory, context).max(1.0) * context as f64;
         let traffic = |batch| Traffic { prompt: self.prompt, answer: self.answer, batch };
-        batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b)))).collect()
+        batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b), cached))).collect()
     }
 
     /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
