@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
 
-use ridge_graph::{Function, Node, Op, Prim, Var};
+use ridge_graph::{FuncId, Function, Graph, Node, Op, Prim, Var};
 
 /// The value whose memory `var` is: itself, or through views and in-place updates the value that it came from.
 pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
@@ -27,6 +27,27 @@ fn alias_of(function: &Function, var: Var) -> Option<Var> {
         return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
     }
     matches!(node.op, Op::Prim(Prim::Reshape(_) | Prim::StateRead)).then(|| node.inputs[0])
+}
+
+/// Is the version `var` of a state another than the one that the function was given, or is it only read?
+pub(crate) fn is_updated(graph: &Graph, func: FuncId, mut var: Var) -> bool {
+    let function = graph.function(func);
+    loop {
+        match function.nodes[var.index()].op {
+            Op::Arg(_) => return false,
+            Op::Call(callee) => {
+                let output = &graph.function(callee).outputs[var.out as usize];
+                if is_updated(graph, callee, output.var) {
+                    return true;
+                }
+            }
+            _ => return true,
+        }
+        match alias_of(function, var) {
+            Some(before) => var = before,
+            None => return true,
+        }
+    }
 }
 
 /// Does the node only give memory another name?

@@ -11,12 +11,16 @@ mod error;
 pub mod late;
 mod lower;
 mod mesh;
+mod param;
 mod plan;
+mod program;
 mod session;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
 pub use mesh::Collectives;
+pub use param::{ParamVersions, Refresh};
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
-pub use session::{Bucket, Compiled, Session};
+pub use program::{Bucket, Compiled};
+pub use session::{Recipe, Session};
