@@ -200,10 +200,13 @@ impl Param {
     }
 }
 
+/// A model and a name.
+type ParamKey = (Arc<str>, Arc<str>);
+
 /// Parameters by the model that they belong to and their name.
 #[derive(Default)]
 pub(crate) struct ParamStore {
-    params: Mutex<HashMap<(Arc<str>, Arc<str>), Arc<Param>>>,
+    params: Mutex<HashMap<ParamKey, Arc<Param>>>,
     /// Moves when any version does, or a parameter breaks: while it stands, nothing needs to be checked again.
     epoch: AtomicU64,
 }
