@@ -189,7 +189,7 @@ fn between_training_steps_the_engine_generates_what_a_fresh_session_does() {
             let mut fresh = Session::new(Arc::clone(&backend));
             for arg in model.graph.args(Role::Weight) {
                 let bytes = backend.read(&session.state(&master(&arg.name)).expect("loaded")).expect("reads");
-                let rounded = DType::BF16.encode(DType::F32.decode(&bytes).into_iter());
+                let rounded = DType::BF16.encode(DType::F32.decode(&bytes));
                 fresh.load(&arg.name, &arg.ty, vec![WeightData::Owned(rounded)]).expect("fits");
             }
             let mut fresh = Engine::new(fresh, &model, engine_options).unwrap_or_else(|e| panic!("{e}"));

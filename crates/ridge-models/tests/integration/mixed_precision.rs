@@ -8,7 +8,6 @@ use crate::common::{
 };
 use crate::mixed::{copy_of_master, master, mixed_step};
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::{
     Arg, Bindings, DType, Graph, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
@@ -82,7 +81,7 @@ fn reader(fixture: &Fixture, graph: &Graph, session: &Session) -> Bucket {
 
 /// Trains, and holds each step to torch's error; between the steps, holds the logits that another program computes from
 /// the same copies to those of a fresh session.
-fn trains_as_near_to_exact_as_torch(backend: &Arc<dyn Backend>, refresh: Refresh) {
+pub(crate) fn trains_as_near_to_exact_as_torch(backend: &Arc<dyn Backend>, refresh: Refresh) {
     let batch = TrainingBatch::new(&Expected::open("training/adamw20.safetensors"));
     let (fixture, graph) = serving();
     let blocks = Bindings::new().with(symbols::BLOCKS, BLOCKS);
@@ -152,18 +151,6 @@ fn steps_that_write_their_copies_are_as_near_to_exact_as_those_of_torch() {
 #[test]
 fn steps_on_copies_that_are_refreshed_lazily_are_as_near_to_exact_as_those_of_torch() {
     trains_as_near_to_exact_as_torch(&cpu(), Refresh::Lazy);
-}
-
-#[test]
-fn steps_on_a_gpu_are_as_near_to_exact_as_those_of_torch() {
-    let gpu: Arc<dyn Backend> = match Cuda::new(CudaOptions { poison: true, ..CudaOptions::default() }) {
-        Ok(cuda) => Arc::new(cuda),
-        Err(why) if std::env::var_os("RIDGE_GPU_TESTS").is_some_and(|v| v == "required") => panic!("no GPU: {why}"),
-        Err(why) => ridge_testing::skip!("no GPU: {why}"),
-    };
-    for refresh in [Refresh::Fused, Refresh::Lazy] {
-        trains_as_near_to_exact_as_torch(&gpu, refresh);
-    }
 }
 
 #[test]
