@@ -60,7 +60,7 @@ fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {
             return Ok(TaskOutcome { report: stripped.stderr, passed: false });
         }
     }
-    for kind in ["llama", "families"] {
+    for kind in ["llama", "families", "training"] {
         copy_all(&root.join("fixtures").join(kind), &bundle.join("fixtures").join(kind))?;
     }
     let script = bundle.join("run.sh");

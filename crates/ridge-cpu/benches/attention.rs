@@ -82,11 +82,11 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
     let elements = blocks * 2 * kv_heads * BLOCK * dim;
     if of_codes {
         let codes: Vec<u8> = line.iter().map(|x| (x * 40.0) as i8 as u8).cycle().take(elements).collect();
-        session.backend().write(buffer, &codes).expect("fits");
+        session.backend().write(&buffer, &codes).expect("fits");
         let buffer = session.state("scales").expect("just allocated");
-        session.backend().write(buffer, &DType::F32.encode(vec![1.0 / 40.0; elements / dim])).expect("fits");
+        session.backend().write(&buffer, &DType::F32.encode(vec![1.0 / 40.0; elements / dim])).expect("fits");
     } else {
-        session.backend().write(buffer, &random(case.cache, elements)).expect("fits");
+        session.backend().write(&buffer, &random(case.cache, elements)).expect("fits");
     }
     let compiled = session.compile(&graph, &["y"]).expect("compiles");
     let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");

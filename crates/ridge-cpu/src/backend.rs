@@ -114,6 +114,10 @@ impl Backend for Cpu {
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(AlignedMemory::zeroed(bytes, "state")?)))))
     }
 
+    fn is_writable(&self, buffer: &Buffer) -> bool {
+        matches!(storage(buffer).map(|s| &**s), Ok(CpuStorage::Own(_)))
+    }
+
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         Ok(match &**storage(buffer)? {
             CpuStorage::Own(memory) => {

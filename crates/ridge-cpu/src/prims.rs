@@ -40,7 +40,6 @@ pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Res
             copied(0, View::new(&output.shape, &perm.iter().map(|&a| steps[a]).collect::<Vec<_>>(), 0))
         }
         Prim::Broadcast(_) => copied(0, View::broadcast(&spec.inputs[0].shape, &output.shape)),
-        Prim::StateRead => copied(0, View::broadcast(&output.shape, &output.shape)),
         Prim::StateWrite => copied(1, View::broadcast(&output.shape, &output.shape)),
         Prim::Cast(to) if *to == spec.inputs[0].dtype => copied(0, View::broadcast(&output.shape, &output.shape)),
         Prim::Concat { axis } => Ok(moves::concat(&spec.inputs, output, *axis)),
@@ -83,7 +82,7 @@ pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Res
             let node = ChainNode { prim, inputs, dtype: output.dtype, shape: output.shape.clone() };
             fused::chain(&[node], &spec.inputs, &[ChainSource::ChainNode(0)])
         }
-        Prim::Reshape(_) | Prim::Component(_) => Err("is a view, which takes no kernel".into()),
+        Prim::Reshape(_) | Prim::Component(_) | Prim::StateRead => Err("is a view, which takes no kernel".into()),
     }
 }
 

@@ -43,7 +43,7 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel,
         Prim::Pad { axis, before, value, .. } => moves::pad(spec, *axis, before, *value)?,
         Prim::Transpose(perm) => moves::transpose(spec, perm),
         Prim::Broadcast(_) => moves::broadcast_to(spec),
-        Prim::StateRead | Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
+        Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
         Prim::StateWrite => moves::copy(spec, 1),
         Prim::Collective { mesh, ranks, .. } => {
             return Err(format!("{ranks} ranks of `{mesh}`: this backend runs on one GPU"));
@@ -56,6 +56,6 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel,
         | Prim::Select
         | Prim::Cast(_)
         | Prim::Random { .. } => return Err("is fused, and never alone".into()),
-        Prim::Reshape(_) | Prim::Component(_) => return Err("is another view of its input".into()),
+        Prim::Reshape(_) | Prim::Component(_) | Prim::StateRead => return Err("is another view of its input".into()),
     })
 }

@@ -162,6 +162,17 @@ impl Blocks {
         }
     }
 
+    /// Takes all blocks' names away.
+    pub(crate) fn forget_all(&mut self) {
+        (0..self.count() as u32).for_each(|block| self.forget(BlockId(block)));
+    }
+
+    /// A prefix that no block ends and none will: what is named behind it is found by nobody else.
+    pub(crate) fn unreachable(&mut self) -> Prefix {
+        self.prefixes += 1;
+        Prefix::Tokens(self.prefixes - 1)
+    }
+
     /// Puts a block without owners into the list, in front of `after`.
     fn link(&mut self, block: BlockId, after: u32) {
         let before = self.blocks[after as usize].before;

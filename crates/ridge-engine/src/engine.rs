@@ -127,6 +127,7 @@ impl Engine {
     /// Starts a sequence, if there is a free row. Of the tokens that it shares it has those of the longest prefix of full
     /// blocks that the cache holds, but for the last token: [`length`](Self::length) says how many.
     pub fn start_sharing(&mut self, start: Start<'_>) -> Option<SequenceId> {
+        self.follow_weights();
         let row = self.sequences.iter().position(Option::is_none)?;
         let number = self.started;
         self.started += 1;
@@ -169,6 +170,8 @@ impl Engine {
         prompt: usize,
     ) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
         let whole = &tokens[..tokens.len().saturating_sub(1)];
+        // Blocks of older weights are found by nobody.
+        let whole = if self.programs.changed() { &[] } else { whole };
         let border = if self.programs.divide() { prompt } else { usize::MAX };
         let mut held = Vec::with_capacity(self.block_size);
         whole.chunks_exact(self.block_size).enumerate().scan(root, move |prefix, (number, tokens)| {
@@ -180,6 +183,17 @@ impl Engine {
             *prefix = found.1;
             Some(found)
         })
+    }
+
+    /// Forgets what blocks hold, if it was computed from other weights than those of now: nobody finds it again. Sequences
+    /// that run go on with theirs, and share nothing that they add.
+    fn follow_weights(&mut self) {
+        if self.programs.update() {
+            self.blocks.forget_all();
+            for shared in self.sequences.iter_mut().flatten().filter_map(|sequence| sequence.shared.as_mut()) {
+                shared.prefix = self.blocks.unreachable();
+            }
+        }
     }
 
     /// Ends a sequence and frees its blocks; nothing where it has ended already. Blocks that others may share keep what
@@ -287,6 +301,7 @@ impl Engine {
         self.prepare(&rows(work, sample))?;
         let (wanted, extents) = self.pending.only()?;
         let times = self.programs.ready(wanted, extents)?.bucket.timed()?;
+        self.follow_weights();
         let mut outcomes = std::mem::take(&mut self.outcomes);
         let collected = self.collect(&mut outcomes);
         self.outcomes = outcomes;
@@ -320,6 +335,8 @@ impl Engine {
         self.prepare(rows)?;
         self.pending.submit(&mut self.programs)?;
         self.submitted = true;
+        // What changed while the step was prepared may be in its blocks or not.
+        self.follow_weights();
         Ok(())
     }
 
@@ -353,6 +370,7 @@ impl Engine {
                 why: "one is queued already; complete it first".into(),
             });
         }
+        self.follow_weights();
         self.reserve(rows)?;
         let from = StepSource {
             sequences: &self.sequences,

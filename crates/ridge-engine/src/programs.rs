@@ -2,7 +2,7 @@
 
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols, with_scores};
-use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
+use ridge_runtime::{Bucket, Compiled, ParamVersions, RuntimeError, Session};
 
 use crate::error::Result;
 
@@ -172,13 +172,26 @@ pub(crate) struct Programs {
     answers: Option<Graph>,
     programs: Vec<CompiledProgram>,
     uses: u64,
+    /// Of the weights.
+    versions: ParamVersions,
 }
 
 impl Programs {
     pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
         let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
         let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
-        Ok(Self { session, graph, answers, programs: Vec::new(), uses: 0 })
+        let versions = session.versions(&graph);
+        Ok(Self { session, graph, answers, programs: Vec::new(), uses: 0, versions })
+    }
+
+    /// Have weights changed since the last [`update`](Self::update)?
+    pub(crate) fn changed(&self) -> bool {
+        self.versions.changed()
+    }
+
+    /// Have weights changed since the last call?
+    pub(crate) fn update(&mut self) -> bool {
+        self.versions.update()
     }
 
     /// Are tokens of an answer computed by a graph of their own?

@@ -28,6 +28,11 @@ impl Buffer {
         self.bytes
     }
 
+    /// How many share it.
+    pub(crate) fn owners(&self) -> usize {
+        Arc::strong_count(&self.inner)
+    }
+
     /// The backend's own memory, if it is a `T`.
     pub fn inner<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.inner.downcast_ref()
@@ -96,6 +101,12 @@ pub trait Backend: Send + Sync {
     /// When memory runs out.
     fn allocate(&self, bytes: usize) -> Result<Buffer>;
 
+    /// May steps and [`write`](Backend::write) change the buffer? Not where [`upload`](Backend::upload) left the bytes in a
+    /// mapped file or in another layout.
+    fn is_writable(&self, _buffer: &Buffer) -> bool {
+        true
+    }
+
     /// Copies a buffer to the host, after all runs submitted so far.
     ///
     /// # Errors
@@ -117,8 +128,9 @@ pub trait Backend: Send + Sync {
 
 /// A graph compiled for a device, for any bindings of its symbols.
 pub trait Program: Send + Sync {
-    /// Prepares one bucket: everything that a step of these bindings needs is allocated here. `weights` and `states`
-    /// are in the order of the main function's arguments of those roles.
+    /// Prepares one bucket: everything that a step of these bindings needs is allocated here. `weights`, which steps read,
+    /// and `states`, which they update and which are writable, are in the order of the main function's arguments of
+    /// those roles.
     ///
     /// # Errors
     /// When a symbol is unbound, a buffer too small, or memory runs out.

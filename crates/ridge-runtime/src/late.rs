@@ -78,6 +78,10 @@ impl Backend for Late {
         self.inner.allocate(bytes)
     }
 
+    fn is_writable(&self, buffer: &Buffer) -> bool {
+        self.inner.is_writable(buffer)
+    }
+
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         drain(&self.queue, None);
         self.inner.read(buffer)

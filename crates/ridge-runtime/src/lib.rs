@@ -1,20 +1,26 @@
 //! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
 //!
-//! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `plan` (groups to
-//! launches at places in memory) and `session` (weights, states and programs of one model on one device).
+//! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
+//! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `program` (a graph
+//! bound to parameters) and `session` (parameters and programs of models on one device).
 //! `late` is a backend for tests that completes as late as the contract allows.
 
+mod alias;
 mod backend;
 mod error;
 pub mod late;
 mod lower;
 mod mesh;
+mod param;
 mod plan;
+mod program;
 mod session;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
 pub use mesh::Collectives;
+pub use param::{ParamVersions, Refresh};
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
-pub use session::{Bucket, Compiled, Session};
+pub use program::{Bucket, Compiled};
+pub use session::{Recipe, Session};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ridge_graph::passes::{Kernel, claim, decompose, fuse, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
+use crate::alias::{order_reads, storage_root};
 use crate::error::{Result, RuntimeError};
 
 /// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
@@ -27,6 +28,7 @@ pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Grap
     tidy(&mut graph);
     for function in &mut graph.functions {
         separate_outputs(function);
+        order_reads(function);
     }
     Ok(graph)
 }
@@ -72,27 +74,4 @@ fn separate_outputs(function: &mut Function) {
         }
         taken.push(storage_root(function, function.outputs[i].var));
     }
-}
-
-/// The value whose memory `var` is: itself, or through views and in-place updates the value that it came from.
-pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
-    while let Some(source) = alias_of(function, var) {
-        var = source;
-    }
-    var
-}
-
-/// The input that shares memory with `var`: of a reshape its input, of a state's next version the version before.
-fn alias_of(function: &Function, var: Var) -> Option<Var> {
-    let node = &function.nodes[var.index()];
-    if function.ty(var).state && !matches!(node.op, Op::Arg(_)) {
-        let position = node.outputs[..var.out as usize].iter().filter(|t| t.state).count();
-        return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
-    }
-    matches!(node.op, Op::Prim(Prim::Reshape(_))).then(|| node.inputs[0])
-}
-
-/// Does the node only give memory another name?
-pub(crate) fn is_view(node: &Node) -> bool {
-    matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Reshape(_) | Prim::Component(_)))
 }

@@ -5,10 +5,10 @@
 
 use std::collections::HashMap;
 
-use ridge_graph::{Bindings, FuncId, Function, Graph, Op, Prim, Role, Type, Var};
+use ridge_graph::{Bindings, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
 
+use crate::alias::{is_view, storage_root};
 use crate::error::{Result, RuntimeError};
-use crate::lower::{is_view, storage_root};
 
 /// Alignment of every value and component, in bytes: a cache line, and a full vector register.
 const ALIGN: usize = 64;
@@ -86,6 +86,9 @@ pub struct Plan {
     pub input_bytes: Vec<usize>,
     /// See `weight_bytes`.
     pub output_bytes: Vec<usize>,
+    /// Copies of weights and states to the workspace, because they are used after they are updated: the name in the main
+    /// function and the bytes of each.
+    pub copies: Vec<(String, usize)>,
 }
 
 impl Plan {
@@ -276,6 +279,19 @@ impl Planner<'_> {
         Ok(self.plan.kernels.len() - 1)
     }
 
+    /// Counts a launch that copies a parameter to the workspace.
+    fn count_copy(&mut self, copy: &PlannedKernel, from: Place) {
+        let role = match from.region {
+            Region::Weight(index) => Some((Role::Weight, index)),
+            Region::State(index) => Some((Role::State, index)),
+            Region::Arena | Region::Input(_) | Region::Output(_) => None,
+        };
+        let name = role.and_then(|(role, index)| self.graph.args(role).nth(index as usize));
+        let dtype = self.graph.function(copy.func).nodes[copy.node].outputs[0].dtype;
+        let bytes = copy.outputs[0].iter().product::<usize>() * dtype.size_bytes();
+        self.plan.copies.extend(name.map(|arg| (arg.name.to_string(), bytes)));
+    }
+
     fn expand(
         &mut self,
         func: FuncId,
@@ -307,10 +323,19 @@ impl Planner<'_> {
                 self.expand(callee, &ins, &data, inner, path);
                 path.pop();
             } else if let Some(kernel) = frame.kernels[index] {
+                if is_copy(function, node) && outs[0].region == Region::Arena {
+                    let copy = self.plan.kernels[kernel].clone();
+                    self.count_copy(&copy, ins[0]);
+                }
                 self.plan.launches.push(PlannedLaunch { kernel, inputs: ins, outputs: outs, path: path.clone() });
             }
         }
     }
+}
+
+/// Is the value of `node` its input, in memory of its own?
+fn is_copy(function: &Function, node: &Node) -> bool {
+    matches!(node.op, Op::Prim(Prim::Cast(to)) if function.ty(node.inputs[0]).dtype == to)
 }
 
 /// The last node that reads the memory of each value, through whatever view.

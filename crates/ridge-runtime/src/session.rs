@@ -1,26 +1,60 @@
-//! Weights, states and programs of one model on one device.
+//! Parameters and programs of models on one device.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ridge_graph::{Arg, Bindings, DType, Graph, Role, Tensor, Type};
+use ridge_graph::{Arg, Bindings, Graph, Role, Type};
 
-use crate::backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
+use crate::alias::is_updated;
+use crate::backend::{Backend, Buffer, WeightData};
 use crate::error::{Result, RuntimeError};
 use crate::lower::lower;
+use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamVersions, Refresh, lock};
 use crate::plan::component_offsets;
+use crate::program::{Compiled, ParamUses, check_copies};
 
-/// A model's memory on a device: its weights by name, shared by every program compiled for it, and its states.
+/// The parameters of models on a device, and what compiles programs that use them.
+///
+/// A parameter is memory that outlives a step. One program reads it as a weight, another updates it as a state of the
+/// same name, dtype and shape; both work on the same memory. A caller submits programs that update parameters and
+/// programs that read them in one order.
+///
+/// A session has a model's namespace, at first the empty one, and caches of its own: the states whose shape has a symbol.
+/// All other parameters are shared with the sessions made by [`share`](Self::share) and [`model`](Self::model).
 pub struct Session {
     backend: Arc<dyn Backend>,
-    weights: HashMap<String, (Type, Buffer)>,
-    states: HashMap<String, (Type, Buffer)>,
+    store: Arc<ParamStore>,
+    model: Arc<str>,
+    caches: HashMap<String, Arc<Param>>,
+}
+
+/// How a parameter is made from others.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// Its weights are the sources, its one state is the copy, which it updates. It has no step inputs or symbols.
+    pub graph: Graph,
+    /// When the copy is made anew.
+    pub refresh: Refresh,
+    /// May [`Session::evict`] free the copy while no program uses it?
+    pub evictable: bool,
 }
 
 impl Session {
-    /// A session on `backend`, without weights yet.
+    /// A session on `backend`, without parameters yet.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, weights: HashMap::new(), states: HashMap::new() }
+        Self { backend, store: Arc::default(), model: "".into(), caches: HashMap::new() }
+    }
+
+    /// Another session on the same parameters, with caches of its own.
+    pub fn share(&self) -> Self {
+        self.model(&self.model)
+    }
+
+    /// As [`share`](Self::share), in the namespace of the model `name`: equal names of different models are different
+    /// parameters.
+    pub fn model(&self, name: &str) -> Self {
+        let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
+        Self { backend, store, model: name.into(), caches: HashMap::new() }
     }
 
     /// The device.
@@ -28,255 +62,315 @@ impl Session {
         &self.backend
     }
 
-    /// Brings a weight to the device, in place of one of that name.
+    /// Brings a parameter to the device, in place of one of that name. If programs use that one, its memory is
+    /// overwritten, after all steps submitted so far.
     ///
     /// # Errors
-    /// When the bytes do not fit the type, or memory runs out.
+    /// When the bytes do not fit the type, memory runs out, or programs use a parameter of another type or one that they
+    /// only read and that is therefore not writable.
     pub fn load(&mut self, name: &str, ty: &Type, parts: Vec<WeightData>) -> Result<()> {
+        if let Some(param) = self.store.get(&self.model, name) {
+            if param.derivation.is_some() {
+                return Err(param.error("is a derived copy; load its sources".into()));
+            }
+            let mut memory = param.memory();
+            if let Some(buffer) = memory.as_ref().filter(|b| param.kind == ParamKind::State || b.owners() > 1) {
+                self.overwrite(&param, buffer, ty, &parts)?;
+            } else if *ty == param.ty {
+                *memory = Some(self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?);
+            } else {
+                let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
+                self.add(Param::new(name, ty, ParamKind::Weight, buffer));
+                return Ok(());
+            }
+            param.changed();
+            self.store.moved();
+            return Ok(());
+        }
         let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
-        self.weights.insert(name.into(), (ty.clone(), buffer));
+        self.add(Param::new(name, ty, ParamKind::Weight, buffer));
         Ok(())
+    }
+
+    fn add(&self, param: Param) {
+        self.store.insert(&self.model, Arc::new(param));
+    }
+
+    fn overwrite(&self, param: &Param, buffer: &Buffer, ty: &Type, parts: &[WeightData]) -> Result<()> {
+        if (Type { state: false, ..ty.clone() }) != param.ty {
+            return Err(param.error(format!("is {} where programs use it, and cannot become {ty}", param.ty)));
+        }
+        if !self.backend.is_writable(buffer) {
+            let why = "is used by programs that only read it, so it is not writable; allocate the states of the programs \
+                       that update it before compiling, or drop the programs before loading it again";
+            return Err(param.error(why.into()));
+        }
+        let (offsets, bytes) = component_offsets(ty, &Bindings::new())?;
+        let mut whole = vec![0; bytes];
+        let mut ends = offsets.iter().skip(1).chain([&bytes]);
+        for (offset, part) in offsets.iter().zip(parts) {
+            let part = part.bytes();
+            if offset + part.len() > *ends.next().unwrap_or(&bytes) {
+                return Err(param.error(format!("{} bytes are more than {ty} has there", part.len())));
+            }
+            whole[*offset..offset + part.len()].copy_from_slice(part);
+        }
+        if parts.len() != offsets.len() || (parts.len() == 1 && parts[0].bytes().len() != bytes) {
+            let given: Vec<usize> = parts.iter().map(|p| p.bytes().len()).collect();
+            return Err(param.error(format!("{ty} takes {bytes} bytes, given are {given:?}")));
+        }
+        self.backend.write(buffer, &whole)
     }
 
     /// Makes a weight of random numbers on the device, in place of one of that name; false where the device leaves that
     /// to the host. See [`Backend::random`].
     ///
     /// # Errors
-    /// When memory runs out.
+    /// When memory runs out, or programs use a parameter of that name.
     pub fn load_random(&mut self, name: &str, ty: &Type, state: u64, scale: f64) -> Result<bool> {
+        if let Some(param) = self.store.get(&self.model, name)
+            && param.memory().as_ref().is_some_and(|b| b.owners() > 1)
+        {
+            return Err(param.error("is used by programs; drop them before replacing it".into()));
+        }
         let made = self.backend.random(ty, state, scale).map_err(|e| named("weight", name, &e))?;
         let done = made.is_some();
-        self.weights.extend(made.map(|buffer| (name.into(), (ty.clone(), buffer))));
+        made.into_iter().for_each(|buffer| self.add(Param::new(name, ty, ParamKind::Weight, buffer)));
         Ok(done)
     }
 
-    /// Allocates every state of `graph` that does not exist yet, zeroed, under `bindings` for its symbols.
+    /// Makes sure of every state of `graph`: allocates it, zeroed, under `bindings` for its symbols, if it does not exist
+    /// yet, and gives a parameter that was loaded memory that can be written. A state with a symbol in its shape is a
+    /// cache of this session alone.
     ///
     /// # Errors
-    /// When a symbol is unbound or memory runs out.
+    /// When a symbol is unbound, memory runs out, or programs read a loaded parameter where it cannot be written.
     pub fn allocate_states(&mut self, graph: &Graph, bindings: &Bindings) -> Result<()> {
         for arg in graph.args(Role::State) {
-            if !self.states.contains_key(&*arg.name) {
-                let bytes = component_offsets(&arg.ty, bindings)?.1;
-                let buffer = self.backend.allocate(bytes).map_err(|e| named("state", &arg.name, &e))?;
-                self.states.insert(arg.name.to_string(), (arg.ty.clone(), buffer));
+            if let Some(param) = self.find(&arg.name) {
+                self.make_writable(&param)?;
+                continue;
+            }
+            let bytes = component_offsets(&arg.ty, bindings)?.1;
+            let buffer = self.backend.allocate(bytes).map_err(|e| named("state", &arg.name, &e))?;
+            if arg.ty.shape.as_const().is_some() {
+                self.add(Param::new(&arg.name, &arg.ty, ParamKind::State, buffer));
+            } else {
+                let cache = Param::new(&arg.name, &arg.ty, ParamKind::Cache, buffer);
+                self.caches.insert(arg.name.to_string(), Arc::new(cache));
             }
         }
         Ok(())
     }
 
-    /// The device memory of a state.
-    pub fn state(&self, name: &str) -> Option<&Buffer> {
-        self.states.get(name).map(|(_, buffer)| buffer)
+    /// Moves a parameter to memory that can be written, while no program uses it.
+    fn make_writable(&self, param: &Param) -> Result<()> {
+        let mut memory = param.memory();
+        let Some(buffer) = memory.as_ref().filter(|b| !self.backend.is_writable(b)) else { return Ok(()) };
+        if buffer.owners() > 1 {
+            let why = "is to be updated, but programs read it where it cannot be written; allocate the states of all \
+                       programs before compiling the first";
+            return Err(param.error(why.into()));
+        }
+        let bytes = self.backend.read(buffer)?;
+        let own = self.backend.allocate(bytes.len()).map_err(|e| named("parameter", &param.name, &e))?;
+        self.backend.write(&own, &bytes)?;
+        *memory = Some(own);
+        Ok(())
     }
 
-    /// Bytes of all weights on the device.
+    fn find(&self, name: &str) -> Option<Arc<Param>> {
+        self.caches.get(name).cloned().or_else(|| self.store.get(&self.model, name))
+    }
+
+    fn known(&self, name: &str) -> Result<Arc<Param>> {
+        let unknown = || RuntimeError::Argument { kind: "parameter", name: name.into(), why: "is not loaded".into() };
+        self.find(name).ok_or_else(unknown)
+    }
+
+    /// The device memory of a parameter, if it exists and is not evicted. Steps that update it write there.
+    pub fn state(&self, name: &str) -> Option<Buffer> {
+        self.find(name).and_then(|param| param.memory().clone())
+    }
+
+    /// Moves whenever a step that updates the parameter is submitted, or it is loaded again. That of a copy that follows
+    /// its sources moves with theirs; a cache has none.
+    pub fn version(&self, name: &str) -> Option<u64> {
+        self.find(name).filter(|param| param.kind != ParamKind::Cache).map(|param| param.version())
+    }
+
+    /// The versions of all weights of `graph` that are loaded, for caches of what was computed from them.
+    pub fn versions(&self, graph: &Graph) -> ParamVersions {
+        let params = graph.args(Role::Weight).filter_map(|arg| self.find(&arg.name)).collect();
+        ParamVersions::new(Arc::clone(&self.store), params)
+    }
+
+    /// Bytes of all weights and derived copies on the device, those of other namespaces not included.
     pub fn weight_bytes(&self) -> usize {
-        self.weights.values().map(|(_, b)| b.bytes()).sum()
+        let is_weight = |param: &&Arc<Param>| matches!(param.kind, ParamKind::Weight | ParamKind::Derived);
+        self.store.of(&self.model).iter().filter(is_weight).map(|param| param.bytes()).sum()
     }
 
-    /// Bytes of all states on the device.
+    /// Bytes of all other parameters: states and this session's caches.
     pub fn state_bytes(&self) -> usize {
-        self.states.values().map(|(_, b)| b.bytes()).sum()
+        let states = self.store.of(&self.model);
+        let states = states.iter().filter(|param| param.kind == ParamKind::State);
+        states.chain(self.caches.values()).map(|param| param.bytes()).sum()
+    }
+
+    /// Adds a derived copy: the one state of the recipe's graph, made from its weights. It is made when a step first reads
+    /// it. No program has been compiled for it yet, so [`allocate_states`](Self::allocate_states) can still make its
+    /// sources writable.
+    ///
+    /// # Errors
+    /// When the recipe has another form, a source is not loaded, the copy exists, or memory runs out.
+    pub fn derive(&mut self, recipe: &Recipe) -> Result<()> {
+        let Recipe { graph, refresh, evictable } = recipe;
+        let states: Vec<&Arg> = graph.args(Role::State).collect();
+        let &[copy] = &states[..] else {
+            let names: Vec<&str> = states.iter().map(|arg| &*arg.name).collect();
+            let why = format!("must update one state, its copy; it has {names:?}");
+            return Err(RuntimeError::Argument { kind: "recipe", name: graph.main().name.to_string(), why });
+        };
+        if self.find(&copy.name).is_some() {
+            return Err(self.known(&copy.name)?.error("exists already, and cannot become a derived copy".into()));
+        }
+        let sources: Vec<_> = graph.args(Role::Weight).map(|arg| self.known(&arg.name)).collect::<Result<_>>()?;
+        let bytes = component_offsets(&copy.ty, &Bindings::new())?.1;
+        let buffer = self.backend.allocate(bytes).map_err(|e| named("parameter", &copy.name, &e))?;
+        let derivation = Derivation::new(graph.clone(), sources, *refresh, *evictable);
+        self.add(Param::derived(&copy.name, &copy.ty, derivation, buffer));
+        Ok(())
+    }
+
+    /// Makes a derived copy anew, whether it is stale or not.
+    ///
+    /// # Errors
+    /// When there is no such parameter, or its recipe fails.
+    pub fn refresh(&self, name: &str) -> Result<()> {
+        let param = self.known(name)?;
+        self.memory_of(&param)?;
+        self.bind_recipe(&param)?;
+        param.refresh()
+    }
+
+    /// Frees the memory of a derived copy, and gives its bytes. It is made again when the next program that reads it is
+    /// compiled and run.
+    ///
+    /// # Errors
+    /// When the parameter is not evictable, or programs use it.
+    pub fn evict(&mut self, name: &str) -> Result<usize> {
+        let param = self.known(name)?;
+        let Some(derivation) = param.derivation.as_ref().filter(|d| d.evictable) else {
+            return Err(param.error("is no evictable copy".into()));
+        };
+        let mut memory = param.memory();
+        let mut recipe = lock(&derivation.recipe);
+        // The recipe is bound to the copy too.
+        if memory.as_ref().is_some_and(|b| b.owners() > 1 + usize::from(recipe.is_some())) {
+            return Err(param.error("is used by programs; drop them before evicting it".into()));
+        }
+        *recipe = None;
+        param.forgotten();
+        Ok(memory.take().map_or(0, |buffer| buffer.bytes()))
+    }
+
+    /// Compiles the recipe of a copy for its memory, if it is not.
+    fn bind_recipe(&self, param: &Arc<Param>) -> Result<()> {
+        let unbound = |derivation: &&Derivation| lock(&derivation.recipe).is_none();
+        let Some(derivation) = param.derivation.as_ref().filter(unbound) else { return Ok(()) };
+        let compiled = self.compile_for(&derivation.graph, &[], Some(param))?;
+        *lock(&derivation.recipe) = Some(Box::new(compiled.bucket(&Bindings::new())?));
+        Ok(())
     }
 
     /// Compiles `graph` for these outputs.
     ///
     /// # Errors
-    /// Names an output that does not exist, an op without a kernel, or a weight or state that is missing or of
-    /// another type.
+    /// Names an output that does not exist, an op without a kernel, or a parameter that is missing, of another type, read
+    /// as a weight and updated as a state by one program, or updated without being writable.
     pub fn compile(&self, graph: &Graph, outputs: &[&str]) -> Result<Compiled> {
+        self.compile_for(graph, outputs, None)
+    }
+
+    fn compile_for(&self, graph: &Graph, outputs: &[&str], makes: Option<&Arc<Param>>) -> Result<Compiled> {
         let lowered = Arc::new(lower(graph, outputs, self.backend.kernels())?);
-        let weights = find("weight", &lowered, Role::Weight, &self.weights)?;
-        let states = find("state", &lowered, Role::State, &self.states)?;
+        let weights = self.used("weight", &lowered, Role::Weight, None)?;
+        let states = self.used("state", &lowered, Role::State, makes)?;
+        for (state, buffer) in &states {
+            if weights.iter().any(|(weight, _)| Arc::ptr_eq(weight, state)) {
+                return Err(state.error("is a weight and a state of one program; read the state instead".into()));
+            }
+            if !self.backend.is_writable(buffer) {
+                return Err(state.error("is updated, but not writable; allocate the program's states first".into()));
+            }
+        }
+        let output_of =
+            |param: &Arc<Param>| lowered.main().outputs.iter().find(|o| o.role == Role::State && o.name == param.name);
+        let is_updated = |param: &&Arc<Param>| {
+            param.kind != ParamKind::Cache
+                && output_of(param).is_some_and(|output| is_updated(&lowered, lowered.main, output.var))
+        };
+        let updated: Vec<_> = states.iter().map(|(param, _)| param).filter(is_updated).map(Arc::clone).collect();
+        if makes.is_none() {
+            check_copies(&updated)?;
+        }
         let program = self.backend.compile(Arc::clone(&lowered))?;
         let declared = graph.args(Role::StepInput).map(|a| a.name.to_string()).collect();
         let inputs = lowered.args(Role::StepInput).map(|a| (a.name.to_string(), a.ty.clone())).collect();
-        let results = lowered
+        let outputs = lowered
             .main()
             .outputs
             .iter()
             .filter(|o| o.role == Role::Data)
             .map(|o| (o.name.to_string(), lowered.main().ty(o.var).clone()))
             .collect();
-        Ok(Compiled { lowered, program, weights, states, declared, inputs, outputs: results })
+        let params =
+            Arc::new(ParamUses { store: Arc::clone(&self.store), weights, states, updated, makes: makes.cloned() });
+        Ok(Compiled { lowered, program, params, declared, inputs, outputs })
+    }
+
+    /// The parameters that a graph asks for in this role, with their memory; `makes` may not be among those known yet.
+    fn used(
+        &self,
+        kind: &'static str,
+        graph: &Graph,
+        role: Role,
+        makes: Option<&Arc<Param>>,
+    ) -> Result<Vec<(Arc<Param>, Buffer)>> {
+        let wrong = |arg: &Arg, why: String| RuntimeError::Argument { kind, name: arg.name.to_string(), why };
+        let of = |arg: &Arg| {
+            let made = makes.filter(|param| param.name == arg.name).cloned();
+            let param = made
+                .or_else(|| self.find(&arg.name))
+                .ok_or_else(|| wrong(arg, format!("the graph needs it as {}, and it is not loaded", arg.ty)))?;
+            if param.ty != (Type { state: false, ..arg.ty.clone() }) {
+                return Err(wrong(arg, format!("the graph needs {}, loaded is {}", arg.ty, param.ty)));
+            }
+            if param.kind == ParamKind::Weight && role == Role::State {
+                self.make_writable(&param)?;
+            }
+            let buffer = self.memory_of(&param)?;
+            if makes.is_none() {
+                self.bind_recipe(&param)?;
+            }
+            Ok((param, buffer))
+        };
+        graph.args(role).map(of).collect()
+    }
+
+    /// The memory of a parameter; an evicted copy gets some again.
+    fn memory_of(&self, param: &Param) -> Result<Buffer> {
+        let mut memory = param.memory();
+        if let Some(buffer) = &*memory {
+            return Ok(buffer.clone());
+        }
+        let bytes = component_offsets(&param.ty, &Bindings::new())?.1;
+        let buffer = self.backend.allocate(bytes).map_err(|e| named("parameter", &param.name, &e))?;
+        Ok(memory.insert(buffer).clone())
     }
 }
 
 fn named(kind: &'static str, name: &str, error: &RuntimeError) -> RuntimeError {
     RuntimeError::Argument { kind, name: name.into(), why: error.to_string() }
-}
-
-fn find(kind: &'static str, graph: &Graph, role: Role, known: &HashMap<String, (Type, Buffer)>) -> Result<Vec<Buffer>> {
-    let wrong = |arg: &Arg, why: String| RuntimeError::Argument { kind, name: arg.name.to_string(), why };
-    graph
-        .args(role)
-        .map(|arg| match known.get(&*arg.name) {
-            None => Err(wrong(arg, format!("the graph needs it as {}, and it is not loaded", arg.ty))),
-            Some((ty, _)) if *ty != arg.ty => Err(wrong(arg, format!("the graph needs {}, loaded is {ty}", arg.ty))),
-            Some((_, buffer)) => Ok(buffer.clone()),
-        })
-        .collect()
-}
-
-/// A graph compiled for a device together with the weights and states it uses.
-pub struct Compiled {
-    lowered: Arc<Graph>,
-    program: Box<dyn Program>,
-    weights: Vec<Buffer>,
-    states: Vec<Buffer>,
-    /// Names of all step inputs of the graph as it was written.
-    declared: Arc<[String]>,
-    /// Those that the program reads.
-    inputs: Vec<(String, Type)>,
-    outputs: Vec<(String, Type)>,
-}
-
-impl Compiled {
-    /// The graph as the device runs it.
-    pub fn graph(&self) -> &Graph {
-        &self.lowered
-    }
-
-    /// Bytes that a bucket takes besides weights and states; see [`Program::workspace_bytes`].
-    ///
-    /// # Errors
-    /// When a symbol is unbound.
-    pub fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        self.program.workspace_bytes(bindings)
-    }
-
-    /// Prepares a bucket.
-    ///
-    /// # Errors
-    /// When a symbol is unbound or memory runs out.
-    pub fn bucket(&self, bindings: &Bindings) -> Result<Bucket> {
-        let run = self.program.bind(bindings, &self.weights, &self.states)?;
-        Ok(Bucket {
-            run,
-            declared: Arc::clone(&self.declared),
-            inputs: concrete(&self.inputs, bindings)?,
-            outputs: concrete(&self.outputs, bindings)?,
-        })
-    }
-}
-
-fn concrete(types: &[(String, Type)], bindings: &Bindings) -> Result<Vec<Named>> {
-    types.iter().map(|(name, ty)| Ok((name.clone(), (ty.dtype, ty.shape.eval(bindings)?)))).collect()
-}
-
-fn unknown<'a>(kind: &'static str, name: &str, why: &str, known: impl Iterator<Item = &'a str>) -> RuntimeError {
-    let known: Vec<&str> = known.collect();
-    let why =
-        if known.is_empty() { format!("{why}; it has none") } else { format!("{why}; it has {}", known.join(", ")) };
-    RuntimeError::Argument { kind, name: name.into(), why }
-}
-
-type Named = (String, (DType, Vec<usize>));
-
-/// A program ready to run with one set of extents, its inputs and outputs found by name.
-pub struct Bucket {
-    run: Box<dyn Run>,
-    declared: Arc<[String]>,
-    inputs: Vec<Named>,
-    outputs: Vec<Named>,
-}
-
-impl Bucket {
-    /// Names of the step inputs that the program reads, by position.
-    pub fn input_names(&self) -> impl Iterator<Item = &str> {
-        self.inputs.iter().map(|(name, _)| &**name)
-    }
-
-    /// Position of the step input `name`, for [`Bucket::input`]; `None` if the outputs that the program was compiled for
-    /// do not depend on it.
-    ///
-    /// # Errors
-    /// When the graph has no such step input.
-    pub fn input_index(&self, name: &str) -> Result<Option<usize>> {
-        let index = self.inputs.iter().position(|(n, _)| n == name);
-        if index.is_none() && !self.declared.iter().any(|n| n == name) {
-            let known = self.declared.iter().map(String::as_str);
-            return Err(unknown("input", name, "the graph has no such step input", known));
-        }
-        Ok(index)
-    }
-
-    /// Position of the output `name`, for [`Bucket::output`].
-    ///
-    /// # Errors
-    /// When the program was compiled without it.
-    pub fn output_index(&self, name: &str) -> Result<usize> {
-        self.outputs.iter().position(|(n, _)| n == name).ok_or_else(|| {
-            let known = self.outputs.iter().map(|(n, _)| &**n);
-            unknown("output", name, "the program was compiled without it", known)
-        })
-    }
-
-    /// Staging bytes of step input `index`, little-endian.
-    pub fn input(&mut self, index: usize) -> &mut [u8] {
-        self.run.input(index)
-    }
-
-    /// Fills step input `name`; ignored when the outputs that the program was compiled for do not depend on it.
-    ///
-    /// # Errors
-    /// When the graph has no such step input, or its dtype or shape are others.
-    pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<()> {
-        let Some(index) = self.input_index(name)? else { return Ok(()) };
-        let (dtype, shape) = &self.inputs[index].1;
-        if (*dtype, shape) != (tensor.dtype, &tensor.shape) {
-            let why = format!("must be {dtype}{shape:?}, got {}{:?}", tensor.dtype, tensor.shape);
-            return Err(RuntimeError::Argument { kind: "input", name: name.into(), why });
-        }
-        self.run.input(index).copy_from_slice(&tensor.to_bytes());
-        Ok(())
-    }
-
-    /// Queues a step.
-    ///
-    /// # Errors
-    /// When the device failed.
-    pub fn submit(&mut self) -> Result<()> {
-        self.run.submit()
-    }
-
-    /// Is the step complete?
-    ///
-    /// # Errors
-    /// When the device failed.
-    pub fn poll(&mut self) -> Result<bool> {
-        self.run.poll()
-    }
-
-    /// Waits for the step.
-    ///
-    /// # Errors
-    /// When the device failed.
-    pub fn wait(&mut self) -> Result<()> {
-        self.run.wait()
-    }
-
-    /// Runs a step and tells what each launch took; see [`Run::timed`].
-    ///
-    /// # Errors
-    /// When the device failed, or does not time launches.
-    pub fn timed(&mut self) -> Result<Vec<LaunchTime>> {
-        self.run.timed()
-    }
-
-    /// Bytes of output `index` of the last complete step, little-endian.
-    pub fn output(&self, index: usize) -> &[u8] {
-        self.run.output(index)
-    }
-
-    /// Output `name` of the last complete step as a tensor.
-    ///
-    /// # Errors
-    /// When there is no such output.
-    pub fn tensor(&self, name: &str) -> Result<Tensor> {
-        let index = self.output_index(name)?;
-        let (dtype, shape) = &self.outputs[index].1;
-        Ok(Tensor::from_bytes(*dtype, shape, self.run.output(index)))
-    }
 }

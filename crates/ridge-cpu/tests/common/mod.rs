@@ -34,6 +34,10 @@ impl Backend for Unclaimed {
         self.0.allocate(bytes)
     }
 
+    fn is_writable(&self, buffer: &Buffer) -> bool {
+        self.0.is_writable(buffer)
+    }
+
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         self.0.read(buffer)
     }
@@ -69,7 +73,7 @@ pub fn session(
     session.allocate_states(graph, bindings)?;
     for arg in graph.args(Role::State) {
         let buffer = session.state(&arg.name).expect("just allocated");
-        backend.write(buffer, &value(arg).tensor().to_bytes())?;
+        backend.write(&buffer, &value(arg).tensor().to_bytes())?;
     }
     Ok(session)
 }
@@ -97,7 +101,7 @@ pub fn run(
     for output in &main.outputs {
         outputs.push(if output.role == Role::State {
             let ty = main.ty(output.var);
-            let bytes = backend.read(session.state(&output.name).expect("allocated"))?;
+            let bytes = backend.read(&session.state(&output.name).expect("allocated"))?;
             Tensor::from_bytes(ty.dtype, &ty.shape.eval(bindings)?, &bytes)
         } else {
             bucket.tensor(&output.name)?

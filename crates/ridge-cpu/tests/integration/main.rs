@@ -13,6 +13,7 @@ mod conformance;
 mod executor;
 mod fused;
 mod kernels;
+mod params;
 mod patterns;
 mod random;
 mod registry;

@@ -64,6 +64,7 @@ impl BoundActions {
     pub(super) fn new(device: &CudaDevice, plan: &Plan, kernels: &[CudaKernel]) -> Result<Self> {
         let (mut bound, mut words, mut max_args): (Vec<BoundAction>, _, _) = (Vec::new(), 0, 0);
         let mut constants: Vec<u8> = Vec::new();
+        let mut order = LaunchOrder::default();
         for (index, launch) in plan.launches.iter().enumerate() {
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
@@ -87,9 +88,7 @@ impl BoundActions {
                         let kernel = device.kernel(source)?;
                         kernel.reserve(*shared)?;
                         let (grid, threads, shared) = (device.grid(source, *grid), *threads, *shared);
-                        let behind = matches!(bound.last(), Some(BoundAction { work: BoundWork::Launch { .. }, .. }));
-                        let early =
-                            behind && device.overlaps() && source.early_launch && may_prefetch(launch, prefetched);
+                        let early = device.overlaps() && source.early_launch && order.allows_early(launch, prefetched);
                         BoundWork::Launch { kernel, grid, threads, shared, early, first, args: args.clone() }
                     }
                     DeviceAction::Copy { from, to, to_offset, bytes } => {
@@ -102,6 +101,7 @@ impl BoundActions {
                         BoundWork::Constant { at, to: *to, bytes: bytes.len() }
                     }
                 };
+                order.follow(launch, &work);
                 bound.push(BoundAction { launch: index, work });
             }
         }
@@ -109,12 +109,51 @@ impl BoundActions {
     }
 }
 
-/// Are these operands complete before the step's first launch? Launches that overlap write all others.
-fn may_prefetch(launch: &PlannedLaunch, prefetched: &[OperandSlot]) -> bool {
-    prefetched.iter().all(|slot| match slot {
-        OperandSlot::Input(i) => matches!(launch.inputs[*i].region, Region::Weight(_) | Region::Input(_)),
-        OperandSlot::Output(_) | OperandSlot::Scratch => false,
-    })
+/// Which launches of a step may begin before the one ahead of them has ended.
+///
+/// An early launch waits for its predecessor before it reads or writes anything but what it prefetches. Its predecessor
+/// may be early too, so when it prefetches, all launches back to the last one that was not early may still run: it may
+/// prefetch what none of these writes. The first launch of a step is not early, so whatever earlier steps wrote, of this
+/// program or another, is complete.
+#[derive(Default)]
+struct LaunchOrder {
+    /// Is the last action a kernel's launch, which alone can let others begin?
+    behind_launch: bool,
+    /// The blocks written since the last action that began after all others had ended, and by it.
+    unsettled: Vec<Region>,
+}
+
+impl LaunchOrder {
+    /// May the next action begin early, as a launch that prefetches these operands?
+    fn allows_early(&self, launch: &PlannedLaunch, prefetched: &[OperandSlot]) -> bool {
+        self.behind_launch
+            && prefetched.iter().all(|slot| match slot {
+                OperandSlot::Input(i) => {
+                    let region = launch.inputs[*i].region;
+                    // The workspace is written by all launches in turn.
+                    let outlives = matches!(region, Region::Weight(_) | Region::State(_) | Region::Input(_));
+                    outlives && !self.unsettled.contains(&region)
+                }
+                OperandSlot::Output(_) | OperandSlot::Scratch => false,
+            })
+    }
+
+    /// Takes an action of `launch` into account.
+    fn follow(&mut self, launch: &PlannedLaunch, work: &BoundWork) {
+        let (is_launch, early) = match work {
+            BoundWork::Launch { early, .. } => (true, *early),
+            BoundWork::Product { .. } | BoundWork::Copy { .. } | BoundWork::Constant { .. } => (false, false),
+        };
+        self.record(launch, is_launch, early);
+    }
+
+    fn record(&mut self, launch: &PlannedLaunch, is_launch: bool, early: bool) {
+        if !early {
+            self.unsettled.clear();
+        }
+        self.behind_launch = is_launch;
+        self.unsettled.extend(launch.outputs.iter().map(|place| place.region).filter(|r| *r != Region::Arena));
+    }
 }
 
 #[cfg(test)]
@@ -123,15 +162,70 @@ mod tests {
 
     use super::*;
 
+    fn launch(inputs: &[Region], outputs: &[Region]) -> PlannedLaunch {
+        let places = |regions: &[Region]| regions.iter().map(|region| Place { region: *region, offset: 0 }).collect();
+        PlannedLaunch { kernel: 0, inputs: places(inputs), outputs: places(outputs), path: Vec::new() }
+    }
+
+    /// A launch that reads `prefetched` and writes `written`, begun early where that is allowed: was it?
+    fn add(order: &mut LaunchOrder, prefetched: &[Region], written: &[Region]) -> bool {
+        let launch = launch(prefetched, written);
+        let slots: Vec<OperandSlot> = (0..prefetched.len()).map(OperandSlot::Input).collect();
+        let early = order.allows_early(&launch, &slots);
+        order.record(&launch, true, early);
+        early
+    }
+
+    const WEIGHT: Region = Region::Weight(0);
+    const STATE: Region = Region::State(1);
+    const ARENA: Region = Region::Arena;
+
     #[test]
-    fn only_operands_that_no_launch_writes_are_prefetched() {
-        let regions = [Region::Weight(0), Region::Input(3), Region::Arena, Region::State(1), Region::Output(0)];
-        let inputs = regions.map(|region| Place { region, offset: 0 }).to_vec();
-        let launch = PlannedLaunch { kernel: 0, inputs, outputs: Vec::new(), path: Vec::new() };
-        let may =
-            |slots: &[usize]| may_prefetch(&launch, &slots.iter().map(|i| OperandSlot::Input(*i)).collect::<Vec<_>>());
-        assert!(may(&[]) && may(&[0]) && may(&[0, 1]));
-        assert!(!may(&[0, 2]) && !may(&[3]) && !may(&[4]));
-        assert!(!may_prefetch(&launch, &[OperandSlot::Scratch]));
+    fn only_operands_that_outlive_a_step_are_prefetched() {
+        let regions = [WEIGHT, Region::Input(3), ARENA, STATE, Region::Output(0)];
+        let launch = launch(&regions, &[]);
+        let order = LaunchOrder { behind_launch: true, unsettled: Vec::new() };
+        let may = |slots: &[usize]| {
+            order.allows_early(&launch, &slots.iter().map(|i| OperandSlot::Input(*i)).collect::<Vec<_>>())
+        };
+        assert!(may(&[]) && may(&[0]) && may(&[0, 1]) && may(&[3]));
+        assert!(!may(&[0, 2]) && !may(&[4]));
+        assert!(!order.allows_early(&launch, &[OperandSlot::Scratch]));
+        assert!(!order.allows_early(&launch, &[OperandSlot::Output(0)]));
+    }
+
+    #[test]
+    fn the_first_launch_of_a_step_waits_for_all_earlier_steps() {
+        let mut order = LaunchOrder::default();
+        assert!(!add(&mut order, &[WEIGHT], &[ARENA]));
+        assert!(add(&mut order, &[WEIGHT], &[ARENA]));
+    }
+
+    #[test]
+    fn launches_behind_a_copy_or_a_library_call_are_not_early() {
+        let mut order = LaunchOrder::default();
+        add(&mut order, &[], &[ARENA]);
+        order.record(&launch(&[], &[ARENA]), false, false);
+        assert!(!add(&mut order, &[WEIGHT], &[ARENA]));
+    }
+
+    #[test]
+    fn a_barrier_stands_between_an_update_and_the_next_prefetch_however_long_the_chain() {
+        let mut order = LaunchOrder::default();
+        add(&mut order, &[], &[ARENA]);
+        assert!(add(&mut order, &[STATE], &[ARENA]), "nobody has written it yet");
+        assert!(add(&mut order, &[WEIGHT], &[STATE]), "updates it after it has waited");
+        for _ in 0..3 {
+            assert!(add(&mut order, &[WEIGHT], &[ARENA]), "prefetches another parameter");
+        }
+        assert!(!add(&mut order, &[STATE], &[ARENA]), "the update may still run");
+        assert!(add(&mut order, &[STATE], &[ARENA]), "it is complete behind the barrier");
+    }
+
+    #[test]
+    fn what_the_barrier_itself_writes_is_not_settled_by_it() {
+        let mut order = LaunchOrder::default();
+        assert!(!add(&mut order, &[], &[STATE]));
+        assert!(!add(&mut order, &[STATE], &[ARENA]));
     }
 }

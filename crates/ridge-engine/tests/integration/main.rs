@@ -4,5 +4,8 @@ mod activations;
 mod costs;
 mod generate;
 mod inputs;
+#[path = "../../../ridge-models/tests/common/mixed.rs"]
+mod mixed;
 mod service;
 mod simulation;
+mod updates;

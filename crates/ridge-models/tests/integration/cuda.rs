@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use crate::common::{ALL, FAMILIES, Fixture, OnCpu as OnDevice, SHUFFLED, Sequence, judge, plain_logits, rows, stack};
+use crate::mixed_precision::trains_as_near_to_exact_as_torch;
 use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::Tensor;
-use ridge_runtime::Backend;
+use ridge_runtime::{Backend, Refresh};
 
 /// A GPU with poisoned memory, or why there is none.
 fn gpu() -> Result<Arc<dyn Backend>, String> {
@@ -50,5 +51,16 @@ fn decoding_from_the_cache_gives_the_logits_of_the_whole_prompt() {
         let got = rows(&stack(&parts), 0..tokens.len());
         let (torch, exact) = (expected.tensor("logits_f32"), expected.tensor("logits_f64"));
         judge(name, &got, &torch, &plain_logits(&fixture), &exact);
+    }
+}
+
+#[test]
+fn steps_in_mixed_precision_are_as_near_to_exact_as_those_of_torch() {
+    let gpu = match gpu() {
+        Ok(gpu) => gpu,
+        Err(why) => ridge_testing::skip!("no GPU: {why}"),
+    };
+    for refresh in [Refresh::Fused, Refresh::Lazy] {
+        trains_as_near_to_exact_as_torch(&gpu, refresh);
     }
 }

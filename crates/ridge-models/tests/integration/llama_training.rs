@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use crate::common::{
-    BLOCKS, Expected, Fixture, SHUFFLED, Sequence, empty_state, find, loss_graph, relative, step, training_step,
+    BLOCKS, Expected, Fixture, SHUFFLED, STEPS, Sequence, TrainingBatch as Batch, empty_state, find, loss_graph,
+    relative, step, training_step,
 };
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::grad::{float_weights, gradient};
@@ -13,40 +14,7 @@ use ridge_graph::{Arg, Bindings, DType, Graph, Op, Precision, Role, Tensor, Valu
 use ridge_models::{symbols, with_loss};
 use ridge_runtime::{Backend, Session, lower};
 
-const STEPS: usize = 20;
-const LR: f64 = 1e-2;
-
 type Named<T> = Vec<(String, T)>;
-
-/// The batch of the fixture as one ragged step of two new sequences.
-struct Batch {
-    inputs: Named<Tensor>,
-    bindings: Bindings,
-}
-
-impl Batch {
-    fn new(expected: &Expected) -> Self {
-        let lengths = expected.tokens("seq_lens");
-        let tokens = expected.tokens("tokens");
-        let (first, second) = tokens.split_at(lengths[0] as usize);
-        let mut sequences = [Sequence::new(first, &SHUFFLED[0]), Sequence::new(second, &SHUFFLED[1])];
-        let (mut inputs, bindings) = step(&mut sequences, &[first.len(), second.len()]);
-        let targets = Tensor::int(DType::I32, &[tokens.len()], expected.tokens("targets"));
-        inputs.push(("targets".into(), targets));
-        inputs.push(("lr".into(), scalar(LR)));
-        Self { inputs, bindings }
-    }
-
-    fn at(&self, count: usize) -> Named<Tensor> {
-        let mut inputs = self.inputs.clone();
-        inputs.push(("step".into(), scalar(count as f64)));
-        inputs
-    }
-}
-
-fn scalar(value: f64) -> Tensor {
-    Tensor::float(DType::F32, &[], vec![value])
-}
 
 fn expected() -> Expected {
     Expected::open("training/adamw20.safetensors")
@@ -187,7 +155,7 @@ fn trained_on_cpu(threads: usize) -> (Vec<f64>, Named<Tensor>) {
     for arg in graph.args(Role::State) {
         if let Some(weight) = fixture.weight(&arg.name) {
             let buffer = session.state(&arg.name).expect("allocated");
-            session.backend().write(buffer, &weight.tensor().to_bytes()).expect("fits");
+            session.backend().write(&buffer, &weight.tensor().to_bytes()).expect("fits");
         }
     }
     let compiled = session.compile(&graph, &["loss"]).unwrap_or_else(|e| panic!("{e}"));
@@ -202,7 +170,7 @@ fn trained_on_cpu(threads: usize) -> (Vec<f64>, Named<Tensor>) {
         losses.push(bucket.tensor("loss").expect("asked for").floats()[0]);
     }
     let read = |arg: &Arg| {
-        let bytes = session.backend().read(session.state(&arg.name).expect("allocated")).expect("reads");
+        let bytes = session.backend().read(&session.state(&arg.name).expect("allocated")).expect("reads");
         let shape = arg.ty.shape.as_const()?;
         Some((arg.name.to_string(), Tensor::from_bytes(arg.ty.dtype, &shape, &bytes)))
     };

@@ -14,6 +14,9 @@ mod llama_cost;
 mod llama_logits;
 mod llama_parallel;
 mod llama_training;
+#[path = "../common/mixed.rs"]
+mod mixed;
+mod mixed_precision;
 mod planned;
 mod published;
 mod sampling;

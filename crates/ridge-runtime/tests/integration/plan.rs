@@ -57,7 +57,7 @@ impl<'a> Follower<'a> {
             let inputs: Vec<u64> = node.inputs.iter().map(|v| values[v.index()][v.out as usize]).collect();
             values.push(match &node.op {
                 Op::Arg(arg) => vec![args[*arg]],
-                Op::Prim(Prim::Reshape(_) | Prim::Component(_)) => inputs,
+                Op::Prim(Prim::Reshape(_) | Prim::Component(_) | Prim::StateRead) => inputs,
                 Op::Call(callee) => self.run(*callee, &inputs),
                 _ => self.launch(func, function, index, node, &inputs),
             });

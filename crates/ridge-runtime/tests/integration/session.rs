@@ -1,17 +1,22 @@
 //! Sessions find step inputs and outputs by name, on any backend.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Builder, DType, Graph, Tensor, Type};
 use ridge_runtime::{Backend, Bucket, Buffer, Plan, Program, Result, Run, RuntimeError, Session, WeightData, plan};
 
-/// A backend that computes nothing.
-struct Idle;
+/// A backend that computes nothing, and whose steps fail while `fails` says so.
+#[derive(Default)]
+struct Idle {
+    fails: Arc<AtomicBool>,
+}
 
-struct IdleProgram(Arc<Graph>);
+struct IdleProgram(Arc<Graph>, Arc<AtomicBool>);
 
 struct IdleRun {
+    fails: Arc<AtomicBool>,
     inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
 }
@@ -42,7 +47,7 @@ impl Backend for Idle {
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
-        Ok(Box::new(IdleProgram(graph)))
+        Ok(Box::new(IdleProgram(graph, Arc::clone(&self.fails))))
     }
 }
 
@@ -50,7 +55,8 @@ impl Program for IdleProgram {
     fn bind(&self, bindings: &Bindings, _weights: &[Buffer], _states: &[Buffer]) -> Result<Box<dyn Run>> {
         let Plan { input_bytes, output_bytes, .. } = plan(&self.0, bindings)?;
         let zeros = |sizes: &[usize]| sizes.iter().map(|n| vec![0; *n]).collect();
-        Ok(Box::new(IdleRun { inputs: zeros(&input_bytes), outputs: zeros(&output_bytes) }))
+        let fails = Arc::clone(&self.1);
+        Ok(Box::new(IdleRun { fails, inputs: zeros(&input_bytes), outputs: zeros(&output_bytes) }))
     }
 
     fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
@@ -73,7 +79,10 @@ impl Run for IdleRun {
     }
 
     fn wait(&mut self) -> Result<()> {
-        Ok(())
+        match self.fails.load(Ordering::Relaxed) {
+            false => Ok(()),
+            true => Err(RuntimeError::Device { backend: "idle", why: "fails".into() }),
+        }
     }
 
     fn output(&self, index: usize) -> &[u8] {
@@ -95,7 +104,7 @@ fn graph() -> Graph {
 }
 
 fn bucket(outputs: &[&str]) -> Bucket {
-    let mut session = Session::new(Arc::new(Idle));
+    let mut session = Session::new(Arc::new(Idle::default()));
     let scale = vec![WeightData::Owned(vec![0; 12])];
     session.load("scale", &Type::tensor(DType::F32, [3]), scale).expect("fits");
     session.compile(&graph(), outputs).and_then(|c| c.bucket(&Bindings::new())).expect("binds")
@@ -140,4 +149,63 @@ fn unknown_output_is_an_error_that_names_the_others() {
     names_what_is_known(&bucket.output_index("rigth").expect_err("is unknown"), "output", &["sum"]);
     names_what_is_known(&bucket.tensor("rigth").expect_err("is unknown"), "output", &["sum"]);
     assert!(bucket.output_index("product").is_err(), "the program was compiled without it");
+}
+
+/// `w' = w + w`, over a cache of `blocks` that it updates too.
+fn update() -> Graph {
+    let mut g = Builder::new();
+    for ty in [Type::tensor(DType::F32, [3]), Type::tensor(DType::F32, [ridge_graph::Dim::sym("blocks")])] {
+        let state = g.state(if ty.shape.as_const().is_some() { "w" } else { "kv" }, ty).expect("fresh");
+        let old = g.state_read(state).expect("reads");
+        let new = g.add(old, old).expect("f32");
+        g.state_write(state, new).expect("writes");
+    }
+    g.finish(Vec::new()).expect("finishes")
+}
+
+#[test]
+fn a_parameter_of_a_step_that_failed_is_broken_until_it_is_loaded_again() {
+    let idle = Idle::default();
+    let fails = Arc::clone(&idle.fails);
+    let (ty, bindings) = (Type::tensor(DType::F32, [3]), Bindings::new().with("blocks", 2));
+    let mut session = Session::new(Arc::new(idle));
+    session.load("w", &ty, vec![WeightData::Owned(vec![0; 12])]).expect("fits");
+    let graph = update();
+    session.allocate_states(&graph, &bindings).expect("fits");
+    let bucket = |session: &Session| session.compile(&graph, &[]).and_then(|c| c.bucket(&bindings)).expect("binds");
+    let (mut failing, mut later) = (bucket(&session), bucket(&session));
+    later.submit().and_then(|()| later.wait()).expect("runs");
+
+    failing.submit().expect("is queued");
+    fails.store(true, Ordering::Relaxed);
+    assert!(failing.wait().is_err());
+    fails.store(false, Ordering::Relaxed);
+    for bucket in [&mut failing, &mut later] {
+        let said = bucket.submit().expect_err("the parameter is broken").to_string();
+        assert!(said.contains("parameter `w`") && said.contains("load it again"), "{said}");
+    }
+    session.load("w", &ty, vec![WeightData::Owned(vec![0; 12])]).expect("fits");
+    later.submit().and_then(|()| later.wait()).expect("is mended");
+
+    // Of a step whose end nobody waited for.
+    failing.submit().expect("is mended");
+    fails.store(true, Ordering::Relaxed);
+    drop(failing);
+    fails.store(false, Ordering::Relaxed);
+    assert!(later.submit().is_err());
+}
+
+#[test]
+fn a_cache_has_no_version_and_is_each_sessions_own() {
+    let bindings = Bindings::new().with("blocks", 2);
+    let mut session = Session::new(Arc::new(Idle::default()));
+    session.allocate_states(&update(), &bindings).expect("fits");
+    let mut other = session.share();
+    assert!(other.state("w").is_some() && other.state("kv").is_none());
+    other.allocate_states(&update(), &Bindings::new().with("blocks", 5)).expect("fits");
+    assert_eq!([&session, &other].map(|s| s.state("kv").map(|b| b.bytes())), [Some(8), Some(20)]);
+    assert_eq!((session.version("kv"), session.version("w")), (None, Some(0)));
+    let mut bucket = session.compile(&update(), &[]).and_then(|c| c.bucket(&bindings)).expect("binds");
+    bucket.submit().expect("runs");
+    assert_eq!((other.version("kv"), other.version("w")), (None, Some(1)));
 }

@@ -1,6 +1,9 @@
 //! The models of `fixtures/llama` and `fixtures/families`, and steps of a paged cache to run them on: by evaluation or on the CPU.
 
 pub(crate) mod mesh;
+mod training;
+
+pub(crate) use training::{STEPS, TrainingBatch};
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -322,7 +325,8 @@ pub(crate) fn loss_graph(fixture: &Fixture) -> Graph {
     graph
 }
 
-const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+/// The optimiser of `fixtures/training.py`.
+pub(crate) const ADAMW: AdamW = AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
 
 /// A training step: the loss, and updates of all weights and their moments, which are states.
 pub(crate) fn training_step(loss: &Graph) -> Result<Graph, GraphError> {
