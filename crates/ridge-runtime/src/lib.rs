@@ -2,19 +2,25 @@
 //!
 //! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `plan` (groups to
 //! launches at places in memory) and `session` (weights, states and programs of one model on one device).
-//! `late` is a backend for tests that completes as late as the contract allows.
+//! `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory. `late` is a backend for tests that completes as late as the contract allows.
 
 mod backend;
 mod error;
 pub mod late;
 mod lower;
+mod memory;
 mod mesh;
 mod plan;
+mod program_cache;
 mod session;
+mod snapshot;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
+pub use memory::{MemoryBytes, MemoryCharge, MemoryLedger, MemoryOwner, MemoryUse};
 pub use mesh::Collectives;
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
+pub use program_cache::{CachedProgram, CompileReason, ProgramCache};
 pub use session::{Bucket, Compiled, Session};
+pub use snapshot::{LiveValue, MemorySnapshot, NamedBytes, memory_snapshot};

@@ -5,14 +5,16 @@ use std::sync::Arc;
 
 use ridge_graph::{Arg, Bindings, DType, Graph, Role, Tensor, Type};
 
-use crate::backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
+use crate::backend::{Backend, Buffer, LaunchTime, Run, WeightData};
 use crate::error::{Result, RuntimeError};
-use crate::lower::lower;
+use crate::memory::MemoryBytes;
 use crate::plan::component_offsets;
+use crate::program_cache::{CachedProgram, CompileReason, ProgramCache};
 
 /// A model's memory on a device: its weights by name, shared by every program compiled for it, and its states.
 pub struct Session {
     backend: Arc<dyn Backend>,
+    programs: Arc<ProgramCache>,
     weights: HashMap<String, (Type, Buffer)>,
     states: HashMap<String, (Type, Buffer)>,
 }
@@ -20,7 +22,18 @@ pub struct Session {
 impl Session {
     /// A session on `backend`, without weights yet.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, weights: HashMap::new(), states: HashMap::new() }
+        Self::sharing(Arc::new(ProgramCache::new(backend)))
+    }
+
+    /// A session, without weights yet, that compiles nothing that `programs` has: another of the same model.
+    pub fn sharing(programs: Arc<ProgramCache>) -> Self {
+        let backend = Arc::clone(programs.backend());
+        Self { backend, programs, weights: HashMap::new(), states: HashMap::new() }
+    }
+
+    /// What was compiled for it and for those that it shares programs with.
+    pub fn programs(&self) -> &Arc<ProgramCache> {
+        &self.programs
     }
 
     /// The device.
@@ -80,16 +93,16 @@ impl Session {
         self.states.values().map(|(_, b)| b.bytes()).sum()
     }
 
-    /// Compiles `graph` for these outputs.
+    /// Compiles `graph` for these outputs, once however often it is asked for.
     ///
     /// # Errors
     /// Names an output that does not exist, an op without a kernel, or a weight or state that is missing or of
     /// another type.
     pub fn compile(&self, graph: &Graph, outputs: &[&str]) -> Result<Compiled> {
-        let lowered = Arc::new(lower(graph, outputs, self.backend.kernels())?);
-        let weights = find("weight", &lowered, Role::Weight, &self.weights)?;
-        let states = find("state", &lowered, Role::State, &self.states)?;
-        let program = self.backend.compile(Arc::clone(&lowered))?;
+        let cached = self.programs.get(graph, outputs)?;
+        let lowered = &cached.lowered;
+        let weights = find("weight", lowered, Role::Weight, &self.weights)?;
+        let states = find("state", lowered, Role::State, &self.states)?;
         let declared = graph.args(Role::StepInput).map(|a| a.name.to_string()).collect();
         let inputs = lowered.args(Role::StepInput).map(|a| (a.name.to_string(), a.ty.clone())).collect();
         let results = lowered
@@ -99,7 +112,7 @@ impl Session {
             .filter(|o| o.role == Role::Data)
             .map(|o| (o.name.to_string(), lowered.main().ty(o.var).clone()))
             .collect();
-        Ok(Compiled { lowered, program, weights, states, declared, inputs, outputs: results })
+        Ok(Compiled { cached, weights, states, declared, inputs, outputs: results })
     }
 }
 
@@ -121,8 +134,7 @@ fn find(kind: &'static str, graph: &Graph, role: Role, known: &HashMap<String, (
 
 /// A graph compiled for a device together with the weights and states it uses.
 pub struct Compiled {
-    lowered: Arc<Graph>,
-    program: Box<dyn Program>,
+    cached: Arc<CachedProgram>,
     weights: Vec<Buffer>,
     states: Vec<Buffer>,
     /// Names of all step inputs of the graph as it was written.
@@ -135,7 +147,12 @@ pub struct Compiled {
 impl Compiled {
     /// The graph as the device runs it.
     pub fn graph(&self) -> &Graph {
-        &self.lowered
+        &self.cached.lowered
+    }
+
+    /// Why it was compiled.
+    pub fn reason(&self) -> &CompileReason {
+        self.cached.reason()
     }
 
     /// Bytes that a bucket takes besides weights and states; see [`Program::workspace_bytes`].
@@ -143,7 +160,15 @@ impl Compiled {
     /// # Errors
     /// When a symbol is unbound.
     pub fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        self.program.workspace_bytes(bindings)
+        self.cached.program.workspace_bytes(bindings)
+    }
+
+    /// Bytes that a bucket takes besides weights and states, by owner; see [`Program::memory`].
+    ///
+    /// # Errors
+    /// When a symbol is unbound.
+    pub fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
+        self.cached.program.memory(bindings)
     }
 
     /// Prepares a bucket.
@@ -151,7 +176,7 @@ impl Compiled {
     /// # Errors
     /// When a symbol is unbound or memory runs out.
     pub fn bucket(&self, bindings: &Bindings) -> Result<Bucket> {
-        let run = self.program.bind(bindings, &self.weights, &self.states)?;
+        let run = self.cached.program.bind(bindings, &self.weights, &self.states)?;
         Ok(Bucket {
             run,
             declared: Arc::clone(&self.declared),
@@ -183,6 +208,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Bytes of owners that the bucket has its own of: inputs, outputs and constants.
+    pub fn memory(&self) -> MemoryBytes {
+        self.run.memory()
+    }
+
     /// Names of the step inputs that the program reads, by position.
     pub fn input_names(&self) -> impl Iterator<Item = &str> {
         self.inputs.iter().map(|(name, _)| &**name)
