@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph, Type, passes};
-use ridge_runtime::{Backend, Buffer, Collectives, Program, Result, RuntimeError, WeightData, component_offsets};
+use ridge_runtime::{
+    Backend, Buffer, Collectives, MemoryOwner, MemoryUse, Program, Result, RuntimeError, WeightData, component_offsets,
+};
 
 use crate::bytes::MemoryBlock;
 use crate::device::CpuDevice;
 use crate::kernel::KernelEntry;
 use crate::kernels;
-use crate::memory::AlignedMemory;
+use crate::memory::{AlignedMemory, padded};
 use crate::pool::ThreadPool;
 use crate::program::CpuProgram;
 use crate::storage::{CpuStorage, storage};
@@ -98,10 +100,10 @@ impl Backend for Cpu {
             });
         }
         if ty.format.is_none() {
-            let weight = StoredWeight::new(parts.swap_remove(0), self.threads())?;
+            let weight = StoredWeight::new(parts.swap_remove(0), self.threads(), &self.device.ledger)?;
             return Ok(Buffer::new(bytes, Arc::new(CpuStorage::Weight(weight))));
         }
-        let memory = AlignedMemory::zeroed(bytes, "a weight")?;
+        let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::Weights, bytes)?;
         // SAFETY: just allocated; no step knows it.
         let to = unsafe { memory.bytes_mut() };
         for (offset, part) in offsets.into_iter().zip(&parts) {
@@ -111,7 +113,8 @@ impl Backend for Cpu {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(AlignedMemory::zeroed(bytes, "state")?)))))
+        let memory = AlignedMemory::zeroed(&self.device.ledger, MemoryOwner::States, bytes)?;
+        Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
     }
 
     fn is_writable(&self, buffer: &Buffer) -> bool {
@@ -144,6 +147,14 @@ impl Backend for Cpu {
         }
         self.device.copy(MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block());
         Ok(())
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.device.ledger.usage()
+    }
+
+    fn padded_bytes(&self, bytes: usize) -> usize {
+        padded(bytes)
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {

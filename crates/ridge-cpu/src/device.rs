@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ridge_runtime::Result;
+use ridge_runtime::{MemoryLedger, MemoryOwner, Result};
 
 use crate::bytes::MemoryBlock;
 use crate::memory::AlignedMemory;
@@ -18,6 +18,8 @@ pub(crate) struct CpuDevice {
     pub(crate) mesh: MeshGroups,
     /// See [`CpuOptions::poison`].
     pub(crate) poison: bool,
+    /// Counts all that is allocated.
+    pub(crate) ledger: Arc<MemoryLedger>,
     arena: Mutex<Arc<AlignedMemory>>,
     /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
     arenas: AtomicUsize,
@@ -25,8 +27,9 @@ pub(crate) struct CpuDevice {
 
 impl CpuDevice {
     pub(crate) fn new(pool: ThreadPool, mesh: MeshGroups, poison: bool) -> Result<Self> {
-        let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(0, "workspace")?));
-        Ok(Self { pool, mesh, poison, arena, arenas: AtomicUsize::new(0) })
+        let ledger = Arc::default();
+        let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(&ledger, MemoryOwner::Workspace, 0)?));
+        Ok(Self { pool, mesh, poison, ledger, arena, arenas: AtomicUsize::new(0) })
     }
 
     /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
@@ -35,8 +38,8 @@ impl CpuDevice {
         let mut arena = self.arena.lock().unwrap_or_else(PoisonError::into_inner);
         if arena.block().bytes < bytes {
             // The old one is given up first, so that both are never needed at a time unless a step uses it.
-            *arena = Arc::new(AlignedMemory::zeroed(0, "workspace")?);
-            *arena = Arc::new(AlignedMemory::zeroed(bytes, "workspace")?);
+            *arena = Arc::new(AlignedMemory::zeroed(&self.ledger, MemoryOwner::Workspace, 0)?);
+            *arena = Arc::new(AlignedMemory::zeroed(&self.ledger, MemoryOwner::Workspace, bytes)?);
             self.arenas.fetch_add(1, Ordering::Release);
         }
         Ok((Arc::clone(&arena), self.arena_number()))

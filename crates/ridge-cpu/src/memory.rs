@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapMut, MmapRaw};
-use ridge_runtime::{Result, RuntimeError};
+use ridge_runtime::{MemoryCharge, MemoryLedger, MemoryOwner, Result, RuntimeError};
 
 use crate::bytes::MemoryBlock;
 
@@ -24,6 +24,7 @@ pub(crate) struct AlignedMemory {
     bytes: usize,
     /// What it is part of, which is given back with the last memory in it.
     _pages: Arc<Pages>,
+    _charge: MemoryCharge,
 }
 
 // SAFETY: plain bytes. Who may touch them when is the device's order of steps: see `pool`.
@@ -63,7 +64,7 @@ fn place(bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
         return Ok((Arc::new(pages), first));
     }
     // Never of no bytes, so that each has an address of its own.
-    let bytes = bytes.max(1).next_multiple_of(ALIGN);
+    let bytes = padded(bytes);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
     let (pages, taken) = match shared.take() {
         Some((pages, taken)) if taken + bytes <= PAGE => (pages, taken),
@@ -74,18 +75,28 @@ fn place(bytes: usize) -> std::io::Result<(Arc<Pages>, usize)> {
     Ok((pages, at))
 }
 
+/// Bytes that memory of `bytes` bytes takes: cache lines of shared pages, or small pages of its own. The room by which a
+/// mapping begins on a huge page is address space that nobody touches.
+pub(crate) fn padded(bytes: usize) -> usize {
+    /// A page of the system.
+    const SMALL_PAGE: usize = 4096;
+    bytes.max(1).next_multiple_of(if bytes > SMALL { SMALL_PAGE } else { ALIGN })
+}
+
 impl AlignedMemory {
+    /// Memory that `ledger` counts for `owner`.
+    ///
     /// # Errors
     /// When the machine does not give so much.
-    pub(crate) fn zeroed(bytes: usize, what: &str) -> Result<Self> {
+    pub(crate) fn zeroed(ledger: &Arc<MemoryLedger>, owner: MemoryOwner, bytes: usize) -> Result<Self> {
         let (pages, at) = place(bytes).map_err(|_| RuntimeError::OutOfMemory {
-            what: what.into(),
+            what: owner.to_string(),
             needed: bytes,
             remedy: "use a smaller context, batch or model",
         })?;
         // SAFETY: `place` found room for so many bytes there, and a mapping is never at address 0.
         let ptr = unsafe { NonNull::new_unchecked(pages.map.as_mut_ptr().add(at)) };
-        Ok(Self { ptr, bytes, _pages: pages })
+        Ok(Self { ptr, bytes, _pages: pages, _charge: ledger.charge(owner, padded(bytes)) })
     }
 
     pub(crate) fn block(&self) -> MemoryBlock {
@@ -116,8 +127,11 @@ mod tests {
     fn memory_is_zeroed_aligned_and_nobody_elses() {
         // Small ones that fill shared pages more than once, and larger ones on both sides of a huge page.
         let sizes = [0, 1, 63, 64, 65, SMALL - 1, SMALL, SMALL + 1, PAGE - 1, PAGE, 2 * PAGE + 7];
-        let held: Vec<AlignedMemory> =
-            sizes.iter().cycle().take(66).map(|bytes| AlignedMemory::zeroed(*bytes, "a test").unwrap()).collect();
+        let ledger = Arc::new(MemoryLedger::default());
+        let zeroed = |bytes: &usize| AlignedMemory::zeroed(&ledger, MemoryOwner::States, *bytes).unwrap();
+        let held: Vec<AlignedMemory> = sizes.iter().cycle().take(66).map(zeroed).collect();
+        let counted: usize = sizes.iter().cycle().take(66).map(|bytes| padded(*bytes)).sum();
+        assert_eq!(ledger.usage().live.get(MemoryOwner::States), counted);
         for (i, memory) in held.iter().enumerate() {
             assert!((memory.block().ptr as usize).is_multiple_of(ALIGN));
             // SAFETY: no step knows it.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, FuncId, Function, Graph, GroupKind, Op, Type};
-use ridge_runtime::{Buffer, Plan, Program, Result, Run, RuntimeError, plan};
+use ridge_runtime::{Buffer, MemoryBytes, MemoryOwner, Plan, Program, Result, Run, RuntimeError, plan};
 
 use crate::device::CpuDevice;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType};
-use crate::memory::AlignedMemory;
+use crate::memory::{AlignedMemory, padded};
 use crate::repack::in_panels;
 use crate::run::{BoundBucket, BucketMemory, CpuRun, arena_bytes};
 use crate::storage::{CpuStorage, hold, storage};
@@ -115,25 +115,36 @@ impl Program for CpuProgram {
                 return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why });
             }
         }
-        let staging =
-            |sizes: &[usize]| sizes.iter().map(|n| AlignedMemory::zeroed(*n, "staging")).collect::<Result<Vec<_>>>();
+        let staging = |owner: MemoryOwner, sizes: &[usize]| {
+            let zeroed = sizes.iter().map(|n| AlignedMemory::zeroed(&self.device.ledger, owner, *n));
+            zeroed.collect::<Result<Vec<_>>>()
+        };
         let memory = BucketMemory {
             weights,
             states,
-            inputs: staging(&plan.input_bytes)?,
-            outputs: staging(&plan.output_bytes)?,
+            inputs: staging(MemoryOwner::Inputs, &plan.input_bytes)?,
+            outputs: staging(MemoryOwner::Outputs, &plan.output_bytes)?,
         };
         let arena_bytes = arena_bytes(&plan, &kernels);
         // Allocated here, so that no step has to.
         self.device.arena(arena_bytes)?;
         let bound = BoundBucket::new(&self.graph, &plan, bindings, kernels, memory, &self.device)?;
-        Ok(Box::new(CpuRun::new(Arc::clone(&self.device), bound, arena_bytes)))
+        Ok(Box::new(CpuRun::new(Arc::clone(&self.device), bound, arena_bytes, staging_bytes(&plan))))
     }
 
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
         let plan = plan(&self.graph, bindings)?;
-        Ok(arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made) + plan.staging_bytes())
+        let arena = arena_bytes(&plan, &self.kernels(&plan, bindings, &[])?.made);
+        Ok(staging_bytes(&plan).with(MemoryOwner::Workspace, padded(arena)))
     }
+}
+
+/// What a bucket has of its own: each input and output in memory by itself.
+fn staging_bytes(plan: &Plan) -> MemoryBytes {
+    let sum = |sizes: &[usize]| sizes.iter().map(|bytes| padded(*bytes)).sum();
+    MemoryBytes::default()
+        .with(MemoryOwner::Inputs, sum(&plan.input_bytes))
+        .with(MemoryOwner::Outputs, sum(&plan.output_bytes))
 }
 
 /// A state is written in place, so it must be ours to write.

@@ -6,7 +6,9 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use ridge_graph::{Bindings, FuncId, Graph, Type, Var};
-use ridge_runtime::{LaunchTime, Place, Plan, Region, Result, Run, RuntimeError, component_offsets};
+use ridge_runtime::{
+    LaunchTime, MemoryBytes, MemoryLedger, Place, Plan, Region, Result, Run, RuntimeError, component_offsets,
+};
 
 use crate::bytes::MemoryBlock;
 use crate::device::CpuDevice;
@@ -53,8 +55,6 @@ struct OperandAddress {
 }
 
 struct BoundLaunch {
-    /// The node that it is of, if it is of one.
-    of: Option<(FuncId, usize)>,
     kernel: Arc<dyn CpuKernel>,
     pieces: usize,
     chunks: u16,
@@ -66,14 +66,26 @@ struct BoundLaunch {
     outputs: usize,
 }
 
+/// A launch of the plan as traces have it.
+struct TracedLaunch {
+    func: FuncId,
+    node: usize,
+    path: Vec<Arc<str>>,
+    /// What runs it; `None` where there is nothing to do.
+    step: Option<usize>,
+}
+
 /// A bucket's launches with all their addresses. Those are found before the first step: see [`BoundBucket::resolve`].
 pub(crate) struct BoundBucket {
     steps: Vec<BoundLaunch>,
+    traced: Vec<TracedLaunch>,
     addresses: Vec<OperandAddress>,
     memory: BucketMemory,
     /// Where the operands lie, in the order of `addresses`. Written only between steps: see [`BoundBucket::resolve`].
     resolved: UnsafeCell<Vec<MemoryBlock>>,
     poison: bool,
+    /// Counts the working memory of the threads that run its launches.
+    ledger: Arc<MemoryLedger>,
     watch: LaunchClock,
 }
 
@@ -107,6 +119,7 @@ impl BoundBucket {
         device: &CpuDevice,
     ) -> Result<Self> {
         let mut steps = Vec::with_capacity(plan.launches.len());
+        let mut traced = Vec::with_capacity(plan.launches.len());
         let mut addresses = Vec::new();
         let arena_bytes = arena_bytes(plan, &kernels);
         if device.poison {
@@ -117,10 +130,12 @@ impl BoundBucket {
         for launch in &plan.launches {
             let kernel = Arc::clone(&kernels[launch.kernel]);
             let pieces = kernel.pieces();
+            let of = &plan.kernels[launch.kernel];
+            let path = launch.path.clone();
             if pieces == 0 {
+                traced.push(TracedLaunch { func: of.func, node: of.node, path, step: None });
                 continue;
             }
-            let of = &plan.kernels[launch.kernel];
             let function = graph.function(of.func);
             let node = &function.nodes[of.node];
             let bytes = |ty: &Type| -> Result<usize> { Ok(component_offsets(ty, bindings)?.1) };
@@ -143,7 +158,6 @@ impl BoundBucket {
             addresses.push(OperandAddress { place: room, bytes: preparation.map_or(0, |p| p.bytes) });
             let mut add = |prepares: bool, pieces: usize, nanos: f64| {
                 steps.push(BoundLaunch {
-                    of: Some((of.func, of.node)),
                     chunks: chunks(pieces, nanos, device.pool.threads()),
                     kernel: Arc::clone(&kernel),
                     pieces,
@@ -157,6 +171,7 @@ impl BoundBucket {
                 add(true, pieces, nanos_per_piece);
             }
             add(false, pieces, kernel.nanos_per_piece());
+            traced.push(TracedLaunch { func: of.func, node: of.node, path, step: Some(steps.len() - 1) });
         }
         if device.poison {
             let inputs = plan.input_bytes.iter().enumerate().map(|(i, b)| (Region::Input(i as u32), *b));
@@ -165,7 +180,16 @@ impl BoundBucket {
         let resolved = UnsafeCell::new(Vec::with_capacity(addresses.len()));
         let ends = steps.iter().map(|_| AtomicU64::new(0)).collect();
         let watch = LaunchClock { on: AtomicBool::new(false), clock: Instant::now(), ends };
-        Ok(Self { steps, addresses, memory, resolved, poison: device.poison, watch })
+        Ok(Self {
+            steps,
+            traced,
+            addresses,
+            memory,
+            resolved,
+            poison: device.poison,
+            ledger: Arc::clone(&device.ledger),
+            watch,
+        })
     }
 
     /// Finds every operand's address, with `arena` as the workspace.
@@ -199,16 +223,7 @@ fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<
     addresses.extend(regions.map(|(region, bytes)| OperandAddress { place: Place { region, offset: 0 }, bytes }));
     let outputs = addresses.len() - first;
     addresses.push(OperandAddress { place: Place { region: Region::Arena, offset: 0 }, bytes: 0 });
-    BoundLaunch {
-        of: None,
-        kernel: Arc::new(PoisonKernel),
-        pieces: 1,
-        chunks: 1,
-        prepares: false,
-        first,
-        inputs: 0,
-        outputs,
-    }
+    BoundLaunch { kernel: Arc::new(PoisonKernel), pieces: 1, chunks: 1, prepares: false, first, inputs: 0, outputs }
 }
 
 /// Fills its outputs with what no kernel may rely on.
@@ -262,6 +277,7 @@ impl LaunchSequence for BucketLaunches {
             1 => 0..step.pieces,
             _ => step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks,
         };
+        scratch.count_in(&self.0.ledger);
         if self.0.poison {
             scratch.poison();
         }
@@ -287,6 +303,8 @@ pub(crate) struct CpuRun {
     steps: Arc<BoundBucket>,
     job: sync::Arc<PoolJob>,
     arena_bytes: usize,
+    /// Bytes of inputs and outputs.
+    staging: MemoryBytes,
     /// The workspace that operands' addresses were found for, and its number.
     arena: Weak<AlignedMemory>,
     arena_number: usize,
@@ -295,11 +313,11 @@ pub(crate) struct CpuRun {
 }
 
 impl CpuRun {
-    pub(crate) fn new(device: Arc<CpuDevice>, bound: BoundBucket, arena_bytes: usize) -> Self {
+    pub(crate) fn new(device: Arc<CpuDevice>, bound: BoundBucket, arena_bytes: usize, staging: MemoryBytes) -> Self {
         let steps = Arc::new(bound);
         let job = sync::Arc::new(PoolJob::new(Box::new(BucketLaunches(Arc::clone(&steps)))));
         let (arena, arena_number, arena_in_use) = (Weak::new(), 0, Cell::new(None));
-        Self { device, steps, job, arena_bytes, arena, arena_number, arena_in_use }
+        Self { device, steps, job, arena_bytes, staging, arena, arena_number, arena_in_use }
     }
 
     /// Waits for the submitted step, if there is one, which then needs no workspace.
@@ -365,6 +383,10 @@ impl Run for CpuRun {
         unsafe { self.steps.memory.outputs[index].bytes() }
     }
 
+    fn memory(&self) -> MemoryBytes {
+        self.staging
+    }
+
     fn timed(&mut self) -> Result<Vec<LaunchTime>> {
         self.finish();
         let watch = &self.steps.watch;
@@ -375,16 +397,15 @@ impl Run for CpuRun {
         let watch = &self.steps.watch;
         watch.on.store(false, Ordering::Relaxed);
         outcome?;
-        let mut times = Vec::with_capacity(self.steps.steps.len());
-        for (step, end) in self.steps.steps.iter().zip(&watch.ends) {
-            if step.prepares {
-                // Its time is that of what it prepares for.
-                continue;
-            }
-            let end = end.load(Ordering::Relaxed);
-            if let Some((func, node)) = step.of {
-                times.push(LaunchTime { func, node, seconds: end.saturating_sub(before) as f64 * 1e-9 });
-            }
+        let mut times = Vec::with_capacity(self.steps.traced.len());
+        if self.steps.poison {
+            before = before.max(watch.ends[0].load(Ordering::Relaxed));
+        }
+        for TracedLaunch { func, node, path, step } in &self.steps.traced {
+            // The time of a preparation is that of what it prepares for.
+            let end = step.map_or(before, |step| watch.ends[step].load(Ordering::Relaxed));
+            let seconds = end.saturating_sub(before) as f64 * 1e-9;
+            times.push(LaunchTime { func: *func, node: *node, path: path.clone(), seconds });
             before = before.max(end);
         }
         Ok(times)

@@ -1,5 +1,9 @@
 //! Working memory of a thread.
 
+use std::sync::Arc;
+
+use ridge_runtime::{MemoryLedger, MemoryOwner};
+
 use crate::bytes::{Pod, cast};
 use crate::memory::AlignedMemory;
 
@@ -11,12 +15,21 @@ pub(crate) const POISON: u8 = 0xff;
 #[derive(Default)]
 pub struct Scratch {
     memory: Option<AlignedMemory>,
+    /// Of the backend whose step it served last.
+    ledger: Arc<MemoryLedger>,
 }
 
 /// Aligns for every element type and a full vector register.
 const SCRATCH_ALIGN: usize = 64;
 
 impl Scratch {
+    /// Lets `ledger` count what is allocated from now on.
+    pub(crate) fn count_in(&mut self, ledger: &Arc<MemoryLedger>) {
+        if !Arc::ptr_eq(&self.ledger, ledger) {
+            self.ledger = Arc::clone(ledger);
+        }
+    }
+
     /// Fills all of it with bytes that no kernel may rely on: NaN in every float type.
     pub(crate) fn poison(&mut self) {
         if let Some(memory) = &mut self.memory {
@@ -35,7 +48,7 @@ impl Scratch {
         let memory = match self.memory.take() {
             Some(memory) if memory.block().bytes >= total => memory,
             // Twice as much each time, since small memory that is given back is not taken again.
-            _ => AlignedMemory::zeroed(total.next_power_of_two(), "a thread's workspace")
+            _ => AlignedMemory::zeroed(&self.ledger, MemoryOwner::Threads, total.next_power_of_two())
                 .unwrap_or_else(|e| panic!("{e}")),
         };
         // SAFETY: memory of this thread alone, borrowed for as long as the slices are.

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ridge_runtime::{Result, WeightData};
+use ridge_runtime::{MemoryLedger, MemoryOwner, Result, WeightData};
 
 #[cfg(target_arch = "x86_64")]
 use crate::amx::panels;
@@ -16,6 +16,7 @@ pub(crate) struct StoredWeight {
     #[cfg(target_arch = "x86_64")]
     bytes: usize,
     threads: usize,
+    ledger: Arc<MemoryLedger>,
     forms: Mutex<WeightForms>,
 }
 
@@ -68,16 +69,17 @@ impl StoredWeight {
     ///
     /// # Errors
     /// When memory runs out.
-    pub(crate) fn new(data: WeightData, threads: usize) -> Result<Self> {
+    pub(crate) fn new(data: WeightData, threads: usize, ledger: &Arc<MemoryLedger>) -> Result<Self> {
         let bytes = data.bytes().len();
         let stays = bytes > SMALL && matches!(data, WeightData::Shared(..));
-        let rows = if stays { None } else { Some(copied(data.bytes(), threads)?) };
+        let rows = if stays { None } else { Some(copied(data.bytes(), threads, ledger)?) };
         let forms =
             Mutex::new(WeightForms { given: stays.then_some(data), rows, used_rows: Weak::new(), panels: None });
         Ok(Self {
             #[cfg(target_arch = "x86_64")]
             bytes,
             threads,
+            ledger: Arc::clone(ledger),
             forms,
         })
     }
@@ -101,10 +103,10 @@ impl StoredWeight {
             return Ok(rows);
         }
         let rows = match (&forms.given, &forms.panels) {
-            (Some(data), _) => copied(data.bytes(), self.threads)?,
+            (Some(data), _) => copied(data.bytes(), self.threads, &self.ledger)?,
             #[cfg(target_arch = "x86_64")]
             (None, Some((panels, inner))) => {
-                let rows = AlignedMemory::zeroed(self.bytes, "a weight")?;
+                let rows = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, self.bytes)?;
                 // SAFETY: the rows were just allocated, and panels are not written once they are made.
                 let (panels, to) = unsafe { (panels.bytes(), rows.bytes_mut()) };
                 let panels: &[u32] = view(panels);
@@ -139,7 +141,8 @@ impl StoredWeight {
             }
         };
         let rows: &[half::bf16] = view(rows);
-        let made = AlignedMemory::zeroed(panels::bytes([rows.len() / inner, inner]), "a weight in panels")?;
+        let bytes = panels::bytes([rows.len() / inner, inner]);
+        let made = AlignedMemory::zeroed(&self.ledger, MemoryOwner::Weights, bytes)?;
         // SAFETY: just allocated.
         let to: &mut [u32] = cast(unsafe { made.bytes_mut() });
         let (to, tiles) = (to.as_chunks_mut().0, panels::panel_tiles(inner));
@@ -169,8 +172,8 @@ impl StoredWeight {
 /// Bytes that a thread is started for.
 const LEAST: usize = 4 << 20;
 
-fn copied(from: &[u8], threads: usize) -> Result<Arc<AlignedMemory>> {
-    let memory = AlignedMemory::zeroed(from.len(), "a weight")?;
+fn copied(from: &[u8], threads: usize, ledger: &Arc<MemoryLedger>) -> Result<Arc<AlignedMemory>> {
+    let memory = AlignedMemory::zeroed(ledger, MemoryOwner::Weights, from.len())?;
     // SAFETY: just allocated; no step knows it.
     copy(from, unsafe { memory.bytes_mut() }, threads);
     Ok(Arc::new(memory))
@@ -214,7 +217,7 @@ mod tests {
             let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new([&[0; 3], &bytes[..]].concat());
             let shared = WeightData::Shared(file, 3..3 + bytes.len());
             for data in [WeightData::Owned(bytes.clone()), shared] {
-                let weight = StoredWeight::new(data, 3).unwrap();
+                let weight = StoredWeight::new(data, 3, &Arc::default()).unwrap();
                 for inner in [inner, other, inner] {
                     let panels = weight.panels(inner).unwrap();
                     assert!(panels.bytes_of_panels() >= Some(bytes.len() / (2 * inner) * 2 * inner));
@@ -229,7 +232,7 @@ mod tests {
         if crate::simd::isa() != crate::simd::Isa::Amx {
             ridge_testing::skip!("this machine has no AMX");
         }
-        let weight = StoredWeight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1).unwrap();
+        let weight = StoredWeight::new(WeightData::Owned(vec![7; 2 * 40 * 64]), 1, &Arc::default()).unwrap();
         let before = weight.rows().unwrap();
         weight.panels(64).unwrap();
         let after = weight.rows().unwrap();

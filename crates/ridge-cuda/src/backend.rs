@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Graph, Type};
-use ridge_runtime::{Backend, Buffer, Program, Result, WeightData, component_offsets};
+use ridge_runtime::{Backend, Buffer, MemoryOwner, MemoryUse, Program, Result, WeightData, component_offsets};
 
 use crate::device::{CudaDevice, DeviceMemory};
 use crate::error::device as failed;
@@ -77,7 +77,7 @@ impl Backend for Cuda {
         if sizes != given {
             return Err(failed(format!("{ty} is stored in parts of {sizes:?} bytes, given are {given:?}")));
         }
-        let memory = self.device.allocate(bytes, "a weight")?;
+        let memory = self.device.allocate(bytes, MemoryOwner::Weights)?;
         for (offset, part) in offsets.into_iter().zip(&parts) {
             self.device.upload(&memory, offset, part.bytes())?;
         }
@@ -89,14 +89,14 @@ impl Backend for Cuda {
             return Ok(None);
         }
         let bytes = component_offsets(ty, &Bindings::new())?.1;
-        let memory = self.device.allocate(bytes, "a weight")?;
+        let memory = self.device.allocate(bytes, MemoryOwner::Weights)?;
         let elements = bytes / ty.dtype.size_bytes();
         self.device.fill_random(&memory, ty.dtype, elements, state, scale)?;
         Ok(Some(Buffer::new(bytes, Arc::new(memory))))
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
-        let memory = self.device.allocate(bytes, "a state")?;
+        let memory = self.device.allocate(bytes, MemoryOwner::States)?;
         self.device.queue()?.fill(&memory, 0, bytes)?;
         Ok(Buffer::new(bytes, Arc::new(memory)))
     }
@@ -111,6 +111,10 @@ impl Backend for Cuda {
             return Err(failed(format!("{} bytes are more than the buffer's {}", bytes.len(), memory.bytes())));
         }
         self.device.upload(memory, 0, bytes)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.device.memory()
     }
 
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ridge_graph::DType;
 use ridge_hw::gpu::{Library, Nvidia};
-use ridge_runtime::{Result, RuntimeError};
+use ridge_runtime::{MemoryOwner, MemoryUse, Result, RuntimeError};
 
 use crate::cache::KernelCache;
 use crate::cublaslt::CublasLt;
@@ -67,7 +67,7 @@ impl CudaDevice {
         let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
         let staging = (
-            PinnedMemory::allocate(&context, 2 * STAGING)?,
+            PinnedMemory::allocate(&context, 2 * STAGING, MemoryOwner::Upload)?,
             [CudaEvent::new(&context, false)?, CudaEvent::new(&context, false)?],
         );
         Ok(Self {
@@ -99,14 +99,19 @@ impl CudaDevice {
         self.context.driver.memory()
     }
 
-    /// Memory of the GPU; `what` it is for, should there be too little.
-    pub(crate) fn allocate(&self, bytes: usize, what: &str) -> Result<DeviceMemory> {
-        DeviceMemory::allocate(&self.context, bytes, what)
+    /// What has been allocated, by owner.
+    pub(crate) fn memory(&self) -> MemoryUse {
+        self.context.ledger.usage()
+    }
+
+    /// Memory of the GPU, uninitialised.
+    pub(crate) fn allocate(&self, bytes: usize, owner: MemoryOwner) -> Result<DeviceMemory> {
+        DeviceMemory::allocate(&self.context, bytes, owner)
     }
 
     /// Page-locked memory of the host, zeroed.
     pub(crate) fn pinned(&self, bytes: usize) -> Result<PinnedMemory> {
-        PinnedMemory::allocate(&self.context, bytes)
+        PinnedMemory::allocate(&self.context, bytes, MemoryOwner::HostStaging)
     }
 
     pub(crate) fn event(&self) -> Result<CudaEvent> {
@@ -135,7 +140,7 @@ impl CudaDevice {
     /// # Errors
     /// When it must grow and memory runs out.
     pub(crate) fn lease_arena(&self, lease: &mut ArenaLease<DeviceMemory>, bytes: usize) -> Result<bool> {
-        self.arena.lease(lease, bytes, |bytes| self.allocate(bytes, "workspace"))
+        self.arena.lease(lease, bytes, |bytes| self.allocate(bytes, MemoryOwner::Workspace))
     }
 
     /// The kernel of `source`, compiled if neither this process nor the cache has it.

@@ -244,12 +244,13 @@ mod tests {
         let inputs = [draw(1, [rows, depth], 1.0), draw(2, [columns, depth], scale), draw(3, third, scale)];
         let upload = |tensor: &Tensor| {
             let bytes = tensor.to_bytes();
-            let memory = device.allocate(bytes.len(), "a test").expect("fits");
+            let memory = device.allocate(bytes.len(), ridge_runtime::MemoryOwner::States).expect("fits");
             device.upload(&memory, 0, &bytes).expect("copies");
             memory
         };
         let held: Vec<DeviceMemory> = inputs.iter().map(upload).collect();
-        let y = device.allocate(rows * columns * result.size_bytes(), "a test").expect("fits");
+        let y =
+            device.allocate(rows * columns * result.size_bytes(), ridge_runtime::MemoryOwner::States).expect("fits");
         let address = |slot| match slot {
             OperandSlot::Input(i) => held[i].address(),
             _ => y.address(),

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ridge_graph::{Bindings, Graph};
-use ridge_runtime::{Buffer, Program, Result, Run, RuntimeError, plan};
+use ridge_runtime::{Buffer, MemoryBytes, Program, Result, Run, RuntimeError, plan};
 
 use crate::compile;
 use crate::device::{CudaDevice, DeviceMemory};
@@ -55,10 +55,10 @@ impl Program for CudaProgram {
         Ok(Box::new(CudaRun::new(device, graph, self.options.clone(), plan, &kernels, weights, states)?))
     }
 
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
         let plan = plan(&self.graph, bindings)?;
         let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings)?;
-        Ok(BucketLayout::new(&plan, &kernels).bytes())
+        Ok(BucketLayout::new(&plan, &kernels).memory())
     }
 }
 

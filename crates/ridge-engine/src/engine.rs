@@ -3,9 +3,11 @@
 mod pending;
 mod sequence;
 
+use std::sync::Arc;
+
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols};
-use ridge_runtime::{LaunchTime, Session};
+use ridge_runtime::{CachedProgram, LaunchTime, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::error::{EngineError, Result};
@@ -359,6 +361,11 @@ impl Engine {
     pub fn lowered(&self, sample: bool, answer: bool) -> Option<&Graph> {
         let answer = answer && self.programs.divide();
         self.programs.lowered(Wanted { tokens: sample, answer, ..Wanted::default() })
+    }
+
+    /// What was compiled for its steps, in order, and why.
+    pub fn compiled(&self) -> Vec<Arc<CachedProgram>> {
+        self.programs.compiled()
     }
 
     /// Reserves blocks for a step and fills its inputs.

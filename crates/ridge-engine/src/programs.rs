@@ -1,13 +1,22 @@
 //! The programs of a model, compiled when they are first needed, and their buckets: what a step writes its inputs to.
 
+use std::sync::Arc;
+
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, symbols, with_scores};
-use ridge_runtime::{Bucket, Compiled, ParamVersions, RuntimeError, Session};
+use ridge_runtime::{Bucket, CachedProgram, Compiled, ParamVersions, RuntimeError, Session};
 
 use crate::error::Result;
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
-const BUCKETS: usize = 64;
+pub const MAX_BUCKETS: usize = 64;
+
+/// Bytes on the device that inputs, outputs and constants of all buckets of an engine may take together: when a new one
+/// would exceed them, the oldest are dropped, of whatever program.
+pub const MAX_STAGING_BYTES: usize = 64 << 20;
+
+/// Buckets that are kept whatever they take: a new one, and those of a step of prompts and answers.
+pub const MIN_BUCKETS: usize = 3;
 
 /// The output with the log-probabilities of targets.
 const SCORES: &str = "scores";
@@ -206,8 +215,13 @@ impl Programs {
         }
         let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
         let compiled = self.session.compile(graph, &wanted.outputs())?;
-        self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(BUCKETS) });
+        self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(MAX_BUCKETS) });
         Ok(self.programs.len() - 1)
+    }
+
+    /// What was compiled, in order.
+    pub(crate) fn compiled(&self) -> Vec<Arc<CachedProgram>> {
+        self.session.programs().programs()
     }
 
     /// The graph of a program, if it has been compiled.
@@ -215,15 +229,36 @@ impl Programs {
         self.programs.iter().find(|p| p.wanted == wanted).map(|program| program.compiled.graph())
     }
 
+    /// Drops buckets that were used longest ago while all take more than `most` bytes, but for those that a step may use.
+    fn drop_oldest(&mut self, most: usize) {
+        let bytes = |(_, _, ready): &(Extents, u64, ReadyBucket)| ready.bucket.memory().staging_on_device();
+        let mut total: usize = self.programs.iter().flat_map(|program| &program.ready).map(bytes).sum();
+        while total > most {
+            let all = self.programs.iter().enumerate();
+            let all = all.flat_map(|(p, program)| program.ready.iter().enumerate().map(move |(at, of)| (of.1, p, at)));
+            let mut all: Vec<(u64, usize, usize)> = all.collect();
+            if all.len() < MIN_BUCKETS {
+                return;
+            }
+            all.sort_unstable();
+            let (_, program, at) = all[0];
+            total -= bytes(&self.programs[program].ready.swap_remove(at));
+        }
+    }
+
     /// A bucket of the program that gives what is wanted.
     pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut ReadyBucket> {
         self.uses += 1;
         let which = self.compile(wanted)?;
+        let known = self.programs[which].ready.iter().any(|(of, ..)| *of == extents);
+        if !known {
+            self.drop_oldest(MAX_STAGING_BYTES);
+        }
         let program = &mut self.programs[which];
         let at = match program.ready.iter().position(|(of, ..)| *of == extents) {
             Some(at) => at,
             None => {
-                if program.ready.len() >= BUCKETS
+                if program.ready.len() >= MAX_BUCKETS
                     && let Some((oldest, _)) = program.ready.iter().enumerate().min_by_key(|(_, (_, used, _))| *used)
                 {
                     program.ready.swap_remove(oldest);

@@ -12,8 +12,8 @@ use ridge_runtime::{Bucket, Compiled, Session};
 
 use crate::error::{EngineError, Result};
 
-/// Buckets that are kept ready.
-const BUCKETS: usize = 16;
+/// Buckets of a program that are kept ready.
+pub const MAX_BUCKETS: usize = 16;
 
 /// How much a scorer runs at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,12 +281,12 @@ struct Programs {
 
 impl Programs {
     fn new(compiled: Compiled) -> Self {
-        Self { compiled, ready: HashMap::with_capacity(BUCKETS) }
+        Self { compiled, ready: HashMap::with_capacity(MAX_BUCKETS) }
     }
 
     /// Texts of one length come one after another, so what is full is emptied.
     fn bucket(&mut self, key: (usize, usize), bindings: &Bindings) -> Result<&mut Bucket> {
-        if self.ready.len() >= BUCKETS && !self.ready.contains_key(&key) {
+        if self.ready.len() >= MAX_BUCKETS && !self.ready.contains_key(&key) {
             self.ready.clear();
         }
         Ok(match self.ready.entry(key) {

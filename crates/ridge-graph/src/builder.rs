@@ -1,9 +1,11 @@
 //! The methods of [`Builder`]: scopes, functions and calls, arguments asked for by name, and the emission of nodes.
-//! `builder/prims.rs` has a method for each primitive, `builder/decoding.rs` decodes stored parameters; each file of `ops/`
+//! `builder/prims.rs` has a method for each primitive, `builder/decoding.rs` decodes stored parameters,
+//! `builder/random.rs` derives keys of random numbers; each file of `ops/`
 //! adds the method of its op.
 
 mod decoding;
 mod prims;
+mod random;
 
 use std::sync::Arc;
 
@@ -254,6 +256,7 @@ impl Builder {
                 Role::Weight => self.weight(&param.name, param.ty)?,
                 Role::State => self.state(&param.name, param.ty)?,
                 Role::StepInput => self.step_input(&param.name, param.ty)?,
+                Role::Key => self.random_key()?,
             });
         }
         if given.next().is_some() {

@@ -4,7 +4,8 @@
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
 //! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
-//! `forbid_tokens` and `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
+//! `forbid_tokens` and `sampling`, or `dropout` (by keys of
+//! `fold_key`), `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
 //! `activations.rs`, `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they round what products take, make rotary
 //! frequencies, check types, and make the valid block tables of samples. `builtin.rs` is the registry.
 
@@ -13,8 +14,10 @@ mod adamw;
 mod attention;
 mod builtin;
 mod cross_entropy;
+mod dropout;
 mod dry;
 mod embedding;
+mod fold_key;
 mod forbid_tokens;
 mod gelu;
 mod grouped_linear;
@@ -42,8 +45,10 @@ pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use builtin::registry;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
+pub use dropout::Dropout;
 pub use dry::Dry;
 pub use embedding::Embedding;
+pub use fold_key::FoldKey;
 pub use forbid_tokens::ForbidTokens;
 pub use gelu::Gelu;
 pub use grouped_linear::GroupedLinear;

@@ -66,6 +66,7 @@ fn write_function(
             Role::Data | Role::State => "",
             Role::Weight => "weight ",
             Role::StepInput => "input ",
+            Role::Key => "key ",
         };
         let alias = if *shown == *arg.name { String::new() } else { format!(" as {shown}") };
         writeln!(f, "  {role}{}{alias}: {},", arg.name, arg.ty)?;

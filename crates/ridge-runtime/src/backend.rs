@@ -9,6 +9,7 @@ use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, FuncId, Graph, Type};
 
 use crate::error::{Result, RuntimeError};
+use crate::memory::{MemoryBytes, MemoryUse};
 
 /// Memory of a device, shared and freed with its last owner. Only the backend that made it looks inside.
 #[derive(Clone)]
@@ -119,6 +120,17 @@ pub trait Backend: Send + Sync {
     /// When the buffer is another backend's or too small, or the device failed.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
 
+    /// What it has allocated, by owner. Programs, buckets and buffers that were dropped count no more. A backend that does
+    /// not allocate has nothing; one that wraps another gives the other's.
+    fn memory(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+
+    /// Bytes that memory for a weight or state of `bytes` bytes takes, with what is added so that it is aligned.
+    fn padded_bytes(&self, bytes: usize) -> usize {
+        bytes
+    }
+
     /// Prepares a lowered graph.
     ///
     /// # Errors
@@ -136,14 +148,32 @@ pub trait Program: Send + Sync {
     /// When a symbol is unbound, a buffer too small, or memory runs out.
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>>;
 
-    /// Bytes that a bucket takes besides weights and states, without preparing it: everything that
-    /// [`bind`](Program::bind) allocates in the memory of the device. That is values of the plan, scratch memory and
-    /// preparations of kernels, which buckets may share, and the blocks of step inputs, outputs and constants. Memory
-    /// that a backend only uses to time kernels while it binds is not counted: it does without.
+    /// Bytes that a bucket takes besides weights and states, by owner, without preparing it: to the byte what
+    /// [`bind`](Program::bind) allocates, of owners that buckets share what this one needs. Memory that a backend only
+    /// uses to time kernels while it binds is not counted: it does without.
     ///
     /// # Errors
     /// When a symbol is unbound.
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize>;
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes>;
+
+    /// The sum of [`Program::memory`] in the memory of the device.
+    ///
+    /// # Errors
+    /// When a symbol is unbound.
+    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+        Ok(self.memory(bindings)?.on_device())
+    }
+}
+
+impl LaunchTime {
+    /// Where in the model the launch is: its calls and the node's scope in `graph`, the lowered graph, joined by dots. Empty
+    /// for a node of main without a scope.
+    pub fn place(&self, graph: &Graph) -> String {
+        let scope = &graph.function(self.func).nodes[self.node].scope;
+        let parts: Vec<&str> =
+            self.path.iter().chain([scope]).map(|part| &**part).filter(|part| !part.is_empty()).collect();
+        parts.join(".")
+    }
 }
 
 /// What one launch of a step took.
@@ -153,6 +183,8 @@ pub struct LaunchTime {
     pub func: FuncId,
     /// The node's index there.
     pub node: usize,
+    /// The calls that led to it, outermost first; see [`PlannedLaunch::path`](crate::PlannedLaunch::path).
+    pub path: Vec<Arc<str>>,
     /// Seconds from the end of the launch before to its own.
     pub seconds: f64,
 }
@@ -184,8 +216,14 @@ pub trait Run: Send {
     /// Data output `index` of the last step, which must be complete.
     fn output(&self, index: usize) -> &[u8];
 
-    /// Runs one step to its end and tells what each launch took, in order. May allocate, and takes a little longer than
-    /// a step that is not watched.
+    /// Bytes of owners that the bucket has its own of, as [`Program::memory`] predicted them.
+    fn memory(&self) -> MemoryBytes {
+        MemoryBytes::default()
+    }
+
+    /// Runs one step to its end and tells what each launch took: one for each launch of the plan, in order, whatever the
+    /// device. The launches are those of [`Run::submit`], queued one by one where that would launch them captured, so
+    /// outputs are the same bits. May allocate, and takes a little longer than a step that is not watched.
     ///
     /// # Errors
     /// As for [`Run::submit`] and [`Run::wait`], and where the backend has no such clock.

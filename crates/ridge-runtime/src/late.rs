@@ -10,6 +10,7 @@ use ridge_graph::{Bindings, Graph, Type};
 
 use crate::backend::{Backend, Buffer, Program, Run, WeightData};
 use crate::error::Result;
+use crate::memory::{MemoryBytes, MemoryUse};
 use crate::plan::plan;
 
 /// Wraps another backend.
@@ -92,6 +93,14 @@ impl Backend for Late {
         self.inner.write(buffer, bytes)
     }
 
+    fn memory(&self) -> MemoryUse {
+        self.inner.memory()
+    }
+
+    fn padded_bytes(&self, bytes: usize) -> usize {
+        self.inner.padded_bytes(bytes)
+    }
+
     fn compile(&self, graph: Arc<Graph>) -> Result<Box<dyn Program>> {
         let inner = self.inner.compile(Arc::clone(&graph))?;
         Ok(Box::new(LateProgram { graph, inner, queue: Arc::clone(&self.queue), polls: self.polls }))
@@ -122,8 +131,8 @@ impl Program for LateProgram {
         }))
     }
 
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        self.inner.workspace_bytes(bindings)
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
+        self.inner.memory(bindings)
     }
 }
 
@@ -177,5 +186,9 @@ impl Run for LateRun {
 
     fn output(&self, index: usize) -> &[u8] {
         &self.outputs[index]
+    }
+
+    fn memory(&self) -> MemoryBytes {
+        lock(&self.step).run.memory()
     }
 }

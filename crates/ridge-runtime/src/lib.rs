@@ -2,7 +2,8 @@
 //!
 //! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
 //! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `program` (a graph
-//! bound to parameters) and `session` (parameters and programs of models on one device).
+//! bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
+//! models on one device). `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
 //! `late` is a backend for tests that completes as late as the contract allows.
 
 mod alias;
@@ -10,17 +11,23 @@ mod backend;
 mod error;
 pub mod late;
 mod lower;
+mod memory;
 mod mesh;
 mod param;
 mod plan;
 mod program;
+mod program_cache;
 mod session;
+mod snapshot;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
 pub use lower::lower;
+pub use memory::{MemoryBytes, MemoryCharge, MemoryLedger, MemoryOwner, MemoryUse};
 pub use mesh::Collectives;
 pub use param::{ParamVersions, Refresh};
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
 pub use program::{Bucket, Compiled};
+pub use program_cache::{CachedProgram, CompileReason, ProgramCache};
 pub use session::{Recipe, Session};
+pub use snapshot::{LiveValue, MemorySnapshot, NamedBytes, memory_snapshot};

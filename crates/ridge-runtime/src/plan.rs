@@ -158,7 +158,8 @@ pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
         let (region, sizes) = match arg.role {
             Role::Weight => (Region::Weight(*count), &mut planner.plan.weight_bytes),
             Role::State => (Region::State(*count), &mut planner.plan.state_bytes),
-            Role::StepInput | Role::Data => (Region::Input(*count), &mut planner.plan.input_bytes),
+            // Main has no key: its caller would be the step, whose inputs it takes instead.
+            Role::StepInput | Role::Data | Role::Key => (Region::Input(*count), &mut planner.plan.input_bytes),
         };
         *count += 1;
         sizes.push(component_offsets(&arg.ty, bindings)?.1);

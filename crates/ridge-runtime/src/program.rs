@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use ridge_graph::{Bindings, DType, Graph, Tensor, Type};
 
-use crate::backend::{Buffer, LaunchTime, Program, Run};
+use crate::backend::{Buffer, LaunchTime, Run};
 use crate::error::{Result, RuntimeError};
+use crate::memory::MemoryBytes;
 use crate::param::{Param, ParamStore, RecipeRun, Refresh};
+use crate::program_cache::{CachedProgram, CompileReason};
 
 /// The parameters of a program, which stay where they are as long as it lives.
 pub(crate) struct ParamUses {
@@ -55,8 +57,7 @@ impl ParamUses {
 
 /// A graph compiled for a device together with the parameters it uses.
 pub struct Compiled {
-    pub(crate) lowered: Arc<Graph>,
-    pub(crate) program: Box<dyn Program>,
+    pub(crate) cached: Arc<CachedProgram>,
     pub(crate) params: Arc<ParamUses>,
     /// Names of all step inputs of the graph as it was written.
     pub(crate) declared: Arc<[String]>,
@@ -68,15 +69,28 @@ pub struct Compiled {
 impl Compiled {
     /// The graph as the device runs it.
     pub fn graph(&self) -> &Graph {
-        &self.lowered
+        &self.cached.lowered
     }
 
-    /// Bytes that a bucket takes besides parameters; see [`Program::workspace_bytes`].
+    /// Why it was compiled.
+    pub fn reason(&self) -> &CompileReason {
+        self.cached.reason()
+    }
+
+    /// Bytes that a bucket takes besides parameters; see [`Program::workspace_bytes`](crate::Program::workspace_bytes).
     ///
     /// # Errors
     /// When a symbol is unbound.
     pub fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        self.program.workspace_bytes(bindings)
+        self.cached.program.workspace_bytes(bindings)
+    }
+
+    /// Bytes that a bucket takes besides parameters, by owner; see [`Program::memory`](crate::Program::memory).
+    ///
+    /// # Errors
+    /// When a symbol is unbound.
+    pub fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
+        self.cached.program.memory(bindings)
     }
 
     /// Prepares a bucket.
@@ -85,7 +99,7 @@ impl Compiled {
     /// When a symbol is unbound or memory runs out.
     pub fn bucket(&self, bindings: &Bindings) -> Result<Bucket> {
         let buffers = |uses: &[(Arc<Param>, Buffer)]| uses.iter().map(|(_, b)| b.clone()).collect::<Vec<_>>();
-        let run = self.program.bind(bindings, &buffers(&self.params.weights), &buffers(&self.params.states))?;
+        let run = self.cached.program.bind(bindings, &buffers(&self.params.weights), &buffers(&self.params.states))?;
         Ok(Bucket {
             run,
             params: Arc::clone(&self.params),
@@ -125,6 +139,11 @@ pub struct Bucket {
 }
 
 impl Bucket {
+    /// Bytes of owners that the bucket has its own of: inputs, outputs and constants.
+    pub fn memory(&self) -> MemoryBytes {
+        self.run.memory()
+    }
+
     /// Names of the step inputs that the program reads, by position.
     pub fn input_names(&self) -> impl Iterator<Item = &str> {
         self.inputs.iter().map(|(name, _)| &**name)

@@ -8,10 +8,10 @@ use ridge_graph::{Arg, Bindings, Graph, Role, Type};
 use crate::alias::is_updated;
 use crate::backend::{Backend, Buffer, WeightData};
 use crate::error::{Result, RuntimeError};
-use crate::lower::lower;
 use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamVersions, Refresh, lock};
 use crate::plan::component_offsets;
 use crate::program::{Compiled, ParamUses, check_copies};
+use crate::program_cache::ProgramCache;
 
 /// The parameters of models on a device, and what compiles programs that use them.
 ///
@@ -23,6 +23,7 @@ use crate::program::{Compiled, ParamUses, check_copies};
 /// All other parameters are shared with the sessions made by [`share`](Self::share) and [`model`](Self::model).
 pub struct Session {
     backend: Arc<dyn Backend>,
+    programs: Arc<ProgramCache>,
     store: Arc<ParamStore>,
     model: Arc<str>,
     caches: HashMap<String, Arc<Param>>,
@@ -42,10 +43,21 @@ pub struct Recipe {
 impl Session {
     /// A session on `backend`, without parameters yet.
     pub fn new(backend: Arc<dyn Backend>) -> Self {
-        Self { backend, store: Arc::default(), model: "".into(), caches: HashMap::new() }
+        Self::sharing(Arc::new(ProgramCache::new(backend)))
     }
 
-    /// Another session on the same parameters, with caches of its own.
+    /// A session, without parameters yet, that compiles nothing that `programs` has: another of the same model.
+    pub fn sharing(programs: Arc<ProgramCache>) -> Self {
+        let backend = Arc::clone(programs.backend());
+        Self { backend, programs, store: Arc::default(), model: "".into(), caches: HashMap::new() }
+    }
+
+    /// What was compiled for it and for those that it shares programs with.
+    pub fn programs(&self) -> &Arc<ProgramCache> {
+        &self.programs
+    }
+
+    /// Another session on the same parameters and programs, with caches of its own.
     pub fn share(&self) -> Self {
         self.model(&self.model)
     }
@@ -53,8 +65,13 @@ impl Session {
     /// As [`share`](Self::share), in the namespace of the model `name`: equal names of different models are different
     /// parameters.
     pub fn model(&self, name: &str) -> Self {
-        let (backend, store) = (Arc::clone(&self.backend), Arc::clone(&self.store));
-        Self { backend, store, model: name.into(), caches: HashMap::new() }
+        Self {
+            backend: Arc::clone(&self.backend),
+            programs: Arc::clone(&self.programs),
+            store: Arc::clone(&self.store),
+            model: name.into(),
+            caches: HashMap::new(),
+        }
     }
 
     /// The device.
@@ -284,7 +301,7 @@ impl Session {
         Ok(())
     }
 
-    /// Compiles `graph` for these outputs.
+    /// Compiles `graph` for these outputs, once however often it is asked for.
     ///
     /// # Errors
     /// Names an output that does not exist, an op without a kernel, or a parameter that is missing, of another type, read
@@ -294,9 +311,10 @@ impl Session {
     }
 
     fn compile_for(&self, graph: &Graph, outputs: &[&str], makes: Option<&Arc<Param>>) -> Result<Compiled> {
-        let lowered = Arc::new(lower(graph, outputs, self.backend.kernels())?);
-        let weights = self.used("weight", &lowered, Role::Weight, None)?;
-        let states = self.used("state", &lowered, Role::State, makes)?;
+        let cached = self.programs.get(graph, outputs)?;
+        let lowered = &cached.lowered;
+        let weights = self.used("weight", lowered, Role::Weight, None)?;
+        let states = self.used("state", lowered, Role::State, makes)?;
         for (state, buffer) in &states {
             if weights.iter().any(|(weight, _)| Arc::ptr_eq(weight, state)) {
                 return Err(state.error("is a weight and a state of one program; read the state instead".into()));
@@ -309,13 +327,12 @@ impl Session {
             |param: &Arc<Param>| lowered.main().outputs.iter().find(|o| o.role == Role::State && o.name == param.name);
         let is_updated = |param: &&Arc<Param>| {
             param.kind != ParamKind::Cache
-                && output_of(param).is_some_and(|output| is_updated(&lowered, lowered.main, output.var))
+                && output_of(param).is_some_and(|output| is_updated(lowered, lowered.main, output.var))
         };
         let updated: Vec<_> = states.iter().map(|(param, _)| param).filter(is_updated).map(Arc::clone).collect();
         if makes.is_none() {
             check_copies(&updated)?;
         }
-        let program = self.backend.compile(Arc::clone(&lowered))?;
         let declared = graph.args(Role::StepInput).map(|a| a.name.to_string()).collect();
         let inputs = lowered.args(Role::StepInput).map(|a| (a.name.to_string(), a.ty.clone())).collect();
         let outputs = lowered
@@ -327,7 +344,7 @@ impl Session {
             .collect();
         let params =
             Arc::new(ParamUses { store: Arc::clone(&self.store), weights, states, updated, makes: makes.cloned() });
-        Ok(Compiled { lowered, program, params, declared, inputs, outputs })
+        Ok(Compiled { cached, params, declared, inputs, outputs })
     }
 
     /// The parameters that a graph asks for in this role, with their memory; `makes` may not be among those known yet.

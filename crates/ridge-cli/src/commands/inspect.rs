@@ -11,6 +11,7 @@ use ridge_models::{Model, ModelFiles};
 use ridge_runtime::Backend as _;
 use serde_json::json;
 
+use super::memory_snapshot;
 use crate::args::{MAX_COUNT, NumberArgs, whole};
 use crate::error::{Result, refused};
 use crate::model::{self, ModelSettings};
@@ -26,7 +27,8 @@ Examples:
   ridge inspect
   ridge inspect ~/models/Llama-3.1-8B --context 131072 --cache-dtype bf16
   ridge inspect config.json --format q8_0 --json
-  ridge inspect --lowered")]
+  ridge inspect --lowered
+  ridge inspect --memory step.svg --tokens 128")]
 pub(crate) struct InspectArgs {
     /// Folder of a model in the layout of Hugging Face, a GGUF file, or a config.json [default: the model that is compiled in]
     #[arg(value_name = "MODEL")]
@@ -51,6 +53,15 @@ pub(crate) struct InspectArgs {
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     lowered: bool,
 
+    /// Write which values a step has in memory, and when, as the CPU runs it: JSON, or a figure if FILE ends in .svg
+    #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with_all = ["graph", "lowered"])]
+    memory: Option<PathBuf>,
+
+    /// Tokens of the step that --memory shows, of one sequence [default: 128, or --context if that is less]
+    #[arg(long, help_heading = "Output", value_name = "N", requires = "memory", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true)]
+    tokens: Option<usize>,
+
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -60,6 +71,9 @@ pub(crate) struct InspectArgs {
 struct InspectSettings {
     model: ModelSettings,
     context: Option<usize>,
+    /// The file of a step's memory.
+    memory: Option<PathBuf>,
+    tokens: Option<usize>,
     output: InspectOutput,
 }
 
@@ -76,6 +90,8 @@ impl InspectArgs {
         Ok(InspectSettings {
             model: self.numbers.settings(self.path.or(self.model))?,
             context: self.context,
+            memory: self.memory,
+            tokens: self.tokens,
             output: match (self.graph, self.lowered) {
                 (_, true) => InspectOutput::LoweredGraph,
                 (true, false) => InspectOutput::Graph,
@@ -88,6 +104,9 @@ impl InspectArgs {
 
 /// Tokens of the cache for which costs are computed, if the model was made for so many.
 const CONTEXT: usize = 4096;
+
+/// Tokens of the step whose memory is shown.
+const TOKENS: usize = 128;
 
 pub(crate) fn run(args: InspectArgs) -> Result<()> {
     inspect(&args.resolve()?)
@@ -111,6 +130,11 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     if let Some(context) = settings.context.filter(|c| *c > model.max_context) {
         let why = format!("the model was made for at most {} tokens", model.max_context);
         return Err(refused("--context", context, &why));
+    }
+    if let Some(file) = &settings.memory {
+        let context = settings.context.unwrap_or(CONTEXT.min(model.max_context));
+        let tokens = settings.tokens.unwrap_or(TOKENS.min(context));
+        memory_snapshot::write(&model, (tokens, context), path, file)?;
     }
     let summary = Summary::new(&model, settings.context.unwrap_or(CONTEXT.min(model.max_context)))?;
     let source = if files.has_weights() {

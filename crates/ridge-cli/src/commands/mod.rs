@@ -8,6 +8,7 @@ pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+mod memory_snapshot;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod serve;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
 use ridge_models::{Model, symbols, weight_bytes, with_scores};
-use ridge_runtime::{Backend, Program};
+use ridge_runtime::{Backend, MemoryBytes, Program};
 
 use crate::error::{Error, Result};
 
@@ -60,8 +60,9 @@ pub(crate) struct StepExtents {
 const LIST_ENTRIES: usize = 64;
 
 /// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the
-/// step that needs most has it, and inputs and outputs of each program. A step of few tokens may need more than one of
-/// many, where attention over a long context is divided among blocks of threads, so all extents are compared.
+/// step that needs most has it, and inputs, outputs and constants of all buckets that an engine keeps. A step of few
+/// tokens may need more than one of many, where attention over a long context is divided among blocks of threads, so all
+/// extents are compared.
 ///
 /// # Errors
 /// When the backend has no kernel for an op of the model.
@@ -71,16 +72,26 @@ pub(crate) fn engine_bytes(
     programs: EnginePrograms,
     largest: StepExtents,
 ) -> Result<Bytes> {
+    Ok(engine_memory(model, backend, programs, largest)?.sum())
+}
+
+fn engine_memory(
+    model: &Model,
+    backend: &dyn Backend,
+    programs: EnginePrograms,
+    largest: StepExtents,
+) -> Result<StepBytes> {
     let graphs = std::iter::once(&model.graph).chain(&model.answers);
     let graphs = graphs.map(with_scores).collect::<Result<Vec<_>, _>>()?;
-    let mut total = StepBytes::default();
+    let limit = Some(ridge_engine::MAX_STAGING_BYTES);
+    let mut total = StepBytes { buckets: ridge_engine::MAX_BUCKETS, limit, ..StepBytes::default() };
     for outputs in programs.outputs() {
         for graph in &graphs {
             let program = StepProgram::new(graph, outputs, backend)?;
-            total.add_program(program.largest(model, largest, bucket_extents(largest.tokens))?);
+            total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens))?);
         }
     }
-    Ok(total.sum())
+    Ok(total)
 }
 
 /// Bytes on the device that the steps of a scorer need beside weights and cache, as [`engine_bytes`].
@@ -88,15 +99,19 @@ pub(crate) fn engine_bytes(
 /// # Errors
 /// When the backend has no kernel for an op of the model.
 pub(crate) fn scorer_bytes(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<Bytes> {
+    Ok(scorer_memory(model, backend, largest)?.sum())
+}
+
+fn scorer_memory(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<StepBytes> {
     let graph = with_scores(&model.graph)?;
-    let mut total = StepBytes::default();
+    let mut total = StepBytes { buckets: ridge_engine::scoring::MAX_BUCKETS, ..StepBytes::default() };
     for outputs in [&[][..], &["scores"]] {
         let program = StepProgram::new(&graph, outputs, backend)?;
         // A scorer's steps have as many tokens as it happens to have. Extents of buckets stand for those between them.
         let extents = bucket_extents(largest.tokens).map(|tokens| tokens.min(largest.tokens));
-        total.add_program(program.largest(model, largest, extents)?);
+        total.add_program(&program.largest(model, largest, extents)?);
     }
-    Ok(total.sum())
+    Ok(total)
 }
 
 /// The extents of the buckets for 1 to `largest` tokens: those to which an engine rounds the tokens of its steps.
@@ -108,46 +123,60 @@ fn bucket_extents(largest: usize) -> impl Iterator<Item = usize> {
 /// What steps take of the device's memory.
 #[derive(Clone, Copy, Default)]
 struct StepBytes {
-    /// Shared by all programs of a device.
-    workspace: usize,
-    /// Inputs and outputs.
-    staging: usize,
+    /// One bucket of each program, the largest.
+    one_each: MemoryBytes,
+    /// Inputs, outputs and constants of the largest bucket of all.
+    largest_staging: usize,
+    /// Buckets of a program that are kept.
+    buckets: usize,
+    /// What inputs, outputs and constants of all of them may take together, before the last was added.
+    limit: Option<usize>,
 }
 
 impl StepBytes {
-    fn add_program(&mut self, other: Self) {
-        *self = Self { workspace: self.workspace.max(other.workspace), staging: self.staging + other.staging };
+    fn add_program(&mut self, largest: &MemoryBytes) {
+        self.one_each = self.one_each.and_bucket(largest);
+        self.largest_staging = self.largest_staging.max(largest.staging_on_device());
     }
 
-    fn larger_of_both(self, other: Self) -> Self {
-        Self { workspace: self.workspace.max(other.workspace), staging: self.staging.max(other.staging) }
+    /// Bytes of the inputs, outputs and constants of all buckets that are kept: as many as there may be of each program,
+    /// within what all may have together.
+    fn kept_staging(self) -> usize {
+        let all = self.one_each.staging_on_device() * self.buckets;
+        let kept = (ridge_engine::MIN_BUCKETS - 1) * self.largest_staging;
+        self.limit.map_or(all, |limit| all.min(limit.max(kept) + self.largest_staging))
     }
 
     fn sum(self) -> Bytes {
-        Bytes((self.workspace + self.staging) as u64)
+        let shared = self.one_each.on_device() - self.one_each.staging_on_device();
+        Bytes((shared + self.kept_staging()) as u64)
     }
 }
 
 /// A program that is compiled, but not bound to weights.
 struct StepProgram {
-    lowered: Arc<Graph>,
     program: Box<dyn Program>,
 }
 
 impl StepProgram {
     fn new(graph: &Graph, outputs: &[&str], backend: &dyn Backend) -> Result<Self> {
         let lowered = Arc::new(ridge_runtime::lower(graph, outputs, backend.kernels())?);
-        Ok(Self { program: backend.compile(Arc::clone(&lowered))?, lowered })
+        Ok(Self { program: backend.compile(lowered)? })
     }
 
     /// The most that steps of these numbers of tokens need.
-    fn largest(&self, model: &Model, largest: StepExtents, extents: impl Iterator<Item = usize>) -> Result<StepBytes> {
+    fn largest(
+        &self,
+        model: &Model,
+        largest: StepExtents,
+        extents: impl Iterator<Item = usize>,
+    ) -> Result<MemoryBytes> {
         extents
             .map(|tokens| self.bytes(model, StepExtents { tokens, ..largest }))
-            .try_fold(StepBytes::default(), |most, bytes| Ok(most.larger_of_both(bytes?)))
+            .try_fold(MemoryBytes::default(), |most, bytes| Ok(most.max(&bytes?)))
     }
 
-    fn bytes(&self, model: &Model, step: StepExtents) -> Result<StepBytes> {
+    fn bytes(&self, model: &Model, step: StepExtents) -> Result<MemoryBytes> {
         let table = step.context.div_ceil(model.block_size);
         let seqs = step.sequences.min(step.tokens);
         let seqs = bucket_extents(seqs).last().unwrap_or(seqs);
@@ -160,10 +189,7 @@ impl StepProgram {
             .with(symbols::BREAKERS, LIST_ENTRIES)
             .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
             .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));
-        // The program counts its inputs and outputs too, which no other program shares.
-        let all = self.program.workspace_bytes(&bindings)?;
-        let staging = ridge_runtime::plan(&self.lowered, &bindings)?.staging_bytes();
-        Ok(StepBytes { workspace: all.saturating_sub(staging), staging })
+        Ok(self.program.memory(&bindings)?)
     }
 }
 
@@ -204,7 +230,7 @@ mod tests {
     use ridge_graph::Type;
     use ridge_graph::passes::Kernel;
     use ridge_models::{BuildOptions, ModelFiles, WeightSource};
-    use ridge_runtime::{Buffer, Run, RuntimeError, Session, WeightData};
+    use ridge_runtime::{Buffer, MemoryOwner, MemoryUse, Run, RuntimeError, Session, WeightData};
 
     use super::*;
     use crate::model::placement::{DeviceChoice, OpenDevice};
@@ -269,6 +295,14 @@ mod tests {
             self.inner.write(buffer, bytes)
         }
 
+        fn memory(&self) -> MemoryUse {
+            self.inner.memory()
+        }
+
+        fn padded_bytes(&self, bytes: usize) -> usize {
+            self.inner.padded_bytes(bytes)
+        }
+
         fn compile(&self, lowered: Arc<Graph>) -> RuntimeResult<Box<dyn Program>> {
             Ok(Box::new(RecordingProgram { inner: self.inner.compile(lowered)?, bound: Arc::clone(&self.bound) }))
         }
@@ -280,14 +314,33 @@ mod tests {
             self.inner.bind(bindings, weights, states)
         }
 
-        fn workspace_bytes(&self, bindings: &Bindings) -> RuntimeResult<usize> {
-            self.inner.workspace_bytes(bindings)
+        fn memory(&self, bindings: &Bindings) -> RuntimeResult<MemoryBytes> {
+            self.inner.memory(bindings)
         }
     }
 
-    /// The embedded model on a device: what buckets were bound with after prompts, answers and scores in steps of all
-    /// sizes, and what was admitted for them, by the programs that ran.
-    fn bound_and_admitted(device: OpenDevice) -> Vec<(EnginePrograms, usize, u64)> {
+    /// What programs were bound with and what was admitted for them.
+    struct Admission {
+        programs: EnginePrograms,
+        /// The most that one bucket was bound with.
+        bound: usize,
+        /// All that the ledger counts beside weights and states, with all buckets that are kept.
+        allocated: usize,
+        /// One bucket of each program.
+        one_each: usize,
+        admitted: u64,
+    }
+
+    /// Bytes on the device beside weights, states and the working memory of threads and of tuning.
+    fn step_memory(backend: &dyn Backend) -> usize {
+        use MemoryOwner::{States, Threads, Tuning, Weights};
+        let live = backend.memory().live;
+        let others: usize = [Weights, States, Threads, Tuning].into_iter().map(|owner| live.get(owner)).sum();
+        live.on_device() - others
+    }
+
+    /// The embedded model on a device after prompts, answers and scores in steps of all sizes, by the programs that ran.
+    fn bound_and_admitted(device: OpenDevice) -> Vec<Admission> {
         const CHUNK: usize = 53;
         const SEQUENCES: usize = 7;
         const CONTEXT: usize = 300;
@@ -316,7 +369,7 @@ mod tests {
             let bound = Arc::new(AtomicUsize::new(0));
             let backend = RecordingBackend { inner: Arc::clone(&device.backend), bound: Arc::clone(&bound) };
             let largest = StepExtents { tokens: CHUNK, sequences: SEQUENCES, context: CONTEXT };
-            let admitted = engine_bytes(&model, &backend, programs, largest).unwrap();
+            let memory = engine_memory(&model, &backend, programs, largest).unwrap();
             let mut session = Session::new(Arc::new(backend));
             source.load(&mut session, &model.graph, |_| ()).unwrap();
             let options = EngineOptions { context: CONTEXT, sequences: SEQUENCES, chunk: CHUNK, blocks: None };
@@ -339,7 +392,9 @@ mod tests {
                     ids.into_iter().for_each(|id| engine.end(id));
                 }
             }
-            (programs, bound.load(Ordering::Relaxed), admitted.0)
+            let (one_each, admitted) = (memory.one_each.on_device(), memory.sum().0);
+            let allocated = step_memory(&*device.backend);
+            Admission { programs, bound: bound.load(Ordering::Relaxed), allocated, one_each, admitted }
         };
         cases.into_iter().map(run).collect()
     }
@@ -352,8 +407,9 @@ mod tests {
         let device = OpenDevice::open(DeviceChoice::Cpu, Some(2)).unwrap();
         let bound = Arc::new(AtomicUsize::new(0));
         let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
-        let admitted =
-            scorer_bytes(&model, &backend, StepExtents { tokens: 53, sequences: 7, context: 120 }).unwrap().0;
+        let extents = StepExtents { tokens: 53, sequences: 7, context: 120 };
+        let memory = scorer_memory(&model, &backend, extents).unwrap();
+        let device = Arc::clone(&backend.inner);
         let mut session = Session::new(Arc::new(backend));
         let source = WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint().unwrap()).unwrap()));
         source.load(&mut session, &model.graph, |_| ()).unwrap();
@@ -366,16 +422,22 @@ mod tests {
                 scorer.score(&(0..questions).map(|_| question()).collect::<Vec<_>>(), |_| ()).unwrap();
             }
         }
-        let bound = bound.load(Ordering::Relaxed) as u64;
-        assert!(bound > 0 && bound <= admitted && admitted < 3 * bound, "{bound} bytes bound, {admitted} admitted");
+        let (bound, one_each) = (bound.load(Ordering::Relaxed), memory.one_each.on_device());
+        assert!(bound > 0 && bound <= one_each && one_each < 3 * bound, "{bound} bytes bound, {one_each} for one each");
+        let (allocated, admitted) = (step_memory(&*device), memory.sum().0);
+        assert!(allocated as u64 <= admitted, "{allocated} bytes allocated, {admitted} admitted");
     }
 
     #[track_caller]
     fn admitted_covers_bound(device: OpenDevice) {
-        for (programs, bound, admitted) in bound_and_admitted(device) {
-            assert!(bound > 0 && bound as u64 <= admitted, "{programs:?}: {bound} bytes bound, {admitted} admitted");
+        for Admission { programs, bound, allocated, one_each, admitted } in bound_and_admitted(device) {
+            assert!(bound > 0 && bound <= one_each, "{programs:?}: {bound} bytes bound, {one_each} for one each");
             // Less than it takes to refuse what fits.
-            assert!(admitted < 3 * bound as u64, "{programs:?}: {bound} bytes bound, {admitted} admitted");
+            assert!(one_each < 3 * bound, "{programs:?}: {bound} bytes bound, {one_each} for one each");
+            assert!(
+                allocated > bound && allocated as u64 <= admitted,
+                "{programs:?}: {allocated} bytes allocated, {admitted} admitted"
+            );
         }
     }
 

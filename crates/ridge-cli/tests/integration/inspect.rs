@@ -84,3 +84,47 @@ fn both_graphs_are_printed_where_prompts_and_answers_have_one_each() {
     assert_eq!(of(&["--dtype", "f32"]), of(&["--dtype", "f32", "--activations", "int8"]));
     assert!(!stdout(&["inspect", "--lowered", "--dtype", "bf16"]).contains("# tokens of"));
 }
+
+#[test]
+fn the_memory_of_a_step_is_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let (object, figure) = (file("step.json"), file("step.svg"));
+    stdout(&["inspect", "--memory", &object, "--tokens", "32", "--context", "64"]);
+    stdout(&["inspect", "--memory", &figure, "--tokens", "32", "--context", "64"]);
+    let text = std::fs::read_to_string(&object).unwrap();
+    let read: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let workspace = &read["workspace"];
+    let number = |value: &serde_json::Value| value.as_u64().expect("a number");
+    let values = workspace["values"].as_array().unwrap();
+    let launches = number(&read["step"]["launches"]);
+    // Values that live at one time do not meet, and the peak is the largest sum of them.
+    let live = |at: u64| values.iter().filter(move |v| (number(&v["first"])..=number(&v["last"])).contains(&at));
+    let mut peak = (0, 0);
+    for at in 0..launches {
+        let mut spans: Vec<(u64, u64)> = live(at).map(|v| (number(&v["offset"]), number(&v["bytes"]))).collect();
+        spans.sort_unstable();
+        assert!(spans.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0), "launch {at}: {spans:?}");
+        assert!(spans.iter().all(|(offset, bytes)| offset + bytes <= number(&workspace["bytes"])));
+        let sum = spans.iter().map(|(_, bytes)| bytes).sum();
+        if sum > peak.1 {
+            peak = (at, sum);
+        }
+    }
+    assert!(peak.1 > 0);
+    assert_eq!((number(&workspace["peak"]["launch"]), number(&workspace["peak"]["bytes"])), peak);
+    assert!(values.iter().any(|v| v["place"].as_str().unwrap().contains("layers.4")), "calls are told apart");
+    let summary: u64 = read["weights"].as_array().unwrap().iter().map(|w| number(&w["bytes"])).sum();
+    assert_eq!(summary, number(&json(&["inspect", "--json"])["summary"]["weight_bytes"]));
+    assert!(!read["states"].as_array().unwrap().is_empty());
+    let svg = std::fs::read_to_string(&figure).unwrap();
+    assert!(svg.starts_with("<svg") && svg.contains("peak ") && svg.contains("address in the workspace"), "{svg:.500}");
+    // Only the two files are there.
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+
+    let refused = crate::common::ridge(&["inspect", "--memory", &object, "--tokens", "65", "--context", "64"]);
+    assert!(refused.code == 2 && refused.stderr.contains("--tokens 65"), "{}", refused.stderr);
+    let model = config("Meta-Llama-3.1-8B.json");
+    let refused = crate::common::ridge(&["inspect", &model, "--memory", &model]);
+    assert!(refused.code == 2 && refused.stderr.contains("is what is read"), "{}", refused.stderr);
+}

@@ -156,6 +156,41 @@ fn buckets_share_a_workspace_that_grows() {
     assert_eq!(run(&mut second, &large), long);
 }
 
+#[test]
+fn a_timed_step_has_an_event_for_each_launch_with_its_calls() {
+    let graph = decoder(DType::F32, false).expect("builds");
+    for backend in [poisoned(1), poisoned(3), Arc::new(Cpu::new(CpuOptions::default()).expect("starts"))] {
+        let step = Step::new(&[(0, 9)], 2);
+        let session = session(&backend, &graph, &step.bindings, &|arg| step.value(arg)).expect("loads");
+        let compiled = session.compile(&graph, &["logits"]).expect("compiles");
+        let mut bucket = compiled.bucket(&step.bindings).expect("binds");
+        let mut outputs = Vec::new();
+        for timed in [false, true] {
+            for arg in graph.args(Role::StepInput) {
+                bucket.set(&arg.name, step.value(arg).tensor()).expect("fits");
+            }
+            if timed {
+                let launches = ridge_runtime::plan(compiled.graph(), &step.bindings).expect("plans").launches;
+                let times = bucket.timed().expect("runs");
+                assert_eq!(times.len(), launches.len());
+                assert!(times.iter().zip(&launches).all(|(time, launch)| time.path == launch.path));
+                let attends: Vec<String> = (times.iter())
+                    .filter(|t| compiled.graph().function(t.func).nodes[t.node].op_name() == "attention")
+                    .map(|t| t.place(compiled.graph()))
+                    .collect();
+                assert_eq!(attends.len(), 2, "{attends:?}");
+                assert!(attends[0].starts_with("layers.0") && attends[1].starts_with("layers.1"), "{attends:?}");
+                assert!(times.iter().map(|t| t.seconds).sum::<f64>() > 0.0);
+            } else {
+                bucket.submit().expect("runs");
+                bucket.wait().expect("runs");
+            }
+            outputs.push(bucket.output(0).to_vec());
+        }
+        assert_eq!(outputs[0], outputs[1], "timing changes no bit");
+    }
+}
+
 /// A group of two whose other rank never answers but with a panic.
 struct Broken;
 

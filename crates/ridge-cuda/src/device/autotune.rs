@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::DType;
-use ridge_runtime::Result;
+use ridge_runtime::{MemoryOwner, Result};
 
 use super::{CudaDevice, DeviceMemory, LoadedKernel, lock};
 use crate::args;
@@ -71,15 +71,14 @@ impl CudaDevice {
         if let [only] = all {
             return Ok(*only);
         }
-        let what = "timing a product";
-        let cold = self.allocate(COLD, what)?;
+        let cold = self.allocate(COLD, MemoryOwner::Tuning)?;
         let mut memory: Vec<(OperandSlot, DeviceMemory)> = Vec::new();
         for ((slot, _), dtype, _) in operands {
             // What shares a slot lies in it one behind another.
             let of = operands.iter().filter(|((s, _), ..)| s == slot);
             let bytes = of.map(|((_, at), dtype, elements)| at + elements * dtype.size_bytes()).max().unwrap_or(0);
             if memory.iter().all(|(s, _)| s != slot) {
-                let held = self.allocate(bytes, what)?;
+                let held = self.allocate(bytes, MemoryOwner::Tuning)?;
                 self.fill_random(&held, *dtype, bytes / dtype.size_bytes(), 7, 1e-3)?;
                 memory.push((*slot, held));
             }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_hw::gpu::{Library, Nvidia};
-use ridge_runtime::Result;
+use ridge_runtime::{MemoryLedger, Result};
 
 use crate::driver::{CudaDriver, Handle};
 use crate::error::device as failed;
@@ -29,6 +29,9 @@ pub(crate) struct CudaContext {
     pub(super) overlaps: bool,
     /// Multiprocessors.
     pub(super) processors: u32,
+    /// Counts all memory that is allocated here. What the driver takes besides (its context, loaded code, captured
+    /// graphs, the rounding of allocations) is known from the GPU's free memory alone.
+    pub(super) ledger: Arc<MemoryLedger>,
 }
 
 // SAFETY: the driver's functions may be called from any thread, and the handles are only ever given to them.
@@ -69,6 +72,7 @@ impl CudaContext {
             arch: format!("sm_{major}{minor}{suffix}"),
             overlaps: major >= 9,
             processors,
+            ledger: Arc::default(),
         };
         context.enter()?;
         context.stream = context.driver.stream()?;

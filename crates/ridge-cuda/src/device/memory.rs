@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ridge_runtime::{Buffer, Result, RuntimeError};
+use ridge_runtime::{Buffer, MemoryCharge, MemoryOwner, Result, RuntimeError};
 
 use super::context::CudaContext;
 use crate::driver::Address;
@@ -13,22 +13,23 @@ pub(crate) struct DeviceMemory {
     context: Arc<CudaContext>,
     address: Address,
     bytes: usize,
+    _charge: MemoryCharge,
 }
 
 impl DeviceMemory {
-    /// `bytes` bytes, uninitialised; `what` they are for, for the error.
+    /// `bytes` bytes, uninitialised, which the ledger counts for `owner`.
     ///
     /// # Errors
     /// When there is not enough free memory.
-    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Self> {
+    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize, owner: MemoryOwner) -> Result<Self> {
         context.enter()?;
         let address = if bytes == 0 { Some(0) } else { context.driver.allocate(bytes)? };
         let address = address.ok_or_else(|| RuntimeError::OutOfMemory {
-            what: format!("{what} on {}", context.name),
+            what: format!("{owner} on {}", context.name),
             needed: bytes,
             remedy: "choose a smaller model, a smaller context, or --format q8_0",
         })?;
-        Ok(Self { context: Arc::clone(context), address, bytes })
+        Ok(Self { context: Arc::clone(context), address, bytes, _charge: context.ledger.charge(owner, bytes) })
     }
 
     /// The memory of `buffer`.
@@ -63,17 +64,18 @@ pub(crate) struct PinnedMemory {
     context: Arc<CudaContext>,
     pub(super) pointer: *mut u8,
     bytes: usize,
+    _charge: MemoryCharge,
 }
 
 // SAFETY: memory like any other; its owner decides who uses it when.
 unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
-    /// `bytes` bytes, zeroed.
+    /// `bytes` bytes, zeroed, which the ledger counts for `owner`.
     ///
     /// # Errors
     /// When the system gives no more page-locked memory.
-    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize) -> Result<Self> {
+    pub(super) fn allocate(context: &Arc<CudaContext>, bytes: usize, owner: MemoryOwner) -> Result<Self> {
         context.enter()?;
         let pointer = if bytes == 0 { Some(std::ptr::null_mut()) } else { context.driver.allocate_host(bytes)? };
         let pointer = pointer.ok_or_else(|| RuntimeError::OutOfMemory {
@@ -81,7 +83,8 @@ impl PinnedMemory {
             needed: bytes,
             remedy: "raise the limit of locked memory (ulimit -l), or lower --chunk",
         })?;
-        let pinned = Self { context: Arc::clone(context), pointer, bytes };
+        let charge = context.ledger.charge(owner, bytes);
+        let pinned = Self { context: Arc::clone(context), pointer, bytes, _charge: charge };
         if bytes > 0 {
             // SAFETY: just allocated, of this length.
             unsafe { pinned.pointer.write_bytes(0, bytes) };

@@ -1,7 +1,7 @@
 //! Matrix products by cuBLASLt on this GPU, their algorithms chosen by time.
 
 use ridge_graph::DType;
-use ridge_runtime::{Result, RuntimeError};
+use ridge_runtime::{MemoryOwner, Result, RuntimeError};
 
 use super::{CudaDevice, DeviceMemory};
 use crate::cublaslt::{self, CublasLt, CublasProduct, GemmOperands, GemmShape};
@@ -13,7 +13,7 @@ impl CudaDevice {
         let open = || {
             self.context.enter().ok()?;
             let library = CublasLt::open(self.products_file.as_deref()?).ok()?;
-            Some((library, self.allocate(cublaslt::WORKSPACE, "the workspace of products").ok()?))
+            Some((library, self.allocate(cublaslt::WORKSPACE, MemoryOwner::Library).ok()?))
         };
         self.products.get_or_init(open).as_ref()
     }
@@ -62,7 +62,7 @@ impl CudaDevice {
     /// Random numbers for the operands of a product.
     fn numbers_for(&self, shape: GemmShape) -> Result<(DeviceMemory, DeviceMemory, DeviceMemory)> {
         let make = |elements: usize, dtype: DType| {
-            let memory = self.allocate(elements * dtype.size_bytes(), "timing a product")?;
+            let memory = self.allocate(elements * dtype.size_bytes(), MemoryOwner::Tuning)?;
             self.fill_random(&memory, dtype, elements, 7, 1e-3)?;
             Ok::<_, RuntimeError>(memory)
         };

@@ -1,6 +1,6 @@
 //! Where the values of a bucket are in device memory, and how much of it the bucket takes.
 
-use ridge_runtime::Plan;
+use ridge_runtime::{MemoryBytes, MemoryOwner, Plan};
 
 use crate::cublaslt;
 use crate::kernel::{CudaKernel, DeviceAction};
@@ -65,9 +65,18 @@ impl BucketLayout {
         }
     }
 
-    /// Bytes of all of it.
-    pub(super) fn bytes(&self) -> usize {
-        self.arena + self.inputs.total + self.outputs.total + self.constants + self.library
+    /// What the bucket has of its own.
+    pub(super) fn own_memory(&self) -> MemoryBytes {
+        MemoryBytes::default()
+            .with(MemoryOwner::Inputs, self.inputs.total)
+            .with(MemoryOwner::Outputs, self.outputs.total)
+            .with(MemoryOwner::Constants, self.constants)
+            .with(MemoryOwner::HostStaging, self.inputs.total + self.outputs.total)
+    }
+
+    /// All of it.
+    pub(super) fn memory(&self) -> MemoryBytes {
+        self.own_memory().with(MemoryOwner::Workspace, self.arena).with(MemoryOwner::Library, self.library)
     }
 }
 
@@ -114,6 +123,6 @@ mod tests {
         assert_eq!(layout.outputs.total, sizes.iter().sum::<usize>());
         assert_eq!(layout.library, cublaslt::WORKSPACE, "many rows of bf16 may go to cuBLASLt");
         let parts = [layout.arena, layout.inputs.total, layout.outputs.total, layout.constants, layout.library];
-        assert_eq!(layout.bytes(), parts.iter().sum::<usize>());
+        assert_eq!(layout.memory().on_device(), parts.iter().sum::<usize>());
     }
 }

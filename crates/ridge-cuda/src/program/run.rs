@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use ridge_graph::Graph;
-use ridge_runtime::{LaunchTime, Place, Plan, Region, Result, Run, RuntimeError};
+use ridge_runtime::{LaunchTime, MemoryBytes, MemoryOwner, Place, Plan, Region, Result, Run, RuntimeError};
 
 use super::actions::{BoundAction, BoundActions, BoundWork};
 use super::layout::BucketLayout;
@@ -69,11 +69,11 @@ impl CudaRun {
         let BoundActions { actions, words, max_args, constants } = BoundActions::new(&device, &plan, kernels)?;
         let layout = BucketLayout::new(&plan, kernels);
         assert_eq!(constants.len(), layout.constants, "the layout counts the constants");
-        let constant_block = device.allocate(layout.constants, "constants")?;
+        let constant_block = device.allocate(layout.constants, MemoryOwner::Constants)?;
         device.upload(&constant_block, 0, &constants)?;
         let mut run = Self {
-            inputs: device.allocate(layout.inputs.total, "inputs")?,
-            outputs: device.allocate(layout.outputs.total, "outputs")?,
+            inputs: device.allocate(layout.inputs.total, MemoryOwner::Inputs)?,
+            outputs: device.allocate(layout.outputs.total, MemoryOwner::Outputs)?,
             staged_inputs: device.pinned(layout.inputs.total)?,
             staged_outputs: device.pinned(layout.outputs.total)?,
             done: device.event()?,
@@ -213,7 +213,7 @@ impl CudaRun {
             for (index, _) in self.actions.iter().enumerate().filter(|(_, action)| action.launch == launch) {
                 seconds += events[index + 1].since(&events[index])?;
             }
-            times.push(LaunchTime { func: of.func, node: of.node, seconds });
+            times.push(LaunchTime { func: of.func, node: of.node, path: planned.path.clone(), seconds });
         }
         Ok(times)
     }
@@ -303,6 +303,10 @@ impl Run for CudaRun {
         self.noted(leased)?;
         let queued = self.queue();
         self.noted(queued)
+    }
+
+    fn memory(&self) -> MemoryBytes {
+        self.layout.own_memory()
     }
 
     fn timed(&mut self) -> Result<Vec<LaunchTime>> {

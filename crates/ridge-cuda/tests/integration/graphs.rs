@@ -63,6 +63,34 @@ fn a_decoder_is_right_in_every_dtype() {
 }
 
 #[test]
+fn a_timed_step_gives_the_bits_of_a_captured_one_with_an_event_for_each_launch() {
+    let Some(gpu) = gpu() else { return };
+    let graph = decoder(DType::BF16, false).expect("builds");
+    let step = Step::new(&[(0, 9)], 21);
+    let session = session(&gpu, &graph, &step.bindings, &|arg| step.value(arg)).expect("loads");
+    let compiled = session.compile(&graph, &["logits"]).expect("compiles");
+    let mut bucket = compiled.bucket(&step.bindings).expect("binds");
+    let mut outputs = Vec::new();
+    // Queued launch by launch, captured, launched again, then timed.
+    for nth in 0..4 {
+        for arg in graph.args(ridge_graph::Role::StepInput) {
+            bucket.set(&arg.name, step.value(arg).tensor()).expect("fits");
+        }
+        if nth < 3 {
+            bucket.submit().expect("runs");
+            bucket.wait().expect("runs");
+        } else {
+            let times = bucket.timed().expect("runs");
+            let launches = ridge_runtime::plan(compiled.graph(), &step.bindings).expect("plans").launches;
+            assert_eq!(times.len(), launches.len());
+            assert!(times.iter().zip(&launches).all(|(time, launch)| time.path == launch.path));
+        }
+        outputs.push(bucket.output(0).to_vec());
+    }
+    assert!(outputs.iter().all(|output| *output == outputs[0]), "a captured or timed step gives other bits");
+}
+
+#[test]
 fn products_of_any_number_of_rows_are_right_and_rows_do_not_meet() {
     let Some(gpu) = gpu() else { return };
     let (inner, columns) = (264, 37);

@@ -65,7 +65,7 @@ fn run(service: &mut Service) -> (Vec<u32>, Usage) {
             match what {
                 Happened::Token { token, .. } => tokens.push(token),
                 Happened::Done(usage) => used = Some(usage),
-                Happened::Failed(why) => panic!("{why}"),
+                Happened::Failed(why) | Happened::Stuck(why) => panic!("{why}"),
                 Happened::Prompt(_) | Happened::Ended { .. } => {}
             }
         }

@@ -53,6 +53,8 @@ pub enum Role {
     State,
     /// A named input of the step, the same for every function.
     StepInput,
+    /// The key that a function derives its random numbers from, which each call gives anew; main has none.
+    Key,
 }
 
 /// A named argument of a function.

@@ -1,9 +1,9 @@
 //! The registry of the composite ops.
 
 use super::{
-    adamw, attention, cross_entropy, dry, embedding, forbid_tokens, gelu, grouped_linear, history, kv_write,
-    layer_norm, linear, logit_bias, moe_router, penalties, ragged_attention, rms_norm, rope, sampling, softmax, swiglu,
-    token_layout,
+    adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, history,
+    kv_write, layer_norm, linear, logit_bias, moe_router, penalties, ragged_attention, rms_norm, rope, sampling,
+    softmax, swiglu, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -15,8 +15,10 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
         OpEntry::new("cross_entropy_backward", cross_entropy::samples_backward),
+        OpEntry::new("dropout", dropout::samples),
         OpEntry::new("dry", dry::samples),
         OpEntry::new("embedding", embedding::samples),
+        OpEntry::new("fold_key", fold_key::samples),
         OpEntry::new("forbid_tokens", forbid_tokens::samples),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("grouped_linear", grouped_linear::samples),

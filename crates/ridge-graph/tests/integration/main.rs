@@ -9,6 +9,7 @@ mod grad_llama;
 mod grad_ops;
 mod grad_prims;
 mod ops_meaning;
+mod random_keys;
 mod registry;
 mod reopen;
 mod retype;

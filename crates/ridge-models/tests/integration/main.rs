@@ -14,6 +14,7 @@ mod llama_cost;
 mod llama_logits;
 mod llama_parallel;
 mod llama_training;
+mod memory;
 #[path = "../common/mixed.rs"]
 mod mixed;
 mod mixed_precision;

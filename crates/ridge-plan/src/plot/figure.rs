@@ -1,6 +1,7 @@
 //! Panels below one another as one SVG document.
 
 use super::bars::Bars;
+use super::blocks::Blocks;
 use super::canvas::{self, Canvas, WIDTH};
 use super::chart::Chart;
 use super::gantt::Gantt;
@@ -14,6 +15,8 @@ pub enum Panel {
     Bars(Bars),
     /// Rows of spans over time.
     Gantt(Gantt),
+    /// Rectangles over two axes.
+    Blocks(Blocks),
 }
 
 impl Panel {
@@ -22,6 +25,7 @@ impl Panel {
             Self::Chart(c) => &c.title,
             Self::Bars(b) => &b.title,
             Self::Gantt(g) => &g.title,
+            Self::Blocks(b) => &b.title,
         }
     }
 
@@ -31,6 +35,7 @@ impl Panel {
             Self::Chart(c) => c.draw(canvas, top),
             Self::Bars(b) => b.draw(canvas, top),
             Self::Gantt(g) => g.draw(canvas, top),
+            Self::Blocks(b) => b.draw(canvas, top),
         }
     }
 }
@@ -44,6 +49,12 @@ impl From<Chart> for Panel {
 impl From<Bars> for Panel {
     fn from(bars: Bars) -> Self {
         Self::Bars(bars)
+    }
+}
+
+impl From<Blocks> for Panel {
+    fn from(blocks: Blocks) -> Self {
+        Self::Blocks(blocks)
     }
 }
 

@@ -9,6 +9,7 @@
 
 mod axis;
 mod bars;
+mod blocks;
 mod canvas;
 mod chart;
 mod colours;
@@ -19,6 +20,7 @@ mod tests;
 
 pub use axis::{Axis, Scale, Unit};
 pub use bars::{Bar, Bars};
+pub use blocks::{Block, Blocks};
 pub use chart::{Chart, ChartPoint, Mark, Series, Style};
 pub use figure::{Panel, draw};
 pub use gantt::{Gantt, GanttSpan, SpanHalf};

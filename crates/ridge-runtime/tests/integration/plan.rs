@@ -112,7 +112,7 @@ fn follow(graph: &Graph, bindings: &Bindings) -> Plan {
         let region = match arg.role {
             Role::Weight => Region::Weight(*count),
             Role::State => Region::State(*count),
-            Role::StepInput | Role::Data => Region::Input(*count),
+            Role::StepInput | Role::Data | Role::Key => Region::Input(*count),
         };
         *count += 1;
         let value = follower.fresh();

@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Builder, DType, Graph, Tensor, Type};
-use ridge_runtime::{Backend, Bucket, Buffer, Plan, Program, Result, Run, RuntimeError, Session, WeightData, plan};
+use ridge_runtime::{
+    Backend, Bucket, Buffer, CompileReason, MemoryBytes, MemoryOwner, Plan, Program, Result, Run, RuntimeError,
+    Session, WeightData, plan,
+};
 
 /// A backend that computes nothing, and whose steps fail while `fails` says so.
 #[derive(Default)]
@@ -59,9 +62,12 @@ impl Program for IdleProgram {
         Ok(Box::new(IdleRun { fails, inputs: zeros(&input_bytes), outputs: zeros(&output_bytes) }))
     }
 
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
         let plan = plan(&self.0, bindings)?;
-        Ok(plan.arena_bytes + plan.staging_bytes())
+        Ok(MemoryBytes::default()
+            .with(MemoryOwner::Workspace, plan.arena_bytes)
+            .with(MemoryOwner::Inputs, plan.input_bytes.iter().sum())
+            .with(MemoryOwner::Outputs, plan.output_bytes.iter().sum()))
     }
 }
 
@@ -208,4 +214,40 @@ fn a_cache_has_no_version_and_is_each_sessions_own() {
     let mut bucket = session.compile(&update(), &[]).and_then(|c| c.bucket(&bindings)).expect("binds");
     bucket.submit().expect("runs");
     assert_eq!((other.version("kv"), other.version("w")), (None, Some(1)));
+}
+
+#[test]
+fn a_graph_is_compiled_once_for_its_outputs_and_says_why() {
+    let graph = |columns: usize| {
+        let mut g = Builder::new();
+        let ty = Type::tensor(DType::F32, [2, columns]);
+        let layer = g.function("layer", |g| {
+            let x = g.arg("x", ty.clone());
+            Ok(vec![g.exp(x)?])
+        })?;
+        let x = g.step_input("x", ty.clone())?;
+        let y = g.call(layer, &[x])?[0];
+        let z = g.neg(y)?;
+        g.finish(vec![("y".into(), y), ("z".into(), z)])
+    };
+    let (narrow, wide) = (graph(3).unwrap(), graph(5).unwrap());
+    let session = Session::new(Arc::new(Idle::default()));
+    let reason = |graph: &Graph, outputs: &[&str]| session.compile(graph, outputs).unwrap().reason().clone();
+    assert_eq!(reason(&narrow, &["y"]), CompileReason::FirstUse);
+    // Built again it is the same graph, and a program keeps its reason.
+    assert_eq!(reason(&graph(3).unwrap(), &["y"]), CompileReason::FirstUse);
+    assert_eq!(session.programs().programs().len(), 1);
+    assert_eq!(reason(&narrow, &["y", "z"]), CompileReason::NewOutputs);
+    let other = CompileReason::OtherGraph { function: "layer".into() };
+    assert_eq!(reason(&wide, &["y"]), other);
+    assert_eq!(other.to_string(), "other graph, from function `layer` on");
+    assert_eq!(reason(&narrow, &["z"]), CompileReason::NewOutputs);
+    // Another session of the same backend compiles nothing again.
+    let second = Session::sharing(Arc::clone(session.programs()));
+    second.compile(&wide, &["y"]).unwrap();
+    second.compile(&narrow, &["y", "z"]).unwrap();
+    assert_eq!(session.programs().programs().len(), 4);
+    // What does not compile is not kept.
+    assert!(session.compile(&narrow, &["nowhere"]).is_err());
+    assert_eq!(second.programs().programs().len(), 4);
 }

@@ -34,6 +34,8 @@ pub(super) struct OpTime {
 /// A launch of a step.
 pub(super) struct LaunchWork {
     pub(super) name: String,
+    /// Where in the model it is, such as `model.layers.3.self_attn`.
+    pub(super) place: String,
     pub(super) flops: f64,
     pub(super) bytes: u64,
 }
@@ -98,7 +100,7 @@ pub(super) fn measure(
         for launch in &of {
             let name = graph.function(launch.func).nodes[launch.node].op_name().to_owned();
             let work = cost.of_node(graph, (launch.func, launch.node), &sequences)?;
-            launches.push(LaunchWork { name, flops: work.flops, bytes: work.bytes });
+            launches.push(LaunchWork { name, place: launch.place(graph), flops: work.flops, bytes: work.bytes });
         }
     }
     Ok(StepProfile { launches, steps: runs })

@@ -32,7 +32,8 @@ impl LaunchTrace {
             for (launch, seconds) in profile.launches.iter().zip(&step.launches) {
                 self.events.push(json!({
                     "ph": "X", "cat": "kernel", "name": launch.name, "pid": 0, "tid": 0,
-                    "ts": at * 1e6, "dur": seconds * 1e6, "args": { "flops": launch.flops, "bytes": launch.bytes },
+                    "ts": at * 1e6, "dur": seconds * 1e6,
+                    "args": { "place": launch.place, "flops": launch.flops, "bytes": launch.bytes },
                 }));
                 at += seconds;
             }

@@ -107,7 +107,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, help_heading = "Output")]
     json: bool,
 
-    /// Print the times even where standard error is not a terminal
+    /// Print the times even where standard error is not a terminal, and which programs were compiled and why
     #[arg(short, long, help_heading = "Output")]
     verbose: bool,
 
@@ -133,6 +133,8 @@ pub(super) struct GenerateSettings {
     pub(super) device: DeviceChoice,
     pub(super) echo: bool,
     pub(super) json: bool,
+    /// Print what was compiled.
+    pub(super) verbose: bool,
     /// Print the times.
     pub(super) timing: bool,
     /// Print notes, such as the seed.
@@ -175,6 +177,7 @@ impl GenerateArgs {
             device: self.device,
             echo: self.echo,
             json: self.json,
+            verbose: self.verbose,
             timing: self.verbose || !self.quiet && !self.json && std::io::stderr().is_terminal(),
             notes: !self.quiet,
         })

@@ -73,6 +73,14 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
     if settings.timing {
         note(&times.line(prompt.ids.len(), answer.generated.tokens.len()));
     }
+    if settings.verbose {
+        for program in engine.compiled() {
+            let outputs =
+                if program.outputs().is_empty() { "no outputs".to_owned() } else { program.outputs().join(", ") };
+            let took = Seconds(program.took().as_secs_f64());
+            note(&format!("compiled a program for {outputs} in {took}: {}", program.reason()));
+        }
+    }
     Ok(())
 }
 

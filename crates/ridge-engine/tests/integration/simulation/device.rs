@@ -11,7 +11,7 @@ use ridge_graph::ops::{Activations, Linear};
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
 use ridge_models::{HISTORY, symbols};
-use ridge_runtime::{Backend, Buffer, Program, Result, Run, RuntimeError, WeightData, plan};
+use ridge_runtime::{Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, WeightData, plan};
 
 /// What the model keeps of `token` behind one of which it keeps `before`, computed by codes of 8 bits or exactly.
 pub(crate) fn keep(before: Option<i32>, token: u32, by_codes: bool) -> i32 {
@@ -147,8 +147,8 @@ impl Program for Compiled {
         }))
     }
 
-    fn workspace_bytes(&self, bindings: &Bindings) -> Result<usize> {
-        Ok(plan(&self.graph, bindings)?.arena_bytes)
+    fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
+        Ok(MemoryBytes::default().with(MemoryOwner::Workspace, plan(&self.graph, bindings)?.arena_bytes))
     }
 }
 

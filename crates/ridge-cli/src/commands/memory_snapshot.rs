@@ -1,0 +1,126 @@
+//! What a step has in memory, and when, as JSON or as a figure: `ridge inspect --memory`.
+
+use std::path::Path;
+
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::Bindings;
+use ridge_hw::units::Bytes;
+use ridge_models::{Model, symbols};
+use ridge_plan::plot::{Axis, Block, Blocks, Mark, Unit, draw};
+use ridge_runtime::{Backend as _, MemorySnapshot, NamedBytes, lower, memory_snapshot, plan};
+use serde_json::{Value, json};
+
+use crate::error::{Error, Result, refused};
+
+/// Writes the snapshot of a step of `tokens` tokens of one sequence, which has room for `context`, that samples the next
+/// token: as the CPU runs it.
+///
+/// # Errors
+/// When `file` is what is read, or cannot be written, or the step is longer than the context.
+pub(super) fn write(model: &Model, (tokens, context): (usize, usize), input: Option<&Path>, file: &Path) -> Result<()> {
+    if tokens > context {
+        let why = format!("is more than the context of {context}: lower it, or raise --context");
+        return Err(refused("--tokens", tokens, &why));
+    }
+    let is_input = |input: &Path| matches!((input.canonicalize(), file.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if input.is_some_and(is_input) {
+        return Err(refused("--memory", file.display(), "is what is read: give another name"));
+    }
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+    let lowered = lower(&model.graph, &["next"], cpu.kernels())?;
+    let table = context.div_ceil(model.block_size);
+    let bindings = Bindings::new()
+        .with(symbols::TOKENS, tokens)
+        .with(symbols::SEQS, 1)
+        .with(symbols::TABLE, table)
+        .with(symbols::BLOCKS, table)
+        .with(symbols::BIASES, 0)
+        .with(symbols::BREAKERS, 0)
+        .with(symbols::TOP, 0)
+        .with(symbols::FORBIDDEN, 0);
+    let snapshot = memory_snapshot(&lowered, &plan(&lowered, &bindings)?, &bindings)?;
+    let is_svg = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg"));
+    let text = if is_svg { figure(&snapshot, tokens) } else { object(&snapshot, (tokens, context)).to_string() };
+    replace(file, &text)
+}
+
+/// Writes a file beside `path`, then gives it that name, so that no half of it is ever there.
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let failed = |cause| Error::Write { path: path.display().to_string(), cause };
+    let mut name = path.file_name().map(std::ffi::OsStr::to_owned).unwrap_or_default();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written.map_err(failed)
+}
+
+fn object(snapshot: &MemorySnapshot, (tokens, context): (usize, usize)) -> Value {
+    let named = |all: &[NamedBytes]| -> Vec<Value> {
+        all.iter().map(|NamedBytes { name, bytes }| json!({ "name": name, "bytes": bytes })).collect()
+    };
+    let values: Vec<Value> = (snapshot.values.iter())
+        .map(|v| {
+            json!({
+                "place": v.place, "op": v.op, "offset": v.offset, "bytes": v.bytes, "first": v.first, "last": v.last,
+            })
+        })
+        .collect();
+    json!({
+        "step": { "tokens": tokens, "context": context, "launches": snapshot.launches },
+        "workspace": {
+            "bytes": snapshot.arena_bytes,
+            "peak": { "launch": snapshot.peak, "op": snapshot.peak_op, "bytes": snapshot.peak_bytes },
+            "values": values,
+        },
+        "weights": named(&snapshot.weights),
+        "states": named(&snapshot.states),
+        "inputs": named(&snapshot.inputs),
+        "outputs": named(&snapshot.outputs),
+        "sources": { "bytes": "exact: the plan of the step as the CPU runs it, beside scratch memory of kernels" },
+    })
+}
+
+/// Kinds of values with a colour of their own; what is smaller shares the last.
+const KINDS: usize = 7;
+
+fn figure(snapshot: &MemorySnapshot, tokens: usize) -> String {
+    // By op, those first that take most memory over the step.
+    let mut ops: Vec<(String, usize)> = Vec::new();
+    for value in &snapshot.values {
+        let area = value.bytes * (value.last - value.first + 1);
+        match ops.iter_mut().find(|(op, _)| *op == value.op) {
+            Some((_, sum)) => *sum += area,
+            None => ops.push((value.op.clone(), area)),
+        }
+    }
+    ops.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+    let mut kinds: Vec<String> = ops.into_iter().map(|(op, _)| op).collect();
+    if kinds.len() > KINDS {
+        kinds.truncate(KINDS);
+        kinds.push("others".to_owned());
+    }
+    let last = kinds.len().saturating_sub(1);
+    let blocks = snapshot.values.iter().map(|v| Block {
+        x: (v.first as f64, v.last as f64 + 1.0),
+        y: (v.offset as f64, (v.offset + v.bytes) as f64),
+        kind: kinds.iter().position(|kind| *kind == v.op).unwrap_or(last),
+        tip: format!("{} {}: {}, launches {} to {}", v.op, v.place, Bytes(v.bytes as u64), v.first, v.last),
+    });
+    let peak = format!("peak {}: {}", Bytes(snapshot.peak_bytes as u64), snapshot.peak_op);
+    let title = format!(
+        "Workspace of a step of {tokens} tokens: {}, by the op that computes a value",
+        Bytes(snapshot.arena_bytes as u64)
+    );
+    let chart = Blocks {
+        title,
+        x: Axis::linear("launch", Unit::Number),
+        y: Axis::linear("address in the workspace", Unit::Bytes),
+        blocks: blocks.collect(),
+        kinds,
+        marks: vec![Mark { name: peak, x: snapshot.peak as f64 + 0.5 }],
+    };
+    draw(&[chart.into()])
+}
