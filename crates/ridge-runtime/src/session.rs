@@ -86,6 +86,9 @@ impl Session {
     /// When the bytes do not fit the type, memory runs out, or programs use a parameter of another type or one that they
     /// only read and that is therefore not writable.
     pub fn load(&mut self, name: &str, ty: &Type, parts: Vec<WeightData>) -> Result<()> {
+        if let Some(cache) = self.caches.get(name) {
+            return Err(cache.error("is a cache, which is not loaded; write to its memory".into()));
+        }
         if let Some(param) = self.store.get(&self.model, name) {
             if param.derivation.is_some() {
                 return Err(param.error("is a derived copy; load its sources".into()));

@@ -41,15 +41,16 @@ impl fmt::Debug for Var {
     }
 }
 
-/// What an argument or output of a function is. Of the graph's main function, weights are the parameters, states
-/// live from step to step, and step inputs are given anew at each step.
+/// What an argument or output of a function is. Weights and states of the graph's main function are parameters, memory
+/// that outlives a step, and their roles say what this graph does with it: the weight of one program may be the state of
+/// another, by the same name. Step inputs are given anew at each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// An ordinary value passed by the caller.
     Data,
-    /// A parameter, bound by name.
+    /// A parameter that is read, bound by name.
     Weight,
-    /// Linear state, bound by name.
+    /// A parameter that is read and updated in place, bound by name. It is linear: an update gives the next version.
     State,
     /// A named input of the step, the same for every function.
     StepInput,

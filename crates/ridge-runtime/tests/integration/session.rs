@@ -211,6 +211,8 @@ fn a_cache_has_no_version_and_is_each_sessions_own() {
     other.allocate_states(&update(), &Bindings::new().with("blocks", 5)).expect("fits");
     assert_eq!([&session, &other].map(|s| s.state("kv").map(|b| b.bytes())), [Some(8), Some(20)]);
     assert_eq!((session.version("kv"), session.version("w")), (None, Some(0)));
+    let said = session.load("kv", &Type::tensor(DType::F32, [2]), vec![WeightData::Owned(vec![0; 8])]);
+    assert!(said.expect_err("is a cache").to_string().contains("`kv`"));
     let mut bucket = session.compile(&update(), &[]).and_then(|c| c.bucket(&bindings)).expect("binds");
     bucket.submit().expect("runs");
     assert_eq!((other.version("kv"), other.version("w")), (None, Some(1)));
