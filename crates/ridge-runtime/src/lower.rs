@@ -25,9 +25,7 @@ pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Grap
     }
     fuse(&mut graph);
     tidy(&mut graph);
-    for function in &mut graph.functions {
-        separate_outputs(function);
-    }
+    graph.functions.iter_mut().try_for_each(separate_outputs)?;
     Ok(graph)
 }
 
@@ -49,8 +47,8 @@ fn states_are_named(function: &Function) -> Result<()> {
 }
 
 /// Gives each data output of a function memory of its own: a copy where it is an argument, another output, or a view
-/// of one.
-fn separate_outputs(function: &mut Function) {
+/// of one. Refuses values in formats that would have to be copied.
+fn separate_outputs(function: &mut Function) -> Result<()> {
     let mut taken: Vec<Var> = Vec::new();
     for i in 0..function.outputs.len() {
         if function.outputs[i].role != Role::Data {
@@ -58,9 +56,16 @@ fn separate_outputs(function: &mut Function) {
         }
         let var = function.outputs[i].var;
         let root = storage_root(function, var);
-        let is_arg = matches!(function.nodes[root.index()].op, Op::Arg(_) | Op::Prim(Prim::Component(_)));
-        if is_arg || taken.contains(&root) {
+        let is_arg = matches!(function.nodes[root.index()].op, Op::Arg(_));
+        if is_arg || is_part(function, var) || taken.contains(&root) {
             let ty = function.ty(var).clone();
+            if ty.format.is_some() {
+                return Err(RuntimeError::Argument {
+                    kind: "output",
+                    name: function.outputs[i].name.to_string(),
+                    why: format!("of {} is given as {ty} and not computed; give what it decodes to", function.name),
+                });
+            }
             let copy = Node {
                 op: Op::Prim(Prim::Cast(ty.dtype)),
                 inputs: vec![var],
@@ -72,6 +77,18 @@ fn separate_outputs(function: &mut Function) {
         }
         taken.push(storage_root(function, function.outputs[i].var));
     }
+    Ok(())
+}
+
+/// Is `var` a component of a value, or a view of one?
+fn is_part(function: &Function, mut var: Var) -> bool {
+    while let Some(source) = alias_of(function, var) {
+        if matches!(function.nodes[var.index()].op, Op::Prim(Prim::Component(_))) {
+            return true;
+        }
+        var = source;
+    }
+    false
 }
 
 /// The value whose memory `var` is: itself, or through views and in-place updates the value that it came from.
@@ -82,14 +99,15 @@ pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
     var
 }
 
-/// The input that shares memory with `var`: of a reshape its input, of a state's next version the version before.
-fn alias_of(function: &Function, var: Var) -> Option<Var> {
+/// The input that shares memory with `var`: of a reshape or a component its input, of a state's next version the version
+/// before.
+pub(crate) fn alias_of(function: &Function, var: Var) -> Option<Var> {
     let node = &function.nodes[var.index()];
     if function.ty(var).state && !matches!(node.op, Op::Arg(_)) {
         let position = node.outputs[..var.out as usize].iter().filter(|t| t.state).count();
         return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
     }
-    matches!(node.op, Op::Prim(Prim::Reshape(_))).then(|| node.inputs[0])
+    matches!(node.op, Op::Prim(Prim::Reshape(_) | Prim::Component(_))).then(|| node.inputs[0])
 }
 
 /// Does the node only give memory another name?
