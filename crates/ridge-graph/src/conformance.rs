@@ -184,7 +184,8 @@ fn codes(got: &Tensor, exact: &Tensor, x: &Tensor) -> Result<(), String> {
         let same = g == e
             || g.is_nan() && e.is_nan()
             || (g - e).abs() <= e.abs() * SCALE_ROUNDING + f64::from(f32::MIN_POSITIVE);
-        if !same && !((g - x).abs() <= (e - x).abs() * (1.0 + TIE)) {
+        let as_near = (g - x).abs() <= (e - x).abs() * (1.0 + TIE);
+        if !same && !as_near {
             return Err(format!("output 0, row {}, element {}: got {g} of {x}, exact {e}", i / row, i % row));
         }
     }

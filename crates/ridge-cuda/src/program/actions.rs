@@ -26,7 +26,7 @@ pub(super) enum BoundWork {
     /// A product by cuBLASLt of x, w, perhaps a summand, the result, and perhaps the scales of x and w.
     Product {
         product: CublasProduct,
-        operands: [SlotOffset; 6],
+        operands: Box<[SlotOffset; 6]>,
     },
     Copy {
         from: OperandSlot,
@@ -71,7 +71,8 @@ impl BoundActions {
                     DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match device.product(*shape) {
                         Some(product) => {
                             let [xs, ws] = scales.unwrap_or([*x, *w]);
-                            BoundWork::Product { product, operands: [*x, *w, r.unwrap_or(*y), *y, xs, ws] }
+                            let operands = Box::new([*x, *w, r.unwrap_or(*y), *y, xs, ws]);
+                            BoundWork::Product { product, operands }
                         }
                         None => {
                             actions.extend(otherwise.iter().rev());

@@ -114,10 +114,8 @@ impl Activity {
 fn relevant(op: &Op, inputs: &Mask) -> Mask {
     let only = |kept: &[usize]| inputs.iter().enumerate().map(|(i, varied)| *varied && kept.contains(&i)).collect();
     match op {
-        // Flat between its jumps.
-        Op::Prim(Prim::Unary(Unary::Floor)) => only(&[]),
-        // Codes and scales: ops that quantise have gradients of their own.
-        Op::Prim(Prim::Component(_) | Prim::Assemble { .. }) => only(&[]),
+        // Flat between its jumps; and codes with scales, since ops that quantise have gradients of their own.
+        Op::Prim(Prim::Unary(Unary::Floor) | Prim::Component(_) | Prim::Assemble { .. }) => only(&[]),
         // The old version is gone.
         Op::Prim(Prim::StateWrite) => only(&[1]),
         Op::Composite(op) => match op.gradient() {
