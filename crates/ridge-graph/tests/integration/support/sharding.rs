@@ -128,10 +128,13 @@ pub(crate) fn check_rules(name: &str, sample: &Sample, axis: &MeshAxis) -> Vec<S
         // After all others the graph gives the states, which stay where they were.
         let states = sample.states.iter().map(|i| rule.inputs[*i]);
         let promised: Vec<Placement> = plain.iter().map(reduced).chain(states).collect();
-        assert_eq!(sharded.outputs, promised, "{what}");
-        // The rule itself, not a detour: nothing but a sum at the end is communicated.
-        let sums = plain.iter().filter(|p| **p == Placement::Partial).count();
-        assert_eq!(local.nodes.len(), graph.main().nodes.len() + sums, "{what}");
+        // Values in formats are decoded behind the op, which may move them.
+        if outputs.iter().all(|ty| ty.format.is_none()) {
+            assert_eq!(sharded.outputs, promised, "{what}");
+            // The rule itself, not a detour: nothing but a sum at the end is communicated.
+            let sums = plain.iter().filter(|p| **p == Placement::Partial).count();
+            assert_eq!(local.nodes.len(), graph.main().nodes.len() + sums, "{what}");
+        }
         assert_same(&what, &graph, &sharded, axis, &named(sample));
         checked.push(rule);
     }
