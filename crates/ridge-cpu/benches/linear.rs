@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::ops::Activations;
-use ridge_graph::passes::round_activations;
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, FormatRef, Type};
 use ridge_runtime::{Session, WeightData};

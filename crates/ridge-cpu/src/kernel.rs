@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use ridge_graph::passes::{self, Pattern};
-use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op};
+use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
+use ridge_runtime::component_offsets;
 
 use crate::io::KernelIo;
 use crate::scratch::Scratch;
@@ -64,6 +65,13 @@ pub struct OperandType {
 }
 
 impl OperandType {
+    /// Where each component of a value in a format begins, in bytes; one 0 for a plain value.
+    pub(crate) fn component_offsets(&self) -> Result<Vec<usize>, String> {
+        let shape = Shape::new(self.shape.iter().copied());
+        let ty = Type { format: self.format.clone(), ..Type::tensor(self.dtype, shape) };
+        Ok(component_offsets(&ty, &Bindings::new()).map_err(|e| e.to_string())?.0)
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.shape.iter().product()
     }

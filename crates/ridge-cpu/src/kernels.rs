@@ -10,6 +10,7 @@ mod linear;
 mod norm;
 mod penalties;
 mod quant;
+mod quantize;
 mod ragged_attention;
 mod rope;
 mod sampling;
@@ -32,6 +33,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(linear::entries());
     entries.extend(norm::entries());
     entries.extend(penalties::entries());
+    entries.extend(quantize::entries());
     entries.extend(ragged_attention::entries());
     entries.extend(rope::entries());
     entries.extend(sampling::entries());

@@ -9,8 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
-use ridge_graph::ops::Activations;
-use ridge_graph::passes::round_activations;
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, Dim, FormatRef, Type};
 use ridge_hw::figure::Figure;

@@ -23,6 +23,17 @@ const MAX_ALGORITHMS: usize = 8;
 /// Bytes to which every operand is aligned.
 pub(crate) const ALIGNED: usize = 16;
 
+/// The f32 factors of operands that are codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GemmScales {
+    /// There are none.
+    None,
+    /// One of x and one of w.
+    Tensor,
+    /// One of each row of both, from cuBLASLt 12.9 on (`CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`).
+    Rows,
+}
+
 /// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` if asked for; summed in f32, rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GemmShape {
@@ -34,17 +45,22 @@ pub(crate) struct GemmShape {
     /// Of y and r.
     pub(crate) result: DType,
     pub(crate) added: bool,
+    /// Of x and w.
+    pub(crate) scales: GemmScales,
 }
 
 impl GemmShape {
     /// Does cuBLASLt support it, given the alignment of the operands?
     pub(crate) fn fits(&self) -> bool {
         let sixteen = |dtype| matches!(dtype, DType::BF16 | DType::F16);
-        let aligned = |extent: usize| extent.is_multiple_of(8);
+        let aligned = |multiple| self.columns.is_multiple_of(multiple) && self.depth.is_multiple_of(multiple);
+        if self.scales != GemmScales::None {
+            // Tensor cores add 8-bit floats with fewer bits than f32 has: what is to be f32 is for others.
+            return self.operands == DType::F8E4M3 && sixteen(self.result) && aligned(16) && self.depth > 0;
+        }
         sixteen(self.operands)
             && (self.result == self.operands || self.result == DType::F32)
-            && aligned(self.columns)
-            && aligned(self.depth)
+            && aligned(8)
             && self.depth > 0
     }
 
@@ -55,10 +71,15 @@ impl GemmShape {
 
     /// The key under which its algorithm is stored on disk.
     pub(crate) fn key(&self) -> String {
-        let Self { rows, columns, depth, operands, result, added } = self;
+        let Self { rows, columns, depth, operands, result, added, scales } = self;
+        let scales = match scales {
+            GemmScales::None => "",
+            GemmScales::Tensor => ", scaled",
+            GemmScales::Rows => ", scaled by rows",
+        };
         format!(
             "cublasLt Shape {{ rows: {rows}, columns: {columns}, depth: {depth}, operands: {operands:?}, \
-             result: {result:?}, added: {added} }}"
+             result: {result:?}, added: {added}{scales} }}"
         )
     }
 }
@@ -155,6 +176,8 @@ pub(crate) struct GemmOperands {
     pub(crate) w: Address,
     pub(crate) r: Address,
     pub(crate) y: Address,
+    /// Of x and of w, where the shape has them.
+    pub(crate) scales: [Address; 2],
     pub(crate) workspace: Address,
 }
 
@@ -232,11 +255,13 @@ pub(crate) struct CublasProduct {
     layouts: [Handle; 3],
     destroy: [unsafe extern "C" fn(Handle) -> Code; 2],
     added: bool,
+    scales: GemmScales,
+    set: unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code,
     algorithm: Algorithm,
     workspace: usize,
 }
 
-// SAFETY: descriptions that nobody changes after they are made.
+// SAFETY: descriptions that only their owner changes, by the addresses of scales when it queues the product.
 unsafe impl Send for CublasProduct {}
 
 impl Drop for CublasProduct {
@@ -257,6 +282,7 @@ fn data_type(dtype: DType) -> c_int {
     match dtype {
         DType::F16 => 2,
         DType::BF16 => 14,
+        DType::F8E4M3 => 28,
         _ => 0,
     }
 }
@@ -273,6 +299,8 @@ impl CublasProduct {
             layouts: [std::ptr::null_mut(); 3],
             destroy: [f.desc_destroy, f.layout_destroy],
             added: shape.added,
+            scales: shape.scales,
+            set: f.desc_set,
             algorithm: [0; 8],
             workspace: 0,
         };
@@ -283,6 +311,18 @@ impl CublasProduct {
         // By columns y^T = w x^T, and w lies there transposed.
         // SAFETY: the attribute is one 32-bit number.
         check(unsafe { (f.desc_set)(made.desc, TRANSPOSE_A, (&raw const transposed).cast(), 4) }, what)?;
+        if shape.scales == GemmScales::Rows {
+            // CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE
+            const SCALE_MODES: [c_int; 2] = [31, 32];
+            // CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
+            let outer: c_int = 3;
+            for mode in SCALE_MODES {
+                // SAFETY: the attribute is one 32-bit number; libraries that do not know it refuse it.
+                check(unsafe { (f.desc_set)(made.desc, mode, (&raw const outer).cast(), 4) }, what)?;
+            }
+        }
+        // What is asked for an algorithm looks whether there are scales, and not at them.
+        made.point([ALIGNED as Address; 2])?;
         let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
         let [w, x, y] = [(shape.operands, k, n), (shape.operands, k, m), (shape.result, n, m)];
         for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip([w, x, y]) {
@@ -291,6 +331,20 @@ impl CublasProduct {
             check(code, what)?;
         }
         Ok(made)
+    }
+
+    /// Says where the scales of x and of w are, if the product has some.
+    fn point(&self, [x, w]: [Address; 2]) -> Result<()> {
+        // CUBLASLT_MATMUL_DESC_A_SCALE_POINTER and _B_: by columns the first operand is w.
+        const SCALES: [c_int; 2] = [17, 18];
+        if self.scales == GemmScales::None {
+            return Ok(());
+        }
+        for (attribute, address) in SCALES.into_iter().zip([w, x]) {
+            // SAFETY: the attribute is one address of 64 bits.
+            check(unsafe { (self.set)(self.desc, attribute, (&raw const address).cast(), 8) }, "point to scales")?;
+        }
+        Ok(())
     }
 
     /// What the library thinks quickest, the best first.
@@ -344,6 +398,7 @@ impl CublasProduct {
         let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
         let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let r = if self.added { of.r } else { of.y };
+        self.point(of.scales)?;
         // SAFETY: by the caller's promise; scalars are read before the call returns.
         let code = unsafe {
             (lt.functions.matmul)(
@@ -385,8 +440,20 @@ mod tests {
 
     #[test]
     fn odd_extents_and_other_dtypes_are_left_to_other_kernels() {
-        let shape =
-            GemmShape { rows: 17, columns: 64, depth: 32, operands: DType::BF16, result: DType::BF16, added: false };
+        let shape = GemmShape {
+            rows: 17,
+            columns: 64,
+            depth: 32,
+            operands: DType::BF16,
+            result: DType::BF16,
+            added: false,
+            scales: GemmScales::None,
+        };
+        let scaled = GemmShape { operands: DType::F8E4M3, scales: GemmScales::Tensor, ..shape };
+        assert!(scaled.fits() && GemmShape { scales: GemmScales::Rows, result: DType::F16, ..scaled }.fits());
+        assert!(!GemmShape { columns: 72, ..scaled }.fits() && !GemmShape { result: DType::F32, ..scaled }.fits());
+        assert!(!GemmShape { scales: GemmScales::None, ..scaled }.fits());
+        assert!(!GemmShape { scales: GemmScales::Tensor, ..shape }.fits());
         assert!(shape.fits() && GemmShape { result: DType::F32, ..shape }.fits());
         assert!(!GemmShape { columns: 63, ..shape }.fits());
         assert!(!GemmShape { depth: 36, ..shape }.fits());

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use ridge_graph::{Bindings, Composite, DType, Function, Op, Type};
+use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
 use ridge_runtime::component_offsets;
 
 use crate::cublaslt::GemmShape;
@@ -29,6 +29,8 @@ pub struct CudaOperand {
     pub shape: Vec<usize>,
     /// Bytes of its elements, or of all components of its format.
     pub bytes: usize,
+    /// The format that it is stored in, if it is not stored as elements of `dtype`.
+    pub format: Option<FormatRef>,
 }
 
 impl CudaOperand {
@@ -38,7 +40,15 @@ impl CudaOperand {
             dtype: ty.dtype,
             shape: ty.shape.eval(bindings).map_err(|e| e.to_string())?,
             bytes: component_offsets(ty, bindings).map_err(|e| e.to_string())?.1,
+            format: ty.format.clone(),
         })
+    }
+
+    /// Where each component of a value in a format begins, in bytes; one 0 for a plain value.
+    pub(crate) fn component_offsets(&self) -> Result<Vec<usize>, String> {
+        let shape = Shape::new(self.shape.iter().copied());
+        let ty = Type { format: self.format.clone(), ..Type::tensor(self.dtype, shape) };
+        Ok(component_offsets(&ty, &Bindings::new()).map_err(|e| e.to_string())?.0)
     }
 
     /// Number of elements.
@@ -133,6 +143,8 @@ pub(crate) enum DeviceAction {
         w: SlotOffset,
         r: Option<SlotOffset>,
         y: SlotOffset,
+        /// Of x and w.
+        scales: Option<[SlotOffset; 2]>,
         otherwise: Vec<Self>,
     },
     /// The candidate that takes least time on this GPU, timed on random operands with these numbers of elements; the

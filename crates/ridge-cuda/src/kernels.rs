@@ -4,7 +4,9 @@
 mod attention;
 mod entry;
 mod linear;
+mod linear_scaled;
 mod norm;
+mod quantize;
 mod rope;
 mod sampling;
 mod tokens;
@@ -17,12 +19,14 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 8] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
     attention::ATTENTION,
     attention::TILES,
     linear::AFTER,
     linear::ROWS,
+    linear_scaled::SCALED,
     norm::NORM,
+    quantize::QUANTIZE,
     rope::ROPE,
     sampling::SAMPLE,
     tokens::TOKENS,
@@ -40,7 +44,9 @@ impl CudaKernelRegistry {
         let entries = [
             attention::entries(),
             linear::entries(),
+            linear_scaled::entries(),
             norm::entries(),
+            quantize::entries(),
             rope::entries(),
             sampling::entries(),
             tokens::entries(),

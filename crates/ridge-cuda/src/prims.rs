@@ -43,6 +43,7 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel,
         Prim::Pad { axis, before, value, .. } => moves::pad(spec, *axis, before, *value)?,
         Prim::Transpose(perm) => moves::transpose(spec, perm),
         Prim::Broadcast(_) => moves::broadcast_to(spec),
+        Prim::Assemble { .. } => moves::assemble(spec)?,
         Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
         Prim::StateWrite => moves::copy(spec, 1),
         Prim::Collective { mesh, ranks, .. } => {

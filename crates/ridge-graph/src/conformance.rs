@@ -19,6 +19,10 @@
 //! Infinities and NaNs must be where the exact result, rounded to the dtype, has them, or where the plain
 //! implementation has them: an intermediate that overflows may overflow, and need not. Integers and booleans must be
 //! equal to the exact or the plain result's.
+//!
+//! Values in formats are compared after decoding. What quantises ([`Check::Codes`]) may give an element another code than
+//! the exact one where the element lies between two codes: the value may be farther from the element than the exact one by a
+//! share of 2^-12.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -32,6 +36,13 @@ use crate::prim::samples::prim_registry;
 use crate::registry::{OpEntry, OpRegistry};
 use crate::sample::{Check, Rng, Sample};
 use crate::tensor::{Data, Tensor, Value};
+
+/// Share of a dequantised value by which the rounding of its scale, and of the product with it, may move it.
+const SCALE_ROUNDING: f64 = 1.0 / (1u64 << 21) as f64;
+
+/// Share of its distance to the nearest value by which an element may be farther from the one it is given: codes may differ
+/// by one where an element lies between two but for the rounding of f32.
+const TIE: f64 = 1.0 / (1u64 << 12) as f64;
 
 /// Plain implementations whose largest error counts.
 const ORDERS: u32 = 4;
@@ -92,6 +103,11 @@ fn judged(sample: &Sample, got: &[Tensor]) -> Result<f64, String> {
                 equal(g, &[p]).map_err(|why| format!("output {i}{why}"))?;
             }
             Ok(0.0)
+        }
+        Check::Codes => {
+            let exact = expected(sample, Precision::Exact)?;
+            let Some(Value::Plain(x)) = sample.inputs.first() else { return Err("x is not a plain tensor".into()) };
+            codes(&got[0], &exact[0], x).map(|()| 0.0)
         }
         Check::Norm => {
             let exact = expected(sample, Precision::Exact)?;
@@ -157,6 +173,23 @@ fn plain(value: Value) -> Result<Tensor, String> {
         Value::Plain(tensor) => Ok(tensor),
         Value::Stored { format, .. } => Err(format!("an output is stored as {}", format.name())),
     }
+}
+
+/// Holds dequantised values `got` to the exact ones of `x`: equal but for the rounding of their scale, or, where `x` lies
+/// between two codes, the value of the other code.
+fn codes(got: &Tensor, exact: &Tensor, x: &Tensor) -> Result<(), String> {
+    let (row, _) = rows(got);
+    for (i, ((g, e), x)) in got.floats().iter().zip(exact.floats()).zip(x.floats()).enumerate() {
+        // Beside the scale's rounding, that of the smallest numbers.
+        let same = g == e
+            || g.is_nan() && e.is_nan()
+            || (g - e).abs() <= e.abs() * SCALE_ROUNDING + f64::from(f32::MIN_POSITIVE);
+        let as_near = (g - x).abs() <= (e - x).abs() * (1.0 + TIE);
+        if !same && !as_near {
+            return Err(format!("output 0, row {}, element {}: got {g} of {x}, exact {e}", i / row, i % row));
+        }
+    }
+    Ok(())
 }
 
 /// Requires each element to equal that of one of `wanted`, NaN being equal to itself.

@@ -4,12 +4,11 @@
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
 //! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
-//! `forbid_tokens` and `sampling`, or `dropout` (by keys of
-//! `fold_key`), `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
-//! `activations.rs`, `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they round what products take, make rotary
-//! frequencies, check types, and make the valid block tables of samples. `builtin.rs` is the registry.
+//! `forbid_tokens` and `sampling`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw` when it trains.
+//! `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
+//! `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, check types, and make the
+//! valid block tables of samples. `builtin.rs` is the registry.
 
-mod activations;
 mod adamw;
 mod attention;
 mod builtin;
@@ -30,6 +29,7 @@ mod moe_router;
 mod paging;
 mod penalties;
 pub mod planned;
+mod quantize;
 mod ragged_attention;
 mod require;
 mod rms_norm;
@@ -40,7 +40,6 @@ mod softmax;
 mod swiglu;
 mod token_layout;
 
-pub use activations::Activations;
 pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use builtin::registry;
@@ -59,6 +58,7 @@ pub use linear::{Linear, LinearGroup};
 pub use logit_bias::LogitBias;
 pub use moe_router::MoeRouter;
 pub use penalties::Penalties;
+pub use quantize::{Dequantize, Quantize, StraightThrough};
 pub use ragged_attention::RaggedAttention;
 pub use rms_norm::RmsNorm;
 pub use rope::Rope;

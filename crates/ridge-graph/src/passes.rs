@@ -15,7 +15,7 @@ pub(crate) mod respecialise;
 mod retype;
 mod tidy;
 
-pub use activations::round_activations;
+pub use activations::{Activations, round_activations};
 pub use claim::{Kernel, claim};
 pub use decompose::decompose;
 pub use fuse::fuse;

@@ -6,126 +6,17 @@
 
 mod cost;
 mod infer;
+mod kinds;
 pub(crate) mod samples;
 
-use std::fmt;
 use std::sync::Arc;
 
 use crate::dim::Dim;
 use crate::dtype::DType;
+use crate::format::FormatRef;
 use crate::shape::Shape;
 
-/// A constant scalar or vector.
-#[derive(Clone)]
-pub struct Literal {
-    /// Element type.
-    pub dtype: DType,
-    /// The values; exactly one for a scalar.
-    pub values: Arc<[f64]>,
-    /// Rank 1 rather than rank 0.
-    pub vector: bool,
-}
-
-impl PartialEq for Literal {
-    fn eq(&self, other: &Self) -> bool {
-        // By bits, so that NaN equals itself and 0.0 differs from -0.0.
-        self.dtype == other.dtype
-            && self.vector == other.vector
-            && self.values.len() == other.values.len()
-            && self.values.iter().zip(&*other.values).all(|(a, b)| a.to_bits() == b.to_bits())
-    }
-}
-
-impl fmt::Debug for Literal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&*self.values, self.vector) {
-            ([x], false) => write!(f, "{x}"),
-            ([first, .., last], _) if self.values.len() > 4 => {
-                write!(f, "[{first}, .. {} .., {last}]", self.values.len() - 2)
-            }
-            (all, _) => write!(f, "{all:?}"),
-        }
-    }
-}
-
-/// One input, elementwise.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Unary {
-    Neg,
-    Abs,
-    Exp,
-    Log,
-    Sqrt,
-    Rsqrt,
-    Sin,
-    Cos,
-    Tanh,
-    Erf,
-    Sigmoid,
-    Floor,
-    Not,
-}
-
-/// Two inputs of one type, elementwise. `Rem` has the sign of the divisor. On integers results wrap, `Div` rounds
-/// towards minus infinity, and dividing by zero gives zero. On floats `Max` and `Min` of a NaN are NaN. `And` and `Or`
-/// take booleans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Rem,
-    Pow,
-    Max,
-    Min,
-    And,
-    Or,
-}
-
-impl Binary {
-    /// Does swapping the inputs leave the result as it is?
-    pub fn commutes(self) -> bool {
-        matches!(self, Self::Add | Self::Mul | Self::Max | Self::Min | Self::And | Self::Or)
-    }
-}
-
-/// A comparison of two inputs of one type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Compare {
-    Eq,
-    Ne,
-    Lt,
-    Le,
-    Gt,
-    Ge,
-}
-
-/// How a reduction or a scan combines elements. Floats accumulate in f32 at least; `Max` and `Min` of a NaN are NaN.
-/// Of no elements the sum is 0, `Max` the dtype's lowest value (minus infinity) and `Min` its highest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum Combine {
-    Sum,
-    Max,
-    Min,
-}
-
-/// Communication between the ranks of one mesh axis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CollectiveKind {
-    /// Every rank gets the sum over ranks.
-    AllReduce,
-    /// Every rank gets the ranks' tensors one after another along an axis.
-    AllGather(usize),
-    /// Each rank gets its slice along an axis of the sum over ranks.
-    ReduceScatter(usize),
-    /// Each rank gets its slice along an axis of its own tensor, which is the same on every rank. Nothing is sent.
-    Split(usize),
-}
+pub use kinds::{Binary, CollectiveKind, Combine, Compare, Literal, Unary};
 
 /// A primitive with its static attributes.
 #[derive(Clone, Debug, PartialEq)]
@@ -183,8 +74,10 @@ pub enum Prim {
     StateRead,
     /// `(state, tensor)`: the next version of the state.
     StateWrite,
-    /// Component `index` of a stored parameter.
+    /// Component `index` of a value stored in a format.
     Component(usize),
+    /// The value of `dtype` and `shape` that these components, in order, store in `format`: the inverse of `Component`.
+    Assemble { format: FormatRef, dtype: DType, shape: Shape },
     /// Communication over mesh axis `mesh` of `ranks` ranks.
     Collective { kind: CollectiveKind, mesh: Arc<str>, ranks: usize },
 }
@@ -258,6 +151,7 @@ impl Prim {
             Self::StateRead => "state_read",
             Self::StateWrite => "state_write",
             Self::Component(_) => "component",
+            Self::Assemble { .. } => "assemble",
             Self::Collective { kind, .. } => match kind {
                 CollectiveKind::AllReduce => "all_reduce",
                 CollectiveKind::AllGather(_) => "all_gather",
@@ -303,7 +197,8 @@ impl Prim {
             | Self::Reshape(_)
             | Self::Broadcast(_)
             | Self::StateRead
-            | Self::StateWrite => String::new(),
+            | Self::StateWrite
+            | Self::Assemble { .. } => String::new(),
         }
     }
 

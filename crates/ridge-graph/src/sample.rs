@@ -69,6 +69,9 @@ pub enum Check {
     Norm,
     /// Every element equal.
     Exact,
+    /// Of the quantised first input: every element as near to it as the exact result is, or equal to that but for the
+    /// rounding of its scale.
+    Codes,
     /// By a property of (inputs, outputs), for ops whose results jump. Returns what is wrong.
     Property(fn(&[Value], &[Tensor]) -> Result<(), String>),
 }
@@ -132,7 +135,7 @@ impl Sample {
     }
 
     /// A graph that applies the op to its main function's arguments `0`, `1`, ..., states as states and stored inputs
-    /// as weights, and gives its plain outputs as `0`, `1`, ... and its state outputs under the states' names.
+    /// as weights, and gives its plain outputs as `0`, `1`, ... (those in formats decoded to f32) and its state outputs under the states' names.
     ///
     /// # Errors
     /// When the sample is not valid for its op.
@@ -150,7 +153,9 @@ impl Sample {
         let outputs = g.emit(self.op.clone(), &vars)?;
         let mut plain = Vec::new();
         for var in outputs {
-            if !g.ty(var)?.state {
+            let ty = g.ty(var)?.clone();
+            if !ty.state {
+                let var = if ty.format.is_some() { g.decoded(var, DType::F32)? } else { var };
                 plain.push((plain.len().to_string(), var));
             }
         }

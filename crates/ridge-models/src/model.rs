@@ -1,7 +1,7 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
-use ridge_graph::ops::{Activations, PagedAttention, SampleToken};
-use ridge_graph::passes::round_activations;
+use ridge_graph::ops::{PagedAttention, SampleToken};
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
@@ -70,10 +70,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Makes products by weights in formats take the tokens of prompts and those of answers as said.
+    /// Makes products by weights in formats take the tokens of prompts and those of answers as said. Once: what is
+    /// quantised stays so.
     pub fn take_activations(&mut self, prompts: Activations, answers: Activations) {
-        round_activations(&mut self.graph, prompts);
         let mut other = self.graph.clone();
+        round_activations(&mut self.graph, prompts);
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
     }

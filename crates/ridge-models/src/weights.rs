@@ -110,7 +110,7 @@ impl WeightSource {
             return Ok(vec![plain]);
         };
         let values: Vec<f32> = match stored {
-            Some(stored) => stored.values(&[plain.bytes()]),
+            Some(stored) => stored.values(&[plain.bytes()], shape),
             None => arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect(),
         };
         Ok(format.encode(&values, shape, None).into_iter().map(WeightData::Owned).collect())

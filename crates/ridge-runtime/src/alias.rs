@@ -18,15 +18,15 @@ pub(crate) fn storage_root(function: &Function, mut var: Var) -> Var {
     var
 }
 
-/// The input that shares memory with `var`: of a reshape or a read its input, of a state's next version the version
-/// before.
-fn alias_of(function: &Function, var: Var) -> Option<Var> {
+/// The input that shares memory with `var`: of a reshape, a component or a read its input, of a state's next version the
+/// version before.
+pub(crate) fn alias_of(function: &Function, var: Var) -> Option<Var> {
     let node = &function.nodes[var.index()];
     if function.ty(var).state && !matches!(node.op, Op::Arg(_)) {
         let position = node.outputs[..var.out as usize].iter().filter(|t| t.state).count();
         return node.inputs.iter().copied().filter(|v| function.ty(*v).state).nth(position);
     }
-    matches!(node.op, Op::Prim(Prim::Reshape(_) | Prim::StateRead)).then(|| node.inputs[0])
+    matches!(node.op, Op::Prim(Prim::Reshape(_) | Prim::Component(_) | Prim::StateRead)).then(|| node.inputs[0])
 }
 
 /// Is the version `var` of a state another than the one that the function was given, or is it only read?

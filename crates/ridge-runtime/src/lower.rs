@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_graph::passes::{Kernel, claim, decompose, fuse, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
-use crate::alias::{order_reads, storage_root};
+use crate::alias::{alias_of, order_reads, storage_root};
 use crate::error::{Result, RuntimeError};
 
 /// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
@@ -27,7 +27,7 @@ pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Grap
     fuse(&mut graph);
     tidy(&mut graph);
     for function in &mut graph.functions {
-        separate_outputs(function);
+        separate_outputs(function)?;
         order_reads(function);
     }
     Ok(graph)
@@ -51,8 +51,8 @@ fn states_are_named(function: &Function) -> Result<()> {
 }
 
 /// Gives each data output of a function memory of its own: a copy where it is an argument, another output, or a view
-/// of one.
-fn separate_outputs(function: &mut Function) {
+/// of one. Refuses values in formats that would have to be copied.
+fn separate_outputs(function: &mut Function) -> Result<()> {
     let mut taken: Vec<Var> = Vec::new();
     for i in 0..function.outputs.len() {
         if function.outputs[i].role != Role::Data {
@@ -60,9 +60,16 @@ fn separate_outputs(function: &mut Function) {
         }
         let var = function.outputs[i].var;
         let root = storage_root(function, var);
-        let is_arg = matches!(function.nodes[root.index()].op, Op::Arg(_) | Op::Prim(Prim::Component(_)));
-        if is_arg || taken.contains(&root) {
+        let is_arg = matches!(function.nodes[root.index()].op, Op::Arg(_));
+        if is_arg || is_part(function, var) || taken.contains(&root) {
             let ty = function.ty(var).clone();
+            if ty.format.is_some() {
+                return Err(RuntimeError::Argument {
+                    kind: "output",
+                    name: function.outputs[i].name.to_string(),
+                    why: format!("of {} is given as {ty} and not computed; give what it decodes to", function.name),
+                });
+            }
             let copy = Node {
                 op: Op::Prim(Prim::Cast(ty.dtype)),
                 inputs: vec![var],
@@ -74,4 +81,16 @@ fn separate_outputs(function: &mut Function) {
         }
         taken.push(storage_root(function, function.outputs[i].var));
     }
+    Ok(())
+}
+
+/// Is `var` a component of a value, or a view of one?
+fn is_part(function: &Function, mut var: Var) -> bool {
+    while let Some(source) = alias_of(function, var) {
+        if matches!(function.nodes[var.index()].op, Op::Prim(Prim::Component(_))) {
+            return true;
+        }
+        var = source;
+    }
+    false
 }

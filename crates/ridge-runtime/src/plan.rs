@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use ridge_graph::{Bindings, FuncId, Function, Graph, Node, Op, Prim, Role, Type, Var};
 
-use crate::alias::{is_view, storage_root};
+use crate::alias::{alias_of, is_view, storage_root};
 use crate::error::{Result, RuntimeError};
 
 /// Alignment of every value and component, in bytes: a cache line, and a full vector register.
@@ -181,8 +181,8 @@ pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
 enum Spot {
     /// At an argument, this many bytes in.
     Arg(usize, usize),
-    /// At the place that the caller gives for data output `i`.
-    Output(usize),
+    /// At the place that the caller gives for data output `i`, this many bytes in.
+    Output(usize, usize),
     /// In the frame.
     Frame(usize),
 }
@@ -228,19 +228,19 @@ impl Planner<'_> {
         for (index, node) in function.nodes.iter().enumerate() {
             for (out, ty) in node.outputs.iter().enumerate() {
                 let var = function.var(index, out);
-                let root = storage_root(function, var);
                 let spot = if let Op::Arg(arg) = node.op {
                     Spot::Arg(arg, 0)
                 } else if let Op::Prim(Prim::Component(part)) = node.op {
                     let (offsets, _) = component_offsets(function.ty(node.inputs[0]), self.bindings)?;
                     match frame.spots[node.inputs[0].index()][node.inputs[0].out as usize] {
                         Spot::Arg(arg, base) => Spot::Arg(arg, base + offsets[part]),
-                        other => other,
+                        Spot::Output(output, base) => Spot::Output(output, base + offsets[part]),
+                        Spot::Frame(base) => Spot::Frame(base + offsets[part]),
                     }
-                } else if root != var {
-                    frame.spots[root.index()][root.out as usize]
+                } else if let Some(source) = alias_of(function, var) {
+                    frame.spots[source.index()][source.out as usize]
                 } else if let Some(output) = given.get(&var) {
-                    Spot::Output(*output)
+                    Spot::Output(*output, 0)
                 } else {
                     let bytes = round_up(component_offsets(ty, self.bindings)?.1);
                     let offset = free.take(bytes);
@@ -310,7 +310,7 @@ impl Planner<'_> {
             let frame = &self.frames[func.index()];
             let place = |var: Var| match frame.spots[var.index()][var.out as usize] {
                 Spot::Arg(arg, offset) => args[arg].plus(offset),
-                Spot::Output(output) => outputs[output],
+                Spot::Output(output, offset) => outputs[output].plus(offset),
                 Spot::Frame(offset) => frame_at.plus(offset),
             };
             let ins: Vec<Place> = node.inputs.iter().map(|v| place(*v)).collect();

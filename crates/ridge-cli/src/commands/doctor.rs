@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use ridge_cpu::measure::{MemoryProbe, matmul};
 use ridge_graph::DType;
-use ridge_graph::ops::Activations;
+use ridge_graph::passes::Activations;
 use ridge_hw::cpu::{CacheKind, Cpu};
 use ridge_hw::figure::Figure;
 use ridge_hw::gpu::{LibrarySearch, Nvidia};

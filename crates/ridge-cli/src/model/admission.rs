@@ -364,7 +364,7 @@ mod tests {
         let run = |(programs, samplings): (EnginePrograms, Vec<Sampling>)| {
             let mut model = config.build(&options).unwrap();
             if device.is_cpu() {
-                model.take_activations(ridge_graph::ops::Activations::Exact, ridge_graph::ops::Activations::Int8);
+                model.take_activations(ridge_graph::passes::Activations::Exact, ridge_graph::passes::Activations::Int8);
             }
             let bound = Arc::new(AtomicUsize::new(0));
             let backend = RecordingBackend { inner: Arc::clone(&device.backend), bound: Arc::clone(&bound) };

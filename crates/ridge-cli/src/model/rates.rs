@@ -1,7 +1,8 @@
 //! Rates of memory and arithmetic that a device reaches, with which a model's speed is compared.
 
 use ridge_cpu::measure::{MemoryProbe, matmul};
-use ridge_graph::ops::{Activations, Linear};
+use ridge_graph::ops::Quantize;
+use ridge_graph::passes::Activations;
 use ridge_graph::{DType, Graph, Op, Role};
 use ridge_hw::figure::Figure;
 use ridge_hw::roofline::Roofline;
@@ -64,7 +65,7 @@ impl DeviceRates {
 fn of_prompts(graph: &Graph) -> Activations {
     let nodes = graph.functions.iter().flat_map(|f| &f.nodes);
     let rounded = nodes.into_iter().any(|node| match &node.op {
-        Op::Composite(op) => op.downcast::<Linear>().is_some_and(|linear| linear.activations == Activations::Int8),
+        Op::Composite(op) => op.downcast::<Quantize>().is_some(),
         _ => false,
     });
     if rounded { Activations::Int8 } else { Activations::Exact }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use ridge_graph::ops::Activations;
+use ridge_graph::passes::Activations;
 use ridge_graph::{DType, FormatRef};
 use ridge_models::BuildOptions;
 

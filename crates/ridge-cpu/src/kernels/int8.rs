@@ -29,9 +29,9 @@ use ridge_graph::with_block_format;
 
 use crate::simd;
 use scale::apart;
-pub(super) use scale::{COLUMNS, unit};
+pub(super) use scale::{COLUMNS, GROUP, SUMMED, unit};
 pub(super) use weight::{CodeWeight, WeightCodes};
-pub(super) use x::{ActivationCodes, CodeLayout, CodeMultiplier, by, rows_together};
+pub(super) use x::{ActivationCodes, CodeLayout, CodeMultiplier, by, encode, rows_together};
 
 /// One row of x waits for memory, which the longest vectors read fastest; more share codes that were taken apart once. Bits
 /// are the same.

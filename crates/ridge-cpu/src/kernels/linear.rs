@@ -26,8 +26,9 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use ridge_graph::DType;
-use ridge_graph::ops::{Activations, Linear as LinearOp, LinearGroup};
-use ridge_graph::{Function, Node, Op};
+use ridge_graph::format::ScaledFormat;
+use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
+use ridge_graph::{FormatRef, Function, Op, Type};
 
 use super::{int8, quant};
 #[cfg(target_arch = "x86_64")]
@@ -41,34 +42,48 @@ use kernel::{After, LinearKernel, LinearWeight};
 
 pub(super) fn entries() -> [KernelEntry; 6] {
     [
-        KernelEntry::new("linear", "linear(x, w)", supports, |s| make(s, After::Nothing)),
-        KernelEntry::new("linear_bias", "linear(x, w, b)", supports, |s| make(s, After::Nothing)),
-        KernelEntry::new("linear_group", "linear_group(x, ...)", supports, |s| make(s, After::Nothing)),
-        KernelEntry::new("linear_add", "add(r, linear(x, w))", adds, |s| make(s, After::Add)),
-        KernelEntry::new("linear_bias_add", "add(r, linear(x, w, b))", adds, |s| make(s, After::Add)),
-        KernelEntry::new("linear_swiglu", "swiglu(g@linear_group(x, ...).0, g.1)", gates, |s| make(s, After::Swiglu)),
+        KernelEntry::new("linear", "linear(quantize(x)?, w)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_bias", "linear(quantize(x)?, w, b)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_group", "linear_group(quantize(x)?, ...)", supports, |s| make(s, After::Nothing)),
+        KernelEntry::new("linear_add", "add(r, linear(quantize(x)?, w))", adds, |s| make(s, After::Add)),
+        KernelEntry::new("linear_bias_add", "add(r, linear(quantize(x)?, w, b))", adds, |s| make(s, After::Add)),
+        KernelEntry::new("linear_swiglu", "swiglu(g@linear_group(quantize(x)?, ...).0, g.1)", gates, |s| {
+            make(s, After::Swiglu)
+        }),
     ]
 }
 
-/// Plain weights, or such in blocks; codes of x are multiplied by codes of all weights.
+/// Plain weights, or such in blocks; codes of x, 256 to a scale, are multiplied by codes of all weights.
 fn supports(body: &Function) -> bool {
-    let (rounds, count) = body.nodes.iter().find_map(taken).unwrap_or((Activations::Exact, 0));
-    let stored = body.args.iter().filter(|a| a.ty.format.is_some()).count();
-    let fits = rounds == Activations::Exact || stored == count;
-    fits && body.args.iter().all(|a| a.ty.format.as_ref().is_none_or(quant::supports))
+    let Some((x, weights)) = operands(body) else { return false };
+    match &x.format {
+        None => weights.iter().all(|w| w.format.as_ref().is_none_or(quant::supports)),
+        Some(format) => is_codes(format) && weights.iter().all(|w| w.format.as_ref().is_some_and(quant::supports)),
+    }
 }
 
-/// How a linear takes x, and how many weights it has.
-fn taken(node: &Node) -> Option<(Activations, usize)> {
-    let Op::Composite(op) = &node.op else { return None };
-    let one = op.downcast::<LinearOp>().map(|l| (l.activations, 1));
-    one.or_else(|| op.downcast::<LinearGroup>().map(|g| (g.activations, g.count)))
+/// Are values in `format` the codes that kernels of 8-bit codes take?
+fn is_codes(format: &FormatRef) -> bool {
+    format.downcast::<ScaledFormat>() == Some(&ScaledFormat::INT8_G256)
+}
+
+/// The types of what the linear or the linears of a claim multiply: x, and each weight.
+fn operands(body: &Function) -> Option<(Type, Vec<Type>)> {
+    body.nodes.iter().find_map(|node| {
+        let Op::Composite(op) = &node.op else { return None };
+        let one = op.downcast::<LinearOp>().map(|_| 1);
+        let count = one.or_else(|| op.downcast::<LinearGroup>().map(|group| group.count))?;
+        let mut types = body.types(&node.inputs[..=count]);
+        let x = types.remove(0);
+        Some((x, types))
+    })
 }
 
 /// Nothing is broadcast.
 fn adds(body: &Function) -> bool {
     let sum = body.ty(body.outputs[0].var);
-    let product = body.nodes.iter().find(|n| matches!(n.op, Op::Composite(_)));
+    let is_linear = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<LinearOp>().is_some());
+    let product = body.nodes.iter().find(|n| is_linear(&n.op));
     supports(body) && body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
 }
 
@@ -109,10 +124,12 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let first = usize::from(after == After::Add);
     let x = &spec.inputs[first];
     let rows = x.rows();
-    let by_codes = match spec.body.nodes.iter().find_map(taken) {
-        Some((Activations::Int8, _)) => Some(codes(&spec.inputs[first + 1..][..count])?),
+    let by_codes = match operands(spec.body) {
+        Some((Type { format: Some(_), .. }, _)) => Some(codes(&spec.inputs[first + 1..][..count])?),
         _ => None,
     };
+    // Where x lies in memory as codes, its scales are behind them.
+    let scales_of_x = if x.format.is_some() { x.component_offsets()?.get(1).copied() } else { None };
     #[cfg(target_arch = "x86_64")]
     let on_tiles = by_codes.is_none() && on_tiles(x, &spec.inputs[first + 1..][..count]);
     #[cfg(target_arch = "x86_64")]
@@ -184,6 +201,7 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         on_panels,
         takes_panels,
         by_codes,
+        scales_of_x,
         #[cfg(target_arch = "x86_64")]
         by_one_row,
     }))

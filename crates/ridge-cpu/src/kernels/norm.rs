@@ -21,7 +21,7 @@ pub(super) fn entries() -> [KernelEntry; 2] {
 }
 
 /// The residual has the shape of `x`, so that rows match; always so for what `add` accepts.
-fn same_rows(body: &Function) -> bool {
+pub(super) fn same_rows(body: &Function) -> bool {
     body.args[0].ty.shape == body.args[1].ty.shape
 }
 
@@ -84,7 +84,7 @@ impl CpuKernel for Norm {
 }
 
 vectorised! {
-    fn add_rows(a: &[f32], b: &[f32], sum: &mut [f32]) {
+    pub(super) fn add_rows(a: &[f32], b: &[f32], sum: &mut [f32]) {
         for ((s, a), b) in sum.iter_mut().zip(a).zip(b) {
             *s = a + b;
         }
@@ -93,7 +93,7 @@ vectorised! {
 
 vectorised! {
     /// `y = x * rsqrt(mean(x^2) + eps) * weight`.
-    fn normalise(x: &[f32], weight: &[f32], eps: f64, y: &mut [f32]) {
+    pub(super) fn normalise(x: &[f32], weight: &[f32], eps: f64, y: &mut [f32]) {
         let mut lanes = [0f32; LANES];
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {

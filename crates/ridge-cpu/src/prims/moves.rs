@@ -176,6 +176,35 @@ pub(super) fn pad(
     joined(spans, output, output.dtype.encode([value]))
 }
 
+/// The components of a value in a format, each where the plan has it.
+pub(super) fn assemble(inputs: &[OperandType], output: &OperandType) -> Result<Box<dyn CpuKernel>, String> {
+    let bytes = inputs.iter().map(|part| part.len() * part.dtype.size_bytes());
+    Ok(Box::new(Assembled { parts: output.component_offsets()?.into_iter().zip(bytes).collect() }))
+}
+
+/// Offset and bytes of each component: the pieces.
+struct Assembled {
+    parts: Vec<(usize, usize)>,
+}
+
+impl CpuKernel for Assembled {
+    fn pieces(&self) -> usize {
+        self.parts.len()
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.parts.iter().map(|(_, bytes)| bytes).sum::<usize>() as f64 * 0.1
+    }
+
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, _scratch: &mut Scratch) {
+        for part in pieces {
+            let (offset, bytes) = self.parts[part];
+            // SAFETY: this component is our piece.
+            unsafe { io.output::<u8>(0).part(offset..offset + bytes) }.copy_from_slice(&io.input::<u8>(part)[..bytes]);
+        }
+    }
+}
+
 /// Part of a row of the output: the next bytes of an input, or of the filling.
 #[derive(Clone, Copy)]
 struct Span {

@@ -5,8 +5,8 @@ use crate::common::{cuts_agree, poisoned, run};
 use crate::rerun::with_instruction_sets;
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format;
-use ridge_graph::ops::{Activations, SampleToken};
-use ridge_graph::passes::round_activations;
+use ridge_graph::ops::SampleToken;
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Dim, FormatRef, Tensor, Type, Value, uniform};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::common::{Unclaimed, poisoned, run, same_bits};
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::format::Q8_0;
-use ridge_graph::ops::{Activations, Rope, rope_frequencies};
-use ridge_graph::passes::round_activations;
+use ridge_graph::ops::{Rope, rope_frequencies};
+use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, DType, Dim, FormatRef, Graph, GroupKind, Op, Result, Role, Shape, Tensor, Type, Value, Var,
@@ -221,5 +221,61 @@ fn gate_and_up_are_multiplied_where_they_are_made() {
             let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
             Ok(vec![g.swiglu(gate, up)?])
         });
+    }
+}
+
+/// Two linears of x that are not grouped, since one has a bias.
+fn two_products(g: &mut Builder, x: Var, dtype: DType, out: usize, inner: usize) -> Result<Vec<Var>> {
+    let (a, b) = (quantised(g, "a", dtype, out, inner)?, quantised(g, "b", dtype, out + 3, inner)?);
+    let bias = g.weight("bias", Type::tensor(dtype, [out + 3]))?;
+    Ok(vec![g.linear(x, a)?, g.linear_bias(x, b, Some(bias))?])
+}
+
+#[test]
+fn several_products_read_one_quantised_value() {
+    let int8 = Activations::Int8;
+    holds_taking(int8, &["linear", "linear_bias", "quantize"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+        let x = input(g, "x", dtype, &[inner])?;
+        two_products(g, x, dtype, out, inner)
+    });
+    holds_taking(int8, &["linear", "linear_bias", "rms_norm_quantize"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+        let (x, gain) = (input(g, "x", dtype, &[inner])?, g.weight("gain", Type::tensor(DType::F32, [inner]))?);
+        let x = g.rms_norm(x, gain, 1e-5)?;
+        two_products(g, x, dtype, out, inner)
+    });
+    holds_taking(int8, &["add_rms_norm_quantize", "linear", "linear_bias"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+        let (x, r) = (input(g, "x", dtype, &[inner])?, input(g, "r", dtype, &[inner])?);
+        let (sum, gain) = (g.add(x, r)?, g.weight("gain", Type::tensor(dtype, [inner]))?);
+        let x = g.rms_norm(sum, gain, 1e-5)?;
+        let mut outputs = two_products(g, x, dtype, out, inner)?;
+        outputs.push(sum);
+        Ok(outputs)
+    });
+    holds_taking(int8, &["linear", "linear_bias", "swiglu_quantize"], &PRODUCTS, |g, dtype, [_, out, inner]| {
+        let (gate, up) = (input(g, "gate", dtype, &[inner])?, input(g, "up", dtype, &[inner])?);
+        let x = g.swiglu(gate, up)?;
+        two_products(g, x, dtype, out, inner)
+    });
+}
+
+#[test]
+fn products_have_the_same_bits_whoever_quantises_x() {
+    let backend = poisoned(2);
+    for dtype in [DType::F32, DType::BF16] {
+        for [rows, out, inner] in [[1, 33, 64], [5, 7, 288], [40, 65, 1056]] {
+            let of = |outputs: &[usize]| {
+                let mut g = Builder::new();
+                let x = input(&mut g, "x", dtype, &[inner]).expect("fresh");
+                let both = two_products(&mut g, x, dtype, out, inner).expect("builds");
+                let named = outputs.iter().map(|i| (i.to_string(), both[*i])).collect();
+                let mut graph = g.finish(named).expect("finishes");
+                round_activations(&mut graph, Activations::Int8);
+                let kernels = claimed(&backend, &graph);
+                (run(&backend, &graph, &bindings(rows), &|arg| value(arg, rows)).expect("runs"), kernels)
+            };
+            let ((both, shared), (first, alone), (second, _)) = (of(&[0, 1]), of(&[0]), of(&[1]));
+            assert!(shared.contains(&"quantize".to_owned()) && !alone.contains(&"quantize".to_owned()));
+            assert!(same_bits(&both, &[first, second].concat()), "{dtype}, {rows} x {inner} x {out}");
+        }
     }
 }

@@ -43,6 +43,8 @@ impl CudaDevice {
                 w: w.address(),
                 r: y.address(),
                 y: y.address(),
+                // Any numbers will do.
+                scales: [x.address(), w.address()],
                 workspace: workspace.address(),
             };
             let mut best = f64::INFINITY;

@@ -1,6 +1,6 @@
 //! Linears with what follows them: `kernels/linear_rows.cu` for few rows, matrix products with a second pass for many.
 
-use ridge_graph::ops::{Activations, Linear, LinearGroup, RmsNorm};
+use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
 use ridge_graph::{DType, Function, Op};
 
 use super::entry::CudaKernelEntry;
@@ -61,9 +61,7 @@ enum LinearEpilogue {
 
 /// Plain weights, and x as it is.
 fn supports(body: &Function) -> bool {
-    let rounds =
-        composite::<Linear>(body).map(|l| l.activations).or(composite::<LinearGroup>(body).map(|g| g.activations));
-    body.args.iter().all(|a| a.ty.format.is_none()) && rounds.is_none_or(|a| a == Activations::Exact)
+    body.args.iter().all(|a| a.ty.format.is_none())
 }
 
 /// The norm's row is one that its kernel takes.

@@ -2,7 +2,7 @@
 
 use ridge_graph::DType;
 
-use crate::cublaslt::GemmShape;
+use crate::cublaslt::{GemmScales, GemmShape};
 use crate::gemm::{self, Epilogue, GemmProblem};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, name,
@@ -76,7 +76,8 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         args.push(numbers(&[batches, m, n, k]));
         return blocks(source, (batches * n).div_ceil(8), 256, args);
     }
-    let shape = GemmShape { rows: m, columns: n, depth: k, operands: at, result: ot, added: false };
+    let shape =
+        GemmShape { rows: m, columns: n, depth: k, operands: at, result: ot, added: false, scales: GemmScales::None };
     let tensor_cores = at == bt && batches == 1 && transposed == (false, true) && shape.fits() && m > 0 && n > 0;
     args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
     let simple =
@@ -84,5 +85,5 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
     if !tensor_cores {
         return simple;
     }
-    DeviceAction::Product { shape, x: a, w: b, r: None, y: out, otherwise: simple.actions }.into()
+    DeviceAction::Product { shape, x: a, w: b, r: None, y: out, scales: None, otherwise: simple.actions }.into()
 }

@@ -82,6 +82,18 @@ pub(super) fn concat(spec: &CudaKernelSpec<'_>, axis: usize) -> CudaKernel {
     kernel
 }
 
+/// Components one after another, where the plan has those of a value.
+pub(super) fn assemble(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let mut kernel = CudaKernel::default();
+    for (i, (part, to_offset)) in spec.inputs.iter().zip(spec.outputs[0].component_offsets()?).enumerate() {
+        if part.bytes > 0 {
+            let (from, to) = (OperandSlot::Input(i), OperandSlot::Output(0));
+            kernel.actions.push(DeviceAction::Copy { from, to, to_offset, bytes: part.bytes });
+        }
+    }
+    Ok(kernel)
+}
+
 pub(super) fn pad(spec: &CudaKernelSpec<'_>, axis: usize, before: &Dim, value: f64) -> Result<CudaKernel, String> {
     let (x, out) = (&spec.inputs[0], &spec.outputs[0]);
     let before = before.eval(spec.bindings).map_err(|e| e.to_string())?;

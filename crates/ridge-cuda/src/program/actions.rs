@@ -23,10 +23,10 @@ pub(super) enum BoundWork {
         first: usize,
         args: Vec<LaunchArg>,
     },
-    /// A product by cuBLASLt of x, w, perhaps a summand, and the result.
+    /// A product by cuBLASLt of x, w, perhaps a summand, the result, and perhaps the scales of x and w.
     Product {
         product: CublasProduct,
-        operands: [SlotOffset; 4],
+        operands: Box<[SlotOffset; 6]>,
     },
     Copy {
         from: OperandSlot,
@@ -69,8 +69,12 @@ impl BoundActions {
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
                 let work = match action {
-                    DeviceAction::Product { shape, x, w, r, y, otherwise } => match device.product(*shape) {
-                        Some(product) => BoundWork::Product { product, operands: [*x, *w, r.unwrap_or(*y), *y] },
+                    DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match device.product(*shape) {
+                        Some(product) => {
+                            let [xs, ws] = scales.unwrap_or([*x, *w]);
+                            let operands = Box::new([*x, *w, r.unwrap_or(*y), *y, xs, ws]);
+                            BoundWork::Product { product, operands }
+                        }
                         None => {
                             actions.extend(otherwise.iter().rev());
                             continue;

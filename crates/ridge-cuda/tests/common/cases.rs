@@ -1,7 +1,8 @@
 //! Graphs at whose sizes hand-written kernels change their ways: few and many rows, long and ragged contexts, odd columns.
 
+use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
-use ridge_graph::{Builder, DType, Graph, Result, Sym, Tensor, Type, Var};
+use ridge_graph::{Builder, DType, FormatRef, Graph, Result, Sym, Tensor, Type, Var};
 
 /// A graph that `kernel` must claim whole. Inputs that are not given are random.
 pub(crate) struct KernelCase {
@@ -100,6 +101,61 @@ pub(crate) fn norms() -> Vec<KernelCase> {
                 let sum = g.add(x, r)?;
                 Ok(vec![g.rms_norm(sum, w, 1e-5)?, sum])
             }));
+        }
+    }
+    cases
+}
+
+/// What norms and gates give as codes with scales, decoded again, and products of such values.
+pub(crate) fn quantised() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for codes in [CodeType::Int8, CodeType::F8E4M3] {
+        for scales in [ScaleLayout::Row, ScaleLayout::Group(128)] {
+            let format = ScaledFormat::new(codes, scales);
+            for (rows, width) in [(1, 8), (3, 264), (17, 4096)] {
+                let dtype = DType::BF16;
+                let what = format!("{format:?}, {rows} x {width}");
+                let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
+                let gain = |g: &mut Builder| g.weight("gain", Type::tensor(DType::F32, [width]));
+                let back = |g: &mut Builder, x: Var| {
+                    let x = g.quantize(x, format)?;
+                    g.dequantize(x)
+                };
+                cases.push(case("rms_norm_quantize", &what, |g| {
+                    let (x, w) = (row(g, "x")?, gain(g)?);
+                    let y = g.rms_norm(x, w, 1e-5)?;
+                    Ok(vec![back(g, y)?])
+                }));
+                cases.push(case("add_rms_norm_quantize", &what, |g| {
+                    let (x, r, w) = (row(g, "x")?, row(g, "r")?, gain(g)?);
+                    let sum = g.add(x, r)?;
+                    let y = g.rms_norm(sum, w, 1e-5)?;
+                    Ok(vec![back(g, y)?, sum])
+                }));
+                cases.push(case("swiglu_quantize", &what, |g| {
+                    let (gate, up) = (row(g, "gate")?, row(g, "up")?);
+                    let y = g.swiglu(gate, up)?;
+                    Ok(vec![back(g, y)?])
+                }));
+            }
+        }
+    }
+    use ScaleLayout::{Block, Group, Row, Tensor as Whole};
+    for (x, w) in [(Whole, Whole), (Row, Row), (Group(128), Block)] {
+        for (rows, depth, columns) in [(1, 512, 256), (37, 1024, 512), (300, 4096, 128), (128, 272, 40)] {
+            let stored = |scales, shape: [usize; 2]| {
+                let format = ScaledFormat::new(CodeType::F8E4M3, scales);
+                Type::tensor(DType::BF16, shape).stored_as(FormatRef::new(format))
+            };
+            for bias in [false, true] {
+                let kernel = if bias { "linear_scaled_bias" } else { "linear_scaled" };
+                cases.push(case(kernel, &format!("{x:?} by {w:?}, {rows} x {depth} x {columns}"), |g| {
+                    let x = g.weight("x", stored(x, [rows, depth]))?;
+                    let w = g.weight("w", stored(w, [columns, depth]))?;
+                    let b = g.weight("b", Type::tensor(DType::BF16, [columns]))?;
+                    Ok(vec![g.linear_bias(x, w, bias.then_some(b))?])
+                }));
+            }
         }
     }
     cases

@@ -43,7 +43,11 @@ fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) {
 fn normal(arg: &Arg) -> Value {
     let salt = arg.name.bytes().fold(3u64, |h, b| h.wrapping_mul(31).wrapping_add(u64::from(b)));
     let shape = arg.ty.shape.as_const().expect("constant");
-    Value::Plain(Rng::new(salt).normal(arg.ty.dtype, &shape))
+    let tensor = Rng::new(salt).normal(arg.ty.dtype, &shape);
+    match &arg.ty.format {
+        Some(format) => Value::stored(&tensor, format),
+        None => Value::Plain(tensor),
+    }
 }
 
 fn built(build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Graph {
@@ -62,6 +66,12 @@ fn linears_of_few_and_many_rows_with_what_goes_before_and_after() {
 fn norms_of_rows_up_to_the_widest() {
     let Some(gpu) = gpu() else { return };
     cases::norms().iter().for_each(|case| holds(&gpu, case));
+}
+
+#[test]
+fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
+    let Some(gpu) = gpu() else { return };
+    cases::quantised().iter().for_each(|case| holds(&gpu, case));
 }
 
 #[test]

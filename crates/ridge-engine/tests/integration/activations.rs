@@ -8,7 +8,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::{
     Engine, EngineOptions, Generated, Logprobs, Next, Outcome, Request, Row, Sampling, SequenceId, Start,
 };
-use ridge_graph::ops::Activations::{self, Exact, Int8};
+use ridge_graph::passes::Activations::{self, Exact, Int8};
 use ridge_graph::{DType, FormatRef};
 use ridge_models::{BuildOptions, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};

@@ -11,7 +11,7 @@ use ridge_engine::service::{
 };
 use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Sampling};
 use ridge_graph::FormatRef;
-use ridge_graph::ops::Activations;
+use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::late::Late;
 use ridge_runtime::{Backend, Session};

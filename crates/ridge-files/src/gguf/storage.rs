@@ -117,7 +117,7 @@ impl TensorStorage {
     pub fn decode(&self, data: &[u8]) -> Vec<f32> {
         match &self.format {
             None => self.dtype.decode(data).into_iter().map(|v| v as f32).collect(),
-            Some(format) => format.values(&[data]),
+            Some(format) => format.values(&[data], &[]),
         }
     }
 

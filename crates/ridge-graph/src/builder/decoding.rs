@@ -1,14 +1,14 @@
-//! Nodes that decode a stored parameter.
+//! Nodes that decode a value stored in a format.
 
 use crate::dtype::DType;
-use crate::error::Result;
-use crate::format::{Decoding, DecodingValue, FormatRef};
+use crate::error::{GraphError, Result};
+use crate::format::{Decoding, DecodingOp, DecodingValue, FormatRef};
 use crate::graph::{Builder, Var};
 use crate::prim::Prim;
 use crate::shape::Shape;
 
 impl Builder {
-    /// The logical tensor of a parameter as `dtype`: decoded if it is stored in a format.
+    /// The logical tensor of a value as `dtype`: decoded if it is stored in a format.
     pub fn decoded(&mut self, x: Var, dtype: DType) -> Result<Var> {
         let ty = self.ty(x)?.clone();
         let plain = match &ty.format {
@@ -30,12 +30,21 @@ impl Builder {
         };
         for step in decoding.steps {
             let inputs: Vec<Var> = step.inputs.iter().map(|v| value(&steps, *v)).collect();
-            steps.push(match (step.prim, &inputs[..]) {
-                (prim @ (Prim::Binary(_) | Prim::Compare(_)), [a, b]) => self.broadcast_one(prim, *a, *b)?,
-                (Prim::Select, [cond, a, b]) => self.select(*cond, *a, *b)?,
-                (Prim::Cast(dtype), [x]) => self.cast(*x, dtype)?,
-                (Prim::Reshape(shape), [x]) => self.reshape(*x, shape)?,
-                (prim, inputs) => self.one(prim, inputs)?,
+            steps.push(match (step.op, &inputs[..]) {
+                (DecodingOp::Binary(op), [a, b]) => self.broadcast_one(Prim::Binary(op), *a, *b)?,
+                (DecodingOp::Compare(op), [a, b]) => self.broadcast_one(Prim::Compare(op), *a, *b)?,
+                (DecodingOp::Select, [cond, a, b]) => self.select(*cond, *a, *b)?,
+                (DecodingOp::Cast(dtype), [x]) => self.cast(*x, dtype)?,
+                (DecodingOp::Reshape(shape), [x]) => self.reshape(*x, shape)?,
+                (DecodingOp::Slice { axis, start, len }, [x]) => self.slice(*x, axis, start, len)?,
+                (DecodingOp::Pad { axis, after }, [x]) => self.pad(*x, axis, 0, after, 0.0)?,
+                (DecodingOp::Concat { axis }, parts) => self.concat(parts, axis)?,
+                (DecodingOp::Gather, [table, indices]) => self.gather(*table, *indices, 0)?,
+                (DecodingOp::Const(literal), []) => self.one(Prim::Const(literal), &[])?,
+                (op, inputs) => {
+                    let why = format!("{op:?} of a decoding is given {} values", inputs.len());
+                    return Err(GraphError::usage(format.name(), why));
+                }
             });
         }
         Ok(value(&steps, result))

@@ -85,6 +85,15 @@ impl Evaluator<'_> {
             }
             return Ok(vec![results.into_iter().flatten().collect()]);
         }
+        if let Prim::Assemble { format, dtype, .. } = prim {
+            let of_rank = |rank: usize| Value::Stored {
+                format: format.clone(),
+                dtype: *dtype,
+                shape: shapes[0].clone(),
+                components: inputs.iter().map(|component| component[rank].tensor().clone()).collect(),
+            };
+            return Ok(vec![(0..self.ranks).map(|rank| Rc::new(of_rank(rank))).collect()]);
+        }
         let mut outputs: Vec<Ranked> = vec![Vec::with_capacity(self.ranks); shapes.len()];
         for rank in 0..self.ranks {
             let operands: Vec<&Value> = inputs.iter().map(|i| &*i[rank]).collect();

@@ -101,7 +101,9 @@ pub(super) fn apply(
         }
         Prim::StateRead => tensors[0].clone(),
         Prim::StateWrite => tensors[1].clone(),
-        Prim::Component(_) | Prim::Collective { .. } => return Err("is not a loop over one rank's tensors".into()),
+        Prim::Component(_) | Prim::Assemble { .. } | Prim::Collective { .. } => {
+            return Err("is not a loop over one rank's tensors".into());
+        }
     };
     Ok(vec![output])
 }

@@ -111,7 +111,7 @@ impl<B: BlockFormat> Format for B {
         vec![out]
     }
 
-    fn values(&self, components: &[&[u8]]) -> Vec<f32> {
+    fn values(&self, components: &[&[u8]], _shape: &[usize]) -> Vec<f32> {
         let mut out = vec![0.0; components[0].len() / B::BYTES * B::ELEMENTS];
         for (block, out) in components[0].chunks_exact(B::BYTES).zip(out.chunks_exact_mut(B::ELEMENTS)) {
             B::read(block, out);
@@ -352,7 +352,7 @@ mod tests {
             };
             let value = |_: &crate::Arg| Some(stored.clone());
             let meant = evaluate(&graph, &value, &Bindings::new(), Precision::Rounded).unwrap();
-            let read = format.values(&[&raw]);
+            let read = format.values(&[&raw], &[40, 512]);
             for (i, (read, meant)) in read.iter().zip(meant[0].1.tensor().floats()).enumerate() {
                 let meant = *meant as f32;
                 let same = read.to_bits() == meant.to_bits() || read.is_nan() && meant.is_nan();
@@ -371,7 +371,7 @@ mod tests {
         for format in all() {
             let share = |importance: Option<&[f32]>| {
                 let bytes = format.encode(&values, &[16, 512], importance);
-                let back = format.values(&[&bytes[0]]);
+                let back = format.values(&[&bytes[0]], &[16, 512]);
                 let error: f64 = back.iter().zip(&values).map(|(a, b)| f64::from(a - b).powi(2)).sum();
                 let whole: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
                 (error / whole).sqrt()
@@ -399,7 +399,7 @@ mod tests {
     fn nothing_but_zeros_and_not_a_number_are_stored_without_a_panic() {
         for format in all() {
             let zeros = format.encode(&[0.0; 512], &[1, 512], None);
-            assert!(format.values(&[&zeros[0]]).iter().all(|v| *v == 0.0), "{}", format.name());
+            assert!(format.values(&[&zeros[0]], &[1, 512]).iter().all(|v| *v == 0.0), "{}", format.name());
             for odd in [f32::NAN, f32::INFINITY, f32::MAX, f32::MIN_POSITIVE, -1e-40] {
                 let mut values = [0.5f32; 512];
                 values[3] = odd;

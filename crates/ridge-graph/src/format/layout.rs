@@ -1,6 +1,7 @@
-//! What a storage format is: the component tensors that hold a parameter, how values are encoded into their bytes, and
+//! What a storage format is: the component tensors that hold a parameter or another value, how values are encoded into their bytes, and
 //! how they decode.
 
+use std::any::Any;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -22,7 +23,7 @@ pub struct FormatComponent {
     pub shape: Shape,
 }
 
-/// A way to store a parameter. Implementations are small values; they are equal when they have one type and equal
+/// A way to store a parameter, or a value that a graph computes. Implementations are small values; they are equal when they have one type and equal
 /// attributes.
 pub trait Format: fmt::Debug + Send + Sync + DynEq + DynHash {
     /// Name in the text form and on the command line.
@@ -37,7 +38,7 @@ pub trait Format: fmt::Debug + Send + Sync + DynEq + DynHash {
     /// Says which extent is wrong and what it must be.
     fn check(&self, shape: &Shape) -> Result<(), Why>;
 
-    /// The tensors that hold a parameter of logical `shape`.
+    /// The tensors that hold a value of logical `shape`.
     fn components(&self, shape: &Shape) -> Vec<FormatComponent>;
 
     /// The meaning: appends to `decoding` what computes the logical f32 tensor of `shape` from the components.
@@ -48,8 +49,9 @@ pub trait Format: fmt::Debug + Send + Sync + DynEq + DynHash {
     /// error, for the elements of a row (the innermost axis); without it a format uses the weights of its authors.
     fn encode(&self, values: &[f32], shape: &[usize], importance: Option<&[f32]>) -> Vec<Vec<u8>>;
 
-    /// What [`Format::decode`] means, computed here: the values that the bytes of the components stand for, in f32.
-    fn values(&self, components: &[&[u8]]) -> Vec<f32>;
+    /// What [`Format::decode`] means, computed here: the values of `shape` that the bytes of the components stand for, in
+    /// f32.
+    fn values(&self, components: &[&[u8]], shape: &[usize]) -> Vec<f32>;
 }
 
 /// A shared format, compared by type and attributes.
@@ -60,6 +62,12 @@ impl FormatRef {
     /// Shares `format`.
     pub fn new(format: impl Format) -> Self {
         Self(Arc::new(format))
+    }
+
+    /// The format as its own type, if it is a `T`.
+    pub fn downcast<T: Format>(&self) -> Option<&T> {
+        let any: &dyn Any = &*self.0;
+        any.downcast_ref()
     }
 }
 
@@ -72,7 +80,7 @@ impl std::ops::Deref for FormatRef {
 
 impl PartialEq for FormatRef {
     fn eq(&self, other: &Self) -> bool {
-        let other: &dyn std::any::Any = &*other.0;
+        let other: &dyn Any = &*other.0;
         self.0.dyn_eq(other)
     }
 }

@@ -21,7 +21,8 @@ pub(super) struct Activity {
     args: HashMap<(FuncId, Mask, Mask), Rc<Mask>>,
 }
 
-/// Is this the type of a value that a derivative can be taken for?
+/// Is this the type of a value that a derivative can be taken for? Cotangents also pass values in formats that a graph
+/// computes, by the gradients of the ops that quantise.
 pub(super) fn is_smooth(ty: &Type) -> bool {
     ty.dtype.is_float() && ty.format.is_none()
 }
@@ -65,7 +66,7 @@ impl Activity {
                 Op::Call(callee) => self.call_outputs(functions, *callee, inputs).to_vec(),
                 op => vec![relevant(op, &inputs).contains(&true); node.outputs.len()],
             };
-            varied.push(from_inputs.into_iter().zip(&node.outputs).map(|(v, ty)| v && is_smooth(ty)).collect());
+            varied.push(from_inputs.into_iter().zip(&node.outputs).map(|(v, ty)| v && ty.dtype.is_float()).collect());
         }
         varied
     }
@@ -113,8 +114,8 @@ impl Activity {
 fn relevant(op: &Op, inputs: &Mask) -> Mask {
     let only = |kept: &[usize]| inputs.iter().enumerate().map(|(i, varied)| *varied && kept.contains(&i)).collect();
     match op {
-        // Flat between its jumps.
-        Op::Prim(Prim::Unary(Unary::Floor)) => only(&[]),
+        // Flat between its jumps; and codes with scales, since ops that quantise have gradients of their own.
+        Op::Prim(Prim::Unary(Unary::Floor) | Prim::Component(_) | Prim::Assemble { .. }) => only(&[]),
         // The old version is gone.
         Op::Prim(Prim::StateWrite) => only(&[1]),
         Op::Composite(op) => match op.gradient() {

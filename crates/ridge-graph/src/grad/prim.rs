@@ -96,7 +96,8 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
         | Prim::Compare(_)
         | Prim::ArgMax { .. }
         | Prim::Random { .. }
-        | Prim::Component(_) => Ok(()),
+        | Prim::Component(_)
+        | Prim::Assemble { .. } => Ok(()),
     }
 }
 

@@ -2,8 +2,8 @@
 
 use super::{
     adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, history,
-    kv_write, layer_norm, linear, logit_bias, moe_router, penalties, ragged_attention, rms_norm, rope, sampling,
-    softmax, swiglu, token_layout,
+    kv_write, layer_norm, linear, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm, rope,
+    sampling, softmax, swiglu, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -15,6 +15,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
         OpEntry::new("cross_entropy_backward", cross_entropy::samples_backward),
+        OpEntry::new("dequantize", quantize::samples_dequantize),
         OpEntry::new("dropout", dropout::samples),
         OpEntry::new("dry", dry::samples),
         OpEntry::new("embedding", embedding::samples),
@@ -30,11 +31,13 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("logit_bias", logit_bias::samples),
         OpEntry::new("moe_router", moe_router::samples),
         OpEntry::new("penalties", penalties::samples),
+        OpEntry::new("quantize", quantize::samples),
         OpEntry::new("ragged_attention", ragged_attention::samples),
         OpEntry::new("rms_norm", rms_norm::samples),
         OpEntry::new("rope", rope::samples),
         OpEntry::new("sample_token", sampling::samples),
         OpEntry::new("softmax", softmax::samples),
+        OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
         OpEntry::new("token_layout", token_layout::samples),
     ])

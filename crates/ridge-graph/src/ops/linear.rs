@@ -1,12 +1,11 @@
 //! Matrix product with a parameter, and several that share their input.
 
-use super::Activations;
-use super::require::{flat, takes, want_float, want_floats, want_weight};
+use super::require::{flat, takes, want_floats, want_weight};
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
-use crate::format::{self, FormatRef, Q2K, Q4K, Q6K, Q8_0};
-use crate::graph::{Builder, Composite, Gradient, Var};
+use crate::format::{self, CodeType, FormatRef, Q2K, Q4K, Q6K, Q8_0, ScaleLayout, ScaledFormat};
+use crate::graph::{Builder, Composite, Var};
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
 use crate::shard::{Placement, ShardingRule, rowwise_rules};
@@ -16,15 +15,13 @@ use crate::why::Why;
 
 /// `x w^T + bias`, summed in f32 at least and rounded once.
 ///
-/// `x`: `[.., K]`, `w`: `[N, K]` of any float dtype or stored in a format, `bias`: `[N]` of any float dtype; gives
-/// `[.., N]` of the dtype of `x`. With activations that are rounded, K is a number, and no gradient passes: models are
-/// trained with exact ones.
+/// `x`: `[.., K]` and `w`: `[N, K]`, each of any float dtype or stored in a format, `bias`: `[N]` of any float dtype; gives
+/// a plain `[.., N]` of the logical dtype of `x`. An x in a format is what [`Quantize`](super::Quantize) gives: its values
+/// are multiplied as they decode to f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Linear {
     /// Is there a third input to add?
     pub bias: bool,
-    /// How x is taken.
-    pub activations: Activations,
 }
 
 /// [`Linear`]s of one input, which is read once: what passes make of a layer's q, k and v, or gate and up.
@@ -36,8 +33,6 @@ pub struct LinearGroup {
     pub count: usize,
     /// Has each a bias?
     pub biases: bool,
-    /// How x is taken by all of them.
-    pub activations: Activations,
 }
 
 fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type, Why> {
@@ -56,16 +51,12 @@ fn infer_one(x: &Type, w: &Type, bias: Option<&Type>, nth: &str) -> Result<Type,
     if let Some(last) = shape.0.last_mut() {
         last.clone_from(out);
     }
-    Ok(x.with_shape(shape))
+    Ok(Type::tensor(x.dtype, shape))
 }
 
-fn check_x(x: &Type, activations: Activations) -> Result<(), Why> {
-    want_float("x", x)?;
-    if x.shape.rank() == 0 {
-        return Err(format!("x must be [.., in], got {x}"));
-    }
-    if activations != Activations::Exact && x.shape.last().as_const().is_none() {
-        return Err(format!("x is rounded in groups of its last axis, which must be a number, got {x}"));
+fn check_x(x: &Type) -> Result<(), Why> {
+    if !x.dtype.is_float() || x.state || x.shape.rank() == 0 {
+        return Err(format!("x must be a float tensor [.., in], plain or stored in a format, got {x}"));
     }
     flat(&x.shape.0[..x.shape.rank() - 1]).map_err(|why| format!("x {x}: {why}"))?;
     Ok(())
@@ -83,9 +74,9 @@ fn cost(weights: &[Type], inputs: &[Type], outputs: &[Type], biases: bool) -> Co
     cost
 }
 
-/// Column parallel, row parallel (biases as summands, since every rank adds its own) where groups of x are not cut, then
-/// rows of `x`.
-fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec<ShardingRule> {
+/// Column parallel, row parallel (biases as summands, since every rank adds its own), then rows of `x`. Where formats keep
+/// elements together, only what they allow is cut.
+fn rules(x: &Shape, count: usize, biases: bool) -> Vec<ShardingRule> {
     let last = x.rank().saturating_sub(1);
     let places = |x, w, b: Option<Placement>| {
         let mut inputs = vec![x];
@@ -95,11 +86,10 @@ fn rules(x: &Shape, count: usize, biases: bool, activations: Activations) -> Vec
     };
     let (whole, rows) = (Placement::Replicate, Placement::shard(0));
     let terms = places(Placement::shard(last), Placement::shard(1), Some(Placement::Partial));
-    let mut rules =
-        vec![ShardingRule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] }];
-    if activations == Activations::Exact {
-        rules.push(ShardingRule { inputs: terms, outputs: vec![Placement::Partial; count] });
-    }
+    let mut rules = vec![
+        ShardingRule { inputs: places(whole, rows, Some(rows)), outputs: vec![Placement::shard(last); count] },
+        ShardingRule { inputs: terms, outputs: vec![Placement::Partial; count] },
+    ];
     let inputs = places(whole, whole, Some(whole)).len();
     rules.extend(rowwise_rules(x, inputs, count));
     rules
@@ -117,7 +107,7 @@ impl Composite for Linear {
             (_, false) => return Err(takes("x and w", inputs)),
             (_, true) => return Err(takes("x, w and bias", inputs)),
         };
-        check_x(x, self.activations)?;
+        check_x(x)?;
         Ok(vec![infer_one(x, w, bias, "")?])
     }
 
@@ -128,9 +118,8 @@ impl Composite for Linear {
         let mut shape = ty.shape.clone();
         shape.0[rows.len()] = g.ty(inputs[1])?.shape.0[0].clone();
         // In f32 throughout, so that the sum is rounded once.
-        let x = g.cast(inputs[0], DType::F32)?;
+        let x = g.dequantize(inputs[0])?;
         let x = g.reshape(x, Shape(vec![flat, inner]))?;
-        let x = self.activations.apply(g, x)?;
         let w = g.decoded(inputs[1], DType::F32)?;
         let mut y = g.matmul(x, w, false, true, DType::F32)?;
         if self.bias {
@@ -145,12 +134,8 @@ impl Composite for Linear {
         cost(&inputs[1..2], inputs, outputs, self.bias)
     }
 
-    fn gradient(&self) -> Gradient {
-        self.activations.gradient()
-    }
-
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        rules(&inputs[0].shape, 1, self.bias, self.activations)
+        rules(&inputs[0].shape, 1, self.bias)
     }
 }
 
@@ -166,7 +151,7 @@ impl Composite for LinearGroup {
                 if self.biases { format!("x, {n} weights and {n} biases") } else { format!("x and {n} weights") };
             return Err(takes(&wanted, inputs));
         }
-        check_x(&inputs[0], self.activations)?;
+        check_x(&inputs[0])?;
         (0..n)
             .map(|i| {
                 let bias = self.biases.then(|| &inputs[1 + n + i]);
@@ -179,7 +164,7 @@ impl Composite for LinearGroup {
         (0..self.count)
             .map(|i| {
                 let bias = self.biases.then(|| inputs[1 + self.count + i]);
-                let one = Linear { bias: self.biases, activations: self.activations };
+                let one = Linear { bias: self.biases };
                 let inputs: Vec<Var> = [inputs[0], inputs[1 + i]].into_iter().chain(bias).collect();
                 Ok(g.composite(one, &inputs)?[0])
             })
@@ -190,12 +175,8 @@ impl Composite for LinearGroup {
         cost(&inputs[1..=self.count], inputs, outputs, self.biases)
     }
 
-    fn gradient(&self) -> Gradient {
-        self.activations.gradient()
-    }
-
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        rules(&inputs[0].shape, self.count, self.biases, self.activations)
+        rules(&inputs[0].shape, self.count, self.biases)
     }
 }
 
@@ -214,7 +195,7 @@ impl Builder {
     /// When `w` is not `[N, K]` for `x` of `[.., K]`, or `bias` is not `[N]`.
     pub fn linear_bias(&mut self, x: Var, w: Var, bias: Option<Var>) -> Result<Var> {
         let inputs: Vec<Var> = [x, w].into_iter().chain(bias).collect();
-        Ok(self.composite(Linear { bias: bias.is_some(), activations: Activations::Exact }, &inputs)?[0])
+        Ok(self.composite(Linear { bias: bias.is_some() }, &inputs)?[0])
     }
 
     /// Several linears of one input; see [`LinearGroup`]. `biases` is empty or has one for each of `weights`.
@@ -223,7 +204,7 @@ impl Builder {
     /// When a weight or a bias does not fit `x`, or their numbers differ.
     pub fn linear_group(&mut self, x: Var, weights: &[Var], biases: &[Var]) -> Result<Vec<Var>> {
         let inputs = [&[x], weights, biases].concat();
-        let op = LinearGroup { count: weights.len(), biases: !biases.is_empty(), activations: Activations::Exact };
+        let op = LinearGroup { count: weights.len(), biases: !biases.is_empty() };
         self.composite(op, &inputs)
     }
 }
@@ -242,14 +223,12 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         .into_iter()
         .map(|(x, n, bias)| {
             let k = x[x.len() - 1];
-            let sample = Sample::new(Linear { bias, activations: Activations::Exact })
-                .input(rng.normal(dtype, x))
-                .input(rng.normal(dtype, &[n, k]));
+            let sample = Sample::new(Linear { bias }).input(rng.normal(dtype, x)).input(rng.normal(dtype, &[n, k]));
             if bias { sample.input(rng.normal(dtype, &[n])) } else { sample }
         })
         .collect();
     samples.push(
-        Sample::new(Linear { bias: true, activations: Activations::Exact })
+        Sample::new(Linear { bias: true })
             .input(rng.normal(DType::F32, &[4, 50]))
             .input(rng.normal(DType::BF16, &[9, 50]))
             .input(rng.normal(DType::F16, &[9])),
@@ -262,25 +241,37 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             samples.push(stored.stored(&rng.normal(DType::F32, &[1280 / inner + 7, inner]), &format));
         }
     }
-    samples.extend(samples_int8(rng, dtype));
+    samples.extend(samples_quantised(rng, dtype));
     samples
 }
 
-/// Products by 8-bit codes of x: of every format, by one row, a few and many, in whole groups and ragged ones.
-fn samples_int8(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let int8 = |bias| Sample::new(Linear { bias, activations: Activations::Int8 });
+/// Products by quantised x: 8-bit codes by every block format, by one row, a few and many, in whole groups and ragged ones;
+/// then 8-bit floats and other granularities.
+fn samples_quantised(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let int8 = FormatRef::new(ScaledFormat::INT8_G256);
+    let of = |bias, x: &Tensor, format: &FormatRef| Sample::new(Linear { bias }).stored(x, format);
     let mut samples = vec![
-        int8(true).input(rng.normal(dtype, &[3, 40])).input(rng.normal(dtype, &[4, 40])).input(rng.normal(dtype, &[4])),
-        int8(false).input(rng.normal(dtype, &[0, 64])).stored(&rng.normal(DType::F32, &[4, 64]), &FormatRef::new(Q8_0)),
-        int8(false).input(Tensor::float(dtype, &[2, 64], vec![0.0; 128])).input(rng.normal(dtype, &[4, 64])),
+        of(true, &rng.normal(dtype, &[3, 40]), &int8).input(rng.normal(dtype, &[4, 40])).input(rng.normal(dtype, &[4])),
+        of(false, &rng.normal(dtype, &[0, 64]), &int8).stored(&rng.normal(DType::F32, &[4, 64]), &FormatRef::new(Q8_0)),
+        of(false, &Tensor::zeros(dtype, &[2, 64]), &int8).input(rng.normal(dtype, &[4, 64])),
     ];
     for format in format::all() {
         let least = format.granularity(1)[0];
         for (rows, inner) in [(1, 2 * least), (6, 288), (19, 768), (1, 1280)] {
             let columns = if rows == 1 { 41 } else { 18 };
             if inner % least == 0 {
-                let x = int8(false).input(rng.normal(dtype, &[rows, inner]));
+                let x = of(false, &rng.normal(dtype, &[rows, inner]), &int8);
                 samples.push(x.stored(&rng.normal(DType::F32, &[columns, inner]), &format));
+            }
+        }
+    }
+    use ScaleLayout::{Block, Group, Row, Tensor as Whole};
+    for codes in [CodeType::Int8, CodeType::F8E4M3] {
+        for (x, w) in [(Whole, Whole), (Row, Row), (Group(128), Block), (Whole, Row)] {
+            for [rows, inner, columns] in [[1, 64, 48], [21, 192, 32]] {
+                let [x, w] = [x, w].map(|scales| FormatRef::new(ScaledFormat::new(codes, scales)));
+                let product = of(false, &rng.normal(dtype, &[rows, inner]), &x);
+                samples.push(product.stored(&rng.normal(DType::F32, &[columns, inner]), &w));
             }
         }
     }
@@ -297,8 +288,7 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     ];
     let mut samples = Vec::new();
     for (x, outs, biases) in cases {
-        let mut sample = Sample::new(LinearGroup { count: outs.len(), biases, activations: Activations::Exact })
-            .input(rng.normal(dtype, x));
+        let mut sample = Sample::new(LinearGroup { count: outs.len(), biases }).input(rng.normal(dtype, x));
         for n in outs {
             sample = sample.input(rng.normal(dtype, &[*n, x[x.len() - 1]]));
         }
@@ -308,7 +298,7 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         samples.push(sample);
     }
     samples.push(
-        Sample::new(LinearGroup { count: 3, biases: false, activations: Activations::Exact })
+        Sample::new(LinearGroup { count: 3, biases: false })
             .input(rng.normal(dtype, &[3, 256]))
             .stored(&rng.normal(DType::F32, &[5, 256]), &FormatRef::new(Q8_0))
             .input(rng.normal(DType::BF16, &[7, 256]))
@@ -316,8 +306,8 @@ pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     );
     for rows in [1, 18] {
         samples.push(
-            Sample::new(LinearGroup { count: 3, biases: true, activations: Activations::Int8 })
-                .input(rng.normal(dtype, &[rows, 512]))
+            Sample::new(LinearGroup { count: 3, biases: true })
+                .stored(&rng.normal(dtype, &[rows, 512]), &FormatRef::new(ScaledFormat::INT8_G256))
                 .stored(&rng.normal(DType::F32, &[5, 512]), &FormatRef::new(Q4K))
                 .stored(&rng.normal(DType::F32, &[39, 512]), &FormatRef::new(Q6K))
                 .stored(&rng.normal(DType::F32, &[33, 512]), &FormatRef::new(Q2K))

@@ -1,23 +1,80 @@
-//! Says how products by weights in formats take their activations.
+//! Quantises the activations of linears whose weights are stored in blocks of codes.
 
-use crate::graph::{CompositeRef, Graph, Op};
-use crate::ops::{Activations, Linear, LinearGroup};
+use std::collections::BTreeMap;
 
-/// Makes the linears whose weights are all stored in formats take `activations`, where K is a number.
-pub fn round_activations(graph: &mut Graph, activations: Activations) {
-    for function in &mut graph.functions {
-        for i in 0..function.nodes.len() {
-            let Op::Composite(op) = &function.nodes[i].op else { continue };
-            let (count, changed) = match (op.downcast::<Linear>(), op.downcast::<LinearGroup>()) {
-                (Some(one), _) => (1, CompositeRef::new(Linear { activations, ..*one })),
-                (_, Some(group)) => (group.count, CompositeRef::new(LinearGroup { activations, ..*group })),
-                _ => continue,
-            };
-            let inputs = &function.nodes[i].inputs;
-            let of_number = function.ty(inputs[0]).shape.last().as_const().is_some();
-            if of_number && inputs[1..=count].iter().all(|w| function.ty(*w).format.is_some()) {
-                function.nodes[i].op = Op::Composite(changed);
-            }
+use super::order::Draft;
+use crate::format::{FormatRef, ScaledFormat};
+use crate::graph::{CompositeRef, Function, Graph, Node, Op, Var};
+use crate::ops::{Linear, LinearGroup, Quantize};
+use crate::types::Type;
+
+/// How linears by weights in block formats take x.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Activations {
+    /// As it is.
+    #[default]
+    Exact,
+    /// As codes of 8 bits, 256 to a scale ([`ScaledFormat::INT8_G256`]), which a machine multiplies faster by weights that
+    /// are codes themselves.
+    Int8,
+}
+
+impl Activations {
+    /// Name on the command line and in results.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Exact => "exact",
+            Self::Int8 => "int8",
         }
     }
+}
+
+/// Puts a [`Quantize`] in front of the linears whose weights are all stored in block formats and whose K is a number, one
+/// for all that share an x; leaves the graph as it is for exact activations.
+pub fn round_activations(graph: &mut Graph, activations: Activations) {
+    let format = match activations {
+        Activations::Exact => return,
+        Activations::Int8 => ScaledFormat::INT8_G256,
+    };
+    for function in &mut graph.functions {
+        let linears: Vec<(usize, Type)> =
+            (0..function.nodes.len()).filter_map(|i| Some((i, type_of_x(function, i)?))).collect();
+        if linears.is_empty() {
+            continue;
+        }
+        let first_new = function.nodes.len();
+        let mut draft = Draft::new(std::mem::take(function));
+        let mut quantised: BTreeMap<Var, Var> = BTreeMap::new();
+        let mut places = Vec::new();
+        for (i, ty) in linears {
+            let Some(mut node) = draft.nodes[i].take() else { continue };
+            let x = node.inputs[0];
+            node.inputs[0] = *quantised.entry(x).or_insert_with(|| {
+                places.push(i);
+                draft.push(Node {
+                    op: Op::Composite(CompositeRef::new(Quantize { format })),
+                    inputs: vec![x],
+                    outputs: vec![ty.stored_as(FormatRef::new(format))],
+                    scope: node.scope.clone(),
+                })[0]
+            });
+            draft.nodes[i] = Some(node);
+        }
+        *function = draft.finish(|i| i.checked_sub(first_new).map_or(i, |new| places[new]));
+    }
+}
+
+/// The type of the x of node `i`, if that is a linear to quantise x for.
+fn type_of_x(function: &Function, i: usize) -> Option<Type> {
+    let node = &function.nodes[i];
+    let Op::Composite(op) = &node.op else { return None };
+    let count = match (op.downcast::<Linear>(), op.downcast::<LinearGroup>()) {
+        (Some(_), _) => 1,
+        (_, Some(group)) => group.count,
+        _ => return None,
+    };
+    let x = function.ty(node.inputs[0]);
+    let in_blocks = |w: &Var| function.ty(*w).format.as_ref().is_some_and(|f| f.downcast::<ScaledFormat>().is_none());
+    let takes = x.is_plain() && x.shape.last().as_const().is_some() && node.inputs[1..=count].iter().all(in_blocks);
+    takes.then(|| x.clone())
 }

@@ -33,12 +33,7 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
             }
             if let Some((kernel, found)) = best(function, root, kernels) {
                 let before = function.nodes.len();
-                *function = group(
-                    std::mem::take(function),
-                    GroupKind::Kernel(Arc::clone(&kernel.name)),
-                    &kernel.pattern,
-                    &found,
-                );
+                *function = group(std::mem::take(function), GroupKind::Kernel(Arc::clone(&kernel.name)), &found);
                 // The group is here or before, when what lay between its nodes reads it: look at this place again.
                 root = root + 1 - (before - function.nodes.len());
             }
@@ -49,17 +44,19 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
 fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel]) -> Option<(&'k Kernel, Match)> {
     let mut best: Option<(i128, &Kernel, Match)> = None;
     for kernel in kernels {
-        let Some(found) = kernel.pattern.find(function, root) else { continue };
-        if !is_closed(function, &kernel.pattern, &found) {
-            continue;
-        }
-        let body = body(function, &kernel.pattern, &found);
-        if !(kernel.supports)(&body) {
-            continue;
-        }
-        let saved = saved_bytes(function, &found, &Group { kind: GroupKind::Kernel(Arc::clone(&kernel.name)), body });
-        if best.as_ref().is_none_or(|(most, ..)| saved > *most) {
-            best = Some((saved, kernel, found));
+        for found in kernel.pattern.find(function, root) {
+            if !is_closed(function, &found) {
+                continue;
+            }
+            let body = body(function, &found);
+            if !(kernel.supports)(&body) {
+                continue;
+            }
+            let kind = GroupKind::Kernel(Arc::clone(&kernel.name));
+            let saved = saved_bytes(function, &found, &Group { kind, body });
+            if best.as_ref().is_none_or(|(most, ..)| saved > *most) {
+                best = Some((saved, kernel, found));
+            }
         }
     }
     best.map(|(_, kernel, found)| (kernel, found))
@@ -67,9 +64,9 @@ fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel]) -> Option<(
 
 /// Is every use of an inner value within the match, or the value exported; and does nothing that the match reads
 /// come of the match itself?
-fn is_closed(function: &Function, pattern: &Pattern, found: &Match) -> bool {
+fn is_closed(function: &Function, found: &Match) -> bool {
     let inside = |node: usize| found.nodes.contains(&node);
-    let hidden = |node: usize| found.nodes.iter().position(|n| *n == node).is_some_and(|i| !pattern.is_exported(i));
+    let hidden = |node: usize| found.nodes.iter().position(|n| *n == node).is_some_and(|i| !found.exported[i]);
     let leaks =
         function.nodes.iter().enumerate().any(|(i, n)| !inside(i) && n.inputs.iter().any(|v| hidden(v.index())))
             || function.outputs.iter().any(|o| hidden(o.var.index()));
@@ -111,15 +108,15 @@ pub(super) fn reaches(function: &Function, nodes: &[usize], targets: &[Var]) -> 
 }
 
 /// The matched nodes as a function of what they read.
-fn body(function: &Function, pattern: &Pattern, found: &Match) -> Function {
-    let exported = |i: usize| pattern.is_exported(i);
+fn body(function: &Function, found: &Match) -> Function {
     let order: Vec<usize> = {
         let mut nodes = found.nodes.clone();
         nodes.sort_unstable();
         nodes
     };
     // The root's outputs come first.
-    let outputs: Vec<usize> = (0..found.nodes.len()).rev().filter(|i| exported(*i)).map(|i| found.nodes[i]).collect();
+    let outputs: Vec<usize> =
+        (0..found.nodes.len()).rev().filter(|i| found.exported[*i]).map(|i| found.nodes[i]).collect();
     extract(function, &order, &found.inputs, &outputs)
 }
 
@@ -155,10 +152,10 @@ pub(super) fn extract(function: &Function, nodes: &[usize], inputs: &[Var], expo
     body
 }
 
-fn group(function: Function, kind: GroupKind, pattern: &Pattern, found: &Match) -> Function {
-    let body = body(&function, pattern, found);
+fn group(function: Function, kind: GroupKind, found: &Match) -> Function {
+    let body = body(&function, found);
     let exported: Vec<usize> =
-        (0..found.nodes.len()).rev().filter(|i| pattern.is_exported(*i)).map(|i| found.nodes[i]).collect();
+        (0..found.nodes.len()).rev().filter(|i| found.exported[*i]).map(|i| found.nodes[i]).collect();
     replace_by_group(function, Group { kind, body }, &found.nodes, &found.inputs, &exported)
 }
 

@@ -38,7 +38,7 @@ fn candidates(function: &Function) -> Vec<(Linear, Vec<usize>)> {
     alike.filter(|(_, members)| members.len() > 1).collect()
 }
 
-fn join(draft: &mut Draft, Linear { bias: biases, activations }: Linear, members: &[usize]) {
+fn join(draft: &mut Draft, Linear { bias: biases }: Linear, members: &[usize]) {
     let nodes: Vec<Node> = members.iter().filter_map(|m| draft.nodes[*m].take()).collect();
     let mut inputs = vec![nodes[0].inputs[0]];
     inputs.extend(nodes.iter().map(|n| n.inputs[1]));
@@ -47,7 +47,7 @@ fn join(draft: &mut Draft, Linear { bias: biases, activations }: Linear, members
     }
     let outputs = nodes.iter().map(|n| n.outputs[0].clone()).collect();
     let scopes: Vec<&str> = nodes.iter().map(|n| &*n.scope).collect();
-    let op = Op::Composite(CompositeRef::new(LinearGroup { count: nodes.len(), biases, activations }));
+    let op = Op::Composite(CompositeRef::new(LinearGroup { count: nodes.len(), biases }));
     let joined = draft.push(Node { op, inputs, outputs, scope: common_scope(&scopes).into() });
     for (member, new) in members.iter().zip(joined) {
         let old = Var { node: *member as u32, out: 0, ..new };

@@ -3,7 +3,8 @@
 //! `rms_norm(*add(x, r), w)` is an `rms_norm` whose first input is an `add`; names that are not called (`x`, `r`, `w`)
 //! stand for any value, the same value where a name is repeated. `*` says that the kernel also gives the inner op's
 //! result, so that others may use it. `g@linear_group(...)` names a node; `g.1` is its second output; `...` stands for
-//! any further inputs. The operands of commutative primitives match in either order.
+//! any further inputs. `linear(quantize(x)?, w)` is a linear whose first input may be a `quantize`, which then belongs to the
+//! pattern, or any value. The operands of commutative primitives match in either order.
 
 use std::collections::HashMap;
 
@@ -24,6 +25,8 @@ struct PatternNode {
     /// Takes any further inputs.
     rest: bool,
     exported: bool,
+    /// May its only input stand in its place?
+    optional: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +38,10 @@ enum Input {
 /// Where a pattern was found.
 #[derive(Clone, Debug)]
 pub(super) struct Match {
-    /// The function's node for each node of the pattern.
+    /// The function's node for each node of the pattern that is there.
     pub(super) nodes: Vec<usize>,
+    /// Is the result of each of them also given to others?
+    pub(super) exported: Vec<bool>,
     /// The values from outside, in the order of the pattern's text; one for each place where the text names one.
     pub(super) inputs: Vec<Var>,
 }
@@ -64,21 +69,29 @@ impl Pattern {
     }
 
     /// Is the result of pattern node `index` also given to others?
-    pub(super) fn is_exported(&self, index: usize) -> bool {
+    fn is_exported(&self, index: usize) -> bool {
         self.nodes[index].exported || index + 1 == self.nodes.len()
     }
 
-    /// Matches with the root at node `root` of `function`.
-    pub(super) fn find(&self, function: &Function, root: usize) -> Option<Match> {
-        let mut found = PartialMatch { nodes: vec![None; self.nodes.len()], externals: vec![None; self.externals] };
+    /// Matches with the root at node `root` of `function`: with what is optional, then without it.
+    pub(super) fn find(&self, function: &Function, root: usize) -> impl Iterator<Item = Match> {
+        let ways = if self.nodes.iter().any(|n| n.optional) { &[true, false][..] } else { &[true] };
+        ways.iter().filter_map(move |whole| self.find_one(function, root, *whole))
+    }
+
+    /// The match with the root at node `root`, in which all that is optional is there if `whole`, and else nothing of it.
+    fn find_one(&self, function: &Function, root: usize, whole: bool) -> Option<Match> {
+        let mut found =
+            PartialMatch { nodes: vec![None; self.nodes.len()], externals: vec![None; self.externals], whole };
         if !self.node(function, self.nodes.len() - 1, root, &mut found) {
             return None;
         }
-        let nodes: Vec<usize> = found.nodes.iter().copied().collect::<Option<_>>()?;
         let mut inputs = Vec::new();
         let mut seen = vec![false; self.nodes.len()];
-        self.collect(function, self.nodes.len() - 1, &nodes, &found, &mut seen, &mut inputs);
-        Some(Match { nodes, inputs })
+        self.collect(function, self.nodes.len() - 1, &found, &mut seen, &mut inputs);
+        let there = found.nodes.iter().enumerate().filter_map(|(i, node)| Some((node.as_ref().copied()?, i)));
+        let (nodes, exported) = there.map(|(node, i)| (node, self.is_exported(i))).unzip();
+        Some(Match { nodes, exported, inputs })
     }
 
     fn node(&self, function: &Function, pattern: usize, node: usize, found: &mut PartialMatch) -> bool {
@@ -110,7 +123,13 @@ impl Pattern {
     }
 
     fn inputs(&self, function: &Function, pairs: impl Iterator<Item = (Input, Var)>, found: &mut PartialMatch) -> bool {
-        for (want, have) in pairs {
+        for (mut want, have) in pairs {
+            while let Input::Node(p, _) = want
+                && self.nodes[p].optional
+                && !found.whole
+            {
+                want = self.nodes[p].inputs[0];
+            }
             let fits = match want {
                 Input::External(e) => *found.externals[e].get_or_insert(have) == have,
                 Input::Node(p, out) => have.out == out && self.node(function, p, have.index(), found),
@@ -126,7 +145,6 @@ impl Pattern {
         &self,
         function: &Function,
         pattern: usize,
-        nodes: &[usize],
         found: &PartialMatch,
         seen: &mut [bool],
         inputs: &mut Vec<Var>,
@@ -137,10 +155,12 @@ impl Pattern {
         for input in &self.nodes[pattern].inputs {
             match input {
                 Input::External(e) => inputs.extend(found.externals[*e]),
-                Input::Node(p, _) => self.collect(function, *p, nodes, found, seen, inputs),
+                Input::Node(p, _) => self.collect(function, *p, found, seen, inputs),
             }
         }
-        inputs.extend(function.nodes[nodes[pattern]].inputs.iter().skip(self.nodes[pattern].inputs.len()));
+        if let Some(node) = found.nodes[pattern] {
+            inputs.extend(function.nodes[node].inputs.iter().skip(self.nodes[pattern].inputs.len()));
+        }
     }
 }
 
@@ -152,6 +172,8 @@ fn is_plain_op(node: &Node) -> bool {
 struct PartialMatch {
     nodes: Vec<Option<usize>>,
     externals: Vec<Option<Var>>,
+    /// Is what is optional to be there?
+    whole: bool,
 }
 
 struct Parser<'a> {
@@ -190,7 +212,9 @@ impl<'a> Parser<'a> {
         let name = self.eat("@").then(|| std::mem::replace(&mut word, self.word()));
         let node = if self.eat("(") {
             let (inputs, rest) = self.arguments();
-            self.nodes.push(PatternNode { op: word.into(), inputs, rest, exported });
+            let optional = self.eat("?");
+            assert!(!optional || inputs.len() == 1, "pattern `{}`: what is optional has one input", self.text);
+            self.nodes.push(PatternNode { op: word.into(), inputs, rest, exported, optional });
             let index = self.nodes.len() - 1;
             if let Some(name) = name {
                 self.named.insert(name, index);
@@ -248,7 +272,7 @@ mod tests {
     fn inputs(pattern: &str) -> Option<Vec<String>> {
         let function = function();
         let pattern = Pattern::parse(pattern);
-        let found = (0..function.nodes.len()).rev().find_map(|root| pattern.find(&function, root))?;
+        let found = (0..function.nodes.len()).rev().find_map(|root| pattern.find(&function, root).next())?;
         let name = |v: &Var| match &function.nodes[v.index()].op {
             Op::Arg(i) => function.args[*i].name.to_string(),
             _ => format!("{}.{}", function.nodes[v.index()].op_name(), v.out),
@@ -277,6 +301,23 @@ mod tests {
     fn operands_of_commutative_ops_match_in_either_order() {
         found("add(r, swiglu(a, b))", &["r", "linear_group.0", "linear_group.1"]);
         found("add(swiglu(a, b), r)", &["linear_group.0", "linear_group.1", "r"]);
+    }
+
+    #[test]
+    fn what_is_optional_is_taken_along_where_it_is_there() {
+        let mut g = Builder::new();
+        let x = g.arg("x", Type::tensor(DType::F32, [4usize]));
+        let r = g.arg("r", Type::tensor(DType::F32, [4usize]));
+        let a = g.abs(x).unwrap();
+        let sum = g.sub(a, r).unwrap();
+        let graph = g.finish(vec![("sum".into(), sum)]).unwrap();
+        let found = |text: &str| -> Vec<(usize, Vec<Var>)> {
+            let pattern = Pattern::parse(text);
+            pattern.find(graph.main(), 3).map(|m| (m.nodes.len(), m.inputs)).collect()
+        };
+        assert_eq!(found("sub(abs(x)?, r)"), [(2, vec![x, r]), (1, vec![a, r])]);
+        assert_eq!(found("sub(neg(x)?, r)"), [(1, vec![a, r])]);
+        assert_eq!(found("sub(abs(x), r)").len(), 1);
     }
 
     #[test]

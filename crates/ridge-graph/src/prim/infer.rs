@@ -3,6 +3,7 @@
 use super::{Binary, CollectiveKind, Prim, Unary};
 use crate::dim::Dim;
 use crate::dtype::DType;
+use crate::format::FormatComponent;
 use crate::shape::Shape;
 use crate::types::Type;
 use crate::why::Why;
@@ -147,6 +148,14 @@ impl Prim {
                     .ok_or_else(|| format!("{} has {} components", format.name(), components.len()))?;
                 component.ty()
             }
+            Self::Assemble { format, dtype, shape } => {
+                format.check(shape)?;
+                let wanted: Vec<Type> = format.components(shape).iter().map(FormatComponent::ty).collect();
+                require(inputs == wanted, || {
+                    format!("the components of {} {shape} must be {wanted:?}", format.name())
+                })?;
+                Type::tensor(*dtype, shape.clone()).stored_as(format.clone())
+            }
             Self::Collective { kind, ranks, .. } => match kind {
                 CollectiveKind::AllReduce => inputs[0].clone(),
                 CollectiveKind::AllGather(axis) => {
@@ -171,7 +180,7 @@ impl Prim {
             Self::Binary(_) | Self::Compare(_) | Self::MatMul { .. } | Self::Gather { .. } | Self::StateWrite => 2,
             Self::Select | Self::Scatter { .. } => 3,
             Self::Random { .. } => 4,
-            Self::Concat { .. } => inputs.len(),
+            Self::Concat { .. } | Self::Assemble { .. } => inputs.len(),
             _ => 1,
         };
         require(inputs.len() == wanted, || format!("takes {wanted} inputs, got {}", inputs.len()))?;

@@ -41,6 +41,7 @@ pub fn prim_registry() -> OpRegistry {
         OpEntry::new("sort", sort),
         OpEntry::new("state", moves::state),
         OpEntry::new("component", moves::component),
+        OpEntry::new("assemble", moves::assemble),
     ])
 }
 

@@ -102,6 +102,9 @@ pub(super) fn local_op(op: &Op, rule: &ShardingRule, ranks: usize) -> Option<Op>
             Prim::Iota { shape, axis, dtype } => {
                 Prim::Iota { shape: local_shape(shape, dim, ranks)?, axis: *axis, dtype: *dtype }
             }
+            Prim::Assemble { format, dtype, shape } => {
+                Prim::Assemble { format: format.clone(), dtype: *dtype, shape: local_shape(shape, dim, ranks)? }
+            }
             // Only the whole axis: see the rules.
             Prim::Slice { axis, start, len } if *axis == dim => {
                 Prim::Slice { axis: *axis, start: start.clone(), len: share(len, 1, ranks)? }

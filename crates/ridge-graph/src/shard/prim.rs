@@ -3,7 +3,9 @@
 use super::local::component_place;
 use super::placement::{MeshAxis, Placement, ShardingRule};
 use super::reshape;
+use crate::format::FormatRef;
 use crate::prim::{Binary, CollectiveKind, Combine, Prim, Unary};
+use crate::shape::Shape;
 use crate::types::Type;
 
 use Placement::{Partial, Replicate};
@@ -61,6 +63,7 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
                 .collect()
         }
         Prim::Component(index) => component(*index, &inputs[0], axis),
+        Prim::Assemble { format, shape, .. } => assemble(format, shape, axis),
         Prim::Collective { kind, .. } => {
             let moved = match kind {
                 CollectiveKind::AllReduce => None,
@@ -129,6 +132,15 @@ fn scatter(axis: usize, add: bool, rank: usize, index_rank: usize) -> Vec<Shardi
         rules.extend((0..index_rank).map(|j| rule(&[Partial, cut(j), cut(axis + j)], Partial)));
     }
     rules
+}
+
+fn assemble(format: &FormatRef, shape: &Shape, axis: &MeshAxis) -> Vec<ShardingRule> {
+    let granules = format.granularity(shape.rank()).into_iter().enumerate();
+    let cuts = granules.filter_map(|(dim, multiple)| {
+        let places = (0..format.components(shape).len()).map(|i| component_place(format, shape, dim, axis.ranks, i));
+        Some(rule(&places.collect::<Option<Vec<_>>>()?, Placement::Shard { dim, multiple }))
+    });
+    cuts.collect()
 }
 
 fn component(index: usize, stored: &Type, axis: &MeshAxis) -> Vec<ShardingRule> {

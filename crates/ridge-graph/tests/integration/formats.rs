@@ -21,7 +21,7 @@ fn blocks_are_read_bit_for_bit() {
     for format in format::all() {
         let tensor = |what: &str| file.tensor(&format!("{}.{what}", format.name())).expect("each format is there");
         let should = floats(tensor("values").data());
-        let is = format.values(&[tensor("blocks").data()]);
+        let is = format.values(&[tensor("blocks").data()], &[should.len()]);
         assert_eq!(is.len(), should.len(), "{}", format.name());
         for (i, (is, should)) in is.iter().zip(&should).enumerate() {
             let same = is.to_bits() == should.to_bits() || is.is_nan() && should.is_nan();

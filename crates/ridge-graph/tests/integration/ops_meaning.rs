@@ -7,6 +7,7 @@ mod sampling;
 mod symbolic;
 mod training;
 
+use ridge_graph::format::{ScaleLayout, ScaledFormat};
 use ridge_graph::ops::registry;
 use ridge_graph::sample::{Rng, Sample};
 use ridge_graph::{Bindings, Composite, DType, Op, Precision, Tensor, Value, evaluate};
@@ -54,14 +55,25 @@ fn numbers(tensor: &Tensor) -> Vec<f64> {
     if tensor.dtype.is_float() { tensor.floats().to_vec() } else { tensor.ints().iter().map(|x| *x as f64).collect() }
 }
 
-/// Numbers of an input; those of a stored parameter as its format reads them.
+/// Numbers of an input; those of a stored value as its format reads them, codes times scales unrounded.
 fn input(sample: &Sample, i: usize) -> Vec<f64> {
     match &sample.inputs[i] {
         Value::Plain(tensor) => numbers(tensor),
-        Value::Stored { format, components, .. } => {
+        Value::Stored { format, components, shape, .. } => {
+            if let Some(format) = format.downcast::<ScaledFormat>() {
+                let (codes, scales) = (components[0].numbers(), components[1].floats());
+                let inner = shape.last().copied().unwrap_or(1).max(1);
+                let scale = |row: usize, column: usize| match format.scales {
+                    ScaleLayout::Tensor => scales[0],
+                    ScaleLayout::Row => scales[row],
+                    ScaleLayout::Group(size) => scales[row * inner.div_ceil(size) + column / size],
+                    ScaleLayout::Block => scales[row / 128 * inner.div_ceil(128) + column / 128],
+                };
+                return codes.iter().enumerate().map(|(i, code)| code * scale(i / inner, i % inner)).collect();
+            }
             let bytes: Vec<Vec<u8>> = components.iter().map(Tensor::to_bytes).collect();
             let bytes: Vec<&[u8]> = bytes.iter().map(Vec::as_slice).collect();
-            format.values(&bytes).into_iter().map(f64::from).collect()
+            format.values(&bytes, shape).into_iter().map(f64::from).collect()
         }
     }
 }

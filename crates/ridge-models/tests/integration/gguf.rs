@@ -273,7 +273,7 @@ fn every_format_is_written_and_used_in_place() {
         let q = weights.tensor("model.layers.0.self_attn.q_proj.weight").expect("has it");
         let plain = Checkpoint::open(fixtures().join("llama/gqa2_tied")).expect("opens");
         let exact = plain.tensor("model.layers.0.self_attn.q_proj.weight").expect("has it");
-        let (read, exact) = (q.format.expect("quantised").values(&[q.data]), DType::F32.decode(exact.data));
+        let (read, exact) = (q.format.expect("quantised").values(&[q.data], q.shape), DType::F32.decode(exact.data));
         let error: f64 = read.iter().zip(&exact).map(|(a, b)| (f64::from(*a) - b).powi(2)).sum();
         let whole: f64 = exact.iter().map(|b| b * b).sum();
         assert!((error / whole).sqrt() < 0.2, "{}: {}", format.name(), (error / whole).sqrt());

@@ -3,7 +3,7 @@
 use ridge_graph::format::{BlockFormat, Mxfp4};
 
 /// Elements of K whose codes of x share a scale, which is a multiple of every block of weights.
-pub(crate) const GROUP: usize = ridge_graph::ops::Activations::GROUP;
+pub(crate) const GROUP: usize = 256;
 
 /// Elements whose codes of x are added up for minima.
 pub(crate) const SUMMED: usize = 16;

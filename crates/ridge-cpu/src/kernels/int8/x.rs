@@ -145,6 +145,27 @@ impl CodeLayout {
             }
         }
     }
+
+    /// As [`CodeLayout::put`], of a row that is codes already, with the scale of each group.
+    pub(crate) fn put_codes(&self, row: usize, x: &[i8], scales: &[f32], to: &mut [u8]) {
+        let [codes, of_scales, _] = self.parts();
+        let (to_codes, rest) = to.split_at_mut(codes);
+        let (to_scales, to_sums) = rest.split_at_mut(of_scales);
+        let column = row % self.side;
+        let place = |nth: usize| (nth * self.side + column) * size_of::<f32>();
+        for (group, scale) in scales.iter().enumerate() {
+            to_scales[place(group)..][..4].copy_from_slice(&scale.to_ne_bytes());
+        }
+        let x = &x[..self.inner];
+        for (nth, unit) in x.chunks(SUMMED).enumerate() {
+            let sum: i32 = unit.iter().map(|code| i32::from(*code)).sum();
+            to_sums[place(nth)..][..4].copy_from_slice(&(sum as f32).to_ne_bytes());
+        }
+        let to_codes = &mut to_codes.as_chunks_mut::<4>().0[column..];
+        for (codes, to) in x.as_chunks::<4>().0.iter().zip(to_codes.iter_mut().step_by(self.side)) {
+            *to = codes.map(i8::cast_unsigned);
+        }
+    }
 }
 
 impl<'a> ActivationCodes<'a> {
@@ -180,7 +201,7 @@ impl<'a> ActivationCodes<'a> {
 vectorised! {
     /// The codes of a group of at most 256 elements, whole sixteens, the sums of each 16 of them, and their scale: NaN if
     /// not all elements are finite.
-    fn encode(x: &[f32], codes: &mut [i8], sums: &mut [f32; GROUP / SUMMED]) -> f32 {
+    pub(crate) fn encode(x: &[f32], codes: &mut [i8], sums: &mut [f32; GROUP / SUMMED]) -> f32 {
         let x = x.as_chunks::<SUMMED>().0;
         let codes = codes.as_chunks_mut::<SUMMED>().0;
         let (mut magnitudes, mut odd) = ([0f32; SUMMED], [0f32; SUMMED]);

@@ -1,4 +1,4 @@
-//! Products of codes: x is rounded to codes by all threads, then blocks of the weights pass by.
+//! Products of codes: x is rounded to codes by all threads, unless it is codes, then blocks of the weights pass by.
 
 use std::ops::Range;
 
@@ -13,6 +13,17 @@ use crate::simd;
 impl LinearKernel {
     fn codes(&self, rows: usize) -> int8::CodeLayout {
         int8::CodeLayout::new(self.rows, self.inner).of_rows(rows)
+    }
+
+    /// Writes the codes of one row of x to its strip: those that x is, or else of its values, by way of `line`.
+    fn put_codes(&self, io: &KernelIo<'_>, layout: int8::CodeLayout, row: usize, line: &mut [f32], to: &mut [u8]) {
+        let Some(scales) = self.scales_of_x else {
+            simd::load(io, self.x, self.dtype, row * self.inner, line);
+            return layout.put(row, line, to);
+        };
+        let groups = layout.groups();
+        let codes = &io.input::<i8>(self.x)[row * self.inner..][..self.inner];
+        layout.put_codes(row, codes, &io.input_at::<f32>(self.x, scales)[row * groups..][..groups], to);
     }
 
     /// A single row is rounded where it is used.
@@ -33,8 +44,7 @@ impl LinearKernel {
             // SAFETY: this strip is this piece's alone.
             let to = unsafe { io.room::<u8>().part(bytes) };
             for row in layout.rows_of(strip) {
-                simd::load(io, self.x, self.dtype, row * self.inner, line);
-                layout.put(row, line, to);
+                self.put_codes(io, layout, row, line, to);
             }
         }
     }
@@ -63,8 +73,7 @@ impl LinearKernel {
         ]);
         let [line, products, gated, of_bias] = [line, products, gated, of_bias].map(cast::<f32>);
         if self.rows == 1 {
-            simd::load(io, self.x, self.dtype, 0, line);
-            all.put(0, line, codes);
+            self.put_codes(io, all, 0, line, codes);
         }
         let codes: &[u8] = if self.rows == 1 { codes } else { io.prepared() };
         for piece in pieces {

@@ -52,6 +52,8 @@ pub(super) struct LinearKernel {
     pub(super) nanos_per_piece: f64,
     /// How the rows of each weight are codes, if codes of x multiply them.
     pub(super) by_codes: Option<Vec<int8::WeightCodes>>,
+    /// Where its scales begin, in bytes, if x is codes already.
+    pub(super) scales_of_x: Option<usize>,
     /// Are the products those of matrix tiles?
     #[cfg(target_arch = "x86_64")]
     pub(super) on_tiles: bool,

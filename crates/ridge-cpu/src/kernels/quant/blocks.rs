@@ -106,7 +106,7 @@ mod tests {
             with_block_format!(format.name(), B => {
                 to_tiles::<B>(&OfRows { data: &blocks, stride, blocks: SHORT / B::ELEMENTS, rows: 3 }, &mut Taken::new(), &mut tiles);
             }, _ => panic!("{} has no blocks", format.name()));
-            for (i, exact) in format.values(&[&blocks]).into_iter().enumerate() {
+            for (i, exact) in format.values(&[&blocks], &[3, SHORT]).into_iter().enumerate() {
                 let (row, i) = (i / SHORT, i % SHORT);
                 let word = tiles[i / DEPTH][row * SIDE + i % DEPTH / 2];
                 let got = bf16::from_bits((word >> (i % 2 * 16)) as u16);

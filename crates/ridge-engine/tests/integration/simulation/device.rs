@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use ridge_graph::ops::{Activations, Linear};
+use ridge_graph::ops::Quantize;
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
 use ridge_models::{HISTORY, symbols};
@@ -80,10 +80,10 @@ impl Backend for Parrot {
     fn kernels(&self) -> &[Kernel] {
         static KERNELS: LazyLock<[Kernel; 1]> = LazyLock::new(|| {
             let supports = |function: &Function| {
-                let rounds = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Linear>().is_some_and(|l| l.activations == Activations::Int8));
+                let rounds = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Quantize>().is_some());
                 function.nodes.iter().any(|node| rounds(&node.op))
             };
-            [Kernel { name: BY_CODES.into(), pattern: Pattern::parse("linear(x, w)"), supports }]
+            [Kernel { name: BY_CODES.into(), pattern: Pattern::parse("linear(quantize(x), w)"), supports }]
         });
         &*KERNELS
     }

@@ -13,7 +13,7 @@ use ridge_engine::service::{
 };
 use ridge_engine::{EngineOptions, Finish, Sampling};
 use ridge_graph::FormatRef;
-use ridge_graph::ops::Activations;
+use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session};
 

@@ -3,11 +3,11 @@
 use super::operands::{SHAPES, any, with_others};
 use crate::dim::Dim;
 use crate::dtype::DType;
-use crate::format::FormatRef;
+use crate::format::{FormatRef, ScaledFormat};
 use crate::prim::Prim;
 use crate::sample::{Check, Rng, Sample};
 use crate::shape::Shape;
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, Value};
 
 /// Index tensors for rows along an extent: in range and out of it on both sides, with duplicates, of several ranks.
 fn indices(rng: &mut Rng, dtype: DType, extent: usize) -> Vec<Tensor> {
@@ -183,6 +183,20 @@ pub(super) fn component(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
                 let sample = Sample::prim(Prim::Component(index));
                 out.push(stored(sample, rng, dtype, shape, &format).judged(Check::Exact));
             }
+        }
+    }
+    out
+}
+
+/// Stored values taken apart, which the primitive puts together again.
+pub(super) fn assemble(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let mut out = Vec::new();
+    for format in ScaledFormat::all() {
+        for shape in [&[0, 64], &[1, 1], &[3, 300], &[130, 257]] {
+            let value = Value::stored(&rng.normal(dtype, shape), &FormatRef::new(format));
+            let Value::Stored { format, dtype, components, .. } = value else { continue };
+            let prim = Prim::Assemble { format, dtype, shape: Shape::new(shape.iter().copied()) };
+            out.push(components.into_iter().fold(Sample::prim(prim), Sample::input).judged(Check::Exact));
         }
     }
     out

@@ -1,24 +1,44 @@
 //! Ops on whole rows: linear, rope and its frequencies, softmax, swiglu, gelu, embedding, norms.
 
+use ridge_graph::DType;
+use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
-    Activations, Gelu, LayerNorm, Linear, LinearGroup, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
+    Gelu, LayerNorm, LinearGroup, Quantize, RmsNorm, Rope, Yarn, linear_scaling, llama3_scaling, ntk_theta,
     rope_frequencies, yarn_scaling,
 };
 use ridge_graph::sample::Sample;
 
 use super::{holds, input, op, samples, shape};
 
-/// Each row of `k` as it is, or as multiples of a 127th of the largest magnitude of every 256 elements.
-fn taken(activations: Activations, x: &[f64], k: usize) -> Vec<f64> {
+/// `x`, rows of `k`, as multiples of a share of the largest magnitude of each unit.
+fn quantised(format: ScaledFormat, x: &[f64], k: usize) -> Vec<f64> {
     let mut x = x.to_vec();
-    if activations == Activations::Int8 {
-        for group in x.chunks_exact_mut(k.max(1)).flat_map(|row| row.chunks_mut(256)) {
-            let largest = group.iter().fold(0f64, |m, v| m.max(v.abs()));
-            let rounded = |v: f64| (v * 127.0 / largest + 0.5).floor() * (largest / 127.0);
-            group.iter_mut().filter(|_| largest > 0.0).for_each(|v| *v = rounded(*v));
-        }
+    let units: Vec<&mut [f64]> = match format.scales {
+        ScaleLayout::Tensor => vec![&mut x],
+        ScaleLayout::Row => x.chunks_mut(k.max(1)).collect(),
+        ScaleLayout::Group(size) => x.chunks_mut(k.max(1)).flat_map(|row| row.chunks_mut(size)).collect(),
+        ScaleLayout::Block => unreachable!("of weights"),
+    };
+    for unit in units {
+        let largest = unit.iter().fold(0f64, |m, v| m.max(v.abs()));
+        let rounded = |v: f64| match format.codes {
+            CodeType::Int8 => (v * 127.0 / largest + 0.5).floor() * (largest / 127.0),
+            CodeType::F8E4M3 => DType::F8E4M3.round((v / (largest / 448.0)).clamp(-448.0, 448.0)) * (largest / 448.0),
+        };
+        unit.iter_mut().filter(|_| largest > 0.0).for_each(|v| *v = rounded(*v));
     }
     x
+}
+
+#[test]
+fn quantising_rounds_to_multiples_of_a_share_of_the_largest_magnitude() {
+    for sample in samples("quantize") {
+        let x = input(&sample, 0);
+        if x.iter().all(|v| v.is_finite()) {
+            let k = shape(&sample, 0).last().copied().unwrap_or(1);
+            holds(&sample, &[quantised(op::<Quantize>(&sample).format, &x, k)]);
+        }
+    }
 }
 
 /// `x w^T + b` by three loops.
@@ -43,7 +63,7 @@ fn linear_multiplies_by_the_transposed_weight() {
     for sample in samples("linear") {
         let w = shape(&sample, 1);
         let bias = if sample.inputs.len() > 2 { input(&sample, 2) } else { Vec::new() };
-        let x = taken(op::<Linear>(&sample).activations, &input(&sample, 0), w[1]);
+        let x = input(&sample, 0);
         holds(&sample, &[linear(&x, &input(&sample, 1), &bias, w[0], w[1], rows_of(&sample))]);
     }
 }
@@ -51,11 +71,11 @@ fn linear_multiplies_by_the_transposed_weight() {
 #[test]
 fn a_group_of_linears_is_its_members() {
     for sample in samples("linear_group") {
-        let LinearGroup { count, biases, activations } = *op(&sample);
+        let LinearGroup { count, biases } = *op(&sample);
         let one = |i: usize| {
             let w = shape(&sample, 1 + i);
             let bias = if biases { input(&sample, 1 + count + i) } else { Vec::new() };
-            let x = taken(activations, &input(&sample, 0), w[1]);
+            let x = input(&sample, 0);
             linear(&x, &input(&sample, 1 + i), &bias, w[0], w[1], rows_of(&sample))
         };
         holds(&sample, &(0..count).map(one).collect::<Vec<_>>());

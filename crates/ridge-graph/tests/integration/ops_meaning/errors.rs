@@ -2,10 +2,10 @@
 
 use std::fmt::Write as _;
 
-use ridge_graph::format::Q8_0;
+use ridge_graph::format::{CodeType, Q8_0, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
-    Activations, AdamW, CrossEntropy, CrossEntropyBackward, Dry, Embedding, ForbidTokens, Gelu, HistoryWrite, KvWrite,
-    LayerNorm, Linear, LinearGroup, LogitBias, PagedAttention, Penalties, Rope, SampleToken, Softmax, Swiglu,
+    AdamW, CrossEntropy, CrossEntropyBackward, Dequantize, Dry, Embedding, ForbidTokens, Gelu, HistoryWrite, KvWrite,
+    LayerNorm, Linear, LinearGroup, LogitBias, PagedAttention, Penalties, Quantize, Rope, SampleToken, Softmax, Swiglu,
     TokenLayout, rope_frequencies,
 };
 use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
@@ -32,6 +32,8 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
     );
     let adamw = AdamW { beta1: 0.9, beta2: 1.0, eps: 1e-8, weight_decay: 0.0 };
     let stored = f32s([4, 64]).stored_as(FormatRef::new(Q8_0));
+    let odd = Quantize { format: ScaledFormat::new(CodeType::Int8, ScaleLayout::Group(48)) };
+    let of_weights = Quantize { format: ScaledFormat::new(CodeType::F8E4M3, ScaleLayout::Block) };
     let key = |dtype| Type::tensor(dtype, [3usize]);
     // One is wrong: the sequence.
     let keys = SampleToken::KEYS.map(|(name, dtype)| key(if name == "sequence" { DType::I32 } else { dtype }));
@@ -40,15 +42,19 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
     let blocks = Type::state(DType::BF16, [Dim::from(9), 2.into(), 2.into(), Dim::sym("size"), 8.into()]);
 
     let cases: Vec<(&dyn Composite, Vec<Type>)> = vec![
-        (&Linear { bias: false, activations: Activations::Exact }, vec![f32s([3, 8])]),
-        (&Linear { bias: false, activations: Activations::Exact }, vec![f32s([3, 8]), f32s([8, 4])]),
-        (&Linear { bias: true, activations: Activations::Exact }, vec![f32s([3, 8]), f32s([4, 8]), f32s([8])]),
-        (&Linear { bias: false, activations: Activations::Exact }, vec![stored.clone(), f32s([4, 64])]),
-        (&LinearGroup { count: 2, biases: false, activations: Activations::Exact }, vec![f32s([3, 8]), f32s([4, 8])]),
-        (
-            &LinearGroup { count: 2, biases: false, activations: Activations::Exact },
-            vec![f32s([3, 8]), f32s([4, 8]), i32s([4, 8])],
-        ),
+        (&Linear { bias: false }, vec![f32s([3, 8])]),
+        (&Linear { bias: false }, vec![f32s([3, 8]), f32s([8, 4])]),
+        (&Linear { bias: true }, vec![f32s([3, 8]), f32s([4, 8]), f32s([8])]),
+        (&Linear { bias: false }, vec![Type::state(DType::F32, [4usize, 64]), f32s([4, 64])]),
+        (&Linear { bias: false }, vec![stored.clone(), f32s([4, 32])]),
+        (&Quantize { format: ScaledFormat::INT8_G256 }, vec![i32s([3, 8])]),
+        (&Quantize { format: ScaledFormat::INT8_G256 }, vec![stored.clone()]),
+        (&odd, vec![f32s([3, 96])]),
+        (&of_weights, vec![f32s([128, 128])]),
+        (&Dequantize { dtype: DType::F32 }, vec![f32s([3, 8])]),
+        (&Dequantize { dtype: DType::BF16 }, vec![stored.clone()]),
+        (&LinearGroup { count: 2, biases: false }, vec![f32s([3, 8]), f32s([4, 8])]),
+        (&LinearGroup { count: 2, biases: false }, vec![f32s([3, 8]), f32s([4, 8]), i32s([4, 8])]),
         (&rope, vec![f32s([3, 2, 8]), i32s([3])]),
         (&rope, vec![f32s([3, 2, 16]), i32s([4])]),
         (&rope, vec![f32s([3, 32]), i32s([3])]),

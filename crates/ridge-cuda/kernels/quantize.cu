@@ -1,0 +1,99 @@
+// Codes with scales of rows or of groups of them: of a tensor, of its norm, perhaps after a residual addition, or of the gate
+// of an MLP. Floor: what is quantised read twice, the second time from cache, and its codes written once.
+// A block makes a row. Defines: D of x, r and the sum; W of the norm's weight; SOURCE, 0 for x itself, 1 for its norm, 2 for
+// the norm of its sum with r, 3 for x as the gate of r; INT8, 1 for integers and 0 for E4M3; WHOLE, 1 where a row shares a
+// scale. Numbers: elements of a row, of a group.
+
+// As the meaning has it: where an element lies just between two codes every operation counts.
+__device__ inline u8 code_of(float x, float amax, float scale) {
+#if INT8
+    float divisor = amax == 0.0f ? 1.0f : amax;
+    float nearest = floorf(x * (127.0f / 128.0f) / divisor * 128.0f + 0.5f);
+    if (nearest != nearest) return 0;
+    return (u8)(i8)(int)fminf(fmaxf(nearest, -127.0f), 127.0f);
+#else
+    float divisor = scale == 0.0f ? 1.0f : scale;
+    float scaled = x / divisor;
+    return F8E4M3::store(scaled != scaled ? scaled : fminf(fmaxf(scaled, -448.0f), 448.0f));
+#endif
+}
+
+__device__ inline float scale_of(float amax) { return amax / (INT8 ? 127.0f : 448.0f); }
+
+// The largest magnitude over a warp; NaN if there is one.
+__device__ inline float largest(float x) {
+    for (int step = 16; step > 0; step >>= 1) x = op_max(x, __shfl_xor_sync(0xffffffffu, x, step));
+    return x;
+}
+
+#if TENSOR
+// The largest magnitude of all, as the bits of a float that is not negative: NaN is above all numbers.
+extern "C" __global__ void amax_of(const D::Raw* __restrict__ x, u32* __restrict__ amax, Numbers<1> n) {
+    float most = 0.0f;
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
+        most = op_max(fabsf(D::load(x[i])), most);
+    most = largest(most);
+    if ((threadIdx.x & 31) == 0) atomicMax(amax, most != most ? 0x7fc00000u : __float_as_uint(most));
+}
+
+extern "C" __global__ void quantize_all(
+    const D::Raw* __restrict__ x, const u32* __restrict__ amax, u8* __restrict__ codes, float* __restrict__ scales, Numbers<1> n
+) {
+    const float most = __uint_as_float(amax[0]), scale = scale_of(most);
+    if (blockIdx.x == 0 && threadIdx.x == 0) scales[0] = scale;
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < n.v[0]; i += gridDim.x * (i64)blockDim.x)
+        codes[i] = code_of(D::load(x[i]), most, scale);
+}
+#else
+extern "C" __global__ void quantize(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const W::Raw* __restrict__ weight,
+    u8* __restrict__ codes, float* __restrict__ scales, D::Raw* sum, float eps, Numbers<2> n
+) {
+    __shared__ float shared[32];
+    const int row = (int)n.v[0], group = (int)n.v[1];
+    const i64 base = (i64)blockIdx.x * row;
+    float unit = 1.0f;
+    const D::Raw* from = x;
+#if SOURCE == 2
+    for (int i = threadIdx.x; i < row; i += blockDim.x)
+        sum[base + i] = D::store(D::load(x[base + i]) + D::load(r[base + i]));
+    __syncthreads();
+    from = sum;
+#endif
+#if SOURCE == 1 || SOURCE == 2
+    float square = 0.0f;
+    for (int i = threadIdx.x; i < row; i += blockDim.x) square += D::load(from[base + i]) * D::load(from[base + i]);
+    square = block_reduce<Sum>(square, shared);
+    unit = op_rsqrt(square / (float)row + eps);
+#endif
+    auto value = [&](int i) -> float {
+        float v = D::load(from[base + i]);
+#if SOURCE == 1 || SOURCE == 2
+        return D::wrap(v * unit * W::load(weight[i]));
+#elif SOURCE == 3
+        return D::wrap(v * op_sigmoid(v) * D::load(r[base + i]));
+#else
+        return v;
+#endif
+    };
+#if WHOLE
+    float most = 0.0f;
+    for (int i = threadIdx.x; i < row; i += blockDim.x) most = op_max(fabsf(value(i)), most);
+    most = block_reduce<Max>(most, shared);
+    const float scale = scale_of(most);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    for (int i = threadIdx.x; i < row; i += blockDim.x) codes[base + i] = code_of(value(i), most, scale);
+#else
+    const int groups = (row + group - 1) / group, lane = threadIdx.x & 31;
+    for (int g = threadIdx.x >> 5; g < groups; g += blockDim.x >> 5) {
+        const int end = min((g + 1) * group, row);
+        float most = 0.0f;
+        for (int i = g * group + lane; i < end; i += 32) most = op_max(fabsf(value(i)), most);
+        most = largest(most);
+        const float scale = scale_of(most);
+        if (lane == 0) scales[(i64)blockIdx.x * groups + g] = scale;
+        for (int i = g * group + lane; i < end; i += 32) codes[base + i] = code_of(value(i), most, scale);
+    }
+#endif
+}
+#endif

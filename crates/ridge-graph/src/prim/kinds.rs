@@ -1,0 +1,119 @@
+//! What primitives are parametrised by: constants, and the kinds of elementwise functions, combinations and
+//! collectives. It stands below the primitives, so that the decoding of a format, which a primitive names, can use it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::dtype::DType;
+
+/// A constant scalar or vector.
+#[derive(Clone)]
+pub struct Literal {
+    /// Element type.
+    pub dtype: DType,
+    /// The values; exactly one for a scalar.
+    pub values: Arc<[f64]>,
+    /// Rank 1 rather than rank 0.
+    pub vector: bool,
+}
+
+impl PartialEq for Literal {
+    fn eq(&self, other: &Self) -> bool {
+        // By bits, so that NaN equals itself and 0.0 differs from -0.0.
+        self.dtype == other.dtype
+            && self.vector == other.vector
+            && self.values.len() == other.values.len()
+            && self.values.iter().zip(&*other.values).all(|(a, b)| a.to_bits() == b.to_bits())
+    }
+}
+
+impl fmt::Debug for Literal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&*self.values, self.vector) {
+            ([x], false) => write!(f, "{x}"),
+            ([first, .., last], _) if self.values.len() > 4 => {
+                write!(f, "[{first}, .. {} .., {last}]", self.values.len() - 2)
+            }
+            (all, _) => write!(f, "{all:?}"),
+        }
+    }
+}
+
+/// One input, elementwise.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Unary {
+    Neg,
+    Abs,
+    Exp,
+    Log,
+    Sqrt,
+    Rsqrt,
+    Sin,
+    Cos,
+    Tanh,
+    Erf,
+    Sigmoid,
+    Floor,
+    Not,
+}
+
+/// Two inputs of one type, elementwise. `Rem` has the sign of the divisor. On integers results wrap, `Div` rounds
+/// towards minus infinity, and dividing by zero gives zero. On floats `Max` and `Min` of a NaN are NaN. `And` and `Or`
+/// take booleans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Binary {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Rem,
+    Pow,
+    Max,
+    Min,
+    And,
+    Or,
+}
+
+impl Binary {
+    /// Does swapping the inputs leave the result as it is?
+    pub fn commutes(self) -> bool {
+        matches!(self, Self::Add | Self::Mul | Self::Max | Self::Min | Self::And | Self::Or)
+    }
+}
+
+/// A comparison of two inputs of one type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Compare {
+    Eq,
+    Ne,
+    Lt,
+    Le,
+    Gt,
+    Ge,
+}
+
+/// How a reduction or a scan combines elements. Floats accumulate in f32 at least; `Max` and `Min` of a NaN are NaN.
+/// Of no elements the sum is 0, `Max` the dtype's lowest value (minus infinity) and `Min` its highest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Combine {
+    Sum,
+    Max,
+    Min,
+}
+
+/// Communication between the ranks of one mesh axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveKind {
+    /// Every rank gets the sum over ranks.
+    AllReduce,
+    /// Every rank gets the ranks' tensors one after another along an axis.
+    AllGather(usize),
+    /// Each rank gets its slice along an axis of the sum over ranks.
+    ReduceScatter(usize),
+    /// Each rank gets its slice along an axis of its own tensor, which is the same on every rank. Nothing is sent.
+    Split(usize),
+}
