@@ -3,7 +3,7 @@
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
-//! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
+//! `moe_router` and `grouped_linear`, `softmax` or `log_softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
 //! `forbid_tokens` and `sampling`, or `cross_entropy` and `adamw` when it trains. `planned` has ops that can be planned and not run yet.
 //! `activations.rs`, `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they round what products take, make rotary
 //! frequencies, check types, and make the valid block tables of samples. `builtin.rs` is the registry.
@@ -22,6 +22,7 @@ mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
+mod log_softmax;
 mod logit_bias;
 mod moe_router;
 mod paging;
@@ -51,6 +52,7 @@ pub use history::HistoryWrite;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
+pub use log_softmax::{LogSoftmax, LogSoftmaxBackward};
 pub use logit_bias::LogitBias;
 pub use moe_router::MoeRouter;
 pub use penalties::Penalties;
