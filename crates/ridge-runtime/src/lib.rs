@@ -14,7 +14,7 @@ mod session;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
-pub use lower::lower;
+pub use lower::{lower, lower_for};
 pub use mesh::Collectives;
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
 pub use session::{Bucket, Compiled, Session};

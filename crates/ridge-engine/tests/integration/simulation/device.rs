@@ -83,7 +83,7 @@ impl Backend for Parrot {
                 let rounds = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Linear>().is_some_and(|l| l.activations == Activations::Int8));
                 function.nodes.iter().any(|node| rounds(&node.op))
             };
-            [Kernel { name: BY_CODES.into(), pattern: Pattern::parse("linear(x, w)"), supports }]
+            [Kernel::at_roofline(BY_CODES, Pattern::parse("linear(x, w)"), supports)]
         });
         &*KERNELS
     }
