@@ -28,8 +28,8 @@ pub struct CpuOptions {
     /// For tests: fills workspace, outputs and scratch memory with NaN before each step, and inputs after it, so that
     /// a kernel that reads what nobody wrote, or leaves a part unwritten, is found out.
     pub poison: bool,
-    /// Kernels in addition to the built-in ones. Where one of them and a built-in kernel save equally much memory
-    /// traffic, it is preferred; names must be unique.
+    /// Kernels in addition to the built-in ones. Where one of them and a built-in kernel are predicted to save the same
+    /// time, it is preferred; names must be unique.
     pub kernels: Vec<KernelEntry>,
 }
 
@@ -61,7 +61,14 @@ impl Cpu {
                 return Err(RuntimeError::Device { backend: "cpu", why });
             }
         }
-        let claims = registry.iter().map(KernelEntry::claim).collect();
+        // One row has the bits of many. Bandwidth and peak are not known without measuring, so they stay nominal.
+        let target = Arc::new(passes::Target {
+            architecture: crate::simd::isa().name().into(),
+            threads,
+            deterministic: true,
+            ..passes::Target::default()
+        });
+        let claims = registry.iter().map(|entry| entry.claim(&target)).collect();
         let pool = ThreadPool::new(threads).map_err(failed)?;
         let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
         Ok(Self { device, registry, claims })

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use ridge_graph::passes::{self, Pattern};
+use ridge_graph::passes::{self, Offer, OfferRequest, Pattern, Target};
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
 use ridge_runtime::component_offsets;
 
@@ -123,12 +123,21 @@ impl KernelEntry {
     /// Registers a kernel as `name` for the ops that `pattern` matches (see [`Pattern::parse`]).
     ///
     /// `supports` is asked for the matched ops with their types and attributes, in which symbolic extents have no
-    /// numbers yet; `make` builds the kernel for each distinct node of a bucket.
+    /// numbers yet; `make` builds the kernel for each distinct node of a bucket. The kernel is predicted to reach the
+    /// roofline, and must give a row the same bits whatever the number of rows; [`KernelEntry::offering`] states
+    /// something else.
     ///
     /// # Panics
     /// When `pattern` is malformed.
     pub fn new(name: impl Into<Arc<str>>, pattern: &str, supports: fn(&Function) -> bool, make: MakeKernel) -> Self {
-        Self { claim: passes::Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports }, make }
+        Self { claim: passes::Kernel::at_roofline(name, Pattern::parse(pattern), supports), make }
+    }
+
+    /// The kernel with other offers: predicted time, workspace and numerics class by device, extents and ops.
+    #[must_use]
+    pub fn offering(self, offer: impl Fn(&OfferRequest<'_>) -> Option<Offer> + Send + Sync + 'static) -> Self {
+        let claim = passes::Kernel { offer: Arc::new(offer), ..self.claim };
+        Self { claim, ..self }
     }
 
     /// Its name.
@@ -136,9 +145,9 @@ impl KernelEntry {
         &self.claim.name
     }
 
-    /// As compilation sees it.
-    pub(crate) fn claim(&self) -> passes::Kernel {
-        self.claim.clone()
+    /// As compilation for `target` sees it.
+    pub(crate) fn claim(&self, target: &Arc<Target>) -> passes::Kernel {
+        self.claim.clone().on(target)
     }
 
     /// The kernel for these operands.

@@ -15,6 +15,7 @@
 //! weight, pool                    weights and their layouts; threads that run steps
 //! amx                             matrix tiles: layouts and instructions
 //! simd                            vector loops for each instruction set, conversions
+//! parts                           kernels in safe code, for other crates
 //! kernel, io                      what a kernel is, how it is registered, and its operands
 //! scratch, memory, bytes          working memory, aligned memory, blocks of bytes
 //! mesh, sync                      groups of ranks; what the pool synchronises with, std's or loom's
@@ -40,6 +41,7 @@ mod loopback;
 pub mod measure;
 mod memory;
 mod mesh;
+mod parts;
 mod pool;
 mod prims;
 mod program;
@@ -56,6 +58,7 @@ pub use bytes::Pod;
 pub use io::{KernelIo, KernelOutput};
 pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
 pub use loopback::Loopback;
+pub use parts::{PartKernel, part_kernel};
 pub use scratch::Scratch;
 
 /// Does this process multiply on matrix tiles (AMX)? Exact activations of bf16 are faster for many rows then, whatever

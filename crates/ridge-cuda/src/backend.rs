@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use ridge_graph::passes::Kernel;
+use ridge_graph::passes::{Kernel, Target};
 use ridge_graph::{Bindings, Graph, Type};
+use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_runtime::{Backend, Buffer, MemoryOwner, MemoryUse, Program, Result, WeightData, component_offsets};
 
 use crate::device::{CudaDevice, DeviceMemory};
@@ -37,7 +38,9 @@ impl Cuda {
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
         let device = Arc::new(CudaDevice::open(options.ordinal)?);
-        Ok(Self { device, claims: registry.claims(), registry: Arc::new(registry), options })
+        let target = Arc::new(target(&device));
+        let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
+        Ok(Self { device, claims, registry: Arc::new(registry), options })
     }
 
     /// The GPU's name, such as `NVIDIA H200`.
@@ -51,6 +54,18 @@ impl Cuda {
     /// When the GPU failed.
     pub fn free_memory(&self) -> Result<usize> {
         Ok(self.device.memory_info()?.0)
+    }
+}
+
+/// The GPU as kernels' offers see it: bandwidth and peak are those of its specification sheet, nominal without one.
+fn target(device: &CudaDevice) -> Target {
+    let known = DeviceSpec::find(device.name()).ok().and_then(|spec| spec.roofline(Precision::Bf16).ok());
+    let nominal = Target::default();
+    Target {
+        architecture: device.arch().into(),
+        bytes_per_second: known.map_or(nominal.bytes_per_second, |roofline| roofline.bandwidth.0),
+        flops_per_second: known.map_or(nominal.flops_per_second, |roofline| roofline.peak.0),
+        ..nominal
     }
 }
 

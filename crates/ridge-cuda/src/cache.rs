@@ -18,9 +18,7 @@ pub(crate) struct KernelCache {
 impl KernelCache {
     /// The cache of this user: `$XDG_CACHE_HOME/ridge/cuda`, else `~/.cache/ridge/cuda`.
     pub(crate) fn of_user(salt: String) -> Self {
-        let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
-        Self::at(base.map(|b| b.join("ridge/cuda")), salt)
+        Self::at(folder_of_user(), salt)
     }
 
     fn at(folder: Option<PathBuf>, salt: String) -> Self {
@@ -68,6 +66,13 @@ impl KernelCache {
     }
 }
 
+/// The folder of this user's cache, if the environment tells one.
+pub(crate) fn folder_of_user() -> Option<PathBuf> {
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let base = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
+    Some(base.join("ridge/cuda"))
+}
+
 fn read(path: &Path) -> Option<Vec<u8>> {
     let bytes = fs::read(path).ok()?;
     let (sum, code) = bytes.split_first_chunk::<16>()?;
@@ -75,6 +80,11 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 }
 
 fn write(path: &Path, code: &[u8]) -> std::io::Result<()> {
+    replace(path, &[&hash(&[code]).to_le_bytes(), code])
+}
+
+/// Writes a file of `parts` beside `path` and moves it there.
+pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
     use std::sync::atomic::{AtomicU32, Ordering};
     static WRITTEN: AtomicU32 = AtomicU32::new(0);
     let folder = path.parent().unwrap_or(path);
@@ -82,10 +92,7 @@ fn write(path: &Path, code: &[u8]) -> std::io::Result<()> {
     let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
     let beside = path.with_extension(format!("{}-{number}.part", std::process::id()));
     let mut file = fs::File::create(&beside)?;
-    let moved = file
-        .write_all(&hash(&[code]).to_le_bytes())
-        .and_then(|()| file.write_all(code))
-        .and_then(|()| fs::rename(&beside, path));
+    let moved = parts.iter().try_for_each(|part| file.write_all(part)).and_then(|()| fs::rename(&beside, path));
     if moved.is_err() {
         let _ = fs::remove_file(&beside);
     }

@@ -19,6 +19,7 @@ use ridge_hw::gpu::{Library, Nvidia};
 use ridge_runtime::{MemoryOwner, MemoryUse, Result, RuntimeError};
 
 use crate::cache::KernelCache;
+use crate::choices::ChoiceFile;
 use crate::cublaslt::CublasLt;
 use crate::driver::Address;
 use crate::error::device as failed;
@@ -45,8 +46,9 @@ pub(crate) struct CudaDevice {
     /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
     products: OnceLock<Option<(CublasLt, DeviceMemory)>>,
     products_file: Option<PathBuf>,
-    /// The index of the fastest candidate, by the key of the choice.
-    choices: Mutex<HashMap<String, usize>>,
+    /// The index of the candidate chosen, by the key of the choice.
+    chosen: Mutex<HashMap<String, usize>>,
+    choices: ChoiceFile,
     /// Two halves of page-locked memory for uploads, and the events behind their last copies.
     staging: Mutex<(PinnedMemory, [CudaEvent; 2])>,
 }
@@ -66,6 +68,10 @@ impl CudaDevice {
         let nvrtc = Nvrtc::find(&nvidia)?;
         let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
+        let products_file = library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf);
+        let size = products_file.as_ref().and_then(|f| Some(std::fs::metadata(f).ok()?.len()));
+        let size = size.map_or_else(|| "none".into(), |bytes| format!("of {bytes} bytes"));
+        let timed_on = format!("{}, {salt}, cuBLASLt {size}", context.name);
         let staging = (
             PinnedMemory::allocate(&context, 2 * STAGING, MemoryOwner::Upload)?,
             [CudaEvent::new(&context, false)?, CudaEvent::new(&context, false)?],
@@ -76,8 +82,9 @@ impl CudaDevice {
             kernels: Mutex::default(),
             arena: SharedArena::new(),
             products: OnceLock::new(),
-            choices: Mutex::default(),
-            products_file: library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf),
+            chosen: Mutex::default(),
+            choices: ChoiceFile::of_user(timed_on),
+            products_file,
             staging: Mutex::new(staging),
             context,
         })

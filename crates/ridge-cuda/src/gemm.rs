@@ -1,6 +1,6 @@
 //! Products of many rows on Hopper's tensor cores by `kernels/gemm_sm90.cu`, and the choice between its tilings and
 //! cuBLASLt: the fastest on this machine, measured once for each shape (of rows up to the next multiple of 64) and kept
-//! on disk.
+//! in the choice file.
 
 use ridge_graph::DType;
 
@@ -40,6 +40,13 @@ const TILINGS: [Tiling; 4] = [
 impl Tiling {
     fn rows(self) -> usize {
         if self.alternate { 128 } else { 64 * self.consumers }
+    }
+
+    /// Its name in the choice file.
+    fn name(self) -> String {
+        let Self { consumers, columns, stages, alternate } = self;
+        let how = if alternate { "alternating" } else { "together" };
+        format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages")
     }
 
     /// Bytes of the ring, with room to align it.
@@ -130,11 +137,12 @@ impl GemmProblem {
         let Self { rows, columns, depth, operands, result, after, .. } = self;
         let after = match after {
             Epilogue::Nothing => "",
-            Epilogue::Add(_) => " added",
-            Epilogue::Swiglu(_) => " gated",
+            Epilogue::Add(_) => ", added",
+            Epilogue::Swiglu(_) => ", gated",
         };
-        let rows = rows.next_multiple_of(64);
-        format!("product {rows} x {columns} x {depth} of {operands} in {result}{after} by {TILINGS:?}")
+        let last = rows.next_multiple_of(64);
+        let first = last.saturating_sub(63).max(1);
+        format!("product of {first} to {last} rows, {columns} columns, depth {depth}, {operands} in {result}{after}")
     }
 
     /// The operands, to be timed on.
@@ -161,8 +169,12 @@ pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
         return kernel;
     }
     let scratch = kernel.scratch;
-    let mut candidates = vec![KernelCandidate { actions: kernel.actions, arch: None }];
-    candidates.extend(TILINGS.map(|tiling| KernelCandidate { actions: vec![of.launch(tiling)], arch: Some(ARCH) }));
+    let mut candidates = vec![KernelCandidate { name: "cuBLASLt".into(), actions: kernel.actions, arch: None }];
+    candidates.extend(TILINGS.map(|tiling| KernelCandidate {
+        name: tiling.name(),
+        actions: vec![of.launch(tiling)],
+        arch: Some(ARCH),
+    }));
     CudaKernel {
         actions: vec![DeviceAction::Autotuned { key: of.key(), operands: of.operands(scratch), candidates }],
         scratch,

@@ -159,6 +159,8 @@ pub(crate) enum DeviceAction {
 /// One of several lists of actions with the same result.
 #[derive(Clone, Debug)]
 pub(crate) struct KernelCandidate {
+    /// Its name in the choice file.
+    pub(crate) name: String,
     pub(crate) actions: Vec<DeviceAction>,
     /// The architecture that it needs, such as `sm_90a`; `None` for any.
     pub(crate) arch: Option<&'static str>,

@@ -60,7 +60,8 @@ impl CudaKernelRegistry {
         self.entries.push(entry);
     }
 
-    /// What they claim, as [`ridge_runtime::lower`] takes it. Of kernels that save equal memory traffic, the first claims.
+    /// What they claim on the nominal target, as [`ridge_runtime::lower`] takes it. Of kernels that are predicted to save
+    /// equal time, the first claims.
     pub fn claims(&self) -> Vec<passes::Kernel> {
         self.entries.iter().map(|entry| entry.claim().clone()).collect()
     }

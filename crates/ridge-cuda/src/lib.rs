@@ -14,6 +14,7 @@
 mod args;
 mod backend;
 mod cache;
+mod choices;
 mod compile;
 mod cublaslt;
 mod device;

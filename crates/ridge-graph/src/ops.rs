@@ -3,9 +3,9 @@
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
-//! `moe_router` and `grouped_linear`, `softmax`, then, when it serves, `history`, `logit_bias`, `penalties`, `dry`,
-//! `forbid_tokens` and `sampling`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw` when it trains.
-//! `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
+//! `moe_router` and `grouped_linear`, `softmax` or `log_softmax`, then, when it serves, `history`, `logit_bias`,
+//! `penalties`, `dry`, `forbid_tokens` and `sampling`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw`
+//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
 //! `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, check types, and make the
 //! valid block tables of samples. `builtin.rs` is the registry.
 
@@ -24,6 +24,7 @@ mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
+mod log_softmax;
 mod logit_bias;
 mod moe_router;
 mod paging;
@@ -55,6 +56,7 @@ pub use history::HistoryWrite;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
+pub use log_softmax::{LogSoftmax, LogSoftmaxBackward};
 pub use logit_bias::LogitBias;
 pub use moe_router::MoeRouter;
 pub use penalties::Penalties;

@@ -22,7 +22,7 @@ mod snapshot;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, WeightData};
 pub use error::{Result, RuntimeError};
-pub use lower::lower;
+pub use lower::{lower, lower_for};
 pub use memory::{MemoryBytes, MemoryCharge, MemoryLedger, MemoryOwner, MemoryUse};
 pub use mesh::Collectives;
 pub use param::{ParamVersions, Refresh};

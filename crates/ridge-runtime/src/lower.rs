@@ -2,27 +2,36 @@
 
 use std::sync::Arc;
 
-use ridge_graph::passes::{Kernel, claim, decompose, fuse, group_linears, prune, tidy};
+use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
 use crate::alias::{alias_of, order_reads, storage_root};
 use crate::error::{Result, RuntimeError};
 
 /// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
-/// groups are left. Each function is worked on once, however often it is called.
+/// groups are left. Each function is worked on once, however often it is called. The result serves any extents, and is the
+/// same whenever graph and kernels (with their target) are.
 ///
 /// # Errors
 /// Names an output that the graph does not have.
 pub fn lower(graph: &Graph, outputs: &[&str], kernels: &[Kernel]) -> Result<Graph> {
+    lower_for(graph, outputs, kernels, Extents::Any)
+}
+
+/// As [`lower`], by kernels chosen for programs that compute so many rows at a time.
+///
+/// # Errors
+/// As [`lower`].
+pub fn lower_for(graph: &Graph, outputs: &[&str], kernels: &[Kernel], extents: Extents) -> Result<Graph> {
     let mut graph = graph.clone();
     prune(&mut graph, outputs)?;
     graph.functions.iter().try_for_each(states_are_named)?;
     group_linears(&mut graph);
-    claim(&mut graph, kernels);
+    claim(&mut graph, kernels, extents);
     // What no kernel claims as it stands opens one level at a time, so that kernels can claim what is inside.
     while decompose(&mut graph, |_| false)? {
         tidy(&mut graph);
-        claim(&mut graph, kernels);
+        claim(&mut graph, kernels, extents);
     }
     fuse(&mut graph);
     tidy(&mut graph);

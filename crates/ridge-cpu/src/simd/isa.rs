@@ -48,7 +48,8 @@ impl Isa {
         Self::Amx,
     ];
 
-    fn name(self) -> &'static str {
+    /// Its name, as `RIDGE_CPU_ISA` takes it.
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
             #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::DType;
-use ridge_runtime::{MemoryOwner, Result};
+use ridge_runtime::{MemoryOwner, Result, RuntimeError};
 
 use super::{CudaDevice, DeviceMemory, LoadedKernel, lock};
 use crate::args;
@@ -34,43 +34,41 @@ impl CudaDevice {
         operands: &[(SlotOffset, DType, usize)],
         candidates: &[KernelCandidate],
     ) -> usize {
-        let size = self.products_file.as_ref().and_then(|f| Some((f, std::fs::metadata(f).ok()?.len())));
-        let key = format!("{key}, cuBLASLt {size:?}");
-        let mut chosen = lock(&self.choices);
-        if let Some(choice) = chosen.get(&key) {
+        let mut chosen = lock(&self.chosen);
+        if let Some(choice) = chosen.get(key) {
             return *choice;
         }
-        let runs =
-            |index: usize| candidates.get(index).is_some_and(|c| c.arch.is_none_or(|arch| arch == self.context.arch));
-        let kept = self.cache.read(&key).and_then(|bytes| Some(usize::from(*bytes.first()?)));
-        let choice = kept.filter(|index| runs(*index)).unwrap_or_else(|| {
-            let all: Vec<usize> = (0..candidates.len()).filter(|index| runs(*index)).collect();
-            match self.time(operands, candidates, &all) {
-                Ok(fastest) => {
-                    self.cache.write(&key, &[fastest as u8]);
-                    fastest
+        let runs = |c: &KernelCandidate| c.arch.is_none_or(|arch| arch == self.context.arch);
+        let all: Vec<usize> = (0..candidates.len()).filter(|index| runs(&candidates[*index])).collect();
+        let choice = match all[..] {
+            [only] => only,
+            _ => {
+                let names: Vec<&str> = all.iter().map(|index| &*candidates[*index].name).collect();
+                let fastest = self.choices.choose(key, &names, || {
+                    let (index, seconds) = self.time(operands, candidates, &all)?;
+                    Ok::<_, RuntimeError>((all.iter().position(|i| *i == index).unwrap_or(0), seconds))
+                });
+                match fastest {
+                    Ok(nth) => all[nth],
+                    // Without memory to time anything, a guess has to do.
+                    Err(_) => all.into_iter().find(|i| *i > 0 || self.products_file.is_some()).unwrap_or(0),
                 }
-                // Without memory to time anything, a guess has to do.
-                Err(_) => all.into_iter().find(|index| *index > 0 || self.products_file.is_some()).unwrap_or(0),
             }
-        });
-        chosen.insert(key, choice);
+        };
+        chosen.insert(key.to_owned(), choice);
         choice
     }
 
-    /// The one of `all` that takes least time, with operands that are in no cache.
+    /// The one of `all` that takes least time, with operands that are in no cache, and its seconds.
     fn time(
         &self,
         operands: &[(SlotOffset, DType, usize)],
         candidates: &[KernelCandidate],
         all: &[usize],
-    ) -> Result<usize> {
+    ) -> Result<(usize, f64)> {
         const ROUNDS: usize = 5;
         /// More than any cache.
         const COLD: usize = 128 << 20;
-        if let [only] = all {
-            return Ok(*only);
-        }
         let cold = self.allocate(COLD, MemoryOwner::Tuning)?;
         let mut memory: Vec<(OperandSlot, DeviceMemory)> = Vec::new();
         for ((slot, _), dtype, _) in operands {
@@ -104,7 +102,7 @@ impl CudaDevice {
                 }
             }
         }
-        best.map(|(_, index)| index).ok_or_else(|| failed("no candidate runs on this GPU"))
+        best.map(|(seconds, index)| (index, seconds)).ok_or_else(|| failed("no candidate runs on this GPU"))
     }
 
     fn prepare<'a>(
@@ -168,7 +166,6 @@ impl CudaDevice {
     }
 
     /// The architecture that kernels are compiled for.
-    #[cfg(test)]
     pub(crate) fn arch(&self) -> &str {
         &self.context.arch
     }

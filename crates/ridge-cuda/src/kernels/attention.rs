@@ -18,7 +18,7 @@ pub(super) const TILES: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
-    vec![
+    let entries = [
         CudaKernelEntry::new(
             "attention",
             "attention(q, kv, block_table, seq_ids, positions)",
@@ -31,7 +31,9 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             |body| supports(body, 2),
             make,
         ),
-    ]
+    ];
+    // Long contexts are cut into spans by the bucket's extents.
+    entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
 /// What a block holds of its heads fits into shared memory.

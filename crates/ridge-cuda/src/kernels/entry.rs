@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::Function;
-use ridge_graph::passes::{self, Pattern};
+use ridge_graph::passes::{self, Numerics, Offer, OfferRequest, Pattern};
 
 use crate::kernel::{CudaKernel, CudaKernelSpec};
 
@@ -18,17 +18,28 @@ pub struct CudaKernelEntry {
 
 impl CudaKernelEntry {
     /// Registers a kernel as `name` for `pattern` (see [`Pattern`]), where `supports` accepts the ops, types and
-    /// attributes; extents may be symbols there. `make` makes it for fixed shapes, or says why it cannot.
+    /// attributes; extents may be symbols there. `make` makes it for fixed shapes, or says why it cannot. It is predicted
+    /// to reach the roofline, in one numerics class at all extents; [`CudaKernelEntry::offering`] states something else.
     pub fn new(
         name: impl Into<Arc<str>>,
         pattern: &str,
         supports: fn(&Function) -> bool,
         make: impl Fn(&CudaKernelSpec<'_>) -> Result<CudaKernel, String> + Send + Sync + 'static,
     ) -> Self {
-        Self {
-            claim: passes::Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports },
-            make: Arc::new(make),
-        }
+        Self { claim: passes::Kernel::at_roofline(name, Pattern::parse(pattern), supports), make: Arc::new(make) }
+    }
+
+    /// The kernel with other offers: predicted time, workspace and numerics class by device, extents and ops.
+    #[must_use]
+    pub fn offering(self, offer: impl Fn(&OfferRequest<'_>) -> Option<Offer> + Send + Sync + 'static) -> Self {
+        let claim = passes::Kernel { offer: Arc::new(offer), ..self.claim };
+        Self { claim, ..self }
+    }
+
+    /// The kernel with the same offers, but for the order of its sums, which depends on the extents.
+    pub(crate) fn numerics_by_extents(self) -> Self {
+        let offer = Arc::clone(&self.claim.offer);
+        self.offering(move |request| offer(request).map(|offer| Offer { numerics: Numerics::ByExtents, ..offer }))
     }
 
     /// The kernel's name.

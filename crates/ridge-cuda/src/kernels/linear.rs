@@ -20,7 +20,7 @@ pub(super) const ROWS: KernelText<'_> =
 pub(super) const AFTER: KernelText<'_> = KernelText::new(include_str!("../../kernels/linear_after.cu")).early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
-    vec![
+    let entries = [
         CudaKernelEntry::new("linear", "linear(x, w)", supports, |s| make(s, LinearEpilogue::Nothing)),
         CudaKernelEntry::new("linear_bias", "linear(x, w, b)", supports, |s| make(s, LinearEpilogue::Nothing)),
         CudaKernelEntry::new("linear_group", "linear_group(x, ...)", supports, |s| make(s, LinearEpilogue::Nothing)),
@@ -38,7 +38,9 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             |body| gates(body) && normed(body),
             |s| make(s, LinearEpilogue::Swiglu),
         ),
-    ]
+    ];
+    // Few rows are streamed, many go by tiles: their sums are in other orders.
+    entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
 /// The depth from which on 16 warps of a block have enough to do.

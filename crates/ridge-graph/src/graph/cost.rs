@@ -1,33 +1,47 @@
 //! What nodes, functions and graphs cost.
 
-use super::{FuncId, Graph, Group, GroupKind, Op, Var};
+use super::{FuncId, Function, Graph, Group, GroupKind, Op, Var};
 use crate::cost::Cost;
 use crate::types::Type;
 
 impl Group {
     /// Arithmetic of all nodes, and their traffic less what stays between them in registers or cache.
     pub(crate) fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        if self.kind == GroupKind::Fused {
+            let moved = Cost::moving(inputs, outputs);
+            let total = self.body.cost_apart();
+            return Cost { bytes_read: moved.bytes_read, bytes_written: moved.bytes_written, ..total };
+        }
+        self.body.cost_together()
+    }
+}
+
+impl Function {
+    /// Work of the primitives and composites, each on its own.
+    fn cost_apart(&self) -> Cost {
         let mut total = Cost::default();
-        for node in &self.body.nodes {
-            let types = self.body.types(&node.inputs);
+        for node in &self.nodes {
+            let types = self.types(&node.inputs);
             match &node.op {
                 Op::Prim(p) => total += &p.cost(&types, &node.outputs),
                 Op::Composite(c) => total += &c.cost(&types, &node.outputs),
                 Op::Arg(_) | Op::Call(_) | Op::Group(_) => {}
             }
         }
-        if self.kind == GroupKind::Fused {
-            let moved = Cost::moving(inputs, outputs);
-            return Cost { bytes_read: moved.bytes_read, bytes_written: moved.bytes_written, ..total };
-        }
-        let is_arg = |v: &Var| matches!(self.body.nodes[v.index()].op, Op::Arg(_));
-        for (index, node) in self.body.nodes.iter().enumerate() {
+        total
+    }
+
+    /// Work of the primitives and composites, less the traffic of values that stay between them.
+    pub(crate) fn cost_together(&self) -> Cost {
+        let mut total = self.cost_apart();
+        let is_arg = |v: &Var| matches!(self.nodes[v.index()].op, Op::Arg(_));
+        for (index, node) in self.nodes.iter().enumerate() {
             for inner in node.inputs.iter().filter(|v| !is_arg(v)) {
-                total.bytes_read += &(self.body.ty(*inner).bytes() * -1);
+                total.bytes_read += &(self.ty(*inner).bytes() * -1);
             }
             for out in 0..node.outputs.len() {
-                let var = self.body.var(index, out);
-                if !is_arg(&var) && self.body.outputs.iter().all(|o| o.var != var) {
+                let var = self.var(index, out);
+                if !is_arg(&var) && self.outputs.iter().all(|o| o.var != var) {
                     total.bytes_written += &(node.outputs[out].bytes() * -1);
                 }
             }

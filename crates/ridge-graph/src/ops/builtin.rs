@@ -2,8 +2,8 @@
 
 use super::{
     adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, history,
-    kv_write, layer_norm, linear, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm, rope,
-    sampling, softmax, swiglu, token_layout,
+    kv_write, layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm,
+    rope, sampling, softmax, swiglu, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -28,6 +28,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("layer_norm", layer_norm::samples),
         OpEntry::new("linear", linear::samples),
         OpEntry::new("linear_group", linear::samples_group),
+        OpEntry::new("log_softmax", log_softmax::samples),
+        OpEntry::new("log_softmax_backward", log_softmax::samples_backward),
         OpEntry::new("logit_bias", logit_bias::samples),
         OpEntry::new("moe_router", moe_router::samples),
         OpEntry::new("penalties", penalties::samples),

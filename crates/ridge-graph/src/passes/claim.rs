@@ -1,28 +1,23 @@
 //! Kernels claim the parts of a graph that match their patterns.
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
+use super::offer::{Extents, Kernel, Numerics, Offer, OfferRequest};
 use super::order::Draft;
-use super::pattern::{Match, Pattern};
-use crate::dim::{Bindings, Sym};
+use super::pattern::Match;
 use crate::graph::{Arg, Function, Graph, Group, GroupKind, Node, Op, Output, Role, Var};
-use crate::poly::Poly;
 
-/// A backend's kernel, as far as compilation needs to know it.
-#[derive(Clone, Debug)]
-pub struct Kernel {
-    /// Its name, unique within the backend.
-    pub name: Arc<str>,
-    /// What it computes as one.
-    pub pattern: Pattern,
-    /// Does it support these ops with these types and attributes? The function has one argument for each place of
-    /// the pattern's text that names a value, in that order; its outputs are the root's, then the exported ones.
-    pub supports: fn(&Function) -> bool,
-}
-
-/// Lets `kernels` claim nodes in every function. Where several match, the one that leaves the least memory traffic
-/// wins; of equals, the first.
-pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
+/// Lets `kernels` claim nodes in every function of a program that computes so many rows at a time. Where several match, the
+/// one that saves the most predicted time wins; of equals, the first.
+///
+/// What a kernel saves is the time of its nodes apart, each by the cheapest kernel that offers to compute it alone or at
+/// the roofline where there is none, less the time of its offer. For a deterministic target, a kernel is chosen for
+/// any number of rows first; for a narrower range, only kernels that claim the same nodes in the same numerics class
+/// replace it.
+pub fn claim(graph: &mut Graph, kernels: &[Kernel], extents: Extents) {
     for function in &mut graph.functions {
         // From the outputs back, so that a kernel sees the whole chain that leads to its root.
         let mut root = function.nodes.len();
@@ -31,7 +26,7 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
             if !matches!(function.nodes[root].op, Op::Prim(_) | Op::Composite(_)) {
                 continue;
             }
-            if let Some((kernel, found)) = best(function, root, kernels) {
+            if let Some((kernel, found)) = best(function, root, kernels, extents) {
                 let before = function.nodes.len();
                 *function = group(std::mem::take(function), GroupKind::Kernel(Arc::clone(&kernel.name)), &found);
                 // The group is here or before, when what lay between its nodes reads it: look at this place again.
@@ -41,25 +36,93 @@ pub fn claim(graph: &mut Graph, kernels: &[Kernel]) {
     }
 }
 
-fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel]) -> Option<(&'k Kernel, Match)> {
-    let mut best: Option<(i128, &Kernel, Match)> = None;
+/// A kernel that offers to compute what it matched.
+struct Candidate<'k> {
+    kernel: &'k Kernel,
+    found: Match,
+    offer: Offer,
+}
+
+/// Predictions that differ by less than this part of the time saved from are equal.
+const RESOLUTION: f64 = 1e-9;
+
+fn best<'k>(function: &Function, root: usize, kernels: &'k [Kernel], extents: Extents) -> Option<(&'k Kernel, Match)> {
+    let all = |extents| candidates(function, root, kernels, extents, |_| true);
+    let any = fastest(function, kernels, all(Extents::Any), Extents::Any);
+    let deterministic = kernels.iter().any(|k| k.target.deterministic);
+    let chosen = match extents {
+        Extents::Any => any,
+        _ if deterministic => {
+            let any = any?;
+            let mut here = all(extents);
+            here.retain(|c| c.found.nodes == any.found.nodes && c.offer.numerics == any.offer.numerics);
+            fastest(function, kernels, here, extents).or(Some(any))
+        }
+        _ => fastest(function, kernels, all(extents), extents),
+    };
+    chosen.map(|c| (c.kernel, c.found))
+}
+
+/// The kernels whose matches at `root` are `wanted` and that make an offer which the target admits, in the order of their
+/// registration.
+fn candidates<'k>(
+    function: &Function,
+    root: usize,
+    kernels: &'k [Kernel],
+    extents: Extents,
+    wanted: impl Fn(&Match) -> bool,
+) -> Vec<Candidate<'k>> {
+    let mut all = Vec::new();
     for kernel in kernels {
         for found in kernel.pattern.find(function, root) {
-            if !is_closed(function, &found) {
+            if !wanted(&found) || !is_closed(function, &found) {
                 continue;
             }
             let body = body(function, &found);
-            if !(kernel.supports)(&body) {
-                continue;
-            }
-            let kind = GroupKind::Kernel(Arc::clone(&kernel.name));
-            let saved = saved_bytes(function, &found, &Group { kind, body });
-            if best.as_ref().is_none_or(|(most, ..)| saved > *most) {
-                best = Some((saved, kernel, found));
+            let request = OfferRequest { body: &body, target: &kernel.target, extents };
+            let Some(offer) = (kernel.offer)(&request) else { continue };
+            let admitted = offer.seconds.is_finite()
+                && offer.workspace_bytes <= kernel.target.workspace_bytes
+                && !(kernel.target.deterministic && offer.numerics == Numerics::ByExtents);
+            if admitted {
+                all.push(Candidate { kernel, found, offer });
             }
         }
     }
-    best.map(|(_, kernel, found)| (kernel, found))
+    all
+}
+
+/// The candidate that saves the most time; of equals, the first.
+fn fastest<'k>(
+    function: &Function,
+    kernels: &[Kernel],
+    candidates: Vec<Candidate<'k>>,
+    extents: Extents,
+) -> Option<Candidate<'k>> {
+    if candidates.len() < 2 {
+        return candidates.into_iter().next();
+    }
+    let mut best: Option<(f64, Candidate<'_>)> = None;
+    for candidate in candidates {
+        let apart: f64 = candidate.found.nodes.iter().map(|n| seconds_alone(function, *n, kernels, extents)).sum();
+        let saved = apart - candidate.offer.seconds;
+        if best.as_ref().is_none_or(|(most, _)| saved > most + RESOLUTION * apart) {
+            best = Some((saved, candidate));
+        }
+    }
+    best.map(|(_, candidate)| candidate)
+}
+
+/// The time of one node: by the cheapest kernel that offers to compute it alone, else at the roofline of the target.
+fn seconds_alone(function: &Function, node: usize, kernels: &[Kernel], extents: Extents) -> f64 {
+    let offers = candidates(function, node, kernels, extents, |found| found.nodes == [node]);
+    let cheapest = offers.iter().map(|c| c.offer.seconds).min_by(f64::total_cmp);
+    cheapest.unwrap_or_else(|| {
+        let inputs = &function.nodes[node].inputs;
+        let body = extract(function, &[node], inputs, &[node]);
+        let target = kernels.first().map(|k| Arc::clone(&k.target)).unwrap_or_default();
+        OfferRequest { body: &body, target: &target, extents }.roofline()
+    })
 }
 
 /// Is every use of an inner value within the match, or the value exported; and does nothing that the match reads
@@ -185,27 +248,4 @@ pub(super) fn replace_by_group(
         draft.replace(old, new);
     }
     draft.finish(|i| if i == last { place } else { i })
-}
-
-/// Memory traffic of the nodes apart less that of the group, for steps of nominal size.
-fn saved_bytes(function: &Function, found: &Match, group: &Group) -> i128 {
-    let outputs: Vec<_> = group.body.outputs.iter().map(|o| group.body.ty(o.var).clone()).collect();
-    let together = group.cost(&function.types(&found.inputs), &outputs).bytes();
-    let apart = found.nodes.iter().fold(Poly::zero(), |sum, n| {
-        let node = &function.nodes[*n];
-        let types = function.types(&node.inputs);
-        sum + &match &node.op {
-            Op::Prim(p) => p.cost(&types, &node.outputs),
-            Op::Composite(c) => c.cost(&types, &node.outputs),
-            _ => crate::Cost::default(),
-        }
-        .bytes()
-    });
-    nominal(&(apart + &(together * -1)))
-}
-
-/// A polynomial's value when every symbol is 64.
-fn nominal(poly: &Poly) -> i128 {
-    let bindings = poly.symbols().fold(Bindings::new(), |b, s: &Sym| b.with(s.name(), 64));
-    poly.eval(&bindings).unwrap_or(0)
 }

@@ -1,12 +1,14 @@
 //! The gradient of every op in the registry, derived or explicit, against finite differences.
 
-use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run};
+use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run, weighted_sum};
 use ridge_graph::format::Format as _;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::grad::gradient;
 use ridge_graph::ops::{Quantize, registry};
 use ridge_graph::sample::{Rng, Sample};
-use ridge_graph::{Bindings, Builder, DType, FormatRef, Gradient, Op, Result, Tensor, Type, Value, Var};
+use ridge_graph::{
+    Arg, Bindings, Builder, DType, FormatRef, Gradient, Op, Precision, Result, Tensor, Type, Value, Var, evaluate,
+};
 
 /// Is the op applied in main, where the backward half sees every value, or in a function, where it sees residuals?
 #[derive(Clone, Copy, Debug)]
@@ -151,5 +153,41 @@ fn gradients_pass_straight_through_a_quantisation() {
             let near = of_w.iter().zip(&exact_w).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs().max(0.1));
             assert!(near, "{format:?} in {place:?}: {of_w:?} and not {exact_w:?}");
         }
+    }
+}
+
+/// `sum(log p(x) * weights)` and its gradient for x, where logits are 1e4 apart.
+fn gradient_of_log_probabilities(
+    log_probabilities: impl Fn(&mut Builder, Var) -> Result<Var>,
+    precision: Precision,
+) -> Vec<f64> {
+    let row = || Type::tensor(DType::F32, [1, 3]);
+    let mut g = Builder::new();
+    let x = g.step_input("x", row()).expect("is new");
+    let weights = g.step_input("weights", row()).expect("is new");
+    let y = log_probabilities(&mut g, x).expect("is float");
+    let loss = weighted_sum(&mut g, y, weights).expect("has a shape");
+    let graph = g.finish(vec![("loss".into(), loss)]).expect("finishes");
+    let graph = gradient(&graph, "loss", &["x"]).expect("has a gradient");
+    let given = |arg: &Arg| {
+        let values = if &*arg.name == "x" { [1e4, 0.0, -1e4] } else { [0.5, 2.0, 0.25] };
+        Some(Tensor::float(DType::F32, &[1, 3], values.to_vec()).into())
+    };
+    let outputs = evaluate(&graph, &given, &Bindings::new(), precision).expect("evaluates");
+    floats(&outputs, "grad.x")
+}
+
+#[test]
+fn log_softmax_has_a_finite_gradient_where_the_derived_one_is_nan() {
+    for precision in [Precision::Exact, Precision::Rounded] {
+        let explicit = gradient_of_log_probabilities(Builder::log_softmax, precision);
+        // The first logit has probability 1: `dy - p * sum(dy)`.
+        assert_eq!(explicit, [0.5 - 2.75, 2.0, 0.25], "{precision:?}");
+        let derived = |g: &mut Builder, x: Var| {
+            let p = g.softmax(x)?;
+            g.log(p)
+        };
+        let derived = gradient_of_log_probabilities(derived, precision);
+        assert!(derived.iter().any(|x| x.is_nan()), "{precision:?}: {derived:?}");
     }
 }

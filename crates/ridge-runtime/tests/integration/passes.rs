@@ -25,7 +25,7 @@ fn kernels() -> Vec<Kernel> {
         ("sort", "sort(x)"),
         ("mul_add", "add(a, mul(b, c))"),
     ]
-    .map(|(name, pattern)| Kernel { name: name.into(), pattern: Pattern::parse(pattern), supports: |_| true })
+    .map(|(name, pattern)| Kernel::at_roofline(name, Pattern::parse(pattern), |_| true))
     .into()
 }
 

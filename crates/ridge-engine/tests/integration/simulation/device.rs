@@ -83,7 +83,7 @@ impl Backend for Parrot {
                 let rounds = |op: &Op| matches!(op, Op::Composite(op) if op.downcast::<Quantize>().is_some());
                 function.nodes.iter().any(|node| rounds(&node.op))
             };
-            [Kernel { name: BY_CODES.into(), pattern: Pattern::parse("linear(quantize(x), w)"), supports }]
+            [Kernel::at_roofline(BY_CODES, Pattern::parse("linear(quantize(x), w)"), supports)]
         });
         &*KERNELS
     }
