@@ -191,6 +191,6 @@ fn a_step_of_two_programs_is_not_timed_as_one() {
         let times = engine.step_timed(&[(id, &[1])], true, &mut Vec::new()).expect("one program");
         let graph = engine.lowered(true, answer).expect("it ran");
         assert!(!times.is_empty() && times.iter().all(|t| t.node < graph.function(t.func).nodes.len()));
-        assert_eq!(graph.to_string().contains("activations: Int8"), answer);
+        assert_eq!(graph.to_string().contains("quantize"), answer);
     }
 }

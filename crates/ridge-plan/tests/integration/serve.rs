@@ -25,7 +25,7 @@ fn prompts_bound_the_requests_that_a_server_takes() {
             let point = simulated(&reading, &machine, &layout, &traffic, (1e6, software));
             let rate = point.requests_per_second;
             assert!(rate < 1.2 * most, "{rate} requests/s with answers of {answer}, and prompts alone allow {most}");
-            assert!(rate > before, "{rate} requests/s of {batch} clients, {before} of fewer");
+            assert!(rate > 0.99 * before, "{rate} requests/s of {batch} clients, {before} of fewer");
             assert!(point.ttft > 0.0 && point.tpot.is_finite());
             before = rate;
         }
