@@ -156,7 +156,7 @@ fn step_of_gradient_descent_lowers_the_loss() {
     let mut session = Session::new(Arc::clone(&cpu) as Arc<dyn Backend>);
     session.allocate_states(&graph, &Bindings::new()).expect("fits");
     for name in weights {
-        cpu.write(session.state(name).expect("is allocated"), &value(name).to_bytes()).expect("fits");
+        cpu.write(&session.state(name).expect("is allocated"), &value(name).to_bytes()).expect("fits");
     }
     let compiled = session.compile(&graph, &["loss"]).expect("compiles");
     let mut bucket = compiled.bucket(&Bindings::new()).expect("binds");

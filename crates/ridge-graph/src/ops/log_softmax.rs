@@ -8,6 +8,7 @@ use crate::error::Result;
 use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shard::{Placement, ShardingRule, rowwise_rules};
+use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
 
@@ -138,9 +139,15 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
 
 pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let sample = |shape: &[usize]| {
-        let y = rng.normal(dtype, shape);
-        let y = crate::Tensor::float(dtype, shape, y.floats().iter().map(|y| -y.abs()).collect());
-        Sample::new(LogSoftmaxBackward).input(y).input(rng.normal(dtype, shape))
+        let x = rng.normal(dtype, shape);
+        // Rows of log-probabilities, of which the exponentials have the sum that the gradient relies on.
+        let columns = shape.last().copied().unwrap_or(1).max(1);
+        let of_row = |row: &[f64]| {
+            let sum: f64 = row.iter().map(|x| x.exp()).sum();
+            row.iter().map(|x| dtype.round(x - sum.ln())).collect::<Vec<f64>>()
+        };
+        let y = x.floats().chunks(columns).flat_map(of_row).collect();
+        Sample::new(LogSoftmaxBackward).input(Tensor::float(dtype, shape, y)).input(rng.normal(dtype, shape))
     };
     SHAPES.into_iter().map(sample).collect()
 }
