@@ -17,7 +17,7 @@ pub(crate) type Layouts = HashMap<Arc<str>, Layout>;
 pub(crate) fn settle(programs: &[&Graph], kernels: &[Kernel], settled: &Layouts) -> Layouts {
     let is_open = |name: &Arc<str>| !settled.contains_key(name);
     let used = |graph: &&Graph| graph.args(Role::Weight).chain(graph.args(Role::State)).any(|arg| is_open(&arg.name));
-    if !programs.iter().any(|graph| used(graph)) {
+    if !programs.iter().any(used) {
         return Layouts::new();
     }
     let mut readers = Vec::new();
