@@ -16,6 +16,8 @@ use crate::memory::{AlignedMemory, padded};
 use crate::pool::ThreadPool;
 use crate::program::CpuProgram;
 use crate::storage::{CpuStorage, storage};
+#[cfg(target_arch = "x86_64")]
+use crate::weight::PANELS;
 use crate::weight::{StoredWeight, copy};
 
 /// How the CPU is used.
@@ -117,6 +119,20 @@ impl Backend for Cpu {
             copy(part.bytes(), &mut to[offset..offset + part.bytes().len()], self.threads());
         }
         Ok(Buffer::new(bytes, Arc::new(CpuStorage::Own(Arc::new(memory)))))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn set_layout(&self, buffer: &Buffer, ty: &Type, layout: &str) -> Result<()> {
+        let CpuStorage::Weight(weight) = &**storage(buffer)? else { return Ok(()) };
+        let inner = ty.shape.0.last().and_then(ridge_graph::Dim::as_const).filter(|inner| *inner > 0);
+        let fits = ty.dtype == ridge_graph::DType::BF16 && crate::simd::isa() == crate::simd::Isa::Amx;
+        match inner.filter(|_| fits && layout == PANELS) {
+            Some(inner) => weight.panels(inner).map(drop),
+            None => {
+                let why = format!("{ty} has no layout `{layout}` here; offers may ask for `{PANELS}` of bf16 with AMX");
+                Err(RuntimeError::Device { backend: "cpu", why })
+            }
+        }
     }
 
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
@@ -247,5 +263,42 @@ mod tests {
             assert!((weight.rows().unwrap().block().ptr as usize).is_multiple_of(ALIGN));
             assert_eq!(cpu.read(buffer).unwrap(), (*file).as_ref()[at..at + 1200]);
         }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn weights_packed_when_they_are_loaded_are_those_packed_when_a_program_is_compiled() {
+        if crate::simd::isa() != crate::simd::Isa::Amx {
+            ridge_testing::skip!("this machine has no AMX");
+        }
+        let ty = Type::tensor(DType::BF16, [70, 64]);
+        let file: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new((0..2 * 70 * 64).map(|i| i as u8).collect::<Vec<_>>());
+        let mut g = Builder::new();
+        let x = g.step_input("x", Type::tensor(DType::BF16, [Dim::sym("rows"), 64.into()])).unwrap();
+        let w = g.weight("w", ty.clone()).unwrap();
+        let y = g.linear(x, w).unwrap();
+        let graph = g.finish(vec![("y".into(), y)]).unwrap();
+        let panels = |declares: bool| {
+            let cpu = Arc::new(Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap());
+            let mut session = Session::new(Arc::clone(&cpu) as Arc<dyn Backend>);
+            if declares {
+                session.declare(&[(&graph, &["y"])]).unwrap();
+            }
+            session.load("w", &ty, vec![WeightData::Shared(Arc::clone(&file), 0..2 * 70 * 64)]).unwrap();
+            let loaded = cpu.memory().live.get(MemoryOwner::Weights);
+            let compiled = session.compile(&graph, &["y"]).unwrap();
+            let _bucket = compiled.bucket(&Bindings::new().with("rows", 3)).unwrap();
+            let bound = cpu.memory().live.get(MemoryOwner::Weights);
+            assert!(!declares || loaded == bound);
+            let buffer = session.state("w").unwrap();
+            let CpuStorage::Weight(weight) = &**storage(&buffer).unwrap() else { panic!("is a weight") };
+            let block = weight.panels(64).unwrap().block();
+            // Panels alone: rows of a small weight, copied when it was loaded, are given back.
+            assert!((block.bytes..2 * block.bytes).contains(&bound), "{bound} bytes of panels of {}", block.bytes);
+            // SAFETY: the panels live as long as the session, and are not written.
+            let bytes = unsafe { std::slice::from_raw_parts(block.ptr, block.bytes) }.to_vec();
+            (bytes, bound)
+        };
+        assert_eq!(panels(true), panels(false));
     }
 }

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+#[cfg(target_arch = "x86_64")]
+use ridge_graph::passes::Layout;
 use ridge_graph::passes::{self, Offer, OfferRequest, Pattern, Target};
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
 use ridge_runtime::component_offsets;
@@ -19,8 +21,8 @@ pub trait CpuKernel: Send + Sync {
     /// What one piece takes, in nanoseconds, roughly: decides into how many parts the work is worth cutting.
     fn nanos_per_piece(&self) -> f64;
 
-    /// Inputs that it would take repacked in panels, all of them or none. The layout of panels is this crate's own; other
-    /// kernels leave this as it is.
+    /// Inputs that it would take repacked in panels, all of them or none: those that its offer asks for. The layout of
+    /// panels is this crate's own; other kernels leave this as it is.
     fn takes_panels(&self) -> Range<usize> {
         0..0
     }
@@ -138,6 +140,17 @@ impl KernelEntry {
     pub fn offering(self, offer: impl Fn(&OfferRequest<'_>) -> Option<Offer> + Send + Sync + 'static) -> Self {
         let claim = passes::Kernel { offer: Arc::new(offer), ..self.claim };
         Self { claim, ..self }
+    }
+
+    /// The kernel, which wants these arguments of the body in these layouts, in addition to its offers.
+    #[cfg(target_arch = "x86_64")]
+    #[must_use]
+    pub(crate) fn wanting(
+        self,
+        layouts: impl Fn(&OfferRequest<'_>) -> Vec<(usize, Layout)> + Send + Sync + 'static,
+    ) -> Self {
+        let offer = Arc::clone(&self.claim.offer);
+        self.offering(move |request| offer(request).map(|offer| Offer { layouts: layouts(request), ..offer }))
     }
 
     /// Its name.

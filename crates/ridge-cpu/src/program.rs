@@ -26,14 +26,16 @@ impl CpuProgram {
         Self { device, registry, graph }
     }
 
-    /// `weights` are what it is bound to, once it is.
+    /// `weights` are what it is bound to, once it is. Before, they are taken to be in the layouts that its kernels want.
     fn kernels(&self, plan: &Plan, bindings: &Bindings, weights: &[Buffer]) -> Result<BucketKernels> {
         let made = plan.kernels.iter().map(|k| self.kernel(k.func, k.node, bindings, false).map(Arc::from));
         let mut made: Vec<Arc<dyn CpuKernel>> = made.collect::<Result<_>>()?;
-        let is_written = |weight: usize| {
-            weights.get(weight).is_some_and(|b| matches!(storage(b).map(|s| &**s), Ok(CpuStorage::Own(_))))
+        let has_panels = |weight: usize, inner: usize| match weights.get(weight).map(|b| storage(b).map(|s| &**s)) {
+            Some(Ok(CpuStorage::Weight(weight))) => weight.is_in_panels(inner),
+            Some(_) => false,
+            None => true,
         };
-        let (by_panels, inner) = in_panels(plan, &made, is_written);
+        let (by_panels, inner) = in_panels(plan, &made, has_panels);
         for (kernel, of) in made.iter_mut().zip(&plan.kernels).zip(by_panels).filter_map(|(k, by)| by.then_some(k)) {
             *kernel = Arc::from(self.kernel(of.func, of.node, bindings, true)?);
         }

@@ -1,4 +1,4 @@
-//! Which weights of a bucket are repacked in panels.
+//! Which kernels of a bucket take their weights in panels.
 
 use std::sync::Arc;
 
@@ -6,24 +6,25 @@ use ridge_runtime::{Place, Plan, Region};
 
 use crate::kernel::CpuKernel;
 
-/// Which kernels get their weights in panels, and of each weight the elements of a row if it is so repacked: those that
-/// nobody uses otherwise, of kernels that get no other weight. Memory that is written, as a state is, stays as it lies.
+/// Which kernels get their weights in panels, and of each weight the elements of a row if it is bound so: those that
+/// `has_panels` of rows of so many elements, that nothing in the bucket reads otherwise, of kernels that get no other weight.
 pub(crate) fn in_panels(
     plan: &Plan,
     kernels: &[Arc<dyn CpuKernel>],
-    is_written: impl Fn(usize) -> bool,
+    has_panels: impl Fn(usize, usize) -> bool,
 ) -> (Vec<bool>, Vec<Option<usize>>) {
     let takes: Vec<_> = kernels.iter().map(|k| k.takes_panels()).collect();
     let mut by: Vec<bool> = takes.iter().map(|inputs| !inputs.is_empty()).collect();
     loop {
         let mut inner = vec![None; plan.weight_bytes.len()];
-        let mut otherwise: Vec<bool> = (0..plan.weight_bytes.len()).map(&is_written).collect();
+        let mut otherwise = vec![false; plan.weight_bytes.len()];
         for launch in &plan.launches {
             for (i, place) in launch.inputs.iter().enumerate() {
                 let Region::Weight(weight) = place.region else { continue };
                 let weight = weight as usize;
                 let row = plan.kernels[launch.kernel].inputs[i].last().copied();
                 let so = by[launch.kernel] && takes[launch.kernel].contains(&i) && place.offset == 0;
+                let so = so && row.is_some_and(|row| has_panels(weight, row));
                 otherwise[weight] |= !so || inner[weight].is_some_and(|known| Some(known) != row);
                 inner[weight] = row;
             }

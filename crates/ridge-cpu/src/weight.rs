@@ -1,4 +1,4 @@
-//! Plain weights, each in the forms that steps want it in.
+//! Plain weights, each in the layout that was settled for it, or in rows as steps want them.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -11,7 +11,12 @@ use crate::bytes::MemoryBlock;
 use crate::bytes::{cast, view};
 use crate::memory::{ALIGN, AlignedMemory, SMALL};
 
-/// A weight. What is made of it is made once, by all threads, when a step that wants it is prepared.
+/// The layout for matrix tiles, as kernels' offers name it (`amx/panels.rs`).
+#[cfg(target_arch = "x86_64")]
+pub(crate) const PANELS: &str = "panels";
+
+/// A weight. What is made of it is made once, by all threads: panels when they are settled for it, rows when a step that
+/// wants them is prepared.
 pub(crate) struct StoredWeight {
     #[cfg(target_arch = "x86_64")]
     bytes: usize,
@@ -117,6 +122,11 @@ impl StoredWeight {
         };
         forms.used_rows = Arc::downgrade(&rows);
         Ok(rows)
+    }
+
+    /// Is it in panels of rows of `inner` elements?
+    pub(crate) fn is_in_panels(&self, inner: usize) -> bool {
+        self.forms.lock().unwrap_or_else(PoisonError::into_inner).panels.as_ref().is_some_and(|p| p.1 == inner)
     }
 
     /// Of bf16 in panels, its rows `inner` elements long. Rows in memory of its own are given up for them.

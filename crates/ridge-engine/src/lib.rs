@@ -27,6 +27,6 @@ pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
-pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS};
+pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS, declare};
 pub use sampling::{Dry, Logprobs, Sampling};
 pub use text::TextStream;

@@ -173,6 +173,19 @@ struct CompiledProgram {
     ready: Vec<(Extents, u64, ReadyBucket)>,
 }
 
+/// Declares the programs of `model` to a session, before its weights are loaded: those that fill the cache, sample and
+/// score, of prompts and of answers. All others read weights as these do.
+///
+/// # Errors
+/// When the device has no kernel for an op of the model, or memory runs out.
+pub fn declare(session: &Session, model: &Model) -> Result<()> {
+    let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
+    let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
+    let of_answers = answers.iter().flat_map(|answers| [(answers, &[][..]), (answers, &["next"][..])]);
+    let programs = [(&graph, &[][..]), (&graph, &["next"]), (&graph, &[SCORES])].into_iter().chain(of_answers);
+    Ok(session.declare(&programs.collect::<Vec<_>>())?)
+}
+
 /// All programs of a model.
 pub(crate) struct Programs {
     session: Session,

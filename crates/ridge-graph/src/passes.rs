@@ -21,7 +21,7 @@ pub use claim::claim;
 pub use decompose::decompose;
 pub use fuse::fuse;
 pub use linears::group_linears;
-pub use offer::{Extents, Kernel, Numerics, Offer, OfferFn, OfferRequest, Target};
+pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};
 pub use pattern::Pattern;
 pub use retype::retype;
 pub use tidy::{prune, tidy};

@@ -86,6 +86,15 @@ pub trait Backend: Send + Sync {
     /// When sizes do not fit `ty`, or memory runs out.
     fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer>;
 
+    /// Repacks a weight of type `ty` that [`upload`](Backend::upload) made in the layout of this name, which a kernel's
+    /// offer asked for. Nothing where it is in that layout already, or is writable. Programs that want rows still read it.
+    ///
+    /// # Errors
+    /// When the backend has no such layout, or memory runs out.
+    fn set_layout(&self, _buffer: &Buffer, _ty: &Type, _layout: &str) -> Result<()> {
+        Ok(())
+    }
+
     /// A plain weight of random numbers made on the device: element `i` is `scale` times the sum less 255 of two bytes,
     /// the low ones of `bits >> (48 - 16 * (i % 4))`, where `bits` is draw `i / 4` of SplitMix64 that begins at `state`.
     /// `None` where the device leaves that to the host.

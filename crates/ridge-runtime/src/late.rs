@@ -75,6 +75,10 @@ impl Backend for Late {
         self.inner.upload(ty, parts)
     }
 
+    fn set_layout(&self, buffer: &Buffer, ty: &Type, layout: &str) -> Result<()> {
+        self.inner.set_layout(buffer, ty, layout)
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.inner.allocate(bytes)
     }

@@ -1,7 +1,8 @@
 //! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
 //!
 //! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
-//! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `program` (a graph
+//! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `layout` (how it
+//! lies), `program` (a graph
 //! bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
 //! models on one device). `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
 //! `late` is a backend for tests that completes as late as the contract allows.
@@ -10,6 +11,7 @@ mod alias;
 mod backend;
 mod error;
 pub mod late;
+mod layout;
 mod lower;
 mod memory;
 mod mesh;

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ridge_graph::passes::Layout;
 use ridge_graph::{Graph, Type};
 
 use crate::backend::Buffer;
 use crate::error::{Result, RuntimeError};
+use crate::layout::Layouts;
 
 /// Where a parameter's memory comes from, and whether its changes have versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,6 +209,8 @@ type ParamKey = (Arc<str>, Arc<str>);
 #[derive(Default)]
 pub(crate) struct ParamStore {
     params: Mutex<HashMap<ParamKey, Arc<Param>>>,
+    /// Settled layouts, of each model. A parameter's may be known before it is loaded.
+    pub(crate) layouts: Mutex<HashMap<Arc<str>, Layouts>>,
     /// Moves when any version does, or a parameter breaks: while it stands, nothing needs to be checked again.
     epoch: AtomicU64,
 }
@@ -220,6 +224,11 @@ impl ParamStore {
     pub(crate) fn insert(&self, model: &Arc<str>, param: Arc<Param>) {
         lock(&self.params).insert((Arc::clone(model), Arc::clone(&param.name)), param);
         self.moved();
+    }
+
+    /// The settled layout of a parameter.
+    pub(crate) fn layout(&self, model: &Arc<str>, name: &str) -> Option<Layout> {
+        lock(&self.layouts).get(model)?.get(name).cloned()
     }
 
     /// The parameters of a model.

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use ridge_graph::passes::Layout;
 use ridge_graph::{Arg, Bindings, Graph, Role, Type};
 
 use crate::alias::is_updated;
 use crate::backend::{Backend, Buffer, WeightData};
 use crate::error::{Result, RuntimeError};
+use crate::layout::settle;
 use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamVersions, Refresh, lock};
 use crate::plan::component_offsets;
 use crate::program::{Compiled, ParamUses, check_copies};
@@ -79,6 +81,34 @@ impl Session {
         &self.backend
     }
 
+    /// Settles one layout for each parameter that these programs (a graph and its outputs each) use, if it has none yet: the
+    /// one that all kernels that read it want, rows if they differ or a program updates it. Parameters that are loaded
+    /// afterwards are brought to that layout at once, others now. Where nothing is declared,
+    /// [`compile`](Self::compile) settles layouts over the first program that uses a parameter.
+    ///
+    /// # Errors
+    /// As [`ProgramCache::get`], and when memory runs out.
+    pub fn declare(&self, programs: &[(&Graph, &[&str])]) -> Result<()> {
+        let programs = programs.iter().map(|(graph, outputs)| self.programs.get(graph, outputs));
+        let programs = programs.collect::<Result<Vec<_>>>()?;
+        self.settle_layouts(&programs.iter().map(|program| &*program.lowered).collect::<Vec<_>>())
+    }
+
+    /// Settles the layouts of all parameters of lowered programs that have none yet.
+    fn settle_layouts(&self, programs: &[&Graph]) -> Result<()> {
+        let mut layouts = lock(&self.store.layouts);
+        let known = layouts.entry(Arc::clone(&self.model)).or_default();
+        for (name, layout) in settle(programs, self.backend.kernels(), known) {
+            if let Some(param) = self.store.get(&self.model, &name)
+                && let Some(buffer) = &*param.memory()
+            {
+                self.set_layout(&name, &param.ty, buffer, Some(&layout))?;
+            }
+            known.insert(name, layout);
+        }
+        Ok(())
+    }
+
     /// Brings a parameter to the device, in place of one of that name. If programs use that one, its memory is
     /// overwritten, after all steps submitted so far.
     ///
@@ -89,6 +119,7 @@ impl Session {
         if let Some(cache) = self.caches.get(name) {
             return Err(cache.error("is a cache, which is not loaded; write to its memory".into()));
         }
+        let layout = self.store.layout(&self.model, name);
         if let Some(param) = self.store.get(&self.model, name) {
             if param.derivation.is_some() {
                 return Err(param.error("is a derived copy; load its sources".into()));
@@ -97,9 +128,9 @@ impl Session {
             if let Some(buffer) = memory.as_ref().filter(|b| param.kind == ParamKind::State || b.owners() > 1) {
                 self.overwrite(&param, buffer, ty, &parts)?;
             } else if *ty == param.ty {
-                *memory = Some(self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?);
+                *memory = Some(self.upload(name, ty, parts, layout.as_ref())?);
             } else {
-                let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
+                let buffer = self.upload(name, ty, parts, layout.as_ref())?;
                 self.add(Param::new(name, ty, ParamKind::Weight, buffer));
                 return Ok(());
             }
@@ -107,9 +138,21 @@ impl Session {
             self.store.moved();
             return Ok(());
         }
-        let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
+        let buffer = self.upload(name, ty, parts, layout.as_ref())?;
         self.add(Param::new(name, ty, ParamKind::Weight, buffer));
         Ok(())
+    }
+
+    /// Uploads a weight in its settled layout.
+    fn upload(&self, name: &str, ty: &Type, parts: Vec<WeightData>, layout: Option<&Layout>) -> Result<Buffer> {
+        let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
+        self.set_layout(name, ty, &buffer, layout)?;
+        Ok(buffer)
+    }
+
+    fn set_layout(&self, name: &str, ty: &Type, buffer: &Buffer, layout: Option<&Layout>) -> Result<()> {
+        let Some(Layout::Named(layout)) = layout else { return Ok(()) };
+        self.backend.set_layout(buffer, ty, layout).map_err(|e| named("weight", name, &e))
     }
 
     fn add(&self, param: Param) {
@@ -336,6 +379,7 @@ impl Session {
         if makes.is_none() {
             check_copies(&updated)?;
         }
+        self.settle_layouts(&[lowered])?;
         let declared = graph.args(Role::StepInput).map(|a| a.name.to_string()).collect();
         let inputs = lowered.args(Role::StepInput).map(|a| (a.name.to_string(), a.ty.clone())).collect();
         let outputs = lowered

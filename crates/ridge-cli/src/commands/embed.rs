@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
 use ridge_models::{ModelFiles, Pooling, SentenceConfig};
+use ridge_runtime::Session;
 use ridge_text::Tokenizer;
 use serde_json::json;
 
@@ -135,7 +136,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
             let mut built = model::build(&config, &settings, &source, None)?;
             model::round_for_cpu(&mut built, &settings);
             let device = OpenDevice::open(DeviceChoice::Cpu, args.threads)?;
-            let session = model::load(&built, &source, device.backend)?;
+            let session = model::load(&built, &source, Session::new(device.backend))?;
             Embedder::of_decoder(session, &built, options)?
         }
     };

@@ -283,6 +283,10 @@ mod tests {
             self.inner.upload(ty, parts)
         }
 
+        fn set_layout(&self, buffer: &Buffer, ty: &Type, layout: &str) -> RuntimeResult<()> {
+            self.inner.set_layout(buffer, ty, layout)
+        }
+
         fn allocate(&self, bytes: usize) -> RuntimeResult<Buffer> {
             self.inner.allocate(bytes)
         }

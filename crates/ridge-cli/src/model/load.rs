@@ -96,9 +96,8 @@ fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
     ))
 }
 
-/// Brings the weights to the device.
-pub(crate) fn load(model: &Model, source: &WeightSource, backend: Arc<dyn Backend>) -> Result<Session> {
-    let mut session = Session::new(backend);
+/// Brings the weights to the device, in the layouts of the programs that were declared to `session`.
+pub(crate) fn load(model: &Model, source: &WeightSource, mut session: Session) -> Result<Session> {
     let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));
     source.load(&mut session, &model.graph, |bytes| progress.at(bytes))?;
     Ok(session)
@@ -198,7 +197,9 @@ pub(crate) fn load_model(
     if let Some(available) = device.available {
         check_memory(&model, cached, || workspace(&model, &*device.backend), available)?;
     }
-    let session = load(&model, &source, device.backend)?;
+    let session = Session::new(device.backend);
+    ridge_engine::declare(&session, &model)?;
+    let session = load(&model, &source, session)?;
     Ok(LoadedModel { session, model, device: device.name, threads: device.threads })
 }
 

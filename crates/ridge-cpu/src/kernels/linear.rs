@@ -24,10 +24,12 @@ pub(super) mod tile;
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
-use ridge_graph::DType;
 use ridge_graph::format::ScaledFormat;
 use ridge_graph::ops::{Linear as LinearOp, LinearGroup};
+#[cfg(target_arch = "x86_64")]
+use ridge_graph::passes::{Layout, OfferRequest};
+#[cfg(target_arch = "x86_64")]
+use ridge_graph::{DType, Dim};
 use ridge_graph::{FormatRef, Function, Op, Type};
 
 use super::{int8, quant};
@@ -38,10 +40,12 @@ use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType, Preparation
 use crate::scratch::Scratch;
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
+#[cfg(target_arch = "x86_64")]
+use crate::weight::PANELS;
 use kernel::{After, LinearKernel, LinearWeight};
 
 pub(super) fn entries() -> [KernelEntry; 6] {
-    [
+    let entries = [
         KernelEntry::new("linear", "linear(quantize(x)?, w)", supports, |s| make(s, After::Nothing)),
         KernelEntry::new("linear_bias", "linear(quantize(x)?, w, b)", supports, |s| make(s, After::Nothing)),
         KernelEntry::new("linear_group", "linear_group(quantize(x)?, ...)", supports, |s| make(s, After::Nothing)),
@@ -50,7 +54,27 @@ pub(super) fn entries() -> [KernelEntry; 6] {
         KernelEntry::new("linear_swiglu", "swiglu(g@linear_group(quantize(x)?, ...).0, g.1)", gates, |s| {
             make(s, After::Swiglu)
         }),
-    ]
+    ];
+    #[cfg(target_arch = "x86_64")]
+    let entries = entries.map(|entry| entry.wanting(layouts));
+    entries
+}
+
+/// Plain weights of bf16 are wanted in panels where there are matrix tiles: those that the kernel, once it is made, takes
+/// in panels ([`CpuKernel::takes_panels`]).
+#[cfg(target_arch = "x86_64")]
+fn layouts(request: &OfferRequest<'_>) -> Vec<(usize, Layout)> {
+    let Some((x, weights)) = operands(request.body) else { return Vec::new() };
+    let has_tiles = *request.target.architecture == *simd::Isa::Amx.name();
+    let is_plain = |w: &Type| w.format.is_none() && w.dtype == DType::BF16;
+    let inner = x.shape.0.last().and_then(Dim::as_const).unwrap_or(0);
+    if !has_tiles || x.format.is_some() || !weights.iter().all(is_plain) || !amx::takes(x.dtype, inner) {
+        return Vec::new();
+    }
+    // Arguments are in the order of the pattern's text: a residual if one is added, x, weights, biases.
+    let adds = request.body.nodes.last().is_some_and(|root| matches!(root.op, Op::Prim(_)));
+    let first = 1 + usize::from(adds);
+    (first..first + weights.len()).map(|at| (at, Layout::Named(PANELS.into()))).collect()
 }
 
 /// Plain weights, or such in blocks; codes of x, 256 to a scale, are multiplied by codes of all weights.
@@ -258,5 +282,56 @@ impl CpuKernel for LinearKernel {
             return self.run_one_row(io, pieces, scratch);
         }
         self.run_in_lanes(io, pieces, scratch);
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
+mod tests {
+    use std::sync::Arc;
+
+    use ridge_graph::passes::{Extents, Target};
+    use ridge_graph::{Builder, FormatRef, format};
+
+    use super::*;
+
+    /// The arguments that the kernel of the one linear's group wants in panels on `architecture`.
+    fn wanted(architecture: &str, x: DType, w: DType, stored: Option<FormatRef>, residual: bool) -> Vec<usize> {
+        let mut g = Builder::new();
+        let ty = |dtype, columns: usize| Type::tensor(dtype, [Dim::sym("rows"), columns.into()]);
+        let x_var = g.step_input("x", ty(x, 256)).unwrap();
+        let w = Type::tensor(w, [8, 256]);
+        let w = g.weight("w", stored.map_or(w.clone(), |format| w.stored_as(format))).unwrap();
+        let mut y = g.linear(x_var, w).unwrap();
+        if residual {
+            let r = g.step_input("r", ty(x, 8)).unwrap();
+            y = g.add(r, y).unwrap();
+        }
+        let graph = g.finish(vec![("y".into(), y)]).unwrap();
+        let target = Arc::new(Target { architecture: architecture.into(), ..Target::default() });
+        let kernels: Vec<_> = entries().iter().map(|entry| entry.claim(&target)).collect();
+        let lowered = ridge_runtime::lower(&graph, &["y"], &kernels).unwrap();
+        let groups = lowered.main().nodes.iter().filter_map(|node| match &node.op {
+            Op::Group(group) => Some(group),
+            _ => None,
+        });
+        let [group] = groups.collect::<Vec<_>>()[..] else { panic!("is one group: {lowered}") };
+        let kernel = kernels.iter().find(|kernel| *kernel.name == *group.name()).unwrap();
+        let request = OfferRequest { body: &group.body, target: &target, extents: Extents::Any };
+        let layouts = (kernel.offer)(&request).unwrap().layouts;
+        assert!(layouts.iter().all(|(_, layout)| *layout == Layout::Named(PANELS.into())));
+        layouts.into_iter().map(|(at, _)| at).collect()
+    }
+
+    #[test]
+    fn plain_weights_of_bf16_are_wanted_in_panels_where_there_are_tiles() {
+        use DType::{BF16, F32};
+        for x in [BF16, F32] {
+            assert_eq!(wanted("amx", x, BF16, None, false), [1]);
+            assert_eq!(wanted("amx", x, BF16, None, true), [2]);
+            assert!(wanted("amx", x, F32, None, false).is_empty());
+            assert!(wanted("avx512_vnni", x, BF16, None, true).is_empty());
+        }
+        assert!(wanted("amx", BF16, BF16, Some(FormatRef::new(format::Q8_0)), false).is_empty());
     }
 }

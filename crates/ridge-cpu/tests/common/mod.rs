@@ -30,6 +30,10 @@ impl Backend for Unclaimed {
         self.0.upload(ty, parts)
     }
 
+    fn set_layout(&self, buffer: &Buffer, ty: &Type, layout: &str) -> Result<()> {
+        self.0.set_layout(buffer, ty, layout)
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Buffer> {
         self.0.allocate(bytes)
     }

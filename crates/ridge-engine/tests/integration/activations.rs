@@ -29,6 +29,7 @@ fn engine_of(backend: Arc<dyn Backend>, chunk: usize, dtype: DType, ways: (Activ
     model.take_activations(ways.0, ways.1);
     assert_eq!(model.answers.is_some(), ways.0 != ways.1, "one graph where there is one way");
     let mut session = Session::new(backend);
+    ridge_engine::declare(&session, &model).expect("lowers");
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     Engine::new(session, &model, EngineOptions { chunk, ..OPTIONS }).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -40,6 +41,17 @@ fn engine(threads: usize, chunk: usize) -> Engine {
 /// Greedy, with the logits of all tokens as far as probabilities tell them.
 fn told() -> Sampling {
     Sampling { logprobs: Some(512), ..Sampling::GREEDY }
+}
+
+#[test]
+fn declared_programs_are_those_that_the_engine_runs() {
+    let outputs =
+        |engine: &Engine| -> Vec<Vec<String>> { engine.compiled().iter().map(|p| p.outputs().into()).collect() };
+    let (fill, next, scores) = (vec![], vec!["next".to_owned()], vec!["scores".to_owned()]);
+    // Those of prompts, then those of answers: the engine compiled none again.
+    assert_eq!(outputs(&engine(1, 16)), [fill.clone(), next.clone(), scores.clone(), fill.clone(), next.clone()]);
+    let alike = engine_of(cpu(1), 16, DType::BF16, (Exact, Exact));
+    assert_eq!(outputs(&alike), [fill, next, scores]);
 }
 
 fn prompt(seed: u32, length: usize) -> Vec<u32> {

@@ -102,7 +102,7 @@ impl OfferRequest<'_> {
     /// Transfers and arithmetic are not taken to overlap, so that fusion saves the traffic that it removes even of a
     /// group that arithmetic bounds.
     pub fn at_efficiency(&self, memory: f64, compute: f64, numerics: Numerics) -> Offer {
-        Offer { seconds: self.seconds(memory, compute), workspace_bytes: 0, numerics }
+        Offer { seconds: self.seconds(memory, compute), workspace_bytes: 0, numerics, layouts: Vec::new() }
     }
 
     /// The seconds of the ops at the full bandwidth and the full peak, which are not taken to overlap.
@@ -137,6 +137,18 @@ pub struct Offer {
     pub workspace_bytes: u64,
     /// Which sums it makes in which order.
     pub numerics: Numerics,
+    /// Layouts that it wants arguments of the body in, by their index: all of these or none. It must also take all
+    /// arguments in rows, which are what the others are always in.
+    pub layouts: Vec<(usize, Layout)>,
+}
+
+/// How the bytes of a parameter lie in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// In order of the shape, row-major; components of a format one after another.
+    Rows,
+    /// As the backend that has a layout of this name defines it.
+    Named(Arc<str>),
 }
 
 /// A numerics class. Two offers of one class for the same ops give the same bits.

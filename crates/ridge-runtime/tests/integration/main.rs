@@ -5,6 +5,7 @@ mod decoder;
 #[path = "../common/random.rs"]
 mod random;
 
+mod layout;
 mod passes;
 mod plan;
 mod session;
