@@ -5,6 +5,7 @@
 //! step until it is back, and others go on.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
@@ -16,8 +17,10 @@ use super::request::RequestId;
 /// Runs a job on another thread, or drops it where there is none any more.
 pub type Executor = Arc<dyn Fn(Box<dyn FnOnce() + Send>) + Send + Sync>;
 
-/// How long a mask may take before its request fails.
+/// How long a mask may take, once a thread works on it, before its request fails.
 pub(super) const BUDGET: Duration = Duration::from_millis(1000);
+/// How long a mask may wait for a thread.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The grammar of an answer, if it has one.
 pub(super) enum TaskGrammar {
@@ -43,9 +46,30 @@ impl TaskGrammar {
 
 /// A grammar that the executor has. Dropping this cancels the job.
 pub(super) struct AwayGrammar {
-    pub(super) since: Duration,
+    sent: Duration,
+    /// Does a thread work on it, and since when as far as the owner's clock has shown?
+    begun: Arc<AtomicBool>,
+    began: Option<Duration>,
     /// `None` once it is back.
     cancel: Option<CancellationHandle>,
+}
+
+impl AwayGrammar {
+    /// Why the answer cannot wait any longer, if it cannot.
+    pub(super) fn is_late(&mut self, now: Duration) -> Option<String> {
+        if self.began.is_none() && self.begun.load(Ordering::Relaxed) {
+            self.began = Some(now);
+        }
+        match self.began {
+            Some(began) if now.saturating_sub(began) > BUDGET => Some(format!(
+                "what may come next took more than {BUDGET:?} to work out; make the grammar less ambiguous"
+            )),
+            None if now.saturating_sub(self.sent) > PATIENCE => Some(format!(
+                "other grammars that are costly to follow have been ahead for {PATIENCE:?}; try again later"
+            )),
+            _ => None,
+        }
+    }
 }
 
 impl Drop for AwayGrammar {
@@ -62,6 +86,36 @@ pub(super) struct DoneMask {
     pub(super) choice: usize,
     pub(super) grammar: Box<Grammar>,
     pub(super) outcome: Result<Advanced, String>,
+}
+
+/// A grammar on another thread. However the job ends, the service is told.
+struct MaskJob {
+    of: (RequestId, usize),
+    grammar: Option<Box<Grammar>>,
+    back: Sender<DoneMask>,
+}
+
+impl MaskJob {
+    fn run(&mut self, token: Option<u32>) {
+        if let Some(grammar) = &mut self.grammar {
+            let outcome = grammar.advance(token);
+            self.done(outcome);
+        }
+    }
+
+    fn done(&mut self, outcome: Result<Advanced, String>) {
+        if let Some(grammar) = self.grammar.take() {
+            let (id, choice) = self.of;
+            // Nobody listens where the service is gone.
+            let _ = self.back.send(DoneMask { id, choice, grammar, outcome });
+        }
+    }
+}
+
+impl Drop for MaskJob {
+    fn drop(&mut self) {
+        self.done(Err("the grammar library gave up on it".to_owned()));
+    }
 }
 
 /// The jobs of one service.
@@ -93,17 +147,18 @@ impl Masks {
     pub(super) fn send(
         &mut self,
         (id, choice): (RequestId, usize),
-        mut grammar: Box<Grammar>,
+        grammar: Box<Grammar>,
         token: Option<u32>,
         now: Duration,
     ) -> TaskGrammar {
-        let away = AwayGrammar { since: now, cancel: Some(grammar.cancellation()) };
-        let back = self.back.clone();
+        let begun = Arc::new(AtomicBool::new(false));
+        let away =
+            AwayGrammar { sent: now, begun: Arc::clone(&begun), began: None, cancel: Some(grammar.cancellation()) };
+        let mut job = MaskJob { of: (id, choice), grammar: Some(grammar), back: self.back.clone() };
         self.away += 1;
         let job = Box::new(move || {
-            let outcome = grammar.advance(token);
-            // Nobody listens where the service is gone.
-            let _ = back.send(DoneMask { id, choice, grammar, outcome });
+            begun.store(true, Ordering::Relaxed);
+            job.run(token);
         });
         if let Some(executor) = &self.executor {
             executor(job);

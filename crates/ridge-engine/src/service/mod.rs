@@ -32,7 +32,7 @@ use crate::engine::{Engine, Next, Outcome, Row, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
 use grammar::{Advanced, Grammar, Grammars};
-use masks::{BUDGET, Masks, TaskGrammar};
+use masks::{Masks, TaskGrammar};
 use scheduler::Scheduler;
 use task::Task;
 
@@ -265,13 +265,10 @@ impl Service {
             task.grammar.come_back(done.grammar);
             over.extend(go_on(task, done.outcome, vocab, context).map(|end| (task.id, task.choice, end)));
         }
-        let late =
-            |task: &Task| matches!(&task.grammar, TaskGrammar::Away(away) if now.saturating_sub(away.since) > BUDGET);
-        let all = self.scheduler.running.iter().chain(&self.scheduler.waiting);
-        for task in all.filter(|task| late(task)) {
-            let why =
-                format!("what may come next took more than {BUDGET:?} to work out; make the grammar less ambiguous");
-            over.push((task.id, task.choice, End::Stuck(why)));
+        for task in self.scheduler.running.iter_mut().chain(&mut self.scheduler.waiting) {
+            if let TaskGrammar::Away(away) = &mut task.grammar {
+                over.extend(away.is_late(now).map(|why| (task.id, task.choice, End::Stuck(why))));
+            }
         }
         over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));
     }

@@ -382,14 +382,39 @@ fn costly_masks_hold_nobody_else_up_and_change_no_token() {
 #[test]
 fn request_whose_mask_never_comes_fails_alone() {
     let (mut service, jobs, [costly, plain]) = with_jobs();
-    let heard = run(&mut service);
+    let (mut heard, mut events) = (BTreeMap::new(), Vec::new());
+    for step in 0..1000 {
+        if service.is_idle() {
+            break;
+        }
+        service.step(Duration::from_millis(100 * step), &mut events);
+        hear(&mut heard, &mut events);
+    }
     assert!(!jobs.lock().expect("whole").is_empty());
-    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("less ambiguous")), "{heard:?}");
+    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("try again later")), "{heard:?}");
     assert_eq!(heard[&plain].answers[&0].0.len(), 100);
     // What comes after all is of no use, and does no harm: cancelled work ends at once.
     jobs.lock().expect("whole").drain(..).for_each(|job| job());
     assert!(service.is_idle());
     service.step(Duration::from_secs(9), &mut Vec::new());
+}
+
+#[test]
+fn request_whose_mask_is_given_up_fails_alone() {
+    let (mut service, jobs, [costly, plain]) = with_jobs();
+    let (mut heard, mut events) = (BTreeMap::new(), Vec::new());
+    for step in 0..1000 {
+        if service.is_idle() {
+            break;
+        }
+        service.step(Duration::from_millis(step), &mut events);
+        hear(&mut heard, &mut events);
+        // As where the thread that had it panics.
+        jobs.lock().expect("whole").clear();
+    }
+    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("gave up")), "{heard:?}");
+    assert_eq!(heard[&plain].answers[&0].0.len(), 100);
+    assert!(!service.waits_for_masks());
 }
 
 #[test]
