@@ -130,7 +130,9 @@ impl Session {
             } else if *ty == param.ty {
                 *memory = Some(self.upload(name, ty, parts, layout.as_ref())?);
             } else {
-                let buffer = self.upload(name, ty, parts, layout.as_ref())?;
+                // Its layout was settled for another type.
+                lock(&self.store.layouts).entry(Arc::clone(&self.model)).or_default().remove(name);
+                let buffer = self.upload(name, ty, parts, None)?;
                 self.add(Param::new(name, ty, ParamKind::Weight, buffer));
                 return Ok(());
             }
@@ -189,17 +191,30 @@ impl Session {
     /// to the host. See [`Backend::random`].
     ///
     /// # Errors
-    /// When memory runs out, or programs use a parameter of that name.
+    /// When memory runs out, programs or copies use a parameter of that name, or it is no weight of this type.
     pub fn load_random(&mut self, name: &str, ty: &Type, state: u64, scale: f64) -> Result<bool> {
-        if let Some(param) = self.store.get(&self.model, name)
-            && param.memory().as_ref().is_some_and(|b| b.owners() > 1)
-        {
-            return Err(param.error("is used by programs; drop them before replacing it".into()));
+        let known = self.find(name);
+        if let Some(param) = &known {
+            if param.kind != ParamKind::Weight || param.ty != *ty {
+                return Err(param.error(format!("is {} and no weight of {ty}", param.ty)));
+            }
+            if param.memory().as_ref().is_some_and(|b| b.owners() > 1) {
+                return Err(param.error("is used by programs; drop them before replacing it".into()));
+            }
         }
-        let made = self.backend.random(ty, state, scale).map_err(|e| named("weight", name, &e))?;
-        let done = made.is_some();
-        made.into_iter().for_each(|buffer| self.add(Param::new(name, ty, ParamKind::Weight, buffer)));
-        Ok(done)
+        let Some(buffer) = self.backend.random(ty, state, scale).map_err(|e| named("weight", name, &e))? else {
+            return Ok(false);
+        };
+        self.set_layout(name, ty, &buffer, self.store.layout(&self.model, name).as_ref())?;
+        match known {
+            Some(param) => {
+                *param.memory() = Some(buffer);
+                param.changed();
+                self.store.moved();
+            }
+            None => self.add(Param::new(name, ty, ParamKind::Weight, buffer)),
+        }
+        Ok(true)
     }
 
     /// Makes sure of every state of `graph`: allocates it, zeroed, under `bindings` for its symbols, if it does not exist
