@@ -100,7 +100,7 @@ pub(crate) fn replace(path: &Path, parts: &[&[u8]]) -> std::io::Result<()> {
 }
 
 /// FNV-1a over 128 bits (Fowler, Noll and Vo; RFC 9923) of the parts with their lengths.
-fn hash(parts: &[&[u8]]) -> u128 {
+pub(crate) fn hash(parts: &[&[u8]]) -> u128 {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
     for part in parts {
         for byte in (part.len() as u64).to_le_bytes().iter().chain(*part) {

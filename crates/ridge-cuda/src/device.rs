@@ -71,7 +71,9 @@ impl CudaDevice {
         let products_file = library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf);
         let size = products_file.as_ref().and_then(|f| Some(std::fs::metadata(f).ok()?.len()));
         let size = size.map_or_else(|| "none".into(), |bytes| format!("of {bytes} bytes"));
-        let timed_on = format!("{}, {salt}, cuBLASLt {size}", context.name);
+        // Another text of the kernels among the candidates makes other times.
+        let texts = crate::cache::hash(&[crate::gemm::SOURCE.as_bytes()]);
+        let timed_on = format!("{}, {salt}, cuBLASLt {size}, kernels {texts:032x}", context.name);
         let staging = (
             PinnedMemory::allocate(&context, 2 * STAGING, MemoryOwner::Upload)?,
             [CudaEvent::new(&context, false)?, CudaEvent::new(&context, false)?],
