@@ -6,6 +6,7 @@
 //! ignored and replaced at the next measurement; one that cannot be written is none.
 
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -49,7 +50,11 @@ impl ChoiceFile {
         let named = std::env::var_os("RIDGE_CUDA_CHOICES").map(PathBuf::from);
         let (file, why) = Self::at(named.or_else(|| Some(cache::folder_of_user()?.join("choices.toml"))), device);
         if let Some(why) = why {
-            eprintln!("warning: {why}; its choices are ignored, kernels are timed again and the file is replaced");
+            // A warning that cannot be written is lost: that is no reason to panic.
+            let _ = writeln!(
+                std::io::stderr().lock(),
+                "warning: {why}; its choices are ignored, kernels are timed again and the file is replaced"
+            );
         }
         file
     }
