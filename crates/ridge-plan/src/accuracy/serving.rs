@@ -9,7 +9,7 @@ use ridge_hw::units::Bytes;
 use super::section::{AccuracyRow, AccuracySection, ErrorStatistic};
 use super::table::{Record, read};
 use crate::efficiency::Machine;
-use crate::ledger::{Quantisation, ServingMemory, sequence_bytes, serving};
+use crate::ledger::{self, Quantisation, ServingMemory, serving};
 use crate::reading::Reading;
 use crate::serve::{ClosedLoop, PromptHold, ServeLayout, Software, Traffic, benchmark};
 
@@ -38,7 +38,7 @@ fn cache_tokens(reading: &Reading, machine: &Machine, l: &ServeLayout, t: &Traff
     };
     let context = t.prompt + t.answer;
     let fit = serving(reading, Bytes(machine.memory as u64), &memory, context).ok()?;
-    Some(fit.room.as_f64() / sequence_bytes(reading, &memory, context).max(1.0) * context as f64)
+    Some(ledger::cache_tokens(reading, &memory, fit.room, context))
 }
 
 /// How the source's load was put on, as far as it tells. Rows whose lengths are powers of two from 1024 up and whose prompt

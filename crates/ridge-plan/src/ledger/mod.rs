@@ -6,7 +6,8 @@ mod training;
 
 pub use entries::{Ledger, LedgerEntry};
 pub use serving::{
-    Quantisation, SequenceState, ServingLedger, ServingMemory, holding_one, sequence_bytes, sequence_states, serving,
+    Quantisation, SequenceState, ServingLedger, ServingMemory, cache_tokens, holding_one, sequence_bytes,
+    sequence_states, serving,
 };
 pub use training::{
     LayerActivations, RankParameters, activations_of_layer, rank_parameters, training, training_stages, training_total,

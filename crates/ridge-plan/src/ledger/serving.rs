@@ -152,6 +152,11 @@ pub fn sequence_bytes(reading: &Reading, memory: &ServingMemory, context: usize)
     reading.states.iter().map(|g| group_bytes(reading, g, memory, context).1).sum()
 }
 
+/// Tokens that `room` bytes of cache on a rank hold, of sequences of `context` tokens.
+pub fn cache_tokens(reading: &Reading, memory: &ServingMemory, room: Bytes, context: usize) -> f64 {
+    room.as_f64() / sequence_bytes(reading, memory, context).max(1.0) * context as f64
+}
+
 /// Share of the layers that the fullest of `pp` stages has.
 fn share_of_stage(reading: &Reading, pp: usize) -> f64 {
     let layers = reading.layers.len().max(1);

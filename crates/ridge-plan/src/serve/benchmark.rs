@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use serde::Serialize;
 
-use super::point::{OperatingPoint, ServerStep, StepTokens, aggregated, seconds};
+use super::point::{ServerStep, StepTokens, seconds};
 use super::{ServeLayout, Software, Traffic};
 use crate::efficiency::Machine;
 use crate::reading::Reading;
@@ -65,41 +65,6 @@ pub fn benchmark(
     let n = play.answered as f64;
     ClientLatency { ttft: play.first / n, tpot: play.between / n, tokens_per_second: play.produced / play.now }
 }
-
-/// Prompts and answers on the same GPUs as clients see them who begin at once and ask again when they are answered:
-/// [`aggregated`] with the latencies and the throughput of a [`benchmark`], which prompts bound too. The cache of a replica
-/// of attention holds `cache_tokens`.
-pub fn simulated(
-    reading: &Reading,
-    m: &Machine,
-    l: &ServeLayout,
-    t: &Traffic,
-    (cache_tokens, software): (f64, &Software),
-) -> OperatingPoint {
-    /// Chunks of prompts that are played at most, so that long ones take no longer.
-    const CHUNKS: usize = 20_000;
-    let clients = t.batch * l.attention_dp;
-    let rounds = (CHUNKS / (clients * t.prompt.div_ceil(STEP_TOKENS)).max(1)).clamp(2, software.rounds.max(2));
-    let load = ClosedLoop {
-        traffic: *t,
-        shortest: 1.0,
-        rounds,
-        step_tokens: STEP_TOKENS.max(clients + 1),
-        cache_tokens,
-        hold: None,
-    };
-    let seen = benchmark(reading, m, l, &load, software);
-    OperatingPoint {
-        ttft: seen.ttft,
-        tpot: seen.tpot,
-        tokens_per_second: seen.tokens_per_second,
-        requests_per_second: seen.tokens_per_second / t.answer as f64,
-        ..aggregated(reading, m, l, t)
-    }
-}
-
-/// Tokens that a step of [`simulated`] takes at most.
-const STEP_TOKENS: usize = 8192;
 
 /// A request that waits.
 #[derive(Clone, Copy, Debug)]

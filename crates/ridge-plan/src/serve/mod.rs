@@ -3,10 +3,12 @@
 
 mod benchmark;
 mod point;
+mod simulated;
 mod software;
 
-pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark, simulated};
-pub use point::{OperatingPoint, ServeLayout, Traffic, aggregated, decode_step, disaggregated, prefill};
+pub use benchmark::{ClientLatency, ClosedLoop, PromptHold, benchmark};
+pub use point::{OperatingPoint, ServeLayout, Traffic, decode_step, disaggregated, prefill};
+pub use simulated::simulated;
 pub use software::Software;
 
 /// GPUs that serve `requests_per_second` when a replica of `gpus` serves `of_replica` of them.

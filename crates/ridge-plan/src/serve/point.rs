@@ -230,19 +230,6 @@ pub fn prefill(reading: &Reading, m: &Machine, l: &ServeLayout, prompt: usize) -
     total + HOST
 }
 
-/// Prompts and answers on the same GPUs: while a sequence gets its answer, as many prompts as there are sequences are
-/// taken in, one for each that ends.
-pub fn aggregated(reading: &Reading, m: &Machine, l: &ServeLayout, t: &Traffic) -> OperatingPoint {
-    let step = decode_step(reading, m, l, t.batch, t.prompt + t.answer / 2);
-    let alone = prefill(reading, m, l, t.prompt);
-    let disturbed = (t.batch as f64 - 1.0) / t.answer as f64 * (alone - HOST);
-    let tpot = step + disturbed;
-    // A prompt waits for the step under way, then shares steps with answers; of those that came with it half are before.
-    let beside = (t.batch as f64 * (alone - HOST) / (t.answer as f64 * tpot + alone)).min(1.0);
-    let ttft = alone * (1.0 + beside) + step;
-    finish(t, l, ttft, tpot, step, alone, l.gpus())
-}
-
 /// Prompts on GPUs of their own, whose caches are sent to those that answer. `prefill_gpus` replicas of `l` take prompts
 /// for one that answers; the slower side bounds the throughput.
 pub fn disaggregated(

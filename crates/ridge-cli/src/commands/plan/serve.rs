@@ -3,7 +3,7 @@
 use clap::Args;
 use ridge_hw::units::Bytes;
 use ridge_plan::efficiency::Machine;
-use ridge_plan::ledger::{Quantisation, ServingMemory, holding_one, sequence_bytes, serving};
+use ridge_plan::ledger::{Quantisation, ServingMemory, cache_tokens, holding_one, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
 use ridge_plan::reading::Reading;
 use ridge_plan::serve::{
@@ -77,7 +77,7 @@ pub(crate) struct PlanServeArgs {
     disaggregate: Option<usize>,
 
     /// The program whose overhead a step and a request have: vllm, trtllm or sglang
-    #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = software)]
+    #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = software, conflicts_with = "disaggregate")]
     software: &'static Software,
 
     #[command(flatten)]
@@ -122,10 +122,8 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         return Err(refused("--batch", batch, &why));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
-    let cached = |memory: &ServingMemory| {
-        fit.room.as_f64() / sequence_bytes(&reading, memory, context).max(1.0) * context as f64
-    };
-    let point = args.point(&reading, &machine, &layout, &traffic, cached(&memory));
+    let cached = cache_tokens(&reading, &memory, fit.room, context);
+    let point = args.point(&reading, &machine, &layout, &traffic, cached);
     let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
     // Of the GPUs that the rate needs, some of which may idle; without a rate, of a replica that never does.
     let (paid, yielded) = match args.rate.zip(gpus) {
@@ -144,12 +142,12 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         (
             "time to first token",
             seconds(point.ttft),
-            "simulated: clients begin at once and ask again when they are answered",
+            args.latency("simulated: clients begin at once and ask again when they are answered"),
         ),
         (
             "time per output token",
             seconds(point.tpot),
-            "the same: decode steps, and those that take tokens of prompts too",
+            args.latency("the same: decode steps, and those that take tokens of prompts too"),
         ),
         (
             "a decode step alone",
@@ -226,12 +224,15 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         let load = if gpus.is_some() { "the rate" } else { "full load" };
         page.lead += &format!("\n{dollars:.3} dollars for a million output tokens at {load}");
     }
-    let experts = usize::from(reading.experts > 0);
-    for (figure, errors) in ERRORS {
-        let error = format!("{} %", errors[experts]);
-        page.given(&format!("median error of the {figure}"), error, "held-out runs of `cargo xtask accuracy`");
+    // Prompts on replicas of their own are not simulated, and no measurements of them are at hand.
+    if args.disaggregate.is_none() {
+        let experts = usize::from(reading.experts > 0);
+        for (figure, errors) in ERRORS {
+            let error = format!("{} %", errors[experts]);
+            page.given(&format!("median error of the {figure}"), error, "held-out runs of `cargo xtask accuracy`");
+        }
+        page.given("program", &args.software.name, "--software");
     }
-    page.given("program", &args.software.name, "--software");
     page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
     page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
     page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
@@ -250,6 +251,16 @@ fn batches(most: usize) -> Vec<usize> {
 }
 
 impl PlanServeArgs {
+    /// How a latency is found, which is `simulated` unless prompts have replicas of their own.
+    fn latency(&self, simulated: &'static str) -> &'static str {
+        match self.disaggregate {
+            None => simulated,
+            Some(_) => {
+                "a prompt alone, its cache sent to a replica that answers, and decode steps that nothing disturbs"
+            }
+        }
+    }
+
     /// How the output tokens a second are found.
     fn throughput(&self) -> &'static str {
         match self.disaggregate {
@@ -303,14 +314,13 @@ impl PlanServeArgs {
     /// Batches that fit `layout` with their points; none if its weights alone do not.
     fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, OperatingPoint)> {
         let memory = self.memory(reading, layout);
-        let fit = serving(reading, Bytes(machine.memory as u64), &memory, self.prompt + self.answer);
-        let Ok(fit) = fit else { return Vec::new() };
+        let context = self.prompt + self.answer;
+        let Ok(fit) = serving(reading, Bytes(machine.memory as u64), &memory, context) else { return Vec::new() };
         let most = (fit.sequences as usize).min(4096);
         if most == 0 {
             return Vec::new();
         }
-        let context = self.prompt + self.answer;
-        let cached = fit.room.as_f64() / sequence_bytes(reading, &memory, context).max(1.0) * context as f64;
+        let cached = cache_tokens(reading, &memory, fit.room, context);
         let traffic = |batch| Traffic { prompt: self.prompt, answer: self.answer, batch };
         batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b), cached))).collect()
     }
