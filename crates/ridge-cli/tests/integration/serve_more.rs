@@ -146,22 +146,36 @@ fn log_that_nobody_reads_stops_no_answer() {
 #[test]
 fn server_that_ends_says_so_and_ends_streams_with_an_error() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_ridge"));
-    command.args(["serve", "--port", "0", "--threads", "1", "--no-roofline", "--drain-timeout", "2"]);
+    command.args([
+        "serve",
+        "--port",
+        "0",
+        "--threads",
+        "1",
+        "--no-roofline",
+        "--drain-timeout",
+        "2",
+        "--sequences",
+        "1",
+    ]);
     let mut child = command.env_remove("RIDGE_API_KEY").stderr(Stdio::piped()).spawn().unwrap();
     let (server, mut log) = Server::adopt(&mut child);
-    // Many answers without end take longer than the server has.
-    let body = json!({ "prompt": "Once", "max_tokens": 400, "n": 100, "ignore_eos": true, "stream": true });
-    let mut streams: Vec<_> = (0..3).map(|_| server.begin(COMPLETIONS, &body)).collect();
-    for stream in &mut streams {
+    // A thousand answers of 400 tokens, one after another, take longer than the server has on any machine.
+    let body = json!({ "prompt": "Once", "max_tokens": 400, "n": 128, "ignore_eos": true, "stream": true });
+    let streams: Vec<_> = (0..8).map(|_| server.begin(COMPLETIONS, &body)).collect();
+    for stream in &streams {
         stream.peek(&mut [0; 256]).unwrap();
     }
+    // Read as they come: a client that does not is cut for that.
+    let read = |mut stream: std::net::TcpStream| std::thread::spawn(move || read_answer(&mut stream));
+    let streams: Vec<_> = streams.into_iter().map(read).collect();
     let ended = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
     assert!(ended.success());
     server.until("/ready says that the server ends", |s| s.get("/ready").status == 503);
     assert_eq!(server.get("/health").status, 200);
     server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 2 })).refused(503);
-    for stream in &mut streams {
-        let answer = read_answer(stream);
+    for stream in streams {
+        let answer = stream.join().unwrap();
         let events = answer.events();
         let last = events.last().unwrap();
         assert!(last["error"]["message"].as_str().is_some_and(|m| m.contains("the server ended")), "{last}");
@@ -169,7 +183,7 @@ fn server_that_ends_says_so_and_ends_streams_with_an_error() {
     child.wait().unwrap();
     let mut text = String::new();
     log.read_to_string(&mut text).unwrap();
-    assert_eq!(text.matches("outcome=\"failed\"").count(), 3, "{text}");
+    assert_eq!(text.matches("outcome=\"failed\"").count(), 8, "{text}");
     assert!(!text.contains("outcome=\"left\""), "{text}");
 }
 
