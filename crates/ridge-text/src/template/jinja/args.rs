@@ -64,10 +64,7 @@ impl Bound {
     pub(crate) fn text(&mut self, at: usize) -> Res<Option<Arc<str>>> {
         match self.take(at) {
             None | Some(Value::None) => Ok(None),
-            Some(Value::Str(text)) => Ok(Some(text)),
-            Some(Value::Markup(_)) => {
-                super::fault::unsupported("a string made by escape or safe is not supported here")
-            }
+            Some(Value::Str(text) | Value::Markup(text)) => Ok(Some(text)),
             Some(Value::Undefined(message)) => fail(&*message),
             Some(other) => fail(format!("expected str, got {}", other.type_name())),
         }

@@ -100,7 +100,7 @@ impl Renderer<'_> {
         }
         if next.next().is_some()
             && !used_key
-            && !matches!(values, Value::Dict(_) | Value::List(_) | Value::Undefined(_))
+            && !matches!(values, Value::Dict(_) | Value::List(_) | Value::Range(..) | Value::Undefined(_))
         {
             return fail("not all arguments converted during string formatting");
         }

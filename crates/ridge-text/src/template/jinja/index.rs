@@ -4,6 +4,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::builtins::Function;
 use super::fault::{Res, fail, unsupported};
 use super::ops::integer;
 use super::renderer::Renderer;
@@ -129,10 +130,17 @@ const NUMBER_OTHER: &[&str] = &[
 ];
 const MACRO_OTHER: &[&str] = &["arguments", "caller", "catch_kwargs", "catch_varargs", "explicit_caller", "name"];
 
+/// Is this an attribute that every object has, or every dict?
+fn is_dunder(name: &str) -> bool {
+    name.strip_prefix("__").and_then(|name| name.strip_suffix("__")).is_some_and(|name| DUNDERS.contains(&name))
+}
+
 impl Renderer<'_> {
     /// `value.name`
     pub(crate) fn attribute(value: &Value, name: &Arc<str>) -> Res<Value> {
-        if let Value::Undefined(message) = value {
+        if let Value::Undefined(message) = value
+            && !is_dunder(name)
+        {
             return fail(&**message);
         }
         if let Some(found) = Self::known_attribute(value, name)? {
@@ -140,6 +148,7 @@ impl Renderer<'_> {
         }
         match value {
             Value::Dict(dict) => Ok(dict.get_str(name).cloned().unwrap_or_else(|| no_attribute(value, name))),
+            Value::Undefined(message) => fail(&**message),
             _ => Ok(no_attribute(value, name)),
         }
     }
@@ -156,12 +165,9 @@ impl Renderer<'_> {
             Value::Undefined(message) => return fail(&**message),
             Value::Dict(dict) => dict.get(index).ok().flatten().cloned(),
             Value::List(items) | Value::Tuple(items) => at(items.len()).map(|i| items[i].clone()),
-            Value::Str(text) if integer(index).is_some() => {
+            Value::Str(text) | Value::Markup(text) if integer(index).is_some() => {
                 self.work(text.len())?;
-                at(text.chars().count()).and_then(|i| text.chars().nth(i)).map(|c| Value::str(c.to_string()))
-            }
-            Value::Markup(_) if integer(index).is_some() => {
-                return unsupported("parts of a string made by escape or safe are not supported");
+                at(text.chars().count()).and_then(|i| text.chars().nth(i)).map(|c| value.of_its_kind(c.to_string()))
             }
             Value::Range(start, _, step) => at(range_len(value)).map(|i| Value::Int(start + i as i128 * step)),
             _ => None,
@@ -182,10 +188,7 @@ impl Renderer<'_> {
 
     /// An attribute of the type, whether or not there is an item of that name.
     pub(crate) fn known_attribute(value: &Value, name: &Arc<str>) -> Res<Option<Value>> {
-        let attribute = match name.strip_prefix("__").and_then(|n| n.strip_suffix("__")) {
-            Some(dunder) if DUNDERS.contains(&dunder) => Attribute::Unsafe,
-            _ => Self::type_attribute(value, name)?,
-        };
+        let attribute = if is_dunder(name) { Attribute::Unsafe } else { Self::type_attribute(value, name)? };
         match attribute {
             Attribute::Is(found) => Ok(Some(found)),
             Attribute::None => Ok(None),
@@ -206,11 +209,10 @@ impl Renderer<'_> {
         Ok(match value {
             Value::Str(_) if STR_METHODS.contains(&plain) => method(),
             Value::Str(_) => other(STR_OTHER.contains(&plain)),
-            Value::Markup(_) => other(
-                STR_METHODS.contains(&plain)
-                    || STR_OTHER.contains(&plain)
-                    || matches!(plain, "striptags" | "unescape" | "escape"),
-            ),
+            Value::Markup(_) if STR_METHODS.contains(&plain) && plain != "format" => method(),
+            Value::Markup(_) => {
+                other(STR_OTHER.contains(&plain) || matches!(plain, "format" | "striptags" | "unescape" | "escape"))
+            }
             Value::Dict(_) if DICT_METHODS.contains(&plain) => method(),
             Value::Dict(_) if DICT_CHANGES.contains(&plain) => Attribute::Unsafe,
             Value::Dict(_) => other(plain == "fromkeys"),
@@ -239,8 +241,12 @@ impl Renderer<'_> {
             },
             Value::Joiner(_) => other(matches!(plain, "sep" | "used")),
             Value::Macro(_) => other(MACRO_OTHER.contains(&plain)),
-            Value::Function(_) | Value::Method(_) => other(!plain.starts_with('_')),
-            Value::List(_) | Value::None | Value::Undefined(_) => Attribute::None,
+            // The class, whose methods these are.
+            Value::Function(Function::Dict) => other(DICT_METHODS.contains(&plain) || DICT_CHANGES.contains(&plain)),
+            Value::Function(Function::Cycler) => other(matches!(plain, "current" | "next" | "reset")),
+            Value::Function(_) | Value::Method(_) | Value::List(_) | Value::None | Value::Undefined(_) => {
+                Attribute::None
+            }
         })
     }
 
@@ -260,10 +266,10 @@ impl Renderer<'_> {
             return fail("slice step cannot be zero");
         }
         match value {
-            Value::Str(text) => {
+            Value::Str(text) | Value::Markup(text) => {
                 self.charge(text.len())?;
                 let chars: Vec<char> = text.chars().collect();
-                Ok(Value::str(Positions::new(chars.len(), bounds).iter().map(|i| chars[i]).collect::<String>()))
+                Ok(value.of_its_kind(Positions::new(chars.len(), bounds).iter().map(|i| chars[i]).collect()))
             }
             Value::List(items) => {
                 self.charge(16 * items.len())?;
@@ -282,7 +288,6 @@ impl Renderer<'_> {
                     None => unsupported("a range with such steps is not supported"),
                 }
             }
-            Value::Markup(_) => unsupported("a slice of a string made by escape or safe is not supported"),
             Value::Dict(_) => fail("unhashable type: 'slice'"),
             other => fail(format!("'{}' object is not subscriptable", other.type_name())),
         }

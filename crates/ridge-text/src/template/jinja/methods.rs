@@ -27,6 +27,7 @@ impl Renderer<'_> {
     pub(crate) fn method(&self, object: &Value, name: &str, args: Args) -> Res<Value> {
         match object {
             Value::Str(text) => self.str_method(text, name, args),
+            Value::Markup(text) => self.markup_method(text, name, args),
             Value::Dict(dict) => match name {
                 "keys" => args.none(name).map(|()| Value::View(View::Keys, dict.clone())),
                 "values" => args.none(name).map(|()| Value::View(View::Values, dict.clone())),
@@ -85,6 +86,31 @@ impl Renderer<'_> {
             }
             other => unsupported(format!("method {name}() of a {} is not supported", other.type_name())),
         }
+    }
+
+    /// A method of an escaped string: what it adds is escaped, and the texts that it gives are such strings too.
+    fn markup_method(&self, text: &Arc<str>, name: &str, mut args: Args) -> Res<Value> {
+        let escape = |value: &Value| match value {
+            Value::Str(_) => self.escaped(value).map(Value::Str),
+            other => Ok(other.clone()),
+        };
+        match (name, args.positional.get(1), args.positional.first()) {
+            ("replace" | "ljust" | "rjust" | "center", Some(added), _) => args.positional[1] = escape(added)?,
+            ("join", _, Some(items)) => {
+                let items: Vec<Value> = self.items(items)?.iter().map(escape).collect::<Res<_>>()?;
+                args.positional[0] = Value::list(items)?;
+            }
+            _ => {}
+        }
+        let markup = |value: &Value| match value {
+            Value::Str(text) => Value::Markup(text.clone()),
+            other => other.clone(),
+        };
+        Ok(match self.str_method(text, name, args)? {
+            Value::List(items) => Value::list(items.iter().map(markup).collect())?,
+            Value::Tuple(items) => Value::tuple(items.iter().map(markup).collect())?,
+            other => markup(&other),
+        })
     }
 
     /// A list of texts.
@@ -164,7 +190,7 @@ impl Renderer<'_> {
                 let items = self.items(&args.bind(name, &["/iterable"], 1)?.value(0))?;
                 let mut joined = String::new();
                 for (at, item) in items.iter().enumerate() {
-                    let Value::Str(part) = item else {
+                    let (Value::Str(part) | Value::Markup(part)) = item else {
                         let kind = item.type_name();
                         return fail(format!("sequence item {at}: expected str instance, {kind} found"));
                     };
@@ -259,7 +285,7 @@ impl Renderer<'_> {
         };
         let part = part(text, bound.int(1)?, bound.int(2)?);
         for affix in affixes {
-            let Value::Str(affix) = &affix else {
+            let (Value::Str(affix) | Value::Markup(affix)) = &affix else {
                 let kind = affix.type_name();
                 return fail(format!("{name} first arg must be str or a tuple of str, not {kind}"));
             };

@@ -66,7 +66,7 @@ impl Renderer<'_> {
     pub(crate) fn binary(&self, op: Op, a: &Value, b: &Value) -> Res<Value> {
         if let (Value::Undefined(message), _) | (_, Value::Undefined(message)) = (a, b)
             // Formatting asks the undefined value for its text only.
-            && !(op == Op::Mod && matches!(a, Value::Str(_)))
+            && !(op == Op::Mod && matches!(a, Value::Str(_) | Value::Markup(_)))
         {
             return fail(&**message);
         }
@@ -74,8 +74,14 @@ impl Renderer<'_> {
             return arithmetic(op, a, b);
         }
         match (op, a, b) {
-            (_, Value::Markup(_), _) | (_, _, Value::Markup(_)) => {
-                unsupported(format!("'{}' with a string that escape or safe made is not supported", symbol(op)))
+            (Op::Add, Value::Markup(_), Value::Str(_) | Value::Markup(_))
+            | (Op::Add, Value::Str(_), Value::Markup(_)) => {
+                let (a, b) = (self.escaped(a)?, self.escaped(b)?);
+                self.charge(a.len() + b.len())?;
+                Ok(Value::Markup([&*a, &*b].concat().into()))
+            }
+            (Op::Mod, Value::Markup(_), _) | (Op::Mod, _, Value::Markup(_)) => {
+                unsupported("'%' with a string that escape or safe made is not supported")
             }
             (Op::Add, Value::Str(a), Value::Str(b)) => {
                 self.charge(a.len() + b.len())?;
@@ -110,9 +116,14 @@ impl Renderer<'_> {
         let count = usize::try_from(count.max(0)).unwrap_or(usize::MAX);
         let charge = |size: usize| self.charge(size.saturating_mul(count));
         match sequence {
-            Value::Str(text) => {
+            Value::Str(text) | Value::Markup(text) => {
                 charge(text.len())?;
-                Ok(Value::str(text.repeat(if text.is_empty() { 0 } else { count })))
+                let repeated = text.repeat(if text.is_empty() { 0 } else { count });
+                Ok(if matches!(sequence, Value::Str(_)) {
+                    Value::str(repeated)
+                } else {
+                    Value::Markup(repeated.into())
+                })
             }
             Value::List(items) | Value::Tuple(items) => {
                 charge(16 * items.len())?;

@@ -23,7 +23,7 @@ pub(crate) enum Value {
     Int(i128),
     Float(f64),
     Str(Arc<str>),
-    /// A string that `escape` or `safe` made: it prints as a string, and what would escape other strings is refused.
+    /// A string that `escape` or `safe` made: it prints as a string, and what is added to it is escaped.
     Markup(Arc<str>),
     List(Rc<Seq>),
     Tuple(Rc<Seq>),
@@ -104,6 +104,14 @@ pub(crate) struct Loop {
 impl Value {
     pub(crate) fn str(text: impl Into<Arc<str>>) -> Self {
         Self::Str(text.into())
+    }
+
+    /// A string, escaped if this one is.
+    pub(crate) fn of_its_kind(&self, text: String) -> Self {
+        match self {
+            Self::Markup(_) => Self::Markup(text.into()),
+            _ => Self::str(text),
+        }
     }
 
     pub(crate) fn list(items: Vec<Value>) -> Res<Self> {
@@ -273,6 +281,8 @@ enum DictKey {
     Float(u64),
     Str(Arc<str>),
     Tuple(Vec<DictKey>),
+    /// Its length, first item and step.
+    Range(usize, i128, i128),
     /// Functions, macros and other things that are equal to themselves alone.
     Object(usize),
     Undefined,
@@ -302,6 +312,12 @@ impl DictKey {
             Value::Undefined(_) => Self::Undefined,
             Value::Macro(m) => Self::Object(Rc::as_ptr(m) as usize),
             Value::Namespace(n) => Self::Object(Rc::as_ptr(n) as usize),
+            // Equal ranges have equal items.
+            Value::Range(start, _, step) => match range_len(value) {
+                0 => Self::Range(0, 0, 0),
+                1 => Self::Range(1, *start, 0),
+                length => Self::Range(length, *start, *step),
+            },
             other => return fail(format!("unhashable type: '{}'", other.type_name())),
         })
     }

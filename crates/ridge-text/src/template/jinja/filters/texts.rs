@@ -1,5 +1,7 @@
 //! Filters of texts.
 
+use std::sync::Arc;
+
 use crate::template::jinja::args::Args;
 use crate::template::jinja::fault::{Res, fail, unsupported};
 use crate::template::jinja::methods::strip;
@@ -90,6 +92,18 @@ impl Renderer<'_> {
     }
 
     fn escape(&self, text: &str) -> Res<Value> {
+        Ok(Value::Markup(self.escaped_text(text)?))
+    }
+
+    /// The text of a string, escaped unless it is already.
+    pub(crate) fn escaped(&self, value: &Value) -> Res<Arc<str>> {
+        match value {
+            Value::Markup(text) => Ok(text.clone()),
+            other => self.escaped_text(&self.text(other)?),
+        }
+    }
+
+    fn escaped_text(&self, text: &str) -> Res<Arc<str>> {
         let mut out = String::with_capacity(text.len());
         for c in text.chars() {
             match c {
@@ -102,7 +116,7 @@ impl Renderer<'_> {
             }
         }
         self.charge(out.len())?;
-        Ok(Value::Markup(out.into()))
+        Ok(out.into())
     }
 
     fn indent(&self, value: &Value, args: Args) -> Res<Value> {
