@@ -251,6 +251,28 @@ fn random_tokenization_is_refused() {
 }
 
 #[test]
+fn replacements_that_multiply_a_text_are_refused() {
+    let replace = |pattern: Value, content: String| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let longer = || replace(json!({"String": "a"}), "a".repeat(1000));
+    let nested =
+        json!({"type": "Sequence", "normalizers": [longer(), {"type": "Sequence", "normalizers": [longer()]}]});
+    let decoder = json!({"type": "Sequence", "decoders": [longer(), longer()]});
+    let everywhere: Vec<Value> = (0..10).map(|_| replace(json!({"String": ""}), "ab".into())).collect();
+    let everywhere = json!({"type": "Sequence", "normalizers": everywhere});
+    for (name, step) in [("normalizer", nested), ("decoder", decoder), ("normalizer", everywhere)] {
+        let mut json = stories_json();
+        json[name] = step;
+        let message = read(&json).unwrap_err().to_string();
+        assert!(message.contains(&format!("its {name} could make a text")), "{message}");
+    }
+    // As long as what it replaces, however often.
+    let same: Vec<Value> = (0..10).map(|_| replace(json!({"String": "▁"}), " ".into())).collect();
+    let mut json = stories_json();
+    json["normalizer"] = json!({"type": "Sequence", "normalizers": same});
+    assert!(read(&json).is_ok());
+}
+
+#[test]
 fn continuation_prefix_is_refused_before_it_does_harm() {
     for kind in [json!("BPE"), Value::Null] {
         let mut json = stories_json();
