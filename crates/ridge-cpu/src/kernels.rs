@@ -16,6 +16,7 @@ mod rope;
 mod sampling;
 mod softmax;
 mod swiglu;
+mod table_write;
 #[cfg(target_arch = "x86_64")]
 mod tile_product;
 mod token_layout;
@@ -28,7 +29,6 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
-    entries.extend(history::entries());
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
     entries.extend(norm::entries());
@@ -39,6 +39,7 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(sampling::entries());
     entries.extend(softmax::entries());
     entries.extend(swiglu::entries());
+    entries.extend(table_write::entries());
     entries.extend(token_layout::entries());
     entries
 }

@@ -1,5 +1,6 @@
-// What a step knows of its tokens: positions and slots, embedded rows, and the history of ids. Floor: a launch.
-// Defines: LAYOUT with BLOCK, the tokens of a cache block; HISTORY; or EMBED with TABLE and D, dtypes of table and rows.
+// What a step knows of its tokens: positions and slots, embedded rows, and changed elements of tables. Floor:
+// a launch. Defines: LAYOUT with BLOCK, the tokens of a cache block; TABLE_WRITE with ELEMENT, the type of an element; or
+// EMBED with TABLE and D, dtypes of table and rows.
 
 #if LAYOUT
 // Numbers: tokens, sequences, blocks of a sequence.
@@ -22,18 +23,19 @@ extern "C" __global__ __launch_bounds__(256) void token_layout(
     positions[token] = position;
     slots[token] = slot;
 }
-#elif HISTORY
-// Numbers: tokens, slots of the history. A block makes a token.
-extern "C" __global__ __launch_bounds__(256) void history_write(
-    const int* __restrict__ ids, const int* __restrict__ slots, int* __restrict__ history, Numbers<2> n
+#elif TABLE_WRITE
+// Numbers: changes, elements of the table. A block makes a change; of equal places the last value stays.
+extern "C" __global__ __launch_bounds__(256) void table_write(
+    const ELEMENT* __restrict__ values, const int* __restrict__ places, ELEMENT* __restrict__ table, Numbers<2> n
 ) {
     others_may_begin();
     after_others();
-    const int token = blockIdx.x, slot = slots[token];
+    const int change = blockIdx.x, place = places[change];
+    if (place < 0 || place >= n.v[1]) return;
     bool later = false;
-    for (int t = token + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= slots[t] == slot;
+    for (int t = change + 1 + threadIdx.x; t < n.v[0]; t += blockDim.x) later |= places[t] == place;
     later = __syncthreads_or(later);
-    if (threadIdx.x == 0 && !later && slot >= 0 && slot < n.v[1]) history[slot] = ids[token];
+    if (threadIdx.x == 0 && !later) table[place] = values[change];
 }
 #else
 // Numbers: rows of the table, elements of a row. A block makes a token.

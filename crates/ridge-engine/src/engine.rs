@@ -5,13 +5,15 @@ mod sequence;
 
 use std::sync::Arc;
 
-use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, symbols};
+use ridge_graph::Graph;
+use ridge_models::Model;
 use ridge_runtime::{CachedProgram, LaunchTime, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::error::{EngineError, Result};
+use crate::inputs::Columns;
 use crate::programs::{Programs, Wanted};
+use crate::rows::Rows;
 use crate::sampling::{Logprobs, Sampling};
 use pending::{PendingStep, StepSource};
 pub use sequence::{Next, Outcome, Row, SequenceId, Start};
@@ -45,6 +47,8 @@ pub struct Engine {
     /// The most blocks of a sequence.
     table: usize,
     programs: Programs,
+    rows: Rows,
+    columns: Columns,
     blocks: Blocks,
     sequences: Vec<Option<Sequence>>,
     /// Sequences started.
@@ -63,7 +67,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a setting is out of range, memory runs out, or the device cannot run the model.
-    pub fn new(mut session: Session, model: &Model, options: EngineOptions) -> Result<Self> {
+    pub fn new(session: Session, model: &Model, options: EngineOptions) -> Result<Self> {
         let blocks = options.cache_blocks(model.block_size);
         for (name, value) in [
             ("context", options.context),
@@ -82,8 +86,8 @@ impl Engine {
                 why: format!("the model was made for at most {} tokens", model.max_context),
             });
         }
-        session.allocate_states(&model.graph, &Bindings::new().with(symbols::BLOCKS, blocks))?;
-        let mut programs = Programs::new(session, model)?;
+        let table = options.context.div_ceil(model.block_size);
+        let (mut programs, rows, columns) = Programs::new(session, model, [options.sequences, table, blocks])?;
         for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
             for tokens in [false, true] {
                 programs.compile(Wanted { tokens, answer, ..Wanted::default() })?;
@@ -93,8 +97,10 @@ impl Engine {
             vocab: model.vocab_size,
             block_size: model.block_size,
             options,
-            table: options.context.div_ceil(model.block_size),
+            table,
             programs,
+            rows,
+            columns,
             blocks: Blocks::new(blocks),
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
@@ -143,6 +149,11 @@ impl Engine {
             Shared { prefix, rest: Vec::with_capacity(self.block_size) }
         });
         blocks.iter().for_each(|block| self.blocks.share(*block));
+        let (columns, rows) = (&self.columns, &mut self.rows);
+        columns.set_sampling(rows, row, start.sampling);
+        columns.set_stream(rows, row, start.stream);
+        columns.set_prompt(rows, row, start.prompt);
+        columns.set_blocks(rows, row, 0, &blocks);
         self.sequences[row] = Some(Sequence {
             number,
             step: 0,
@@ -212,10 +223,6 @@ impl Engine {
         self.sequences[id.row].as_ref().filter(|s| s.number == id.number)
     }
 
-    fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
-        self.sequences[id.row].as_mut().filter(|s| s.number == id.number)
-    }
-
     /// Tokens that a running sequence has in the cache.
     pub fn length(&self, id: SequenceId) -> Option<usize> {
         self.sequence(id).map(|s| s.length)
@@ -223,16 +230,18 @@ impl Engine {
 
     /// The sampling of a running sequence from now on.
     pub(crate) fn set_sampling(&mut self, id: SequenceId, sampling: &Sampling) {
-        if let Some(sequence) = self.sequence_mut(id) {
+        if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
             sequence.sampling = sampling.clone();
+            self.columns.set_sampling(&mut self.rows, id.row, sampling);
         }
     }
 
     /// Says that the answer of a running sequence is what comes after its first `prompt` tokens. What is in the cache
     /// stays as it was computed.
     pub fn set_prompt(&mut self, id: SequenceId, prompt: usize) {
-        if let Some(sequence) = self.sequence_mut(id) {
+        if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
             sequence.prompt = prompt;
+            self.columns.set_prompt(&mut self.rows, id.row, prompt);
         }
     }
 
@@ -264,7 +273,9 @@ impl Engine {
         if needed > self.table || more > self.blocks.free() {
             return false;
         }
+        let owned = sequence.blocks.len();
         sequence.blocks.extend((0..more).filter_map(|_| self.blocks.take()));
+        self.columns.set_blocks(&mut self.rows, id.row, owned, &sequence.blocks[owned..]);
         true
     }
 
@@ -301,6 +312,7 @@ impl Engine {
     ) -> Result<Vec<LaunchTime>> {
         next.clear();
         self.prepare(&rows(work, sample))?;
+        self.rows.send()?;
         let (wanted, extents) = self.pending.only()?;
         let times = self.programs.ready(wanted, extents)?.bucket.timed()?;
         self.follow_weights();
@@ -335,7 +347,10 @@ impl Engine {
     /// As for [`step`](Self::step), and where a step is queued already.
     pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
         self.prepare(rows)?;
-        self.pending.submit(&mut self.programs)?;
+        if let Err(error) = self.rows.send().and_then(|()| self.pending.submit(&mut self.programs)) {
+            self.restore_rows();
+            return Err(error);
+        }
         self.submitted = true;
         // What changed while the step was prepared may be in its blocks or not.
         self.follow_weights();
@@ -352,8 +367,25 @@ impl Engine {
         if !std::mem::take(&mut self.submitted) {
             return Ok(());
         }
-        self.pending.wait(&mut self.programs)?;
+        let waited = self.pending.wait(&mut self.programs);
+        if let Err(error) = self.rows.wait().and(waited) {
+            self.restore_rows();
+            return Err(error);
+        }
         self.collect(outcomes)
+    }
+
+    /// Has the rows of all sequences sent again, after a step that failed: nobody knows how far it came.
+    fn restore_rows(&mut self) {
+        self.rows.forget();
+        for (row, sequence) in self.sequences.iter().enumerate() {
+            let Some(sequence) = sequence else { continue };
+            let (columns, rows) = (&self.columns, &mut self.rows);
+            columns.set_sampling(rows, row, &sequence.sampling);
+            columns.set_stream(rows, row, sequence.stream);
+            columns.set_prompt(rows, row, sequence.prompt);
+            columns.set_blocks(rows, row, 0, &sequence.blocks);
+        }
     }
 
     /// The graph as the device runs it for tokens of prompts or of answers, in steps that sample without adjustments, or
@@ -383,9 +415,17 @@ impl Engine {
             sequences: &self.sequences,
             cache_blocks: self.blocks.count(),
             table: self.table,
+            rows: self.options.sequences,
             vocab: self.vocab,
         };
-        self.pending.fill(rows, &from, &mut self.programs)
+        self.pending.fill(rows, &from, &mut self.programs)?;
+        for Row { id, tokens, .. } in rows {
+            if let Some(sequence) = &self.sequences[id.row] {
+                self.rows.set_length(id.row, sequence.length);
+                self.rows.moved(id.row, sequence.length + tokens.len());
+            }
+        }
+        Ok(())
     }
 
     /// Reads the outcomes of the complete step.

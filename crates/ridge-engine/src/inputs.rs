@@ -1,20 +1,23 @@
-//! What a step's inputs hold: the tables of its rows, padded to the extents of its bucket.
+//! What a step's inputs hold: its tokens and the rows that they belong to, padded to the extents of its bucket, and the
+//! columns of the rows.
+
+use ridge_models::RowTables;
 
 use crate::blocks::BlockId;
 use crate::engine::Row;
+use crate::error::Result;
 use crate::programs::{Extents, ReadyBucket, StepInput};
+use crate::rows::{Column, Rows};
 use crate::sampling::Sampling;
 
 /// A row of a step with what its sequence has.
 pub(crate) struct RowInputs<'a> {
     pub(crate) row: Row<'a>,
-    /// Tokens in the cache before the step.
-    pub(crate) length: usize,
-    /// Tokens before the answer.
-    pub(crate) prompt: usize,
-    pub(crate) blocks: &'a [BlockId],
+    /// The row of the tables.
+    pub(crate) at: usize,
+    /// Blocks that it has.
+    pub(crate) blocks: usize,
     pub(crate) sampling: &'a Sampling,
-    pub(crate) stream: u64,
 }
 
 impl RowInputs<'_> {
@@ -29,14 +32,93 @@ impl RowInputs<'_> {
     }
 }
 
+/// How a column follows from what was asked of the sampler.
+enum Setting {
+    Float(fn(&Sampling) -> f32),
+    Int(fn(&Sampling) -> i64),
+}
+
+/// The settings of the sampler that are columns.
+const SETTINGS: &[(&str, Setting)] = &[
+    ("temperature", Setting::Float(|s| s.temperature)),
+    ("top_p", Setting::Float(|s| s.top_p)),
+    ("min_p", Setting::Float(|s| s.min_p)),
+    ("typical_p", Setting::Float(|s| s.typical_p)),
+    ("repetition_penalty", Setting::Float(|s| s.repetition_penalty)),
+    ("frequency_penalty", Setting::Float(|s| s.frequency_penalty)),
+    ("presence_penalty", Setting::Float(|s| s.presence_penalty)),
+    ("dry_multiplier", Setting::Float(|s| s.dry.multiplier)),
+    ("dry_base", Setting::Float(|s| s.dry.base)),
+    ("top_k", Setting::Int(|s| i64::from(s.top_k))),
+    ("dry_allowed_length", Setting::Int(|s| i64::from(s.dry.allowed_length))),
+    ("dry_range", Setting::Int(|s| i64::from(s.dry.range))),
+    ("seed", Setting::Int(|s| s.seed.cast_signed())),
+];
+
+/// The columns that the engine fills.
+pub(crate) struct Columns {
+    settings: Vec<(Column, &'static Setting)>,
+    stream: Column,
+    prompt: Column,
+    blocks: Column,
+}
+
+impl Columns {
+    /// # Errors
+    /// When the tables lack one of them, or have one that nobody fills.
+    pub(crate) fn new(rows: &Rows, tables: &RowTables) -> Result<Self> {
+        let others = ["sequence", "prompt_lengths", "block_table", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
+        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others);
+        let columns = tables.tables.iter().flat_map(|table| &table.columns);
+        if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
+            let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
+            let error = ridge_runtime::RuntimeError::Argument { kind: "input", name: name.clone(), why };
+            return Err(error.into());
+        }
+        let settings = SETTINGS.iter().map(|(name, setting)| Ok((rows.column(name)?, setting)));
+        Ok(Self {
+            settings: settings.collect::<Result<_>>()?,
+            stream: rows.column("sequence")?,
+            prompt: rows.column("prompt_lengths")?,
+            blocks: rows.column("block_table")?,
+        })
+    }
+
+    /// Sets what was asked of the sampler for the sequence of `row`.
+    pub(crate) fn set_sampling(&self, rows: &mut Rows, row: usize, sampling: &Sampling) {
+        for (column, setting) in &self.settings {
+            match setting {
+                Setting::Float(of) => rows.set_float(row, *column, of(sampling)),
+                Setting::Int(of) => rows.set_int(row, *column, of(sampling)),
+            }
+        }
+    }
+
+    /// Sets which of the sequences of its seed that of `row` is.
+    pub(crate) fn set_stream(&self, rows: &mut Rows, row: usize, stream: u64) {
+        rows.set_int(row, self.stream, stream.cast_signed());
+    }
+
+    /// Sets how many tokens the sequence of `row` has before its answer.
+    pub(crate) fn set_prompt(&self, rows: &mut Rows, row: usize, prompt: usize) {
+        rows.set_int(row, self.prompt, i64::try_from(prompt).unwrap_or(i64::MAX).min(i64::from(i32::MAX)));
+    }
+
+    /// Sets the blocks of the sequence of `row` from number `from` on.
+    pub(crate) fn set_blocks(&self, rows: &mut Rows, row: usize, from: usize, blocks: &[BlockId]) {
+        for (nth, block) in blocks.iter().enumerate() {
+            rows.set_nth(row, self.blocks, from + nth, i64::from(block.0));
+        }
+    }
+}
+
 /// The extent of a bucket for `n` tokens or sequences: few buckets serve all steps, and at most a quarter of one is
 /// padding.
 pub(crate) fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// Fills the inputs of a step of these rows. Padding tokens belong to no sequence, and padding rows
-/// have none and are sampled greedily, to be dropped.
+/// Fills the inputs of a step of these rows. Padding tokens belong to no sequence, and padding rows are rows of no table.
 pub(crate) fn fill<'a>(ready: &mut ReadyBucket, extents: Extents, tokens: &[u32], lines: &'a [RowInputs<'a>]) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
     let all = || lines.iter();
@@ -50,45 +132,12 @@ pub(crate) fn fill<'a>(ready: &mut ReadyBucket, extents: Extents, tokens: &[u32]
         i32s(end)
     });
     ready.fill(StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
-    ready.fill(StepInput::Lengths, all().map(|l| i32s(l.length)), i32s(0));
-    let blocks = |row: usize, to: &mut [[u8; 4]]| {
-        let blocks = lines.get(row).map_or(&[][..], |l| l.blocks);
-        // A sequence may own blocks beyond those of this step only where the table is wide enough for all.
-        let (used, rest) = to.split_at_mut(blocks.len().min(to.len()));
-        for (to, block) in used.iter_mut().zip(blocks) {
-            *to = (block.0 as i32).to_le_bytes();
-        }
-        rest.fill((-1i32).to_le_bytes());
-    };
-    ready.fill_rows(StepInput::BlockTable, extents.table, blocks);
+    ready.fill(StepInput::Rows, all().map(|l| i32s(l.at)), (-1i32).to_le_bytes());
     let targets = all().flat_map(|l| {
         let row = l.row;
         (0..row.tokens.len()).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
     });
     ready.fill(StepInput::Targets, targets, (-1i32).to_le_bytes());
-
-    let none = &Sampling::GREEDY;
-    let mut float = |input, of: fn(&Sampling) -> f32| {
-        ready.fill(input, all().map(|l| of(l.sampling).to_le_bytes()), of(none).to_le_bytes());
-    };
-    float(StepInput::Temperature, |s| s.temperature);
-    float(StepInput::TopP, |s| s.top_p);
-    float(StepInput::MinP, |s| s.min_p);
-    float(StepInput::TypicalP, |s| s.typical_p);
-    float(StepInput::Repetition, |s| s.repetition_penalty);
-    float(StepInput::Frequency, |s| s.frequency_penalty);
-    float(StepInput::Presence, |s| s.presence_penalty);
-    float(StepInput::DryMultiplier, |s| s.dry.multiplier);
-    float(StepInput::DryBase, |s| s.dry.base);
-    let mut int = |input, of: fn(&Sampling) -> u32| {
-        ready.fill(input, all().map(|l| i32s(of(l.sampling) as usize)), i32s(of(none) as usize));
-    };
-    int(StepInput::TopK, |s| s.top_k);
-    int(StepInput::DryAllowed, |s| s.dry.allowed_length);
-    int(StepInput::DryRange, |s| s.dry.range);
-    ready.fill(StepInput::PromptLengths, all().map(|l| i32s(l.prompt)), i32s(0));
-    ready.fill(StepInput::Seed, all().map(|l| (l.sampling.seed as i64).to_le_bytes()), [0; 8]);
-    ready.fill(StepInput::Sequence, all().map(|l| (l.stream as i64).to_le_bytes()), [0; 8]);
     let breaker = |l: &'a RowInputs<'a>| {
         (0..extents.breakers).map(move |i| l.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
     };

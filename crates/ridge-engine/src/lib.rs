@@ -3,7 +3,7 @@
 //! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
 //! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
 //! answer are the same thing. Read `engine` first; `service` schedules many requests over it, `generate` runs one
-//! answer. `programs` are what steps run, `inputs` fills their tables, `blocks` says which cache blocks a sequence owns,
+//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `inputs` fills columns and steps, `blocks` says which cache blocks a sequence owns,
 //! `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should. `scoring` runs the
 //! other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed` makes vectors of
 //! texts. `costs` is what a step costs.
@@ -17,6 +17,7 @@ pub mod evaluate;
 mod generate;
 mod inputs;
 mod programs;
+mod rows;
 mod sampling;
 pub mod scoring;
 pub mod service;
@@ -27,6 +28,6 @@ pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
-pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS, declare};
+pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS, declare, served};
 pub use sampling::{Dry, Logprobs, Sampling};
 pub use text::TextStream;

@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, symbols, with_scores};
+use ridge_models::{Model, RowTables, symbols, with_rows, with_scores};
 use ridge_runtime::{Bucket, CachedProgram, Compiled, ParamVersions, RuntimeError, Session};
 
 use crate::error::Result;
+use crate::inputs::Columns;
+use crate::rows::Rows;
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
 pub const MAX_BUCKETS: usize = 64;
@@ -52,6 +54,8 @@ impl Wanted {
 /// Extents of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extents {
+    /// Rows of the tables on the device.
+    pub(crate) rows: usize,
     pub(crate) tokens: usize,
     pub(crate) seqs: usize,
     pub(crate) table: usize,
@@ -69,6 +73,7 @@ pub(crate) struct Extents {
 impl Extents {
     fn bindings(self) -> Bindings {
         Bindings::new()
+            .with(symbols::ROWS, self.rows)
             .with(symbols::TOKENS, self.tokens)
             .with(symbols::SEQS, self.seqs)
             .with(symbols::TABLE, self.table)
@@ -97,23 +102,7 @@ inputs! {
     TokenIds = "token_ids",
     SeqIds = "seq_ids",
     QueryStart = "query_start",
-    Lengths = "lengths",
-    BlockTable = "block_table",
-    Temperature = "temperature",
-    TopK = "top_k",
-    TopP = "top_p",
-    MinP = "min_p",
-    TypicalP = "typical_p",
-    Seed = "seed",
-    Sequence = "sequence",
-    PromptLengths = "prompt_lengths",
-    Repetition = "repetition_penalty",
-    Frequency = "frequency_penalty",
-    Presence = "presence_penalty",
-    DryMultiplier = "dry_multiplier",
-    DryBase = "dry_base",
-    DryAllowed = "dry_allowed_length",
-    DryRange = "dry_range",
+    Rows = "rows",
     DryBreakers = "dry_breakers",
     BiasIds = "bias_ids",
     BiasValues = "bias_values",
@@ -173,17 +162,32 @@ struct CompiledProgram {
     ready: Vec<(Extents, u64, ReadyBucket)>,
 }
 
+/// A model's graph as an engine runs it for these outputs: over rows on the device, each with at most `blocks` blocks, and
+/// with scores. Besides the model's symbols it has [`symbols::ROWS`].
+///
+/// # Errors
+/// When the graph is none of a decoder.
+pub fn served(graph: &Graph, outputs: &[&str], blocks: usize) -> Result<Graph> {
+    let sampled = outputs.iter().copied().find(|name| ["next", "next_adjusted"].contains(name));
+    let graph = with_scores(graph).map_err(RuntimeError::from)?;
+    Ok(with_rows(&graph, &RowTables::of(&graph, blocks), sampled).map_err(RuntimeError::from)?)
+}
+
 /// Declares the programs of `model` to a session, before its weights are loaded: those that fill the cache, sample and
-/// score, of prompts and of answers. All others read weights as these do.
+/// score, of prompts and of answers. All others read weights as these do. `context` is the most tokens of a sequence.
 ///
 /// # Errors
 /// When the device has no kernel for an op of the model, or memory runs out.
-pub fn declare(session: &Session, model: &Model) -> Result<()> {
-    let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
-    let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
-    let of_answers = answers.iter().flat_map(|answers| [(answers, &[][..]), (answers, &["next"][..])]);
-    let programs = [(&graph, &[][..]), (&graph, &["next"]), (&graph, &[SCORES])].into_iter().chain(of_answers);
-    Ok(session.declare(&programs.collect::<Vec<_>>())?)
+pub fn declare(session: &Session, model: &Model, context: usize) -> Result<()> {
+    let blocks = context.div_ceil(model.block_size);
+    let fill = Wanted::default();
+    let (sample, score) = (Wanted { tokens: true, ..fill }, Wanted { scores: true, ..fill });
+    let prompts = [fill, sample, score].map(|wanted| (&model.graph, wanted.outputs()));
+    let answers = model.answers.iter().flat_map(|graph| [fill, sample].map(|wanted| (graph, wanted.outputs())));
+    let programs: Vec<(&Graph, Vec<&str>)> = prompts.into_iter().chain(answers).collect();
+    let built = programs.iter().map(|(graph, outputs)| served(graph, outputs, blocks)).collect::<Result<Vec<_>>>()?;
+    let programs: Vec<(&Graph, &[&str])> = built.iter().zip(&programs).map(|(g, (_, o))| (g, &o[..])).collect();
+    Ok(session.declare(&programs)?)
 }
 
 /// All programs of a model.
@@ -192,6 +196,8 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
+    /// The most blocks of a row.
+    table: usize,
     programs: Vec<CompiledProgram>,
     uses: u64,
     /// Of the weights.
@@ -199,11 +205,22 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
-        let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
-        let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
-        let versions = session.versions(&graph);
-        Ok(Self { session, graph, answers, programs: Vec::new(), uses: 0, versions })
+    /// Those of `model`, whose sequences have at most `table` blocks. Allocates the tables of `rows` rows and the cache, of
+    /// `blocks` blocks.
+    pub(crate) fn new(
+        mut session: Session,
+        model: &Model,
+        [rows, table, blocks]: [usize; 3],
+    ) -> Result<(Self, Rows, Columns)> {
+        let graph = served(&model.graph, &[], table)?;
+        let bindings = Bindings::new().with(symbols::BLOCKS, blocks).with(symbols::ROWS, rows);
+        session.allocate_states(&graph, &bindings)?;
+        let tables = RowTables::of(&model.graph, table);
+        let sent = Rows::new(&session, &tables, rows)?;
+        let columns = Columns::new(&sent, &tables)?;
+        let (versions, programs) = (session.versions(&graph), Vec::new());
+        let (graph, answers) = (model.graph.clone(), model.answers.clone());
+        Ok((Self { session, graph, answers, table, programs, uses: 0, versions }, sent, columns))
     }
 
     /// Have weights changed since the last [`update`](Self::update)?
@@ -227,7 +244,7 @@ impl Programs {
             return Ok(found);
         }
         let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
-        let compiled = self.session.compile(graph, &wanted.outputs())?;
+        let compiled = self.session.compile(&served(graph, &wanted.outputs(), self.table)?, &wanted.outputs())?;
         self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(MAX_BUCKETS) });
         Ok(self.programs.len() - 1)
     }

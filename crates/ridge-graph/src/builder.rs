@@ -61,6 +61,58 @@ impl Builder {
         (builder, outputs)
     }
 
+    /// Goes on with the main function of `graph` behind what `first` builds, which gives values for some of its step
+    /// inputs by name, such as tables on the device that are read where a host filled an input. Gives the builder after
+    /// the last node, and the outputs that are no states.
+    ///
+    /// # Errors
+    /// Those of `first`, and when it gives a value of another type or for an input that the graph has not.
+    pub fn behind(
+        mut graph: Graph,
+        first: impl FnOnce(&mut Self) -> Result<Vec<(String, Var)>>,
+    ) -> Result<(Self, Vec<(String, Var)>)> {
+        graph.drop_uncalled();
+        let main = graph.functions.pop().expect("a graph has a main function");
+        let mut builder = Self::resume(graph.functions, &main.name);
+        let given = first(&mut builder)?;
+        let asks = |name: &str| main.args.iter().any(|arg| arg.role == Role::StepInput && &*arg.name == name);
+        if let Some((name, _)) = given.iter().find(|(name, _)| !asks(name)) {
+            return Err(GraphError::usage(name, "is given, but the graph has no step input of that name"));
+        }
+        let mut values: Vec<Vec<Var>> = Vec::with_capacity(main.nodes.len());
+        for node in &main.nodes {
+            builder.set_scope(&node.scope);
+            let made = match &node.op {
+                Op::Arg(index) => vec![builder.arg_or(&main.args[*index], &given)?],
+                op => {
+                    let inputs: Vec<Var> = node.inputs.iter().map(|v| values[v.index()][v.out as usize]).collect();
+                    builder.emit(op.clone(), &inputs)?
+                }
+            };
+            values.push(made);
+        }
+        builder.set_scope("");
+        let data = main.outputs.iter().filter(|o| o.role == Role::Data);
+        let outputs = data.map(|o| (o.name.to_string(), values[o.var.index()][o.var.out as usize])).collect();
+        Ok((builder, outputs))
+    }
+
+    /// The value given for a step input, or the argument itself.
+    fn arg_or(&mut self, arg: &Arg, given: &[(String, Var)]) -> Result<Var> {
+        let found = given.iter().find(|(name, _)| arg.role == Role::StepInput && *name == *arg.name);
+        let Some((_, var)) = found else {
+            return match arg.role {
+                Role::Data => Ok(self.push_arg(arg.clone())),
+                _ => Ok(self.named_arg(&arg.name, arg.ty.clone(), arg.role)?.1),
+            };
+        };
+        let ty = self.ty(*var)?;
+        if *ty != arg.ty {
+            return Err(GraphError::usage(&arg.name, format!("is given as {ty}, but the graph takes {}", arg.ty)));
+        }
+        Ok(*var)
+    }
+
     pub(crate) fn begin(&mut self, name: &str) {
         self.owners += 1;
         let function = Function { name: name.into(), owner: self.owners, ..Function::default() };

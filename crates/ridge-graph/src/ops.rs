@@ -39,6 +39,7 @@ mod rope_scaling;
 mod sampling;
 mod softmax;
 mod swiglu;
+mod table_write;
 mod token_layout;
 
 pub use adamw::AdamW;
@@ -52,7 +53,6 @@ pub use fold_key::FoldKey;
 pub use forbid_tokens::ForbidTokens;
 pub use gelu::Gelu;
 pub use grouped_linear::GroupedLinear;
-pub use history::HistoryWrite;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearGroup};
@@ -68,4 +68,5 @@ pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_fre
 pub use sampling::SampleToken;
 pub use softmax::Softmax;
 pub use swiglu::Swiglu;
+pub use table_write::TableWrite;
 pub use token_layout::TokenLayout;

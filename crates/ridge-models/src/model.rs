@@ -103,6 +103,10 @@ pub mod symbols {
     pub const TOKENS: &str = "tokens";
     /// Rows of the sequence tables.
     pub const SEQS: &str = "seqs";
+    /// Rows of the tables that a device keeps: the most sequences that run.
+    pub const ROWS: &str = "rows";
+    /// Changes of rows that are sent at a time.
+    pub const CHANGES: &str = "changes";
     /// Blocks of the cache.
     pub const BLOCKS: &str = "blocks";
     /// Columns of the block table: the most blocks of a sequence.

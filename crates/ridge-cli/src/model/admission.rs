@@ -81,13 +81,13 @@ fn engine_memory(
     programs: EnginePrograms,
     largest: StepExtents,
 ) -> Result<StepBytes> {
-    let graphs = std::iter::once(&model.graph).chain(&model.answers);
-    let graphs = graphs.map(with_scores).collect::<Result<Vec<_>, _>>()?;
+    let blocks = largest.context.div_ceil(model.block_size);
     let limit = Some(ridge_engine::MAX_STAGING_BYTES);
     let mut total = StepBytes { buckets: ridge_engine::MAX_BUCKETS, limit, ..StepBytes::default() };
     for outputs in programs.outputs() {
-        for graph in &graphs {
-            let program = StepProgram::new(graph, outputs, backend)?;
+        for graph in std::iter::once(&model.graph).chain(&model.answers) {
+            let graph = ridge_engine::served(graph, outputs, blocks)?;
+            let program = StepProgram::new(&graph, outputs, backend)?;
             total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens))?);
         }
     }
@@ -181,6 +181,7 @@ impl StepProgram {
         let seqs = step.sequences.min(step.tokens);
         let seqs = bucket_extents(seqs).last().unwrap_or(seqs);
         let bindings = Bindings::new()
+            .with(symbols::ROWS, step.sequences)
             .with(symbols::TOKENS, step.tokens)
             .with(symbols::SEQS, seqs)
             .with(symbols::TABLE, table)

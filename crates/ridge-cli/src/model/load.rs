@@ -198,7 +198,7 @@ pub(crate) fn load_model(
         check_memory(&model, cached, || workspace(&model, &*device.backend), available)?;
     }
     let session = Session::new(device.backend);
-    ridge_engine::declare(&session, &model)?;
+    ridge_engine::declare(&session, &model, run.context)?;
     let session = load(&model, &source, session)?;
     Ok(LoadedModel { session, model, device: device.name, threads: device.threads })
 }

@@ -1,46 +1,7 @@
-//! Writes a step's tokens into the history, and reads rows of it for those who ask what was said.
-//!
-//! Floor: the tokens read once and written once.
-
-use std::ops::Range;
+//! Rows of the history, for those who ask what was said.
 
 use crate::io::KernelIo;
-use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType};
-use crate::scratch::Scratch;
-
-pub(super) fn entries() -> [KernelEntry; 1] {
-    [KernelEntry::new("history_write", "history_write(history, ids, slots)", |_| true, make)]
-}
-
-struct HistoryWrite {
-    slots: usize,
-    tokens: usize,
-}
-
-fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
-    Ok(Box::new(HistoryWrite { slots: spec.inputs[0].len(), tokens: spec.inputs[1].len() }))
-}
-
-impl CpuKernel for HistoryWrite {
-    fn pieces(&self) -> usize {
-        // One, so that equal slots are written in order.
-        usize::from(self.tokens > 0)
-    }
-
-    fn nanos_per_piece(&self) -> f64 {
-        self.tokens as f64
-    }
-
-    fn run(&self, io: &KernelIo<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
-        // SAFETY: the only piece.
-        let history = unsafe { io.output::<i32>(0).part(0..self.slots) };
-        for (id, slot) in io.input::<i32>(1).iter().zip(io.input::<i32>(2)).take(self.tokens) {
-            if let Some(place) = usize::try_from(*slot).ok().and_then(|slot| history.get_mut(slot)) {
-                *place = *id;
-            }
-        }
-    }
-}
+use crate::kernel::OperandType;
 
 /// The inputs of an op over the history: input `first` is the history, then come the block table and the lengths.
 pub(super) struct HistoryRows {

@@ -16,7 +16,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             |_| true,
             layout,
         ),
-        CudaKernelEntry::new("history_write", "history_write(history, ids, slots)", |_| true, history),
+        CudaKernelEntry::new("table_write", "table_write(table, values, places)", |_| true, table_write),
         CudaKernelEntry::new("embedding", "embedding(table, ids)", plain, embedding),
     ]
 }
@@ -34,10 +34,17 @@ fn layout(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     grid(source, [tokens.div_ceil(256), 1, 1], 256, args)
 }
 
-fn history(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
-    let (slots, tokens) = (spec.inputs[0].len(), spec.inputs[1].len());
-    let args = vec![input(1), input(2), output(0), numbers(&[tokens, slots])];
-    grid(CudaSource::new("history_write", &[("HISTORY", "1")], &TOKENS), [tokens, 1, 1], 256, args)
+fn table_write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let (elements, changes) = (spec.inputs[0].len(), spec.inputs[1].len());
+    let element = match spec.inputs[0].dtype.size_bytes() {
+        8 => "unsigned long long",
+        4 => "unsigned",
+        2 => "unsigned short",
+        _ => "unsigned char",
+    };
+    let args = vec![input(1), input(2), output(0), numbers(&[changes, elements])];
+    let source = CudaSource::new("table_write", &[("TABLE_WRITE", "1"), ("ELEMENT", element)], &TOKENS);
+    grid(source, [changes, 1, 1], 256, args)
 }
 
 fn embedding(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

@@ -24,6 +24,8 @@ pub(super) struct StepSource<'a> {
     pub(super) cache_blocks: usize,
     /// Maximum number of blocks of a sequence.
     pub(super) table: usize,
+    /// Rows of the tables on the device.
+    pub(super) rows: usize,
     pub(super) vocab: usize,
 }
 
@@ -145,18 +147,12 @@ impl PendingStep {
             .filter_map(|(at, row)| {
                 let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
                 let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
-                let (before, row) = part(row, border, answer)?;
+                let (_, row) = part(row, border, answer)?;
                 let (tokens, sample, targets) = (row.tokens.len(), row.sample, row.targets.len());
                 run.parts.push(RowPart { row: at, tokens, sample, targets });
                 run.tokens.extend_from_slice(row.tokens);
-                Some(RowInputs {
-                    row,
-                    length: sequence.length + before,
-                    prompt: sequence.prompt,
-                    blocks: &sequence.blocks,
-                    sampling: if row.sample { &sequence.sampling } else { &NOT_SAMPLED },
-                    stream: sequence.stream,
-                })
+                let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
+                Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling })
             })
             .collect();
         if lines.is_empty() {
@@ -164,6 +160,7 @@ impl PendingStep {
         }
         let mut wanted = Wanted { answer, ..Wanted::default() };
         let mut extents = Extents {
+            rows: from.rows,
             tokens: rounded(run.tokens.len()),
             seqs: rounded(lines.len()),
             blocks: from.cache_blocks,
@@ -175,7 +172,7 @@ impl PendingStep {
             wanted.scores |= !row.targets.is_empty();
             wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
             wanted.logprobs |= line.sampling.logprobs.is_some();
-            extents.table = extents.table.max(line.blocks.len());
+            extents.table = extents.table.max(line.blocks);
             line.make_room(&mut extents, from.vocab);
         }
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);

@@ -1,9 +1,9 @@
 //! The registry of the composite ops.
 
 use super::{
-    adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, history,
-    kv_write, layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm,
-    rope, sampling, softmax, swiglu, token_layout,
+    adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, kv_write,
+    layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm, rope,
+    sampling, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -23,7 +23,6 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("forbid_tokens", forbid_tokens::samples),
         OpEntry::new("gelu", gelu::samples),
         OpEntry::new("grouped_linear", grouped_linear::samples),
-        OpEntry::new("history_write", history::samples),
         OpEntry::new("kv_write", kv_write::samples),
         OpEntry::new("layer_norm", layer_norm::samples),
         OpEntry::new("linear", linear::samples),
@@ -41,6 +40,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
+        OpEntry::new("table_write", table_write::samples),
         OpEntry::new("token_layout", token_layout::samples),
     ])
 }

@@ -1,24 +1,16 @@
 //! The tokens of running sequences, kept in the cache's blocks beside their keys and values: whoever needs to know what
 //! a sequence said finds it on the device, under the same block table, however it came there.
 
-use super::require::{flat, takes, want, want_floats};
-use crate::cost::Cost;
+use super::require::{flat, want, want_floats};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
-use crate::graph::{Builder, Composite, Gradient, Var};
-use crate::sample::{Check, Rng, Sample};
+use crate::graph::{Builder, Var};
+use crate::sample::Rng;
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
-
-/// The next version of the history, with token `t` at `slots[t]`.
-///
-/// `history`: state i32 `[blocks, block_size]`; `token_ids`, `slots`: i32 `[tokens]`; gives the state. Slots are those
-/// of [`super::KvWrite`]: out of range they are dropped, and of equal ones the last token stays.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HistoryWrite;
 
 /// Requires a history and gives `[blocks, block_size]`.
 pub(super) fn want_history(history: &Type) -> Result<[&Dim; 2], Why> {
@@ -100,67 +92,15 @@ pub(super) fn flat_logits(g: &Builder, rows: &Dim, vocab: &Dim) -> Result<Dim> {
     flat(&[rows.clone(), vocab.clone()]).map_err(|why| GraphError::usage(g.scope(), why))
 }
 
-impl Composite for HistoryWrite {
-    fn name(&self) -> &'static str {
-        "history_write"
-    }
-
-    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [history, ids, slots] = inputs else { return Err(takes("history, token_ids and slots", inputs)) };
-        want_history(history)?;
-        let tokens = ids.shape.last();
-        want("token_ids", ids, DType::I32, [&tokens])?;
-        want("slots", slots, DType::I32, [&tokens])?;
-        Ok(vec![history.clone()])
-    }
-
-    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let shape = g.ty(inputs[0])?.shape.clone();
-        let slots = flat(&shape.0).map_err(|why| GraphError::usage(g.scope(), why))?;
-        let history = g.state_read(inputs[0])?;
-        let history = g.reshape(history, Shape(vec![slots]))?;
-        let history = g.scatter(history, inputs[2], inputs[1], 0)?;
-        let history = g.reshape(history, shape)?;
-        Ok(vec![g.state_write(inputs[0], history)?])
-    }
-
-    fn cost(&self, inputs: &[Type], _outputs: &[Type]) -> Cost {
-        Cost { bytes_written: inputs[1].bytes(), ..Cost::moving(&inputs[1..], &[]) }
-    }
-
-    fn gradient(&self) -> Gradient {
-        Gradient::None
-    }
-}
-
 impl Builder {
-    /// The history with a step's tokens; see [`HistoryWrite`].
+    /// The history with a step's tokens: see [`super::TableWrite`].
     ///
     /// # Errors
     /// When `history` is not one, or `token_ids` and `slots` are not i32 vectors of one length.
     pub fn history_write(&mut self, history: Var, token_ids: Var, slots: Var) -> Result<Var> {
-        Ok(self.composite(HistoryWrite, &[history, token_ids, slots])?[0])
+        want_history(self.ty(history)?).map_err(|why| GraphError::usage(self.scope(), why))?;
+        self.table_write(history, token_ids, slots)
     }
-}
-
-pub(super) fn samples(rng: &mut Rng, _dtype: DType) -> Vec<Sample> {
-    let mut samples = Vec::new();
-    for (blocks, block_size, tokens) in [(3, 4, 0), (1, 1, 1), (5, 16, 17), (9, 8, 60)] {
-        let mut slots = super::paging::shuffled(rng, blocks * block_size);
-        slots.resize(tokens, -1);
-        if tokens > 2 {
-            slots[tokens / 2] = -1;
-            slots[tokens - 1] = (blocks * block_size) as i64;
-        }
-        samples.push(
-            Sample::new(HistoryWrite)
-                .state(rng.integers(DType::I32, &[blocks, block_size], 0, 50_000))
-                .input(rng.integers(DType::I32, &[tokens], 0, 50_000))
-                .input(Tensor::int(DType::I32, &[tokens], slots))
-                .judged(Check::Exact),
-        );
-    }
-    samples
 }
 
 /// A history of `sequences` tokens each, of a small vocabulary so that they repeat; what the ops over it take after the

@@ -17,7 +17,7 @@ use super::history::{History, flat_logits, places, want_rows};
 
 /// Logits after penalties.
 ///
-/// `logits`: `[sequences, vocab]` of any float dtype; `history`: the state of [`super::HistoryWrite`]; `block_table`: i32
+/// `logits`: `[sequences, vocab]` of any float dtype; `history`: the state of tokens, i32 `[blocks, block_size]`; `block_table`: i32
 /// `[sequences, blocks]`; `lengths`: i32 `[sequences]`, tokens of each sequence; `prompt_lengths`: i32 `[sequences]`, how
 /// many of them are the prompt; `repetition`, `frequency`, `presence`: f32 `[sequences]`. Gives f32
 /// `[sequences, vocab]`.

@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use ridge_graph::format::{CodeType, Q8_0, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{
-    AdamW, CrossEntropy, CrossEntropyBackward, Dequantize, Dry, Embedding, ForbidTokens, Gelu, HistoryWrite, KvWrite,
-    LayerNorm, Linear, LinearGroup, LogitBias, PagedAttention, Penalties, Quantize, Rope, SampleToken, Softmax, Swiglu,
-    TokenLayout, rope_frequencies,
+    AdamW, CrossEntropy, CrossEntropyBackward, Dequantize, Dry, Embedding, ForbidTokens, Gelu, KvWrite, LayerNorm,
+    Linear, LinearGroup, LogitBias, PagedAttention, Penalties, Quantize, Rope, SampleToken, Softmax, Swiglu,
+    TableWrite, TokenLayout, rope_frequencies,
 };
 use ridge_graph::{Composite, DType, Dim, FormatRef, Sym, Type};
 
@@ -81,8 +81,8 @@ fn errors_say_which_input_is_wrong_and_what_it_must_be() {
         (&SampleToken, [&[f32s([3, 8])], &keys[..]].concat()),
         (&SampleToken, [&[f32s([3, 0])], &keys[..]].concat()),
         (&SampleToken, vec![f32s([3, 8])]),
-        (&HistoryWrite, vec![i32s([9, 16]), i32s([3]), i32s([3])]),
-        (&HistoryWrite, vec![history, i32s([3]), i32s([4])]),
+        (&TableWrite, vec![i32s([9, 16]), i32s([3]), i32s([3])]),
+        (&TableWrite, vec![history, i32s([3]), i32s([4])]),
         (&LogitBias, vec![f32s([3, 8]), i32s([3, 2]), i32s([3, 2])]),
         (&ForbidTokens, vec![f32s([3, 8]), f32s([3, 1])]),
         (&ForbidTokens, vec![f32s([3, 8]), i32s([2, 1])]),

@@ -1,0 +1,216 @@
+//! A decoder's graph over rows that the device keeps: the form in which an engine runs it.
+//!
+//! A family's graph takes what a step needs of its sequences as step inputs, one element or line for each row of the step:
+//! lengths, blocks, settings of the sampler. [`with_rows`] puts tables on the device in their place, whose rows sequences
+//! own for as long as they run: a step says which rows it has, and reads the rest. What the host changes of a row travels
+//! through a graph of its own ([`row_changes`]), so that a step costs what changed and not what is there. Lengths and last
+//! tokens are written by the steps themselves, so that a step can be queued before the host knows what the last one
+//! sampled.
+
+use ridge_graph::{Arg, Builder, DType, Dim, Graph, GraphError, Result as GraphResult, Role, Shape, Sym, Type, Var};
+
+use crate::model::symbols;
+
+/// The column with the number of a sequence's tokens that are in the cache, which steps move.
+pub const LENGTH: &str = "lengths";
+
+/// The column with the token that a sequence's last step sampled, which steps write.
+pub const LAST_TOKEN: &str = "last_token";
+
+/// The step input of a graph over rows that says which row of the tables each row of the step is: i32 `[seqs]`, negative
+/// for padding.
+pub const ROWS: &str = "rows";
+
+/// The scope of the tables.
+const SCOPE: &str = "rows";
+
+/// The blocks of rows, whose columns are those of the block table; a table of its own, since it is wide.
+const BLOCK_TABLE: &str = "block_table";
+
+/// A state `[rows, columns]` with a row for each sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowTable {
+    /// Its name: the state is `rows.` and this.
+    pub name: String,
+    /// Dtype of its elements.
+    pub dtype: DType,
+    /// The step inputs that its columns take the place of, and [`LAST_TOKEN`]; of a wide table the one input whose columns
+    /// it has.
+    pub columns: Vec<String>,
+    /// Elements of a row.
+    pub width: usize,
+    /// What is added to values, so that 0 is what an unused element has.
+    pub bias: i64,
+}
+
+impl RowTable {
+    fn ty(&self) -> Type {
+        Type::state(self.dtype, Shape(vec![Dim::sym(symbols::ROWS), self.width.into()]))
+    }
+
+    /// Names of the step inputs of [`row_changes`] for it: how many changes there are, their places and their values.
+    pub fn inputs(&self) -> [String; 3] {
+        ["count", "places", "values"].map(|what| format!("{SCOPE}.{}.{what}", self.name))
+    }
+}
+
+/// The tables of a graph's rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowTables {
+    /// One for each dtype, and one for blocks.
+    pub tables: Vec<RowTable>,
+}
+
+impl RowTables {
+    /// The tables for the step inputs of `graph`, with at most `blocks` blocks of a sequence: a column for each input of
+    /// `[seqs]`.
+    pub fn of(graph: &Graph, blocks: usize) -> Self {
+        let mut tables: Vec<RowTable> = Vec::new();
+        let mut add = |dtype: DType, column: &str| match tables.iter_mut().find(|table| table.dtype == dtype) {
+            Some(table) => {
+                table.columns.push(column.to_owned());
+                table.width += 1;
+            }
+            None => tables.push(RowTable {
+                name: dtype.to_string(),
+                dtype,
+                columns: vec![column.to_owned()],
+                width: 1,
+                bias: 0,
+            }),
+        };
+        let column = [Dim::sym(symbols::SEQS)];
+        for arg in graph.args(Role::StepInput).filter(|arg| arg.ty.shape.0 == column) {
+            add(arg.ty.dtype, &arg.name);
+        }
+        add(DType::I32, LAST_TOKEN);
+        if let Some(arg) = block_table(graph) {
+            let (columns, dtype) = (vec![arg.name.to_string()], arg.ty.dtype);
+            // Blocks are counted from 1, so that 0 is none.
+            tables.push(RowTable { name: "blocks".into(), dtype, columns, width: blocks, bias: 1 });
+        }
+        Self { tables }
+    }
+
+    /// Where the column `name` is: the table and the place in its rows. The first column of blocks.
+    pub fn column(&self, name: &str) -> Option<(usize, usize)> {
+        let place = |table: &RowTable| table.columns.iter().position(|column| column == name);
+        self.tables.iter().enumerate().find_map(|(at, table)| Some((at, place(table)?)))
+    }
+}
+
+fn block_table(graph: &Graph) -> Option<&Arg> {
+    graph.args(Role::StepInput).find(|arg| &*arg.name == BLOCK_TABLE)
+}
+
+/// `graph` over rows of `tables`, which must be those [of](RowTables::of) it. Its step inputs are [`ROWS`], and those of
+/// `graph` that are not columns; a token id of -1 is the last token of its row. The step moves the lengths of its rows, and
+/// writes the output `sampled`, where one is named, as their last tokens.
+///
+/// # Errors
+/// When the graph has no such output, or is none of a decoder.
+pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Option<&str>) -> GraphResult<Graph> {
+    let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
+    let mut kept = None;
+    let (mut g, outputs) = Builder::behind(graph.clone(), |g| {
+        let rows = g.step_input(ROWS, Type::tensor(DType::I32, [&seqs]))?;
+        let mut given = Vec::new();
+        g.scoped(SCOPE, |g| -> GraphResult<()> {
+            for table in &tables.tables {
+                given.extend(read(g, table, rows, graph)?);
+            }
+            Ok(())
+        })?;
+        let place = |given: &[(String, Var)], name: &str| {
+            let why = || format!("the rows have no column `{name}`");
+            let at = given.iter().position(|(column, _)| column == name);
+            at.ok_or_else(|| GraphError::Use { at: SCOPE.into(), why: why() })
+        };
+        let (_, last) = given.swap_remove(place(&given, LAST_TOKEN)?);
+        kept = Some((rows, given[place(&given, LENGTH)?].1));
+        let ids = g.step_input("token_ids", Type::tensor(DType::I32, [&tokens]))?;
+        let of = g.step_input("seq_ids", Type::tensor(DType::I32, [&tokens]))?;
+        let ids = g.scoped(SCOPE, |g| {
+            let last = g.gather(last, of, 0)?;
+            let zero = g.constant(DType::I32, 0.0)?;
+            let known = g.ge(ids, zero)?;
+            g.select(known, ids, last)
+        })?;
+        given.push(("token_ids".into(), ids));
+        Ok(given)
+    })?;
+    let (rows, lengths) = kept.expect("the rows are read first");
+    let next = sampled.map(|name| outputs.iter().find(|(output, _)| output == name).map(|(_, var)| *var).ok_or(name));
+    let next = next.transpose().map_err(|name| {
+        let known: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
+        let why = format!("no output `{name}` to keep as the rows' last tokens; the graph has {}", known.join(", "));
+        GraphError::Use { at: "rows".into(), why }
+    })?;
+    g.scoped(SCOPE, |g| -> GraphResult<()> {
+        let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs.clone() + 1]))?;
+        let from = g.slice(starts, 0, 0, &seqs)?;
+        let to = g.slice(starts, 0, 1, &seqs)?;
+        let added = g.sub(to, from)?;
+        let lengths = g.add(lengths, added)?;
+        write(g, tables, LENGTH, rows, lengths)?;
+        next.map_or(Ok(()), |next| write(g, tables, LAST_TOKEN, rows, next))
+    })?;
+    g.finish(outputs)
+}
+
+/// The columns of a table, for the rows of a step: each with its name and type as a step input of `graph` has it.
+fn read(g: &mut Builder, table: &RowTable, rows: Var, graph: &Graph) -> GraphResult<Vec<(String, Var)>> {
+    let seqs = Dim::sym(symbols::SEQS);
+    let state = g.state(&table.name, table.ty())?;
+    let all = g.state_read(state)?;
+    let lines = g.gather(all, rows, 0)?;
+    if let Some(blocks) = block_table(graph).filter(|arg| *table.columns == [arg.name.to_string()]) {
+        let lines = g.slice(lines, 1, 0, blocks.ty.shape.last())?;
+        let bias = g.constant(table.dtype, table.bias as f64)?;
+        return Ok(vec![(blocks.name.to_string(), g.sub(lines, bias)?)]);
+    }
+    let column = |(at, name): (usize, &String)| -> GraphResult<(String, Var)> {
+        let column = g.slice(lines, 1, at, 1)?;
+        Ok((name.clone(), g.reshape(column, [&seqs])?))
+    };
+    table.columns.iter().enumerate().map(column).collect()
+}
+
+/// Writes `values`, one for each of `rows`, to the column `name`. Rows below 0 are dropped.
+fn write(g: &mut Builder, tables: &RowTables, name: &str, rows: Var, values: Var) -> GraphResult<()> {
+    let (table, column) = tables.column(name).expect("the column was read");
+    let table = &tables.tables[table];
+    let state = g.state(&table.name, table.ty())?;
+    let width = g.constant(DType::I32, table.width as f64)?;
+    let column = g.constant(DType::I32, column as f64)?;
+    let places = g.mul(rows, width)?;
+    let places = g.add(places, column)?;
+    g.table_write(state, values, places).map(|_| ())
+}
+
+/// A graph that changes elements of the tables, and nothing else. Step inputs are those of [`RowTable::inputs`]: i32 `[1]`,
+/// the number of changes, i32 `[changes]`, their places counted through the table row by row, and their values. It has no
+/// outputs.
+///
+/// # Errors
+/// None for tables that [`RowTables::of`] gives.
+pub fn row_changes(tables: &RowTables) -> GraphResult<Graph> {
+    let mut g = Builder::new();
+    let changes = Dim::from(Sym::new(symbols::CHANGES));
+    g.scoped(SCOPE, |g| -> GraphResult<()> {
+        for table in &tables.tables {
+            let [count, places, values] = table.inputs();
+            let count = g.step_input(&count, Type::tensor(DType::I32, [1]))?;
+            let places = g.step_input(&places, Type::tensor(DType::I32, [&changes]))?;
+            let values = g.step_input(&values, Type::tensor(table.dtype, [&changes]))?;
+            let state = g.state(&table.name, table.ty())?;
+            let number = g.iota([&changes], 0, DType::I32)?;
+            let there = g.lt(number, count)?;
+            let nowhere = g.constant(DType::I32, -1.0)?;
+            let places = g.select(there, places, nowhere)?;
+            g.table_write(state, values, places)?;
+        }
+        Ok(())
+    })?;
+    g.finish(Vec::new())
+}
