@@ -228,7 +228,7 @@ impl CudaRun {
         if segment == 1 {
             self.queue_outputs(&queue, slot)?;
         }
-        self.slots[slot].done.record()
+        Ok(())
     }
 
     /// Fills what the launches of a step must not rely on.
@@ -277,7 +277,10 @@ impl CudaRun {
         self.lease_arena()?;
         self.slots[slot].arena = self.arena.take();
         self.queue(slot, 0, staged)?;
-        if held { Ok(()) } else { self.queue(slot, 1, &[]) }
+        if !held {
+            self.queue(slot, 1, &[])?;
+        }
+        self.slots[slot].done.record()
     }
 
     /// Runs a step with a timed event behind each launch.
@@ -428,7 +431,10 @@ impl Run for CudaRun {
             return Ok(());
         }
         let device = Arc::clone(&self.device);
-        let queued = device.order.release(self.slots[slot].number, || self.queue(slot, 1, staged));
+        let queued = device.order.release(self.slots[slot].number, || {
+            self.queue(slot, 1, staged)?;
+            self.slots[slot].done.record()
+        });
         self.noted(slot, queued)
     }
 
