@@ -125,7 +125,7 @@ mod tests {
                 staged.iter().map(|(input, bytes)| Staged { input: *input, bytes: *bytes }).collect();
             layout.staged(&staged).collect::<Vec<_>>()
         };
-        assert_eq!(ranges(&[(0, 100), (1, 256), (2, 4), (3, 1000)]), [0..1768]);
+        assert_eq!(ranges(&[(0, 100), (1, 256), (2, 4), (3, 1000)]), vec![0..1768]);
         assert_eq!(ranges(&[(0, 100), (2, 4), (3, 1000)]), [0..100, 512..1768]);
         // Behind a part, the rest of the input must stay.
         assert_eq!(ranges(&[(0, 100), (1, 8), (2, 4), (3, 0)]), [0..264, 512..768]);
