@@ -148,7 +148,7 @@ impl Backend for Cpu {
         Ok(match &**storage(buffer)? {
             CpuStorage::Own(memory) => {
                 let mut bytes = vec![0; memory.block().bytes];
-                self.device.copy(memory.block(), MemoryBlock { ptr: bytes.as_mut_ptr(), bytes: bytes.len() });
+                self.device.copy(memory.block(), MemoryBlock { ptr: bytes.as_mut_ptr(), bytes: bytes.len() })?;
                 bytes
             }
             CpuStorage::Weight(weight) => {
@@ -168,8 +168,7 @@ impl Backend for Cpu {
         if bytes.len() > memory.block().bytes {
             return Err(refused("more bytes than the buffer holds"));
         }
-        self.device.copy(MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block());
-        Ok(())
+        self.device.copy(MemoryBlock { ptr: bytes.as_ptr().cast_mut(), bytes: bytes.len() }, memory.block())
     }
 
     fn memory(&self) -> MemoryUse {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ridge_runtime::{MemoryLedger, MemoryOwner, Result};
+use ridge_runtime::{MemoryLedger, MemoryOwner, Result, StepOrder};
 
 use crate::bytes::MemoryBlock;
 use crate::memory::AlignedMemory;
@@ -20,6 +20,8 @@ pub(crate) struct CpuDevice {
     pub(crate) poison: bool,
     /// Counts all that is allocated.
     pub(crate) ledger: Arc<MemoryLedger>,
+    /// Numbers its steps.
+    pub(crate) order: Arc<StepOrder>,
     arena: Mutex<Arc<AlignedMemory>>,
     /// Counts the workspaces that there have been, so that a step can see without a lock that its own is the present.
     arenas: AtomicUsize,
@@ -29,7 +31,7 @@ impl CpuDevice {
     pub(crate) fn new(pool: ThreadPool, mesh: MeshGroups, poison: bool) -> Result<Self> {
         let ledger = Arc::default();
         let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(&ledger, MemoryOwner::Workspace, 0)?));
-        Ok(Self { pool, mesh, poison, ledger, arena, arenas: AtomicUsize::new(0) })
+        Ok(Self { pool, mesh, poison, ledger, order: Arc::default(), arena, arenas: AtomicUsize::new(0) })
     }
 
     /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another
@@ -46,10 +48,15 @@ impl CpuDevice {
     }
 
     /// Copies as many bytes as both have, after all steps submitted so far and before any later one.
-    pub(crate) fn copy(&self, from: MemoryBlock, to: MemoryBlock) {
+    ///
+    /// # Errors
+    /// When a step that this thread submitted waits for its late inputs.
+    pub(crate) fn copy(&self, from: MemoryBlock, to: MemoryBlock) -> Result<()> {
+        self.order.wait_released()?;
         let job = sync::Arc::new(PoolJob::new(Box::new(HostCopy { from, to })));
         self.pool.submit(&job);
         self.pool.wait(&job);
+        Ok(())
     }
 
     /// The number of the present workspace.

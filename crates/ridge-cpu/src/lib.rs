@@ -31,6 +31,7 @@
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod backend;
+mod bucket;
 mod bytes;
 mod device;
 mod fused;
@@ -49,6 +50,7 @@ mod repack;
 mod run;
 mod scratch;
 mod simd;
+mod slot;
 mod storage;
 mod sync;
 mod weight;

@@ -31,6 +31,8 @@ pub(crate) trait LaunchSequence: Send + Sync {
     fn chunks(&self, launch: usize) -> u16;
     /// Runs one chunk.
     fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch);
+    /// A chunk panicked, with these words.
+    fn failed(&self, _why: &str) {}
 }
 
 /// The most chunks of a launch.
@@ -246,6 +248,7 @@ impl PoolState {
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked");
+            job.steps.failed(said);
             *lock(&job.failure) = Some(said.into());
             job.failed.store(true, Ordering::Release);
         }

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, FuncId, Function, Graph, GroupKind, Op, Type};
-use ridge_runtime::{Buffer, MemoryBytes, MemoryOwner, Plan, Program, Result, Run, RuntimeError, plan};
+use ridge_runtime::{Buffer, MemoryBytes, MemoryOwner, Plan, Program, Result, Run, RuntimeError, SLOTS, plan};
 
+use crate::bucket::{BoundBucket, BucketMemory, arena_bytes};
 use crate::device::CpuDevice;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec, OperandType};
 use crate::memory::{AlignedMemory, padded};
 use crate::repack::in_panels;
-use crate::run::{BoundBucket, BucketMemory, CpuRun, arena_bytes};
+use crate::run::CpuRun;
+use crate::slot::SlotMemory;
 use crate::storage::{CpuStorage, hold, storage};
 use crate::weight::BoundWeight;
 use crate::{fused, prims};
@@ -117,20 +119,20 @@ impl Program for CpuProgram {
                 return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why });
             }
         }
-        let staging = |owner: MemoryOwner, sizes: &[usize]| {
+        let zeroed = |owner: MemoryOwner, sizes: &[usize]| {
             let zeroed = sizes.iter().map(|n| AlignedMemory::zeroed(&self.device.ledger, owner, *n));
             zeroed.collect::<Result<Vec<_>>>()
         };
-        let memory = BucketMemory {
-            weights,
-            states,
-            inputs: staging(MemoryOwner::Inputs, &plan.input_bytes)?,
-            outputs: staging(MemoryOwner::Outputs, &plan.output_bytes)?,
-        };
+        let slots = (0..SLOTS).map(|_| {
+            let staging = zeroed(MemoryOwner::Inputs, &plan.input_bytes)?;
+            Ok(SlotMemory { staging, outputs: zeroed(MemoryOwner::Outputs, &plan.output_bytes)? })
+        });
+        let slots = slots.collect::<Result<Vec<_>>>()?;
+        let memory = BucketMemory { weights, states, inputs: zeroed(MemoryOwner::Inputs, &plan.input_bytes)? };
         let arena_bytes = arena_bytes(&plan, &kernels);
         // Allocated here, so that no step has to.
         self.device.arena(arena_bytes)?;
-        let bound = BoundBucket::new(&self.graph, &plan, bindings, kernels, memory, &self.device)?;
+        let bound = BoundBucket::new(&self.graph, &plan, bindings, kernels, (memory, slots), &self.device)?;
         Ok(Box::new(CpuRun::new(Arc::clone(&self.device), bound, arena_bytes, staging_bytes(&plan))))
     }
 
@@ -141,12 +143,13 @@ impl Program for CpuProgram {
     }
 }
 
-/// What a bucket has of its own: each input and output in memory by itself.
+/// What a bucket has of its own: each input in memory by itself, as steps read it and staged in each slot, and each output
+/// in each slot.
 fn staging_bytes(plan: &Plan) -> MemoryBytes {
-    let sum = |sizes: &[usize]| sizes.iter().map(|bytes| padded(*bytes)).sum();
+    let sum = |sizes: &[usize]| sizes.iter().map(|bytes| padded(*bytes)).sum::<usize>();
     MemoryBytes::default()
-        .with(MemoryOwner::Inputs, sum(&plan.input_bytes))
-        .with(MemoryOwner::Outputs, sum(&plan.output_bytes))
+        .with(MemoryOwner::Inputs, (1 + SLOTS) * sum(&plan.input_bytes))
+        .with(MemoryOwner::Outputs, SLOTS * sum(&plan.output_bytes))
 }
 
 /// A state is written in place, so it must be ours to write.

@@ -117,6 +117,7 @@ impl Backend for Cuda {
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.device.order.wait_released()?;
         self.device.download(DeviceMemory::of(buffer)?)
     }
 
@@ -125,6 +126,7 @@ impl Backend for Cuda {
         if bytes.len() > memory.bytes() {
             return Err(failed(format!("{} bytes are more than the buffer's {}", bytes.len(), memory.bytes())));
         }
+        self.device.order.wait_released()?;
         self.device.upload(memory, 0, bytes)
     }
 

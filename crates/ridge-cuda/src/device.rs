@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ridge_graph::DType;
 use ridge_hw::gpu::{Library, Nvidia};
-use ridge_runtime::{MemoryOwner, MemoryUse, Result, RuntimeError};
+use ridge_runtime::{MemoryOwner, MemoryUse, Result, RuntimeError, StepOrder};
 
 use crate::cache::KernelCache;
 use crate::choices::ChoiceFile;
@@ -43,6 +43,8 @@ pub(crate) struct CudaDevice {
     kernels: Mutex<HashMap<Arc<CudaSource>, Arc<LoadedKernel>>>,
     /// The workspace of all programs.
     arena: SharedArena<DeviceMemory>,
+    /// Numbers the steps of all programs.
+    pub(crate) order: StepOrder,
     /// cuBLASLt and its workspace, from when a program first asks for them; `None` where there is none.
     products: OnceLock<Option<(CublasLt, DeviceMemory)>>,
     products_file: Option<PathBuf>,
@@ -83,6 +85,7 @@ impl CudaDevice {
             cache: KernelCache::of_user(salt),
             kernels: Mutex::default(),
             arena: SharedArena::new(),
+            order: StepOrder::default(),
             products: OnceLock::new(),
             chosen: Mutex::default(),
             choices: ChoiceFile::of_user(timed_on),

@@ -148,7 +148,7 @@ impl Builder {
     /// Adds an ordinary argument. State is asked for by name instead, see [`Builder::state`]: a program is not made of
     /// functions that take it as an ordinary argument, whose updates would be lost to the caller.
     pub fn arg(&mut self, name: &str, ty: Type) -> Var {
-        self.push_arg(Arg { name: name.into(), ty, role: Role::Data })
+        self.push_arg(Arg::new(name, ty, Role::Data))
     }
 
     /// The parameter `name` within the scope; asked for twice, it is the same value.
@@ -160,7 +160,7 @@ impl Builder {
         if let Some(format) = &ty.format {
             format.check(&ty.shape).map_err(|why| GraphError::usage(&full, why))?;
         }
-        Ok(self.named_arg(&full, ty, Role::Weight)?.1)
+        Ok(self.named_arg(Arg::new(full, ty, Role::Weight))?.1)
     }
 
     /// The latest version of the state `name` within the scope.
@@ -169,7 +169,7 @@ impl Builder {
     /// When it was asked for with another type.
     pub fn state(&mut self, name: &str, ty: Type) -> Result<Var> {
         let full = join(self.scope(), name);
-        let (index, var) = self.named_arg(&full, Type { state: true, ..ty }, Role::State)?;
+        let (index, var) = self.named_arg(Arg::new(full, Type { state: true, ..ty }, Role::State))?;
         Ok(self.top().states.iter().find(|(a, _)| *a == index).map_or(var, |(_, latest)| *latest))
     }
 
@@ -178,20 +178,34 @@ impl Builder {
     /// # Errors
     /// When it was asked for with another type.
     pub fn step_input(&mut self, name: &str, ty: Type) -> Result<Var> {
-        Ok(self.named_arg(name, ty, Role::StepInput)?.1)
+        Ok(self.named_arg(Arg::new(name, ty, Role::StepInput))?.1)
     }
 
-    fn named_arg(&mut self, name: &str, ty: Type, role: Role) -> Result<(usize, Var)> {
-        if let Some((index, var)) = self.top().named.get(&(role, name.into())).copied() {
-            let known = &self.top().function.args[index].ty;
-            if *known != ty {
-                let why = format!("asked for as {ty}, but it is {known} elsewhere in the graph");
-                return Err(GraphError::usage(name, why));
+    /// The step input `name` as [`step_input`](Self::step_input) gives it, which may be given after the step was
+    /// submitted. What does not depend on it runs before.
+    ///
+    /// # Errors
+    /// When it was asked for with another type, or as a step input that is not late.
+    pub fn late_input(&mut self, name: &str, ty: Type) -> Result<Var> {
+        Ok(self.named_arg(Arg { late: true, ..Arg::new(name, ty, Role::StepInput) })?.1)
+    }
+
+    fn named_arg(&mut self, arg: Arg) -> Result<(usize, Var)> {
+        if let Some((index, var)) = self.top().named.get(&(arg.role, Arc::clone(&arg.name))).copied() {
+            let known = &self.top().function.args[index];
+            if known.ty != arg.ty {
+                let why = format!("asked for as {}, but it is {} elsewhere in the graph", arg.ty, known.ty);
+                return Err(GraphError::usage(&arg.name, why));
+            }
+            if known.late != arg.late {
+                let text = |late: bool| if late { "a late step input" } else { "a step input that is not late" };
+                let why = format!("asked for as {}, but it is {} elsewhere", text(arg.late), text(known.late));
+                return Err(GraphError::usage(&arg.name, why));
             }
             return Ok((index, var));
         }
         let index = self.top().function.args.len();
-        Ok((index, self.push_arg(Arg { name: name.into(), ty, role })))
+        Ok((index, self.push_arg(arg)))
     }
 
     pub(crate) fn push_arg(&mut self, arg: Arg) -> Var {
@@ -307,7 +321,7 @@ impl Builder {
                 })?,
                 Role::Weight => self.weight(&param.name, param.ty)?,
                 Role::State => self.state(&param.name, param.ty)?,
-                Role::StepInput => self.step_input(&param.name, param.ty)?,
+                Role::StepInput => self.named_arg(param)?.1,
                 Role::Key => self.random_key()?,
             });
         }

@@ -63,7 +63,7 @@ pub fn weights_as_states(graph: &Graph, names: &[impl AsRef<str>]) -> Result<Gra
     let becomes_state = |arg: &Arg| names.iter().any(|n| n.as_ref() == &*arg.name);
     let mut args = Vec::with_capacity(main.args.len());
     for arg in &main.args {
-        let state = Arg { role: Role::State, ty: Type { state: true, ..arg.ty.clone() }, name: arg.name.clone() };
+        let state = Arg::new(arg.name.clone(), Type { state: true, ..arg.ty.clone() }, Role::State);
         args.push(g.push_arg(if becomes_state(arg) { state } else { arg.clone() }));
     }
     for (arg, var) in main.args.iter().zip(&mut args).filter(|(arg, _)| becomes_state(arg)) {

@@ -65,6 +65,7 @@ fn write_function(
             // A state's type says that it is one.
             Role::Data | Role::State => "",
             Role::Weight => "weight ",
+            Role::StepInput if arg.late => "late input ",
             Role::StepInput => "input ",
             Role::Key => "key ",
         };

@@ -97,6 +97,34 @@ pub(crate) fn order_reads(function: &mut Function) {
     rebuild(function, &order, &copied);
 }
 
+/// Moves the nodes of `function` that depend on a late step input behind all others. A call that is given a late value
+/// depends on it as a whole.
+pub(crate) fn defer_late(function: &mut Function) {
+    if !function.args.iter().any(|arg| arg.late) {
+        return;
+    }
+    let mut late = vec![false; function.nodes.len()];
+    // Memory of states that a late node uses: what updates it later must stay behind that node.
+    let mut used: Vec<Var> = Vec::new();
+    for (index, node) in function.nodes.iter().enumerate() {
+        let updates = node.outputs.iter().any(|t| t.state);
+        late[index] = match node.op {
+            Op::Arg(arg) => function.args[arg].late,
+            _ => node.inputs.iter().any(|v| {
+                let replaces_used = || updates && function.ty(*v).state && used.contains(&storage_root(function, *v));
+                late[v.index()] || replaces_used()
+            }),
+        };
+        if late[index] && !is_view(node) {
+            used.extend(node.inputs.iter().map(|v| storage_root(function, *v)).filter(|root| function.ty(*root).state));
+        }
+    }
+    let is_deferred = |index: &usize| late[*index] && !matches!(function.nodes[*index].op, Op::Arg(_));
+    let (deferred, first): (Vec<usize>, Vec<usize>) = (0..function.nodes.len()).partition(is_deferred);
+    let order: Vec<usize> = first.into_iter().chain(deferred).collect();
+    rebuild(function, &order, &[]);
+}
+
 /// The reads of `function` whose state is updated later.
 fn replaced_reads(function: &Function) -> Vec<AliasingRead> {
     let reads = function.nodes.iter().enumerate().filter(|(_, n)| matches!(n.op, Op::Prim(Prim::StateRead)));
@@ -178,10 +206,10 @@ fn rebuild(function: &mut Function, order: &[usize], copied: &[usize]) {
 
 #[cfg(test)]
 mod tests {
-    use ridge_graph::{Bindings, Builder, DType, Graph, Type};
+    use ridge_graph::{Bindings, Builder, DType, Graph, Role, Type};
 
     use crate::lower::lower;
-    use crate::plan::plan;
+    use crate::plan::{Place, Region, plan};
 
     fn copies(graph: &Graph, outputs: &[&str]) -> Vec<(String, usize)> {
         let lowered = lower(graph, outputs, &[]).expect("lowers");
@@ -225,6 +253,37 @@ mod tests {
         g.state_write(states[1], old[0]).expect("writes");
         let graph = g.finish(Vec::new()).expect("finishes");
         assert_eq!(copies(&graph, &[]).len(), 1);
+    }
+
+    #[test]
+    fn what_does_not_depend_on_a_late_input_comes_first() {
+        let mut g = Builder::new();
+        let mask = g.late_input("mask", ty()).expect("fresh");
+        let (x, s) = (g.step_input("x", ty()).expect("fresh"), g.state("s", ty()).expect("fresh"));
+        let t = g.state("t", ty()).expect("fresh");
+        let (old, other) = (g.state_read(s).expect("reads"), g.state_read(t).expect("reads"));
+        let masked = g.mul(old, mask).expect("f32");
+        let product = g.exp(x).expect("f32");
+        let product = g.sort(product, 0, true, 4).expect("sorts").0;
+        // Must stay behind the masked read of `s`, though it does not depend on the mask.
+        g.state_write(s, product).expect("writes");
+        let sum = g.add(other, product).expect("f32");
+        g.state_write(t, sum).expect("writes");
+        let graph = g.finish(vec![("masked".into(), masked), ("product".into(), product)]).expect("finishes");
+        let lowered = lower(&graph, &["masked", "product"], &[]).expect("lowers");
+        let plan = plan(&lowered, &Bindings::new()).expect("plans");
+        assert!(plan.cut > 0 && plan.cut < plan.launches.len(), "{} of {}", plan.cut, plan.launches.len());
+        let writes = |state: u32| {
+            let written = Place { region: Region::State(state), offset: 0 };
+            plan.launches.iter().position(|launch| launch.outputs.contains(&written)).expect("is written")
+        };
+        let index = |name: &str| lowered.args(Role::State).position(|arg| &*arg.name == name).expect("is kept") as u32;
+        assert!(writes(index("s")) >= plan.cut && writes(index("t")) < plan.cut, "{lowered}");
+        let reads = |launch: &crate::plan::PlannedLaunch| {
+            launch.inputs.iter().any(|place| place.region == Region::State(index("s")))
+        };
+        let read = plan.launches.iter().position(reads).expect("is read");
+        assert!(read >= plan.cut && read <= writes(index("s")), "{lowered}");
     }
 
     #[test]

@@ -71,7 +71,8 @@ impl fmt::Debug for WeightData {
     }
 }
 
-/// A device. Runs submitted to one backend, of whatever program, take effect in the order of submission.
+/// A device. Runs submitted to one backend, of whatever program, take effect in the order of submission. A step that
+/// failed fails those submitted behind it before its failure was reported.
 pub trait Backend: Send + Sync {
     /// Its name, such as `cpu`.
     fn name(&self) -> &'static str;
@@ -198,32 +199,59 @@ pub struct LaunchTime {
     pub seconds: f64,
 }
 
-/// One bucket of a program, ready to run again and again. Nothing is allocated after it is made.
-pub trait Run: Send {
-    /// Staging memory of step input `index` (in the order of the main function's step inputs), to be filled before
-    /// every [`Run::submit`]: what it holds afterwards is not defined.
-    fn input(&mut self, index: usize) -> &mut [u8];
+/// Steps of one bucket that may be in flight at a time: the slots of its ring of staging memory.
+pub const SLOTS: usize = 2;
 
-    /// Queues one step and returns at once. Inputs may be filled again once the step is complete.
+/// What was staged of a step input: its first `bytes` bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Staged {
+    /// The step input, in the order of the main function's step inputs.
+    pub input: usize,
+    /// Bytes from its start.
+    pub bytes: usize,
+}
+
+/// One bucket of a program, ready to run again and again. Nothing is allocated after it is made.
+///
+/// Each step uses one of [`SLOTS`] slots from [`submit`](Run::submit) until it is complete. A slot has staging memory for
+/// all step inputs and outputs. The device has one copy of the step inputs, zero at first: what a step does not stage is
+/// as the bucket's step before left it.
+///
+/// A step may be submitted before its late inputs are known. It is *held* then: what does not depend on them runs, and
+/// nothing is queued behind it until it is released.
+pub trait Run: Send {
+    /// Staging memory of step input `index` in `slot`. What it holds after a step is not defined. Where a step of the slot
+    /// is in flight, waits until it is complete, unless the step is held and the input is late.
+    fn input(&mut self, slot: usize, index: usize) -> &mut [u8];
+
+    /// Queues one step and returns at once: copies of what was staged, in the order of the inputs and at most one of each,
+    /// then the launches. With `held`, queues only the launches that do not depend on late inputs, none of which `staged`
+    /// may name. The step that was in the slot before must be complete.
+    ///
+    /// # Errors
+    /// When the device failed before, or a step submitted by this thread is held.
+    fn submit(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()>;
+
+    /// Queues the rest of the held step of `slot`, with these late inputs.
     ///
     /// # Errors
     /// When the device failed before.
-    fn submit(&mut self) -> Result<()>;
+    fn release(&mut self, slot: usize, staged: &[Staged]) -> Result<()>;
 
-    /// Is the last step submitted complete?
+    /// Is the last step of `slot` complete? A held step is not.
     ///
     /// # Errors
-    /// When the device failed.
-    fn poll(&mut self) -> Result<bool>;
+    /// When the step, or one submitted before it, failed.
+    fn poll(&mut self, slot: usize) -> Result<bool>;
 
-    /// Waits until the last step submitted is complete.
+    /// Waits until the last step of `slot`, which is not held, is complete.
     ///
     /// # Errors
-    /// When the device failed.
-    fn wait(&mut self) -> Result<()>;
+    /// As for [`poll`](Run::poll).
+    fn wait(&mut self, slot: usize) -> Result<()>;
 
-    /// Data output `index` of the last step, which must be complete.
-    fn output(&self, index: usize) -> &[u8];
+    /// Data output `index` of the last step of `slot`, which must be complete.
+    fn output(&self, slot: usize, index: usize) -> &[u8];
 
     /// Bytes of owners that the bucket has its own of, as [`Program::memory`] predicted them.
     fn memory(&self) -> MemoryBytes {
@@ -236,7 +264,7 @@ pub trait Run: Send {
     ///
     /// # Errors
     /// As for [`Run::submit`] and [`Run::wait`], and where the backend has no such clock.
-    fn timed(&mut self) -> Result<Vec<LaunchTime>> {
+    fn timed(&mut self, _slot: usize, _staged: &[Staged]) -> Result<Vec<LaunchTime>> {
         Err(RuntimeError::Device { backend: "this backend", why: "does not time single launches".to_owned() })
     }
 }

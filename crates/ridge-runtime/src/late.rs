@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Graph, Type};
 
-use crate::backend::{Backend, Buffer, Program, Run, WeightData};
-use crate::error::Result;
+use crate::backend::{Backend, Buffer, Program, Run, SLOTS, Staged, WeightData};
+use crate::error::{Result, RuntimeError};
 use crate::memory::{MemoryBytes, MemoryUse};
+use crate::order::StepOrder;
 use crate::plan::plan;
 
 /// Wraps another backend.
@@ -20,14 +21,53 @@ pub struct Late {
     polls: usize,
 }
 
-/// Steps in the order of submission.
-type StepQueue = Mutex<VecDeque<Arc<Mutex<LateStep>>>>;
+/// Steps that were submitted and have not run.
+#[derive(Default)]
+struct StepQueue {
+    order: StepOrder,
+    /// In the order of submission.
+    steps: Mutex<VecDeque<Arc<Mutex<LateStep>>>>,
+}
 
+/// A bucket of the other backend, which runs one step at a time.
+type InnerRun = Arc<Mutex<Box<dyn Run>>>;
+
+/// The step of a slot.
 struct LateStep {
-    run: Box<dyn Run>,
+    run: InnerRun,
+    number: u64,
+    held: bool,
     inputs: Vec<Vec<u8>>,
+    staged: Vec<Staged>,
     outputs: Vec<Vec<u8>>,
-    outcome: Option<Result<()>>,
+    /// `None` while the step is queued.
+    outcome: Option<Result<(), String>>,
+}
+
+impl LateStep {
+    fn run(&mut self, order: &StepOrder) {
+        self.outcome = Some(match order.failed_before(self.number) {
+            Some(why) => Err(why),
+            None => self.run_inner().map_err(|error| {
+                let why = error.to_string();
+                order.failed(self.number, &why);
+                why
+            }),
+        });
+    }
+
+    fn run_inner(&mut self) -> Result<()> {
+        let run = &mut *lock(&self.run);
+        for Staged { input, bytes } in &self.staged {
+            run.input(0, *input)[..*bytes].copy_from_slice(&self.inputs[*input][..*bytes]);
+        }
+        run.submit(0, &self.staged, false)?;
+        run.wait(0)?;
+        for (i, bytes) in self.outputs.iter_mut().enumerate() {
+            bytes.copy_from_slice(run.output(0, i));
+        }
+        Ok(())
+    }
 }
 
 impl Late {
@@ -37,25 +77,23 @@ impl Late {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs queued steps, in order, until `until` is done; all of them without it. The queue stays locked meanwhile, so that
-/// whoever finds it empty knows that every step has run.
+/// Runs queued steps, in order, until `until` is done; all of them without it. A held step is the last in the queue, and
+/// stays there. The queue stays locked meanwhile, so that whoever finds it empty knows that every step has run.
 fn drain(queue: &StepQueue, until: Option<&Arc<Mutex<LateStep>>>) {
-    let mut queue = lock(queue);
-    while let Some(step) = queue.pop_front() {
+    let mut steps = lock(&queue.steps);
+    while let Some(step) = steps.front().cloned() {
         {
             let step = &mut *lock(&step);
-            for (i, bytes) in step.inputs.iter().enumerate() {
-                step.run.input(i).copy_from_slice(bytes);
+            if step.held {
+                return;
             }
-            step.outcome = Some(step.run.submit().and_then(|()| step.run.wait()));
-            for (i, bytes) in step.outputs.iter_mut().enumerate() {
-                bytes.copy_from_slice(step.run.output(i));
-            }
+            step.run(&queue.order);
         }
+        steps.pop_front();
         if until.is_some_and(|u| Arc::ptr_eq(u, &step)) {
             return;
         }
@@ -88,11 +126,13 @@ impl Backend for Late {
     }
 
     fn read(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.queue.order.wait_released()?;
         drain(&self.queue, None);
         self.inner.read(buffer)
     }
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
+        self.queue.order.wait_released()?;
         drain(&self.queue, None);
         self.inner.write(buffer, bytes)
     }
@@ -120,19 +160,24 @@ struct LateProgram {
 
 impl Program for LateProgram {
     fn bind(&self, bindings: &Bindings, weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
-        let run = self.inner.bind(bindings, weights, states)?;
+        let run = Arc::new(Mutex::new(self.inner.bind(bindings, weights, states)?));
         let sizes = plan(&self.graph, bindings)?;
         let poisoned = |sizes: &[usize]| sizes.iter().map(|n| vec![POISON; *n]).collect::<Vec<_>>();
         let (inputs, outputs) = (poisoned(&sizes.input_bytes), poisoned(&sizes.output_bytes));
-        let step = LateStep { run, inputs: inputs.clone(), outputs: outputs.clone(), outcome: Some(Ok(())) };
-        Ok(Box::new(LateRun {
-            step: Arc::new(Mutex::new(step)),
-            inputs,
-            outputs,
-            queue: Arc::clone(&self.queue),
-            polls: self.polls,
-            polled: 0,
-        }))
+        let slot = || {
+            let step = LateStep {
+                run: Arc::clone(&run),
+                number: 0,
+                held: false,
+                inputs: inputs.clone(),
+                staged: Vec::new(),
+                outputs: outputs.clone(),
+                outcome: Some(Ok(())),
+            };
+            LateSlot { step: Arc::new(Mutex::new(step)), inputs: inputs.clone(), outputs: outputs.clone(), polled: 0 }
+        };
+        let slots = std::array::from_fn(|_| slot());
+        Ok(Box::new(LateRun { run, slots, queue: Arc::clone(&self.queue), polls: self.polls }))
     }
 
     fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
@@ -144,55 +189,98 @@ impl Program for LateProgram {
 const POISON: u8 = 0xa5;
 
 struct LateRun {
+    run: InnerRun,
+    slots: [LateSlot; SLOTS],
+    queue: Arc<StepQueue>,
+    polls: usize,
+}
+
+/// A slot as its user sees it.
+struct LateSlot {
     step: Arc<Mutex<LateStep>>,
     inputs: Vec<Vec<u8>>,
     outputs: Vec<Vec<u8>>,
-    queue: Arc<StepQueue>,
-    polls: usize,
     polled: usize,
 }
 
+impl LateSlot {
+    /// The step takes over what was staged.
+    fn take(&mut self, staged: &[Staged]) {
+        let step = &mut *lock(&self.step);
+        for Staged { input, .. } in staged {
+            step.inputs[*input].copy_from_slice(&self.inputs[*input]);
+            self.inputs[*input].fill(POISON);
+        }
+        step.staged.extend_from_slice(staged);
+    }
+}
+
 impl Run for LateRun {
-    fn input(&mut self, index: usize) -> &mut [u8] {
-        &mut self.inputs[index]
+    fn input(&mut self, slot: usize, index: usize) -> &mut [u8] {
+        &mut self.slots[slot].inputs[index]
     }
 
-    fn submit(&mut self) -> Result<()> {
-        {
-            let step = &mut *lock(&self.step);
-            std::mem::swap(&mut step.inputs, &mut self.inputs);
-            step.outcome = None;
-        }
-        self.inputs.iter_mut().chain(&mut self.outputs).for_each(|bytes| bytes.fill(POISON));
-        self.polled = 0;
-        lock(&self.queue).push_back(Arc::clone(&self.step));
+    fn submit(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
+        let (queue, slot) = (&*self.queue, &mut self.slots[slot]);
+        queue.order.submit(held, |number| {
+            {
+                let step = &mut *lock(&slot.step);
+                (step.number, step.held, step.outcome) = (number, held, None);
+                step.staged.clear();
+            }
+            slot.take(staged);
+            lock(&queue.steps).push_back(Arc::clone(&slot.step));
+            Ok(())
+        })?;
+        slot.outputs.iter_mut().for_each(|bytes| bytes.fill(POISON));
+        slot.polled = 0;
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool> {
-        self.polled += 1;
-        if self.polled <= self.polls {
+    fn release(&mut self, slot: usize, staged: &[Staged]) -> Result<()> {
+        let slot = &mut self.slots[slot];
+        slot.take(staged);
+        let number = lock(&slot.step).number;
+        self.queue.order.release(number, || {
+            lock(&slot.step).held = false;
+            Ok(())
+        })
+    }
+
+    fn poll(&mut self, slot: usize) -> Result<bool> {
+        let polled = &mut self.slots[slot].polled;
+        *polled += 1;
+        if *polled <= self.polls {
             return Ok(false);
         }
-        self.wait().map(|()| true)
+        self.wait(slot).map(|()| true)
     }
 
-    fn wait(&mut self) -> Result<()> {
-        if lock(&self.step).outcome.is_none() {
-            drain(&self.queue, Some(&self.step));
+    fn wait(&mut self, slot: usize) -> Result<()> {
+        let slot = &mut self.slots[slot];
+        let queued = lock(&slot.step).outcome.is_none();
+        if queued {
+            drain(&self.queue, Some(&slot.step));
         }
-        let step = &mut *lock(&self.step);
-        for (mine, theirs) in self.outputs.iter_mut().zip(&step.outputs) {
+        let step = &mut *lock(&slot.step);
+        for (mine, theirs) in slot.outputs.iter_mut().zip(&step.outputs) {
             mine.copy_from_slice(theirs);
         }
-        step.outcome.replace(Ok(())).unwrap_or(Ok(()))
+        match &step.outcome {
+            Some(Err(why)) => {
+                self.queue.order.reported(step.number);
+                Err(RuntimeError::Device { backend: "late", why: why.clone() })
+            }
+            Some(Ok(())) => Ok(()),
+            None => Err(RuntimeError::Device { backend: "late", why: "the step waits for its late inputs".into() }),
+        }
     }
 
-    fn output(&self, index: usize) -> &[u8] {
-        &self.outputs[index]
+    fn output(&self, slot: usize, index: usize) -> &[u8] {
+        &self.slots[slot].outputs[index]
     }
 
     fn memory(&self) -> MemoryBytes {
-        lock(&self.step).run.memory()
+        lock(&self.run).memory()
     }
 }

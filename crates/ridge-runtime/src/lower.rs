@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_graph::passes::{Extents, Kernel, claim, decompose, fuse, group_linears, prune, tidy};
 use ridge_graph::{Function, Graph, Node, Op, Prim, Role, Var};
 
-use crate::alias::{alias_of, order_reads, storage_root};
+use crate::alias::{alias_of, defer_late, order_reads, storage_root};
 use crate::error::{Result, RuntimeError};
 
 /// The graph restricted to `outputs` and rewritten until only arguments, calls, primitives, claimed groups and fused
@@ -39,6 +39,8 @@ pub fn lower_for(graph: &Graph, outputs: &[&str], kernels: &[Kernel], extents: E
         separate_outputs(function)?;
         order_reads(function);
     }
+    let main = graph.main.index();
+    defer_late(&mut graph.functions[main]);
     Ok(graph)
 }
 

@@ -287,3 +287,48 @@ impl ParamVersions {
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// The parameters of a program, which stay where they are as long as it lives.
+pub(crate) struct ParamUses {
+    pub(crate) store: Arc<ParamStore>,
+    /// In the order of the main function's weights, and of its states.
+    pub(crate) weights: Vec<(Arc<Param>, Buffer)>,
+    pub(crate) states: Vec<(Arc<Param>, Buffer)>,
+    /// Those whose versions a step moves.
+    pub(crate) updated: Vec<Arc<Param>>,
+    /// The copy that the program makes, if it is a recipe.
+    pub(crate) makes: Option<Arc<Param>>,
+}
+
+impl ParamUses {
+    /// Brings copies up to date, and requires that all parameters are whole.
+    pub(crate) fn ready(&self) -> Result<()> {
+        for (param, _) in self.weights.iter().chain(&self.states) {
+            if self.makes.as_ref().is_some_and(|makes| Arc::ptr_eq(makes, param)) {
+                continue;
+            }
+            param.make_fresh()?;
+            param.whole()?;
+        }
+        Ok(())
+    }
+
+    /// A step was submitted: versions move.
+    pub(crate) fn submitted(&self) {
+        if self.updated.is_empty() {
+            return;
+        }
+        self.updated.iter().for_each(|param| param.changed());
+        if self.makes.is_none() {
+            // Copies last: they are made from what the same step gives their sources.
+            self.updated.iter().for_each(|param| param.made());
+        }
+        self.store.moved();
+    }
+
+    /// A step failed.
+    pub(crate) fn failed(&self) {
+        self.updated.iter().for_each(|param| param.break_off());
+        self.store.moved();
+    }
+}

@@ -76,6 +76,9 @@ pub struct Plan {
     pub kernels: Vec<PlannedKernel>,
     /// What runs, in order.
     pub launches: Vec<PlannedLaunch>,
+    /// Number of launches before the first that reads a late input, all where none does: they run when the step is
+    /// submitted, the rest when its late inputs are there.
+    pub cut: usize,
     /// Bytes of workspace.
     pub arena_bytes: usize,
     /// Bytes of each weight, state, step input and data output of the main function, in order.
@@ -173,7 +176,12 @@ pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
     let arena = Place { region: Region::Arena, offset: 0 };
     planner.plan.arena_bytes = planner.frames[graph.main.index()].bytes;
     planner.expand(graph.main, &args, &outputs, arena, &mut Vec::new());
-    Ok(planner.plan)
+    let mut plan = planner.plan;
+    let late: Vec<Region> =
+        main.args.iter().zip(&args).filter(|(arg, _)| arg.late).map(|(_, place)| place.region).collect();
+    let reads_late = |launch: &PlannedLaunch| launch.inputs.iter().any(|place| late.contains(&place.region));
+    plan.cut = plan.launches.iter().position(reads_late).unwrap_or(plan.launches.len());
+    Ok(plan)
 }
 
 /// Where each value of a function is, relative to what its caller gives.

@@ -2,58 +2,14 @@
 
 use std::sync::Arc;
 
-use ridge_graph::{Bindings, DType, Graph, Tensor, Type};
+use ridge_graph::{Bindings, DType, Graph, Role, Tensor, Type};
 
-use crate::backend::{Buffer, LaunchTime, Run};
+use crate::backend::{Buffer, LaunchTime};
 use crate::error::{Result, RuntimeError};
 use crate::memory::MemoryBytes;
-use crate::param::{Param, ParamStore, RecipeRun, Refresh};
+use crate::param::{Param, ParamUses, RecipeRun, Refresh};
 use crate::program_cache::{CachedProgram, CompileReason};
-
-/// The parameters of a program, which stay where they are as long as it lives.
-pub(crate) struct ParamUses {
-    pub(crate) store: Arc<ParamStore>,
-    /// In the order of the main function's weights, and of its states.
-    pub(crate) weights: Vec<(Arc<Param>, Buffer)>,
-    pub(crate) states: Vec<(Arc<Param>, Buffer)>,
-    /// Those whose versions a step moves.
-    pub(crate) updated: Vec<Arc<Param>>,
-    /// The copy that the program makes, if it is a recipe.
-    pub(crate) makes: Option<Arc<Param>>,
-}
-
-impl ParamUses {
-    /// Brings copies up to date, and requires that all parameters are whole.
-    fn ready(&self) -> Result<()> {
-        for (param, _) in self.weights.iter().chain(&self.states) {
-            if self.makes.as_ref().is_some_and(|makes| Arc::ptr_eq(makes, param)) {
-                continue;
-            }
-            param.make_fresh()?;
-            param.whole()?;
-        }
-        Ok(())
-    }
-
-    /// A step was submitted: versions move.
-    fn submitted(&self) {
-        if self.updated.is_empty() {
-            return;
-        }
-        self.updated.iter().for_each(|param| param.changed());
-        if self.makes.is_none() {
-            // Copies last: they are made from what the same step gives their sources.
-            self.updated.iter().for_each(|param| param.made());
-        }
-        self.store.moved();
-    }
-
-    /// A step failed.
-    fn failed(&self) {
-        self.updated.iter().for_each(|param| param.break_off());
-        self.store.moved();
-    }
-}
+use crate::steps::{Slot, Steps, Ticket};
 
 /// A graph compiled for a device together with the parameters it uses.
 pub struct Compiled {
@@ -100,11 +56,10 @@ impl Compiled {
     pub fn bucket(&self, bindings: &Bindings) -> Result<Bucket> {
         let buffers = |uses: &[(Arc<Param>, Buffer)]| uses.iter().map(|(_, b)| b.clone()).collect::<Vec<_>>();
         let run = self.cached.program.bind(bindings, &buffers(&self.params.weights), &buffers(&self.params.states))?;
+        let late = self.graph().args(Role::StepInput).map(|arg| arg.late).collect();
         Ok(Bucket {
-            run,
-            params: Arc::clone(&self.params),
-            checked: None,
-            updating: false,
+            steps: Steps::new(run, Arc::clone(&self.params), late),
+            single: None,
             declared: Arc::clone(&self.declared),
             inputs: concrete(&self.inputs, bindings)?,
             outputs: concrete(&self.outputs, bindings)?,
@@ -126,22 +81,57 @@ fn unknown<'a>(kind: &'static str, name: &str, why: &str, known: impl Iterator<I
 type Named = (String, (DType, Vec<usize>));
 
 /// A program ready to run with one set of extents, its inputs and outputs found by name.
+///
+/// Its own methods run one step at a time: [`input`](Self::input) or [`set`](Self::set), [`submit`](Self::submit),
+/// [`wait`](Self::wait), [`output`](Self::output). They take one slot of the ring, and keep it; [`steps`](Self::steps) is
+/// for several steps in flight.
 pub struct Bucket {
-    run: Box<dyn Run>,
-    params: Arc<ParamUses>,
-    /// The store's epoch at which the parameters were found ready.
-    checked: Option<u64>,
-    /// Is a step in flight that updates parameters with versions?
-    updating: bool,
+    steps: Steps,
+    /// The slot of the bucket's own methods, from their first use.
+    single: Option<SingleStep>,
     declared: Arc<[String]>,
     inputs: Vec<Named>,
     outputs: Vec<Named>,
 }
 
+/// Where the step of a bucket's own methods is.
+enum SingleStep {
+    Staging(Slot),
+    Submitted(Ticket),
+}
+
 impl Bucket {
-    /// Bytes of owners that the bucket has its own of: inputs, outputs and constants.
+    /// Bytes of owners that the bucket has its own of: inputs, outputs, constants and staging.
     pub fn memory(&self) -> MemoryBytes {
-        self.run.memory()
+        self.steps.run().memory()
+    }
+
+    /// Its steps, of which several may be in flight.
+    pub fn steps(&mut self) -> &mut Steps {
+        &mut self.steps
+    }
+
+    /// The slot of the bucket's own methods, once the step in it is complete; see [`Steps::stage`].
+    fn slot(&mut self) -> Result<Slot> {
+        match self.single.take() {
+            None => self.steps.stage(),
+            Some(SingleStep::Staging(slot)) => Ok(slot),
+            Some(SingleStep::Submitted(ticket)) => {
+                let outcome = if self.steps.is_complete(&ticket) { Ok(()) } else { self.end(&ticket) };
+                let slot = ticket.into_slot();
+                self.steps.restage(&slot);
+                if let Err(error) = outcome {
+                    self.single = Some(SingleStep::Staging(slot));
+                    return Err(error);
+                }
+                Ok(slot)
+            }
+        }
+    }
+
+    fn end(&mut self, ticket: &Ticket) -> Result<()> {
+        self.steps.release(ticket, &[])?;
+        self.steps.wait(ticket)
     }
 
     /// Names of the step inputs that the program reads, by position.
@@ -174,9 +164,16 @@ impl Bucket {
         })
     }
 
-    /// Staging bytes of step input `index`, little-endian.
+    /// Staging bytes of step input `index`, little-endian. Waits for the step that was submitted last. A step input that is
+    /// not staged keeps its value.
+    ///
+    /// # Panics
+    /// When all slots are in use by [`steps`](Self::steps), or there is no such input.
     pub fn input(&mut self, index: usize) -> &mut [u8] {
-        self.run.input(index)
+        // What failed broke its parameters; otherwise it concerns the next step only if `submit` says so.
+        let slot = self.slot().or_else(|_| self.slot()).unwrap_or_else(|error| panic!("{error}"));
+        let SingleStep::Staging(slot) = self.single.insert(SingleStep::Staging(slot)) else { unreachable!("just put") };
+        self.steps.input(slot, index)
     }
 
     /// Fills step input `name`; ignored when the outputs that the program was compiled for do not depend on it.
@@ -190,24 +187,19 @@ impl Bucket {
             let why = format!("must be {dtype}{shape:?}, got {}{:?}", tensor.dtype, tensor.shape);
             return Err(RuntimeError::Argument { kind: "input", name: name.into(), why });
         }
-        self.run.input(index).copy_from_slice(&tensor.to_bytes());
+        self.input(index).copy_from_slice(&tensor.to_bytes());
         Ok(())
     }
 
-    /// Queues a step. Lazy copies whose sources have changed are refreshed first. The versions of the parameters that
-    /// the step updates move.
+    /// Queues a step, which is held until [`wait`](Self::wait) where a late input was not staged; see [`Steps::submit`].
+    /// Waits for the step that was submitted before.
     ///
     /// # Errors
-    /// When the device failed, a parameter is broken by a step that failed, or a copy is stale that is refreshed
-    /// explicitly only.
+    /// As for [`Steps::submit`], and when the step before failed and nobody waited for it.
     pub fn submit(&mut self) -> Result<()> {
-        self.prepare()?;
-        let outcome = self.run.submit();
-        match &outcome {
-            Ok(()) => self.params.submitted(),
-            Err(_) => self.completed(true),
-        }
-        outcome
+        let slot = self.slot()?;
+        self.single = Some(SingleStep::Submitted(self.steps.submit(slot)?));
+        Ok(())
     }
 
     /// Is the step complete?
@@ -215,11 +207,13 @@ impl Bucket {
     /// # Errors
     /// When the device failed: parameters that the step updates are then broken until they are loaded again.
     pub fn poll(&mut self) -> Result<bool> {
-        let outcome = self.run.poll();
-        if !matches!(outcome, Ok(false)) {
-            self.completed(outcome.is_err());
+        match &self.single {
+            Some(SingleStep::Submitted(ticket)) => {
+                self.steps.release(ticket, &[])?;
+                self.steps.poll(ticket)
+            }
+            Some(SingleStep::Staging(_)) | None => Ok(true),
         }
-        outcome
     }
 
     /// Waits for the step.
@@ -227,43 +221,34 @@ impl Bucket {
     /// # Errors
     /// When the device failed: parameters that the step updates are then broken until they are loaded again.
     pub fn wait(&mut self) -> Result<()> {
-        let outcome = self.run.wait();
-        self.completed(outcome.is_err());
-        outcome
+        match &self.single {
+            Some(SingleStep::Submitted(ticket)) => {
+                self.steps.release(ticket, &[])?;
+                self.steps.wait(ticket)
+            }
+            Some(SingleStep::Staging(_)) | None => Ok(()),
+        }
     }
 
-    /// Runs a step and tells what each launch took; see [`Run::timed`].
+    /// Runs a step and tells what each launch took; see [`Run::timed`](crate::Run::timed).
     ///
     /// # Errors
     /// As for [`submit`](Self::submit) and [`wait`](Self::wait), or when the device does not time launches.
     pub fn timed(&mut self) -> Result<Vec<LaunchTime>> {
-        self.prepare()?;
-        let outcome = self.run.timed();
-        self.params.submitted();
-        self.completed(outcome.is_err());
+        let slot = self.slot()?;
+        let outcome = self.steps.timed(&slot);
+        self.steps.restage(&slot);
+        self.single = Some(SingleStep::Staging(slot));
         outcome
     }
 
-    /// Makes sure that the parameters are as the step needs them, where any has changed since the last step.
-    fn prepare(&mut self) -> Result<()> {
-        let epoch = self.params.store.epoch();
-        if self.checked != Some(epoch) {
-            self.params.ready()?;
-            self.checked = Some(epoch);
-        }
-        self.updating = !self.params.updated.is_empty();
-        Ok(())
-    }
-
-    fn completed(&mut self, failed: bool) {
-        if std::mem::take(&mut self.updating) && failed {
-            self.params.failed();
-        }
-    }
-
-    /// Bytes of output `index` of the last complete step, little-endian.
+    /// Bytes of output `index` of the last complete step, little-endian; zeros before the first.
     pub fn output(&self, index: usize) -> &[u8] {
-        self.run.output(index)
+        match &self.single {
+            Some(SingleStep::Submitted(ticket)) => self.steps.output(ticket, index),
+            Some(SingleStep::Staging(slot)) => self.steps.slot_output(slot, index),
+            None => self.steps.run().output(0, index),
+        }
     }
 
     /// Output `name` of the last complete step as a tensor.
@@ -273,22 +258,13 @@ impl Bucket {
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let index = self.output_index(name)?;
         let (dtype, shape) = &self.outputs[index].1;
-        Ok(Tensor::from_bytes(*dtype, shape, self.run.output(index)))
+        Ok(Tensor::from_bytes(*dtype, shape, self.output(index)))
     }
 }
 
 impl RecipeRun for Bucket {
     fn run(&mut self) -> Result<()> {
         self.submit()
-    }
-}
-
-impl Drop for Bucket {
-    fn drop(&mut self) {
-        // A failure that nobody waited for breaks parameters too.
-        if self.updating {
-            let _ = self.wait();
-        }
     }
 }
 

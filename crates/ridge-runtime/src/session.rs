@@ -10,9 +10,9 @@ use crate::alias::is_updated;
 use crate::backend::{Backend, Buffer, WeightData};
 use crate::error::{Result, RuntimeError};
 use crate::layout::settle;
-use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamVersions, Refresh, lock};
+use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamUses, ParamVersions, Refresh, lock};
 use crate::plan::component_offsets;
-use crate::program::{Compiled, ParamUses, check_copies};
+use crate::program::{Compiled, check_copies};
 use crate::program_cache::ProgramCache;
 
 /// The parameters of models on a device, and what compiles programs that use them.

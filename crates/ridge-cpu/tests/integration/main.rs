@@ -4,6 +4,8 @@
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
+#[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
+mod in_flight;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]
 mod random_graphs;
 mod rerun;
@@ -18,4 +20,5 @@ mod patterns;
 mod random;
 mod registry;
 mod steady_state;
+mod steps;
 mod weights;

@@ -114,11 +114,12 @@ fn memory_that_is_written_may_be_bound_as_a_weight() {
         let mut bucket = program.bind(&Bindings::new(), std::slice::from_ref(&buffer), &[]).unwrap();
         let w = Tensor::float(w.dtype, &w.shape, w.floats().iter().map(|x| x * factor).collect());
         backend.write(&buffer, &w.to_bytes()).unwrap();
-        bucket.input(0).copy_from_slice(&x.to_bytes());
-        bucket.submit().unwrap();
-        bucket.wait().unwrap();
+        bucket.input(0, 0).copy_from_slice(&x.to_bytes());
+        let staged = ridge_runtime::Staged { input: 0, bytes: x.to_bytes().len() };
+        bucket.submit(0, &[staged], false).unwrap();
+        bucket.wait(0).unwrap();
         let value = |arg: &Arg| Value::Plain(if &*arg.name == "x" { x.clone() } else { w.clone() });
         let expected = run(&backend, &graph, &Bindings::new(), &value).unwrap();
-        assert_eq!(bucket.output(0), expected[0].to_bytes());
+        assert_eq!(bucket.output(0, 0), expected[0].to_bytes());
     }
 }

@@ -49,6 +49,11 @@ impl<M> ArenaLease<M> {
     pub(crate) fn release(&mut self) {
         self.block = None;
     }
+
+    /// Gives the block to a step, which keeps it alive while it is in flight.
+    pub(crate) fn take(&mut self) -> Option<Arc<M>> {
+        self.block.take()
+    }
 }
 
 impl<M> SharedArena<M> {
@@ -145,6 +150,23 @@ mod tests {
         arena.lease(&mut large, 1000, counted(&live)).expect("allocates");
         assert_eq!(live.load(Ordering::Relaxed), 1100);
         flying.release();
+        assert_eq!(live.load(Ordering::Relaxed), 1000);
+    }
+
+    #[test]
+    fn steps_of_one_bucket_share_a_block_until_it_grows() {
+        let live = AtomicUsize::new(0);
+        let arena = SharedArena::new();
+        let (mut lease, mut large) = (ArenaLease::default(), ArenaLease::default());
+        arena.lease(&mut lease, 100, counted(&live)).expect("allocates");
+        let first = lease.take();
+        assert!(!arena.lease(&mut lease, 100, counted(&live)).expect("is there"), "the addresses are the same");
+        let second = lease.take();
+        arena.lease(&mut large, 1000, counted(&live)).expect("allocates");
+        assert!(arena.lease(&mut lease, 100, counted(&live)).expect("is there"), "its addresses are stale");
+        drop(first);
+        assert_eq!(live.load(Ordering::Relaxed), 1100, "a step is in flight in the old block");
+        drop(second);
         assert_eq!(live.load(Ordering::Relaxed), 1000);
     }
 

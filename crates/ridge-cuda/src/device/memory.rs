@@ -101,6 +101,16 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.pointer, self.bytes) }
     }
 
+    /// Some of the bytes, the only ones that the GPU must not use meanwhile.
+    pub(crate) fn part_mut(&mut self, part: std::ops::Range<usize>) -> &mut [u8] {
+        assert!(part.start <= part.end && part.end <= self.bytes, "{part:?} of {} bytes", self.bytes);
+        if part.is_empty() {
+            return &mut [];
+        }
+        // SAFETY: within what was allocated and zeroed; the rest as in `bytes_mut`.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer.add(part.start), part.len()) }
+    }
+
     /// The bytes; the GPU must not use them meanwhile.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         if self.bytes == 0 {

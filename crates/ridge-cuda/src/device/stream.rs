@@ -1,5 +1,7 @@
 //! The stream on which all work of a GPU is queued.
 
+use std::ops::Range;
+
 use ridge_runtime::Result;
 
 use super::context::CudaContext;
@@ -70,17 +72,27 @@ impl<'a> StreamQueue<'a> {
         unsafe { self.driver.fill(memory.address(), byte, bytes, self.stream) }
     }
 
-    /// Queues a copy of all of `from` to `to`.
+    /// Queues a copy of these bytes of `from` to the same place in `to`, and with `fill` fills them in `from` afterwards.
     ///
     /// # Safety
-    /// `from` stays as it is, and both live, until the copy is done.
-    pub(crate) unsafe fn to_device(&self, to: &DeviceMemory, from: &PinnedMemory) -> Result<()> {
-        assert!(from.bytes().len() <= to.bytes(), "{} bytes to {}", from.bytes().len(), to.bytes());
-        if from.bytes().is_empty() {
+    /// Nobody uses these bytes of `from`, and both live, until the copy is done.
+    pub(crate) unsafe fn to_device(
+        &self,
+        to: &DeviceMemory,
+        from: &PinnedMemory,
+        bytes: Range<usize>,
+        fill: Option<u8>,
+    ) -> Result<()> {
+        let part = &from.bytes()[bytes.clone()];
+        assert!(bytes.end <= to.bytes(), "{bytes:?} of {}", to.bytes());
+        if part.is_empty() {
             return Ok(());
         }
-        // SAFETY: both sides are as long, as just checked; the rest by the caller's promise.
-        unsafe { self.driver.to_device(to.address(), from.pointer, from.bytes().len(), self.stream) }
+        // SAFETY: within both sides, as just checked; the rest by the caller's promise.
+        unsafe { self.driver.to_device(to.address() + bytes.start as u64, part.as_ptr(), part.len(), self.stream)? };
+        let Some(byte) = fill else { return Ok(()) };
+        // SAFETY: as above; page-locked memory has the same address on the GPU.
+        unsafe { self.driver.fill(part.as_ptr() as Address, byte, part.len(), self.stream) }
     }
 
     /// Queues a copy of the front of `from` over all of `to`.

@@ -66,6 +66,10 @@ impl BoundActions {
         let mut constants: Vec<u8> = Vec::new();
         let mut order = LaunchOrder::default();
         for (index, launch) in plan.launches.iter().enumerate() {
+            if index == plan.cut {
+                // A segment begins as a step does.
+                order = LaunchOrder::default();
+            }
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
                 let work = match action {

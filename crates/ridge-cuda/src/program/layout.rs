@@ -1,6 +1,8 @@
 //! Where the values of a bucket are in device memory, and how much of it the bucket takes.
 
-use ridge_runtime::{MemoryBytes, MemoryOwner, Plan};
+use std::ops::Range;
+
+use ridge_runtime::{MemoryBytes, MemoryOwner, Plan, SLOTS, Staged};
 
 use crate::cublaslt;
 use crate::kernel::{CudaKernel, DeviceAction};
@@ -27,6 +29,23 @@ impl BlockLayout {
             at
         };
         Self { offsets: sizes.iter().map(place).collect(), sizes: sizes.to_vec(), total }
+    }
+
+    /// The bytes of the block that hold what was staged, neighbours joined.
+    pub(super) fn staged<'a>(&'a self, staged: &'a [Staged]) -> impl Iterator<Item = Range<usize>> + 'a {
+        let mut rest =
+            staged.iter().map(|s| (s.input, self.offsets[s.input]..self.offsets[s.input] + s.bytes)).peekable();
+        std::iter::from_fn(move || {
+            let (mut last, mut range) = rest.next()?;
+            while let Some((input, next)) = rest.peek()
+                // All of `last` was staged: only padding is between the two.
+                && *input == last + 1 && range.end == self.offsets[last] + self.sizes[last]
+            {
+                (last, range.end) = (*input, next.end);
+                rest.next();
+            }
+            Some(range)
+        })
     }
 }
 
@@ -71,7 +90,7 @@ impl BucketLayout {
             .with(MemoryOwner::Inputs, self.inputs.total)
             .with(MemoryOwner::Outputs, self.outputs.total)
             .with(MemoryOwner::Constants, self.constants)
-            .with(MemoryOwner::HostStaging, self.inputs.total + self.outputs.total)
+            .with(MemoryOwner::HostStaging, SLOTS * (self.inputs.total + self.outputs.total))
     }
 
     /// All of it.
@@ -97,6 +116,21 @@ mod tests {
     use super::*;
     use crate::compile;
     use crate::kernels::CudaKernelRegistry;
+
+    #[test]
+    fn neighbours_that_were_staged_are_copied_as_one() {
+        let layout = BlockLayout::new(&[100, 256, 4, 1000]);
+        let ranges = |staged: &[(usize, usize)]| {
+            let staged: Vec<Staged> =
+                staged.iter().map(|(input, bytes)| Staged { input: *input, bytes: *bytes }).collect();
+            layout.staged(&staged).collect::<Vec<_>>()
+        };
+        assert_eq!(ranges(&[(0, 100), (1, 256), (2, 4), (3, 1000)]), vec![0..1768]);
+        assert_eq!(ranges(&[(0, 100), (2, 4), (3, 1000)]), [0..100, 512..1768]);
+        // Behind a part, the rest of the input must stay.
+        assert_eq!(ranges(&[(0, 100), (1, 8), (2, 4), (3, 0)]), [0..264, 512..768]);
+        assert_eq!(ranges(&[]), []);
+    }
 
     #[test]
     fn every_allocation_of_a_bucket_is_counted() {

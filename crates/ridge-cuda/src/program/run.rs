@@ -2,10 +2,13 @@
 
 use std::ffi::c_void;
 use std::fmt::Write as _;
+use std::ops::Range;
 use std::sync::Arc;
 
-use ridge_graph::Graph;
-use ridge_runtime::{LaunchTime, MemoryBytes, MemoryOwner, Place, Plan, Region, Result, Run, RuntimeError};
+use ridge_graph::{Graph, Role};
+use ridge_runtime::{
+    LaunchTime, MemoryBytes, MemoryOwner, Place, Plan, Region, Result, Run, RuntimeError, SLOTS, Staged,
+};
 
 use super::actions::{BoundAction, BoundActions, BoundWork};
 use super::layout::BucketLayout;
@@ -33,20 +36,43 @@ pub(super) struct CudaRun {
     constants: DeviceMemory,
     inputs: DeviceMemory,
     outputs: DeviceMemory,
-    staged_inputs: PinnedMemory,
-    staged_outputs: PinnedMemory,
-    /// Recorded behind the last step submitted.
-    done: CudaEvent,
-    /// The workspace, leased while a step is in flight.
+    slots: [RunSlot; SLOTS],
+    /// Of each step input: is it late?
+    late: Vec<bool>,
+    /// The workspace, which the step that is submitted takes from here.
     arena: ArenaLease<DeviceMemory>,
+    /// Where the workspace was when the arguments were resolved, and its size.
+    workspace: (Address, usize),
     /// The arguments of all launches: addresses, with the workspace where it was when they were resolved, and numbers.
     words: Vec<u64>,
     /// The addresses of one launch's arguments, while it is queued.
     params: Vec<*mut c_void>,
-    /// The step as one graph, after it has run once; dropped when addresses change.
+    /// The segments.
+    segments: [Segment; 2],
+    failure: Option<String>,
+}
+
+/// Launches that are queued at a time: those before the first that reads a late input, and the rest.
+struct Segment {
+    /// Its actions.
+    actions: Range<usize>,
+    /// It as one graph, after it has run once; dropped when addresses change.
     captured: Option<CapturedGraph>,
     ran: bool,
-    failure: Option<String>,
+}
+
+/// A slot of the ring.
+struct RunSlot {
+    staged_inputs: PinnedMemory,
+    staged_outputs: PinnedMemory,
+    /// Recorded behind what was queued last of the step.
+    done: CudaEvent,
+    /// The workspace while the step is in flight.
+    arena: Option<Arc<DeviceMemory>>,
+    /// The step's number on the device.
+    number: u64,
+    /// Does the step wait for its late inputs?
+    held: bool,
 }
 
 // SAFETY: `params` is used by `submit` alone, and its pointers are not read after that.
@@ -71,12 +97,26 @@ impl CudaRun {
         assert_eq!(constants.len(), layout.constants, "the layout counts the constants");
         let constant_block = device.allocate(layout.constants, MemoryOwner::Constants)?;
         device.upload(&constant_block, 0, &constants)?;
+        let slot = || -> Result<RunSlot> {
+            Ok(RunSlot {
+                staged_inputs: device.pinned(layout.inputs.total)?,
+                staged_outputs: device.pinned(layout.outputs.total)?,
+                done: device.event()?,
+                arena: None,
+                number: 0,
+                held: false,
+            })
+        };
+        let slots = [slot()?, slot()?];
+        let cut = actions.iter().position(|action| action.launch >= plan.cut).unwrap_or(actions.len());
+        let segment = |actions| Segment { actions, captured: None, ran: false };
+        let segments = [segment(0..cut), segment(cut..actions.len())];
+        let late = graph.args(Role::StepInput).map(|arg| arg.late).collect();
         let mut run = Self {
             inputs: device.allocate(layout.inputs.total, MemoryOwner::Inputs)?,
             outputs: device.allocate(layout.outputs.total, MemoryOwner::Outputs)?,
-            staged_inputs: device.pinned(layout.inputs.total)?,
-            staged_outputs: device.pinned(layout.outputs.total)?,
-            done: device.event()?,
+            slots,
+            late,
             device,
             graph,
             options,
@@ -87,43 +127,52 @@ impl CudaRun {
             states,
             constants: constant_block,
             arena: ArenaLease::default(),
+            workspace: (0, 0),
             words: vec![0; words],
             params: Vec::with_capacity(max_args),
-            captured: None,
-            ran: false,
+            segments,
             failure: None,
         };
         // Grows the workspace now, so that a step does not.
         run.lease_arena()?;
         run.arena.release();
+        run.device.queue()?.fill(&run.inputs, 0, run.layout.inputs.total)?;
         Ok(run)
     }
 
     /// Leases the workspace for a step, and resolves addresses again where it has moved.
     fn lease_arena(&mut self) -> Result<()> {
         if self.device.lease_arena(&mut self.arena, self.layout.arena)? {
+            let block = self.arena.block().expect("just leased");
+            self.workspace = (block.address(), block.bytes());
             self.resolve()?;
         }
         Ok(())
     }
 
-    /// Waits for the step in flight, and gives the workspace back.
-    fn finish(&mut self) -> Result<()> {
-        let waited = self.done.wait();
-        self.arena.release();
+    /// Waits for the step of `slot`, and gives the workspace back.
+    fn finish(&mut self, slot: usize) -> Result<()> {
+        let slot = &mut self.slots[slot];
+        let waited = slot.done.wait();
+        if !slot.held {
+            slot.arena = None;
+        }
         waited
     }
 
-    /// The block that a place is in, and where in it.
-    fn block(&self, place: Place) -> (&DeviceMemory, usize) {
-        let (memory, base): (&DeviceMemory, usize) = match place.region {
-            Region::Arena => (self.arena.block().expect("leased while addresses are needed"), 0),
-            Region::Weight(i) => (&self.weights[i as usize], 0),
-            Region::State(i) => (&self.states[i as usize], 0),
-            Region::Input(i) => (&self.inputs, self.layout.inputs.offsets[i as usize]),
-            Region::Output(i) => (&self.outputs, self.layout.outputs.offsets[i as usize]),
+    /// Where a place is, and how many bytes its block has from there on.
+    fn at(&self, place: Place) -> (Address, usize) {
+        let of = |memory: &DeviceMemory, base: usize| (memory.address(), memory.bytes(), base);
+        let (address, bytes, base) = match place.region {
+            Region::Arena => (self.workspace.0, self.workspace.1, 0),
+            Region::Weight(i) => of(&self.weights[i as usize], 0),
+            Region::State(i) => of(&self.states[i as usize], 0),
+            Region::Input(i) => of(&self.inputs, self.layout.inputs.offsets[i as usize]),
+            Region::Output(i) => of(&self.outputs, self.layout.outputs.offsets[i as usize]),
         };
-        (memory, base + place.offset)
+        let offset = base + place.offset;
+        assert!(offset <= bytes, "{place:?} begins past its block of {bytes} bytes");
+        (address + offset as u64, bytes - offset)
     }
 
     /// The address of an operand of a launch.
@@ -134,14 +183,12 @@ impl CudaRun {
             OperandSlot::Output(i) => launch.outputs[i],
             OperandSlot::Scratch => Place { region: Region::Arena, offset: self.layout.scratch_offset },
         };
-        let (memory, at) = self.block(place);
-        assert!(at <= memory.bytes(), "{place:?} begins past its block of {} bytes", memory.bytes());
-        memory.address() + at as u64
+        self.at(place).0
     }
 
     /// Writes the arguments of all launches, with addresses as they are now.
     fn resolve(&mut self) -> Result<()> {
-        self.captured = None;
+        self.segments.iter_mut().for_each(|segment| segment.captured = None);
         let mut words = std::mem::take(&mut self.words);
         for action in &self.actions {
             let BoundWork::Launch { first, args, .. } = &action.work else { continue };
@@ -156,32 +203,65 @@ impl CudaRun {
         Ok(())
     }
 
-    /// Queues one step: launch by launch the first time, captured as one launch from then on.
-    fn queue(&mut self) -> Result<()> {
+    /// Queues one segment of the step in `slot`: launch by launch the first time, captured as one launch from then on.
+    /// Copies of what was staged come before it, and copies of outputs behind the last one; they are not captured, since
+    /// they depend on the slot.
+    fn queue(&mut self, slot: usize, segment: usize, staged: &[Staged]) -> Result<()> {
         let device = Arc::clone(&self.device);
         let queue = device.queue()?;
-        if self.options.poison || self.options.check_launches || !self.ran {
-            self.queue_all(&queue, |_| Ok(()))?;
-        } else {
-            if self.captured.is_none() {
-                self.captured = Some(device.capture(|| self.queue_all(&queue, |_| Ok(())))?);
+        if segment == 0 {
+            self.poison(&queue, slot)?;
+        }
+        self.queue_inputs(&queue, slot, staged)?;
+        let actions = self.segments[segment].actions.clone();
+        if self.options.poison || self.options.check_launches || !self.segments[segment].ran {
+            self.queue_all(&queue, actions, |_| Ok(()))?;
+        } else if !actions.is_empty() {
+            if self.segments[segment].captured.is_none() {
+                let captured = device.capture(|| self.queue_all(&queue, actions, |_| Ok(())))?;
+                self.segments[segment].captured = Some(captured);
             }
             // SAFETY: what was captured uses this bucket's memory, at the addresses of now.
-            unsafe { queue.launch_captured(self.captured.as_ref().expect("captured above"))? };
+            unsafe { queue.launch_captured(self.segments[segment].captured.as_ref().expect("captured above"))? };
         }
-        self.ran = true;
-        self.done.record()
+        self.segments[segment].ran = true;
+        if segment == 1 {
+            self.queue_outputs(&queue, slot)?;
+        }
+        Ok(())
     }
 
-    /// Queues a step's copies and launches, and does `after` each of the latter.
-    fn queue_all(&mut self, queue: &StreamQueue<'_>, mut after: impl FnMut(usize) -> Result<()>) -> Result<()> {
+    /// Fills what the launches of a step must not rely on.
+    fn poison(&self, queue: &StreamQueue<'_>, slot: usize) -> Result<()> {
         if self.options.poison {
-            queue.fill(self.arena.block().expect("leased for the step"), POISON, self.layout.arena)?;
+            queue.fill(self.slots[slot].arena.as_ref().expect("leased for the step"), POISON, self.layout.arena)?;
             queue.fill(&self.outputs, POISON, self.layout.outputs.total)?;
         }
-        // SAFETY: both are this bucket's, and `input` waits for the step before it hands the staging memory out.
-        unsafe { queue.to_device(&self.inputs, &self.staged_inputs)? };
-        for index in 0..self.actions.len() {
+        Ok(())
+    }
+
+    fn queue_inputs(&self, queue: &StreamQueue<'_>, slot: usize, staged: &[Staged]) -> Result<()> {
+        let fill = self.options.poison.then_some(POISON);
+        for bytes in self.layout.inputs.staged(staged) {
+            // SAFETY: both are this bucket's, and `input` gives out no staging memory that is being copied.
+            unsafe { queue.to_device(&self.inputs, &self.slots[slot].staged_inputs, bytes, fill)? };
+        }
+        Ok(())
+    }
+
+    fn queue_outputs(&mut self, queue: &StreamQueue<'_>, slot: usize) -> Result<()> {
+        // SAFETY: both are this bucket's, and `output` waits for the step before it hands the staging memory out.
+        unsafe { queue.to_host(&mut self.slots[slot].staged_outputs, &self.outputs) }
+    }
+
+    /// Queues launches, and does `after` each of them.
+    fn queue_all(
+        &mut self,
+        queue: &StreamQueue<'_>,
+        actions: Range<usize>,
+        mut after: impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        for index in actions {
             let mut outcome = self.queue_one(queue, index);
             if outcome.is_ok() && self.options.check_launches {
                 outcome = self.device.synchronize();
@@ -189,23 +269,34 @@ impl CudaRun {
             outcome.map_err(|error| failed(format!("{} failed: {error}", self.described(index))))?;
             after(index)?;
         }
-        // SAFETY: both are this bucket's, and `output` waits for the step before it hands the staging memory out.
-        unsafe { queue.to_host(&mut self.staged_outputs, &self.outputs)? };
-        if self.options.poison {
-            queue.fill(&self.inputs, POISON, self.layout.inputs.total)?;
-        }
         Ok(())
     }
 
+    /// Submits a step: both segments of it, or the first where it is `held`.
+    fn queue_step(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
+        self.lease_arena()?;
+        self.slots[slot].arena = self.arena.take();
+        self.queue(slot, 0, staged)?;
+        if !held {
+            self.queue(slot, 1, &[])?;
+        }
+        self.slots[slot].done.record()
+    }
+
     /// Runs a step with a timed event behind each launch.
-    fn queue_timed(&mut self) -> Result<Vec<LaunchTime>> {
+    fn queue_timed(&mut self, slot: usize, staged: &[Staged]) -> Result<Vec<LaunchTime>> {
         let device = Arc::clone(&self.device);
         let events = (0..=self.actions.len()).map(|_| device.timed_event()).collect::<Result<Vec<_>>>()?;
         let queue = device.queue()?;
+        self.lease_arena()?;
+        self.slots[slot].arena = self.arena.take();
+        self.poison(&queue, slot)?;
+        self.queue_inputs(&queue, slot, staged)?;
         events[0].record()?;
-        self.queue_all(&queue, |index| events[index + 1].record())?;
-        self.done.record()?;
-        self.done.wait()?;
+        self.queue_all(&queue, 0..self.actions.len(), |index| events[index + 1].record())?;
+        self.queue_outputs(&queue, slot)?;
+        self.slots[slot].done.record()?;
+        self.slots[slot].done.wait()?;
         let mut times: Vec<LaunchTime> = Vec::with_capacity(self.plan.launches.len());
         for (launch, planned) in self.plan.launches.iter().enumerate() {
             let of = &self.plan.kernels[planned.kernel];
@@ -269,81 +360,130 @@ impl CudaRun {
         text
     }
 
-    /// Remembers an error: after a fault the context of a GPU cannot be used any more.
-    fn noted<T>(&mut self, outcome: Result<T>) -> Result<T> {
+    /// Remembers an error: after a fault the context of a GPU cannot be used any more, so that every step behind the first
+    /// that failed fails too, and names it.
+    fn noted<T>(&mut self, slot: usize, outcome: Result<T>) -> Result<T> {
         if let Some(why) = &self.failure {
             return Err(failed(format!("a step failed before: {why}")));
         }
         outcome.map_err(|error| {
-            let mut why = error.to_string();
-            if !self.options.check_launches {
-                why += "; set RIDGE_CUDA_CHECK=1 to learn which kernel";
+            if !matches!(error, RuntimeError::Device { .. }) {
+                return error;
             }
+            let number = self.slots[slot].number;
+            let why = self.device.order.failed_before(number).unwrap_or_else(|| {
+                let mut why = error.to_string();
+                if !self.options.check_launches {
+                    why += "; set RIDGE_CUDA_CHECK=1 to learn which kernel";
+                }
+                self.device.order.failed(number, &why);
+                why
+            });
             self.failure = Some(why.clone());
-            match error {
-                RuntimeError::Device { .. } => failed(why.trim_start_matches("cuda: ")),
-                other => other,
-            }
+            failed(why.trim_start_matches("cuda: "))
         })
+    }
+
+    /// Waits for the step of `slot`.
+    fn finished(&mut self, slot: usize) -> Result<()> {
+        let waited = self.finish(slot);
+        self.noted(slot, waited)
+    }
+
+    /// Has `queue` queue a step of `slot` in its turn.
+    fn in_turn<T>(&mut self, slot: usize, held: bool, queue: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        if self.slots[slot].held {
+            return Err(failed("the step in the slot waits for its late inputs"));
+        }
+        self.finished(slot)?;
+        let device = Arc::clone(&self.device);
+        let mut result = None;
+        let submitted = device.order.submit(held, |number| {
+            self.slots[slot].number = number;
+            result = Some(queue(self)?);
+            Ok(())
+        });
+        self.noted(slot, submitted)?;
+        self.slots[slot].held = held;
+        Ok(result.expect("queued"))
     }
 }
 
 impl Run for CudaRun {
-    fn input(&mut self, index: usize) -> &mut [u8] {
-        // The next `submit` returns a failure.
-        let waited = self.finish();
-        let _ = self.noted(waited);
+    fn input(&mut self, slot: usize, index: usize) -> &mut [u8] {
+        // The first segment of a step that is held copies no late inputs.
+        if !(self.slots[slot].held && self.late[index]) {
+            // The next `submit` returns a failure.
+            let _ = self.finished(slot);
+        }
         let (at, bytes) = (self.layout.inputs.offsets[index], self.layout.inputs.sizes[index]);
-        &mut self.staged_inputs.bytes_mut()[at..at + bytes]
+        self.slots[slot].staged_inputs.part_mut(at..at + bytes)
     }
 
-    fn submit(&mut self) -> Result<()> {
-        let waited = self.finish();
-        self.noted(waited)?;
-        let leased = self.lease_arena();
-        self.noted(leased)?;
-        let queued = self.queue();
-        self.noted(queued)
+    fn submit(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
+        let held = held && self.late.contains(&true);
+        assert!(!held || staged.iter().all(|staged| !self.late[staged.input]), "late inputs of a held step");
+        self.in_turn(slot, held, |run| run.queue_step(slot, staged, held))
+    }
+
+    fn release(&mut self, slot: usize, staged: &[Staged]) -> Result<()> {
+        if !std::mem::take(&mut self.slots[slot].held) {
+            return Ok(());
+        }
+        let device = Arc::clone(&self.device);
+        let queued = device.order.release(self.slots[slot].number, || {
+            self.queue(slot, 1, staged)?;
+            self.slots[slot].done.record()
+        });
+        self.noted(slot, queued)
     }
 
     fn memory(&self) -> MemoryBytes {
         self.layout.own_memory()
     }
 
-    fn timed(&mut self) -> Result<Vec<LaunchTime>> {
-        let waited = self.finish();
-        self.noted(waited)?;
-        let leased = self.lease_arena();
-        self.noted(leased)?;
-        let times = self.queue_timed();
-        self.arena.release();
-        self.noted(times)
+    fn timed(&mut self, slot: usize, staged: &[Staged]) -> Result<Vec<LaunchTime>> {
+        let times = self.in_turn(slot, false, |run| run.queue_timed(slot, staged))?;
+        self.slots[slot].arena = None;
+        Ok(times)
     }
 
-    fn poll(&mut self) -> Result<bool> {
-        let passed = self.done.passed();
-        if matches!(passed, Ok(true)) {
-            self.arena.release();
+    fn poll(&mut self, slot: usize) -> Result<bool> {
+        if self.slots[slot].held {
+            return Ok(false);
         }
-        self.noted(passed)
+        let passed = self.slots[slot].done.passed();
+        if matches!(passed, Ok(true)) {
+            self.slots[slot].arena = None;
+        }
+        self.noted(slot, passed)
     }
 
-    fn wait(&mut self) -> Result<()> {
-        let waited = self.finish();
-        self.noted(waited)
+    fn wait(&mut self, slot: usize) -> Result<()> {
+        if self.slots[slot].held {
+            return Err(failed("the step waits for its late inputs"));
+        }
+        self.finished(slot)
     }
 
-    fn output(&self, index: usize) -> &[u8] {
+    fn output(&self, slot: usize, index: usize) -> &[u8] {
+        let slot = &self.slots[slot];
         // `poll` or `wait` has returned a failure.
-        let _ = self.done.wait();
+        let _ = slot.done.wait();
         let (at, bytes) = (self.layout.outputs.offsets[index], self.layout.outputs.sizes[index]);
-        &self.staged_outputs.bytes()[at..at + bytes]
+        &slot.staged_outputs.bytes()[at..at + bytes]
     }
 }
 
 impl Drop for CudaRun {
     fn drop(&mut self) {
-        // What the step uses must outlive it; of a step that failed nothing runs any more.
-        let _ = self.done.wait();
+        for slot in &mut self.slots {
+            if std::mem::take(&mut slot.held) {
+                // The rest of the step is given up.
+                let _ = self.device.order.release(slot.number, || Ok(()));
+            }
+            // What the step uses must outlive it; of a step that failed nothing runs any more.
+            let _ = slot.done.wait();
+        }
     }
 }

@@ -6,6 +6,8 @@ mod cases;
 mod common;
 #[path = "../../../ridge-runtime/tests/common/decoder.rs"]
 mod decoder;
+#[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
+mod in_flight;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]
 mod random;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
@@ -15,3 +17,4 @@ mod conformance;
 mod gemm;
 mod graphs;
 mod kernels;
+mod steps;

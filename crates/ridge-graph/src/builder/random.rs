@@ -3,7 +3,7 @@
 use crate::builder::join;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::graph::{Builder, CompositeRef, Op, Role, Var};
+use crate::graph::{Arg, Builder, CompositeRef, Op, Role, Var};
 use crate::ops::FoldKey;
 use crate::shape::Shape;
 use crate::types::Type;
@@ -37,7 +37,7 @@ impl Builder {
     fn outer_key(&mut self) -> Result<Var> {
         let scalar = Type::tensor(DType::I64, Shape::default());
         if self.open.len() > 1 {
-            return Ok(self.named_arg(KEY, scalar, Role::Key)?.1);
+            return Ok(self.named_arg(Arg::new(KEY, scalar, Role::Key))?.1);
         }
         let scope = self.scope().to_owned();
         self.set_scope(&join(&scope, KEY));

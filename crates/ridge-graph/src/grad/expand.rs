@@ -128,7 +128,7 @@ impl Differentiator {
         for i in &cotangents {
             let ty = forward.ty(results[*i]).plain();
             let name = format!("grad.{}", source.outputs[*i].name);
-            let cotangent = sweep.g.push_arg(Arg { name: name.into(), ty, role: Role::Data });
+            let cotangent = sweep.g.push_arg(Arg::new(name, ty, Role::Data));
             sweep.add(results[*i], cotangent)?;
         }
         sweep.run()?;

@@ -38,9 +38,7 @@ pub(super) fn settle(
     for (value, _) in fates.iter().filter(|(_, fate)| **fate == Fate::Saved) {
         let arg = match &forward.nodes[value.index()].op {
             Op::Arg(i) => forward.args[*i].clone(),
-            _ => {
-                Arg { name: format!("saved.{}", saved.len()).into(), ty: forward.ty(*value).clone(), role: Role::Data }
-            }
+            _ => Arg::new(format!("saved.{}", saved.len()), forward.ty(*value).clone(), Role::Data),
         };
         rebuild.built.insert(*value, g.push_arg(arg));
         saved.push(*value);

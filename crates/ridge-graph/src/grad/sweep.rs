@@ -63,7 +63,7 @@ impl<'a> ReverseSweep<'a> {
             return Ok(*arg);
         }
         let ty = self.forward.ty(value).clone();
-        let arg = self.g.push_arg(Arg { name: format!("{value:?}").into(), ty, role: Role::Data });
+        let arg = self.g.push_arg(Arg::new(format!("{value:?}"), ty, Role::Data));
         requested.push((value, arg));
         Ok(arg)
     }

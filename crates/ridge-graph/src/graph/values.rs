@@ -67,6 +67,15 @@ pub struct Arg {
     pub ty: Type,
     /// What it is.
     pub role: Role,
+    /// Of a step input: may it be given after the step was submitted? What does not depend on it runs meanwhile.
+    pub late: bool,
+}
+
+impl Arg {
+    /// An argument that is not late.
+    pub fn new(name: impl Into<Arc<str>>, ty: Type, role: Role) -> Self {
+        Self { name: name.into(), ty, role, late: false }
+    }
 }
 
 /// A named output of a function.

@@ -189,7 +189,7 @@ pub(super) fn extract(function: &Function, nodes: &[usize], inputs: &[Var], expo
     let mut map = std::collections::HashMap::new();
     for (i, var) in inputs.iter().enumerate() {
         let ty = function.ty(*var).clone();
-        body.args.push(Arg { name: i.to_string().as_str().into(), ty: ty.clone(), role: Role::Data });
+        body.args.push(Arg::new(i.to_string(), ty.clone(), Role::Data));
         body.nodes.push(Node { op: Op::Arg(i), inputs: Vec::new(), outputs: vec![ty], scope: "".into() });
         map.entry(*var).or_insert_with(|| body.var(i, 0));
     }

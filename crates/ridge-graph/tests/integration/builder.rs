@@ -33,3 +33,29 @@ fn a_value_of_another_function_is_refused() {
     let said = g.function("f", |g| Ok(vec![g.neg(outer)?])).unwrap_err().to_string();
     assert!(said.contains("another function"), "{said}");
 }
+
+#[test]
+fn a_late_input_is_one_wherever_it_is_asked_for() {
+    let ty = || Type::tensor(DType::F32, [3]);
+    let mut g = Builder::new();
+    let masked = g
+        .function("masked", |g| {
+            let x = g.arg("x", ty());
+            let mask = g.late_input("mask", ty())?;
+            Ok(vec![g.add(x, mask)?])
+        })
+        .unwrap();
+    let x = g.step_input("x", ty()).unwrap();
+    let y = g.call(masked, &[x]).unwrap()[0];
+    assert!(g.late_input("mask", ty()).is_ok());
+    let said = g.step_input("mask", ty()).unwrap_err().to_string();
+    assert!(said.contains("mask") && said.contains("a late step input elsewhere"), "{said}");
+    let said = g.late_input("x", ty()).unwrap_err().to_string();
+    assert!(said.contains("not late elsewhere"), "{said}");
+    let graph = g.finish(vec![("y".into(), y)]).unwrap();
+    let late: Vec<_> = graph.main().args.iter().map(|arg| (&*arg.name, arg.late)).collect();
+    assert_eq!(late, [("x", false), ("mask", true)]);
+    assert!(
+        graph.to_string().contains("  late input mask: f32[3],") && graph.to_string().contains("  input x: f32[3],")
+    );
+}

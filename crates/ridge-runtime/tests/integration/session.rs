@@ -7,7 +7,7 @@ use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Builder, DType, Graph, Tensor, Type};
 use ridge_runtime::{
     Backend, Bucket, Buffer, CompileReason, MemoryBytes, MemoryOwner, Plan, Program, Result, Run, RuntimeError,
-    Session, WeightData, plan,
+    Session, Staged, WeightData, plan,
 };
 
 /// A backend that computes nothing, and whose steps fail while `fails` says so.
@@ -72,26 +72,30 @@ impl Program for IdleProgram {
 }
 
 impl Run for IdleRun {
-    fn input(&mut self, index: usize) -> &mut [u8] {
+    fn input(&mut self, _slot: usize, index: usize) -> &mut [u8] {
         &mut self.inputs[index]
     }
 
-    fn submit(&mut self) -> Result<()> {
+    fn submit(&mut self, _slot: usize, _staged: &[Staged], _held: bool) -> Result<()> {
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool> {
+    fn release(&mut self, _slot: usize, _staged: &[Staged]) -> Result<()> {
+        Ok(())
+    }
+
+    fn poll(&mut self, _slot: usize) -> Result<bool> {
         Ok(true)
     }
 
-    fn wait(&mut self) -> Result<()> {
+    fn wait(&mut self, _slot: usize) -> Result<()> {
         match self.fails.load(Ordering::Relaxed) {
             false => Ok(()),
             true => Err(RuntimeError::Device { backend: "idle", why: "fails".into() }),
         }
     }
 
-    fn output(&self, index: usize) -> &[u8] {
+    fn output(&self, _slot: usize, index: usize) -> &[u8] {
         &self.outputs[index]
     }
 }

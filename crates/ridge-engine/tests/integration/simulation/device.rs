@@ -11,7 +11,9 @@ use ridge_graph::ops::Quantize;
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
 use ridge_models::{HISTORY, symbols};
-use ridge_runtime::{Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, WeightData, plan};
+use ridge_runtime::{
+    Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, Staged, WeightData, plan,
+};
 
 /// What the model keeps of `token` behind one of which it keeps `before`, computed by codes of 8 bits or exactly.
 pub(crate) fn keep(before: Option<i32>, token: u32, by_codes: bool) -> i32 {
@@ -251,11 +253,12 @@ impl Step {
 }
 
 impl Run for Step {
-    fn input(&mut self, index: usize) -> &mut [u8] {
+    fn input(&mut self, _slot: usize, index: usize) -> &mut [u8] {
         &mut self.inputs[index]
     }
 
-    fn submit(&mut self) -> Result<()> {
+    fn submit(&mut self, slot: usize, _staged: &[Staged], held: bool) -> Result<()> {
+        assert!(slot == 0 && !held, "one step at a time");
         self.outcome = Some(self.run());
         if !self.device.blank {
             self.inputs.iter_mut().chain(&mut self.outputs).for_each(|bytes| bytes.fill(POISON));
@@ -263,18 +266,22 @@ impl Run for Step {
         Ok(())
     }
 
-    fn poll(&mut self) -> Result<bool> {
-        self.wait().map(|()| true)
+    fn release(&mut self, _slot: usize, _staged: &[Staged]) -> Result<()> {
+        Ok(())
     }
 
-    fn wait(&mut self) -> Result<()> {
+    fn poll(&mut self, slot: usize) -> Result<bool> {
+        self.wait(slot).map(|()| true)
+    }
+
+    fn wait(&mut self, _slot: usize) -> Result<()> {
         if let Some(outcome) = self.outcome.take() {
             self.outputs = outcome?;
         }
         Ok(())
     }
 
-    fn output(&self, index: usize) -> &[u8] {
+    fn output(&self, _slot: usize, index: usize) -> &[u8] {
         &self.outputs[index]
     }
 }

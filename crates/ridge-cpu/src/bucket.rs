@@ -1,0 +1,345 @@
+//! Buckets: launches with their operands' addresses, for steps of each slot.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use ridge_graph::{Bindings, FuncId, Graph, Role, Type, Var};
+use ridge_runtime::{MemoryLedger, Place, Plan, Region, Result, StepOrder, component_offsets};
+
+use crate::bytes::MemoryBlock;
+use crate::device::CpuDevice;
+use crate::io::KernelIo;
+use crate::kernel::{CpuKernel, Preparation};
+use crate::memory::AlignedMemory;
+use crate::pool::{LaunchSequence, MAX_CHUNKS};
+use crate::scratch::{POISON, Scratch};
+use crate::slot::{BoundSlot, SlotMemory};
+use crate::weight::BoundWeight;
+
+/// The least work that is worth handing to another thread.
+const NANOS_PER_CHUNK: f64 = 10_000.0;
+
+/// A cache line.
+const ROOM_ALIGN: usize = 64;
+
+/// Chunks a thread, so that one that was late or slowed down does not hold up the others.
+const CHUNKS_PER_THREAD: usize = 4;
+
+/// Where the room of preparations begins in the workspace: behind what the plan places there.
+fn room_offset(plan: &Plan) -> usize {
+    plan.arena_bytes.next_multiple_of(ROOM_ALIGN)
+}
+
+/// Bytes of workspace: values of the plan, and room for the largest preparation.
+pub(crate) fn arena_bytes(plan: &Plan, kernels: &[Arc<dyn CpuKernel>]) -> usize {
+    let room = kernels.iter().filter_map(|k| k.preparation()).map(|p| p.bytes).max().unwrap_or(0);
+    if room == 0 { plan.arena_bytes } else { room_offset(plan) + room }
+}
+
+/// What places refer to, but for the workspace and outputs.
+pub(crate) struct BucketMemory {
+    pub(crate) weights: Vec<BoundWeight>,
+    pub(crate) states: Vec<Arc<AlignedMemory>>,
+    /// Step inputs as the device has them.
+    pub(crate) inputs: Vec<AlignedMemory>,
+}
+
+/// A launch's operand.
+struct OperandAddress {
+    place: Place,
+    bytes: usize,
+}
+
+enum LaunchWork {
+    Kernel(Arc<dyn CpuKernel>),
+    /// Begins this segment of the step: copies what was staged.
+    Begin(usize),
+}
+
+struct BoundLaunch {
+    work: LaunchWork,
+    pieces: usize,
+    chunks: u16,
+    /// Is this the kernel's preparation?
+    prepares: bool,
+    /// Its operands are `blocks[first..][..inputs]`, then as many as there are outputs, then the room to prepare in.
+    first: usize,
+    inputs: usize,
+    outputs: usize,
+}
+
+/// A launch of the plan as traces have it.
+pub(crate) struct TracedLaunch {
+    pub(crate) func: FuncId,
+    pub(crate) node: usize,
+    pub(crate) path: Vec<Arc<str>>,
+    /// What runs it; `None` where there is nothing to do.
+    pub(crate) step: Option<usize>,
+}
+
+/// A bucket's launches. The addresses of their operands are found before the first step of each slot: see
+/// [`BoundBucket::resolve`].
+pub(crate) struct BoundBucket {
+    steps: Vec<BoundLaunch>,
+    pub(crate) traced: Vec<TracedLaunch>,
+    addresses: Vec<OperandAddress>,
+    pub(crate) memory: BucketMemory,
+    pub(crate) slots: Vec<BoundSlot>,
+    /// The launch that begins the segment of late inputs, if the program has any.
+    pub(crate) cut: Option<usize>,
+    /// Of each step input: is it late?
+    pub(crate) late: Vec<bool>,
+    pub(crate) order: Arc<StepOrder>,
+    pub(crate) poison: bool,
+    /// Counts the working memory of the threads that run its launches.
+    pub(crate) ledger: Arc<MemoryLedger>,
+    pub(crate) watch: LaunchClock,
+}
+
+/// When launches ended, while somebody wants to know.
+pub(crate) struct LaunchClock {
+    pub(crate) on: AtomicBool,
+    pub(crate) clock: Instant,
+    /// Nanoseconds of the clock at which the last chunk of each launch ended.
+    pub(crate) ends: Vec<AtomicU64>,
+}
+
+impl LaunchClock {
+    fn now(&self) -> u64 {
+        self.clock.elapsed().as_nanos() as u64
+    }
+}
+
+impl BoundBucket {
+    pub(crate) fn new(
+        graph: &Graph,
+        plan: &Plan,
+        bindings: &Bindings,
+        kernels: Vec<Arc<dyn CpuKernel>>,
+        (memory, slots): (BucketMemory, Vec<SlotMemory>),
+        device: &CpuDevice,
+    ) -> Result<Self> {
+        let late: Vec<bool> = graph.args(Role::StepInput).map(|arg| arg.late).collect();
+        let mut steps = Vec::with_capacity(plan.launches.len());
+        let mut traced = Vec::with_capacity(plan.launches.len());
+        let mut addresses = Vec::new();
+        let arena_bytes = arena_bytes(plan, &kernels);
+        steps.push(begins(0));
+        let mut cut = None;
+        if device.poison {
+            let outputs = plan.output_bytes.iter().enumerate().map(|(i, b)| (Region::Output(i as u32), *b));
+            let regions = std::iter::once((Region::Arena, arena_bytes)).chain(outputs);
+            steps.push(poisoned(regions, &mut addresses));
+        }
+        for (index, launch) in plan.launches.iter().enumerate() {
+            if index == plan.cut {
+                cut = Some(steps.len());
+                steps.push(begins(1));
+            }
+            let kernel = Arc::clone(&kernels[launch.kernel]);
+            let pieces = kernel.pieces();
+            let of = &plan.kernels[launch.kernel];
+            let path = launch.path.clone();
+            if pieces == 0 {
+                traced.push(TracedLaunch { func: of.func, node: of.node, path, step: None });
+                continue;
+            }
+            let function = graph.function(of.func);
+            let node = &function.nodes[of.node];
+            let bytes = |ty: &Type| -> Result<usize> { Ok(component_offsets(ty, bindings)?.1) };
+            let first = addresses.len();
+            for (place, var) in launch.inputs.iter().zip(&node.inputs) {
+                let var: &Var = var;
+                let bytes = match place.region {
+                    Region::Weight(i) => memory.weights[i as usize].bytes_of_panels(),
+                    _ => None,
+                }
+                .map_or_else(|| bytes(function.ty(*var)), Ok)?;
+                addresses.push(OperandAddress { place: *place, bytes });
+            }
+            for (place, ty) in launch.outputs.iter().zip(&node.outputs) {
+                addresses.push(OperandAddress { place: *place, bytes: bytes(ty)? });
+            }
+            let preparation = kernel.preparation();
+            let room =
+                Place { region: Region::Arena, offset: if preparation.is_some() { room_offset(plan) } else { 0 } };
+            addresses.push(OperandAddress { place: room, bytes: preparation.map_or(0, |p| p.bytes) });
+            let mut add = |prepares: bool, pieces: usize, nanos: f64| {
+                steps.push(BoundLaunch {
+                    chunks: chunks(pieces, nanos, device.pool.threads()),
+                    work: LaunchWork::Kernel(Arc::clone(&kernel)),
+                    pieces,
+                    prepares,
+                    first,
+                    inputs: launch.inputs.len(),
+                    outputs: launch.outputs.len(),
+                });
+            };
+            if let Some(Preparation { pieces, nanos_per_piece, .. }) = preparation {
+                add(true, pieces, nanos_per_piece);
+            }
+            add(false, pieces, kernel.nanos_per_piece());
+            traced.push(TracedLaunch { func: of.func, node: of.node, path, step: Some(steps.len() - 1) });
+        }
+        if cut.is_none() && late.contains(&true) {
+            cut = Some(steps.len());
+            steps.push(begins(1));
+        }
+        let slots = slots.into_iter().map(|memory| BoundSlot::new(memory, addresses.len())).collect();
+        let ends = steps.iter().map(|_| AtomicU64::new(0)).collect();
+        let watch = LaunchClock { on: AtomicBool::new(false), clock: Instant::now(), ends };
+        Ok(Self {
+            steps,
+            traced,
+            addresses,
+            memory,
+            slots,
+            cut,
+            late,
+            order: Arc::clone(&device.order),
+            poison: device.poison,
+            ledger: Arc::clone(&device.ledger),
+            watch,
+        })
+    }
+
+    /// The number of launches, with those that copy.
+    pub(crate) fn launches(&self) -> usize {
+        self.steps.len()
+    }
+
+    /// Finds every operand's address for steps of `slot`, with `arena` as the workspace.
+    ///
+    /// # Safety
+    /// No step of this slot is queued or running.
+    pub(crate) unsafe fn resolve(&self, slot: usize, arena: &AlignedMemory) {
+        let slot = &self.slots[slot];
+        let arena = arena.block();
+        let operands = self.addresses.iter().map(|address| {
+            let base = match address.place.region {
+                Region::Arena => arena,
+                Region::Weight(i) => self.memory.weights[i as usize].block(),
+                Region::State(i) => self.memory.states[i as usize].block(),
+                Region::Input(i) => self.memory.inputs[i as usize].block(),
+                Region::Output(i) => slot.memory.outputs[i as usize].block(),
+            };
+            let end = address.place.offset + address.bytes;
+            assert!(end <= base.bytes, "{:?} of {} bytes ends past its block", address.place, address.bytes);
+            // SAFETY: within the block, as just checked.
+            MemoryBlock { ptr: unsafe { base.ptr.add(address.place.offset) }, bytes: address.bytes }
+        });
+        // SAFETY: by the caller's promise.
+        unsafe { slot.resolve(operands) };
+    }
+}
+
+/// The launch that begins a segment.
+fn begins(segment: usize) -> BoundLaunch {
+    let work = LaunchWork::Begin(segment);
+    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, first: 0, inputs: 0, outputs: 0 }
+}
+
+/// A launch that poisons these blocks.
+fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<OperandAddress>) -> BoundLaunch {
+    let first = addresses.len();
+    addresses.extend(regions.map(|(region, bytes)| OperandAddress { place: Place { region, offset: 0 }, bytes }));
+    let outputs = addresses.len() - first;
+    addresses.push(OperandAddress { place: Place { region: Region::Arena, offset: 0 }, bytes: 0 });
+    let work = LaunchWork::Kernel(Arc::new(PoisonKernel));
+    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, first, inputs: 0, outputs }
+}
+
+/// Fills its outputs with what no kernel may rely on.
+struct PoisonKernel;
+
+impl CpuKernel for PoisonKernel {
+    fn pieces(&self) -> usize {
+        1
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        1.0
+    }
+
+    fn run(&self, io: &KernelIo<'_>, _pieces: Range<usize>, _scratch: &mut Scratch) {
+        for (i, block) in io.outputs.iter().enumerate() {
+            // SAFETY: the only piece.
+            unsafe { io.output::<u8>(i).part(0..block.bytes) }.fill(POISON);
+        }
+    }
+}
+
+fn chunks(pieces: usize, nanos_per_piece: f64, threads: usize) -> u16 {
+    if threads == 1 {
+        return 1;
+    }
+    let worth = (pieces as f64 * nanos_per_piece / NANOS_PER_CHUNK) as usize;
+    pieces.min(worth).clamp(1, (threads * CHUNKS_PER_THREAD).min(MAX_CHUNKS as usize)) as u16
+}
+
+/// Launches of a bucket for one slot: those of a whole step or of a segment.
+pub(crate) struct BucketLaunches {
+    pub(crate) bucket: Arc<BoundBucket>,
+    pub(crate) slot: usize,
+    pub(crate) launches: Range<usize>,
+}
+
+impl LaunchSequence for BucketLaunches {
+    fn launches(&self) -> usize {
+        self.launches.len()
+    }
+
+    fn chunks(&self, launch: usize) -> u16 {
+        self.bucket.steps[self.launches.start + launch].chunks
+    }
+
+    fn failed(&self, why: &str) {
+        let slot = &self.bucket.slots[self.slot];
+        slot.fail(why);
+        self.bucket.order.failed(slot.number(), why);
+    }
+
+    fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch) {
+        let (bucket, slot) = (&*self.bucket, &self.bucket.slots[self.slot]);
+        let launch = self.launches.start + launch;
+        let step = &bucket.steps[launch];
+        let watch = &bucket.watch;
+        let note_end = || {
+            if watch.on.load(Ordering::Relaxed) {
+                watch.ends[launch].fetch_max(watch.now(), Ordering::Relaxed);
+            }
+        };
+        let kernel = match &step.work {
+            LaunchWork::Begin(segment) => {
+                // SAFETY: the launch has one chunk; the run gives out no staging memory that the segment copies.
+                unsafe { slot.begin_segment(*segment, &bucket.memory.inputs, &bucket.order, bucket.poison) };
+                note_end();
+                return;
+            }
+            LaunchWork::Kernel(_) if slot.has_failed() => return,
+            LaunchWork::Kernel(kernel) => kernel,
+        };
+        // SAFETY: a step of the slot is running.
+        let blocks = unsafe { slot.operands() };
+        let (inputs, rest) = blocks[step.first..].split_at(step.inputs);
+        let (outputs, rest) = rest.split_at(step.outputs);
+        let io = KernelIo { inputs, outputs, room: rest[0] };
+        let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
+        let pieces = match chunks {
+            1 => 0..step.pieces,
+            _ => step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks,
+        };
+        scratch.count_in(&bucket.ledger);
+        if bucket.poison {
+            scratch.poison();
+        }
+        if step.prepares {
+            kernel.prepare(&io, pieces, scratch);
+        } else {
+            kernel.run(&io, pieces, scratch);
+        }
+        note_end();
+    }
+}
