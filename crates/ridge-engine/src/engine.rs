@@ -3,6 +3,7 @@
 mod pending;
 mod sequence;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ridge_graph::Graph;
@@ -16,8 +17,11 @@ use crate::programs::{Programs, Wanted};
 use crate::rows::Rows;
 use crate::sampling::{Logprobs, Sampling};
 use pending::{PendingStep, StepSource};
-pub use sequence::{Next, Outcome, Row, SequenceId, Start};
+pub use sequence::{Next, Outcome, Row, SAMPLED, SequenceId, Start};
 use sequence::{Sequence, Shared};
+
+/// Steps that may be in flight at a time: one that runs, and one that is queued behind it.
+pub const STEPS_IN_FLIGHT: usize = 2;
 
 /// How much an engine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,9 +59,10 @@ pub struct Engine {
     started: u64,
     /// Steps begun.
     steps: u64,
-    /// The step that is prepared, or submitted.
-    pending: PendingStep,
-    submitted: bool,
+    /// The steps in flight, the first submitted first.
+    flights: VecDeque<PendingStep>,
+    /// Steps that are over, to be filled again.
+    spare: Vec<PendingStep>,
     /// Of the last step that [`Engine::step`] ran.
     outcomes: Vec<Outcome>,
 }
@@ -105,8 +110,8 @@ impl Engine {
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
-            pending: PendingStep::default(),
-            submitted: false,
+            flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+            spare: Vec::new(),
             outcomes: Vec::new(),
         })
     }
@@ -158,6 +163,9 @@ impl Engine {
             number,
             step: 0,
             length: blocks.len() * self.block_size,
+            complete: blocks.len() * self.block_size,
+            flying: 0,
+            last: None,
             prompt: start.prompt,
             blocks,
             sampling: start.sampling.clone(),
@@ -223,7 +231,7 @@ impl Engine {
         self.sequences[id.row].as_ref().filter(|s| s.number == id.number)
     }
 
-    /// Tokens that a running sequence has in the cache.
+    /// Tokens that a running sequence has in the cache, when all steps in flight are complete.
     pub fn length(&self, id: SequenceId) -> Option<usize> {
         self.sequence(id).map(|s| s.length)
     }
@@ -250,6 +258,7 @@ impl Engine {
     /// end of a full block, if need be of one before.
     pub fn truncate(&mut self, id: SequenceId, length: usize) {
         let size = self.block_size;
+        self.take_back(id);
         let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number && s.length > length)
         else {
             return;
@@ -260,8 +269,17 @@ impl Engine {
             shared.rest.truncate(if length / size < sequence.length / size { 0 } else { length % size });
             sequence.length = full * size + shared.rest.len();
         }
+        sequence.complete = sequence.length;
         for block in sequence.blocks.drain(sequence.length.div_ceil(size)..) {
             self.blocks.give_back(block);
+        }
+    }
+
+    /// Takes a running sequence out of the steps in flight: what they sample of it and add to it does not count.
+    fn take_back(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
+            (sequence.length, sequence.flying) = (sequence.complete, 0);
+            self.flights.iter_mut().for_each(|step| step.take_back(id));
         }
     }
 
@@ -311,11 +329,11 @@ impl Engine {
         next: &mut Vec<u32>,
     ) -> Result<Vec<LaunchTime>> {
         next.clear();
-        self.prepare(&rows(work, sample))?;
-        self.rows.send()?;
-        let (wanted, extents) = self.pending.only()?;
-        let times = self.programs.ready(wanted, extents)?.bucket.timed()?;
+        let mut step = self.prepare(&rows(work, sample))?;
+        let times = self.rows.send().and_then(|()| step.timed(&mut self.programs));
         self.follow_weights();
+        self.flights.push_back(step);
+        let times = times.inspect_err(|_| self.lose_steps())?;
         let mut outcomes = std::mem::take(&mut self.outcomes);
         let collected = self.collect(&mut outcomes);
         self.outcomes = outcomes;
@@ -341,41 +359,82 @@ impl Engine {
         self.outcomes.get(row)?.logprobs.as_ref()
     }
 
-    /// Queues a step and returns at once; [`complete`](Self::complete) waits for it. A sequence stands in it once.
+    /// Queues a step and returns at once; [`complete`](Self::complete) waits for it. A sequence stands in it once. There may be
+    /// [`STEPS_IN_FLIGHT`] of them.
     ///
     /// # Errors
-    /// As for [`step`](Self::step), and where a step is queued already.
+    /// As for [`step`](Self::step), and where as many steps are in flight as may be, or one waits for its masks. When the
+    /// device failed, all steps in flight are lost, as [`complete`](Self::complete) says.
     pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        self.prepare(rows)?;
-        if let Err(error) = self.rows.send().and_then(|()| self.pending.submit(&mut self.programs)) {
-            self.restore_rows();
+        let mut step = self.prepare(rows)?;
+        let submitted = self.rows.send().and_then(|()| step.submit(&mut self.programs));
+        self.flights.push_back(step);
+        if let Err(error) = submitted {
+            self.lose_steps();
             return Err(error);
         }
-        self.submitted = true;
         // What changed while the step was prepared may be in its blocks or not.
         self.follow_weights();
         Ok(())
     }
 
-    /// Waits for the step that is queued, if one is, and says what it brought each row. Sequences that ended meanwhile
-    /// have outcomes too.
+    /// Steps in flight.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Does the last step wait for the masks of its late rows?
+    pub fn is_late(&self) -> bool {
+        self.flights.back().is_some_and(PendingStep::is_late)
+    }
+
+    /// Tells the masks of the late rows of the last step, as [`Row::forbidden`] has them, and queues the rest of it. Nothing
+    /// where it does not wait for any.
     ///
     /// # Errors
-    /// When the device failed: the step's tokens are not in the cache.
+    /// When the device failed.
+    pub fn release<'a>(&mut self, masks: impl Fn(SequenceId) -> &'a [u32]) -> Result<()> {
+        match self.flights.back_mut() {
+            Some(step) => step.release(&mut self.programs, masks),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for the first step in flight, if there is one, and says what it brought each row. Sequences that ended
+    /// meanwhile have no outcomes.
+    ///
+    /// # Errors
+    /// When the device failed. All steps in flight are lost: their tokens are not in the cache, and sequences are as they
+    /// were before.
     pub fn complete(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
         outcomes.clear();
-        if !std::mem::take(&mut self.submitted) {
-            return Ok(());
-        }
-        let waited = self.pending.wait(&mut self.programs);
-        if let Err(error) = self.rows.wait().and(waited) {
-            self.restore_rows();
+        let Some(step) = self.flights.front_mut() else { return Ok(()) };
+        let waited = step.wait(&mut self.programs);
+        // What changed rows was queued before the step.
+        let waited = waited.and_then(|()| if self.flights.len() == 1 { self.rows.wait() } else { Ok(()) });
+        if let Err(error) = waited {
+            self.lose_steps();
             return Err(error);
         }
         self.collect(outcomes)
     }
 
-    /// Has the rows of all sequences sent again, after a step that failed: nobody knows how far it came.
+    /// Gives up all steps in flight, after one failed.
+    fn lose_steps(&mut self) {
+        while let Some(mut step) = self.flights.pop_front() {
+            // It failed with the first.
+            let _ = step.wait(&mut self.programs);
+            step.clear();
+            self.spare.push(step);
+        }
+        for sequence in self.sequences.iter_mut().flatten() {
+            (sequence.length, sequence.flying) = (sequence.complete, 0);
+        }
+        self.programs.forget();
+        self.restore_rows();
+    }
+
+    /// Has the rows of all sequences sent again: nobody knows how far a step that failed came.
     fn restore_rows(&mut self) {
         self.rows.forget();
         for (row, sequence) in self.sequences.iter().enumerate() {
@@ -401,12 +460,13 @@ impl Engine {
     }
 
     /// Reserves blocks for a step and fills its inputs.
-    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        if self.submitted {
+    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<PendingStep> {
+        if self.flights.len() >= STEPS_IN_FLIGHT || self.is_late() {
             return Err(EngineError::Setting {
                 name: "steps",
-                value: "2".into(),
-                why: "one is queued already; complete it first".into(),
+                value: (self.flights.len() + 1).to_string(),
+                why: "as many are queued already as may be, or one waits for masks; complete or release one first"
+                    .into(),
             });
         }
         self.follow_weights();
@@ -418,20 +478,36 @@ impl Engine {
             rows: self.options.sequences,
             vocab: self.vocab,
         };
-        self.pending.fill(rows, &from, &mut self.programs)?;
-        for Row { id, tokens, .. } in rows {
-            if let Some(sequence) = &self.sequences[id.row] {
+        let mut step = self.spare.pop().unwrap_or_default();
+        if let Err(error) = step.fill(rows, &from, &mut self.programs) {
+            step.clear();
+            self.spare.push(step);
+            return Err(error);
+        }
+        for Row { id, tokens, sample, .. } in rows {
+            if let Some(sequence) = &mut self.sequences[id.row] {
                 self.rows.set_length(id.row, sequence.length);
-                self.rows.moved(id.row, sequence.length + tokens.len());
+                sequence.length += tokens.len();
+                sequence.flying += usize::from(*sample);
+                self.rows.moved(id.row, sequence.length);
             }
         }
-        Ok(())
+        Ok(step)
     }
 
-    /// Reads the outcomes of the complete step.
+    /// Reads the outcomes of the first step, which is complete.
     fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
-        let Self { pending, programs, sequences, blocks, block_size, .. } = self;
-        pending.collect(outcomes, programs, sequences, blocks, *block_size)
+        let Some(mut step) = self.flights.pop_front() else { return Ok(()) };
+        let Self { programs, sequences, blocks, block_size, .. } = self;
+        let collected = step.collect(outcomes, programs, sequences, blocks, *block_size);
+        step.clear();
+        self.spare.push(step);
+        collected
+    }
+
+    /// Bytes that were staged for the device so far, those of weights not included.
+    pub fn staged_bytes(&self) -> u64 {
+        self.programs.staged() + self.rows.sent
     }
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
@@ -441,9 +517,12 @@ impl Engine {
         for Row { id, tokens, .. } in rows {
             let wrong =
                 |why: &str| EngineError::Setting { name: "sequence", value: id.number.to_string(), why: why.into() };
-            self.known(tokens)?;
-            let sequence = self.sequences[id.row].as_mut().filter(|s| s.number == id.number);
+            let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
             let sequence = sequence.ok_or_else(|| wrong("is not running"))?;
+            if **tokens != [SAMPLED] || sequence.flying == 0 {
+                self.known(tokens)?;
+            }
+            let sequence = self.sequences[id.row].as_mut().ok_or_else(|| wrong("is not running"))?;
             if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
                 return Err(wrong("stands in one step twice; give all its tokens at once"));
             }
@@ -467,5 +546,5 @@ impl Engine {
 }
 
 fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
-    work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[] }).collect()
+    work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[], late: false }).collect()
 }

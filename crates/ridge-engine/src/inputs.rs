@@ -2,6 +2,7 @@
 //! columns of the rows.
 
 use ridge_models::RowTables;
+use ridge_runtime::Slot;
 
 use crate::blocks::BlockId;
 use crate::engine::Row;
@@ -28,7 +29,8 @@ impl RowInputs<'_> {
         extents.biases = extents.biases.max(room(sampling.logit_bias.len()));
         extents.breakers = extents.breakers.max(room(sampling.dry.breakers.len()));
         extents.top = extents.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
-        extents.forbidden = extents.forbidden.max(self.row.forbidden.len());
+        let words = if self.row.late { vocab.div_ceil(32) } else { self.row.forbidden.len() };
+        extents.forbidden = extents.forbidden.max(words);
     }
 }
 
@@ -118,44 +120,57 @@ pub(crate) fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// Fills the inputs of a step of these rows. Padding tokens belong to no sequence, and padding rows are rows of no table.
-pub(crate) fn fill<'a>(ready: &mut ReadyBucket, extents: Extents, tokens: &[u32], lines: &'a [RowInputs<'a>]) {
+/// Fills the inputs of a step of these rows, whose `masks` come later where there are none. Padding tokens belong to no sequence, and padding rows are rows of no table.
+pub(crate) fn fill<'a>(
+    ready: &mut ReadyBucket,
+    slot: &Slot,
+    extents: Extents,
+    tokens: &[u32],
+    lines: &'a [RowInputs<'a>],
+    masks: Option<&[u8]>,
+) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
     let all = || lines.iter();
-    ready.fill(StepInput::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
+    ready.fill(slot, StepInput::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
     let ids =
         all().enumerate().flat_map(|(row, l)| std::iter::repeat_n((row as i32).to_le_bytes(), l.row.tokens.len()));
-    ready.fill(StepInput::SeqIds, ids, (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::SeqIds, ids, (-1i32).to_le_bytes());
     let mut end = 0;
     let ends = all().map(|l| {
         end += l.row.tokens.len();
         i32s(end)
     });
-    ready.fill(StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
-    ready.fill(StepInput::Rows, all().map(|l| i32s(l.at)), (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
+    ready.fill(slot, StepInput::Rows, all().map(|l| i32s(l.at)), (-1i32).to_le_bytes());
     let targets = all().flat_map(|l| {
         let row = l.row;
         (0..row.tokens.len()).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
     });
-    ready.fill(StepInput::Targets, targets, (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::Targets, targets, (-1i32).to_le_bytes());
     let breaker = |l: &'a RowInputs<'a>| {
         (0..extents.breakers).map(move |i| l.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
     };
-    ready.fill(StepInput::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
     let bias = |l: &'a RowInputs<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
     let ids = all().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes());
-    ready.fill(StepInput::BiasIds, ids, (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::BiasIds, ids, (-1i32).to_le_bytes());
     let values = all().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes());
-    ready.fill(StepInput::BiasValues, values, 0f32.to_le_bytes());
-    let forbidden = |row: usize, to: &mut [[u8; 4]]| {
-        let words = lines.get(row).map_or(&[][..], |l| l.row.forbidden);
-        let (used, rest) = to.split_at_mut(words.len().min(to.len()));
-        for (to, word) in used.iter_mut().zip(words) {
-            *to = word.to_le_bytes();
-        }
-        rest.fill([0; 4]);
-    };
-    ready.fill_rows(StepInput::Forbidden, extents.forbidden, forbidden);
+    ready.fill(slot, StepInput::BiasValues, values, 0f32.to_le_bytes());
+    if let Some(masks) = masks {
+        ready.fill(slot, StepInput::Forbidden, masks.as_chunks().0.iter().copied(), [0; 4]);
+    }
+    ready.filled();
+}
+
+/// The masks of a step's rows, one line of words after another; a row without one has zeros, which forbid nothing.
+pub(crate) fn masks(extents: Extents, lines: &[RowInputs<'_>], to: &mut Vec<u8>) {
+    to.clear();
+    for line in lines {
+        let end = to.len() + 4 * extents.forbidden;
+        to.extend(line.row.forbidden.iter().take(extents.forbidden).flat_map(|word| word.to_le_bytes()));
+        to.resize(end, 0);
+    }
+    to.resize(4 * extents.seqs * extents.forbidden, 0);
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
 pub use embed::{EmbedOptions, Embedder, similarities};
-pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SequenceId, Start};
+pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, STEPS_IN_FLIGHT, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
 pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS, declare, served};

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
 use ridge_models::{Model, RowTables, symbols, with_rows, with_scores};
-use ridge_runtime::{Bucket, CachedProgram, Compiled, ParamVersions, RuntimeError, Session};
+use ridge_runtime::{
+    Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
+};
 
 use crate::error::Result;
 use crate::inputs::Columns;
@@ -17,8 +19,8 @@ pub const MAX_BUCKETS: usize = 64;
 /// would exceed them, the oldest are dropped, of whatever program.
 pub const MAX_STAGING_BYTES: usize = 64 << 20;
 
-/// Buckets that are kept whatever they take: a new one, and those of a step of prompts and answers.
-pub const MIN_BUCKETS: usize = 3;
+/// Buckets that are kept whatever they take: a new one, and those of two steps of prompts and answers.
+pub const MIN_BUCKETS: usize = 5;
 
 /// The output with the log-probabilities of targets.
 const SCORES: &str = "scores";
@@ -89,9 +91,16 @@ impl Extents {
 macro_rules! inputs {
     ($($variant:ident = $name:literal,)*) => {
         /// A step input, by its position in [`ReadyBucket::inputs`].
-        #[derive(Clone, Copy)]
+        #[derive(Clone, Copy, PartialEq, Eq)]
         pub(crate) enum StepInput {
             $($variant,)*
+        }
+
+        impl StepInput {
+            /// May a step be queued before it is known?
+            fn is_late(self) -> bool {
+                self == Self::Forbidden
+            }
         }
 
         const INPUT_NAMES: &[&str] = &[$($name),*];
@@ -110,48 +119,91 @@ inputs! {
     Targets = "targets",
 }
 
-/// A bucket with the positions of its inputs.
+/// A bucket with the positions of its inputs, and what the device has of them.
 pub(crate) struct ReadyBucket {
-    pub(crate) bucket: Bucket,
+    bucket: Bucket,
     inputs: [Option<usize>; INPUT_NAMES.len()],
+    /// What was staged last of each input; what stays as it is is not sent again.
+    sent: [Vec<u8>; INPUT_NAMES.len()],
+    /// Does the device have all of `sent`?
+    fresh: bool,
     /// Positions of [`Wanted::outputs`].
     outputs: Vec<usize>,
     /// Position of the scores, where they are wanted.
     scores: Option<usize>,
+    /// Bytes that were staged in all.
+    bytes: u64,
 }
 
 impl ReadyBucket {
-    /// Fills an input, if the program reads it, and what `values` leave of it with `rest`.
+    /// The steps of the bucket.
+    pub(crate) fn steps(&mut self) -> &mut Steps {
+        self.bucket.steps()
+    }
+
+    pub(crate) fn memory(&self) -> MemoryBytes {
+        self.bucket.memory()
+    }
+
+    /// Says that the device may have anything in the inputs, since a step failed.
+    pub(crate) fn forget(&mut self) {
+        self.fresh = false;
+    }
+
+    /// Says that all inputs were filled.
+    pub(crate) fn filled(&mut self) {
+        self.fresh = true;
+    }
+
+    /// Fills an input of a step, if the program reads it and the device does not have it so, and what `values` leave of it
+    /// with `rest`.
     pub(crate) fn fill<const N: usize>(
         &mut self,
+        slot: &Slot,
         input: StepInput,
-        values: impl Iterator<Item = [u8; N]>,
+        mut values: impl Iterator<Item = [u8; N]>,
         rest: [u8; N],
     ) {
-        if let Some(index) = self.inputs[input as usize] {
-            let mut to = self.bucket.input(index).as_chunks_mut::<N>().0.iter_mut();
-            // Values first: the side that ends must not have taken a place.
-            values.zip(to.by_ref()).for_each(|(from, to)| *to = from);
-            to.for_each(|to| *to = rest);
+        let Some(index) = self.inputs[input as usize] else { return };
+        let sent = &mut self.sent[input as usize];
+        if sent.is_empty() {
+            sent.resize(self.bucket.steps().input(slot, index).len(), 0);
+        }
+        let mut changed = !self.fresh;
+        for to in sent.as_chunks_mut::<N>().0 {
+            let from = values.next().unwrap_or(rest);
+            changed |= *to != from;
+            *to = from;
+        }
+        if changed {
+            self.bucket.steps().input(slot, index).copy_from_slice(sent);
+            self.bytes += sent.len() as u64;
+        } else if input.is_late() {
+            // It is known, and as the device has it.
+            let part = self.bucket.steps().input_part(slot, index, 0);
+            debug_assert!(part.is_ok(), "no bytes are always there");
         }
     }
 
-    /// Fills an input of rows of `width` words, if the program reads it.
-    pub(crate) fn fill_rows(&mut self, input: StepInput, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
-        if let Some(index) = self.inputs[input as usize].filter(|_| width > 0) {
-            let words = self.bucket.input(index).as_chunks_mut::<4>().0;
-            words.chunks_exact_mut(width).enumerate().for_each(|(at, words)| row(at, words));
+    /// Queues the rest of a step that is held, with the masks of its rows.
+    pub(crate) fn release(&mut self, ticket: &Ticket, masks: &[u8]) -> Result<()> {
+        let Some(index) = self.inputs[StepInput::Forbidden as usize] else { return Ok(()) };
+        masks.clone_into(&mut self.sent[StepInput::Forbidden as usize]);
+        self.bytes += masks.len() as u64;
+        Ok(self.bucket.steps().release(ticket, &[(index, masks)])?)
+    }
+
+    /// The scores of a complete step, in words; none where they are not wanted.
+    pub(crate) fn scores(&mut self, ticket: &Ticket) -> &[[u8; 4]] {
+        match self.scores {
+            Some(index) => self.bucket.steps().output(ticket, index).as_chunks::<4>().0,
+            None => &[],
         }
     }
 
-    /// The scores, in words; none where they are not wanted.
-    pub(crate) fn scores(&self) -> &[[u8; 4]] {
-        self.scores.map_or(&[], |index| self.bucket.output(index).as_chunks::<4>().0)
-    }
-
-    /// Output `nth` of those wanted, in words.
-    pub(crate) fn output(&self, nth: usize) -> &[[u8; 4]] {
-        self.bucket.output(self.outputs[nth]).as_chunks::<4>().0
+    /// Word `at` of output `nth` of those wanted.
+    pub(crate) fn word(&mut self, ticket: &Ticket, nth: usize, at: usize) -> [u8; 4] {
+        self.bucket.steps().output(ticket, self.outputs[nth]).as_chunks::<4>().0[at]
     }
 }
 
@@ -261,7 +313,7 @@ impl Programs {
 
     /// Drops buckets that were used longest ago while all take more than `most` bytes, but for those that a step may use.
     fn drop_oldest(&mut self, most: usize) {
-        let bytes = |(_, _, ready): &(Extents, u64, ReadyBucket)| ready.bucket.memory().staging_on_device();
+        let bytes = |(_, _, ready): &(Extents, u64, ReadyBucket)| ready.memory().staging_on_device();
         let mut total: usize = self.programs.iter().flat_map(|program| &program.ready).map(bytes).sum();
         while total > most {
             let all = self.programs.iter().enumerate();
@@ -274,6 +326,16 @@ impl Programs {
             let (_, program, at) = all[0];
             total -= bytes(&self.programs[program].ready.swap_remove(at));
         }
+    }
+
+    /// Says that the device may have anything in the inputs of all buckets, since a step failed.
+    pub(crate) fn forget(&mut self) {
+        self.programs.iter_mut().flat_map(|program| &mut program.ready).for_each(|(_, _, ready)| ready.forget());
+    }
+
+    /// Bytes that were staged for all steps so far.
+    pub(crate) fn staged(&self) -> u64 {
+        self.programs.iter().flat_map(|program| &program.ready).map(|(_, _, ready)| ready.bytes).sum()
     }
 
     /// A bucket of the program that gives what is wanted.
@@ -305,7 +367,9 @@ impl Programs {
                 let outputs: Vec<usize> =
                     wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
                 let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
-                program.ready.push((extents, 0, ReadyBucket { bucket, inputs, outputs, scores }));
+                let sent = std::array::from_fn(|_| Vec::new());
+                let ready = ReadyBucket { bucket, inputs, sent, fresh: false, outputs, scores, bytes: 0 };
+                program.ready.push((extents, 0, ready));
                 program.ready.len() - 1
             }
         };

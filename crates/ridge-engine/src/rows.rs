@@ -35,6 +35,8 @@ pub(crate) struct Rows {
     mirrors: Vec<Mirror>,
     bucket: Bucket,
     length: Column,
+    /// Was something sent that nobody has waited for?
+    sending: bool,
     /// Bytes that were sent in all.
     pub(crate) sent: u64,
 }
@@ -69,7 +71,7 @@ impl Rows {
             });
         }
         let length = Self::find(tables, LENGTH)?;
-        Ok(Self { tables: tables.clone(), mirrors, bucket, length, sent: 0 })
+        Ok(Self { tables: tables.clone(), mirrors, bucket, length, sending: false, sent: 0 })
     }
 
     fn find(tables: &RowTables, name: &str) -> Result<Column> {
@@ -141,6 +143,9 @@ impl Rows {
     /// # Errors
     /// When the device failed. Nothing is known of the tables then.
     pub(crate) fn wait(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.sending) {
+            return Ok(());
+        }
         let waited = self.bucket.wait();
         if waited.is_err() {
             self.forget();
@@ -164,6 +169,8 @@ impl Rows {
     }
 
     fn send_some(&mut self) -> Result<()> {
+        // It was queued before the step that runs, so it is complete or about to be.
+        self.wait()?;
         for mirror in &mut self.mirrors {
             let [count, places, values] = mirror.inputs;
             let (kept, bytes) = (mirror.changes.len().min(CHANGES), mirror.bytes);
@@ -178,6 +185,8 @@ impl Rows {
             mirror.changes.drain(..kept);
             self.sent += (4 + kept * (4 + bytes)) as u64;
         }
-        Ok(self.bucket.submit()?)
+        self.bucket.submit()?;
+        self.sending = true;
+        Ok(())
     }
 }

@@ -103,7 +103,7 @@ impl Builder {
         let Some((_, var)) = found else {
             return match arg.role {
                 Role::Data => Ok(self.push_arg(arg.clone())),
-                _ => Ok(self.named_arg(&arg.name, arg.ty.clone(), arg.role)?.1),
+                _ => Ok(self.named_arg(arg.clone())?.1),
             };
         };
         let ty = self.ty(*var)?;

@@ -313,7 +313,8 @@ fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
     let breakers = table("dry_breakers", DType::I32, symbols::BREAKERS)?;
     let ids = table("bias_ids", DType::I32, symbols::BIASES)?;
     let values = table("bias_values", DType::F32, symbols::BIASES)?;
-    let forbidden = table("forbidden", DType::I32, symbols::FORBIDDEN)?;
+    let words = Shape(vec![seqs.clone(), Dim::sym(symbols::FORBIDDEN)]);
+    let forbidden = g.late_input("forbidden", Type::tensor(DType::I32, words))?;
     let logits = g.logit_bias(logits, ids, values)?;
     let [history, blocks, lengths] = said;
     let logits = g.penalties(logits, [history, blocks, lengths, prompts], penalties)?;

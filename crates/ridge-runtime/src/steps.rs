@@ -39,6 +39,13 @@ impl Ticket {
     }
 }
 
+impl From<Slot> for Ticket {
+    /// The step that [`Steps::timed`] ran in the slot, whose outputs can be read.
+    fn from(slot: Slot) -> Self {
+        Self(slot.0)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     /// No step, or one whose end is known.

@@ -3,10 +3,12 @@
 //! Where a model computes tokens of answers otherwise than those of prompts, a step is up to two runs, prompts first, and
 //! a row that crosses the end of its prompt has a part in both. So how a token is computed depends on its place alone.
 
-use super::sequence::{Next, Outcome, Row, Sequence, SequenceId};
+use super::sequence::{Next, Outcome, Row, SAMPLED, Sequence, SequenceId};
+use ridge_runtime::{LaunchTime, Slot, Ticket};
+
 use crate::blocks::{Blocks, computed};
 use crate::error::{EngineError, Result};
-use crate::inputs::{RowInputs, fill, rounded};
+use crate::inputs::{RowInputs, fill, masks, rounded};
 use crate::programs::{Extents, Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
 
@@ -29,10 +31,11 @@ pub(super) struct StepSource<'a> {
     pub(super) vocab: usize,
 }
 
-/// A step that is prepared, submitted, and then collected.
+/// A step that is prepared, submitted, perhaps released, and then collected.
 #[derive(Default)]
 pub(super) struct PendingStep {
-    rows: Vec<SequenceId>,
+    /// Those of rows that were taken back meanwhile are none.
+    rows: Vec<Option<SequenceId>>,
     /// Of tokens of prompts, or all where they are not told apart, and of tokens of answers.
     runs: [ProgramRun; 2],
 }
@@ -45,6 +48,11 @@ struct ProgramRun {
     parts: Vec<RowPart>,
     /// The tokens of all parts.
     tokens: Vec<u32>,
+    slot: Option<Slot>,
+    ticket: Option<Ticket>,
+    /// The masks of its rows, while some are not known.
+    masks: Vec<u8>,
+    late: bool,
 }
 
 /// What a run computes of a row.
@@ -54,49 +62,88 @@ struct RowPart {
     tokens: usize,
     sample: bool,
     targets: usize,
+    /// Is its mask told when the step is released?
+    late: bool,
 }
 
 impl PendingStep {
     /// The runs that compute something, in order.
-    fn runs(&self) -> impl Iterator<Item = &ProgramRun> {
-        self.runs.iter().filter(|run| !run.parts.is_empty())
+    fn runs(&mut self) -> impl Iterator<Item = &mut ProgramRun> {
+        self.runs.iter_mut().filter(|run| !run.parts.is_empty())
     }
 
     /// Queues the runs.
-    pub(super) fn submit(&self, programs: &mut Programs) -> Result<()> {
-        for (before, run) in self.runs().enumerate() {
-            if let Err(error) = programs.ready(run.wanted, run.extents)?.bucket.submit() {
-                // What was queued must not outlive the step.
-                for run in self.runs().take(before) {
-                    programs.ready(run.wanted, run.extents)?.bucket.wait()?;
-                }
-                return Err(error.into());
+    pub(super) fn submit(&mut self, programs: &mut Programs) -> Result<()> {
+        for run in self.runs() {
+            let slot = run.slot.take().expect("filled before it is submitted");
+            run.ticket = Some(programs.ready(run.wanted, run.extents)?.steps().submit(slot)?);
+        }
+        Ok(())
+    }
+
+    /// Does it wait for masks?
+    pub(super) fn is_late(&self) -> bool {
+        self.runs.iter().any(|run| run.late)
+    }
+
+    /// Queues what waits for masks; `of` has those of rows that were late.
+    pub(super) fn release<'a>(&mut self, programs: &mut Programs, of: impl Fn(SequenceId) -> &'a [u32]) -> Result<()> {
+        let Self { rows, runs } = self;
+        for run in runs.iter_mut().filter(|run| run.late) {
+            run.late = false;
+            let width = 4 * run.extents.forbidden;
+            for (line, part) in run.parts.iter().enumerate().filter(|(_, part)| part.late) {
+                let words = rows[part.row].map_or(&[][..], &of);
+                let to = run.masks[line * width..][..width].as_chunks_mut().0;
+                to.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+            }
+            if let Some(ticket) = &run.ticket {
+                programs.ready(run.wanted, run.extents)?.release(ticket, &run.masks)?;
             }
         }
         Ok(())
     }
 
-    /// Waits for all runs, also where one failed.
-    pub(super) fn wait(&self, programs: &mut Programs) -> Result<()> {
-        let mut all = Ok(());
+    /// Waits for all runs, also where one failed; releases what is held.
+    pub(super) fn wait(&mut self, programs: &mut Programs) -> Result<()> {
+        let mut all = self.release(programs, |_| &[]);
         for run in self.runs() {
-            let waited = programs.ready(run.wanted, run.extents).and_then(|ready| Ok(ready.bucket.wait()?));
+            let Some(ticket) = &run.ticket else { continue };
+            let waited = programs.ready(run.wanted, run.extents).and_then(|ready| Ok(ready.steps().wait(ticket)?));
             all = all.and(waited);
         }
         all
     }
 
-    /// What the program of the step is, if it is one.
-    pub(super) fn only(&self) -> Result<(Wanted, Extents)> {
+    /// Gives up what was filled or submitted.
+    pub(super) fn clear(&mut self) {
+        self.rows.clear();
+        for run in &mut self.runs {
+            run.parts.clear();
+            (run.slot, run.ticket, run.late) = (None, None, false);
+        }
+    }
+
+    /// Takes a sequence back: it has no outcome.
+    pub(super) fn take_back(&mut self, id: SequenceId) {
+        self.rows.iter_mut().filter(|row| **row == Some(id)).for_each(|row| *row = None);
+    }
+
+    /// Runs the step to its end and tells what each launch took, if it is one program.
+    pub(super) fn timed(&mut self, programs: &mut Programs) -> Result<Vec<LaunchTime>> {
         let mut runs = self.runs();
-        match (runs.next(), runs.next()) {
-            (Some(run), None) => Ok((run.wanted, run.extents)),
-            _ => Err(EngineError::Setting {
+        let (Some(run), None) = (runs.next(), runs.next()) else {
+            return Err(EngineError::Setting {
                 name: "step",
                 value: "of prompts and answers".into(),
                 why: "is run by two programs; time one of either".into(),
-            }),
-        }
+            });
+        };
+        let steps = programs.ready(run.wanted, run.extents)?.steps();
+        let slot = run.slot.take().expect("filled before it is run");
+        let times = steps.timed(&slot)?;
+        run.ticket = Some(slot.into());
+        Ok(times)
     }
 }
 
@@ -113,6 +160,7 @@ fn part<'a>(row: &Row<'a>, border: usize, behind: bool) -> Option<(usize, Row<'a
         sample: row.sample && last,
         targets: if behind { targets.1 } else { targets.0 },
         forbidden: if last { row.forbidden } else { &[] },
+        late: row.late && last,
     };
     (!part.tokens.is_empty()).then_some((if behind { border } else { 0 }, part))
 }
@@ -123,8 +171,8 @@ impl PendingStep {
     /// # Errors
     /// When a program does not compile, or memory runs out for its bucket.
     pub(super) fn fill(&mut self, rows: &[Row<'_>], from: &StepSource<'_>, programs: &mut Programs) -> Result<()> {
-        self.rows.clear();
-        self.rows.extend(rows.iter().map(|row| row.id));
+        self.clear();
+        self.rows.extend(rows.iter().map(|row| Some(row.id)));
         for answer in [false, true] {
             self.fill_run(rows, answer, from, programs)?;
         }
@@ -140,7 +188,6 @@ impl PendingStep {
         programs: &mut Programs,
     ) -> Result<()> {
         let run = &mut self.runs[usize::from(answer)];
-        run.parts.clear();
         run.tokens.clear();
         let divide = programs.divide();
         let lines: Vec<RowInputs<'_>> = (rows.iter().enumerate())
@@ -148,8 +195,8 @@ impl PendingStep {
                 let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
                 let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
                 let (_, row) = part(row, border, answer)?;
-                let (tokens, sample, targets) = (row.tokens.len(), row.sample, row.targets.len());
-                run.parts.push(RowPart { row: at, tokens, sample, targets });
+                let (tokens, sample, targets, late) = (row.tokens.len(), row.sample, row.targets.len(), row.late);
+                run.parts.push(RowPart { row: at, tokens, sample, targets, late });
                 run.tokens.extend_from_slice(row.tokens);
                 let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
                 Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling })
@@ -170,23 +217,29 @@ impl PendingStep {
             let row = line.row;
             wanted.tokens |= row.sample;
             wanted.scores |= !row.targets.is_empty();
-            wanted.adjusted |= line.sampling.adjusts() || !row.forbidden.is_empty();
+            wanted.adjusted |= line.sampling.adjusts() || row.late || !row.forbidden.is_empty();
+            run.late |= row.late;
             wanted.logprobs |= line.sampling.logprobs.is_some();
             extents.table = extents.table.max(line.blocks);
             line.make_room(&mut extents, from.vocab);
         }
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
         (run.wanted, run.extents) = (wanted, extents);
-        fill(programs.ready(wanted, extents)?, extents, &run.tokens, &lines);
+        masks(extents, &lines, &mut run.masks);
+        let ready = programs.ready(wanted, extents)?;
+        let slot = ready.steps().stage()?;
+        fill(ready, &slot, extents, &run.tokens, &lines, (!run.late).then_some(&run.masks[..]));
+        run.slot = Some(slot);
         Ok(())
     }
 
-    /// Reads the outcomes of the rows from the complete step, and takes its tokens over into the sequences.
+    /// Reads the outcomes of the rows from the complete step, and takes its tokens over into the sequences. Rows that were
+    /// taken back, and those whose sequence has ended, have none.
     ///
     /// # Errors
     /// When a program does not compile: never for one that ran.
     pub(super) fn collect(
-        &self,
+        &mut self,
         outcomes: &mut Vec<Outcome>,
         programs: &mut Programs,
         sequences: &mut [Option<Sequence>],
@@ -194,39 +247,49 @@ impl PendingStep {
         block_size: usize,
     ) -> Result<()> {
         outcomes.clear();
-        let nothing = |id: &SequenceId| Outcome { id: *id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
-        outcomes.extend(self.rows.iter().map(nothing));
-        let float = |word: &[u8; 4]| f32::from_le_bytes(*word);
-        for run in self.runs() {
+        let Self { rows, runs } = self;
+        let nothing = |id: SequenceId| Outcome { id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
+        let mut places = vec![None; rows.len()];
+        for (place, id) in places.iter_mut().zip(rows.iter()) {
+            let Some(id) = id.filter(|id| sequences[id.row].as_ref().is_some_and(|s| s.number == id.number)) else {
+                continue;
+            };
+            *place = Some(outcomes.len());
+            outcomes.push(nothing(id));
+        }
+        let float = f32::from_le_bytes;
+        for run in runs.iter_mut().filter(|run| !run.parts.is_empty()) {
+            let Some(ticket) = run.ticket.take() else { continue };
             let ready = programs.ready(run.wanted, run.extents)?;
             let mut first = 0;
             for (row, part) in run.parts.iter().enumerate() {
                 let its = first..first + part.tokens;
                 first = its.end;
-                let outcome = &mut outcomes[part.row];
+                let Some(place) = places[part.row] else { continue };
+                let outcome = &mut outcomes[place];
                 if part.targets > 0 {
-                    outcome.scores.extend(ready.scores()[its.clone()][..part.targets].iter().map(float));
+                    let scores = &ready.scores(&ticket)[its.clone()][..part.targets];
+                    outcome.scores.extend(scores.iter().map(|word| float(*word)));
                 }
-                let id = outcome.id;
-                let Some(sequence) = sequences[id.row].as_mut().filter(|s| s.number == id.number) else {
-                    continue;
-                };
-                sequence.length += part.tokens;
-                if part.sample {
-                    let token = u32::try_from(i32::from_le_bytes(ready.output(0)[row]));
-                    outcome.next = token.map_or(Next::NotFinite(sequence.length), Next::Token);
-                    outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
-                        let top = row * run.extents.top..row * run.extents.top + asked as usize;
-                        let pairs = ready.output(2)[top.clone()].iter().zip(&ready.output(3)[top]);
-                        Logprobs {
-                            chosen: float(&ready.output(1)[row]),
-                            top: pairs.map(|(id, logprob)| (u32::from_le_bytes(*id), float(logprob))).collect(),
-                        }
-                    });
-                }
+                let sequence = sequences[outcome.id.row].as_mut().expect("looked up above");
+                sequence.complete += part.tokens;
                 if let Some(shared) = &mut sequence.shared {
-                    let tokens = run.tokens[its].iter().map(|token| computed(*token, run.wanted.answer));
-                    shared.take(tokens, &sequence.blocks, sequence.length, block_size, blocks);
+                    let last = sequence.last;
+                    let known = |token: &u32| if *token == SAMPLED { last.unwrap_or_default() } else { *token };
+                    let tokens = run.tokens[its].iter().map(|token| computed(known(token), run.wanted.answer));
+                    shared.take(tokens, &sequence.blocks, sequence.complete, block_size, blocks);
+                }
+                if part.sample {
+                    sequence.flying -= 1;
+                    let token = u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row)));
+                    sequence.last = token.ok();
+                    outcome.next = token.map_or(Next::NotFinite(sequence.complete), Next::Token);
+                    outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
+                        let mut top = |nth, i| ready.word(&ticket, nth, row * run.extents.top + i);
+                        let pairs = (0..asked as usize).map(|i| (u32::from_le_bytes(top(2, i)), float(top(3, i))));
+                        let top = pairs.collect();
+                        Logprobs { chosen: float(ready.word(&ticket, 1, row)), top }
+                    });
                 }
             }
         }
@@ -250,7 +313,8 @@ mod tests {
             let next: Vec<u32> = tokens[1..].iter().chain(&[7]).copied().collect();
             let forbidden = if forbids { &[1, 2][..] } else { &[] };
             let targets = &next[..targets.min(tokens.len())];
-            let row = Row { id: SequenceId { row: 3, number: 5 }, tokens: &tokens, sample, targets, forbidden };
+            let id = SequenceId { row: 3, number: 5 };
+            let row = Row { id, tokens: &tokens, sample, targets, forbidden, late: false };
             let parts: Vec<(usize, Row<'_>)> = [false, true].iter().filter_map(|b| part(&row, border, *b)).collect();
             prop_assert!(parts.iter().all(|(_, part)| part.id == row.id && !part.tokens.is_empty()));
             let mut at = 0;

@@ -11,6 +11,13 @@ pub struct SequenceId {
     pub(super) number: u64,
 }
 
+impl SequenceId {
+    /// The row of the tables that the sequence owns while it runs.
+    pub(crate) fn row(self) -> usize {
+        self.row
+    }
+}
+
 impl std::fmt::Display for SequenceId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.number.fmt(f)
@@ -36,7 +43,7 @@ pub struct Start<'a> {
 pub struct Row<'a> {
     /// The sequence.
     pub id: SequenceId,
-    /// Tokens to append to it.
+    /// Tokens to append to it. [`SAMPLED`] is the one that its step before samples, which nobody knows yet.
     pub tokens: &'a [u32],
     /// Is the token after them wanted?
     pub sample: bool,
@@ -44,7 +51,12 @@ pub struct Row<'a> {
     pub targets: &'a [u32],
     /// Tokens that may not be chosen: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
     pub forbidden: &'a [u32],
+    /// Are these told only when the step is [released](crate::Engine::release)?
+    pub late: bool,
 }
+
+/// The token that a step in flight samples for the row.
+pub const SAMPLED: u32 = u32::MAX;
 
 /// The token after a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,8 +87,14 @@ pub(super) struct Sequence {
     pub(super) number: u64,
     /// The last step that it stood in.
     pub(super) step: u64,
-    /// Tokens in the cache.
+    /// Tokens in the cache when all steps in flight are complete.
     pub(super) length: usize,
+    /// Tokens in the cache now.
+    pub(super) complete: usize,
+    /// Steps in flight that sample a token of it.
+    pub(super) flying: usize,
+    /// The token that was sampled last.
+    pub(super) last: Option<u32>,
     /// Tokens before its answer.
     pub(super) prompt: usize,
     pub(super) blocks: Vec<BlockId>,

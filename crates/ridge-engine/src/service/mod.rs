@@ -14,7 +14,7 @@ mod scheduler;
 mod stats;
 mod task;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targ
 pub use stats::{BlockUse, Stats};
 
 use crate::blocks::{BlockId, Prefix};
-use crate::engine::{Engine, Next, Outcome, Row, SequenceId};
+use crate::engine::{Engine, Next, Outcome, Row, STEPS_IN_FLIGHT, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
 use grammar::{Advanced, Grammar, Grammars};
@@ -42,6 +42,13 @@ pub struct Ran {
     /// `(tokens in the cache, tokens of the step)` of each sequence, as [`StepCost::at`](crate::costs::StepCost::at)
     /// takes them. Empty where nothing ran.
     pub work: Vec<(usize, usize)>,
+}
+
+/// A step in flight.
+#[derive(Default)]
+struct Flight {
+    rows: Vec<SequenceId>,
+    work: Vec<(usize, usize)>,
 }
 
 /// A request that is not over.
@@ -66,11 +73,14 @@ pub struct Service {
     scheduler: Scheduler,
     tickets: HashMap<RequestId, Ticket>,
     submitted: u64,
-    /// The rows of the step that runs, and their work.
-    flight: Vec<SequenceId>,
-    flying: Ran,
+    /// The steps in flight, the first submitted first.
+    flights: VecDeque<Flight>,
     ran: Ran,
     outcomes: Vec<Outcome>,
+    /// Room for the next step's rows.
+    spare: Flight,
+    /// By row of the tables: the place among those that run of the task that has it.
+    places: Vec<usize>,
     stats: Stats,
 }
 
@@ -99,20 +109,22 @@ impl Service {
             });
         }
         let engine = Engine::new(session, model, options.engine)?;
+        let context = options.engine.context.min(engine.blocks().count() * engine.block_size());
         Ok(Self {
-            context: options.engine.context.min(engine.blocks().count() * engine.block_size()),
+            context,
             engine,
             options,
             grammars: None,
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
-            scheduler: Scheduler::new(options.policy, chunk, sequences),
+            scheduler: Scheduler::new(options.policy, chunk, sequences, context),
             tickets: HashMap::new(),
             submitted: 0,
-            flight: Vec::with_capacity(sequences),
-            flying: Ran::default(),
+            flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             ran: Ran::default(),
             outcomes: Vec::with_capacity(sequences),
+            spare: Flight::default(),
+            places: vec![0; sequences],
             stats: Stats::default(),
         })
     }
@@ -137,7 +149,7 @@ impl Service {
 
     /// Is there nothing to compute until a mask is known? The owner may wait a little before the next step.
     pub fn waits_for_masks(&self) -> bool {
-        self.masks.away > 0 && self.flight.is_empty()
+        self.masks.away > 0 && self.flights.is_empty()
     }
 
     /// Takes a request that arrives `now`.
@@ -183,6 +195,7 @@ impl Service {
                 tokens: request.prompt.clone(),
                 root,
                 sequence: None,
+                flying: 0,
                 arrived: now,
                 started: None,
                 latest: None,
@@ -226,31 +239,57 @@ impl Service {
 
     /// Is there nothing to run, and no step whose outcome is to be taken?
     pub fn is_idle(&self) -> bool {
-        self.tickets.is_empty() && self.flight.is_empty()
+        self.tickets.is_empty() && self.flights.is_empty()
     }
 
-    /// Waits for the step that runs, starts the next one, and appends what the former brought to `events`; so the device
-    /// works while the owner handles them. Tells what ran. Failures of the device are events of the requests that they
-    /// met.
+    /// Queues a step behind the one that runs, waits for the latter, and appends what it brought to `events`; so the device
+    /// works while the owner handles them. Tells what ran: nothing at first. Failures of the device are events of the
+    /// requests that they met.
     pub fn step(&mut self, now: Duration, events: &mut Vec<Event>) -> &Ran {
-        self.complete(now, events);
+        self.ran.work.clear();
         if self.masks.away > 0 {
             self.take_masks(now, events);
         }
+        let in_flight = self.flights.len();
+        if in_flight < STEPS_IN_FLIGHT {
+            self.start(now, events);
+        }
+        if in_flight > 0 {
+            self.complete(now, events);
+        }
+        &self.ran
+    }
+
+    /// Queues the next step, if there is something to run.
+    fn start(&mut self, now: Duration, events: &mut Vec<Event>) {
         self.scheduler.compose(&mut self.engine, now);
         let rows: Vec<Row<'_>> = (self.scheduler.plan.iter())
             .filter_map(|(at, count)| self.scheduler.running[*at].row(&self.engine, *count))
             .collect();
-        if !rows.is_empty() {
-            self.flight.extend(rows.iter().map(|row| row.id));
-            let length = |id| self.engine.length(id).unwrap_or(0);
-            self.flying.work.extend(rows.iter().map(|row| (length(row.id), row.tokens.len())));
-            if let Err(error) = self.engine.submit(&rows) {
-                drop(rows);
-                self.fail_flight(&error, events);
-            }
+        if rows.is_empty() {
+            return;
         }
-        &self.ran
+        let mut flight = std::mem::take(&mut self.spare);
+        flight.rows.extend(rows.iter().map(|row| row.id));
+        let length = |id| self.engine.length(id).unwrap_or(0);
+        flight.work.extend(rows.iter().map(|row| (length(row.id), row.tokens.len())));
+        let submitted = self.engine.submit(&rows);
+        let samples: Vec<bool> = rows.iter().map(|row| row.sample).collect();
+        drop(rows);
+        self.flights.push_back(flight);
+        match submitted {
+            Ok(()) => {
+                for ((at, _), sample) in self.scheduler.plan.iter().zip(samples) {
+                    self.scheduler.running[*at].flying += usize::from(sample);
+                }
+            }
+            Err(error) if self.engine.in_flight() + 1 == self.flights.len() => {
+                // It was not queued, and the others run on.
+                let flight = self.flights.pop_back().unwrap_or_default();
+                self.fail_rows(&flight, &error, events);
+            }
+            Err(error) => self.fail_flights(&error, events),
+        }
     }
 
     /// Takes over the masks that were computed beside the steps, and ends the answers whose masks take too long.
@@ -273,27 +312,29 @@ impl Service {
         over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));
     }
 
-    /// Takes over what the step that runs brings.
+    /// Waits for the first step in flight, and takes over what it brings.
     fn complete(&mut self, now: Duration, events: &mut Vec<Event>) {
-        self.ran.work.clear();
-        if self.flight.is_empty() {
+        if self.flights.is_empty() {
             return;
         }
         let mut outcomes = std::mem::take(&mut self.outcomes);
         match self.engine.complete(&mut outcomes) {
-            Err(error) => self.fail_flight(&error, events),
+            Err(error) => self.fail_flights(&error, events),
             Ok(()) => {
                 self.stats.steps += 1;
-                std::mem::swap(&mut self.ran, &mut self.flying);
-                self.flight.clear();
-                // Tasks lie in the order of the step's rows, but for those that were cancelled meanwhile.
-                let mut at = 0;
+                let mut flight = self.flights.pop_front().unwrap_or_default();
+                std::mem::swap(&mut self.ran.work, &mut flight.work);
+                for (place, task) in self.scheduler.running.iter().enumerate() {
+                    if let Some(id) = task.sequence {
+                        self.places[id.row()] = place;
+                    }
+                }
                 let mut over = Vec::new();
-                for (outcome, (from, count)) in outcomes.drain(..).zip(&self.ran.work) {
-                    let running = &mut self.scheduler.running;
-                    if let Some(place) = running[at..].iter().position(|task| task.sequence == Some(outcome.id)) {
-                        at += place;
-                        let task = &mut running[at];
+                let mut outcomes = outcomes.drain(..).peekable();
+                for (id, (from, count)) in flight.rows.drain(..).zip(&self.ran.work) {
+                    let Some(outcome) = outcomes.next_if(|outcome| outcome.id == id) else { continue };
+                    let task = self.scheduler.running.get_mut(self.places[id.row()]);
+                    if let Some(task) = task.filter(|task| task.sequence == Some(id)) {
                         let ticket = self.tickets.get_mut(&task.id).expect("a task that runs has a ticket");
                         let mut advance = Advance {
                             context: self.context,
@@ -313,13 +354,36 @@ impl Service {
                                 self.scheduler.add(follower);
                             }
                         }
-                        at += 1;
                     }
                 }
+                drop(outcomes);
+                flight.work.clear();
+                self.spare = flight;
                 over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));
+                self.release(events);
             }
         }
         self.outcomes = outcomes;
+    }
+
+    /// Tells the step that is queued which tokens its rows may have, now that the tokens before are known.
+    fn release(&mut self, events: &mut Vec<Event>) {
+        if !self.engine.is_late() {
+            return;
+        }
+        // A row whose mask takes longer is computed again when it is there.
+        for task in self.scheduler.running.iter_mut().filter(|task| task.flying > 0 && task.grammar.is_away()) {
+            task.flying = 0;
+            if let Some(id) = task.sequence {
+                self.engine.truncate(id, task.tokens.len() - 1);
+            }
+        }
+        let masks: HashMap<SequenceId, &[u32]> =
+            (self.scheduler.running.iter()).filter_map(|task| Some((task.sequence?, &task.forbidden[..]))).collect();
+        let released = self.engine.release(|id| masks.get(&id).copied().unwrap_or_default());
+        if let Err(error) = released {
+            self.fail_flights(&error, events);
+        }
     }
 
     /// Ends an answer, and the request with its last one or with one that failed.
@@ -351,16 +415,22 @@ impl Service {
         }
     }
 
+    /// Ends the requests of the first step in flight, which failed, and takes the rows of those behind it back.
+    fn fail_flights(&mut self, error: &EngineError, events: &mut Vec<Event>) {
+        let failed = self.flights.pop_front().unwrap_or_default();
+        self.flights.clear();
+        self.scheduler.running.iter_mut().for_each(|task| task.flying = 0);
+        self.fail_rows(&failed, error, events);
+    }
+
     /// Ends the requests of a step that failed.
-    fn fail_flight(&mut self, error: &EngineError, events: &mut Vec<Event>) {
+    fn fail_rows(&mut self, failed: &Flight, error: &EngineError, events: &mut Vec<Event>) {
         self.stats.failed_steps += 1;
         let why = error.to_string();
-        let flight = std::mem::take(&mut self.flight);
-        let met = |task: &&Task| task.sequence.is_some_and(|id| flight.contains(&id));
+        let met = |task: &&Task| task.sequence.is_some_and(|id| failed.rows.contains(&id));
         let mut ids: Vec<RequestId> = self.scheduler.running.iter().filter(met).map(|task| task.id).collect();
         ids.dedup();
         ids.into_iter().for_each(|id| self.end(id, 0, End::Failed(why.clone()), events));
-        self.flying.work.clear();
     }
 
     /// State and counters.
@@ -422,6 +492,7 @@ impl Advance<'_> {
             self.ticket.usage.cached_tokens = cached;
         }
         task.take_scores(from, &outcome.scores);
+        task.flying -= usize::from(outcome.next != Next::NotAsked);
         let next = match outcome.next {
             Next::NotAsked => return None,
             Next::NotFinite(position) => return Some(End::Failed(EngineError::NotFinite { position }.to_string())),
@@ -462,11 +533,7 @@ impl Advance<'_> {
             }
             none => {
                 task.grammar = none;
-                let end = full(task, self.context);
-                if end.is_none() {
-                    task.forbid_early(self.vocab);
-                }
-                end
+                full(task, self.context)
             }
         }
     }

@@ -24,6 +24,8 @@ pub(super) struct Scheduler {
     budget: usize,
     /// Sequences at a time.
     rows: usize,
+    /// Tokens of a sequence at most.
+    context: usize,
     pub(super) running: Vec<Task>,
     /// The next one last.
     pub(super) waiting: Vec<Task>,
@@ -42,11 +44,12 @@ struct Served {
 }
 
 impl Scheduler {
-    pub(super) fn new(policy: Policy, budget: usize, rows: usize) -> Self {
+    pub(super) fn new(policy: Policy, budget: usize, rows: usize, context: usize) -> Self {
         Self {
             policy,
             budget,
             rows,
+            context,
             running: Vec::with_capacity(rows),
             waiting: Vec::new(),
             served: HashMap::new(),
@@ -122,13 +125,15 @@ impl Scheduler {
 
     /// Plans tokens of those that run. Had one to give its blocks away?
     fn go_on(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
-        let single = |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.runnable(engine) == 1).count();
+        let context = self.context;
+        let single =
+            |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.runnable(engine, context) == 1).count();
         let mut preempted = false;
         // One token each of those behind `at` that lack one.
         let mut owed = single(&self.running, engine);
         let mut at = 0;
         'tasks: while at < self.running.len() {
-            let runnable = self.running[at].runnable(engine);
+            let runnable = self.running[at].runnable(engine, context);
             owed -= usize::from(runnable == 1);
             let count = runnable.min(*budget - owed);
             while let Some(id) = self.running[at].sequence.filter(|id| count > 0 && !engine.grow(*id, count)) {
@@ -152,6 +157,7 @@ impl Scheduler {
 
     fn preempt(&mut self, engine: &mut Engine, mut task: Task) {
         task.sequence.take().into_iter().for_each(|id| engine.end(id));
+        task.flying = 0;
         self.preemptions += 1;
         self.waiting.push(task);
     }
@@ -178,7 +184,7 @@ impl Scheduler {
             task.started.get_or_insert((now, found));
             self.looked_up.0 += task.sharable().len() as u64;
             self.looked_up.1 += found as u64;
-            let count = task.runnable(engine).min(*budget);
+            let count = task.runnable(engine, self.context).min(*budget);
             self.running.push(task);
             if count > 0 && engine.grow(id, count) {
                 *budget -= count;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::masks::TaskGrammar;
 use super::request::{Request, RequestId};
 use crate::blocks::Prefix;
-use crate::engine::{Engine, Row, SequenceId};
+use crate::engine::{Engine, Row, SAMPLED, SequenceId};
 
 /// One answer on its way: a sequence that runs, or waits to.
 pub(super) struct Task {
@@ -20,6 +20,8 @@ pub(super) struct Task {
     pub(super) root: Prefix,
     /// While it runs.
     pub(super) sequence: Option<SequenceId>,
+    /// Tokens that steps in flight sample, which nobody knows yet.
+    pub(super) flying: usize,
     pub(super) arrived: Duration,
     /// When it ran first, and how many of its tokens were in the cache then.
     pub(super) started: Option<(Duration, usize)>,
@@ -39,9 +41,9 @@ impl Task {
         self.tokens.len() - self.request.prompt.len()
     }
 
-    /// Tokens that are not in the cache.
+    /// Tokens that are not in the cache, those that steps in flight sample among them.
     pub(super) fn missing(&self, engine: &Engine) -> usize {
-        self.tokens.len() - self.sequence.and_then(|id| engine.length(id)).unwrap_or(0)
+        self.tokens.len() + self.flying - self.sequence.and_then(|id| engine.length(id)).unwrap_or(0)
     }
 
     /// The tokens whose place in the cache it need not compute: none while it is asked how probable they are.
@@ -49,24 +51,27 @@ impl Task {
         if self.scores.is_some() { &[] } else { &self.tokens }
     }
 
-    /// Tokens that the next step can compute: not the last while it is unknown what may follow.
-    pub(super) fn runnable(&self, engine: &Engine) -> usize {
-        self.missing(engine) - usize::from(self.grammar.is_away())
+    /// Tokens that the next step can compute: not the last while it is unknown what may follow, nor one that is being
+    /// sampled and is the answer's last. `context` is the most tokens of a sequence.
+    pub(super) fn runnable(&self, engine: &Engine, context: usize) -> usize {
+        let over = self.flying > 0
+            && (self.answered() + self.flying >= self.request.max_tokens
+                || self.tokens.len() + self.flying >= context
+                || matches!(&self.grammar, TaskGrammar::Here(grammar) if grammar.is_costly()));
+        self.missing(engine) - usize::from(over || self.grammar.is_away())
     }
 
-    /// Forbids the tokens that may not come next, where no grammar says which these are.
+    /// Forbids the tokens that the answer may not end with yet, where no grammar says what may come.
     pub(super) fn forbid_early(&mut self, vocab: usize) {
-        match self.is_early() {
-            true if self.forbidden.is_empty() => self.forbidden = self.early(vec![0; vocab.div_ceil(32)], vocab),
-            true => {}
-            false => self.forbidden.clear(),
+        if self.is_early(0) {
+            self.forbidden = self.early(vec![0; vocab.div_ceil(32)], vocab);
         }
     }
 
     /// Forbids the tokens that the grammar forbids, and those that the answer may not end with yet.
     pub(super) fn forbid(&mut self, by_grammar: Vec<u32>, vocab: usize) {
         self.forbidden = by_grammar;
-        if self.is_early() {
+        if self.is_early(0) {
             let both = self.early(self.forbidden.clone(), vocab);
             // A grammar that allows only the end has its way.
             let allowed = |word: usize| both[word] != u32::MAX;
@@ -76,9 +81,9 @@ impl Task {
         }
     }
 
-    /// May the answer not end yet?
-    fn is_early(&self) -> bool {
-        self.answered() < self.request.min_tokens && !self.request.stop_tokens.is_empty()
+    /// May the answer not end yet, with `more` tokens behind those that are known?
+    fn is_early(&self, more: usize) -> bool {
+        self.answered() + more < self.request.min_tokens && !self.request.stop_tokens.is_empty()
     }
 
     fn early(&self, mut forbidden: Vec<u32>, vocab: usize) -> Vec<u32> {
@@ -94,13 +99,17 @@ impl Task {
         let from = engine.length(id)?;
         let (to, prompt) = (from + count, self.request.prompt.len());
         let targets = if self.scores.is_some() && from + 1 < prompt { from + 1..prompt.min(to + 1) } else { 0..0 };
-        let sample = to == self.tokens.len();
+        let sample = to == self.tokens.len() + self.flying;
+        let follows = matches!(self.grammar, TaskGrammar::Here(_));
         Some(Row {
             id,
-            tokens: &self.tokens[from..to],
+            // Behind what is being sampled there is no other token.
+            tokens: if to > self.tokens.len() { &[SAMPLED] } else { &self.tokens[from..to] },
             sample,
             targets: &self.tokens[targets],
-            forbidden: if sample { &self.forbidden } else { &[] },
+            forbidden: if sample && (follows || self.is_early(self.flying)) { &self.forbidden } else { &[] },
+            // What a grammar allows follows from the token before.
+            late: sample && follows && self.flying > 0,
         })
     }
 

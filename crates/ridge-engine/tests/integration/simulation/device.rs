@@ -5,12 +5,12 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use ridge_graph::ops::Quantize;
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
-use ridge_models::{HISTORY, symbols};
+use ridge_models::{HISTORY, LAST_TOKEN, LENGTH, ROWS, RowTables, symbols};
 use ridge_runtime::{
     Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, Staged, WeightData, plan,
 };
@@ -67,6 +67,10 @@ pub(crate) struct Parrot {
     pub fail: Arc<AtomicBool>,
     /// It computes nothing: every token is the first.
     pub blank: bool,
+    /// Where the columns of rows are; told before a program is bound.
+    pub tables: Arc<OnceLock<RowTables>>,
+    /// A step has failed, and nobody was told: steps behind it fail too.
+    pub failing: Arc<AtomicBool>,
 }
 
 /// The kernel that says that products of a graph take activations by codes.
@@ -122,30 +126,37 @@ impl Program for Compiled {
     fn bind(&self, bindings: &Bindings, _weights: &[Buffer], states: &[Buffer]) -> Result<Box<dyn Run>> {
         let sizes = plan(&self.graph, bindings)?;
         let names = |role| self.graph.args(role).map(|a| a.name.to_string()).collect::<Vec<_>>();
-        let at = names(Role::State).iter().position(|name| name == HISTORY);
-        let mut history = State::default();
-        if let Some(state) = at.and_then(|at| states[at].inner::<State>()) {
+        let state = |name: &str| -> State {
+            let at = names(Role::State).iter().position(|n| n == name);
+            let Some((at, state)) = at.and_then(|at| Some((at, states[at].inner::<State>()?))) else {
+                return State::default();
+            };
             let mut words = state.lock().unwrap_or_else(PoisonError::into_inner);
-            words.resize(states[at.unwrap_or(0)].bytes() / 4, -1);
-            history = Arc::clone(state);
-        }
+            // Tables are zeroed; what is read of the cache was written before.
+            words.resize(states[at].bytes() / 4, if name == HISTORY { -1 } else { 0 });
+            Arc::clone(state)
+        };
         let extent = |name: &str| bindings.get(&Sym::new(name)).unwrap_or(0);
         let block_size = self.graph.args(Role::State).find(|a| &*a.name == HISTORY);
         let results = self.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
+        let inputs: Vec<Vec<u8>> = sizes.input_bytes.iter().map(|n| vec![0; *n]).collect();
+        let tables = self.device.tables.get().expect("the tables are told before the first program");
         Ok(Box::new(Step {
             device: self.device.clone(),
             by_codes: self.by_codes,
-            history,
+            history: state(HISTORY),
+            tables: tables.tables.iter().map(|table| state(&format!("rows.{}", table.name))).collect(),
             block_size: block_size.and_then(|a| a.ty.shape.last().as_const()).unwrap_or(1),
             rows: extent(symbols::SEQS),
-            table: extent(symbols::TABLE),
             top: extent(symbols::TOP),
             words: extent(symbols::FORBIDDEN),
             names: names(Role::StepInput),
-            inputs: sizes.input_bytes.iter().map(|n| vec![0; *n]).collect(),
+            staging: [inputs.clone(), inputs.clone()],
+            inputs,
             results: results.map(|o| o.name.to_string()).collect(),
-            outputs: sizes.output_bytes.iter().map(|n| vec![POISON; *n]).collect(),
-            outcome: None,
+            outputs: std::array::from_fn(|_| sizes.output_bytes.iter().map(|n| vec![POISON; *n]).collect()),
+            outcomes: [None, None],
+            held: None,
         }))
     }
 
@@ -161,60 +172,113 @@ struct Step {
     device: Parrot,
     by_codes: bool,
     history: State,
+    /// In the order of the device's tables.
+    tables: Vec<State>,
     block_size: usize,
     rows: usize,
-    table: usize,
     top: usize,
     words: usize,
     names: Vec<String>,
+    /// What the device has of the inputs.
     inputs: Vec<Vec<u8>>,
+    staging: [Vec<Vec<u8>>; 2],
     results: Vec<String>,
-    outputs: Vec<Vec<u8>>,
-    /// What the step that was submitted gives.
-    outcome: Option<Result<Vec<Vec<u8>>>>,
+    outputs: [Vec<Vec<u8>>; 2],
+    /// What the steps that were submitted give.
+    outcomes: [Option<Result<Vec<Vec<u8>>>>; 2],
+    /// The slot of a step that waits for its late inputs.
+    held: Option<usize>,
+}
+
+fn words(bytes: &[u8]) -> Vec<i32> {
+    bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect()
 }
 
 impl Step {
     /// A step input in words; none where the program does not read it.
     fn ints(&self, name: &str) -> Vec<i32> {
         let at = self.names.iter().position(|n| n == name);
-        let bytes = at.map_or(&[][..], |at| &self.inputs[at]);
-        bytes.as_chunks::<4>().0.iter().map(|word| i32::from_le_bytes(*word)).collect()
+        at.map_or_else(Vec::new, |at| words(&self.inputs[at]))
     }
 
-    fn streams(&self) -> Vec<u64> {
-        let at = self.names.iter().position(|n| n == "sequence");
-        let bytes = at.map_or(&[][..], |at| &self.inputs[at]);
-        bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+    fn layout(&self) -> &RowTables {
+        self.device.tables.get().expect("told before")
     }
 
-    fn run(&self) -> Result<Vec<Vec<u8>>> {
-        if self.device.fail.swap(false, Ordering::Relaxed) {
-            return Err(RuntimeError::Device { backend: "parrot", why: "it was told to fail".to_owned() });
+    /// The words of a row's element in a column, or of a later one.
+    fn column(&self, row: usize, name: &str, nth: usize) -> (usize, usize, usize) {
+        let (table, at) = self.layout().column(name).expect("is a column");
+        let of = &self.layout().tables[table];
+        let words = of.dtype.size_bytes() / 4;
+        (table, (row * of.width + at + nth) * words, words)
+    }
+
+    fn get(&self, row: usize, name: &str, nth: usize) -> i64 {
+        let (table, at, words) = self.column(row, name, nth);
+        let of = self.tables[table].lock().unwrap_or_else(PoisonError::into_inner);
+        match words {
+            1 => i64::from(of[at]),
+            _ => i64::from(of[at].cast_unsigned()) | i64::from(of[at + 1]) << 32,
         }
-        let mut outputs: Vec<Vec<u8>> = self.outputs.iter().map(|bytes| vec![0; bytes.len()]).collect();
+    }
+
+    fn put(&self, row: usize, name: &str, value: i32) {
+        let (table, at, _) = self.column(row, name, 0);
+        self.tables[table].lock().unwrap_or_else(PoisonError::into_inner)[at] = value;
+    }
+
+    /// Applies changes of rows.
+    fn change(&self) {
+        for (table, state) in self.layout().tables.iter().zip(&self.tables) {
+            let [count, places, values] = table.inputs().map(|name| self.ints(&name));
+            let width = table.dtype.size_bytes() / 4;
+            let mut words = state.lock().unwrap_or_else(PoisonError::into_inner);
+            for (place, value) in places[..count[0] as usize].iter().zip(values.chunks(width)) {
+                let at = usize::try_from(*place).expect("is a place") * width;
+                words[at..at + width].copy_from_slice(value);
+            }
+        }
+    }
+
+    fn run(&mut self) -> Result<Vec<Vec<u8>>> {
+        let failed = |why: &str| RuntimeError::Device { backend: "parrot", why: why.to_owned() };
+        if self.device.failing.load(Ordering::Relaxed) {
+            return Err(failed("a step before failed: it was told to fail"));
+        }
+        if self.device.fail.swap(false, Ordering::Relaxed) {
+            self.device.failing.store(true, Ordering::Relaxed);
+            return Err(failed("it was told to fail"));
+        }
+        let mut outputs: Vec<Vec<u8>> = self.outputs[0].iter().map(|bytes| vec![0; bytes.len()]).collect();
         if self.device.blank {
             return Ok(outputs);
         }
-        let [ids, rows, starts, lengths] = ["token_ids", "seq_ids", "query_start", "lengths"].map(|n| self.ints(n));
-        let (table, forbidden, targets) = (self.ints("block_table"), self.ints("forbidden"), self.ints("targets"));
+        if self.names.iter().any(|name| name.ends_with(".places")) {
+            self.change();
+            return Ok(outputs);
+        }
+        let [ids, of, starts, rows] = ["token_ids", "seq_ids", "query_start", ROWS].map(|n| self.ints(n));
+        let (forbidden, targets) = (self.ints("forbidden"), self.ints("targets"));
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
+        let row_of = |line: usize| usize::try_from(rows[line]).ok();
+        let length = |row: usize| self.get(row, LENGTH, 0) as usize;
         let slot = |row: usize, position: usize| {
-            let block = table[row * self.table + position / self.block_size];
+            let block = self.get(row, "block_table", position / self.block_size) - 1;
             let block = usize::try_from(block).expect("a token's block is in the table");
             block * self.block_size + position % self.block_size
         };
         let mut written = HashSet::new();
-        for (at, (id, row)) in ids.iter().zip(&rows).enumerate() {
-            if let Ok(row) = usize::try_from(*row) {
-                let position = lengths[row] as usize + at - starts[row] as usize;
-                let before = position.checked_sub(1).map(|before| history[slot(row, before)]);
-                let slot = slot(row, position);
-                assert!(written.insert(slot), "two tokens of a step are written to slot {slot}");
-                history[slot] = keep(before, *id as u32, self.by_codes);
-            }
+        for (at, (id, line)) in ids.iter().zip(&of).enumerate() {
+            let Some((line, row)) = usize::try_from(*line).ok().and_then(|line| Some((line, row_of(line)?))) else {
+                continue;
+            };
+            let id = if *id < 0 { self.get(row, LAST_TOKEN, 0) as u32 } else { *id as u32 };
+            let position = length(row) + at - starts[line] as usize;
+            let before = position.checked_sub(1).map(|before| history[slot(row, before)]);
+            let slot = slot(row, position);
+            assert!(written.insert(slot), "two tokens of a step are written to slot {slot}");
+            history[slot] = keep(before, id, self.by_codes);
         }
-        let streams = self.streams();
         let said = |row: usize, length: usize| -> Vec<i32> {
             (0..length).map(|position| history[slot(row, position)]).collect()
         };
@@ -223,50 +287,72 @@ impl Step {
                 outputs[at].as_chunks_mut::<4>().0[index] = word;
             }
         };
-        for row in 0..self.rows {
-            let count = (starts[row + 1] - starts[row]) as usize;
-            let Some(stream) = streams.get(row).filter(|_| count > 0) else { continue };
-            let cache = said(row, lengths[row] as usize + count);
-            let bit =
-                |t: u32| forbidden.get(row * self.words + t as usize / 32).is_some_and(|w| w >> (t % 32) & 1 == 1);
-            let bit = |t: u32| self.words > 0 && bit(t);
-            let token = next_token(&cache, *stream, bit);
-            let word = token.map_or(-1, |t| t as i32).to_le_bytes();
-            let logprob = token.map_or(f32::NAN, |t| score(&cache, t)).to_le_bytes();
-            for (next, its) in [("next", "logprob"), ("next_adjusted", "adjusted_logprob")] {
-                put(next, row, word);
-                put(its, row, logprob);
-            }
-            for i in 0..self.top {
-                put("top_ids", row * self.top + i, (i as i32).to_le_bytes());
-                put("top_logprobs", row * self.top + i, score(&cache, i as u32).to_le_bytes());
+        for (at, target) in targets.iter().enumerate() {
+            if let (Ok(target), Ok(line)) = (u32::try_from(*target), usize::try_from(of[at])) {
+                let row = row_of(line).expect("a token with a target has a row");
+                let cache = said(row, length(row) + at - starts[line] as usize + 1);
+                put("scores", at, score(&cache, target).to_le_bytes());
             }
         }
-        for (at, target) in targets.iter().enumerate() {
-            if let (Ok(target), Ok(row)) = (u32::try_from(*target), usize::try_from(rows[at])) {
-                let cache = said(row, lengths[row] as usize + at - starts[row] as usize + 1);
-                put("scores", at, score(&cache, target).to_le_bytes());
+        for line in 0..self.rows {
+            let count = (starts[line + 1] - starts[line]) as usize;
+            let Some(row) = row_of(line).filter(|_| count > 0) else { continue };
+            let length = length(row) + count;
+            self.put(row, LENGTH, length as i32);
+            if !self.results.iter().any(|name| name.starts_with("next")) {
+                continue;
+            }
+            let cache = said(row, length);
+            let bit =
+                |t: u32| forbidden.get(line * self.words + t as usize / 32).is_some_and(|w| w >> (t % 32) & 1 == 1);
+            let bit = |t: u32| self.words > 0 && bit(t);
+            let token = next_token(&cache, self.get(row, "sequence", 0).cast_unsigned(), bit);
+            let word = token.map_or(-1, |t| t as i32);
+            self.put(row, LAST_TOKEN, word);
+            let logprob = token.map_or(f32::NAN, |t| score(&cache, t)).to_le_bytes();
+            for (next, its) in [("next", "logprob"), ("next_adjusted", "adjusted_logprob")] {
+                put(next, line, word.to_le_bytes());
+                put(its, line, logprob);
+            }
+            for i in 0..self.top {
+                put("top_ids", line * self.top + i, (i as i32).to_le_bytes());
+                put("top_logprobs", line * self.top + i, score(&cache, i as u32).to_le_bytes());
             }
         }
         Ok(outputs)
     }
+
+    /// Takes over what was staged.
+    fn copy(&mut self, slot: usize, staged: &[Staged]) {
+        for Staged { input, bytes } in staged {
+            self.inputs[*input][..*bytes].copy_from_slice(&self.staging[slot][*input][..*bytes]);
+        }
+    }
 }
 
 impl Run for Step {
-    fn input(&mut self, _slot: usize, index: usize) -> &mut [u8] {
-        &mut self.inputs[index]
+    fn input(&mut self, slot: usize, index: usize) -> &mut [u8] {
+        &mut self.staging[slot][index]
     }
 
-    fn submit(&mut self, slot: usize, _staged: &[Staged], held: bool) -> Result<()> {
-        assert!(slot == 0 && !held, "one step at a time");
-        self.outcome = Some(self.run());
+    fn submit(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
+        assert!(self.held.is_none() && self.outcomes[slot].is_none(), "the slot is free, and no step is held");
+        self.copy(slot, staged);
+        if held {
+            self.held = Some(slot);
+        } else {
+            self.outcomes[slot] = Some(self.run());
+        }
         if !self.device.blank {
-            self.inputs.iter_mut().chain(&mut self.outputs).for_each(|bytes| bytes.fill(POISON));
+            self.staging[slot].iter_mut().chain(&mut self.outputs[slot]).for_each(|bytes| bytes.fill(POISON));
         }
         Ok(())
     }
 
-    fn release(&mut self, _slot: usize, _staged: &[Staged]) -> Result<()> {
+    fn release(&mut self, slot: usize, staged: &[Staged]) -> Result<()> {
+        assert_eq!(self.held.take(), Some(slot), "the step is held");
+        self.copy(slot, staged);
+        self.outcomes[slot] = Some(self.run());
         Ok(())
     }
 
@@ -274,14 +360,17 @@ impl Run for Step {
         self.wait(slot).map(|()| true)
     }
 
-    fn wait(&mut self, _slot: usize) -> Result<()> {
-        if let Some(outcome) = self.outcome.take() {
-            self.outputs = outcome?;
+    fn wait(&mut self, slot: usize) -> Result<()> {
+        if let Some(outcome) = self.outcomes[slot].take() {
+            if outcome.is_err() {
+                self.device.failing.store(false, Ordering::Relaxed);
+            }
+            self.outputs[slot] = outcome?;
         }
         Ok(())
     }
 
-    fn output(&self, _slot: usize, index: usize) -> &[u8] {
-        &self.outputs[index]
+    fn output(&self, slot: usize, index: usize) -> &[u8] {
+        &self.outputs[slot][index]
     }
 }

@@ -14,8 +14,8 @@ use ridge_engine::service::{
 use ridge_engine::{EngineOptions, Finish, Sampling};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
-use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
-use ridge_runtime::{Backend, Session};
+use ridge_models::{BuildOptions, Model, ModelFiles, RowTables, WeightSource};
+use ridge_runtime::Session;
 
 use super::device::{DAMAGED, Parrot, VOCAB, cache, keep, next_token, score};
 
@@ -59,13 +59,11 @@ pub(crate) fn model(block_size: usize, divided: bool) -> (Model, WeightSource) {
 }
 
 /// A service of it on `backend`.
-pub(crate) fn service(
-    backend: Arc<dyn Backend>,
-    (block_size, divided): (usize, bool),
-    options: ServiceOptions,
-) -> Service {
+pub(crate) fn service(device: &Parrot, (block_size, divided): (usize, bool), options: ServiceOptions) -> Service {
     let (model, source) = model(block_size, divided);
-    let mut session = Session::new(backend);
+    let blocks = options.engine.context.div_ceil(block_size);
+    device.tables.get_or_init(|| RowTables::of(&model.graph, blocks));
+    let mut session = Session::new(Arc::new(device.clone()));
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"))
 }
@@ -160,7 +158,7 @@ impl World {
         let device = Parrot::default();
         let rates = [1 + rng.below(6), 5 + rng.below(60), 20 + rng.below(200), 100 + rng.below(2000)];
         let divided = rng.one_in(2);
-        let service = service(Arc::new(device.clone()), (block_size, divided), options);
+        let service = service(&device, (block_size, divided), options);
         let now = Duration::from_secs(7);
         Self {
             rng,
