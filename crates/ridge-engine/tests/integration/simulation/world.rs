@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ridge_engine::service::{
-    BlockUse, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
+    BlockUse, Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
 };
 use ridge_engine::{EngineOptions, Finish, Sampling};
 use ridge_graph::FormatRef;
@@ -65,8 +65,14 @@ pub(crate) fn service(device: &Parrot, (block_size, divided): (usize, bool), opt
     device.tables.get_or_init(|| RowTables::of(&model.graph, blocks));
     let mut session = Session::new(Arc::new(device.clone()));
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
-    Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"))
+    let service = Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
+    let tokenizer = ModelFiles::open(None).expect("embedded").tokenizer().expect("reads");
+    service.with_grammars(&tokenizer).expect("its tokens are bytes")
 }
+
+/// What answers may have to be.
+const CONSTRAINTS: [&str; 4] =
+    ["[a-z ]{3,12}", "(yes|no|perhaps)( and (yes|no))*", "[0-9]+\\.[0-9]{2}", "(a|ab|abc)+d"];
 
 /// What a request has brought so far.
 struct Open {
@@ -122,6 +128,8 @@ pub(crate) struct World {
     rng: Rng,
     device: Parrot,
     service: Service,
+    /// Another, which has one request at a time.
+    alone: Option<Service>,
     /// Tokens of answers are computed by codes, those of prompts exactly.
     divided: bool,
     options: ServiceOptions,
@@ -164,6 +172,7 @@ impl World {
             rng,
             device,
             service,
+            alone: None,
             divided,
             options,
             now,
@@ -251,6 +260,7 @@ impl World {
             tenant: rng.of(&["a", "b", "c"]).into(),
             salt: rng.below(2) as u64,
             prompt_logprobs: rng.one_in(6),
+            constraint: rng.one_in(5).then(|| Constraint::Regex(rng.of(&CONSTRAINTS).to_owned())),
             ..Request::new(prompt, rng.below(40))
         };
         match self.service.submit(request.clone(), self.now) {
@@ -320,7 +330,7 @@ impl World {
                 self.seen.done += 1;
                 self.judge(&open);
             }
-            Happened::Stuck(why) => panic!("no request has a constraint: {why}"),
+            Happened::Stuck(why) => panic!("every constraint can be followed: {why}"),
             Happened::Failed(why) => {
                 let open = self.open.remove(&id).expect("found above");
                 let damaged = open.request.prompt.contains(&DAMAGED);
@@ -333,8 +343,35 @@ impl World {
         }
     }
 
+    /// The answer that a request has from a service of its own, which follows grammars.
+    fn served_alone(&mut self, request: &Request, choice: usize) -> (Vec<u32>, (Finish, Option<u32>)) {
+        let engine = self.options.engine;
+        let alone = self.alone.get_or_insert_with(|| {
+            let options = ServiceOptions { queue: 0, policy: Policy::FirstCome, prefix_cache: false, ..self.options };
+            service(&Parrot::default(), (self.service.block_size(), self.divided), options)
+        });
+        // Answers of one request are told apart by their numbers, so all before it run too.
+        let request = Request { n: choice + 1, prompt_logprobs: false, ..request.clone() };
+        assert!(engine.sequences > 0);
+        alone.submit(request, Duration::ZERO).unwrap_or_else(|_| panic!("it was taken before"));
+        let (mut answer, mut ended, mut events) = (Vec::new(), None, Vec::new());
+        while !alone.is_idle() {
+            alone.step(Duration::ZERO, &mut events);
+            for Event { what, .. } in events.drain(..) {
+                match what {
+                    Happened::Token { choice: of, token, .. } if of == choice => answer.push(token),
+                    Happened::Ended { choice: of, finish, stop_token } if of == choice => {
+                        ended = Some((finish, stop_token));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        (answer, ended.expect("it ends"))
+    }
+
     /// Holds what a request brought against what it brings alone.
-    fn judge(&self, open: &Open) {
+    fn judge(&mut self, open: &Open) {
         let request = &open.request;
         let blocks = self.service.stats().blocks * self.service.block_size();
         let context = self.options.engine.context.min(blocks);
@@ -350,7 +387,10 @@ impl World {
             if open.stopped.contains(&choice) && answer.is_empty() {
                 continue;
             }
-            let (alone, finish) = alone(request, choice as u64, context, self.divided);
+            let (alone, finish) = match &request.constraint {
+                None => alone(request, choice as u64, context, self.divided),
+                Some(_) => self.served_alone(request, choice),
+            };
             if open.stopped.contains(&choice) {
                 assert!(alone.starts_with(answer), "{request:?}: {answer:?} is not how {alone:?} begins");
             } else {
