@@ -1,5 +1,6 @@
 //! The patterns that hand-written kernels of this crate claim, one file a subject.
 
+mod accept_candidates;
 mod attention;
 mod cross_entropy;
 mod embedding;
@@ -26,6 +27,7 @@ use crate::kernel::KernelEntry;
 /// The kernels of this crate.
 pub(crate) fn builtin() -> Vec<KernelEntry> {
     let mut entries = Vec::new();
+    entries.extend(accept_candidates::entries());
     entries.extend(attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());

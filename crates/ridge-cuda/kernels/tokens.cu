@@ -1,6 +1,7 @@
-// What a step knows of its tokens: positions and slots, embedded rows, and changed elements of tables. Floor:
-// a launch. Defines: LAYOUT with BLOCK, the tokens of a cache block; TABLE_WRITE with ELEMENT, the type of an element; or
-// EMBED with TABLE and D, dtypes of table and rows.
+// What a step knows of its tokens: positions and slots, embedded rows, changed elements of tables, and which candidates
+// are accepted. Floor: a launch. Defines: LAYOUT with BLOCK, the tokens of a cache block; ACCEPT with DEPTH, the most
+// candidates of a path; TABLE_WRITE with ELEMENT, the type of an element; or EMBED with TABLE and D, dtypes of table and
+// rows.
 
 #if LAYOUT
 // Numbers: tokens, sequences, blocks of a sequence.
@@ -22,6 +23,32 @@ extern "C" __global__ __launch_bounds__(256) void token_layout(
     }
     positions[token] = position;
     slots[token] = slot;
+}
+#elif ACCEPT
+// Numbers: lines. One block makes all. A line's flags: 1 it is accepted, 2 a child of it is.
+extern "C" __global__ __launch_bounds__(256) void accept_candidates(
+    const int* __restrict__ next, const int* __restrict__ tokens, const int* __restrict__ parents, int* ends, Numbers<1> n
+) {
+    others_may_begin();
+    after_others();
+    const int lines = (int)n.v[0];
+    for (int line = threadIdx.x; line < lines; line += blockDim.x) {
+        int at = line, accepted = 0;
+        for (int step = 0; step <= DEPTH; step++) {
+            const int parent = parents[at];
+            accepted = parent == -1;
+            if (parent < 0 || parent >= lines || next[parent] != tokens[at]) break;
+            at = parent;
+        }
+        ends[line] = accepted;
+    }
+    __syncthreads();
+    for (int line = threadIdx.x; line < lines; line += blockDim.x) {
+        const int parent = parents[line];
+        if ((ends[line] & 1) && parent >= 0 && parent < lines) atomicOr(&ends[parent], 2);
+    }
+    __syncthreads();
+    for (int line = threadIdx.x; line < lines; line += blockDim.x) ends[line] = ends[line] == 1;
 }
 #elif TABLE_WRITE
 // Numbers: changes, elements of the table. A block makes a change; of equal places the last value stays.

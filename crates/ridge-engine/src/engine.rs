@@ -13,7 +13,7 @@ use ridge_runtime::{CachedProgram, LaunchTime, Session};
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::error::{EngineError, Result};
 use crate::inputs::Columns;
-use crate::programs::{Programs, Wanted};
+use crate::programs::{MAX_CANDIDATES, Programs, Wanted};
 use crate::rows::Rows;
 use crate::sampling::{Logprobs, Sampling};
 use pending::{PendingStep, StepSource};
@@ -165,6 +165,7 @@ impl Engine {
             length: blocks.len() * self.block_size,
             complete: blocks.len() * self.block_size,
             flying: 0,
+            guesses: false,
             last: None,
             prompt: start.prompt,
             blocks,
@@ -278,7 +279,7 @@ impl Engine {
     /// Takes a running sequence out of the steps in flight: what they sample of it and add to it does not count.
     fn take_back(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
-            (sequence.length, sequence.flying) = (sequence.complete, 0);
+            (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
             self.flights.iter_mut().for_each(|step| step.take_back(id));
         }
     }
@@ -428,7 +429,7 @@ impl Engine {
             self.spare.push(step);
         }
         for sequence in self.sequences.iter_mut().flatten() {
-            (sequence.length, sequence.flying) = (sequence.complete, 0);
+            (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
         }
         self.programs.forget();
         self.restore_rows();
@@ -484,11 +485,12 @@ impl Engine {
             self.spare.push(step);
             return Err(error);
         }
-        for Row { id, tokens, sample, .. } in rows {
+        for Row { id, tokens, candidates, sample, .. } in rows {
             if let Some(sequence) = &mut self.sequences[id.row] {
                 self.rows.set_length(id.row, sequence.length);
-                sequence.length += tokens.len();
+                sequence.length += tokens.len() + candidates.len();
                 sequence.flying += usize::from(*sample);
+                sequence.guesses |= !candidates.is_empty();
                 self.rows.moved(id.row, sequence.length);
             }
         }
@@ -500,6 +502,13 @@ impl Engine {
         let Some(mut step) = self.flights.pop_front() else { return Ok(()) };
         let Self { programs, sequences, blocks, block_size, .. } = self;
         let collected = step.collect(outcomes, programs, sequences, blocks, *block_size);
+        for id in step.guessing() {
+            // It stands in no step behind one with candidates.
+            if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
+                (sequence.length, sequence.guesses) = (sequence.complete, false);
+                self.rows.moved(id.row, sequence.length);
+            }
+        }
         step.clear();
         self.spare.push(step);
         collected
@@ -514,7 +523,7 @@ impl Engine {
     fn reserve(&mut self, rows: &[Row<'_>]) -> Result<()> {
         let mut total = 0;
         self.steps += 1;
-        for Row { id, tokens, .. } in rows {
+        for Row { id, tokens, candidates, .. } in rows {
             let wrong =
                 |why: &str| EngineError::Setting { name: "sequence", value: id.number.to_string(), why: why.into() };
             let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
@@ -522,14 +531,25 @@ impl Engine {
             if **tokens != [SAMPLED] || sequence.flying == 0 {
                 self.known(tokens)?;
             }
+            self.known(candidates)?;
+            if candidates.len() > MAX_CANDIDATES {
+                return Err(EngineError::Setting {
+                    name: "candidates",
+                    value: candidates.len().to_string(),
+                    why: format!("a row has at most {MAX_CANDIDATES}"),
+                });
+            }
             let sequence = self.sequences[id.row].as_mut().ok_or_else(|| wrong("is not running"))?;
             if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
                 return Err(wrong("stands in one step twice; give all its tokens at once"));
             }
+            if sequence.guesses || (!candidates.is_empty() && sequence.flying > 0) {
+                return Err(wrong("has candidates and a step in flight; complete that first"));
+            }
             if tokens.is_empty() {
                 return Err(wrong("has no tokens in this step; leave it out"));
             }
-            let needed = (sequence.length + tokens.len()).div_ceil(self.block_size);
+            let needed = (sequence.length + tokens.len() + candidates.len()).div_ceil(self.block_size);
             if needed > self.table {
                 return Err(EngineError::CacheFull { tokens: tokens.len() });
             }
@@ -539,12 +559,14 @@ impl Engine {
             return Err(EngineError::CacheFull { tokens: rows.iter().map(|r| r.tokens.len()).sum() });
         }
         for row in rows {
-            self.grow(row.id, row.tokens.len());
+            self.grow(row.id, row.tokens.len() + row.candidates.len());
         }
         Ok(())
     }
 }
 
 fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
-    work.iter().map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[], late: false }).collect()
+    work.iter()
+        .map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[], candidates: &[], late: false })
+        .collect()
 }

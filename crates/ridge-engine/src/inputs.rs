@@ -1,6 +1,7 @@
 //! What a step's inputs hold: its tokens and the rows that they belong to, padded to the extents of its bucket, and the
 //! columns of the rows.
 
+use ridge_graph::ops::AcceptCandidates;
 use ridge_models::RowTables;
 use ridge_runtime::Slot;
 
@@ -120,38 +121,73 @@ pub(crate) fn rounded(n: usize) -> usize {
     n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
-/// Fills the inputs of a step of these rows, whose `masks` come later where there are none. Padding tokens belong to no sequence, and padding rows are rows of no table.
+/// A row of a step as its program has it: the tokens of a sequence, or one candidate behind them.
+#[derive(Clone, Copy)]
+pub(crate) struct Line {
+    /// Which of the [`RowInputs`] it belongs to.
+    of: usize,
+    /// The row of the tables.
+    at: usize,
+    tokens: usize,
+    /// Tokens of the sequence that stand before it in the step.
+    offset: usize,
+    /// Of a candidate the line that it follows.
+    parent: i32,
+}
+
+/// The lines of rows: of each its own, then those of its candidates, which are a chain.
+pub(crate) fn expand(rows: &[RowInputs<'_>], lines: &mut Vec<Line>) {
+    lines.clear();
+    for (of, RowInputs { row, at, .. }) in rows.iter().enumerate() {
+        let at = *at;
+        lines.push(Line { of, at, tokens: row.tokens.len(), offset: 0, parent: AcceptCandidates::ROOT });
+        for nth in 0..row.candidates.len() {
+            let parent = lines.len() as i32 - 1;
+            lines.push(Line { of, at, tokens: 1, offset: row.tokens.len() + nth, parent });
+        }
+    }
+}
+
+/// Fills the inputs of a step of these rows, whose `masks` come later where there are none. Padding tokens belong to no
+/// sequence, and padding lines are rows of no table.
 pub(crate) fn fill<'a>(
     ready: &mut ReadyBucket,
     slot: &Slot,
     extents: Extents,
     tokens: &[u32],
-    lines: &'a [RowInputs<'a>],
+    (rows, lines): (&'a [RowInputs<'a>], &'a [Line]),
     masks: Option<&[u8]>,
 ) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
     let all = || lines.iter();
+    let sampling = |line: &Line| rows[line.of].sampling;
     ready.fill(slot, StepInput::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
-    let ids =
-        all().enumerate().flat_map(|(row, l)| std::iter::repeat_n((row as i32).to_le_bytes(), l.row.tokens.len()));
+    let ids = all().enumerate().flat_map(|(at, line)| std::iter::repeat_n((at as i32).to_le_bytes(), line.tokens));
     ready.fill(slot, StepInput::SeqIds, ids, (-1i32).to_le_bytes());
     let mut end = 0;
-    let ends = all().map(|l| {
-        end += l.row.tokens.len();
+    let ends = all().map(|line| {
+        end += line.tokens;
         i32s(end)
     });
     ready.fill(slot, StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
-    ready.fill(slot, StepInput::Rows, all().map(|l| i32s(l.at)), (-1i32).to_le_bytes());
-    let targets = all().flat_map(|l| {
-        let row = l.row;
-        (0..row.tokens.len()).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
+    ready.fill(slot, StepInput::Rows, all().map(|line| i32s(line.at)), (-1i32).to_le_bytes());
+    ready.fill(slot, StepInput::Offsets, all().map(|line| i32s(line.offset)), i32s(0));
+    let parents = all().map(|line| line.parent.to_le_bytes());
+    ready.fill(slot, StepInput::Parents, parents, AcceptCandidates::NONE.to_le_bytes());
+    let targets = rows.iter().flat_map(|RowInputs { row, .. }| {
+        let count = row.tokens.len() + row.candidates.len();
+        (0..count).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
     });
     ready.fill(slot, StepInput::Targets, targets, (-1i32).to_le_bytes());
-    let breaker = |l: &'a RowInputs<'a>| {
-        (0..extents.breakers).map(move |i| l.sampling.dry.breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
+    let breaker = |line: &'a Line| {
+        let breakers = &sampling(line).dry.breakers;
+        (0..extents.breakers).map(move |i| breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
     };
     ready.fill(slot, StepInput::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
-    let bias = |l: &'a RowInputs<'a>| (0..extents.biases).map(move |i| l.sampling.logit_bias.get(i).copied());
+    let bias = |line: &'a Line| {
+        let biases = &sampling(line).logit_bias;
+        (0..extents.biases).map(move |i| biases.get(i).copied())
+    };
     let ids = all().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes());
     ready.fill(slot, StepInput::BiasIds, ids, (-1i32).to_le_bytes());
     let values = all().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes());
@@ -162,12 +198,16 @@ pub(crate) fn fill<'a>(
     ready.filled();
 }
 
-/// The masks of a step's rows, one line of words after another; a row without one has zeros, which forbid nothing.
-pub(crate) fn masks(extents: Extents, lines: &[RowInputs<'_>], to: &mut Vec<u8>) {
+/// The masks of a step's lines, one after another; a line without one has zeros, which forbid nothing.
+pub(crate) fn masks(extents: Extents, rows: &[RowInputs<'_>], lines: &[Line], to: &mut Vec<u8>) {
     to.clear();
+    if extents.forbidden == 0 {
+        return;
+    }
     for line in lines {
         let end = to.len() + 4 * extents.forbidden;
-        to.extend(line.row.forbidden.iter().take(extents.forbidden).flat_map(|word| word.to_le_bytes()));
+        let words = if line.parent == AcceptCandidates::ROOT { rows[line.of].row.forbidden } else { &[] };
+        to.extend(words.iter().take(extents.forbidden).flat_map(|word| word.to_le_bytes()));
         to.resize(end, 0);
     }
     to.resize(4 * extents.seqs * extents.forbidden, 0);

@@ -10,6 +10,7 @@
 
 mod blocks;
 pub mod costs;
+mod draft;
 mod embed;
 mod engine;
 mod error;
@@ -24,10 +25,11 @@ pub mod service;
 mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
+pub use draft::Ngram;
 pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, STEPS_IN_FLIGHT, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
-pub use programs::{MAX_BUCKETS, MAX_STAGING_BYTES, MIN_BUCKETS, declare, served};
+pub use programs::{MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, declare, served};
 pub use sampling::{Dry, Logprobs, Sampling};
 pub use text::TextStream;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, RowTables, symbols, with_rows, with_scores};
+use ridge_models::{Model, RowTables, Sampled, symbols, with_rows, with_scores};
 use ridge_runtime::{
     Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
 };
@@ -22,6 +22,9 @@ pub const MAX_STAGING_BYTES: usize = 64 << 20;
 /// Buckets that are kept whatever they take: a new one, and those of two steps of prompts and answers.
 pub const MIN_BUCKETS: usize = 5;
 
+/// Candidates of a row in a step at most.
+pub const MAX_CANDIDATES: usize = 16;
+
 /// The output with the log-probabilities of targets.
 const SCORES: &str = "scores";
 
@@ -38,6 +41,8 @@ pub(crate) struct Wanted {
     pub(crate) scores: bool,
     /// By the graph for tokens of an answer; there must be one ([`Programs::divide`]).
     pub(crate) answer: bool,
+    /// Rows have candidates, of which some are accepted.
+    pub(crate) candidates: bool,
 }
 
 impl Wanted {
@@ -112,6 +117,8 @@ inputs! {
     SeqIds = "seq_ids",
     QueryStart = "query_start",
     Rows = "rows",
+    Offsets = "offsets",
+    Parents = "parents",
     DryBreakers = "dry_breakers",
     BiasIds = "bias_ids",
     BiasValues = "bias_values",
@@ -220,7 +227,13 @@ struct CompiledProgram {
 /// # Errors
 /// When the graph is none of a decoder.
 pub fn served(graph: &Graph, outputs: &[&str], blocks: usize) -> Result<Graph> {
-    let sampled = outputs.iter().copied().find(|name| ["next", "next_adjusted"].contains(name));
+    served_with(graph, outputs, blocks, 0)
+}
+
+/// The same, with at most so many candidates of a row.
+fn served_with(graph: &Graph, outputs: &[&str], blocks: usize, candidates: usize) -> Result<Graph> {
+    let output = outputs.iter().copied().find(|name| ["next", "next_adjusted"].contains(name));
+    let sampled = Sampled { output, candidates };
     let graph = with_scores(graph).map_err(RuntimeError::from)?;
     Ok(with_rows(&graph, &RowTables::of(&graph, blocks), sampled).map_err(RuntimeError::from)?)
 }
@@ -296,7 +309,9 @@ impl Programs {
             return Ok(found);
         }
         let graph = self.answers.as_ref().filter(|_| wanted.answer).unwrap_or(&self.graph);
-        let compiled = self.session.compile(&served(graph, &wanted.outputs(), self.table)?, &wanted.outputs())?;
+        let candidates = if wanted.candidates { MAX_CANDIDATES } else { 0 };
+        let graph = served_with(graph, &wanted.outputs(), self.table, candidates)?;
+        let compiled = self.session.compile(&graph, &wanted.outputs())?;
         self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(MAX_BUCKETS) });
         Ok(self.programs.len() - 1)
     }
@@ -362,7 +377,7 @@ impl Programs {
                 }
                 let mut inputs = [None; INPUT_NAMES.len()];
                 for (index, name) in inputs.iter_mut().zip(INPUT_NAMES) {
-                    *index = bucket.input_index(name)?;
+                    *index = bucket.input_names().position(|of| of == *name);
                 }
                 let outputs: Vec<usize> =
                     wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;

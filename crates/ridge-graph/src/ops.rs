@@ -4,11 +4,12 @@
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
 //! `moe_router` and `grouped_linear`, `softmax` or `log_softmax`, then, when it serves, `history`, `logit_bias`,
-//! `penalties`, `dry`, `forbid_tokens` and `sampling`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw`
+//! `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw`
 //! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
 //! `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, check types, and make the
 //! valid block tables of samples. `builtin.rs` is the registry.
 
+mod accept_candidates;
 mod adamw;
 mod attention;
 mod builtin;
@@ -42,6 +43,7 @@ mod swiglu;
 mod table_write;
 mod token_layout;
 
+pub use accept_candidates::AcceptCandidates;
 pub use adamw::AdamW;
 pub use attention::PagedAttention;
 pub use builtin::registry;

@@ -40,7 +40,7 @@ pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, finish_decoder, paged_kv, symbols,
 };
 pub use pooling::{Pooling, SentenceConfig, with_pooling};
-pub use rows::{LAST_TOKEN, LENGTH, ROWS, RowTable, RowTables, row_changes, with_rows};
+pub use rows::{LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, Sampled, row_changes, with_rows};
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use weights::{WeightSource, parameters, weight_bytes};

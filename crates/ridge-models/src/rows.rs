@@ -103,15 +103,32 @@ fn block_table(graph: &Graph) -> Option<&Arg> {
     graph.args(Role::StepInput).find(|arg| &*arg.name == BLOCK_TABLE)
 }
 
+/// What a step over rows writes back to them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampled<'a> {
+    /// The output with the tokens that become the rows' last ones, if the step samples.
+    pub output: Option<&'a str>,
+    /// The most candidates of a row. Where there may be some, several rows of the step may be the same row of the tables:
+    /// its tokens, then each candidate as one of its own. Further step inputs are then [`OFFSETS`] and [`PARENTS`].
+    pub candidates: usize,
+}
+
+/// I32 `[seqs]`: tokens of the same row of the tables that stand before each row of the step in this step.
+pub const OFFSETS: &str = "offsets";
+
+/// I32 `[seqs]`: of a candidate the row of the step that it follows, as
+/// [`AcceptCandidates`](ridge_graph::ops::AcceptCandidates) takes it.
+pub const PARENTS: &str = "parents";
+
 /// `graph` over rows of `tables`, which must be those [of](RowTables::of) it. Its step inputs are [`ROWS`], and those of
-/// `graph` that are not columns; a token id of -1 is the last token of its row. The step moves the lengths of its rows, and
-/// writes the output `sampled`, where one is named, as their last tokens.
+/// `graph` that are not columns; a token id of -1 is the last token of its row. The step moves the lengths of its rows, past
+/// the candidates that are accepted, and writes what it sampled last as their last tokens.
 ///
 /// # Errors
 /// When the graph has no such output, or is none of a decoder.
-pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Option<&str>) -> GraphResult<Graph> {
+pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Sampled<'_>) -> GraphResult<Graph> {
     let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
-    let mut kept = None;
+    let (mut kept, mut tokens_asked) = (None, None);
     let (mut g, outputs) = Builder::behind(graph.clone(), |g| {
         let rows = g.step_input(ROWS, Type::tensor(DType::I32, [&seqs]))?;
         let mut given = Vec::new();
@@ -127,9 +144,16 @@ pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Option<&str>) -> Gr
             at.ok_or_else(|| GraphError::Use { at: SCOPE.into(), why: why() })
         };
         let (_, last) = given.swap_remove(place(&given, LAST_TOKEN)?);
-        kept = Some((rows, given[place(&given, LENGTH)?].1));
+        let length = place(&given, LENGTH)?;
+        let lengths = &mut given[length].1;
+        if sampled.candidates > 0 {
+            let offsets = g.step_input(OFFSETS, Type::tensor(DType::I32, [&seqs]))?;
+            *lengths = g.scoped(SCOPE, |g| g.add(*lengths, offsets))?;
+        }
+        kept = Some((rows, *lengths));
         let ids = g.step_input("token_ids", Type::tensor(DType::I32, [&tokens]))?;
         let of = g.step_input("seq_ids", Type::tensor(DType::I32, [&tokens]))?;
+        tokens_asked = Some(ids);
         let ids = g.scoped(SCOPE, |g| {
             let last = g.gather(last, of, 0)?;
             let zero = g.constant(DType::I32, 0.0)?;
@@ -139,8 +163,9 @@ pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Option<&str>) -> Gr
         given.push(("token_ids".into(), ids));
         Ok(given)
     })?;
-    let (rows, lengths) = kept.expect("the rows are read first");
-    let next = sampled.map(|name| outputs.iter().find(|(output, _)| output == name).map(|(_, var)| *var).ok_or(name));
+    let ((mut rows, lengths), asked) = kept.zip(tokens_asked).expect("the rows are read first");
+    let next =
+        sampled.output.map(|name| outputs.iter().find(|(output, _)| output == name).map(|(_, var)| *var).ok_or(name));
     let next = next.transpose().map_err(|name| {
         let known: Vec<&str> = outputs.iter().map(|(name, _)| name.as_str()).collect();
         let why = format!("no output `{name}` to keep as the rows' last tokens; the graph has {}", known.join(", "));
@@ -152,6 +177,15 @@ pub fn with_rows(graph: &Graph, tables: &RowTables, sampled: Option<&str>) -> Gr
         let to = g.slice(starts, 0, 1, &seqs)?;
         let added = g.sub(to, from)?;
         let lengths = g.add(lengths, added)?;
+        if let Some(next) = next.filter(|_| sampled.candidates > 0) {
+            let parents = g.step_input(PARENTS, Type::tensor(DType::I32, [&seqs]))?;
+            let tokens = g.gather(asked, from, 0)?;
+            let ends = g.accept_candidates(next, tokens, parents, sampled.candidates)?;
+            let zero = g.constant(DType::I32, 0.0)?;
+            let is_end = g.gt(ends, zero)?;
+            let nowhere = g.constant(DType::I32, -1.0)?;
+            rows = g.select(is_end, rows, nowhere)?;
+        }
         write(g, tables, LENGTH, rows, lengths)?;
         next.map_or(Ok(()), |next| write(g, tables, LAST_TOKEN, rows, next))
     })?;

@@ -1,7 +1,7 @@
 //! What a step knows of its tokens: `kernels/tokens.cu`.
 
 use ridge_graph::Function;
-use ridge_graph::ops::TokenLayout;
+use ridge_graph::ops::{AcceptCandidates, TokenLayout};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaSource, KernelText, grid, input, name, numbers, output};
@@ -15,6 +15,12 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             "token_layout(seq_ids, query_start, lengths, block_table)",
             |_| true,
             layout,
+        ),
+        CudaKernelEntry::new(
+            "accept_candidates",
+            "accept_candidates(next, tokens, parents)",
+            |_| true,
+            accept_candidates,
         ),
         CudaKernelEntry::new("table_write", "table_write(table, values, places)", |_| true, table_write),
         CudaKernelEntry::new("embedding", "embedding(table, ids)", plain, embedding),
@@ -32,6 +38,15 @@ fn layout(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let n = numbers(&[tokens, table.shape[0], table.shape[1]]);
     let args = vec![input(0), input(1), input(2), input(3), output(0), output(1), n];
     grid(source, [tokens.div_ceil(256), 1, 1], 256, args)
+}
+
+fn accept_candidates(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let op = spec.composite::<AcceptCandidates>().ok_or("no accept_candidates in the group")?;
+    let source = CudaSource::new("accept_candidates", &[("ACCEPT", "1"), ("DEPTH", &op.depth.to_string())], &TOKENS);
+    let lines = spec.inputs[0].len();
+    // One block, since the path of a line may cross all others.
+    let args = vec![input(0), input(1), input(2), output(0), numbers(&[lines])];
+    grid(source, [usize::from(lines > 0), 1, 1], 256, args)
 }
 
 fn table_write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {

@@ -8,7 +8,7 @@ use ridge_runtime::{LaunchTime, Slot, Ticket};
 
 use crate::blocks::{Blocks, computed};
 use crate::error::{EngineError, Result};
-use crate::inputs::{RowInputs, fill, masks, rounded};
+use crate::inputs::{Line, RowInputs, expand, fill, masks, rounded};
 use crate::programs::{Extents, Programs, Wanted};
 use crate::sampling::{Logprobs, Sampling};
 
@@ -48,6 +48,7 @@ struct ProgramRun {
     parts: Vec<RowPart>,
     /// The tokens of all parts.
     tokens: Vec<u32>,
+    lines: Vec<Line>,
     slot: Option<Slot>,
     ticket: Option<Ticket>,
     /// The masks of its rows, while some are not known.
@@ -62,8 +63,17 @@ struct RowPart {
     tokens: usize,
     sample: bool,
     targets: usize,
+    /// Candidates behind its tokens.
+    candidates: usize,
     /// Is its mask told when the step is released?
     late: bool,
+}
+
+impl RowPart {
+    /// Rows of the step that it is.
+    fn lines(&self) -> usize {
+        1 + self.candidates
+    }
 }
 
 impl PendingStep {
@@ -92,10 +102,14 @@ impl PendingStep {
         for run in runs.iter_mut().filter(|run| run.late) {
             run.late = false;
             let width = 4 * run.extents.forbidden;
-            for (line, part) in run.parts.iter().enumerate().filter(|(_, part)| part.late) {
-                let words = rows[part.row].map_or(&[][..], &of);
-                let to = run.masks[line * width..][..width].as_chunks_mut().0;
-                to.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+            let mut line = 0;
+            for part in &run.parts {
+                if part.late {
+                    let words = rows[part.row].map_or(&[][..], &of);
+                    let to = run.masks[line * width..][..width].as_chunks_mut().0;
+                    to.iter_mut().zip(words).for_each(|(to, word)| *to = word.to_le_bytes());
+                }
+                line += part.lines();
             }
             if let Some(ticket) = &run.ticket {
                 programs.ready(run.wanted, run.extents)?.release(ticket, &run.masks)?;
@@ -122,6 +136,12 @@ impl PendingStep {
             run.parts.clear();
             (run.slot, run.ticket, run.late) = (None, None, false);
         }
+    }
+
+    /// The sequences of rows with candidates.
+    pub(super) fn guessing(&self) -> impl Iterator<Item = SequenceId> {
+        let guesses = |part: &&RowPart| part.candidates > 0;
+        self.runs.iter().flat_map(|run| &run.parts).filter(guesses).filter_map(|part| self.rows[part.row])
     }
 
     /// Takes a sequence back: it has no outcome.
@@ -160,6 +180,7 @@ fn part<'a>(row: &Row<'a>, border: usize, behind: bool) -> Option<(usize, Row<'a
         sample: row.sample && last,
         targets: if behind { targets.1 } else { targets.0 },
         forbidden: if last { row.forbidden } else { &[] },
+        candidates: if last { row.candidates } else { &[] },
         late: row.late && last,
     };
     (!part.tokens.is_empty()).then_some((if behind { border } else { 0 }, part))
@@ -190,31 +211,40 @@ impl PendingStep {
         let run = &mut self.runs[usize::from(answer)];
         run.tokens.clear();
         let divide = programs.divide();
-        let lines: Vec<RowInputs<'_>> = (rows.iter().enumerate())
+        let inputs: Vec<RowInputs<'_>> = (rows.iter().enumerate())
             .filter_map(|(at, row)| {
                 let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
                 let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
                 let (_, row) = part(row, border, answer)?;
-                let (tokens, sample, targets, late) = (row.tokens.len(), row.sample, row.targets.len(), row.late);
-                run.parts.push(RowPart { row: at, tokens, sample, targets, late });
+                run.parts.push(RowPart {
+                    row: at,
+                    tokens: row.tokens.len(),
+                    sample: row.sample,
+                    targets: row.targets.len(),
+                    candidates: row.candidates.len(),
+                    late: row.late,
+                });
                 run.tokens.extend_from_slice(row.tokens);
+                run.tokens.extend_from_slice(row.candidates);
                 let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
                 Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling })
             })
             .collect();
-        if lines.is_empty() {
+        if inputs.is_empty() {
             return Ok(());
         }
+        expand(&inputs, &mut run.lines);
         let mut wanted = Wanted { answer, ..Wanted::default() };
         let mut extents = Extents {
             rows: from.rows,
             tokens: rounded(run.tokens.len()),
-            seqs: rounded(lines.len()),
+            seqs: rounded(run.lines.len()),
             blocks: from.cache_blocks,
             ..Extents::default()
         };
-        for line in &lines {
+        for line in &inputs {
             let row = line.row;
+            wanted.candidates |= !row.candidates.is_empty();
             wanted.tokens |= row.sample;
             wanted.scores |= !row.targets.is_empty();
             wanted.adjusted |= line.sampling.adjusts() || row.late || !row.forbidden.is_empty();
@@ -225,10 +255,10 @@ impl PendingStep {
         }
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
         (run.wanted, run.extents) = (wanted, extents);
-        masks(extents, &lines, &mut run.masks);
+        masks(extents, &inputs, &run.lines, &mut run.masks);
         let ready = programs.ready(wanted, extents)?;
         let slot = ready.steps().stage()?;
-        fill(ready, &slot, extents, &run.tokens, &lines, (!run.late).then_some(&run.masks[..]));
+        fill(ready, &slot, extents, &run.tokens, (&inputs, &run.lines), (!run.late).then_some(&run.masks[..]));
         run.slot = Some(slot);
         Ok(())
     }
@@ -248,7 +278,8 @@ impl PendingStep {
     ) -> Result<()> {
         outcomes.clear();
         let Self { rows, runs } = self;
-        let nothing = |id: SequenceId| Outcome { id, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
+        let nothing =
+            |id: SequenceId| Outcome { id, accepted: 0, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
         let mut places = vec![None; rows.len()];
         for (place, id) in places.iter_mut().zip(rows.iter()) {
             let Some(id) = id.filter(|id| sequences[id.row].as_ref().is_some_and(|s| s.number == id.number)) else {
@@ -261,10 +292,10 @@ impl PendingStep {
         for run in runs.iter_mut().filter(|run| !run.parts.is_empty()) {
             let Some(ticket) = run.ticket.take() else { continue };
             let ready = programs.ready(run.wanted, run.extents)?;
-            let mut first = 0;
-            for (row, part) in run.parts.iter().enumerate() {
-                let its = first..first + part.tokens;
-                first = its.end;
+            let (mut first, mut line) = (0, 0);
+            for part in &run.parts {
+                let (its, row) = (first..first + part.tokens, line);
+                (first, line) = (its.end + part.candidates, line + part.lines());
                 let Some(place) = places[part.row] else { continue };
                 let outcome = &mut outcomes[place];
                 if part.targets > 0 {
@@ -272,7 +303,11 @@ impl PendingStep {
                     outcome.scores.extend(scores.iter().map(|word| float(*word)));
                 }
                 let sequence = sequences[outcome.id.row].as_mut().expect("looked up above");
-                sequence.complete += part.tokens;
+                let mut sampled = |nth: usize| u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row + nth)));
+                let candidates = run.tokens[its.end..first].iter().enumerate();
+                outcome.accepted = candidates.take_while(|(nth, token)| sampled(*nth).as_ref() == Ok(*token)).count();
+                let its = its.start..its.end + outcome.accepted;
+                sequence.complete += its.len();
                 if let Some(shared) = &mut sequence.shared {
                     let last = sequence.last;
                     let known = |token: &u32| if *token == SAMPLED { last.unwrap_or_default() } else { *token };
@@ -281,7 +316,7 @@ impl PendingStep {
                 }
                 if part.sample {
                     sequence.flying -= 1;
-                    let token = u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row)));
+                    let token = u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row + outcome.accepted)));
                     sequence.last = token.ok();
                     outcome.next = token.map_or(Next::NotFinite(sequence.complete), Next::Token);
                     outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
@@ -314,7 +349,7 @@ mod tests {
             let forbidden = if forbids { &[1, 2][..] } else { &[] };
             let targets = &next[..targets.min(tokens.len())];
             let id = SequenceId { row: 3, number: 5 };
-            let row = Row { id, tokens: &tokens, sample, targets, forbidden, late: false };
+            let row = Row { id, tokens: &tokens, sample, targets, forbidden, candidates: &[], late: false };
             let parts: Vec<(usize, Row<'_>)> = [false, true].iter().filter_map(|b| part(&row, border, *b)).collect();
             prop_assert!(parts.iter().all(|(_, part)| part.id == row.id && !part.tokens.is_empty()));
             let mut at = 0;

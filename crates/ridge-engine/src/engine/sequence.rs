@@ -49,9 +49,12 @@ pub struct Row<'a> {
     pub sample: bool,
     /// What follows each of the first tokens, where it is to be told how probable that was.
     pub targets: &'a [u32],
-    /// Tokens that may not be chosen: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
+    /// Tokens that may not be chosen next: bit `i % 32` of word `i / 32` for token `i`; all may where there is no word.
     pub forbidden: &'a [u32],
-    /// Are these told only when the step is [released](crate::Engine::release)?
+    /// Tokens that may follow, of which those are accepted that the model itself would have chosen; only where the next
+    /// token is wanted and nothing is forbidden or asked to be told of it.
+    pub candidates: &'a [u32],
+    /// Is what is forbidden told only when the step is [released](crate::Engine::release)?
     pub late: bool,
 }
 
@@ -74,7 +77,9 @@ pub enum Next {
 pub struct Outcome {
     /// The sequence.
     pub id: SequenceId,
-    /// The token after it.
+    /// How many of its candidates were accepted: the first ones.
+    pub accepted: usize,
+    /// The token after these.
     pub next: Next,
     /// How probable that is, if the sequence's sampling asks.
     pub logprobs: Option<Logprobs>,
@@ -93,6 +98,8 @@ pub(super) struct Sequence {
     pub(super) complete: usize,
     /// Steps in flight that sample a token of it.
     pub(super) flying: usize,
+    /// Does a step in flight have candidates of it? `length` is then the most that it may come to.
+    pub(super) guesses: bool,
     /// The token that was sampled last.
     pub(super) last: Option<u32>,
     /// Tokens before its answer.

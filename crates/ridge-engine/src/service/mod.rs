@@ -28,9 +28,11 @@ pub use request::{Constraint, Event, Happened, Refused, Request, RequestId, Targ
 pub use stats::{BlockUse, Stats};
 
 use crate::blocks::{BlockId, Prefix};
+use crate::draft::{Ngram, NgramDraft};
 use crate::engine::{Engine, Next, Outcome, Row, STEPS_IN_FLIGHT, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
+use crate::sampling::Logprobs;
 use grammar::{Advanced, Grammar, Grammars};
 use masks::{Masks, TaskGrammar};
 use scheduler::Scheduler;
@@ -65,6 +67,7 @@ pub struct Service {
     engine: Engine,
     options: ServiceOptions,
     grammars: Option<Grammars>,
+    drafts: Option<Ngram>,
     masks: Masks,
     /// Tokens that end a text.
     ends: Vec<u32>,
@@ -115,6 +118,7 @@ impl Service {
             engine,
             options,
             grammars: None,
+            drafts: None,
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences, context),
@@ -144,6 +148,15 @@ impl Service {
     #[must_use]
     pub fn with_executor(mut self, executor: Executor) -> Self {
         self.masks.run_on(executor);
+        self
+    }
+
+    /// This service with candidates for the next tokens of answers, of which those that the model itself chooses are taken:
+    /// the same answers in fewer steps, where they repeat what was said. An answer then stands in no step before its last
+    /// token is known.
+    #[must_use]
+    pub fn with_drafts(mut self, drafts: Ngram) -> Self {
+        self.drafts = Some(drafts);
         self
     }
 
@@ -202,6 +215,8 @@ impl Service {
                 scores: (choice == 0 && request.prompt_logprobs).then(Vec::new),
                 forbidden: Vec::new(),
                 grammar: TaskGrammar::None,
+                draft: self.drafts.map(NgramDraft::new),
+                candidates: Vec::new(),
             };
             match grammar {
                 Some((grammar, begin)) => {
@@ -419,7 +434,10 @@ impl Service {
     fn fail_flights(&mut self, error: &EngineError, events: &mut Vec<Event>) {
         let failed = self.flights.pop_front().unwrap_or_default();
         self.flights.clear();
-        self.scheduler.running.iter_mut().for_each(|task| task.flying = 0);
+        for task in &mut self.scheduler.running {
+            task.flying = 0;
+            task.candidates.clear();
+        }
         self.fail_rows(&failed, error, events);
     }
 
@@ -502,10 +520,26 @@ impl Advance<'_> {
         if let Some(scores) = task.scores.take() {
             self.events.push(Event { id, what: Happened::Prompt(scores) });
         }
-        let request = &task.request;
-        if request.max_tokens == 0 {
+        if task.request.max_tokens == 0 {
             return Some(End::Finished(Finish::Length, None));
         }
+        if let Some(draft) = task.draft.as_mut().filter(|_| !task.candidates.is_empty()) {
+            draft.accepted(outcome.accepted, task.candidates.len());
+            self.stats.candidates += task.candidates.len() as u64;
+            self.stats.accepted += outcome.accepted as u64;
+        }
+        for nth in 0..outcome.accepted {
+            let end = self.say(task, task.candidates[nth], None);
+            if end.is_some() {
+                return end;
+            }
+        }
+        self.say(task, next, outcome.logprobs)
+    }
+
+    /// Adds a token to an answer. How does it end, if it does?
+    fn say(&mut self, task: &mut Task, next: u32, logprobs: Option<Logprobs>) -> Option<End> {
+        let (id, request) = (task.id, &task.request);
         let answered = task.answered();
         if answered >= request.min_tokens && request.stop_tokens.contains(&next) {
             return Some(End::Finished(Finish::Stop, Some(next)));
@@ -519,7 +553,7 @@ impl Advance<'_> {
         task.latest = Some(self.now);
         self.stats.generated_tokens += 1;
         self.ticket.usage.completion_tokens += 1;
-        let what = Happened::Token { choice: task.choice, token: next, logprobs: outcome.logprobs };
+        let what = Happened::Token { choice: task.choice, token: next, logprobs };
         self.events.push(Event { id, what });
         match std::mem::replace(&mut task.grammar, TaskGrammar::None) {
             TaskGrammar::Here(grammar) if self.masks.takes(&grammar) => {

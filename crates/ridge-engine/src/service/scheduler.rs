@@ -107,6 +107,8 @@ impl Scheduler {
     /// Plans the next step and reserves its blocks.
     pub(super) fn compose(&mut self, engine: &mut Engine, now: Duration) {
         self.plan.clear();
+        // Those of a step in flight are needed until it is complete.
+        self.running.iter_mut().filter(|task| task.flying == 0).for_each(|task| task.candidates.clear());
         let (policy, served) = (self.policy, &self.served);
         self.running.sort_by_key(|task| Self::order(policy, served, task));
         let mut budget = self.budget;
@@ -116,10 +118,26 @@ impl Scheduler {
             self.waiting.sort_by_key(|task| Reverse(Self::order(policy, served, task)));
             self.admit(engine, &mut budget, now);
         }
+        self.propose(engine, budget);
         for (at, count) in &self.plan {
             if let Some(served) = self.served.get_mut(&self.running[*at].request.tenant) {
                 served.tokens += *count as u64;
             }
+        }
+    }
+
+    /// Gives what is left of the budget to candidates of the answers that have some, as far as there are blocks for them.
+    fn propose(&mut self, engine: &mut Engine, mut budget: usize) {
+        for (at, count) in &self.plan {
+            let task = &mut self.running[*at];
+            let Some(id) = task.sequence.filter(|_| *count == task.missing(engine) && task.flying == 0) else {
+                continue;
+            };
+            let proposed = task.propose(budget, self.context);
+            if proposed > 0 && !engine.grow(id, count + proposed) {
+                task.candidates.clear();
+            }
+            budget -= task.candidates.len();
         }
     }
 
@@ -158,6 +176,7 @@ impl Scheduler {
     fn preempt(&mut self, engine: &mut Engine, mut task: Task) {
         task.sequence.take().into_iter().for_each(|id| engine.end(id));
         task.flying = 0;
+        task.candidates.clear();
         self.preemptions += 1;
         self.waiting.push(task);
     }

@@ -17,6 +17,10 @@ pub struct Stats {
     pub steps: u64,
     /// Steps that failed as a whole.
     pub failed_steps: u64,
+    /// Candidates for tokens of answers that steps computed.
+    pub candidates: u64,
+    /// Those that were accepted.
+    pub accepted: u64,
     /// Tokens of prompts that were computed.
     pub prompt_tokens: u64,
     /// Tokens of answers.

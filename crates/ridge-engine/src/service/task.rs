@@ -6,7 +6,9 @@ use std::time::Duration;
 use super::masks::TaskGrammar;
 use super::request::{Request, RequestId};
 use crate::blocks::Prefix;
+use crate::draft::NgramDraft;
 use crate::engine::{Engine, Row, SAMPLED, SequenceId};
+use crate::programs::MAX_CANDIDATES;
 
 /// One answer on its way: a sequence that runs, or waits to.
 pub(super) struct Task {
@@ -33,6 +35,10 @@ pub(super) struct Task {
     pub(super) forbidden: Vec<u32>,
     /// What the answer must be.
     pub(super) grammar: TaskGrammar,
+    /// Where candidates come from, if there are any.
+    pub(super) draft: Option<NgramDraft>,
+    /// Those of the step that is composed or in flight.
+    pub(super) candidates: Vec<u32>,
 }
 
 impl Task {
@@ -41,9 +47,9 @@ impl Task {
         self.tokens.len() - self.request.prompt.len()
     }
 
-    /// Tokens that are not in the cache, those that steps in flight sample among them.
+    /// Tokens that are not in the cache, those that steps in flight sample among them; none while candidates are in flight.
     pub(super) fn missing(&self, engine: &Engine) -> usize {
-        self.tokens.len() + self.flying - self.sequence.and_then(|id| engine.length(id)).unwrap_or(0)
+        (self.tokens.len() + self.flying).saturating_sub(self.sequence.and_then(|id| engine.length(id)).unwrap_or(0))
     }
 
     /// The tokens whose place in the cache it need not compute: none while it is asked how probable they are.
@@ -55,10 +61,11 @@ impl Task {
     /// sampled and is the answer's last. `context` is the most tokens of a sequence.
     pub(super) fn runnable(&self, engine: &Engine, context: usize) -> usize {
         let over = self.flying > 0
-            && (self.answered() + self.flying >= self.request.max_tokens
+            && (self.draft.is_some()
+                || self.answered() + self.flying >= self.request.max_tokens
                 || self.tokens.len() + self.flying >= context
                 || matches!(&self.grammar, TaskGrammar::Here(grammar) if grammar.is_costly()));
-        self.missing(engine) - usize::from(over || self.grammar.is_away())
+        self.missing(engine).saturating_sub(usize::from(over || self.grammar.is_away()))
     }
 
     /// Forbids the tokens that the answer may not end with yet, where no grammar says what may come.
@@ -93,6 +100,20 @@ impl Task {
         forbidden
     }
 
+    /// Proposes at most `most` candidates behind its tokens, all of which the next step computes, where `context` is the most
+    /// tokens of a sequence. Gives how many.
+    pub(super) fn propose(&mut self, most: usize, context: usize) -> usize {
+        let plain = matches!(self.grammar, TaskGrammar::None) && !self.is_early(0);
+        let (answered, length) = (self.answered(), self.tokens.len());
+        let Some(draft) = self.draft.as_mut().filter(|_| plain && self.request.sampling.logprobs.is_none()) else {
+            return 0;
+        };
+        // The token behind them needs a place too.
+        let left = (self.request.max_tokens - answered).min(context - length).saturating_sub(1);
+        draft.propose(&self.tokens, most.min(MAX_CANDIDATES).min(left), &mut self.candidates);
+        self.candidates.len()
+    }
+
     /// Its next `count` tokens in a step.
     pub(super) fn row(&self, engine: &Engine, count: usize) -> Option<Row<'_>> {
         let id = self.sequence?;
@@ -108,6 +129,7 @@ impl Task {
             sample,
             targets: &self.tokens[targets],
             forbidden: if sample && (follows || self.is_early(self.flying)) { &self.forbidden } else { &[] },
+            candidates: if sample { &self.candidates } else { &[] },
             // What a grammar allows follows from the token before.
             late: sample && follows && self.flying > 0,
         })

@@ -1,15 +1,16 @@
 //! The registry of the composite ops.
 
 use super::{
-    adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu, grouped_linear, kv_write,
-    layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize, ragged_attention, rms_norm, rope,
-    sampling, softmax, swiglu, table_write, token_layout,
+    accept_candidates, adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu,
+    grouped_linear, kv_write, layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize,
+    ragged_attention, rms_norm, rope, sampling, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
 /// Every composite op. An op of another crate is added to it with [`OpRegistry::add`].
 pub fn registry() -> OpRegistry {
     OpRegistry::new([
+        OpEntry::new("accept_candidates", accept_candidates::samples),
         OpEntry::new("adamw", adamw::samples),
         OpEntry::new("attention", attention::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
-use ridge_graph::ops::Quantize;
+use ridge_graph::ops::{AcceptCandidates, Quantize};
 use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
-use ridge_models::{HISTORY, LAST_TOKEN, LENGTH, ROWS, RowTables, symbols};
+use ridge_models::{HISTORY, LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTables, symbols};
 use ridge_runtime::{
     Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, Staged, WeightData, plan,
 };
@@ -36,7 +36,9 @@ pub(crate) fn next_token(cache: &[i32], stream: u64, forbidden: impl Fn(u32) -> 
     if cache.contains(&NOT_FINITE) {
         return None;
     }
-    let first = (fold(cache, stream) % VOCAB as u64) as u32;
+    let drawn = fold(cache, stream);
+    // It often goes round in circles, so that candidates are right now and then.
+    let first = if drawn >> 61 < 6 { 20 + cache.len() as u32 % 5 } else { (drawn % VOCAB as u64) as u32 };
     (0..VOCAB as u32).map(|i| (first + i) % VOCAB as u32).find(|token| *token != DAMAGED && !forbidden(*token))
 }
 
@@ -258,10 +260,15 @@ impl Step {
             return Ok(outputs);
         }
         let [ids, of, starts, rows] = ["token_ids", "seq_ids", "query_start", ROWS].map(|n| self.ints(n));
+        let [offsets, parents] = [OFFSETS, PARENTS].map(|n| self.ints(n));
         let (forbidden, targets) = (self.ints("forbidden"), self.ints("targets"));
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         let row_of = |line: usize| usize::try_from(rows[line]).ok();
-        let length = |row: usize| self.get(row, LENGTH, 0) as usize;
+        let before: Vec<usize> = (0..self.rows)
+            .map(|line| row_of(line).map_or(0, |row| self.get(row, LENGTH, 0) as usize))
+            .zip(offsets.iter().chain(std::iter::repeat(&0)))
+            .map(|(length, offset)| length + *offset as usize)
+            .collect();
         let slot = |row: usize, position: usize| {
             let block = self.get(row, "block_table", position / self.block_size) - 1;
             let block = usize::try_from(block).expect("a token's block is in the table");
@@ -273,7 +280,7 @@ impl Step {
                 continue;
             };
             let id = if *id < 0 { self.get(row, LAST_TOKEN, 0) as u32 } else { *id as u32 };
-            let position = length(row) + at - starts[line] as usize;
+            let position = before[line] + at - starts[line] as usize;
             let before = position.checked_sub(1).map(|before| history[slot(row, before)]);
             let slot = slot(row, position);
             assert!(written.insert(slot), "two tokens of a step are written to slot {slot}");
@@ -290,15 +297,21 @@ impl Step {
         for (at, target) in targets.iter().enumerate() {
             if let (Ok(target), Ok(line)) = (u32::try_from(*target), usize::try_from(of[at])) {
                 let row = row_of(line).expect("a token with a target has a row");
-                let cache = said(row, length(row) + at - starts[line] as usize + 1);
+                let cache = said(row, before[line] + at - starts[line] as usize + 1);
                 put("scores", at, score(&cache, target).to_le_bytes());
             }
         }
+        let mut accepted: Vec<Option<i32>> = vec![None; self.rows];
         for line in 0..self.rows {
             let count = (starts[line + 1] - starts[line]) as usize;
             let Some(row) = row_of(line).filter(|_| count > 0) else { continue };
-            let length = length(row) + count;
-            self.put(row, LENGTH, length as i32);
+            let length = before[line] + count;
+            let parent = parents.get(line).copied().unwrap_or(AcceptCandidates::ROOT);
+            let follows = usize::try_from(parent).map(|parent| accepted[parent] == Some(ids[starts[line] as usize]));
+            let is_accepted = follows.unwrap_or(parent == AcceptCandidates::ROOT);
+            if is_accepted {
+                self.put(row, LENGTH, length as i32);
+            }
             if !self.results.iter().any(|name| name.starts_with("next")) {
                 continue;
             }
@@ -308,7 +321,10 @@ impl Step {
             let bit = |t: u32| self.words > 0 && bit(t);
             let token = next_token(&cache, self.get(row, "sequence", 0).cast_unsigned(), bit);
             let word = token.map_or(-1, |t| t as i32);
-            self.put(row, LAST_TOKEN, word);
+            if is_accepted {
+                accepted[line] = Some(word);
+                self.put(row, LAST_TOKEN, word);
+            }
             let logprob = token.map_or(f32::NAN, |t| score(&cache, t)).to_le_bytes();
             for (next, its) in [("next", "logprob"), ("next_adjusted", "adjusted_logprob")] {
                 put(next, line, word.to_le_bytes());

@@ -19,4 +19,5 @@ fn every_answer_is_the_one_it_has_alone_and_nothing_is_left_behind() {
     // A simulation in which nothing happens shows nothing.
     assert!(all.done > 100 && all.cancelled > 10 && all.failed > 10 && all.stats.failed_steps > 3);
     assert!(all.stats.preemptions > 50 && all.stats.prefix_hits > 1000);
+    assert!(all.stats.accepted > 10 && all.stats.candidates > all.stats.accepted);
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ridge_engine::service::{
     BlockUse, Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
 };
-use ridge_engine::{EngineOptions, Finish, Sampling};
+use ridge_engine::{EngineOptions, Finish, Ngram, Sampling};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, RowTables, WeightSource};
@@ -114,6 +114,8 @@ impl Seen {
             (&mut self.stats.prefix_hits, other.stats.prefix_hits),
             (&mut self.stats.prefix_queries, other.stats.prefix_queries),
             (&mut self.stats.failed_steps, other.stats.failed_steps),
+            (&mut self.stats.candidates, other.stats.candidates),
+            (&mut self.stats.accepted, other.stats.accepted),
             (&mut self.stats.generated_tokens, other.stats.generated_tokens),
             (&mut self.stats.prompt_tokens, other.stats.prompt_tokens),
         ] {
@@ -166,7 +168,15 @@ impl World {
         let device = Parrot::default();
         let rates = [1 + rng.below(6), 5 + rng.below(60), 20 + rng.below(200), 100 + rng.below(2000)];
         let divided = rng.one_in(2);
-        let service = service(&device, (block_size, divided), options);
+        let mut service = service(&device, (block_size, divided), options);
+        if rng.one_in(3) {
+            let shortest = 1 + rng.below(2);
+            service = service.with_drafts(Ngram {
+                candidates: 1 + rng.below(16),
+                longest: shortest + rng.below(3),
+                shortest,
+            });
+        }
         let now = Duration::from_secs(7);
         Self {
             rng,
