@@ -1,6 +1,7 @@
 //! What a step's inputs hold: the tables of its rows, padded to the extents of its bucket.
 
 use crate::blocks::BlockId;
+use crate::cache::WindowTable;
 use crate::engine::Row;
 use crate::programs::{Extents, ReadyBucket, StepInput};
 use crate::sampling::Sampling;
@@ -13,6 +14,8 @@ pub(crate) struct RowInputs<'a> {
     /// Tokens before the answer.
     pub(crate) prompt: usize,
     pub(crate) blocks: &'a [BlockId],
+    /// Of each window.
+    pub(crate) windows: &'a [WindowTable],
     pub(crate) sampling: &'a Sampling,
     pub(crate) stream: u64,
 }
@@ -61,6 +64,14 @@ pub(crate) fn fill<'a>(ready: &mut ReadyBucket, extents: Extents, tokens: &[u32]
         rest.fill((-1i32).to_le_bytes());
     };
     ready.fill_rows(StepInput::BlockTable, extents.table, blocks);
+    for nth in 0..lines.first().map_or(0, |l| l.windows.len()) {
+        ready.fill_window(nth, extents.table, |row, to| {
+            let table = lines.get(row).map(|l| &l.windows[nth]);
+            for (place, to) in to.iter_mut().enumerate() {
+                *to = table.and_then(|t| t.get(place)).map_or(-1, |block| block.0 as i32).to_le_bytes();
+            }
+        });
+    }
     let targets = all().flat_map(|l| {
         let row = l.row;
         (0..row.tokens.len()).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())

@@ -9,6 +9,7 @@
 //! texts. `costs` is what a step costs.
 
 mod blocks;
+mod cache;
 pub mod costs;
 mod embed;
 mod engine;
@@ -23,6 +24,7 @@ pub mod service;
 mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
+pub use cache::window_blocks;
 pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SequenceId, Start};
 pub use error::{EngineError, Result};

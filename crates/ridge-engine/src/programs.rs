@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, symbols, with_scores};
+use ridge_models::{Model, block_table_name, blocks_symbol, symbols, with_scores};
 use ridge_runtime::{Bucket, CachedProgram, Compiled, ParamVersions, RuntimeError, Session};
 
 use crate::error::Result;
@@ -125,6 +125,8 @@ inputs! {
 pub(crate) struct ReadyBucket {
     pub(crate) bucket: Bucket,
     inputs: [Option<usize>; INPUT_NAMES.len()],
+    /// Positions of the block tables of windows, those that the program reads.
+    windows: Vec<Option<usize>>,
     /// Positions of [`Wanted::outputs`].
     outputs: Vec<usize>,
     /// Position of the scores, where they are wanted.
@@ -150,6 +152,14 @@ impl ReadyBucket {
     /// Fills an input of rows of `width` words, if the program reads it.
     pub(crate) fn fill_rows(&mut self, input: StepInput, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
         if let Some(index) = self.inputs[input as usize].filter(|_| width > 0) {
+            let words = self.bucket.input(index).as_chunks_mut::<4>().0;
+            words.chunks_exact_mut(width).enumerate().for_each(|(at, words)| row(at, words));
+        }
+    }
+
+    /// Fills the block table of window `nth`, as [`fill_rows`](Self::fill_rows).
+    pub(crate) fn fill_window(&mut self, nth: usize, width: usize, mut row: impl FnMut(usize, &mut [[u8; 4]])) {
+        if let Some(index) = self.windows[nth].filter(|_| width > 0) {
             let words = self.bucket.input(index).as_chunks_mut::<4>().0;
             words.chunks_exact_mut(width).enumerate().for_each(|(at, words)| row(at, words));
         }
@@ -192,6 +202,8 @@ pub(crate) struct Programs {
     graph: Graph,
     /// For tokens of an answer, where they have one of their own.
     answers: Option<Graph>,
+    /// Of each window, the name of its block table, and the symbol and number of its blocks.
+    windows: Vec<(String, String, usize)>,
     programs: Vec<CompiledProgram>,
     uses: u64,
     /// Of the weights.
@@ -199,11 +211,16 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    pub(crate) fn new(session: Session, model: &Model) -> Result<Self> {
+    /// Those of `model`, with pools of blocks of these `(window, blocks)`.
+    pub(crate) fn new(session: Session, model: &Model, pools: &[(usize, usize)]) -> Result<Self> {
         let graph = with_scores(&model.graph).map_err(RuntimeError::from)?;
         let answers = model.answers.as_ref().map(with_scores).transpose().map_err(RuntimeError::from)?;
         let versions = session.versions(&graph);
-        Ok(Self { session, graph, answers, programs: Vec::new(), uses: 0, versions })
+        let window = |(window, blocks): &(usize, usize)| {
+            (block_table_name(Some(*window)), blocks_symbol(Some(*window)), *blocks)
+        };
+        let windows = pools.iter().map(window).collect();
+        Ok(Self { session, graph, answers, windows, programs: Vec::new(), uses: 0, versions })
     }
 
     /// Have weights changed since the last [`update`](Self::update)?
@@ -276,8 +293,11 @@ impl Programs {
                 {
                     program.ready.swap_remove(oldest);
                 }
-                let bucket = program.compiled.bucket(&extents.bindings())?;
-                if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
+                let pools = self.windows.iter();
+                let bindings = pools.fold(extents.bindings(), |all, (_, symbol, blocks)| all.with(symbol, *blocks));
+                let bucket = program.compiled.bucket(&bindings)?;
+                let is_window = |name: &str| self.windows.iter().any(|(table, ..)| table == name);
+                if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name) && !is_window(name)) {
                     let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
                     return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());
                 }
@@ -285,10 +305,12 @@ impl Programs {
                 for (index, name) in inputs.iter_mut().zip(INPUT_NAMES) {
                     *index = bucket.input_index(name)?;
                 }
+                let windows = self.windows.iter().map(|(table, ..)| bucket.input_index(table));
+                let windows: Vec<Option<usize>> = windows.collect::<Result<_, _>>()?;
                 let outputs: Vec<usize> =
                     wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
                 let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
-                program.ready.push((extents, 0, ReadyBucket { bucket, inputs, outputs, scores }));
+                program.ready.push((extents, 0, ReadyBucket { bucket, inputs, windows, outputs, scores }));
                 program.ready.len() - 1
             }
         };

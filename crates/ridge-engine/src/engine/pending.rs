@@ -5,6 +5,7 @@
 
 use super::sequence::{Next, Outcome, Row, Sequence, SequenceId};
 use crate::blocks::{Blocks, computed};
+use crate::cache::WindowPools;
 use crate::error::{EngineError, Result};
 use crate::inputs::{RowInputs, fill, rounded};
 use crate::programs::{Extents, Programs, Wanted};
@@ -154,6 +155,7 @@ impl PendingStep {
                     length: sequence.length + before,
                     prompt: sequence.prompt,
                     blocks: &sequence.blocks,
+                    windows: &sequence.windows,
                     sampling: if row.sample { &sequence.sampling } else { &NOT_SAMPLED },
                     stream: sequence.stream,
                 })
@@ -193,7 +195,7 @@ impl PendingStep {
         outcomes: &mut Vec<Outcome>,
         programs: &mut Programs,
         sequences: &mut [Option<Sequence>],
-        blocks: &mut Blocks,
+        (blocks, pools): (&mut Blocks, &mut WindowPools),
         block_size: usize,
     ) -> Result<()> {
         outcomes.clear();
@@ -229,8 +231,15 @@ impl PendingStep {
                 }
                 if let Some(shared) = &mut sequence.shared {
                     let tokens = run.tokens[its].iter().map(|token| computed(*token, run.wanted.answer));
-                    shared.take(tokens, &sequence.blocks, sequence.length, block_size, blocks);
+                    shared.take(
+                        tokens,
+                        (&sequence.blocks, &sequence.windows),
+                        sequence.length,
+                        block_size,
+                        (blocks, pools),
+                    );
                 }
+                pools.retire(&mut sequence.windows, sequence.length);
             }
         }
         Ok(())
