@@ -2,7 +2,7 @@
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Poly};
-use ridge_models::{Model, attention_symbols, symbols};
+use ridge_models::{Model, attention_symbols, blocks_symbol, symbols};
 use ridge_runtime::{RuntimeError, lower};
 
 use crate::error::Result;
@@ -98,7 +98,8 @@ impl StepCost {
             let (pairs_name, cached_name) = attention_symbols(*window);
             step = step
                 .with(pairs_name.name(), sequences.iter().map(pairs).sum::<usize>())
-                .with(cached_name.name(), sequences.iter().map(read).sum::<usize>());
+                .with(cached_name.name(), sequences.iter().map(read).sum::<usize>())
+                .with(&blocks_symbol(*window), sequences.iter().map(blocks).sum::<usize>());
         }
         step
     }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use ridge_graph::{Bindings, DType, Graph, Tensor};
-use ridge_models::{Encoder, Model, Pooling, symbols, with_pooling};
+use ridge_models::{Encoder, Model, Pooling, block_table_name, symbols, windows, with_blocks, with_pooling};
 use ridge_runtime::{Bucket, Compiled, RuntimeError, Session};
 
 use crate::error::{EngineError, Result};
@@ -100,11 +100,9 @@ impl Embedder {
         let of_table = |block_size: usize| texts.iter().map(|t| t.len().div_ceil(block_size)).max().unwrap_or(0);
         let table = self.block_size.map_or(0, of_table);
         self.make_room(table * texts.len())?;
-        let bindings = Bindings::new()
-            .with(symbols::TOKENS, tokens)
-            .with(symbols::SEQS, texts.len())
-            .with(symbols::TABLE, table)
-            .with(symbols::BLOCKS, self.blocks);
+        let bindings =
+            Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, texts.len()).with(symbols::TABLE, table);
+        let bindings = with_blocks(&self.graph, bindings, self.blocks);
         self.compile()?;
         let compiled = self.compiled.as_ref().expect("compiled just now");
         let mut bucket = compiled.bucket(&bindings)?;
@@ -115,14 +113,19 @@ impl Embedder {
             start += text.len() as i64;
             start
         });
-        let tables = [
+        let blocks = ints(&[texts.len(), table], (0..(texts.len() * table) as i64).collect());
+        let mut tables: Vec<(String, Tensor)> = [
             ("token_ids", ints(&[tokens], texts.iter().flatten().map(|t| i64::from(*t)).collect())),
             ("token_type_ids", ints(&[tokens], vec![0; tokens])),
             ("seq_ids", ints(&[tokens], rows.flat_map(|(i, t)| std::iter::repeat_n(i as i64, t.len())).collect())),
             ("query_start", ints(&[texts.len() + 1], std::iter::once(0).chain(ends).collect())),
             ("lengths", ints(&[texts.len()], vec![0; texts.len()])),
-            ("block_table", ints(&[texts.len(), table], (0..(texts.len() * table) as i64).collect())),
-        ];
+        ]
+        .map(|(name, tensor)| (name.to_owned(), tensor))
+        .into();
+        // The blocks of a text have the same numbers in all pools.
+        let pools = [None].into_iter().chain(windows(&self.graph).into_iter().map(Some));
+        tables.extend(pools.map(|window| (block_table_name(window), blocks.clone())));
         // Families read some of them each.
         let wanted: Vec<String> = bucket.input_names().map(str::to_owned).collect();
         for name in wanted {
@@ -131,7 +134,7 @@ impl Embedder {
                     kind: "input",
                     why: format!(
                         "the embedder does not fill it; it has {}",
-                        tables.each_ref().map(|(n, _)| *n).join(", ")
+                        tables.iter().map(|(n, _)| n.as_str()).collect::<Vec<_>>().join(", ")
                     ),
                     name: name.clone(),
                 })?;
@@ -152,7 +155,7 @@ impl Embedder {
     /// Makes the cache of a decoder have `blocks` blocks or more.
     fn make_room(&mut self, blocks: usize) -> Result<()> {
         if self.block_size.is_some() && blocks > self.blocks {
-            self.session.allocate_states(&self.graph, &Bindings::new().with(symbols::BLOCKS, blocks))?;
+            self.session.allocate_states(&self.graph, &with_blocks(&self.graph, Bindings::new(), blocks))?;
             self.blocks = blocks;
             // Programs hold the states that they were compiled for.
             self.compiled = None;

@@ -7,10 +7,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ridge_graph::Graph;
-use ridge_models::Model;
+use ridge_models::{Model, windows};
 use ridge_runtime::{CachedProgram, LaunchTime, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
+use crate::cache::{WindowPools, WindowTable, window_blocks};
 use crate::error::{EngineError, Result};
 use crate::inputs::Columns;
 use crate::programs::{MAX_CANDIDATES, Programs, Wanted};
@@ -32,7 +33,7 @@ pub struct EngineOptions {
     pub sequences: usize,
     /// Tokens of a prompt that one step processes at most.
     pub chunk: usize,
-    /// Blocks of the cache; enough for all sequences at full context if `None`.
+    /// Blocks of the cache, in the pool of groups without a window; enough for all sequences at full context if `None`.
     pub blocks: Option<usize>,
 }
 
@@ -40,6 +41,13 @@ impl EngineOptions {
     /// Blocks of the cache, of `block_size` tokens each.
     pub fn cache_blocks(&self, block_size: usize) -> usize {
         self.blocks.unwrap_or(self.context.div_ceil(block_size) * self.sequences)
+    }
+
+    /// Blocks of the pool of groups with this window: what all sequences hold at most, with a chunk in each step in flight,
+    /// and no more than there are [without a window](Self::cache_blocks), since a sequence holds as many there.
+    pub fn window_blocks(&self, window: usize, block_size: usize) -> usize {
+        let tokens = STEPS_IN_FLIGHT * self.chunk;
+        (self.sequences * window_blocks(window, tokens, block_size)).min(self.cache_blocks(block_size))
     }
 }
 
@@ -54,6 +62,7 @@ pub struct Engine {
     rows: Rows,
     columns: Columns,
     blocks: Blocks,
+    windows: WindowPools,
     sequences: Vec<Option<Sequence>>,
     /// Sequences started.
     started: u64,
@@ -92,7 +101,11 @@ impl Engine {
             });
         }
         let table = options.context.div_ceil(model.block_size);
-        let (mut programs, rows, columns) = Programs::new(session, model, [options.sequences, table, blocks])?;
+        let pools = windows(&model.graph).into_iter();
+        let pools: Vec<(usize, usize)> =
+            pools.map(|window| (window, options.window_blocks(window, model.block_size))).collect();
+        let extents = [options.sequences, table, blocks];
+        let (mut programs, rows, columns) = Programs::new(session, model, extents, &pools)?;
         for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
             for tokens in [false, true] {
                 programs.compile(Wanted { tokens, answer, ..Wanted::default() })?;
@@ -107,6 +120,7 @@ impl Engine {
             rows,
             columns,
             blocks: Blocks::new(blocks),
+            windows: WindowPools::new(pools.into_iter(), model.block_size),
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
@@ -124,6 +138,21 @@ impl Engine {
     /// The cache's blocks.
     pub fn blocks(&self) -> &Blocks {
         &self.blocks
+    }
+
+    /// The blocks of the pool of each window, in ascending order of the windows.
+    pub fn window_pools(&self) -> impl Iterator<Item = &Blocks> {
+        self.windows.blocks()
+    }
+
+    /// Positions of the blocks that sequences own in all pools, and how many of these have no token.
+    pub fn cache_positions(&self) -> (usize, usize) {
+        let pools = self.windows.blocks().chain([&self.blocks]);
+        let owned: usize = pools.map(|blocks| blocks.count() - blocks.free()).sum();
+        let unwritten = |s: &Sequence| {
+            (s.blocks.len() * self.block_size).saturating_sub(s.length) + self.windows.unwritten(&s.windows, s.length)
+        };
+        (owned * self.block_size, self.sequences.iter().flatten().map(unwritten).sum())
     }
 
     /// Tokens of a cache block.
@@ -144,21 +173,20 @@ impl Engine {
         let row = self.sequences.iter().position(Option::is_none)?;
         let number = self.started;
         self.started += 1;
-        let mut blocks = Vec::new();
-        let shared = start.shared.map(|(root, tokens)| {
-            let mut prefix = root;
-            for (block, next) in self.found(root, tokens, start.prompt) {
-                blocks.push(block);
-                prefix = next;
-            }
-            Shared { prefix, rest: Vec::with_capacity(self.block_size) }
+        let found = start.shared.map(|(root, tokens)| self.found(root, tokens, start.prompt)).unwrap_or_default();
+        let (blocks, prefixes): (Vec<BlockId>, Vec<Prefix>) = found.into_iter().unzip();
+        let shared = start.shared.map(|(root, _)| Shared {
+            prefix: prefixes.last().copied().unwrap_or(root),
+            rest: Vec::with_capacity(self.block_size),
         });
         blocks.iter().for_each(|block| self.blocks.share(*block));
+        let windows = self.windows.share(&prefixes);
         let (columns, rows) = (&self.columns, &mut self.rows);
         columns.set_sampling(rows, row, start.sampling);
         columns.set_stream(rows, row, start.stream);
         columns.set_prompt(rows, row, start.prompt);
         columns.set_blocks(rows, row, 0, &blocks);
+        windows.iter().enumerate().for_each(|(nth, table)| columns.set_window(rows, row, nth, 0, table));
         self.sequences[row] = Some(Sequence {
             number,
             step: 0,
@@ -169,6 +197,7 @@ impl Engine {
             last: None,
             prompt: start.prompt,
             blocks,
+            windows,
             sampling: start.sampling.clone(),
             stream: start.stream,
             shared,
@@ -179,24 +208,20 @@ impl Engine {
     /// How many blocks without owners a sequence takes until all its `tokens` tokens, of which the first `prompt` are its
     /// prompt, are in the cache, if it starts with those that it shares.
     pub fn blocks_to_start(&self, (root, shared): (Prefix, &[u32]), prompt: usize, tokens: usize) -> usize {
-        let owned = self.found(root, shared, prompt).filter(|(block, _)| self.blocks.owners(*block) > 0).count();
+        let found = self.found(root, shared, prompt);
+        let owned = found.iter().filter(|(block, _)| self.blocks.owners(*block) > 0).count();
         tokens.div_ceil(self.block_size) - owned
     }
 
     /// The blocks that hold the beginning of `tokens`, but for the last token, computed as they are where the answer
-    /// begins after the first `prompt`.
-    fn found<'a>(
-        &'a self,
-        root: Prefix,
-        tokens: &'a [u32],
-        prompt: usize,
-    ) -> impl Iterator<Item = (BlockId, Prefix)> + 'a {
+    /// begins after the first `prompt`: as many as there are in all pools.
+    fn found(&self, root: Prefix, tokens: &[u32], prompt: usize) -> Vec<(BlockId, Prefix)> {
         let whole = &tokens[..tokens.len().saturating_sub(1)];
         // Blocks of older weights are found by nobody.
         let whole = if self.programs.changed() { &[] } else { whole };
         let border = if self.programs.divide() { prompt } else { usize::MAX };
         let mut held = Vec::with_capacity(self.block_size);
-        whole.chunks_exact(self.block_size).enumerate().scan(root, move |prefix, (number, tokens)| {
+        let found = whole.chunks_exact(self.block_size).enumerate().scan(root, |prefix, (number, tokens)| {
             held.clear();
             held.extend(
                 tokens.iter().zip(number * self.block_size..).map(|(token, at)| computed(*token, at >= border)),
@@ -204,7 +229,11 @@ impl Engine {
             let found = self.blocks.find(*prefix, &held)?;
             *prefix = found.1;
             Some(found)
-        })
+        });
+        let mut found: Vec<(BlockId, Prefix)> = found.collect();
+        let prefixes: Vec<Prefix> = found.iter().map(|(_, prefix)| *prefix).collect();
+        found.truncate(self.windows.found(&prefixes));
+        found
     }
 
     /// Forgets what blocks hold, if it was computed from other weights than those of now: nobody finds it again. Sequences
@@ -212,6 +241,7 @@ impl Engine {
     fn follow_weights(&mut self) {
         if self.programs.update() {
             self.blocks.forget_all();
+            self.windows.forget_all();
             for shared in self.sequences.iter_mut().flatten().filter_map(|sequence| sequence.shared.as_mut()) {
                 shared.prefix = self.blocks.unreachable();
             }
@@ -221,7 +251,8 @@ impl Engine {
     /// Ends a sequence and frees its blocks; nothing where it has ended already. Blocks that others may share keep what
     /// they hold, until they are needed.
     pub fn end(&mut self, id: SequenceId) {
-        if let Some(sequence) = self.sequences[id.row].take_if(|s| s.number == id.number) {
+        if let Some(mut sequence) = self.sequences[id.row].take_if(|s| s.number == id.number) {
+            self.windows.truncate(&mut sequence.windows, 0);
             for block in sequence.blocks.into_iter().rev() {
                 self.blocks.give_back(block);
             }
@@ -256,7 +287,8 @@ impl Engine {
 
     /// Takes a running sequence back to its first `length` tokens, so that it can go on otherwise, and frees the blocks
     /// behind them. Nothing where it has no more than these, or has ended. One that shares its blocks goes back to the
-    /// end of a full block, if need be of one before.
+    /// end of a full block, if need be of one before, and shares nothing that it adds behind that. Where a window has given
+    /// back blocks that it reaches from there, it goes back to its start: [`length`](Self::length) says where it is.
     pub fn truncate(&mut self, id: SequenceId, length: usize) {
         let size = self.block_size;
         self.take_back(id);
@@ -264,12 +296,20 @@ impl Engine {
         else {
             return;
         };
-        sequence.length = length;
+        let before = std::mem::replace(&mut sequence.length, length);
         if let Some(shared) = &mut sequence.shared {
             let full = sequence.blocks.len().min(length / size);
-            shared.rest.truncate(if length / size < sequence.length / size { 0 } else { length % size });
+            shared.rest.truncate(if length / size < before / size { 0 } else { length % size });
             sequence.length = full * size + shared.rest.len();
         }
+        if !self.windows.reaches(&sequence.windows, sequence.length) {
+            sequence.length = 0;
+            sequence.shared.iter_mut().for_each(|shared| shared.rest.clear());
+        }
+        if let Some(shared) = sequence.shared.as_mut().filter(|_| sequence.length / size < before / size) {
+            shared.prefix = self.blocks.unreachable();
+        }
+        self.windows.truncate(&mut sequence.windows, sequence.length);
         sequence.complete = sequence.length;
         for block in sequence.blocks.drain(sequence.length.div_ceil(size)..) {
             self.blocks.give_back(block);
@@ -289,8 +329,15 @@ impl Engine {
         let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) else { return false };
         let needed = (sequence.length + tokens).div_ceil(self.block_size);
         let more = needed.saturating_sub(sequence.blocks.len());
-        if needed > self.table || more > self.blocks.free() {
+        let mut windows = Vec::new();
+        self.windows.needed(&sequence.windows, sequence.length + tokens, &mut windows);
+        if needed > self.table || more > self.blocks.free() || !self.windows.have(&windows) {
             return false;
+        }
+        let held: Vec<usize> = sequence.windows.iter().map(WindowTable::end).collect();
+        self.windows.grow(&mut sequence.windows, sequence.length + tokens);
+        for (nth, (table, from)) in sequence.windows.iter().zip(held).enumerate() {
+            self.columns.set_window(&mut self.rows, id.row, nth, from, table);
         }
         let owned = sequence.blocks.len();
         sequence.blocks.extend((0..more).filter_map(|_| self.blocks.take()));
@@ -445,6 +492,8 @@ impl Engine {
             columns.set_stream(rows, row, sequence.stream);
             columns.set_prompt(rows, row, sequence.prompt);
             columns.set_blocks(rows, row, 0, &sequence.blocks);
+            let windows = sequence.windows.iter().enumerate();
+            windows.for_each(|(nth, table)| columns.set_window(rows, row, nth, 0, table));
         }
     }
 
@@ -500,8 +549,8 @@ impl Engine {
     /// Reads the outcomes of the first step, which is complete.
     fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
         let Some(mut step) = self.flights.pop_front() else { return Ok(()) };
-        let Self { programs, sequences, blocks, block_size, .. } = self;
-        let collected = step.collect(outcomes, programs, sequences, blocks, *block_size);
+        let Self { programs, sequences, blocks, windows, block_size, .. } = self;
+        let collected = step.collect(outcomes, programs, sequences, (blocks, windows), *block_size);
         for id in step.guessing() {
             // It stands in no step behind one with candidates.
             if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
@@ -521,7 +570,7 @@ impl Engine {
 
     /// Gives every sequence the blocks that its tokens need, or none to any.
     fn reserve(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        let mut total = 0;
+        let (mut total, mut windows) = (0, Vec::new());
         self.steps += 1;
         for Row { id, tokens, candidates, .. } in rows {
             let wrong =
@@ -554,8 +603,10 @@ impl Engine {
                 return Err(EngineError::CacheFull { tokens: tokens.len() });
             }
             total += needed.saturating_sub(sequence.blocks.len());
+            let length = sequence.length + tokens.len() + candidates.len();
+            self.windows.needed(&sequence.windows, length, &mut windows);
         }
-        if total > self.blocks.free() {
+        if total > self.blocks.free() || !self.windows.have(&windows) {
             return Err(EngineError::CacheFull { tokens: rows.iter().map(|r| r.tokens.len()).sum() });
         }
         for row in rows {

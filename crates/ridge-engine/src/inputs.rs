@@ -2,10 +2,11 @@
 //! columns of the rows.
 
 use ridge_graph::ops::AcceptCandidates;
-use ridge_models::RowTables;
+use ridge_models::{RowTables, block_table_name};
 use ridge_runtime::Slot;
 
 use crate::blocks::BlockId;
+use crate::cache::WindowTable;
 use crate::engine::Row;
 use crate::error::Result;
 use crate::programs::{Extents, ReadyBucket, StepInput};
@@ -64,14 +65,18 @@ pub(crate) struct Columns {
     stream: Column,
     prompt: Column,
     blocks: Column,
+    /// The block tables of windows, in order.
+    windows: Vec<Column>,
 }
 
 impl Columns {
     /// # Errors
     /// When the tables lack one of them, or have one that nobody fills.
-    pub(crate) fn new(rows: &Rows, tables: &RowTables) -> Result<Self> {
+    pub(crate) fn new(rows: &Rows, tables: &RowTables, windows: &[usize]) -> Result<Self> {
         let others = ["sequence", "prompt_lengths", "block_table", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
-        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others);
+        let windows: Vec<String> = windows.iter().map(|window| block_table_name(Some(*window))).collect();
+        let of_windows = || windows.iter().map(String::as_str);
+        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others).chain(of_windows());
         let columns = tables.tables.iter().flat_map(|table| &table.columns);
         if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
             let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
@@ -84,6 +89,7 @@ impl Columns {
             stream: rows.column("sequence")?,
             prompt: rows.column("prompt_lengths")?,
             blocks: rows.column("block_table")?,
+            windows: of_windows().map(|name| rows.column(name)).collect::<Result<_>>()?,
         })
     }
 
@@ -105,6 +111,15 @@ impl Columns {
     /// Sets how many tokens the sequence of `row` has before its answer.
     pub(crate) fn set_prompt(&self, rows: &mut Rows, row: usize, prompt: usize) {
         rows.set_int(row, self.prompt, i64::try_from(prompt).unwrap_or(i64::MAX).min(i64::from(i32::MAX)));
+    }
+
+    /// Sets the blocks of the sequence of `row` in the pool of window `nth` that it holds from place `from` on.
+    pub(crate) fn set_window(&self, rows: &mut Rows, row: usize, nth: usize, from: usize, table: &WindowTable) {
+        for place in from.max(table.first())..table.end() {
+            if let Some(block) = table.get(place) {
+                rows.set_nth(row, self.windows[nth], place, i64::from(block.0));
+            }
+        }
     }
 
     /// Sets the blocks of the sequence of `row` from number `from` on.

@@ -3,12 +3,13 @@
 //! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
 //! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
 //! answer are the same thing. Read `engine` first; `service` schedules many requests over it, `generate` runs one
-//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `inputs` fills columns and steps, `blocks` says which cache blocks a sequence owns,
+//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `inputs` fills columns and steps, `blocks` says which cache blocks a sequence owns, `cache` which of groups with a window,
 //! `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should. `scoring` runs the
 //! other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed` makes vectors of
 //! texts. `costs` is what a step costs.
 
 mod blocks;
+mod cache;
 pub mod costs;
 mod draft;
 mod embed;
@@ -25,6 +26,7 @@ pub mod service;
 mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
+pub use cache::window_blocks;
 pub use draft::Ngram;
 pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, STEPS_IN_FLIGHT, SequenceId, Start};

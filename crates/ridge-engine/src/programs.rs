@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, RowTables, Sampled, symbols, with_rows, with_scores};
+use ridge_models::{Model, RowTables, Sampled, blocks_symbol, symbols, with_rows, with_scores};
 use ridge_runtime::{
     Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
 };
@@ -263,6 +263,8 @@ pub(crate) struct Programs {
     answers: Option<Graph>,
     /// The most blocks of a row.
     table: usize,
+    /// Of each window, the symbol and number of its blocks.
+    windows: Vec<(String, usize)>,
     programs: Vec<CompiledProgram>,
     uses: u64,
     /// Of the weights.
@@ -271,21 +273,26 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Those of `model`, whose sequences have at most `table` blocks. Allocates the tables of `rows` rows and the cache, of
-    /// `blocks` blocks.
+    /// `blocks` blocks and, for the pools of windows, of these `(window, blocks)`.
     pub(crate) fn new(
         mut session: Session,
         model: &Model,
         [rows, table, blocks]: [usize; 3],
+        pools: &[(usize, usize)],
     ) -> Result<(Self, Rows, Columns)> {
         let graph = served(&model.graph, &[], table)?;
+        let windows = pools.iter().map(|(window, blocks)| (blocks_symbol(Some(*window)), *blocks));
+        let windows: Vec<(String, usize)> = windows.collect();
         let bindings = Bindings::new().with(symbols::BLOCKS, blocks).with(symbols::ROWS, rows);
+        let bindings = windows.iter().fold(bindings, |all, (symbol, blocks)| all.with(symbol, *blocks));
         session.allocate_states(&graph, &bindings)?;
         let tables = RowTables::of(&model.graph, table);
         let sent = Rows::new(&session, &tables, rows)?;
-        let columns = Columns::new(&sent, &tables)?;
+        let of_windows: Vec<usize> = pools.iter().map(|(window, _)| *window).collect();
+        let columns = Columns::new(&sent, &tables, &of_windows)?;
         let (versions, programs) = (session.versions(&graph), Vec::new());
         let (graph, answers) = (model.graph.clone(), model.answers.clone());
-        Ok((Self { session, graph, answers, table, programs, uses: 0, versions }, sent, columns))
+        Ok((Self { session, graph, answers, table, windows, programs, uses: 0, versions }, sent, columns))
     }
 
     /// Have weights changed since the last [`update`](Self::update)?
@@ -370,7 +377,9 @@ impl Programs {
                 {
                     program.ready.swap_remove(oldest);
                 }
-                let bucket = program.compiled.bucket(&extents.bindings())?;
+                let pools = self.windows.iter();
+                let bindings = pools.fold(extents.bindings(), |all, (symbol, blocks)| all.with(symbol, *blocks));
+                let bucket = program.compiled.bucket(&bindings)?;
                 if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
                     let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
                     return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());

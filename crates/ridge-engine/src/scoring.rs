@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 
 use ridge_graph::Bindings;
-use ridge_models::{Model, symbols, with_scores};
+use ridge_models::{Model, block_table_name, symbols, windows, with_blocks, with_scores};
 use ridge_runtime::{Bucket, Compiled, Session};
 
 use crate::error::{EngineError, Result};
@@ -63,6 +63,8 @@ pub struct Scorer {
     options: ScorerOptions,
     table: usize,
     block_count: usize,
+    /// Names of the block tables.
+    tables: Vec<String>,
     /// Only fills the cache.
     filling: Programs,
     /// Gives the score of each token's target.
@@ -101,13 +103,16 @@ impl Scorer {
         }
         let block_count = options.blocks(model.block_size);
         let graph = with_scores(&model.graph).map_err(ridge_runtime::RuntimeError::from)?;
-        session.allocate_states(&graph, &Bindings::new().with(symbols::BLOCKS, block_count))?;
+        session.allocate_states(&graph, &with_blocks(&graph, Bindings::new(), block_count))?;
+        // A question's blocks have the same numbers in all pools.
+        let tables = [None].into_iter().chain(windows(&graph).into_iter().map(Some)).map(block_table_name).collect();
         Ok(Self {
             vocab: model.vocab_size,
             block_size: model.block_size,
             options,
             table: options.context.div_ceil(model.block_size),
             block_count,
+            tables,
             filling: Programs::new(session.compile(&graph, &[])?),
             scoring: Programs::new(session.compile(&graph, &["scores"])?),
         })
@@ -218,9 +223,9 @@ impl Scorer {
         let bindings = Bindings::new()
             .with(symbols::TOKENS, tokens)
             .with(symbols::SEQS, step.len())
-            .with(symbols::TABLE, self.table)
-            .with(symbols::BLOCKS, self.block_count);
+            .with(symbols::TABLE, self.table);
         let programs = if scored { &mut self.scoring } else { &mut self.filling };
+        let bindings = with_blocks(programs.compiled.graph(), bindings, self.block_count);
         let bucket = programs.bucket((tokens, step.len()), &bindings)?;
         let parts = || step.iter().map(|(piece, part)| &piece.tokens[part.clone()]);
         fill(bucket, "token_ids", parts().flatten().map(|t| *t as i32))?;
@@ -234,11 +239,13 @@ impl Scorer {
         fill(bucket, "query_start", std::iter::once(0).chain(ends))?;
         fill(bucket, "lengths", step.iter().map(|(piece, part)| (piece.length + part.start) as i32))?;
         let table = self.table;
-        let blocks = step.iter().flat_map(|(piece, _)| {
-            let blocks = tables[piece.row].clone();
-            (0..table).map(move |i| blocks.clone().nth(i).map_or(-1, |b| b as i32))
-        });
-        fill(bucket, "block_table", blocks)?;
+        for name in &self.tables {
+            let blocks = step.iter().flat_map(|(piece, _)| {
+                let blocks = tables[piece.row].clone();
+                (0..table).map(move |i| blocks.clone().nth(i).map_or(-1, |b| b as i32))
+            });
+            fill(bucket, name, blocks)?;
+        }
         if scored {
             let targets = step.iter().flat_map(|(piece, part)| piece.targets[part.clone()].iter().map(|t| *t as i32));
             fill(bucket, "targets", targets)?;

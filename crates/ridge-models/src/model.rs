@@ -2,7 +2,7 @@
 
 use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::passes::{Activations, round_activations};
-use ridge_graph::{Builder, DType, Dim, Graph, Result as GraphResult, Shape, Sym, Type, Var};
+use ridge_graph::{Arg, Bindings, Builder, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
 /// `weights.rs`.
@@ -35,7 +35,8 @@ pub struct StateGroup {
     pub bytes_per_token: usize,
     /// Bytes that one sequence takes in all of them together however long it is: the state of a recurrence.
     pub bytes_per_sequence: usize,
-    /// Only the last this many tokens are ever read; all of them if `None`.
+    /// Only the last this many tokens are ever read; all of them if `None`. Groups of one window share a pool of blocks,
+    /// see [`block_table_name`].
     pub window: Option<usize>,
     /// Over how many ranks it can be cut: its key and value heads, or 1 for what all heads share.
     pub heads: usize,
@@ -53,7 +54,7 @@ pub struct Model {
     pub answers: Option<Graph>,
     /// What its layers keep between steps.
     pub state_groups: Vec<StateGroup>,
-    /// The tokens themselves, in the same blocks.
+    /// The tokens themselves, in the blocks of groups without a window.
     pub history: StateGroup,
     /// Dtype of activations.
     pub activations: DType,
@@ -107,7 +108,8 @@ pub mod symbols {
     pub const ROWS: &str = "rows";
     /// Changes of rows that are sent at a time.
     pub const CHANGES: &str = "changes";
-    /// Blocks of the cache.
+    /// Blocks of the cache of groups without a window, and of the history. For those with one see
+    /// [`blocks_symbol`](super::blocks_symbol).
     pub const BLOCKS: &str = "blocks";
     /// Columns of the block table: the most blocks of a sequence.
     pub const TABLE: &str = "table";
@@ -139,7 +141,8 @@ pub struct StepInputs {
     pub query_start: Var,
     /// I32 `[seqs]`: tokens in the cache before this step.
     pub lengths: Var,
-    /// I32 `[seqs, table]`: the blocks of each sequence, in order; negative where there is none.
+    /// I32 `[seqs, table]`: the blocks of each sequence in the pool of groups without a window, in order; negative where
+    /// there is none. For groups with a window see [`block_table`].
     pub block_table: Var,
 }
 
@@ -151,20 +154,65 @@ impl StepInputs {
     pub fn ask(g: &mut Builder) -> GraphResult<Self> {
         let (tokens, seqs) = (Dim::sym(symbols::TOKENS), Dim::sym(symbols::SEQS));
         let i32s = |shape: Shape| Type::tensor(DType::I32, shape);
+        let block_table = block_table(g, None)?;
         Ok(Self {
             token_ids: g.step_input("token_ids", i32s([&tokens].into()))?,
             seq_ids: g.step_input("seq_ids", i32s([&tokens].into()))?,
             query_start: g.step_input("query_start", i32s([seqs.clone() + 1].into()))?,
             lengths: g.step_input("lengths", i32s([&seqs].into()))?,
-            block_table: g.step_input("block_table", i32s([seqs, Dim::sym(symbols::TABLE)].into()))?,
+            block_table,
         })
     }
 }
 
-/// The type of one layer's paged keys and values.
-pub fn paged_kv(kv_heads: usize, head_dim: usize, options: &BuildOptions) -> Type {
+/// What the names of a pool of blocks end with, before the window.
+const WITHIN: &str = "_within_";
+
+/// Name of the step input with the block table of groups with this window: `block_table`, or `block_table_within_1024`.
+pub fn block_table_name(window: Option<usize>) -> String {
+    named_by("block_table", window)
+}
+
+/// Name of the symbol for the blocks of the pool of groups with this window: `blocks`, or `blocks_within_1024`.
+pub fn blocks_symbol(window: Option<usize>) -> String {
+    named_by(symbols::BLOCKS, window)
+}
+
+fn named_by(name: &str, window: Option<usize>) -> String {
+    window.map_or_else(|| name.to_owned(), |window| format!("{name}{WITHIN}{window}"))
+}
+
+/// The windows of a decoder's graph that have a pool of blocks of their own, in ascending order.
+pub fn windows(graph: &Graph) -> Vec<usize> {
+    let prefix = format!("{}{WITHIN}", block_table_name(None));
+    let window = |arg: &Arg| arg.name.strip_prefix(&prefix)?.parse().ok();
+    let mut windows: Vec<usize> = graph.args(Role::StepInput).filter_map(window).collect();
+    windows.sort_unstable();
+    windows
+}
+
+/// `bindings` with `blocks` blocks in each pool of a decoder's graph: those of groups without a window, and those of each
+/// window.
+pub fn with_blocks(graph: &Graph, bindings: Bindings, blocks: usize) -> Bindings {
+    let bindings = bindings.with(symbols::BLOCKS, blocks);
+    windows(graph).into_iter().fold(bindings, |all, window| all.with(&blocks_symbol(Some(window)), blocks))
+}
+
+/// The block table of groups with this window: i32 `[seqs, table]`, the blocks of each sequence by position; negative where
+/// there is none. Blocks that lie before the window of all tokens of a step are not read, and may be negative too.
+///
+/// # Errors
+/// When a function before asked for it with another type.
+pub fn block_table(g: &mut Builder, window: Option<usize>) -> GraphResult<Var> {
+    let shape = [Dim::sym(symbols::SEQS), Dim::sym(symbols::TABLE)];
+    g.step_input(&block_table_name(window), Type::tensor(DType::I32, shape))
+}
+
+/// The type of one layer's paged keys and values, of a layer with this window.
+pub fn paged_kv(kv_heads: usize, head_dim: usize, window: Option<usize>, options: &BuildOptions) -> Type {
     let (heads, block, dim) = (kv_heads.into(), options.block_size.into(), head_dim.into());
-    Type::state(options.cache, Shape(vec![Dim::sym(symbols::BLOCKS), 2.into(), heads, block, dim]))
+    let blocks = Dim::sym(&blocks_symbol(window));
+    Type::state(options.cache, Shape(vec![blocks, 2.into(), heads, block, dim]))
 }
 
 /// The names that one layer's keys and values have in the cache.
@@ -178,8 +226,8 @@ pub(crate) fn kv_bytes(kv_heads: usize, head_dim: usize, options: &BuildOptions)
     2 * kv_heads * (head_dim * options.cache.size_bytes() + scale)
 }
 
-/// Causal attention over the layer's cache, to which keys and values are added: from `q`, `k` and `v`, `[tokens, heads,
-/// dim]` each, to that of `q`.
+/// Causal attention over the layer's cache, to which keys and values are added at `slots` of the pool of its window: from
+/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`.
 pub(crate) fn attend_cached(
     g: &mut Builder,
     [q, k, v]: [Var; 3],
@@ -189,15 +237,16 @@ pub(crate) fn attend_cached(
 ) -> GraphResult<Var> {
     let step = StepInputs::ask(g)?;
     let [heads, dim] = [1, 2].map(|axis| g.ty(k).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
-    let ty = paged_kv(heads?, dim?, options);
+    let table = block_table(g, op.window)?;
+    let ty = paged_kv(heads?, dim?, op.window, options);
     let kv = g.state("kv", ty.clone())?;
     if options.cache != DType::I8 {
         let kv = g.kv_write(kv, k, v, slots)?;
-        return g.attention(q, kv, step.block_table, step.seq_ids, positions, op);
+        return g.attention(q, kv, table, step.seq_ids, positions, op);
     }
     let scales = g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?;
     let kv = g.kv_write_codes([kv, scales], k, v, slots)?;
-    g.attention_codes(q, kv, step.block_table, step.seq_ids, positions, op)
+    g.attention_codes(q, kv, table, step.seq_ids, positions, op)
 }
 
 /// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a

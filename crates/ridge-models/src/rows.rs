@@ -24,9 +24,6 @@ pub const ROWS: &str = "rows";
 /// The scope of the tables.
 const SCOPE: &str = "rows";
 
-/// The blocks of rows, whose columns are those of the block table; a table of its own, since it is wide.
-const BLOCK_TABLE: &str = "block_table";
-
 /// A state `[rows, columns]` with a row for each sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowTable {
@@ -57,7 +54,7 @@ impl RowTable {
 /// The tables of a graph's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowTables {
-    /// One for each dtype, and one for blocks.
+    /// One for each dtype, and one for the blocks of each pool.
     pub tables: Vec<RowTable>,
 }
 
@@ -84,10 +81,16 @@ impl RowTables {
             add(arg.ty.dtype, &arg.name);
         }
         add(DType::I32, LAST_TOKEN);
-        if let Some(arg) = block_table(graph) {
-            let (columns, dtype) = (vec![arg.name.to_string()], arg.ty.dtype);
+        for arg in block_tables(graph) {
+            let name = arg.name.to_string();
             // Blocks are counted from 1, so that 0 is none.
-            tables.push(RowTable { name: "blocks".into(), dtype, columns, width: blocks, bias: 1 });
+            tables.push(RowTable {
+                name: name.clone(),
+                dtype: arg.ty.dtype,
+                columns: vec![name],
+                width: blocks,
+                bias: 1,
+            });
         }
         Self { tables }
     }
@@ -99,8 +102,10 @@ impl RowTables {
     }
 }
 
-fn block_table(graph: &Graph) -> Option<&Arg> {
-    graph.args(Role::StepInput).find(|arg| &*arg.name == BLOCK_TABLE)
+/// The step inputs `[seqs, table]`: the block table of each pool, which is a table of its own, since it is wide.
+fn block_tables(graph: &Graph) -> impl Iterator<Item = &Arg> {
+    let shape = [Dim::sym(symbols::SEQS), Dim::sym(symbols::TABLE)];
+    graph.args(Role::StepInput).filter(move |arg| arg.ty.shape.0 == shape)
 }
 
 /// What a step over rows writes back to them.
@@ -198,7 +203,7 @@ fn read(g: &mut Builder, table: &RowTable, rows: Var, graph: &Graph) -> GraphRes
     let state = g.state(&table.name, table.ty())?;
     let all = g.state_read(state)?;
     let lines = g.gather(all, rows, 0)?;
-    if let Some(blocks) = block_table(graph).filter(|arg| *table.columns == [arg.name.to_string()]) {
+    if let Some(blocks) = block_tables(graph).find(|arg| *table.columns == [arg.name.to_string()]) {
         let lines = g.slice(lines, 1, 0, blocks.ty.shape.last())?;
         let bias = g.constant(table.dtype, table.bias as f64)?;
         return Ok(vec![(blocks.name.to_string(), g.sub(lines, bias)?)]);

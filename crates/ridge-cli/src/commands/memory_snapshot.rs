@@ -5,7 +5,7 @@ use std::path::Path;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::Bindings;
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, symbols};
+use ridge_models::{Model, symbols, with_blocks};
 use ridge_plan::plot::{Axis, Block, Blocks, Mark, Unit, draw};
 use ridge_runtime::{Backend as _, MemorySnapshot, NamedBytes, lower, memory_snapshot, plan};
 use serde_json::{Value, json};
@@ -33,11 +33,11 @@ pub(super) fn write(model: &Model, (tokens, context): (usize, usize), input: Opt
         .with(symbols::TOKENS, tokens)
         .with(symbols::SEQS, 1)
         .with(symbols::TABLE, table)
-        .with(symbols::BLOCKS, table)
         .with(symbols::BIASES, 0)
         .with(symbols::BREAKERS, 0)
         .with(symbols::TOP, 0)
         .with(symbols::FORBIDDEN, 0);
+    let bindings = with_blocks(&model.graph, bindings, table);
     let snapshot = memory_snapshot(&lowered, &plan(&lowered, &bindings)?, &bindings)?;
     let is_svg = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg"));
     let text = if is_svg { figure(&snapshot, tokens) } else { object(&snapshot, (tokens, context)).to_string() };

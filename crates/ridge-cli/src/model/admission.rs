@@ -2,17 +2,34 @@
 
 use std::sync::Arc;
 
+use ridge_engine::EngineOptions;
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, symbols, weight_bytes, with_scores};
+use ridge_models::{Model, symbols, weight_bytes, with_blocks, with_scores};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
 use crate::error::{Error, Result};
 
-/// Bytes of a cache of `tokens` tokens: keys and values of all layers, and the history of tokens.
-pub(crate) fn cache_bytes(model: &Model, tokens: usize) -> Bytes {
-    let per_token: usize = model.state_groups.iter().chain([&model.history]).map(|g| g.bytes_per_token).sum();
-    Bytes(per_token as u64) * tokens as u64
+/// How large a cache is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum CacheSize {
+    /// As an engine makes it: groups with a window have pools of their own.
+    Engine(EngineOptions),
+    /// So many tokens in all groups.
+    Tokens(usize),
+}
+
+/// Bytes of a cache: keys and values of all layers, and the history of tokens.
+pub(crate) fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
+    let tokens = |window: Option<usize>| match (size, window) {
+        (CacheSize::Tokens(tokens), _) => tokens,
+        (CacheSize::Engine(options), None) => options.cache_blocks(model.block_size) * model.block_size,
+        (CacheSize::Engine(options), Some(window)) => {
+            options.window_blocks(window, model.block_size) * model.block_size
+        }
+    };
+    let groups = model.state_groups.iter().chain([&model.history]);
+    groups.map(|g| Bytes(g.bytes_per_token as u64) * tokens(g.window) as u64).fold(Bytes(0), |a, b| a + b)
 }
 
 /// The programs that an engine runs: by what its steps return.
@@ -185,11 +202,11 @@ impl StepProgram {
             .with(symbols::TOKENS, step.tokens)
             .with(symbols::SEQS, seqs)
             .with(symbols::TABLE, table)
-            .with(symbols::BLOCKS, table * step.sequences)
             .with(symbols::BIASES, LIST_ENTRIES)
             .with(symbols::BREAKERS, LIST_ENTRIES)
             .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
             .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));
+        let bindings = with_blocks(&model.graph, bindings, table * step.sequences);
         Ok(self.program.memory(&bindings)?)
     }
 }
@@ -201,7 +218,7 @@ impl StepProgram {
 /// Says what does not fit, and which flag makes it smaller.
 pub(super) fn check_memory(
     model: &Model,
-    cached: usize,
+    cached: CacheSize,
     workspace: impl FnOnce() -> Result<Bytes>,
     available: Bytes,
 ) -> Result<()> {
@@ -227,7 +244,7 @@ mod tests {
 
     use ridge_cpu::{Cpu, CpuOptions};
     use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-    use ridge_engine::{Dry, Engine, EngineOptions, Row, Sampling, SequenceId};
+    use ridge_engine::{Dry, Engine, Row, Sampling, SequenceId};
     use ridge_graph::Type;
     use ridge_graph::passes::Kernel;
     use ridge_models::{BuildOptions, ModelFiles, WeightSource};
@@ -242,11 +259,11 @@ mod tests {
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let weights = Bytes(weight_bytes(&model.graph));
-        let cache = cache_bytes(&model, 512);
+        let cache = cache_bytes(&model, CacheSize::Tokens(512));
         let workspace = |tokens| {
             engine_bytes(&model, &cpu, EnginePrograms::Sampling, StepExtents { tokens, sequences: 1, context: 512 })
         };
-        let check = |chunk, available| check_memory(&model, 512, || workspace(chunk), available);
+        let check = |chunk, available| check_memory(&model, CacheSize::Tokens(512), || workspace(chunk), available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
         assert!(said(500, weights).contains("--context"));

@@ -9,7 +9,7 @@ use ridge_hw::units::Bytes;
 use ridge_models::{BertConfig, BuildOptions, Encoder, Model, ModelConfig, ModelFiles, WeightSource, weight_bytes};
 use ridge_runtime::{Backend, Session};
 
-use super::admission::{EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
+use super::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
 use super::placement::{DeviceChoice, OpenDevice};
 use super::settings::ModelSettings;
 use crate::error::Result;
@@ -140,12 +140,13 @@ pub(crate) fn load_engine(
     run: &RunSettings,
 ) -> Result<LoadedEngine> {
     let (context, chunk) = (run.context, run.chunk.min(run.context));
-    let tokens = context.next_multiple_of(settings.options(config.torch_dtype).block_size);
     let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context };
     let workspace =
         |model: &Model, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
-    let LoadedModel { session, model, device, threads } = load_model(files, config, settings, run, tokens, workspace)?;
-    let engine = Engine::new(session, &model, EngineOptions { context, sequences: 1, chunk, blocks: None })?;
+    let options = EngineOptions { context, sequences: 1, chunk, blocks: None };
+    let LoadedModel { session, model, device, threads } =
+        load_model(files, config, settings, run, CacheSize::Engine(options), workspace)?;
+    let engine = Engine::new(session, &model, options)?;
     Ok(LoadedEngine { engine, model, device, threads })
 }
 
@@ -181,7 +182,7 @@ fn place(files: &ModelFiles, config: &ModelConfig, settings: &ModelSettings, run
     Ok(PlacedModel { source, model, device })
 }
 
-/// Loads a model, if it fits with a cache of `cached` tokens and the bytes that `workspace` returns.
+/// Loads a model, if it fits with a cache of this size and the bytes that `workspace` returns.
 ///
 /// # Errors
 /// When the device cannot be opened, memory does not suffice, or a file is not readable or does not fit the model.
@@ -190,7 +191,7 @@ pub(crate) fn load_model(
     config: &ModelConfig,
     settings: &ModelSettings,
     run: &RunSettings,
-    cached: usize,
+    cached: CacheSize,
     workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
 ) -> Result<LoadedModel> {
     let PlacedModel { source, model, device } = place(files, config, settings, run)?;
@@ -216,7 +217,7 @@ pub(crate) struct MemoryEstimate {
     pub(crate) available: Option<Bytes>,
 }
 
-/// What a model would allocate with a cache of `cached` tokens, without loading it.
+/// What a model would allocate with a cache of this size, without loading it.
 ///
 /// # Errors
 /// As [`load_model`], but for memory.
@@ -225,7 +226,7 @@ pub(crate) fn estimate_memory(
     config: &ModelConfig,
     settings: &ModelSettings,
     run: &RunSettings,
-    cached: usize,
+    cached: CacheSize,
     workspace: impl Fn(&Model, &dyn Backend) -> Result<Bytes>,
 ) -> Result<MemoryEstimate> {
     let PlacedModel { model, device, .. } = place(files, config, settings, run)?;

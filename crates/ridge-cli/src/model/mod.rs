@@ -8,7 +8,7 @@ mod placement;
 mod rates;
 mod settings;
 
-pub(crate) use admission::{EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
+pub(crate) use admission::{CacheSize, EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 pub(crate) use load::{
     LoadedEncoder, LoadedEngine, LoadedModel, RunSettings, build, estimate_memory, load, load_encoder, load_engine,
     load_model, round_for_cpu, weights,

@@ -7,6 +7,7 @@ use super::sequence::{Next, Outcome, Row, SAMPLED, Sequence, SequenceId};
 use ridge_runtime::{LaunchTime, Slot, Ticket};
 
 use crate::blocks::{Blocks, computed};
+use crate::cache::WindowPools;
 use crate::error::{EngineError, Result};
 use crate::inputs::{Line, RowInputs, expand, fill, masks, rounded};
 use crate::programs::{Extents, Programs, Wanted};
@@ -273,7 +274,7 @@ impl PendingStep {
         outcomes: &mut Vec<Outcome>,
         programs: &mut Programs,
         sequences: &mut [Option<Sequence>],
-        blocks: &mut Blocks,
+        (blocks, pools): (&mut Blocks, &mut WindowPools),
         block_size: usize,
     ) -> Result<()> {
         outcomes.clear();
@@ -312,8 +313,10 @@ impl PendingStep {
                     let last = sequence.last;
                     let known = |token: &u32| if *token == SAMPLED { last.unwrap_or_default() } else { *token };
                     let tokens = run.tokens[its].iter().map(|token| computed(known(token), run.wanted.answer));
-                    shared.take(tokens, &sequence.blocks, sequence.complete, block_size, blocks);
+                    let owned = (&sequence.blocks[..], &sequence.windows[..]);
+                    shared.take(tokens, owned, sequence.complete, block_size, (blocks, pools));
                 }
+                pools.retire(&mut sequence.windows, sequence.complete);
                 if part.sample {
                     sequence.flying -= 1;
                     let token = u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row + outcome.accepted)));

@@ -1,6 +1,7 @@
 //! A sequence: how it is told from others, what it holds, what a step takes of it and brings it.
 
 use crate::blocks::{BlockId, Blocks, Prefix};
+use crate::cache::{WindowPools, WindowTable};
 use crate::sampling::{Logprobs, Sampling};
 
 /// A running sequence. That of one that ended is never taken for that of another.
@@ -105,6 +106,8 @@ pub(super) struct Sequence {
     /// Tokens before its answer.
     pub(super) prompt: usize,
     pub(super) blocks: Vec<BlockId>,
+    /// Its blocks of groups with a window.
+    pub(super) windows: Vec<WindowTable>,
     pub(super) sampling: Sampling,
     pub(super) stream: u64,
     pub(super) shared: Option<Shared>,
@@ -124,16 +127,17 @@ impl Shared {
     pub(super) fn take(
         &mut self,
         tokens: impl ExactSizeIterator<Item = u32>,
-        owned: &[BlockId],
+        (owned, windows): (&[BlockId], &[WindowTable]),
         length: usize,
         size: usize,
-        blocks: &mut Blocks,
+        (blocks, pools): (&mut Blocks, &mut WindowPools),
     ) {
         let mut full = (length - tokens.len()) / size;
         for token in tokens {
             self.rest.push(token);
             if self.rest.len() == size {
                 self.prefix = blocks.name(owned[full], self.prefix, &self.rest);
+                pools.name(windows, full, self.prefix);
                 self.rest.clear();
                 full += 1;
             }

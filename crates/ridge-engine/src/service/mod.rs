@@ -455,12 +455,15 @@ impl Service {
     pub fn stats(&self) -> Stats {
         let blocks = self.engine.blocks();
         let (prefix_queries, prefix_hits) = self.scheduler.looked_up;
+        let (positions_owned, positions_unused) = self.engine.cache_positions();
         Stats {
             running: self.scheduler.running.len(),
             waiting: self.scheduler.waiting.len(),
             blocks: blocks.count(),
             blocks_used: blocks.count() - blocks.free(),
             blocks_cached: if self.options.prefix_cache { blocks.cached() } else { 0 },
+            positions_owned,
+            positions_unused,
             prefix_queries,
             prefix_hits,
             preemptions: self.scheduler.preemptions,

@@ -13,6 +13,10 @@ pub struct Stats {
     pub blocks_used: usize,
     /// Blocks that nobody owns and that hold a prefix.
     pub blocks_cached: usize,
+    /// Positions of the blocks that running sequences own, in all pools.
+    pub positions_owned: usize,
+    /// How many of them have no token.
+    pub positions_unused: usize,
     /// Steps that ran.
     pub steps: u64,
     /// Steps that failed as a whole.

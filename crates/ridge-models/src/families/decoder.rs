@@ -14,8 +14,8 @@ use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
 use crate::model::{
-    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
-    kv_bytes, kv_states, symbols,
+    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, block_table, finish_decoder,
+    history_group, kv_bytes, kv_states, symbols,
 };
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::Part;
@@ -230,6 +230,7 @@ pub(super) fn build(
     let mut x = family.embed(&mut g, x, positions)?;
 
     let mut groups: Vec<StateGroup> = Vec::new();
+    // Of each group, the function of its layers and the slots of the step's tokens in its blocks.
     let mut functions = Vec::new();
     for index in 0..config.num_hidden_layers {
         let window = family.window(index);
@@ -238,13 +239,22 @@ pub(super) fn build(
             let heads = config.num_key_value_heads;
             groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window, heads });
             let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
-            functions.push(g.function(name, |g| layer(g, family, window, options))?);
+            let function = g.function(name, |g| layer(g, family, window, options))?;
+            let slots = match window {
+                None => slots,
+                Some(_) => {
+                    let table = block_table(&mut g, window)?;
+                    g.token_layout(step.seq_ids, step.query_start, step.lengths, table, options.block_size)?.1
+                }
+            };
+            functions.push((function, slots));
         }
         let scope = format!("{}.{index}", tensors.layers);
         let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
         groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
-        x = g.scoped(&scope, |g| g.call(functions[at], &[x, positions, slots]))?[0];
+        let (function, slots) = functions[at];
+        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots]))?[0];
     }
 
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;

@@ -4,7 +4,7 @@
 use crate::common::mesh::{on_mesh, sharded, tp};
 use crate::common::{
     BLOCK_SIZE, Evaluated, FAMILIES, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, relative, rows,
-    stack, step,
+    stack, step_of,
 };
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
@@ -222,7 +222,7 @@ fn two_ranks_compute_what_one_does() {
         let graph = fixture.graph(&["all_logits"]);
         let local = sharded(&fixture, &graph);
         let tokens = fixture.prompt();
-        let (inputs, bindings) = step(&mut whole(&tokens), &[tokens.len()]);
+        let (inputs, bindings) = step_of(&graph, &mut whole(&tokens), &[tokens.len()]);
         let value = |arg: &Arg| match arg.role {
             Role::Weight => fixture.weight(&arg.name),
             Role::State => Some(empty_state(arg, &bindings)),

@@ -73,12 +73,14 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response<Bod
 
 fn gauges(stats: &Stats) -> Vec<Gauge> {
     let usage = stats.blocks_used as f64 / stats.blocks.max(1) as f64;
+    let unused = stats.positions_unused as f64 / stats.positions_owned.max(1) as f64;
     let gauge = |name, help, value| Gauge { name, help, counter: false, value };
     let counter = |name, help, value: u64| Gauge { name, help, counter: true, value: value as f64 };
     vec![
         gauge("ridge:num_requests_running", "Answers that run.", stats.running as f64),
         gauge("ridge:num_requests_waiting", "Requests that wait.", stats.waiting as f64),
         gauge("ridge:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
+        gauge("ridge:kv_cache_unused_perc", "Share of the blocks in use that holds no token, 0 to 1.", unused),
         gauge("ridge:kv_cache_blocks", "Blocks of the cache.", stats.blocks as f64),
         gauge("ridge:kv_cache_blocks_cached", "Blocks with a prefix that nobody uses.", stats.blocks_cached as f64),
         counter("ridge:steps_total", "Steps of the engine.", stats.steps),

@@ -26,7 +26,7 @@ use report::{BenchReport, BenchResult, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
-use crate::model::{self, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
+use crate::model::{self, CacheSize, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
 use crate::output::{Spinner, print, print_json, write_file};
 
 /// Default length of prompts, in tokens.
@@ -83,14 +83,15 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
         notes: !settings.json,
     };
-    let cached = context.next_multiple_of(settings.model.options(config.torch_dtype).block_size) * batch;
+    let options = EngineOptions { context, sequences: batch, chunk, blocks: None };
+    let cached = CacheSize::Engine(options);
     let LoadedModel { session, model, device, threads } =
         model::load_model(&files, &config, &settings.model, &running, cached, |model, backend| {
             let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
             model::engine_bytes(model, backend, EnginePrograms::Plain, largest)
         })?;
     let backend = std::sync::Arc::clone(session.backend());
-    let mut engine = Engine::new(session, &model, EngineOptions { context, sequences: batch, chunk, blocks: None })?;
+    let mut engine = Engine::new(session, &model, options)?;
     let costs = [StepCost::new(&model, backend.kernels())?, StepCost::of_answers(&model, backend.kernels())?];
 
     let spinner = Spinner::new();

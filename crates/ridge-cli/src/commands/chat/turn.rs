@@ -116,6 +116,8 @@ impl ChatModel {
         };
         self.sequence = Some(sequence);
         self.engine.truncate(sequence, same);
+        // Where a window has given back what it needs there, the text is read again.
+        let same = self.engine.length(sequence).unwrap_or(0).min(same);
         self.engine.set_prompt(sequence, ids.len());
         self.cached.truncate(same);
         let mut answer = ChatAnswer {

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::args::EvalSettings;
 use crate::error::{Error, Result};
-use crate::model::{self, DeviceChoice, LoadedModel, RunSettings, StepExtents};
+use crate::model::{self, CacheSize, DeviceChoice, LoadedModel, RunSettings, StepExtents};
 use crate::output::{Progress, print, print_json};
 
 /// A model without its weights, which are loaded when the questions are known.
@@ -56,8 +56,14 @@ impl EvalModel {
             model::scorer_bytes(model, backend, largest)
         };
         let cached = options.blocks(block_size) * block_size;
-        let LoadedModel { session, model, threads, .. } =
-            model::load_model(&self.files, &self.config, &settings.model, &running, cached, workspace)?;
+        let LoadedModel { session, model, threads, .. } = model::load_model(
+            &self.files,
+            &self.config,
+            &settings.model,
+            &running,
+            CacheSize::Tokens(cached),
+            workspace,
+        )?;
         let mut scorer = Scorer::new(session, &model, options)?;
         let mut progress = (!settings.quiet).then(|| Progress::of_tokens("scoring", work as u64));
         let mut done = 0;

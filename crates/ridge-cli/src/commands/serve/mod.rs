@@ -21,7 +21,8 @@ pub(crate) use args::ServeArgs;
 use crate::error::{Result, refused};
 use crate::input;
 use crate::model::{
-    self, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings, StepExtents,
+    self, CacheSize, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings,
+    StepExtents,
 };
 use crate::output::{Spinner, columns, count, note, print};
 
@@ -154,7 +155,14 @@ impl GeneratorPlan {
 fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<()> {
     let plan = plan(args, settings, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
-    let memory = model::estimate_memory(files, &plan.config, settings, &plan.running, plan.cached, workspace)?;
+    let memory = model::estimate_memory(
+        files,
+        &plan.config,
+        settings,
+        &plan.running,
+        CacheSize::Engine(plan.engine),
+        workspace,
+    )?;
     let EngineOptions { context, sequences, chunk, .. } = plan.engine;
     let blocks = plan.cached / memory.block_size;
     let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
@@ -178,7 +186,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let tokenizer = tokenizer(files)?;
     let templates = templates(args, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
-    let prepared = model::load_model(files, config, settings, running, *cached, workspace)?;
+    let prepared = model::load_model(files, config, settings, running, CacheSize::Engine(*engine), workspace)?;
     let floor = if args.no_roofline { None } else { floor(&prepared, *cached)? };
     let LoadedModel { session, model, .. } = prepared;
     let engine = *engine;

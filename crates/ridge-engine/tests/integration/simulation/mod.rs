@@ -1,5 +1,6 @@
 //! A service on a device that costs nothing, driven by a clock that is none, with everything that may happen to it.
 
+mod cache;
 mod device;
 mod world;
 

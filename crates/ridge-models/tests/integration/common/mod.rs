@@ -15,7 +15,10 @@ use ridge_graph::ops::AdamW;
 use ridge_graph::{
     Arg, Bindings, DType, Graph, GraphError, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
-use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, symbols, with_loss};
+use ridge_models::{
+    BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, block_table_name, symbols, windows, with_blocks,
+    with_loss,
+};
 use ridge_runtime::{Backend, Compiled, Session, lower};
 use safetensors::SafeTensors;
 
@@ -197,6 +200,18 @@ pub(crate) fn step(sequences: &mut [Sequence], counts: &[usize]) -> (Vec<(String
     (inputs, bindings)
 }
 
+/// Inputs of such a step for `graph`, whose windows have the same blocks.
+pub(crate) fn step_of(
+    graph: &Graph,
+    sequences: &mut [Sequence],
+    counts: &[usize],
+) -> (Vec<(String, Tensor)>, Bindings) {
+    let (mut inputs, bindings) = step(sequences, counts);
+    let table = find(&inputs, "block_table").cloned().expect("is an input");
+    inputs.extend(windows(graph).into_iter().map(|window| (block_table_name(Some(window)), table.clone())));
+    (inputs, with_blocks(graph, bindings, BLOCKS))
+}
+
 /// Looks up a value by name.
 pub(crate) fn find<'a, T>(values: &'a [(String, T)], name: &str) -> Option<&'a T> {
     values.iter().find(|(n, _)| n == name).map(|(_, v)| v)
@@ -228,7 +243,7 @@ impl<'a> Evaluated<'a> {
 
     /// Logits of the step's tokens.
     pub(crate) fn run(&mut self, sequences: &mut [Sequence], counts: &[usize]) -> Tensor {
-        let (inputs, bindings) = step(sequences, counts);
+        let (inputs, bindings) = step_of(&self.graph, sequences, counts);
         let value = |arg: &Arg| match arg.role {
             Role::Weight => self.fixture.weight(&arg.name),
             Role::State => Some(find(&self.states, &arg.name).cloned().unwrap_or_else(|| empty_state(arg, &bindings))),
@@ -256,7 +271,7 @@ impl OnCpu {
         let mut session = Session::new(backend);
         let source = WeightSource::Checkpoint(Arc::clone(&fixture.checkpoint));
         source.load(&mut session, &fixture.model.graph, |_| ()).expect("loads");
-        let blocks = Bindings::new().with(symbols::BLOCKS, BLOCKS);
+        let blocks = with_blocks(&fixture.model.graph, Bindings::new(), BLOCKS);
         session.allocate_states(&fixture.model.graph, &blocks).expect("fits");
         let compiled = session.compile(&fixture.model.graph, &["all_logits"]).expect("compiles");
         Self { session, compiled }
@@ -264,7 +279,7 @@ impl OnCpu {
 
     /// Logits of the step's tokens.
     pub(crate) fn run(&mut self, sequences: &mut [Sequence], counts: &[usize]) -> Tensor {
-        let (inputs, bindings) = step(sequences, counts);
+        let (inputs, bindings) = step_of(self.compiled.graph(), sequences, counts);
         let mut bucket = self.compiled.bucket(&bindings).unwrap_or_else(|e| panic!("{e}"));
         for (name, tensor) in &inputs {
             bucket.set(name, tensor).expect("fits");
