@@ -1,11 +1,13 @@
 // Causal attention over a paged cache, each token for itself: for steps of few tokens a sequence, and for any dtype
 // and width of heads. Floor: the sequence's keys and values read once for all query heads that share them.
-// A block makes one token's HEADS query heads of one key head, over a span of the sequence (the third axis of the grid,
-// so that long contexts fill the GPU); `attention_join` puts spans together. Groups of LANES lanes take a position
-// each, and keep a running maximum, sum and weighted values of their own, which are joined in a fixed order.
+// A block makes one token's HEADS query heads of one key head, over one of the equal spans that the token's own positions
+// are cut into (the third axis of the grid, so that long contexts fill the GPU); `attention_join` puts spans together.
+// How many spans there are at most is a number of the launch; how long they are follows from the token's position, so a
+// table wider than the sequence costs nothing. Groups of LANES lanes take a position each, and keep a running maximum,
+// sum and weighted values of their own, which are joined in a fixed order.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
 // cache block; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
-// Numbers: tokens, query heads, blocks of a sequence, cache blocks, positions of a span, spans.
+// Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define MASKED -3.0e38f
 #define CHUNKS ((DIM + WIDE * LANES - 1) / (WIDE * LANES))
@@ -13,6 +15,8 @@
 // Loads ahead; decoding bytes takes registers.
 #define AHEAD (sizeof(CACHE::Raw) == 1 ? 2 : 4)
 #define PARTS ((SHARE + HEADS - 1) / HEADS)
+// Positions that a block takes at a time, of which spans are multiples.
+#define STEP (GROUPS * AHEAD)
 
 struct alignas(WIDE * sizeof(CACHE::Raw)) Piece { CACHE::Raw part[WIDE]; };
 
@@ -35,18 +39,33 @@ __device__ inline float power(float x) {
 #if JOIN
 // Numbers: tokens, query heads, spans. A block makes one head of a token.
 extern "C" __global__ void attention_join(const float* __restrict__ partial, D::Raw* __restrict__ out, Numbers<3> n) {
+    __shared__ float weights[SPANS], totals[SPANS];
     others_may_begin();
     after_others();
     const i64 at = blockIdx.x;
     const int spans = (int)n.v[2];
     const float* of = partial + at * spans * (DIM + 2);
+    for (int s = threadIdx.x; s < spans; s += blockDim.x) {
+        weights[s] = of[s * (DIM + 2)];
+        totals[s] = of[s * (DIM + 2) + 1];
+    }
+    __syncthreads();
+    // Spans without positions are the last ones, and have no values.
     float most = MASKED, total = 0.0f;
-    for (int s = 0; s < spans; ++s) most = op_max(most, of[s * (DIM + 2)]);
-    for (int s = 0; s < spans; ++s) total += of[s * (DIM + 2) + 1] * power(of[s * (DIM + 2)] - most);
+    int used = 0;
+    for (int s = 0; s < spans; ++s) {
+        most = op_max(most, weights[s]);
+        if (weights[s] != MASKED) used = s + 1;
+    }
+    __syncthreads();
+    for (int s = threadIdx.x; s < spans; s += blockDim.x) weights[s] = power(weights[s] - most);
+    __syncthreads();
+    for (int s = 0; s < used; ++s) total += totals[s] * weights[s];
     const float scale = total == 0.0f ? 1.0f : 1.0f / total;
     for (int e = threadIdx.x; e < DIM; e += blockDim.x) {
         float sum = 0.0f;
-        for (int s = 0; s < spans; ++s) sum += of[s * (DIM + 2) + 2 + e] * power(of[s * (DIM + 2)] - most);
+#pragma unroll 8
+        for (int s = 0; s < used; ++s) sum += of[s * (DIM + 2) + 2 + e] * weights[s];
         out[at * DIM + e] = D::store(sum * scale);
     }
 }
@@ -54,20 +73,37 @@ extern "C" __global__ void attention_join(const float* __restrict__ partial, D::
 extern "C" __global__ __launch_bounds__(256, 1) void attention(
     const D::Raw* __restrict__ q, const CACHE::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
-    float* __restrict__ partial, float scale, Numbers<6> n
+    float* __restrict__ partial, float scale, Numbers<5> n
 ) {
     others_may_begin();
     after_others();
     __shared__ float maxima[GROUPS][HEADS], totals[GROUPS][HEADS], values[GROUPS][HEADS][DIM];
     others_may_begin();
     after_others();
-    const int heads = (int)n.v[1], keys = heads / SHARE, span = blockIdx.z, spans = (int)n.v[5];
+    const int heads = (int)n.v[1], keys = heads / SHARE, span = blockIdx.z, spans = (int)n.v[4];
     const i64 token = blockIdx.x;
     const int key = blockIdx.y / PARTS, head = key * SHARE + blockIdx.y % PARTS * HEADS;
     const int group = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     const int id = ids[token], position = positions[token];
     const i64 side = (i64)keys * BLOCK * DIM;
     const int* row = table + (i64)max(id, 0) * n.v[2];
+    // Positions [first, end) of this span, of which all groups take one at a time.
+    int first = WINDOW > 0 ? max(0, position - WINDOW + 1) : 0;
+    int end = id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK);
+    if (spans > 1) {
+        const i64 steps = (max(0, end - first) + STEP - 1) / STEP, each = (steps + spans - 1) / spans * STEP;
+        const i64 start = first + span * each;
+        end = (int)min((i64)end, start + each);
+        if (start >= end) {
+            for (int h = threadIdx.x; h < HEADS && head + h < (key + 1) * SHARE; h += blockDim.x) {
+                float* to = partial + ((token * heads + head + h) * spans + span) * (DIM + 2);
+                to[0] = MASKED;
+                to[1] = 0.0f;
+            }
+            return;
+        }
+        first = (int)start;
+    }
 
 #if PAIRS
     __shared__ float cosine[PAIRS], sine[PAIRS];
@@ -92,11 +128,7 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
                 value[h][c][i] = 0.0f;
             }
     }
-    // Positions [first, end) of this span, of which all groups take one at a time.
-    int first = span * (int)n.v[4], end = min((int)min((i64)position + 1, n.v[2] * BLOCK), first + (int)n.v[4]);
-    if (id < 0) end = 0;
-    if (WINDOW > 0) first = max(first, position - WINDOW + 1);
-    for (int start = first; start < end; start += GROUPS * AHEAD) {
+    for (int start = first; start < end; start += STEP) {
         Piece ks[AHEAD][CHUNKS], vs[AHEAD][CHUNKS];
 #pragma unroll
         for (int a = 0; a < AHEAD; ++a) {

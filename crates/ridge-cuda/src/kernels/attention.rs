@@ -32,7 +32,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
             make,
         ),
     ];
-    // Long contexts are cut into spans by the bucket's extents.
+    // Contexts are cut into a number of spans that the bucket's extents give.
     entries.map(CudaKernelEntry::numerics_by_extents).into()
 }
 
@@ -42,8 +42,10 @@ fn supports(body: &Function, kv: usize) -> bool {
     kv[2].as_const().is_some_and(|heads| heads > 0) && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
 }
 
-/// Positions of a span: a multiple of what a block takes at a time for every width of heads.
-const SPAN: usize = 256;
+/// Positions of a cache below which another span is not worth its joining.
+const LEAST: usize = 64;
+/// The most spans of a token: `SPANS` of the text.
+const SPANS: usize = 64;
 /// Blocks up to which a GPU has room for one head each.
 const FEW: usize = 264;
 /// Blocks beyond which the GPU is full without spans.
@@ -126,9 +128,9 @@ impl AttentionCall<'_> {
         let held = [4, 2].into_iter().filter(|_| !alone).find(|n| *n <= most && *n <= share).unwrap_or(1);
         let parts = share.div_ceil(held);
         let across = self.tokens * self.keys * parts;
-        let longest = self.columns * self.block;
-        let spans = if across >= ENOUGH { 1 } else { longest.div_ceil(SPAN).max(1) };
-        let span = if spans == 1 { longest } else { SPAN };
+        // As many as fill the GPU, whatever the table's width: each token's positions are shared out on the device.
+        let visible = (self.columns * self.block).min(self.op.window.unwrap_or(usize::MAX));
+        let spans = spans(across, visible);
         let mut defines = self.defines();
         defines.extend(rope::rotation(self.rope));
         defines.extend([
@@ -136,8 +138,9 @@ impl AttentionCall<'_> {
             ("WIDE", wide.to_string()),
             ("LANES", lanes.to_string()),
             ("HEADS", held.to_string()),
+            ("SPANS", SPANS.to_string()),
         ]);
-        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, span, spans]);
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks, spans]);
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, 0);
         let mut args = self.inputs(OperandSlot::Input(0));
         args.extend([output(0), scratch.clone(), LaunchArg::Float(self.op.scale as f32), n]);
@@ -156,6 +159,11 @@ impl AttentionCall<'_> {
         }
         Ok(kernel)
     }
+}
+
+/// Spans of a token of a launch that is `across` blocks wide, and of whose positions at most `visible` are seen.
+fn spans(across: usize, visible: usize) -> usize {
+    ENOUGH.div_ceil(across.max(1)).min(SPANS).min(visible.div_ceil(LEAST)).max(1)
 }
 
 fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> std::sync::Arc<CudaSource> {
@@ -188,4 +196,20 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let tiled =
         op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
     if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles(spec) } else { call.tokens() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_follow_the_step_and_not_the_width_of_the_table() {
+        for across in [1, 8, 32, 100, 528, 4096] {
+            let wide: Vec<usize> = [8 << 10, 128 << 10, 1 << 20].map(|visible| spans(across, visible)).into();
+            assert!(wide.iter().all(|n| *n == wide[0]), "{across} blocks: {wide:?}");
+            assert!(across * wide[0] < ENOUGH + across, "{across} blocks: {wide:?}");
+        }
+        // A short table or window is not cut finer than is worth it, and none at all gives a launch.
+        assert_eq!([0, 1, 64, 65, 640].map(|visible| spans(1, visible)), [1, 1, 1, 2, 10]);
+    }
 }

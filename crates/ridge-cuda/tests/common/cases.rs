@@ -196,26 +196,35 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
     let prompt: &[(usize, usize)] = &[(0, 150)];
     let ragged: &[(usize, usize)] = &[(0, 60), (70, 33), (3, 1), (200, 47)];
     let decode: &[(usize, usize)] = &[(300, 1), (15, 1), (0, 1), (530, 1)];
+    let short: &[(usize, usize)] = &[(63, 1)];
     let mixed: &[(usize, usize)] = &[(100, 1), (0, 40), (257, 1)];
     let dtypes = [DType::BF16, DType::F16, DType::F32, DType::F32];
     let caches = [DType::BF16, DType::F16, DType::F32, DType::BF16];
     let mut cases = Vec::new();
     for (dtype, cache) in dtypes.into_iter().zip(caches) {
         for (dim, heads, keys) in [(64, 4, 2), (128, 2, 1), (80, 1, 1), (256, 3, 1)] {
-            for (sequences, padding) in [(prompt, 0), (ragged, 5), (decode, 0), (mixed, 2)] {
+            // The last two have tables far wider than their sequences.
+            let steps =
+                [(prompt, 0, 1), (ragged, 5, 1), (decode, 0, 1), (mixed, 2, 1), (decode, 3, 500), (short, 0, 500)];
+            for (sequences, padding, spare) in steps {
                 for (window, softcap, rope) in
                     [(None, None, false), (None, None, true), (Some(40), None, false), (None, Some(2.0), false)]
                 {
                     // The meaning copies the cache for each token: not every combination is worth its time.
                     let special = window.is_some() || softcap.is_some() || rope;
-                    if (special && (dim != 64 || dtype == DType::F16)) || (dim > 64 && dtype == DType::F32) {
+                    let wide = spare > 1 && (dim != 64 || softcap.is_some());
+                    if wide || (special && (dim != 64 || dtype == DType::F16)) || (dim > 64 && dtype == DType::F32) {
                         continue;
                     }
-                    let step = Step::new(sequences, padding, 1);
+                    let step = Step::new(sequences, padding, spare);
                     let tokens = step.ids.shape[0];
                     let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
+                    // A window of several spans where the table has room for them.
+                    let window = window.map(|w| if spare > 1 { 200 } else { w });
                     let op = PagedAttention { window, softcap, ..op };
-                    let what = format!("{dtype} over {cache}, dim {dim}, {sequences:?}, {window:?}, {softcap:?}");
+                    let what = format!(
+                        "{dtype} over {cache}, dim {dim}, {sequences:?}, {spare} spare, {window:?}, {softcap:?}"
+                    );
                     let kernel = if rope { "rope_attention" } else { "attention" };
                     let mut case = case(kernel, &what, |g| {
                         let q = g.step_input("q", Type::tensor(dtype, [tokens, heads, dim]))?;
