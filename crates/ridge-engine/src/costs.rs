@@ -6,6 +6,7 @@ use ridge_models::{Model, attention_symbols, blocks_symbol, symbols};
 use ridge_runtime::{RuntimeError, lower};
 
 use crate::error::Result;
+use crate::programs::served;
 
 /// The work of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,25 +28,27 @@ pub struct StepCost {
 }
 
 impl StepCost {
-    /// Of `model` as a backend with these kernels runs it: values that stay within a fused group cost no bytes.
+    /// Of `model` as an engine runs it on a backend with these kernels, for sequences of at most `context` tokens: over rows
+    /// on the device, and values that stay within a fused group cost no bytes.
     ///
     /// # Errors
     /// When the graph has no output `next`.
-    pub fn new(model: &Model, kernels: &[Kernel]) -> Result<Self> {
-        Self::of(&model.graph, model, kernels)
+    pub fn new(model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
+        Self::of(&model.graph, model, context, kernels)
     }
 
     /// As [`StepCost::new`], for tokens of answers.
     ///
     /// # Errors
     /// As for [`StepCost::new`].
-    pub fn of_answers(model: &Model, kernels: &[Kernel]) -> Result<Self> {
-        Self::of(model.answers.as_ref().unwrap_or(&model.graph), model, kernels)
+    pub fn of_answers(model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
+        Self::of(model.answers.as_ref().unwrap_or(&model.graph), model, context, kernels)
     }
 
-    fn of(graph: &Graph, model: &Model, kernels: &[Kernel]) -> Result<Self> {
+    fn of(graph: &Graph, model: &Model, context: usize, kernels: &[Kernel]) -> Result<Self> {
+        let graph = served(graph, &["next"], context.div_ceil(model.block_size))?;
         Ok(Self {
-            cost: lower(graph, &["next"], kernels)?.cost(),
+            cost: lower(&graph, &["next"], kernels)?.cost(),
             block_size: model.block_size,
             windows: model.state_groups.iter().map(|group| group.window).collect(),
         })
@@ -85,6 +88,7 @@ impl StepCost {
     fn bindings(&self, sequences: &[(usize, usize)]) -> Bindings {
         let blocks = |(cached, tokens): &(usize, usize)| (cached + tokens).div_ceil(self.block_size);
         let mut step = Bindings::new()
+            .with(symbols::ROWS, sequences.len())
             .with(symbols::TOKENS, sequences.iter().map(|s| s.1).sum::<usize>())
             .with(symbols::SEQS, sequences.len())
             .with(symbols::TABLE, sequences.iter().map(blocks).max().unwrap_or(0))

@@ -406,8 +406,15 @@ mod tests {
                         let tokens = if step == 4 { 1 } else { tokens };
                         let targets =
                             if programs == EnginePrograms::All && step < 4 { &text[1..=tokens] } else { &[][..] };
-                        let row =
-                            |id: &SequenceId| Row { id: *id, tokens: &text[..tokens], sample, targets, forbidden: &[] };
+                        let row = |id: &SequenceId| Row {
+                            id: *id,
+                            tokens: &text[..tokens],
+                            sample,
+                            targets,
+                            forbidden: &[],
+                            candidates: &[],
+                            late: false,
+                        };
                         engine.submit(&ids.iter().map(row).collect::<Vec<_>>()).unwrap();
                         engine.complete(&mut Vec::new()).unwrap();
                     }

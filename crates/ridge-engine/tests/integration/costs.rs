@@ -10,7 +10,7 @@ fn a_step_multiplies_what_inspect_tells_and_moves_no_more_bytes() {
     let config = ModelFiles::open(None).and_then(|files| files.config()).expect("embedded");
     let model = config.build(&BuildOptions::default()).expect("builds");
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
-    let cost = StepCost::new(&model, cpu.kernels()).expect("lowers");
+    let cost = StepCost::new(&model, 512, cpu.kernels()).expect("lowers");
     for context in [1, 17, 512] {
         let told = Summary::new(&model, context).expect("sums up").token;
         let step = cost.at(&[(context - 1, 1)]).expect("bound");
@@ -28,7 +28,7 @@ fn a_prompt_in_two_steps_computes_the_same_products_but_for_the_output() {
     let config = ModelFiles::open(None).and_then(|files| files.config()).expect("embedded");
     let model = config.build(&BuildOptions::default()).expect("builds");
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
-    let cost = StepCost::new(&model, cpu.kernels()).expect("lowers");
+    let cost = StepCost::new(&model, 512, cpu.kernels()).expect("lowers");
     let flops = |sequences: &[(usize, usize)]| cost.at(sequences).expect("bound").matrix_flops;
     let output = 2.0 * 64.0 * 512.0;
     assert_eq!(flops(&[(0, 100)]) + output, flops(&[(0, 37)]) + flops(&[(37, 63)]));

@@ -9,7 +9,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::service::{
     Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Usage,
 };
-use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Sampling};
+use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Ngram, Sampling};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
@@ -226,6 +226,45 @@ fn answers_to_one_prompt_share_it_and_differ() {
     // Without a cache of prefixes the next request finds nothing; the answers are the same.
     let again = one(&mut service, request);
     assert_eq!((again.done.map(|u| u.cached_tokens), &again.answers), (Some(0), &heard.answers));
+}
+
+#[test]
+fn candidates_change_no_answer_and_save_steps() {
+    let texts = ["One day, a cat saw a dog. The cat ran. The dog ran. ", "Tim and Sam play. Tim and Sam run. "];
+    let greedy = |text: &str| Request::new(encode(&text.repeat(3)), 60);
+    let warm = Sampling { temperature: 0.6, frequency_penalty: 0.1, seed: 5, ..Sampling::GREEDY };
+    let mut requests: Vec<Request> = texts.iter().map(|text| greedy(text)).collect();
+    requests.push(Request { sampling: warm, ..greedy(texts[0]) });
+    let all = |mut service: Service| {
+        for request in &requests {
+            service.submit(request.clone(), Duration::ZERO).unwrap_or_else(|e| panic!("{e}"));
+        }
+        let heard = run(&mut service);
+        let answers: Vec<_> = heard.into_values().map(|heard| heard.answers).collect();
+        (answers, service.stats())
+    };
+    let drafts = || Ngram::new(6);
+    for divided in [false, true] {
+        let alone = |drafts: Option<Ngram>| {
+            let service = service_on(cpu(), divided, OPTIONS);
+            let mut service = match drafts {
+                Some(drafts) => service.with_drafts(drafts),
+                None => service,
+            };
+            let heard = one(&mut service, requests[0].clone());
+            (heard.answers, service.stats())
+        };
+        let ((plain, before), (drafted, after)) = (alone(None), alone(Some(drafts())));
+        assert_eq!(plain, drafted, "alone");
+        assert!(after.steps < before.steps && after.accepted > 0, "{} and {} steps", before.steps, after.steps);
+        let backends = [cpu(), Arc::new(Late::new(cpu(), 2)) as Arc<dyn Backend>];
+        for backend in backends {
+            let (plain, _) = all(service_on(Arc::clone(&backend), divided, OPTIONS));
+            let (drafted, stats) = all(service_on(backend, divided, OPTIONS).with_drafts(drafts()));
+            assert_eq!(plain, drafted, "together");
+            assert!(stats.accepted > 0 && stats.accepted <= stats.candidates);
+        }
+    }
 }
 
 #[test]

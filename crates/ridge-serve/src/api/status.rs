@@ -88,6 +88,8 @@ fn gauges(stats: &Stats) -> Vec<Gauge> {
         counter("ridge:prompt_tokens_computed_total", "Tokens of prompts that were computed.", stats.prompt_tokens),
         counter("ridge:prefix_cache_queries_total", "Tokens of prompts looked up in the cache.", stats.prefix_queries),
         counter("ridge:prefix_cache_hits_total", "Tokens of prompts found in the cache.", stats.prefix_hits),
+        counter("ridge:spec_decode_num_draft_tokens_total", "Candidates for next tokens.", stats.candidates),
+        counter("ridge:spec_decode_num_accepted_tokens_total", "Candidates that were accepted.", stats.accepted),
         counter("ridge:num_preemptions_total", "Answers that gave their blocks to others.", stats.preemptions),
     ]
 }

@@ -92,7 +92,8 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         })?;
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, options)?;
-    let costs = [StepCost::new(&model, backend.kernels())?, StepCost::of_answers(&model, backend.kernels())?];
+    let kernels = backend.kernels();
+    let costs = [StepCost::new(&model, context, kernels)?, StepCost::of_answers(&model, context, kernels)?];
 
     let spinner = Spinner::new();
     let rates = match threads {

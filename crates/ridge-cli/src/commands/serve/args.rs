@@ -101,6 +101,14 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
 
+    /// Propose up to this many next tokens from what an answer or its prompt said before, and check them in one step: the
+    /// same text in fewer steps where it repeats itself; 0 proposes none
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 0, { ridge_engine::MAX_CANDIDATES as u64 }>,
+        allow_negative_numbers = true, default_value_t = 0, help_heading = "Running"
+    )]
+    pub(super) speculate: usize,
+
     /// Skip the measurement of memory and arithmetic, which takes half a second, by which metrics compare the time of each
     /// step with its floor
     #[arg(long, help_heading = "Running")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
-use ridge_engine::{EmbedOptions, Embedder, EngineOptions};
+use ridge_engine::{EmbedOptions, Embedder, EngineOptions, Ngram};
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::{Model, ModelConfig, ModelFiles, Pooling, weight_bytes};
 use ridge_runtime::Backend;
@@ -187,13 +187,16 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let templates = templates(args, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
     let prepared = model::load_model(files, config, settings, running, CacheSize::Engine(*engine), workspace)?;
-    let floor = if args.no_roofline { None } else { floor(&prepared, *cached)? };
+    let floor = if args.no_roofline { None } else { floor(&prepared, engine.context, *cached)? };
     let LoadedModel { session, model, .. } = prepared;
     let engine = *engine;
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
     let mut service = Service::new(session, &model, ServiceOptions { engine, queue, policy, prefix_cache })?;
     if let Some(tokenizer) = &tokenizer {
         service = service.with_grammars(tokenizer)?;
+    }
+    if args.speculate > 0 {
+        service = service.with_drafts(Ngram::new(args.speculate));
     }
     let mut eos: Vec<u32> = model.eos_token_ids.clone();
     if let Some(tokenizer) = &tokenizer {
@@ -207,10 +210,10 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
 }
 
 /// Tells what a step takes at least, by what this machine was measured to reach.
-fn floor(prepared: &LoadedModel, cached: usize) -> Result<Option<Floor>> {
+fn floor(prepared: &LoadedModel, context: usize, cached: usize) -> Result<Option<Floor>> {
     // Only CPUs are measured.
     let Some(threads) = prepared.threads else { return Ok(None) };
-    let cost = StepCost::new(&prepared.model, prepared.session.backend().kernels())?;
+    let cost = StepCost::new(&prepared.model, context, prepared.session.backend().kernels())?;
     let roofline = DeviceRates::measure(&prepared.model, cached, threads, &Spinner::new())?.roofline();
     Ok(Some(Box::new(move |work: &[(usize, usize)]| {
         let work = cost.at(work).ok()?;
