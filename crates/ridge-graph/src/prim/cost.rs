@@ -10,9 +10,12 @@ impl Prim {
     pub fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
         let mut cost = match self {
             // Nothing moves: another view of the same bytes, or made where it is used.
-            Self::Const(_) | Self::Iota { .. } | Self::Reshape(_) | Self::Broadcast(_) | Self::Component(_) => {
-                return Cost::default();
-            }
+            Self::Const(_)
+            | Self::Iota { .. }
+            | Self::Reshape(_)
+            | Self::Broadcast(_)
+            | Self::Component(_)
+            | Self::StateRead => return Cost::default(),
             _ => Cost::moving(inputs, outputs),
         };
         let elements = || outputs[0].shape.elements();

@@ -11,7 +11,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{
     Arg, Bindings, DType, Graph, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
-use ridge_models::{symbols, with_loss};
+use ridge_models::{RowTables, Sampled, row_changes, symbols, with_blocks, with_loss, with_rows};
 use ridge_runtime::{Backend, Bucket, Recipe, Refresh, Session, WeightData, lower, plan};
 
 /// The model with weights, activations and cache of bf16, which are its own or copies of masters.
@@ -166,12 +166,23 @@ fn no_shipped_program_copies_a_parameter() {
         &["next_adjusted", "adjusted_logprob", "top_ids", "top_logprobs"],
     ];
     let mut bindings = batch.bindings.clone();
-    for symbol in [symbols::BIASES, symbols::BREAKERS, symbols::TOP, symbols::FORBIDDEN] {
+    for symbol in
+        [symbols::BIASES, symbols::BREAKERS, symbols::TOP, symbols::FORBIDDEN, symbols::ROWS, symbols::CHANGES]
+    {
         bindings = bindings.with(symbol, 2);
     }
     let mut programs: Vec<(String, Graph, &[&str])> = Vec::new();
     for fixture in crate::common::ALL.into_iter().map(Fixture::open).chain(fixtures) {
         programs.extend(serving.map(|outputs| (fixture.name.to_owned(), fixture.model.graph.clone(), outputs)));
+        bindings = with_blocks(&fixture.model.graph, bindings, 2);
+        // As an engine runs it, over rows on the device.
+        let tables = RowTables::of(&fixture.model.graph, 4);
+        for candidates in [0, 4] {
+            let sampled = Sampled { output: Some("next"), candidates };
+            let rows = with_rows(&fixture.model.graph, &tables, sampled).unwrap_or_else(|e| panic!("{e}"));
+            programs.push((format!("{} over rows", fixture.name), rows, &["next"]));
+        }
+        programs.push(("changes of rows".into(), row_changes(&tables).unwrap_or_else(|e| panic!("{e}")), &[]));
     }
     let loss = crate::common::loss_graph(&Fixture::open("gqa2_tied"));
     programs.push(("training".into(), training_step(&loss).expect("differentiates"), &["loss"]));
