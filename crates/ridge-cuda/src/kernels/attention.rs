@@ -161,9 +161,11 @@ impl AttentionCall<'_> {
     }
 }
 
-/// Spans of a token of a launch that is `across` blocks wide, and of whose positions at most `visible` are seen.
+/// Spans of a token of a launch that is `across` blocks wide, and of whose positions at most `visible` are seen. Where the
+/// GPU is half full without, only long contexts are worth joining.
 fn spans(across: usize, visible: usize) -> usize {
-    ENOUGH.div_ceil(across.max(1)).min(SPANS).min(visible.div_ceil(LEAST)).max(1)
+    let least = if 2 * across > ENOUGH { 8 * LEAST } else { LEAST };
+    ENOUGH.div_ceil(across.max(1)).min(SPANS).min(visible.div_ceil(least)).max(1)
 }
 
 fn source(entry: &str, defines: &[(&'static str, String)], text: &KernelText<'_>) -> std::sync::Arc<CudaSource> {
@@ -211,5 +213,6 @@ mod tests {
         }
         // A short table or window is not cut finer than is worth it, and none at all gives a launch.
         assert_eq!([0, 1, 64, 65, 640].map(|visible| spans(1, visible)), [1, 1, 1, 2, 10]);
+        assert_eq!([256, 512, 1024, 8192].map(|visible| spans(512, visible)), [1, 1, 2, 2]);
     }
 }

@@ -152,8 +152,7 @@ impl Service {
     }
 
     /// This service with candidates for the next tokens of answers, of which those that the model itself chooses are taken:
-    /// the same answers in fewer steps, where they repeat what was said. An answer then stands in no step before its last
-    /// token is known.
+    /// the same answers in fewer steps, where they repeat what was said. One step is in flight then.
     #[must_use]
     pub fn with_drafts(mut self, drafts: Ngram) -> Self {
         self.drafts = Some(drafts);
@@ -266,10 +265,15 @@ impl Service {
             self.take_masks(now, events);
         }
         let in_flight = self.flights.len();
-        if in_flight < STEPS_IN_FLIGHT {
+        // Candidates follow from tokens that are known: with some, a step waits for the one before, and all answers stand in it.
+        let waits = self.drafts.is_some() && in_flight > 0;
+        if waits {
+            self.complete(now, events);
+        }
+        if self.flights.len() < STEPS_IN_FLIGHT {
             self.start(now, events);
         }
-        if in_flight > 0 {
+        if in_flight > 0 && !waits {
             self.complete(now, events);
         }
         &self.ran

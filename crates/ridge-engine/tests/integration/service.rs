@@ -259,10 +259,11 @@ fn candidates_change_no_answer_and_save_steps() {
         assert!(after.steps < before.steps && after.accepted > 0, "{} and {} steps", before.steps, after.steps);
         let backends = [cpu(), Arc::new(Late::new(cpu(), 2)) as Arc<dyn Backend>];
         for backend in backends {
-            let (plain, _) = all(service_on(Arc::clone(&backend), divided, OPTIONS));
+            let (plain, before) = all(service_on(Arc::clone(&backend), divided, OPTIONS));
             let (drafted, stats) = all(service_on(backend, divided, OPTIONS).with_drafts(drafts()));
             assert_eq!(plain, drafted, "together");
             assert!(stats.accepted > 0 && stats.accepted <= stats.candidates);
+            assert!(stats.steps < before.steps, "{} and {} steps", before.steps, stats.steps);
         }
     }
 }
