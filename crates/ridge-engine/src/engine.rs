@@ -12,8 +12,8 @@ use ridge_runtime::{CachedProgram, LaunchTime, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::cache::{WindowPools, WindowTable, window_blocks};
+use crate::columns::Columns;
 use crate::error::{EngineError, Result};
-use crate::inputs::Columns;
 use crate::programs::{MAX_CANDIDATES, Programs, Wanted};
 use crate::rows::Rows;
 use crate::sampling::{Logprobs, Sampling};

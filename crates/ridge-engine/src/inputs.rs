@@ -1,16 +1,10 @@
-//! What a step's inputs hold: its tokens and the rows that they belong to, padded to the extents of its bucket, and the
-//! columns of the rows.
+//! What a step's inputs hold: its tokens and the rows that they belong to, padded to the extents of its bucket.
 
 use ridge_graph::ops::AcceptCandidates;
-use ridge_models::{RowTables, block_table_name};
 use ridge_runtime::Slot;
 
-use crate::blocks::BlockId;
-use crate::cache::WindowTable;
 use crate::engine::Row;
-use crate::error::Result;
 use crate::programs::{Extents, ReadyBucket, StepInput};
-use crate::rows::{Column, Rows};
 use crate::sampling::Sampling;
 
 /// A row of a step with what its sequence has.
@@ -33,100 +27,6 @@ impl RowInputs<'_> {
         extents.top = extents.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
         let words = if self.row.late { vocab.div_ceil(32) } else { self.row.forbidden.len() };
         extents.forbidden = extents.forbidden.max(words);
-    }
-}
-
-/// How a column follows from what was asked of the sampler.
-enum Setting {
-    Float(fn(&Sampling) -> f32),
-    Int(fn(&Sampling) -> i64),
-}
-
-/// The settings of the sampler that are columns.
-const SETTINGS: &[(&str, Setting)] = &[
-    ("temperature", Setting::Float(|s| s.temperature)),
-    ("top_p", Setting::Float(|s| s.top_p)),
-    ("min_p", Setting::Float(|s| s.min_p)),
-    ("typical_p", Setting::Float(|s| s.typical_p)),
-    ("repetition_penalty", Setting::Float(|s| s.repetition_penalty)),
-    ("frequency_penalty", Setting::Float(|s| s.frequency_penalty)),
-    ("presence_penalty", Setting::Float(|s| s.presence_penalty)),
-    ("dry_multiplier", Setting::Float(|s| s.dry.multiplier)),
-    ("dry_base", Setting::Float(|s| s.dry.base)),
-    ("top_k", Setting::Int(|s| i64::from(s.top_k))),
-    ("dry_allowed_length", Setting::Int(|s| i64::from(s.dry.allowed_length))),
-    ("dry_range", Setting::Int(|s| i64::from(s.dry.range))),
-    ("seed", Setting::Int(|s| s.seed.cast_signed())),
-];
-
-/// The columns that the engine fills.
-pub(crate) struct Columns {
-    settings: Vec<(Column, &'static Setting)>,
-    stream: Column,
-    prompt: Column,
-    blocks: Column,
-    /// The block tables of windows, in order.
-    windows: Vec<Column>,
-}
-
-impl Columns {
-    /// # Errors
-    /// When the tables lack one of them, or have one that nobody fills.
-    pub(crate) fn new(rows: &Rows, tables: &RowTables, windows: &[usize]) -> Result<Self> {
-        let others = ["sequence", "prompt_lengths", "block_table", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
-        let windows: Vec<String> = windows.iter().map(|window| block_table_name(Some(*window))).collect();
-        let of_windows = || windows.iter().map(String::as_str);
-        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others).chain(of_windows());
-        let columns = tables.tables.iter().flat_map(|table| &table.columns);
-        if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
-            let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
-            let error = ridge_runtime::RuntimeError::Argument { kind: "input", name: name.clone(), why };
-            return Err(error.into());
-        }
-        let settings = SETTINGS.iter().map(|(name, setting)| Ok((rows.column(name)?, setting)));
-        Ok(Self {
-            settings: settings.collect::<Result<_>>()?,
-            stream: rows.column("sequence")?,
-            prompt: rows.column("prompt_lengths")?,
-            blocks: rows.column("block_table")?,
-            windows: of_windows().map(|name| rows.column(name)).collect::<Result<_>>()?,
-        })
-    }
-
-    /// Sets what was asked of the sampler for the sequence of `row`.
-    pub(crate) fn set_sampling(&self, rows: &mut Rows, row: usize, sampling: &Sampling) {
-        for (column, setting) in &self.settings {
-            match setting {
-                Setting::Float(of) => rows.set_float(row, *column, of(sampling)),
-                Setting::Int(of) => rows.set_int(row, *column, of(sampling)),
-            }
-        }
-    }
-
-    /// Sets which of the sequences of its seed that of `row` is.
-    pub(crate) fn set_stream(&self, rows: &mut Rows, row: usize, stream: u64) {
-        rows.set_int(row, self.stream, stream.cast_signed());
-    }
-
-    /// Sets how many tokens the sequence of `row` has before its answer.
-    pub(crate) fn set_prompt(&self, rows: &mut Rows, row: usize, prompt: usize) {
-        rows.set_int(row, self.prompt, i64::try_from(prompt).unwrap_or(i64::MAX).min(i64::from(i32::MAX)));
-    }
-
-    /// Sets the blocks of the sequence of `row` in the pool of window `nth` that it holds from place `from` on.
-    pub(crate) fn set_window(&self, rows: &mut Rows, row: usize, nth: usize, from: usize, table: &WindowTable) {
-        for place in from.max(table.first())..table.end() {
-            if let Some(block) = table.get(place) {
-                rows.set_nth(row, self.windows[nth], place, i64::from(block.0));
-            }
-        }
-    }
-
-    /// Sets the blocks of the sequence of `row` from number `from` on.
-    pub(crate) fn set_blocks(&self, rows: &mut Rows, row: usize, from: usize, blocks: &[BlockId]) {
-        for (nth, block) in blocks.iter().enumerate() {
-            rows.set_nth(row, self.blocks, from + nth, i64::from(block.0));
-        }
     }
 }
 

@@ -3,13 +3,14 @@
 //! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
 //! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
 //! answer are the same thing. Read `engine` first; `service` schedules many requests over it, `generate` runs one
-//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `inputs` fills columns and steps, `blocks` says which cache blocks a sequence owns, `cache` which of groups with a window,
+//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `columns` fills them, `inputs` fills steps, `blocks` says which cache blocks a sequence owns, `cache` which of groups with a window,
 //! `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should. `scoring` runs the
 //! other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed` makes vectors of
 //! texts. `costs` is what a step costs.
 
 mod blocks;
 mod cache;
+mod columns;
 pub mod costs;
 mod draft;
 mod embed;

@@ -8,8 +8,8 @@ use ridge_runtime::{
     Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
 };
 
+use crate::columns::Columns;
 use crate::error::Result;
-use crate::inputs::Columns;
 use crate::rows::Rows;
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
