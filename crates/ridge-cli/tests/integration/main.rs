@@ -11,6 +11,7 @@ mod device;
 mod doctor;
 mod embed;
 mod eval;
+mod experts;
 mod generate;
 mod inspect;
 mod manners;
