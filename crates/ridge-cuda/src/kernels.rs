@@ -3,6 +3,8 @@
 
 mod attention;
 mod entry;
+mod experts;
+mod grouped_linear;
 mod linear;
 mod linear_scaled;
 mod norm;
@@ -19,9 +21,12 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 13] = [
     attention::ATTENTION,
     attention::TILES,
+    experts::EXPERTS,
+    grouped_linear::ROWS,
+    grouped_linear::TILES,
     linear::AFTER,
     linear::ROWS,
     linear_scaled::SCALED,
@@ -43,6 +48,8 @@ impl CudaKernelRegistry {
     pub fn builtin() -> Self {
         let entries = [
             attention::entries(),
+            experts::entries(),
+            grouped_linear::entries(),
             linear::entries(),
             linear_scaled::entries(),
             norm::entries(),
