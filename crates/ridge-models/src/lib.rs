@@ -41,7 +41,9 @@ pub use model::{
     blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
 };
 pub use pooling::{Pooling, SentenceConfig, with_pooling};
-pub use rows::{LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, Sampled, row_changes, with_rows};
+pub use rows::{
+    LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
+};
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use weights::{WeightSource, parameters, weight_bytes};

@@ -23,6 +23,7 @@ mod serve_hostile;
 mod serve_more;
 mod serve_openai;
 mod serve_page;
+mod serve_ready;
 mod serve_soak;
 mod tokenize;
 mod worked;
