@@ -1,6 +1,7 @@
 //! Hand-written kernels, one file a subject, and the registry of the patterns that they claim. Their CUDA C++ is in the
 //! crate's folder `kernels/`.
 
+mod adjust;
 mod attention;
 mod entry;
 mod experts;
@@ -21,7 +22,8 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 13] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
+    adjust::ADJUST,
     attention::ATTENTION,
     attention::TILES,
     experts::EXPERTS,
@@ -47,6 +49,7 @@ impl CudaKernelRegistry {
     /// The kernels of this crate.
     pub fn builtin() -> Self {
         let entries = [
+            adjust::entries(),
             attention::entries(),
             experts::entries(),
             grouped_linear::entries(),
