@@ -31,7 +31,8 @@ fn main() {
         source.load(&mut session, &model.graph, |_| ()).expect("loads");
         let engine = EngineOptions { context: CONTEXT, sequences: SEQUENCES, chunk: 8192, blocks: None };
         let options = ServiceOptions { engine, queue: SEQUENCES, policy, prefix_cache: true };
-        let mut service = Service::new(session, &model, options).expect("starts");
+        let service = Service::new(session, &model, options).expect("starts");
+        let mut service = service.made_ready().expect("the device has room");
         for i in 0..SEQUENCES as u32 {
             let prompt = (0..3800).map(|at| (i * 7 + at) % 512).collect();
             service.submit(Request::new(prompt, 280), Duration::ZERO).expect("taken");

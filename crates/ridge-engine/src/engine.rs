@@ -362,6 +362,10 @@ impl Engine {
         let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) else { return false };
         let needed = (sequence.length + tokens).div_ceil(self.block_size);
         let more = needed.saturating_sub(sequence.blocks.len());
+        // Mostly there is room in the last block.
+        if more == 0 && sequence.windows.iter().all(|table| table.end() >= needed) {
+            return true;
+        }
         let mut windows = Vec::new();
         self.windows.needed(&sequence.windows, sequence.length + tokens, &mut windows);
         if needed > self.table || more > self.blocks.free() || !self.windows.have(&windows) {

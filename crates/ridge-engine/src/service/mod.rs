@@ -15,10 +15,11 @@ mod scheduler;
 mod stats;
 mod task;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::AHashMap;
 use ridge_models::Model;
 use ridge_runtime::Session;
 use ridge_text::Tokenizer;
@@ -66,7 +67,7 @@ pub struct Service {
     /// Tokens of a sequence at most: of the context, or of the cache if that is less.
     context: usize,
     scheduler: Scheduler,
-    tickets: HashMap<RequestId, Ticket>,
+    tickets: AHashMap<RequestId, Ticket>,
     submitted: u64,
     /// The steps in flight, the first submitted first.
     flights: VecDeque<Flight>,
@@ -107,7 +108,7 @@ impl Service {
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences, context),
-            tickets: HashMap::new(),
+            tickets: AHashMap::new(),
             submitted: 0,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             ran: Ran::default(),
@@ -391,7 +392,7 @@ impl Service {
                 self.engine.truncate(id, task.tokens.len() - 1);
             }
         }
-        let masks: HashMap<SequenceId, &[u32]> =
+        let masks: AHashMap<SequenceId, &[u32]> =
             (self.scheduler.running.iter()).filter_map(|task| Some((task.sequence?, &task.forbidden[..]))).collect();
         let released = self.engine.release(|id| masks.get(&id).copied().unwrap_or_default());
         if let Err(error) = released {
@@ -487,6 +488,6 @@ impl Service {
     }
 }
 
-fn ticket_of(tickets: &mut HashMap<RequestId, Ticket>, id: RequestId) -> &mut Ticket {
+fn ticket_of(tickets: &mut AHashMap<RequestId, Ticket>, id: RequestId) -> &mut Ticket {
     tickets.get_mut(&id).expect("a task that runs has a ticket")
 }
