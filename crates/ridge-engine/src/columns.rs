@@ -6,34 +6,12 @@ use crate::blocks::BlockId;
 use crate::cache::WindowTable;
 use crate::error::Result;
 use crate::rows::{Column, Rows};
-use crate::sampling::{MAX_BIASES, MAX_BREAKERS, Sampling};
-
-/// How a column follows from what was asked of the sampler.
-enum Setting {
-    Float(fn(&Sampling) -> f32),
-    Int(fn(&Sampling) -> i64),
-}
-
-/// The settings of the sampler that are columns.
-const SETTINGS: &[(&str, Setting)] = &[
-    ("temperature", Setting::Float(|s| s.temperature)),
-    ("top_p", Setting::Float(|s| s.top_p)),
-    ("min_p", Setting::Float(|s| s.min_p)),
-    ("typical_p", Setting::Float(|s| s.typical_p)),
-    ("repetition_penalty", Setting::Float(|s| s.repetition_penalty)),
-    ("frequency_penalty", Setting::Float(|s| s.frequency_penalty)),
-    ("presence_penalty", Setting::Float(|s| s.presence_penalty)),
-    ("dry_multiplier", Setting::Float(|s| s.dry.multiplier)),
-    ("dry_base", Setting::Float(|s| s.dry.base)),
-    ("top_k", Setting::Int(|s| i64::from(s.top_k))),
-    ("dry_allowed_length", Setting::Int(|s| i64::from(s.dry.allowed_length))),
-    ("dry_range", Setting::Int(|s| i64::from(s.dry.range))),
-    ("seed", Setting::Int(|s| s.seed.cast_signed())),
-];
+use crate::sampling::{COLUMNS, MAX_BIASES, MAX_BREAKERS, ReadSetting, Sampling, SettingValue};
 
 /// The columns that the engine fills.
 pub(crate) struct Columns {
-    settings: Vec<(Column, &'static Setting)>,
+    /// Of the sampler, with how each follows from what was asked.
+    settings: Vec<(Column, ReadSetting)>,
     stream: Column,
     prompt: Column,
     blocks: Column,
@@ -52,14 +30,14 @@ impl Columns {
         let others = ["sequence", "prompt_lengths", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
         let windows: Vec<String> = windows.iter().map(|window| block_table_name(Some(*window))).collect();
         let of_windows = || windows.iter().map(String::as_str);
-        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others).chain(LISTS).chain(of_windows());
+        let filled = || COLUMNS.iter().map(|(name, _)| *name).chain(others).chain(LISTS).chain(of_windows());
         let columns = tables.tables.iter().flat_map(|table| &table.columns);
         if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
             let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
             let error = ridge_runtime::RuntimeError::Argument { kind: "input", name: name.clone(), why };
             return Err(error.into());
         }
-        let settings = SETTINGS.iter().map(|(name, setting)| Ok((rows.column(name)?, setting)));
+        let settings = COLUMNS.iter().map(|(name, setting)| Ok((rows.column(name)?, *setting)));
         Ok(Self {
             settings: settings.collect::<Result<_>>()?,
             stream: rows.column("sequence")?,
@@ -75,9 +53,9 @@ impl Columns {
     /// Sets what was asked of the sampler for the sequence of `row`.
     pub(crate) fn set_sampling(&self, rows: &mut Rows, row: usize, sampling: &Sampling) {
         for (column, setting) in &self.settings {
-            match setting {
-                Setting::Float(of) => rows.set_float(row, *column, of(sampling)),
-                Setting::Int(of) => rows.set_int(row, *column, of(sampling)),
+            match setting(sampling) {
+                SettingValue::Float(value) => rows.set_float(row, *column, value),
+                SettingValue::Int(value) => rows.set_int(row, *column, value),
             }
         }
         for nth in 0..MAX_BIASES {
@@ -86,7 +64,7 @@ impl Columns {
             rows.set_float_nth(row, self.bias_values, nth, bias.map_or(0.0, |(_, value)| *value));
         }
         for nth in 0..MAX_BREAKERS {
-            let breaker = sampling.dry.breakers.get(nth);
+            let breaker = sampling.dry_breakers.get(nth);
             rows.set_nth(row, self.breakers, nth, breaker.map_or(-1, |id| i64::from(*id)));
         }
     }

@@ -24,7 +24,7 @@ impl RowInputs<'_> {
         let sampling = self.sampling;
         let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
         extents.biases = extents.biases.max(room(sampling.logit_bias.len()));
-        extents.breakers = extents.breakers.max(room(sampling.dry.breakers.len()));
+        extents.breakers = extents.breakers.max(room(sampling.dry_breakers.len()));
         extents.top = extents.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
         let words = if self.row.late { vocab.div_ceil(32) } else { self.row.forbidden.len() };
         extents.forbidden = extents.forbidden.max(words);

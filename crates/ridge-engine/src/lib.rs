@@ -37,5 +37,6 @@ pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, STEPS_IN_FL
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
 pub use programs::{MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, row_widths, served};
-pub use sampling::{Dry, Logprobs, MAX_BIASES, MAX_BREAKERS, MAX_LOGPROBS, Sampling};
+pub use rows::CHANGES;
+pub use sampling::{Logprobs, MAX_BIASES, MAX_BREAKERS, MAX_LOGPROBS, Sampling};
 pub use text::TextStream;

@@ -7,7 +7,7 @@ use ridge_runtime::{Bucket, RuntimeError, Session};
 use crate::error::Result;
 
 /// Changes of a table that are sent at a time.
-const CHANGES: usize = 1024;
+pub const CHANGES: usize = 1024;
 
 /// A column of the tables, found by name once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

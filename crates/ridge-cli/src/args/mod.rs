@@ -8,4 +8,4 @@ mod sampling;
 pub(crate) use device::device;
 pub(crate) use model_numbers::{FLOATS, NumberArgs, formats};
 pub(crate) use numbers::{MAX_COUNT, MAX_THREADS, whole};
-pub(crate) use sampling::{SamplingArgs, SamplingSettings};
+pub(crate) use sampling::{SamplingArgs, SamplingSettings, decimal, settings_json};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_engine::EngineOptions;
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, symbols, weight_bytes, with_blocks, with_scores};
+use ridge_models::{Model, RowTables, row_changes, symbols, weight_bytes, with_blocks, with_scores};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
 use crate::error::{Error, Result};
@@ -108,6 +108,10 @@ fn engine_memory(
             total.add_program(&program.largest(model, largest, bucket_extents(largest.tokens))?);
         }
     }
+    let changes = row_changes(&RowTables::of(&model.graph, ridge_engine::row_widths(blocks)))?;
+    let changes = StepProgram::new(&changes, &[], backend)?;
+    let extents = Bindings::new().with(symbols::ROWS, largest.sequences).with(symbols::CHANGES, ridge_engine::CHANGES);
+    total.add_program(&changes.program.memory(&extents)?);
     Ok(total)
 }
 
@@ -244,7 +248,7 @@ mod tests {
 
     use ridge_cpu::{Cpu, CpuOptions};
     use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
-    use ridge_engine::{Dry, Engine, Row, Sampling, SequenceId};
+    use ridge_engine::{Engine, Row, Sampling, SequenceId};
     use ridge_graph::Type;
     use ridge_graph::passes::Kernel;
     use ridge_models::{BuildOptions, ModelFiles, WeightSource};
@@ -372,7 +376,7 @@ mod tests {
         let source = WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint().unwrap()).unwrap()));
         let adjusted = Sampling {
             repetition_penalty: 1.1,
-            dry: Dry { multiplier: 0.5, ..Dry::OFF },
+            dry_multiplier: 0.5,
             logit_bias: vec![(5, 1.0), (6, -1.0)],
             logprobs: Some(20),
             ..Sampling::GREEDY

@@ -5,9 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_engine::{
-    Dry, Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream,
-};
+use ridge_engine::{Engine, EngineError, EngineOptions, Finish, Generated, Request, Sampling, SequenceId, TextStream};
 use ridge_models::embedded::STORIES_260K;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
 use ridge_runtime::{Backend, Session, late::Late};
@@ -74,7 +72,9 @@ fn particular(seed: u64) -> Sampling {
         repetition_penalty: 1.1,
         frequency_penalty: 0.2,
         presence_penalty: 0.1,
-        dry: Dry { multiplier: 0.8, range: 100, breakers: vec![13, 426], ..Dry::OFF },
+        dry_multiplier: 0.8,
+        dry_range: 100,
+        dry_breakers: vec![13, 426],
         logit_bias: vec![(261, -1.0), (338, 0.5), (2, -100.0)],
         logprobs: Some(seed as u32 % 5),
         ..warm(seed)
@@ -250,7 +250,7 @@ fn biases_and_penalties_do_what_they_say() {
     // Without DRY some three tokens stand twice; with a high price none do.
     let repeats =
         |tokens: &[u32]| tokens.windows(3).enumerate().any(|(i, w)| tokens[i + 1..].windows(3).any(|v| v == w));
-    let dry = |multiplier, breakers| answer_but(|s| s.dry = Dry { multiplier, breakers, ..Dry::OFF }).tokens;
+    let dry = |multiplier, breakers| answer_but(|s| (s.dry_multiplier, s.dry_breakers) = (multiplier, breakers)).tokens;
     assert!(repeats(&plain) && !repeats(&dry(1000.0, vec![])));
     // Where every token breaks them there are no repetitions.
     assert_eq!(dry(1000.0, (0..512).collect()), plain);

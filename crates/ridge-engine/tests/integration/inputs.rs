@@ -20,5 +20,5 @@ fn step_input_of_another_name_is_an_error() {
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     let options = EngineOptions { context: 64, sequences: 1, chunk: 64, blocks: None };
     let error = Engine::new(session, &model, options).err().expect("is not filled").to_string();
-    assert!(error.starts_with("input `temprature`") && error.contains("temperature, top_p"), "{error}");
+    assert!(error.starts_with("input `temprature`") && error.contains("temperature, top_k, top_p"), "{error}");
 }

@@ -9,7 +9,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::service::{
     Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Usage,
 };
-use ridge_engine::{Dry, Engine, EngineOptions, Finish, Logprobs, Ngram, Sampling};
+use ridge_engine::{Engine, EngineOptions, Finish, Logprobs, Ngram, Sampling};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, WeightSource};
@@ -121,7 +121,7 @@ fn requests() -> Vec<Request> {
         top_k: 40,
         repetition_penalty: 1.1,
         frequency_penalty: 0.2,
-        dry: Dry { multiplier: 0.8, ..Dry::OFF },
+        dry_multiplier: 0.8,
         logit_bias: vec![(261, -1.0)],
         logprobs: Some(2),
         seed,

@@ -17,6 +17,7 @@ pub(crate) struct CommonFields {
 /// Reads the keys of the base class, and marks those of them that cannot change the forward pass.
 pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
     fields.harmless(HARMLESS);
+    fields.harmless(ridge_graph::SAMPLER_SETTINGS);
     fields.must_be("is_encoder_decoder", false)?;
     fields.must_be("add_cross_attention", false)?;
     fields.must_be("tie_encoder_decoder", false)?;
@@ -88,7 +89,7 @@ const HARMLESS: &[&str] = &[
     "label2id",
     "num_labels",
     "problem_type",
-    // Defaults for sampling. Ridge takes these from the request.
+    // Defaults for sampling, besides the settings that Ridge has. It takes those from the request.
     "bad_words_ids",
     "begin_suppress_tokens",
     "diversity_penalty",
@@ -105,11 +106,6 @@ const HARMLESS: &[&str] = &[
     "num_return_sequences",
     "output_scores",
     "remove_invalid_values",
-    "repetition_penalty",
     "return_dict_in_generate",
     "suppress_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "typical_p",
 ];

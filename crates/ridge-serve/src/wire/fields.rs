@@ -72,6 +72,13 @@ impl RequestFields {
         self.read(key, &what, |v| whole(v).filter(|n| (least..=most).contains(n)))
     }
 
+    /// A whole number of 32 bits; -1 stands for 0 if that is all of something.
+    pub(crate) fn whole_or_all(&mut self, key: &'static str, zero_is_all: bool) -> ApiResult<Option<u32>> {
+        let what = if zero_is_all { "a whole number from 1, or 0 or -1 for all" } else { "a whole number from 0" };
+        let all = |v: &Value| (zero_is_all && v.as_i64() == Some(-1)).then_some(0);
+        self.read(key, what, |v| all(v).or_else(|| whole(v).and_then(|n| u32::try_from(n).ok())))
+    }
+
     /// A whole number of 64 bits, negative ones too: a seed is any of them.
     pub(crate) fn seed(&mut self, key: &'static str) -> ApiResult<Option<u64>> {
         self.read(key, "a whole number of 64 bits", |v| whole(v).or_else(|| v.as_i64().map(i64::cast_unsigned)))

@@ -3,8 +3,9 @@
 use std::hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState};
 use std::time::Duration;
 
+use ridge_engine::Sampling;
 use ridge_engine::service::Targets;
-use ridge_engine::{Dry, Sampling};
+use ridge_graph::sampler_settings;
 use serde_json::{Value, json};
 
 use super::constraint::{self, Asked};
@@ -58,18 +59,9 @@ pub(crate) struct CommonParams {
 pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static str], u64)) -> ApiResult<CommonParams> {
     let model = fields.text("model")?;
     let mut sampling = Sampling { temperature: 1.0, seed: random(), ..Sampling::GREEDY };
-    let set = |to: &mut f32, value: Option<f32>| *to = value.unwrap_or(*to);
-    set(&mut sampling.temperature, fields.float("temperature")?);
-    set(&mut sampling.top_p, fields.float("top_p")?);
-    set(&mut sampling.min_p, fields.float("min_p")?);
-    set(&mut sampling.typical_p, fields.float("typical_p")?);
-    set(&mut sampling.repetition_penalty, fields.float("repetition_penalty")?);
-    set(&mut sampling.frequency_penalty, fields.float("frequency_penalty")?);
-    set(&mut sampling.presence_penalty, fields.float("presence_penalty")?);
-    sampling.top_k = top_k(fields)?;
+    read_settings(fields, &mut sampling)?;
     sampling.seed = fields.seed("seed")?.unwrap_or(sampling.seed);
     sampling.logit_bias = logit_bias(fields)?;
-    sampling.dry = dry(fields)?;
     sampling.check()?;
     let most = u64::from(u32::MAX);
     let mut limit = None;
@@ -142,12 +134,38 @@ fn hash(text: &str) -> u64 {
     hasher.finish()
 }
 
-/// vLLM says -1 for all tokens.
-fn top_k(fields: &mut RequestFields) -> ApiResult<u32> {
-    let Some(value) = fields.take("top_k") else { return Ok(0) };
-    match value.as_i64().and_then(|k| if k == -1 { Some(0) } else { u32::try_from(k).ok() }) {
-        Some(k) => Ok(k),
-        None => Err(wrong("top_k", &value, "a whole number from 1, or 0 or -1 for all tokens")),
+/// Declares the fields of settings, which have their names.
+macro_rules! settings {
+    (choose { $($chosen:ident: $ct:ident = $cn:expr, $cv:literal $cd:expr, $cok:expr, $cwhy:literal, $chelp:literal;)* }
+     adjust { $($adjusted:ident: $at:ident = $an:expr, $av:literal $ad:expr, $aok:expr, $awhy:literal, $ahelp:literal;)* }) => {
+        /// Reads all scalar settings that the request has.
+        fn read_settings(fields: &mut RequestFields, to: &mut Sampling) -> ApiResult<()> {
+            $(to.$chosen.read(fields, stringify!($chosen))?;)*
+            $(to.$adjusted.read(fields, stringify!($adjusted))?;)*
+            Ok(())
+        }
+    };
+}
+
+sampler_settings!(settings);
+
+/// A setting that stays as it is where the request does not have it.
+trait SettingField {
+    fn read(&mut self, fields: &mut RequestFields, name: &'static str) -> ApiResult<()>;
+}
+
+impl SettingField for f32 {
+    fn read(&mut self, fields: &mut RequestFields, name: &'static str) -> ApiResult<()> {
+        *self = fields.float(name)?.unwrap_or(*self);
+        Ok(())
+    }
+}
+
+impl SettingField for u32 {
+    /// Where 0 stands for all tokens, so does vLLM's -1.
+    fn read(&mut self, fields: &mut RequestFields, name: &'static str) -> ApiResult<()> {
+        *self = fields.whole_or_all(name, *self == 0)?.unwrap_or(*self);
+        Ok(())
     }
 }
 
@@ -192,16 +210,6 @@ fn logit_bias(fields: &mut RequestFields) -> ApiResult<Vec<(u32, f32)>> {
         }
     };
     map.iter().map(bias).collect()
-}
-
-fn dry(fields: &mut RequestFields) -> ApiResult<Dry> {
-    let mut dry = Dry::OFF;
-    let most = u64::from(u32::MAX);
-    dry.multiplier = fields.float("dry_multiplier")?.unwrap_or(dry.multiplier);
-    dry.base = fields.float("dry_base")?.unwrap_or(dry.base);
-    dry.allowed_length = fields.whole("dry_allowed_length", 0, most)?.map_or(dry.allowed_length, |n| n as u32);
-    dry.range = fields.whole("dry_range", 0, most)?.map_or(dry.range, |n| n as u32);
-    Ok(dry)
 }
 
 /// Refuses a model that is not `served`.

@@ -15,6 +15,7 @@ use serde_json::json;
 pub(crate) use args::GenerateArgs;
 use args::{GeneratePrompt, GenerateSettings};
 
+use crate::args::{decimal, settings_json};
 use crate::error::{Error, Result, refused};
 use crate::input;
 use crate::model::{self, LoadedEngine, RunSettings};
@@ -264,6 +265,24 @@ fn object(
             .map(|(l, id)| json!({ "id": id, "logprob": l.chosen, "top": l.top.iter().map(top).collect::<Vec<_>>() }));
         each.collect::<Vec<_>>()
     });
+    let mut all = json!({
+        "random_weights": settings.random_weights,
+        "dry_breaker": settings.sampling.breakers,
+        "logit_bias": bias,
+        "seed": sampling.seed,
+        "max_tokens": settings.max_tokens,
+        "stop": settings.stops,
+        "ignore_eos": settings.ignore_eos,
+        "context": context,
+        "chunk": settings.chunk,
+        "device": device,
+        "threads": threads,
+        "format": settings.model.format.as_ref().map(|f| f.name()),
+        "dtype": built.activations.name(),
+        "cache_dtype": built.cache.name(),
+        "activations": settings.model.activations.name(),
+    });
+    all.as_object_mut().into_iter().for_each(|all| all.extend(settings_json(sampling)));
     json!({
         "model": files.to_string(),
         "prompt": prompt.text,
@@ -281,39 +300,6 @@ fn object(
             "prompt_tokens_per_second": prompt_rate,
             "generated_tokens_per_second": rate,
         },
-        "settings": {
-            "random_weights": settings.random_weights,
-            "temperature": decimal(sampling.temperature),
-            "top_k": sampling.top_k,
-            "top_p": decimal(sampling.top_p),
-            "min_p": decimal(sampling.min_p),
-            "typical_p": decimal(sampling.typical_p),
-            "repetition_penalty": decimal(sampling.repetition_penalty),
-            "frequency_penalty": decimal(sampling.frequency_penalty),
-            "presence_penalty": decimal(sampling.presence_penalty),
-            "dry_multiplier": decimal(sampling.dry.multiplier),
-            "dry_base": decimal(sampling.dry.base),
-            "dry_allowed_length": sampling.dry.allowed_length,
-            "dry_range": sampling.dry.range,
-            "dry_breaker": settings.sampling.breakers,
-            "logit_bias": bias,
-            "seed": sampling.seed,
-            "max_tokens": settings.max_tokens,
-            "stop": settings.stops,
-            "ignore_eos": settings.ignore_eos,
-            "context": context,
-            "chunk": settings.chunk,
-            "device": device,
-            "threads": threads,
-            "format": settings.model.format.as_ref().map(|f| f.name()),
-            "dtype": built.activations.name(),
-            "cache_dtype": built.cache.name(),
-            "activations": settings.model.activations.name(),
-        },
+        "settings": all,
     })
-}
-
-/// The number as it was typed: 0.8, and not the nearest f32 to seventeen digits.
-fn decimal(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
 }
