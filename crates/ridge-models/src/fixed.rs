@@ -146,6 +146,9 @@ mod tests {
             "seq_ids" => i32s(&[9], seqs.to_vec()),
             "query_start" => i32s(&[5], vec![0, 4, 5, 7, 7]),
             STATE_LINES => i32s(&[4, 2], moves.concat()),
+            "token_ids" => i32s(&[9], vec![0; 9]),
+            "lengths" => i32s(&[4], vec![0; 4]),
+            "block_table" => i32s(&[4, 1], vec![-1; 4]),
             _ => None,
         };
         let bindings =
