@@ -4,6 +4,8 @@ mod accept_candidates;
 mod attention;
 mod cross_entropy;
 mod embedding;
+mod experts;
+mod grouped_linear;
 mod history;
 mod int8;
 mod kv_write;
@@ -31,6 +33,8 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
+    entries.extend(experts::entries());
+    entries.extend(grouped_linear::entries());
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
     entries.extend(norm::entries());

@@ -78,6 +78,10 @@ impl Backend for Cuda {
         &self.claims
     }
 
+    fn choices_timed(&self) -> u64 {
+        self.device.choices_timed()
+    }
+
     fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer> {
         let (offsets, bytes) = component_offsets(ty, &Bindings::new())?;
         let sizes = match &ty.format {

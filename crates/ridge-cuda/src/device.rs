@@ -12,6 +12,7 @@ mod stream;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ridge_graph::DType;
@@ -51,6 +52,8 @@ pub(crate) struct CudaDevice {
     /// The index of the candidate chosen, by the key of the choice.
     chosen: Mutex<HashMap<String, usize>>,
     choices: ChoiceFile,
+    /// Choices that were timed.
+    timed: AtomicU64,
     /// Two halves of page-locked memory for uploads, and the events behind their last copies.
     staging: Mutex<(PinnedMemory, [CudaEvent; 2])>,
 }
@@ -90,6 +93,7 @@ impl CudaDevice {
             chosen: Mutex::default(),
             choices: ChoiceFile::of_user(timed_on),
             products_file,
+            timed: AtomicU64::new(0),
             staging: Mutex::new(staging),
             context,
         })
@@ -103,6 +107,16 @@ impl CudaDevice {
     /// May launches begin before those ahead of them have ended, if their kernels wait by themselves?
     pub(crate) fn overlaps(&self) -> bool {
         self.context.overlaps
+    }
+
+    /// Counts a choice that is timed.
+    fn count_timed(&self) {
+        self.timed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Choices that were timed so far.
+    pub(crate) fn choices_timed(&self) -> u64 {
+        self.timed.load(Ordering::Relaxed)
     }
 
     /// Free and total bytes of its memory.

@@ -1,8 +1,11 @@
 //! Hand-written kernels, one file a subject, and the registry of the patterns that they claim. Their CUDA C++ is in the
 //! crate's folder `kernels/`.
 
+mod adjust;
 mod attention;
 mod entry;
+mod experts;
+mod grouped_linear;
 mod linear;
 mod linear_scaled;
 mod norm;
@@ -19,9 +22,13 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 10] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
+    adjust::ADJUST,
     attention::ATTENTION,
     attention::TILES,
+    experts::EXPERTS,
+    grouped_linear::ROWS,
+    grouped_linear::TILES,
     linear::AFTER,
     linear::ROWS,
     linear_scaled::SCALED,
@@ -42,7 +49,10 @@ impl CudaKernelRegistry {
     /// The kernels of this crate.
     pub fn builtin() -> Self {
         let entries = [
+            adjust::entries(),
             attention::entries(),
+            experts::entries(),
+            grouped_linear::entries(),
             linear::entries(),
             linear_scaled::entries(),
             norm::entries(),

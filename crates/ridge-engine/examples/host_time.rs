@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use device::Parrot;
-use ridge_engine::EngineOptions;
 use ridge_engine::service::{Policy, Request, Service, ServiceOptions};
+use ridge_engine::{EngineOptions, row_widths};
 use ridge_models::{BuildOptions, ModelFiles, RowTables, WeightSource};
 use ridge_runtime::Session;
 
@@ -26,12 +26,13 @@ fn main() {
     model.max_context = CONTEXT;
     for policy in [Policy::FirstCome, Policy::Priority, Policy::Deadline, Policy::Fair] {
         let device = Parrot { blank: true, ..Parrot::default() };
-        device.tables.get_or_init(|| RowTables::of(&model.graph, CONTEXT / model.block_size));
+        device.tables.get_or_init(|| RowTables::of(&model.graph, row_widths(CONTEXT / model.block_size)));
         let mut session = Session::new(Arc::new(device));
         source.load(&mut session, &model.graph, |_| ()).expect("loads");
         let engine = EngineOptions { context: CONTEXT, sequences: SEQUENCES, chunk: 8192, blocks: None };
         let options = ServiceOptions { engine, queue: SEQUENCES, policy, prefix_cache: true };
-        let mut service = Service::new(session, &model, options).expect("starts");
+        let service = Service::new(session, &model, options).expect("starts");
+        let mut service = service.made_ready().expect("the device has room");
         for i in 0..SEQUENCES as u32 {
             let prompt = (0..3800).map(|at| (i * 7 + at) % 512).collect();
             service.submit(Request::new(prompt, 280), Duration::ZERO).expect("taken");

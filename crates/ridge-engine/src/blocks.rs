@@ -5,7 +5,7 @@
 //! each computes its last, partial one for itself. A block without owners keeps its name until it is taken for
 //! something else, the one that was left longest ago first.
 
-use std::collections::HashMap;
+use ahash::AHashMap;
 
 /// A block of the cache, the same index in every layer's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,7 +52,7 @@ pub struct Blocks {
     /// The last is no block: it is both ends of the list of those without owners, which are taken from its front.
     blocks: Vec<Block>,
     free: usize,
-    named: HashMap<Name, (BlockId, u64)>,
+    named: AHashMap<Name, (BlockId, u64)>,
     /// Named blocks without owners.
     cached: usize,
     prefixes: u64,
@@ -64,7 +64,7 @@ impl Blocks {
         let mut blocks: Vec<Block> = (0..=count).map(|_| Block::default()).collect();
         let end = count as u32;
         (blocks[count].before, blocks[count].after) = (end, end);
-        let mut all = Self { blocks, free: 0, named: HashMap::new(), cached: 0, prefixes: 0 };
+        let mut all = Self { blocks, free: 0, named: AHashMap::new(), cached: 0, prefixes: 0 };
         (0..end).for_each(|i| all.link(BlockId(i), end));
         all
     }

@@ -6,7 +6,7 @@ use crate::blocks::BlockId;
 use crate::cache::WindowTable;
 use crate::error::Result;
 use crate::rows::{Column, Rows};
-use crate::sampling::Sampling;
+use crate::sampling::{MAX_BIASES, MAX_BREAKERS, Sampling};
 
 /// How a column follows from what was asked of the sampler.
 enum Setting {
@@ -37,6 +37,9 @@ pub(crate) struct Columns {
     stream: Column,
     prompt: Column,
     blocks: Column,
+    bias_ids: Column,
+    bias_values: Column,
+    breakers: Column,
     /// The block tables of windows, in order.
     windows: Vec<Column>,
 }
@@ -45,10 +48,11 @@ impl Columns {
     /// # Errors
     /// When the tables lack one of them, or have one that nobody fills.
     pub(crate) fn new(rows: &Rows, tables: &RowTables, windows: &[usize]) -> Result<Self> {
-        let others = ["sequence", "prompt_lengths", "block_table", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
+        const LISTS: [&str; 4] = ["block_table", "bias_ids", "bias_values", "dry_breakers"];
+        let others = ["sequence", "prompt_lengths", ridge_models::LENGTH, ridge_models::LAST_TOKEN];
         let windows: Vec<String> = windows.iter().map(|window| block_table_name(Some(*window))).collect();
         let of_windows = || windows.iter().map(String::as_str);
-        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others).chain(of_windows());
+        let filled = || SETTINGS.iter().map(|(name, _)| *name).chain(others).chain(LISTS).chain(of_windows());
         let columns = tables.tables.iter().flat_map(|table| &table.columns);
         if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
             let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
@@ -60,7 +64,10 @@ impl Columns {
             settings: settings.collect::<Result<_>>()?,
             stream: rows.column("sequence")?,
             prompt: rows.column("prompt_lengths")?,
-            blocks: rows.column("block_table")?,
+            blocks: rows.column(LISTS[0])?,
+            bias_ids: rows.column(LISTS[1])?,
+            bias_values: rows.column(LISTS[2])?,
+            breakers: rows.column(LISTS[3])?,
             windows: of_windows().map(|name| rows.column(name)).collect::<Result<_>>()?,
         })
     }
@@ -72,6 +79,15 @@ impl Columns {
                 Setting::Float(of) => rows.set_float(row, *column, of(sampling)),
                 Setting::Int(of) => rows.set_int(row, *column, of(sampling)),
             }
+        }
+        for nth in 0..MAX_BIASES {
+            let bias = sampling.logit_bias.get(nth);
+            rows.set_nth(row, self.bias_ids, nth, bias.map_or(-1, |(id, _)| i64::from(*id)));
+            rows.set_float_nth(row, self.bias_values, nth, bias.map_or(0.0, |(_, value)| *value));
+        }
+        for nth in 0..MAX_BREAKERS {
+            let breaker = sampling.dry.breakers.get(nth);
+            rows.set_nth(row, self.breakers, nth, breaker.map_or(-1, |id| i64::from(*id)));
         }
     }
 

@@ -2,7 +2,7 @@
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Poly};
-use ridge_models::{Model, attention_symbols, blocks_symbol, symbols};
+use ridge_models::{Model, attention_symbols, blocks_symbol, symbols, with_reached};
 use ridge_runtime::{RuntimeError, lower};
 
 use crate::error::Result;
@@ -63,7 +63,7 @@ impl StepCost {
     }
 
     fn work(&self, cost: &Cost, sequences: &[(usize, usize)]) -> Result<StepWork> {
-        let step = self.bindings(sequences);
+        let step = with_reached(cost, self.bindings(sequences), sequences.iter().map(|s| s.1).sum());
         let amount = |poly: &Poly| poly.eval(&step).map_err(|e| RuntimeError::from(GraphError::from(e)));
         Ok(StepWork {
             matrix_flops: amount(&cost.matrix_flops)? as f64,

@@ -2,23 +2,26 @@
 
 mod pending;
 mod sequence;
+mod steps;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ridge_graph::Graph;
 use ridge_models::{Model, has_fixed_state, windows};
-use ridge_runtime::{CachedProgram, LaunchTime, Session};
+use ridge_runtime::{CachedProgram, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
 use crate::cache::{WindowPools, WindowTable, window_blocks};
 use crate::columns::Columns;
 use crate::error::{EngineError, Result};
-use crate::programs::{MAX_CANDIDATES, Programs, Wanted};
+use crate::extents::{Extents, Wanted};
+use crate::lattice::LatticeOptions;
+use crate::programs::{MAX_CANDIDATES, Made, Programs};
 use crate::rows::Rows;
-use crate::sampling::{Logprobs, Sampling};
+use crate::sampling::Sampling;
 use crate::states::States;
-use pending::{PendingStep, StepSource};
+use pending::{PendingStep, learn};
 pub use sequence::{Next, Outcome, Row, SAMPLED, SequenceId, Start};
 use sequence::{Sequence, Shared};
 
@@ -142,6 +145,36 @@ impl Engine {
             spare: Vec::new(),
             outcomes: Vec::new(),
         })
+    }
+
+    /// Makes all buckets ready that serve steps from now on, which are few: nothing is compiled, bound or timed later, as
+    /// [`made`](Self::made) tells, save for requests with unusually many log-probabilities or DRY
+    /// breakers. Steps are padded to these
+    /// buckets, up to half as large again as they are. Rows may have candidates if `candidates` says so.
+    ///
+    /// # Errors
+    /// When the device cannot run one of them, or memory runs out.
+    pub fn make_ready(&mut self, candidates: bool) -> Result<()> {
+        let (rows, tokens) = (self.options.sequences, self.options.chunk.max(self.options.sequences));
+        let common = Extents { rows, table: self.table, blocks: self.blocks.count(), ..Extents::default() };
+        let options = LatticeOptions {
+            tokens,
+            lines: if candidates { tokens.min(rows * (1 + MAX_CANDIDATES)) } else { rows },
+            divide: self.programs.divide(),
+            candidates,
+            words: self.vocab.div_ceil(32),
+            common,
+        };
+        // Bound before any runs: a workspace that moves has captured steps captured again.
+        for (wanted, extents) in self.programs.bind_lattice(&options, self.vocab)? {
+            learn(&mut self.programs, wanted, extents)?;
+        }
+        Ok(())
+    }
+
+    /// What has been made for steps so far.
+    pub fn made(&self) -> Made {
+        self.programs.made()
     }
 
     /// Cache blocks that no sequence owns.
@@ -369,6 +402,10 @@ impl Engine {
         let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) else { return false };
         let needed = (sequence.length + tokens).div_ceil(self.block_size);
         let more = needed.saturating_sub(sequence.blocks.len());
+        // Mostly there is room in the last block.
+        if more == 0 && sequence.windows.iter().all(|table| table.end() >= needed) {
+            return true;
+        }
         let mut windows = Vec::new();
         self.windows.needed(&sequence.windows, sequence.length + tokens, &mut windows);
         if needed > self.table || more > self.blocks.free() || !self.windows.have(&windows) {
@@ -385,159 +422,6 @@ impl Engine {
         true
     }
 
-    /// Runs one step over `(sequence, tokens)` pairs: appends each sequence's tokens to the cache, and gives the token
-    /// that follows each if `sample` says so. A sequence stands in it once.
-    ///
-    /// # Errors
-    /// When the work is not valid (a sequence that ended or stands in it twice, no tokens, a token that is not of the
-    /// vocabulary) or the cache is full, before anything has changed; when the device fails, or the logits are not
-    /// finite.
-    pub fn step(&mut self, work: &[(SequenceId, &[u32])], sample: bool, next: &mut Vec<u32>) -> Result<()> {
-        next.clear();
-        if work.is_empty() {
-            return Ok(());
-        }
-        self.submit(&rows(work, sample))?;
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        let completed = self.complete(&mut outcomes);
-        self.outcomes = outcomes;
-        completed?;
-        self.tokens(next)
-    }
-
-    /// Runs a step as [`Engine::step`] does, and tells what each of its launches took.
-    ///
-    /// # Errors
-    /// As for [`Engine::step`], where the device does not time launches, and where tokens of prompts and of answers
-    /// stand in one step though the model has a graph for each.
-    pub fn step_timed(
-        &mut self,
-        work: &[(SequenceId, &[u32])],
-        sample: bool,
-        next: &mut Vec<u32>,
-    ) -> Result<Vec<LaunchTime>> {
-        next.clear();
-        let mut step = self.prepare(&rows(work, sample))?;
-        let times = self.rows.send().and_then(|()| step.timed(&mut self.programs));
-        self.follow_weights();
-        self.flights.push_back(step);
-        let times = times.inspect_err(|_| self.lose_steps())?;
-        let mut outcomes = std::mem::take(&mut self.outcomes);
-        let collected = self.collect(&mut outcomes);
-        self.outcomes = outcomes;
-        collected?;
-        self.tokens(next)?;
-        Ok(times)
-    }
-
-    /// The tokens of the last step's outcomes.
-    fn tokens(&self, next: &mut Vec<u32>) -> Result<()> {
-        for outcome in &self.outcomes {
-            match outcome.next {
-                Next::NotAsked => {}
-                Next::Token(token) => next.push(token),
-                Next::NotFinite(position) => return Err(EngineError::NotFinite { position }),
-            }
-        }
-        Ok(())
-    }
-
-    /// What row `row` of the last [`step`](Self::step) asked to know of its token's probability.
-    pub fn logprobs(&self, row: usize) -> Option<&Logprobs> {
-        self.outcomes.get(row)?.logprobs.as_ref()
-    }
-
-    /// Queues a step and returns at once; [`complete`](Self::complete) waits for it. A sequence stands in it once. There may be
-    /// [`STEPS_IN_FLIGHT`] of them.
-    ///
-    /// # Errors
-    /// As for [`step`](Self::step), and where as many steps are in flight as may be, or one waits for its masks. When the
-    /// device failed, all steps in flight are lost, as [`complete`](Self::complete) says.
-    pub fn submit(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        let mut step = self.prepare(rows)?;
-        let submitted = self.rows.send().and_then(|()| step.submit(&mut self.programs));
-        self.flights.push_back(step);
-        if let Err(error) = submitted {
-            self.lose_steps();
-            return Err(error);
-        }
-        // What changed while the step was prepared may be in its blocks or not.
-        self.follow_weights();
-        Ok(())
-    }
-
-    /// Steps in flight.
-    pub fn in_flight(&self) -> usize {
-        self.flights.len()
-    }
-
-    /// Does the last step wait for the masks of its late rows?
-    pub fn is_late(&self) -> bool {
-        self.flights.back().is_some_and(PendingStep::is_late)
-    }
-
-    /// Tells the masks of the late rows of the last step, as [`Row::forbidden`] has them, and queues the rest of it. Nothing
-    /// where it does not wait for any.
-    ///
-    /// # Errors
-    /// When the device failed.
-    pub fn release<'a>(&mut self, masks: impl Fn(SequenceId) -> &'a [u32]) -> Result<()> {
-        match self.flights.back_mut() {
-            Some(step) => step.release(&mut self.programs, masks),
-            None => Ok(()),
-        }
-    }
-
-    /// Waits for the first step in flight, if there is one, and says what it brought each row. Sequences that ended
-    /// meanwhile have no outcomes.
-    ///
-    /// # Errors
-    /// When the device failed. All steps in flight are lost: their tokens are not in the cache, and sequences are as they
-    /// were before.
-    pub fn complete(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
-        outcomes.clear();
-        let Some(step) = self.flights.front_mut() else { return Ok(()) };
-        let waited = step.wait(&mut self.programs);
-        // What changed rows was queued before the step.
-        let waited = waited.and_then(|()| if self.flights.len() == 1 { self.rows.wait() } else { Ok(()) });
-        if let Err(error) = waited {
-            self.lose_steps();
-            return Err(error);
-        }
-        self.collect(outcomes)
-    }
-
-    /// Gives up all steps in flight, after one failed.
-    fn lose_steps(&mut self) {
-        while let Some(mut step) = self.flights.pop_front() {
-            // It failed with the first.
-            let _ = step.wait(&mut self.programs);
-            step.clear();
-            self.spare.push(step);
-        }
-        for sequence in self.sequences.iter_mut().flatten() {
-            (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
-            self.states.iter_mut().for_each(|states| states.take_back(&mut sequence.state));
-        }
-        self.programs.forget();
-        self.restore_rows();
-    }
-
-    /// Has the rows of all sequences sent again: nobody knows how far a step that failed came.
-    fn restore_rows(&mut self) {
-        self.rows.forget();
-        for (row, sequence) in self.sequences.iter().enumerate() {
-            let Some(sequence) = sequence else { continue };
-            let (columns, rows) = (&self.columns, &mut self.rows);
-            columns.set_sampling(rows, row, &sequence.sampling);
-            columns.set_stream(rows, row, sequence.stream);
-            columns.set_prompt(rows, row, sequence.prompt);
-            columns.set_blocks(rows, row, 0, &sequence.blocks);
-            let windows = sequence.windows.iter().enumerate();
-            windows.for_each(|(nth, table)| columns.set_window(rows, row, nth, 0, table));
-        }
-    }
-
     /// The graph as the device runs it for tokens of prompts or of answers, in steps that sample without adjustments, or
     /// that only fill the cache.
     pub fn lowered(&self, sample: bool, answer: bool) -> Option<&Graph> {
@@ -550,137 +434,8 @@ impl Engine {
         self.programs.compiled()
     }
 
-    /// Reserves blocks for a step and fills its inputs.
-    fn prepare(&mut self, rows: &[Row<'_>]) -> Result<PendingStep> {
-        if self.flights.len() >= STEPS_IN_FLIGHT || self.is_late() {
-            return Err(EngineError::Setting {
-                name: "steps",
-                value: (self.flights.len() + 1).to_string(),
-                why: "as many are queued already as may be, or one waits for masks; complete or release one first"
-                    .into(),
-            });
-        }
-        self.follow_weights();
-        self.reserve(rows)?;
-        for Row { id, .. } in rows {
-            if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[id.row]) {
-                states.submit(&mut sequence.state);
-            }
-        }
-        let from = StepSource {
-            sequences: &self.sequences,
-            cache_blocks: self.blocks.count(),
-            table: self.table,
-            rows: self.options.sequences,
-            vocab: self.vocab,
-        };
-        let mut step = self.spare.pop().unwrap_or_default();
-        if let Err(error) = step.fill(rows, &from, &mut self.programs) {
-            step.clear();
-            self.spare.push(step);
-            for Row { id, .. } in rows {
-                if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[id.row]) {
-                    states.cancel(&mut sequence.state);
-                }
-            }
-            return Err(error);
-        }
-        for Row { id, tokens, candidates, sample, .. } in rows {
-            if let Some(sequence) = &mut self.sequences[id.row] {
-                self.rows.set_length(id.row, sequence.length);
-                sequence.length += tokens.len() + candidates.len();
-                sequence.flying += usize::from(*sample);
-                sequence.guesses |= !candidates.is_empty();
-                self.rows.moved(id.row, sequence.length);
-            }
-        }
-        Ok(step)
-    }
-
-    /// Reads the outcomes of the first step, which is complete.
-    fn collect(&mut self, outcomes: &mut Vec<Outcome>) -> Result<()> {
-        let Some(mut step) = self.flights.pop_front() else { return Ok(()) };
-        let Self { programs, sequences, blocks, windows, block_size, .. } = self;
-        let collected = step.collect(outcomes, programs, sequences, (blocks, windows), *block_size);
-        for outcome in outcomes.iter() {
-            if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[outcome.id.row]) {
-                let shared = sequence.shared.as_ref().filter(|shared| shared.rest.is_empty());
-                states.complete(&mut sequence.state);
-                if let Some(shared) = shared.filter(|_| sequence.complete <= sequence.prompt) {
-                    states.keep(&sequence.state, shared.prefix);
-                }
-            }
-        }
-        for id in step.guessing() {
-            // It stands in no step behind one with candidates.
-            if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
-                (sequence.length, sequence.guesses) = (sequence.complete, false);
-                self.rows.moved(id.row, sequence.length);
-            }
-        }
-        step.clear();
-        self.spare.push(step);
-        collected
-    }
-
     /// Bytes that were staged for the device so far, those of weights not included.
     pub fn staged_bytes(&self) -> u64 {
         self.programs.staged() + self.rows.sent
     }
-
-    /// Gives every sequence the blocks that its tokens need, or none to any.
-    fn reserve(&mut self, rows: &[Row<'_>]) -> Result<()> {
-        let (mut total, mut windows) = (0, Vec::new());
-        self.steps += 1;
-        for Row { id, tokens, candidates, .. } in rows {
-            let wrong =
-                |why: &str| EngineError::Setting { name: "sequence", value: id.number.to_string(), why: why.into() };
-            let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
-            let sequence = sequence.ok_or_else(|| wrong("is not running"))?;
-            if **tokens != [SAMPLED] || sequence.flying == 0 {
-                self.known(tokens)?;
-            }
-            self.known(candidates)?;
-            if candidates.len() > MAX_CANDIDATES {
-                return Err(EngineError::Setting {
-                    name: "candidates",
-                    value: candidates.len().to_string(),
-                    why: format!("a row has at most {MAX_CANDIDATES}"),
-                });
-            }
-            let sequence = self.sequences[id.row].as_mut().ok_or_else(|| wrong("is not running"))?;
-            if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
-                return Err(wrong("stands in one step twice; give all its tokens at once"));
-            }
-            if sequence.guesses || (!candidates.is_empty() && sequence.flying > 0) {
-                return Err(wrong("has candidates and a step in flight; complete that first"));
-            }
-            if self.states.is_some() && !candidates.is_empty() {
-                return Err(wrong("has candidates, and the model keeps a state behind the last of its tokens alone"));
-            }
-            if tokens.is_empty() {
-                return Err(wrong("has no tokens in this step; leave it out"));
-            }
-            let needed = (sequence.length + tokens.len() + candidates.len()).div_ceil(self.block_size);
-            if needed > self.table {
-                return Err(EngineError::CacheFull { tokens: tokens.len() });
-            }
-            total += needed.saturating_sub(sequence.blocks.len());
-            let length = sequence.length + tokens.len() + candidates.len();
-            self.windows.needed(&sequence.windows, length, &mut windows);
-        }
-        if total > self.blocks.free() || !self.windows.have(&windows) {
-            return Err(EngineError::CacheFull { tokens: rows.iter().map(|r| r.tokens.len()).sum() });
-        }
-        for row in rows {
-            self.grow(row.id, row.tokens.len() + row.candidates.len());
-        }
-        Ok(())
-    }
-}
-
-fn rows<'a>(work: &[(SequenceId, &'a [u32])], sample: bool) -> Vec<Row<'a>> {
-    work.iter()
-        .map(|(id, tokens)| Row { id: *id, tokens, sample, targets: &[], forbidden: &[], candidates: &[], late: false })
-        .collect()
 }

@@ -4,7 +4,8 @@ use ridge_graph::ops::AcceptCandidates;
 use ridge_runtime::Slot;
 
 use crate::engine::Row;
-use crate::programs::{Extents, ReadyBucket, StepInput};
+use crate::extents::Extents;
+use crate::programs::{ReadyBucket, StepInput};
 use crate::sampling::Sampling;
 
 /// A row of a step with what its sequence has.
@@ -30,12 +31,6 @@ impl RowInputs<'_> {
         let words = if self.row.late { vocab.div_ceil(32) } else { self.row.forbidden.len() };
         extents.forbidden = extents.forbidden.max(words);
     }
-}
-
-/// The extent of a bucket for `n` tokens or sequences: few buckets serve all steps, and at most a quarter of one is
-/// padding.
-pub(crate) fn rounded(n: usize) -> usize {
-    n.next_multiple_of((n.next_power_of_two() / 8).max(1))
 }
 
 /// A row of a step as its program has it: the tokens of a sequence, or one candidate behind them.
@@ -70,14 +65,12 @@ pub(crate) fn expand(rows: &[RowInputs<'_>], lines: &mut Vec<Line>) {
 pub(crate) fn fill<'a>(
     ready: &mut ReadyBucket,
     slot: &Slot,
-    extents: Extents,
     tokens: &[u32],
     (rows, lines): (&'a [RowInputs<'a>], &'a [Line]),
     masks: Option<&[u8]>,
 ) {
     let i32s = |x: usize| i32::try_from(x).unwrap_or(i32::MAX).to_le_bytes();
     let all = || lines.iter();
-    let sampling = |line: &Line| rows[line.of].sampling;
     ready.fill(slot, StepInput::TokenIds, tokens.iter().map(|t| (*t as i32).to_le_bytes()), 0i32.to_le_bytes());
     let ids = all().enumerate().flat_map(|(at, line)| std::iter::repeat_n((at as i32).to_le_bytes(), line.tokens));
     ready.fill(slot, StepInput::SeqIds, ids, (-1i32).to_le_bytes());
@@ -98,19 +91,6 @@ pub(crate) fn fill<'a>(
         (0..count).map(move |i| row.targets.get(i).map_or(-1, |t| *t as i32).to_le_bytes())
     });
     ready.fill(slot, StepInput::Targets, targets, (-1i32).to_le_bytes());
-    let breaker = |line: &'a Line| {
-        let breakers = &sampling(line).dry.breakers;
-        (0..extents.breakers).map(move |i| breakers.get(i).map_or(-1, |id| *id as i32).to_le_bytes())
-    };
-    ready.fill(slot, StepInput::DryBreakers, all().flat_map(breaker), (-1i32).to_le_bytes());
-    let bias = |line: &'a Line| {
-        let biases = &sampling(line).logit_bias;
-        (0..extents.biases).map(move |i| biases.get(i).copied())
-    };
-    let ids = all().flat_map(bias).map(|b| b.map_or(-1, |(id, _)| id as i32).to_le_bytes());
-    ready.fill(slot, StepInput::BiasIds, ids, (-1i32).to_le_bytes());
-    let values = all().flat_map(bias).map(|b| b.map_or(0.0, |(_, value)| value).to_le_bytes());
-    ready.fill(slot, StepInput::BiasValues, values, 0f32.to_le_bytes());
     if let Some(masks) = masks {
         ready.fill(slot, StepInput::Forbidden, masks.as_chunks().0.iter().copied(), [0; 4]);
     }
@@ -130,20 +110,4 @@ pub(crate) fn masks(extents: Extents, rows: &[RowInputs<'_>], lines: &[Line], to
         to.resize(end, 0);
     }
     to.resize(4 * extents.seqs * extents.forbidden, 0);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::rounded;
-
-    #[test]
-    fn few_extents_serve_all_and_a_quarter_at_most_is_padding() {
-        let extents: std::collections::BTreeSet<usize> = (1..=4096).map(rounded).collect();
-        assert_eq!(extents.len(), 4 + 4 * 10);
-        for n in 1..=4096 {
-            assert!(rounded(n) >= n && (rounded(n) - n) * 4 <= n, "{n} becomes {}", rounded(n));
-        }
-        // Whatever a test or a benchmark is likely to ask for exactly, it gets.
-        assert!([1, 2, 4, 8, 16, 32, 64, 128, 256, 512].into_iter().all(|n| rounded(n) == n));
-    }
 }

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use ridge_graph::{Bindings, Graph};
-use ridge_models::{Model, RowTables, Sampled, blocks_symbol, symbols, with_rows, with_scores};
+use ridge_models::{Model, RowTables, RowWidths, Sampled, blocks_symbol, symbols, with_rows, with_scores};
 use ridge_runtime::{
     Bucket, CachedProgram, Compiled, MemoryBytes, ParamVersions, RuntimeError, Session, Slot, Steps, Ticket,
 };
 
 use crate::columns::Columns;
 use crate::error::Result;
+use crate::extents::{Extents, SCORES, Wanted};
+use crate::lattice::{Lattice, LatticeOptions, exactly};
 use crate::rows::Rows;
+use crate::sampling::{MAX_BIASES, MAX_BREAKERS};
 
 /// Buckets of a program that are kept ready; more are made when needed and the oldest dropped.
 pub const MAX_BUCKETS: usize = 64;
@@ -25,71 +28,15 @@ pub const MIN_BUCKETS: usize = 5;
 /// Candidates of a row in a step at most.
 pub const MAX_CANDIDATES: usize = 16;
 
-/// The output with the log-probabilities of targets.
-const SCORES: &str = "scores";
-
-/// What a step gives.
+/// What an engine has made for its steps so far. None of it grows while one serves whose buckets were made ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Wanted {
-    /// The next token of each row.
-    pub(crate) tokens: bool,
-    /// After biases and penalties.
-    pub(crate) adjusted: bool,
-    /// And the logarithms of probabilities.
-    pub(crate) logprobs: bool,
-    /// The logarithms of the probabilities of the targets.
-    pub(crate) scores: bool,
-    /// By the graph for tokens of an answer; there must be one ([`Programs::divide`]).
-    pub(crate) answer: bool,
-    /// Rows have candidates, of which some are accepted.
-    pub(crate) candidates: bool,
-}
-
-impl Wanted {
-    fn outputs(self) -> Vec<&'static str> {
-        let (next, logprob) = if self.adjusted { ("next_adjusted", "adjusted_logprob") } else { ("next", "logprob") };
-        let mut outputs = match (self.tokens, self.logprobs) {
-            (false, _) => Vec::new(),
-            (true, false) => vec![next],
-            (true, true) => vec![next, logprob, "top_ids", "top_logprobs"],
-        };
-        outputs.extend(self.scores.then_some(SCORES));
-        outputs
-    }
-}
-
-/// Extents of a step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Extents {
-    /// Rows of the tables on the device.
-    pub(crate) rows: usize,
-    pub(crate) tokens: usize,
-    pub(crate) seqs: usize,
-    pub(crate) table: usize,
-    pub(crate) blocks: usize,
-    /// Logit biases of a row.
-    pub(crate) biases: usize,
-    /// DRY's breakers of a row.
-    pub(crate) breakers: usize,
-    /// Tokens of a row whose log-probabilities are given.
-    pub(crate) top: usize,
-    /// Words of a row that say which tokens are forbidden.
-    pub(crate) forbidden: usize,
-}
-
-impl Extents {
-    fn bindings(self) -> Bindings {
-        Bindings::new()
-            .with(symbols::ROWS, self.rows)
-            .with(symbols::TOKENS, self.tokens)
-            .with(symbols::SEQS, self.seqs)
-            .with(symbols::TABLE, self.table)
-            .with(symbols::BLOCKS, self.blocks)
-            .with(symbols::BIASES, self.biases)
-            .with(symbols::BREAKERS, self.breakers)
-            .with(symbols::TOP, self.top)
-            .with(symbols::FORBIDDEN, self.forbidden)
-    }
+pub struct Made {
+    /// Programs that were compiled.
+    pub compiled: u64,
+    /// Buckets that were bound.
+    pub bound: u64,
+    /// Choices among kernels that the device made by timing them, for all engines of the device.
+    pub timed: u64,
 }
 
 /// Declares the step inputs with the names that graphs give them.
@@ -119,9 +66,6 @@ inputs! {
     Rows = "rows",
     Offsets = "offsets",
     Parents = "parents",
-    DryBreakers = "dry_breakers",
-    BiasIds = "bias_ids",
-    BiasValues = "bias_values",
     Forbidden = "forbidden",
     Targets = "targets",
     StateLines = "state_lines",
@@ -215,11 +159,26 @@ impl ReadyBucket {
     }
 }
 
-/// A compiled graph and its buckets, with when each was used last. Looked through in order, as there are few.
+/// A bucket of a program.
+struct BoundBucket {
+    extents: Extents,
+    /// When it was used last.
+    used: u64,
+    /// One of those that were made ready beforehand, which stay.
+    kept: bool,
+    ready: ReadyBucket,
+}
+
+/// A compiled graph and its buckets. Looked through in order, as there are few.
 struct CompiledProgram {
     wanted: Wanted,
     compiled: Compiled,
-    ready: Vec<(Extents, u64, ReadyBucket)>,
+    buckets: Vec<BoundBucket>,
+}
+
+/// The widths of lists of rows, for sequences of at most `blocks` blocks.
+pub fn row_widths(blocks: usize) -> RowWidths {
+    RowWidths { blocks, biases: MAX_BIASES, breakers: MAX_BREAKERS }
 }
 
 /// A model's graph as an engine runs it for these outputs: over rows on the device, each with at most `blocks` blocks, and
@@ -236,7 +195,7 @@ fn served_with(graph: &Graph, outputs: &[&str], blocks: usize, candidates: usize
     let output = outputs.iter().copied().find(|name| ["next", "next_adjusted"].contains(name));
     let sampled = Sampled { output, candidates };
     let graph = with_scores(graph).map_err(RuntimeError::from)?;
-    Ok(with_rows(&graph, &RowTables::of(&graph, blocks), sampled).map_err(RuntimeError::from)?)
+    Ok(with_rows(&graph, &RowTables::of(&graph, row_widths(blocks)), sampled).map_err(RuntimeError::from)?)
 }
 
 /// Declares the programs of `model` to a session, before its weights are loaded: those that fill the cache, sample and
@@ -267,7 +226,11 @@ pub(crate) struct Programs {
     /// Of each window, the symbol and number of its blocks; and those of the lines of states of a fixed size.
     windows: Vec<(String, usize)>,
     programs: Vec<CompiledProgram>,
+    /// The buckets that were made ready beforehand, if any were.
+    lattice: Option<Lattice>,
     uses: u64,
+    /// Buckets bound so far.
+    bound: u64,
     /// Of the weights.
     versions: ParamVersions,
 }
@@ -289,13 +252,15 @@ impl Programs {
         let bindings = Bindings::new().with(symbols::BLOCKS, blocks).with(symbols::ROWS, rows);
         let bindings = windows.iter().fold(bindings, |all, (symbol, blocks)| all.with(symbol, *blocks));
         session.allocate_states(&graph, &bindings)?;
-        let tables = RowTables::of(&model.graph, table);
+        let tables = RowTables::of(&model.graph, row_widths(table));
         let sent = Rows::new(&session, &tables, rows)?;
         let of_windows: Vec<usize> = pools.iter().map(|(window, _)| *window).collect();
         let columns = Columns::new(&sent, &tables, &of_windows)?;
         let (versions, programs) = (session.versions(&graph), Vec::new());
         let (graph, answers) = (model.graph.clone(), model.answers.clone());
-        Ok((Self { session, graph, answers, table, windows, programs, uses: 0, versions }, sent, columns))
+        let (lattice, uses, bound) = (None, 0, 0);
+        let all = Self { session, graph, answers, table, windows, programs, lattice, uses, bound, versions };
+        Ok((all, sent, columns))
     }
 
     /// Have weights changed since the last [`update`](Self::update)?
@@ -322,7 +287,7 @@ impl Programs {
         let candidates = if wanted.candidates { MAX_CANDIDATES } else { 0 };
         let graph = served_with(graph, &wanted.outputs(), self.table, candidates)?;
         let compiled = self.session.compile(&graph, &wanted.outputs())?;
-        self.programs.push(CompiledProgram { wanted, compiled, ready: Vec::with_capacity(MAX_BUCKETS) });
+        self.programs.push(CompiledProgram { wanted, compiled, buckets: Vec::with_capacity(MAX_BUCKETS) });
         Ok(self.programs.len() - 1)
     }
 
@@ -336,72 +301,110 @@ impl Programs {
         self.programs.iter().find(|p| p.wanted == wanted).map(|program| program.compiled.graph())
     }
 
-    /// Drops buckets that were used longest ago while all take more than `most` bytes, but for those that a step may use.
+    /// Drops buckets that were used longest ago while all take more than `most` bytes, but for those that a step may use and
+    /// those that stay.
     fn drop_oldest(&mut self, most: usize) {
-        let bytes = |(_, _, ready): &(Extents, u64, ReadyBucket)| ready.memory().staging_on_device();
-        let mut total: usize = self.programs.iter().flat_map(|program| &program.ready).map(bytes).sum();
+        let bytes = |bucket: &BoundBucket| bucket.ready.memory().staging_on_device();
+        let mut total: usize = self.buckets().map(|(_, _, bucket)| bytes(bucket)).sum();
         while total > most {
-            let all = self.programs.iter().enumerate();
-            let all = all.flat_map(|(p, program)| program.ready.iter().enumerate().map(move |(at, of)| (of.1, p, at)));
-            let mut all: Vec<(u64, usize, usize)> = all.collect();
+            let mut all: Vec<(u64, usize, usize)> = self
+                .buckets()
+                .filter(|(.., bucket)| !bucket.kept)
+                .map(|(p, at, bucket)| (bucket.used, p, at))
+                .collect();
             if all.len() < MIN_BUCKETS {
                 return;
             }
             all.sort_unstable();
             let (_, program, at) = all[0];
-            total -= bytes(&self.programs[program].ready.swap_remove(at));
+            total -= bytes(&self.programs[program].buckets.swap_remove(at));
         }
+    }
+
+    /// All buckets, with the numbers of their program and of themselves in it.
+    fn buckets(&self) -> impl Iterator<Item = (usize, usize, &BoundBucket)> {
+        let all = self.programs.iter().enumerate();
+        all.flat_map(|(p, program)| program.buckets.iter().enumerate().map(move |(at, bucket)| (p, at, bucket)))
     }
 
     /// Says that the device may have anything in the inputs of all buckets, since a step failed.
     pub(crate) fn forget(&mut self) {
-        self.programs.iter_mut().flat_map(|program| &mut program.ready).for_each(|(_, _, ready)| ready.forget());
+        self.programs.iter_mut().flat_map(|program| &mut program.buckets).for_each(|bucket| bucket.ready.forget());
     }
 
     /// Bytes that were staged for all steps so far.
     pub(crate) fn staged(&self) -> u64 {
-        self.programs.iter().flat_map(|program| &program.ready).map(|(_, _, ready)| ready.bytes).sum()
+        self.buckets().map(|(.., bucket)| bucket.ready.bytes).sum()
+    }
+
+    /// What has been made so far: programs compiled, buckets bound, and choices that the device timed.
+    pub(crate) fn made(&self) -> Made {
+        let compiled = self.session.programs().programs().len() as u64;
+        Made { compiled, bound: self.bound, timed: self.session.backend().choices_timed() }
+    }
+
+    /// Compiles and binds the buckets that serve all steps from now on, and says which they are.
+    ///
+    /// # Errors
+    /// When the device cannot run one of them, or memory runs out.
+    pub(crate) fn bind_lattice(&mut self, options: &LatticeOptions, vocab: usize) -> Result<Vec<(Wanted, Extents)>> {
+        let lattice = Lattice::new(options, [MAX_BIASES, vocab]);
+        for (wanted, extents) in lattice.points() {
+            let (program, at) = self.bound_bucket(*wanted, *extents)?;
+            self.programs[program].buckets[at].kept = true;
+        }
+        let points = lattice.points().to_vec();
+        self.lattice = Some(lattice);
+        Ok(points)
+    }
+
+    /// The program and the extents for a step that needs these: those of a ready bucket, if there are some.
+    pub(crate) fn serving(&self, wanted: Wanted, extents: Extents) -> (Wanted, Extents) {
+        let ready = self.lattice.as_ref().and_then(|lattice| lattice.cover(wanted, extents));
+        ready.unwrap_or_else(|| exactly(wanted, extents))
     }
 
     /// A bucket of the program that gives what is wanted.
     pub(crate) fn ready(&mut self, wanted: Wanted, extents: Extents) -> Result<&mut ReadyBucket> {
         self.uses += 1;
+        let (which, at) = self.bound_bucket(wanted, extents)?;
+        let bucket = &mut self.programs[which].buckets[at];
+        bucket.used = self.uses;
+        Ok(&mut bucket.ready)
+    }
+
+    /// The numbers of a program and its bucket, which is bound if that has not been done.
+    fn bound_bucket(&mut self, wanted: Wanted, extents: Extents) -> Result<(usize, usize)> {
         let which = self.compile(wanted)?;
-        let known = self.programs[which].ready.iter().any(|(of, ..)| *of == extents);
-        if !known {
-            self.drop_oldest(MAX_STAGING_BYTES);
+        if let Some(at) = self.programs[which].buckets.iter().position(|bucket| bucket.extents == extents) {
+            return Ok((which, at));
         }
+        self.drop_oldest(MAX_STAGING_BYTES);
         let program = &mut self.programs[which];
-        let at = match program.ready.iter().position(|(of, ..)| *of == extents) {
-            Some(at) => at,
-            None => {
-                if program.ready.len() >= MAX_BUCKETS
-                    && let Some((oldest, _)) = program.ready.iter().enumerate().min_by_key(|(_, (_, used, _))| *used)
-                {
-                    program.ready.swap_remove(oldest);
-                }
-                let pools = self.windows.iter();
-                let bindings = pools.fold(extents.bindings(), |all, (symbol, blocks)| all.with(symbol, *blocks));
-                let bucket = program.compiled.bucket(&bindings)?;
-                if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
-                    let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
-                    return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());
-                }
-                let mut inputs = [None; INPUT_NAMES.len()];
-                for (index, name) in inputs.iter_mut().zip(INPUT_NAMES) {
-                    *index = bucket.input_names().position(|of| of == *name);
-                }
-                let outputs: Vec<usize> =
-                    wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
-                let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
-                let sent = std::array::from_fn(|_| Vec::new());
-                let ready = ReadyBucket { bucket, inputs, sent, fresh: false, outputs, scores, bytes: 0 };
-                program.ready.push((extents, 0, ready));
-                program.ready.len() - 1
+        if program.buckets.len() >= MAX_BUCKETS {
+            let old = program.buckets.iter().enumerate().filter(|(_, bucket)| !bucket.kept);
+            if let Some((oldest, _)) = old.min_by_key(|(_, bucket)| bucket.used) {
+                program.buckets.swap_remove(oldest);
             }
-        };
-        let (_, used, ready) = &mut program.ready[at];
-        *used = self.uses;
-        Ok(ready)
+        }
+        let pools = self.windows.iter();
+        let bindings = pools.fold(extents.bindings(), |all, (symbol, blocks)| all.with(symbol, *blocks));
+        let bucket = program.compiled.bucket(&bindings)?;
+        self.bound += 1;
+        if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
+            let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
+            return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());
+        }
+        let mut inputs = [None; INPUT_NAMES.len()];
+        for (index, name) in inputs.iter_mut().zip(INPUT_NAMES) {
+            *index = bucket.input_names().position(|of| of == *name);
+        }
+        let outputs: Vec<usize> =
+            wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
+        let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
+        let sent = std::array::from_fn(|_| Vec::new());
+        let ready = ReadyBucket { bucket, inputs, sent, fresh: false, outputs, scores, bytes: 0 };
+        program.buckets.push(BoundBucket { extents, used: self.uses, kept: false, ready });
+        Ok((which, program.buckets.len() - 1))
     }
 }

@@ -113,6 +113,11 @@ impl Rows {
         self.set(row, column, nth, biased.cast_unsigned());
     }
 
+    /// Sets one of the columns of f32 behind `column`.
+    pub(crate) fn set_float_nth(&mut self, row: usize, column: Column, nth: usize, value: f32) {
+        self.set(row, column, nth, u64::from(value.to_bits()));
+    }
+
     /// Sets a column of f32.
     pub(crate) fn set_float(&mut self, row: usize, column: Column, value: f32) {
         self.set(row, column, 0, u64::from(value.to_bits()));

@@ -62,8 +62,14 @@ pub struct Logprobs {
     pub top: Vec<(u32, f32)>,
 }
 
-/// The most likely tokens that may be asked for.
-const MOST_LOGPROBS: u32 = 1024;
+/// Tokens whose log-probabilities may be asked for beside the chosen one's.
+pub const MAX_LOGPROBS: u32 = 1024;
+
+/// Logit biases of a sequence at most.
+pub const MAX_BIASES: usize = 1024;
+
+/// Tokens at most that DRY's repetitions do not go over.
+pub const MAX_BREAKERS: usize = 1024;
 
 impl Sampling {
     /// Always the most likely token.
@@ -127,8 +133,13 @@ impl Sampling {
         if let Some((id, value)) = self.logit_bias.iter().find(|(_, value)| !value.is_finite()) {
             check("logit_bias", &format!("{id}:{value}"), false, "must be a finite number")?;
         }
+        let count = |name, len: usize, most: usize| {
+            check(name, &format!("{len} tokens"), len <= most, &format!("must be at most {most}"))
+        };
+        count("logit_bias", self.logit_bias.len(), MAX_BIASES)?;
+        count("dry_breakers", dry.breakers.len(), MAX_BREAKERS)?;
         let logprobs = self.logprobs.unwrap_or(0);
-        check("logprobs", &logprobs, logprobs <= MOST_LOGPROBS, "must be at most 1024")
+        check("logprobs", &logprobs, logprobs <= MAX_LOGPROBS, &format!("must be at most {MAX_LOGPROBS}"))
     }
 }
 
@@ -154,6 +165,8 @@ mod tests {
             (Sampling { dry: Dry { base: 0.5, ..Dry::OFF }, ..Sampling::GREEDY }, "dry_base = 0.5"),
             (Sampling { dry: Dry { allowed_length: 0, ..Dry::OFF }, ..Sampling::GREEDY }, "dry_allowed_length = 0"),
             (Sampling { logit_bias: vec![(7, f32::NAN)], ..Sampling::GREEDY }, "logit_bias = 7:NaN"),
+            (Sampling { logit_bias: vec![(7, 1.0); 1025], ..Sampling::GREEDY }, "logit_bias = 1025 tokens"),
+            (Sampling { dry: Dry { breakers: vec![7; 1025], ..Dry::OFF }, ..Sampling::GREEDY }, "dry_breakers = 1025"),
             (Sampling { logprobs: Some(5000), ..Sampling::GREEDY }, "logprobs = 5000"),
         ];
         for (sampling, start) in bad {

@@ -3,8 +3,9 @@
 //!
 //! What a transformer computes, in the order of a step: `token_layout` (where each token goes), `embedding`,
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
-//! `moe_router` and `grouped_linear`, `softmax` or `log_softmax`, then, when it serves, `history`, `logit_bias`,
-//! `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout` (by keys of `fold_key`), `cross_entropy` and `adamw`
+//! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
+//! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
+//! (by keys of `fold_key`), `cross_entropy` and `adamw`
 //! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
 //! `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, check types, and make the
 //! valid block tables of samples. `builtin.rs` is the registry.
@@ -17,6 +18,8 @@ mod cross_entropy;
 mod dropout;
 mod dry;
 mod embedding;
+mod expert_combine;
+mod expert_permutation;
 mod fold_key;
 mod forbid_tokens;
 mod gelu;
@@ -51,6 +54,8 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
 pub use dropout::Dropout;
 pub use dry::Dry;
 pub use embedding::Embedding;
+pub use expert_combine::ExpertCombine;
+pub use expert_permutation::ExpertPermutation;
 pub use fold_key::FoldKey;
 pub use forbid_tokens::ForbidTokens;
 pub use gelu::Gelu;

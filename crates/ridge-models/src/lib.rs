@@ -40,10 +40,12 @@ pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fix
 pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, block_table, block_table_name,
-    blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks,
+    blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
 };
 pub use pooling::{Pooling, SentenceConfig, with_pooling};
-pub use rows::{LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, Sampled, row_changes, with_rows};
+pub use rows::{
+    LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
+};
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use weights::{WeightSource, parameters, weight_bytes};

@@ -2,7 +2,9 @@
 
 use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::passes::{Activations, round_activations};
-use ridge_graph::{Arg, Bindings, Builder, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var};
+use ridge_graph::{
+    Arg, Bindings, Builder, Cost, DType, Dim, Graph, Result as GraphResult, Role, Shape, Sym, Type, Var,
+};
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
 /// `weights.rs`.
@@ -127,8 +129,6 @@ pub mod symbols {
     pub const PAIRS: &str = "pairs";
     /// Tokens that the step reads from the cache: an extent of no tensor, for costs.
     pub const CACHED: &str = "cached";
-    /// Experts of a layer that the step's tokens reach: an extent of no tensor, for costs.
-    pub const REACHED: &str = "reached";
 }
 
 /// The inputs of a decoder's step. Each running sequence owns a row of the tables; what a token's position and slot
@@ -261,6 +261,29 @@ pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
             (within(symbols::PAIRS), within(symbols::CACHED))
         }
     }
+}
+
+/// What the name of [`reached_symbol`] begins with.
+const REACHED: &str = "reached_";
+
+/// Symbol for the experts of a layer that a step's tokens reach, where each goes to `top_k` of `experts`: an extent of no
+/// tensor, for costs. [`with_reached`] binds it.
+pub(crate) fn reached_symbol(experts: usize, top_k: usize) -> Sym {
+    Sym::new(&format!("{REACHED}{top_k}_of_{experts}"))
+}
+
+/// `bindings` with the experts that `tokens` tokens reach, for every layer that `cost` has some of: `E (1 - (1 - k/E)^n)` of
+/// `E`, what is expected if each of them is as likely as the others.
+pub fn with_reached(cost: &Cost, bindings: Bindings, tokens: usize) -> Bindings {
+    let expected = |sym: &Sym| {
+        let (top_k, experts) = sym.name().strip_prefix(REACHED)?.split_once("_of_")?;
+        let [top_k, experts] = [top_k, experts].map(str::parse::<f64>);
+        let (top_k, experts) = (top_k.ok()?, experts.ok()?);
+        let reached = experts * (1.0 - (1.0 - top_k / experts).powf(tokens as f64));
+        Some((sym.name().to_owned(), reached.round() as usize))
+    };
+    let reached: Vec<_> = cost.bytes_read.symbols().filter_map(expected).collect();
+    reached.into_iter().fold(bindings, |all, (name, reached)| all.with(&name, reached))
 }
 
 /// The state that holds the tokens of running sequences.

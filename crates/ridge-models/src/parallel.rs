@@ -55,10 +55,12 @@ pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<i
     }
     let cut_head = config.vocab_size.is_multiple_of(ranks);
     Ok(move |arg: &Arg| {
+        // Experts have an axis before the matrix.
+        let before = arg.ty.shape.rank().saturating_sub(2);
         match cut(&arg.name) {
-            Some(Cut::Columns) => Placement::shard(0),
+            Some(Cut::Columns) => Placement::shard(before),
             Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },
-            Some(Cut::Terms) => Placement::shard(1),
+            Some(Cut::Terms) => Placement::shard(before + 1),
             Some(Cut::HeadTerms) => Placement::Shard { dim: 1, multiple: head_dim },
             // An optimiser's state is no summand: it has no sum to be finished.
             Some(Cut::Summand) if arg.role == Role::Weight => Placement::Partial,

@@ -54,14 +54,37 @@ impl RowTable {
 /// The tables of a graph's rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowTables {
-    /// One for each dtype, and one for the blocks of each pool.
+    /// One for each dtype, and one for each list.
     pub tables: Vec<RowTable>,
 }
 
+/// How wide the tables of lists are: the most elements of a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowWidths {
+    /// Blocks of a sequence, in the pool of each group.
+    pub blocks: usize,
+    /// Logit biases.
+    pub biases: usize,
+    /// Tokens that DRY does not go over.
+    pub breakers: usize,
+}
+
+impl RowWidths {
+    /// The width of the list whose elements this symbol counts.
+    fn of(self, symbol: &Sym) -> Option<usize> {
+        match symbol.name() {
+            symbols::TABLE => Some(self.blocks),
+            symbols::BIASES => Some(self.biases),
+            symbols::BREAKERS => Some(self.breakers),
+            _ => None,
+        }
+    }
+}
+
 impl RowTables {
-    /// The tables for the step inputs of `graph`, with at most `blocks` blocks of a sequence: a column for each input of
-    /// `[seqs]`.
-    pub fn of(graph: &Graph, blocks: usize) -> Self {
+    /// The tables for the step inputs of `graph`: a column for each input of `[seqs]`, and a table of its own for each list,
+    /// of `[seqs, table]`, `[seqs, biases]` or `[seqs, breakers]`.
+    pub fn of(graph: &Graph, widths: RowWidths) -> Self {
         let mut tables: Vec<RowTable> = Vec::new();
         let mut add = |dtype: DType, column: &str| match tables.iter_mut().find(|table| table.dtype == dtype) {
             Some(table) => {
@@ -81,31 +104,30 @@ impl RowTables {
             add(arg.ty.dtype, &arg.name);
         }
         add(DType::I32, LAST_TOKEN);
-        for arg in block_tables(graph) {
+        for arg in graph.args(Role::StepInput) {
+            let Some(width) = list(arg).and_then(|symbol| widths.of(symbol)) else { continue };
             let name = arg.name.to_string();
-            // Blocks are counted from 1, so that 0 is none.
-            tables.push(RowTable {
-                name: name.clone(),
-                dtype: arg.ty.dtype,
-                columns: vec![name],
-                width: blocks,
-                bias: 1,
-            });
+            // Blocks and tokens are counted from 1, so that 0 is none.
+            let bias = i64::from(arg.ty.dtype == DType::I32);
+            tables.push(RowTable { name: name.clone(), dtype: arg.ty.dtype, columns: vec![name], width, bias });
         }
         Self { tables }
     }
 
-    /// Where the column `name` is: the table and the place in its rows. The first column of blocks.
+    /// Where the column `name` is: the table and the place in its rows. The first column of a list.
     pub fn column(&self, name: &str) -> Option<(usize, usize)> {
         let place = |table: &RowTable| table.columns.iter().position(|column| column == name);
         self.tables.iter().enumerate().find_map(|(at, table)| Some((at, place(table)?)))
     }
 }
 
-/// The step inputs `[seqs, table]`: the block table of each pool, which is a table of its own, since it is wide.
-fn block_tables(graph: &Graph) -> impl Iterator<Item = &Arg> {
-    let shape = [Dim::sym(symbols::SEQS), Dim::sym(symbols::TABLE)];
-    graph.args(Role::StepInput).filter(move |arg| arg.ty.shape.0 == shape)
+/// What counts the elements of a row, if this is a step input with a list for each.
+fn list(arg: &Arg) -> Option<&Sym> {
+    let [rows, elements] = &arg.ty.shape.0[..] else { return None };
+    match elements.parts() {
+        (0, [(symbol, 1)]) if *rows == Dim::sym(symbols::SEQS) => Some(symbol),
+        _ => None,
+    }
 }
 
 /// What a step over rows writes back to them.
@@ -203,10 +225,14 @@ fn read(g: &mut Builder, table: &RowTable, rows: Var, graph: &Graph) -> GraphRes
     let state = g.state(&table.name, table.ty())?;
     let all = g.state_read(state)?;
     let lines = g.gather(all, rows, 0)?;
-    if let Some(blocks) = block_tables(graph).find(|arg| *table.columns == [arg.name.to_string()]) {
-        let lines = g.slice(lines, 1, 0, blocks.ty.shape.last())?;
-        let bias = g.constant(table.dtype, table.bias as f64)?;
-        return Ok(vec![(blocks.name.to_string(), g.sub(lines, bias)?)]);
+    let lists = graph.args(Role::StepInput).filter(|arg| list(arg).is_some());
+    if let Some(list) = lists.into_iter().find(|arg| *table.columns == [arg.name.to_string()]) {
+        let mut lines = g.slice(lines, 1, 0, list.ty.shape.last())?;
+        if table.bias != 0 {
+            let bias = g.constant(table.dtype, table.bias as f64)?;
+            lines = g.sub(lines, bias)?;
+        }
+        return Ok(vec![(list.name.to_string(), lines)]);
     }
     let column = |(at, name): (usize, &String)| -> GraphResult<(String, Var)> {
         let column = g.slice(lines, 1, at, 1)?;

@@ -3,7 +3,7 @@
 use ridge_graph::{Bindings, Graph, Poly, Result, Role, passes};
 use serde::Serialize;
 
-use crate::model::{Model, attention_symbols, symbols, with_blocks};
+use crate::model::{Model, attention_symbols, symbols, with_blocks, with_reached};
 
 /// A model in numbers. Parameters and bytes of storage are exact for the graph at hand; costs follow from the graph
 /// by the formulas that each op states.
@@ -126,7 +126,7 @@ fn token_cost(model: &Model, context: usize, kv_bytes_per_token: u64) -> Result<
     let cost = graph.cost();
     let blocks = context.div_ceil(model.block_size);
     let step = Bindings::new().with(symbols::TOKENS, 1).with(symbols::SEQS, 1).with(symbols::TABLE, blocks);
-    let mut step = with_blocks(&graph, step, blocks);
+    let mut step = with_reached(&cost, with_blocks(&graph, step, blocks), 1);
     for window in model.state_groups.iter().map(|group| group.window) {
         let seen = window.map_or(context, |window| window.min(context));
         let (pairs, cached) = attention_symbols(window);

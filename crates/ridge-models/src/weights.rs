@@ -55,7 +55,7 @@ impl WeightSource {
                 Self::Random(dtype) => *dtype,
             };
             let plain = Type { dtype, ..ty.clone() };
-            let quantised = format.filter(|f| ty.shape.rank() == 2 && f.check(&ty.shape).is_ok());
+            let quantised = format.filter(|f| matches!(ty.shape.rank(), 2 | 3) && f.check(&ty.shape).is_ok());
             Some(match quantised.or_else(|| self.format(name)) {
                 Some(f) => plain.stored_as(f.clone()),
                 None => plain,

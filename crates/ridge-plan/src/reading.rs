@@ -372,11 +372,12 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
             walk.product(out, false);
         }
         "grouped_linear" => {
-            let cut = weight_cut_of_expert(function, inputs[1]);
+            let cut = weight_cut(inputs[1]);
             let shape = sized(&mut op, inputs[1]);
             op.class = Class::Experts;
             op.experts = shape.first().copied().unwrap_or_default();
-            op.top_k = function.ty(inputs[2]).shape.last().as_const().unwrap_or(1);
+            // Rows of a token.
+            op.top_k = coefficient(&Poly::from(&function.ty(out).shape.0[0]), symbols::TOKENS) as usize;
             op.reduced = cut == Some(Cut::Terms);
             op.cut = true;
             walk.cut.insert(out, cut == Some(Cut::Columns));
@@ -431,6 +432,12 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
             walk.keep(inputs[0]);
             walk.keep(inputs[1]);
         }
+        "expert_combine" => {
+            // Programs of today copy a token's row for each of its experts, and weigh what these give in a pass of its own.
+            op.bytes_token += 3.0 * coefficient(&function.ty(inputs[0]).bytes(), symbols::TOKENS);
+            walk.keep(inputs[0]);
+            walk.keep(inputs[2]);
+        }
         "mamba2" => {
             walk.keep(inputs[0]);
             walk.keep(inputs[1]);
@@ -454,12 +461,6 @@ fn is_residual(function: &Function, inputs: &[Var]) -> bool {
     })
 }
 
-/// Experts' weights have a leading axis and the names of the MLP's.
-fn weight_cut_of_expert(function: &Function, var: Var) -> Option<Cut> {
-    let Op::Arg(arg) = function.nodes[var.index()].op else { return None };
-    parallel::cut(&format!("{}.weight", function.args[arg].name))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -478,6 +479,6 @@ mod tests {
         let message = refused(&NESTED.replace(r#""model_type": "llama", "#, ""));
         assert!(message.contains("model_type is missing"), "{message}");
         let message = refused(&NESTED.replace(r#""llama""#, r#""mixtral""#));
-        assert!(message.contains("num_local_experts is missing"), "{message}");
+        assert!(message.contains("num_key_value_heads is missing"), "{message}");
     }
 }

@@ -136,6 +136,11 @@ pub trait Backend: Send + Sync {
         MemoryUse::default()
     }
 
+    /// Choices among kernels that were made by timing them, by all programs so far.
+    fn choices_timed(&self) -> u64 {
+        0
+    }
+
     /// Bytes that memory for a weight or state of `bytes` bytes takes, with what is added so that it is aligned.
     fn padded_bytes(&self, bytes: usize) -> usize {
         bytes
@@ -256,6 +261,11 @@ pub trait Run: Send {
     /// Bytes of owners that the bucket has its own of, as [`Program::memory`] predicted them.
     fn memory(&self) -> MemoryBytes {
         MemoryBytes::default()
+    }
+
+    /// How many steps of the bucket run otherwise than all that follow, since the device records them, say.
+    fn steps_to_learn(&self) -> usize {
+        0
     }
 
     /// Runs one step to its end and tells what each launch took: one for each launch of the plan, in order, whatever the

@@ -99,6 +99,11 @@ impl Steps {
         lease.index
     }
 
+    /// How many steps run otherwise than all that follow, since the device records them, say.
+    pub fn steps_to_learn(&self) -> usize {
+        self.run.steps_to_learn()
+    }
+
     /// A free slot of the ring. Where a step without a ticket is in it, waits for that step.
     ///
     /// # Errors

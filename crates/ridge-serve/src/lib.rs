@@ -30,5 +30,5 @@ pub use app::{Runs, ServeOptions, ServedModel};
 pub use error::ServeError;
 pub use keys::{KEY_VARIABLE, Keys};
 pub use logs::{LogFormat, start_log};
-pub use server::{listen, serve};
+pub use server::{ReservedAddress, serve};
 pub use worker::Floor;

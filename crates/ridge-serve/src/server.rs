@@ -36,31 +36,64 @@ const THREADS: usize = 2;
 /// Connections that wait to be accepted at most.
 const BACKLOG: i32 = 4096;
 
-/// Listens at `host` and `port`.
-///
-/// # Errors
-/// Says what is in the way, such as another program at that port.
-pub fn listen(host: &str, port: u16) -> Result<TcpListener, ServeError> {
-    let fail = |cause| ServeError::Listen { address: format!("{host}:{port}"), cause };
-    let mut outcome = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-    for address in (host, port).to_socket_addrs().map_err(fail)? {
-        outcome = listen_at(address);
-        if outcome.is_ok() {
-            break;
-        }
-    }
-    outcome.map_err(fail)
+/// An address that is taken, at which nobody listens yet: clients are refused.
+#[derive(Debug)]
+pub struct ReservedAddress {
+    socket: Socket,
+    given: String,
 }
 
-/// The standard library's listener lets 128 connections wait, and a crowd that comes at once is more.
-fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+impl ReservedAddress {
+    /// Takes `host` and `port`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// Says what is in the way, such as another program at that port.
+    pub fn new(host: &str, port: u16) -> Result<Self, ServeError> {
+        let given = format!("{host}:{port}");
+        let fail = |cause| ServeError::Listen { address: given.clone(), cause };
+        let mut outcome = Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
+        for address in (host, port).to_socket_addrs().map_err(fail)? {
+            outcome = bind(address);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        Ok(Self { socket: outcome.map_err(fail)?, given })
+    }
+
+    /// The port.
+    ///
+    /// # Errors
+    /// When the system does not tell.
+    pub fn port(&self) -> Result<u16, ServeError> {
+        let address = self.socket.local_addr().map_err(|cause| self.failed(cause))?;
+        Ok(address.as_socket().map_or(0, |address| address.port()))
+    }
+
+    /// Lets clients connect from now on.
+    ///
+    /// # Errors
+    /// When another program that had taken the same address listens there meanwhile.
+    pub fn listen(self) -> Result<TcpListener, ServeError> {
+        // The standard library's listener lets 128 connections wait, and a crowd that comes at once is more.
+        match self.socket.listen(BACKLOG) {
+            Ok(()) => Ok(self.socket.into()),
+            Err(cause) => Err(self.failed(cause)),
+        }
+    }
+
+    fn failed(&self, cause: io::Error) -> ServeError {
+        ServeError::Listen { address: self.given.clone(), cause }
+    }
+}
+
+fn bind(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // A server that is started again need not wait for its predecessor's connections to be forgotten.
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
+    Ok(socket)
 }
 
 /// Serves `model`, which `runs`, at `listeners` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,

@@ -72,8 +72,8 @@ pub(crate) struct StepExtents {
     pub(crate) context: usize,
 }
 
-/// Entries of a row's lists of logit biases, of DRY's breakers and of likeliest tokens that workspace is counted for. Rows
-/// with more are rare, and a word of each entry adds little to a step.
+/// Entries of a row's lists of DRY's breakers and of likeliest tokens that workspace is counted for. Rows with more are
+/// rare, and a word of each entry adds little to a step.
 const LIST_ENTRIES: usize = 64;
 
 /// Bytes on the device that the steps of an engine need beside weights and cache: the workspace, which is as large as the
@@ -202,7 +202,7 @@ impl StepProgram {
             .with(symbols::TOKENS, step.tokens)
             .with(symbols::SEQS, seqs)
             .with(symbols::TABLE, table)
-            .with(symbols::BIASES, LIST_ENTRIES)
+            .with(symbols::BIASES, ridge_engine::MAX_BIASES)
             .with(symbols::BREAKERS, LIST_ENTRIES)
             .with(symbols::TOP, LIST_ENTRIES.min(model.vocab_size))
             .with(symbols::FORBIDDEN, model.vocab_size.div_ceil(32));

@@ -12,7 +12,6 @@ use ridge_models::{Model, weight_bytes};
 use std::time::Duration;
 
 use crate::error::{Result, refused};
-use crate::output::Spinner;
 
 /// How long each rate is measured.
 const BUDGET: Duration = Duration::from_millis(300);
@@ -27,16 +26,17 @@ pub(crate) struct DeviceRates {
 
 impl DeviceRates {
     /// Measures the CPU for a model with `cached` tokens in the cache, on `threads` threads: reads as many bytes as weights
-    /// and cache have, and multiplies matrices of the dtype of its activations, or of int8 where its prompts round them.
+    /// and cache have, and multiplies matrices of the dtype of its activations, or of int8 where its prompts round them. Says
+    /// through `now` what it does.
     ///
     /// # Errors
     /// When there are no kernels for the dtype.
-    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, spinner: &Spinner) -> Result<Self> {
+    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, now: impl Fn(&'static str)) -> Result<Self> {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
         let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
-        spinner.now("measuring memory");
+        now("measuring memory");
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads).read(threads, BUDGET);
-        spinner.now("measuring matrix products");
+        now("measuring matrix products");
         Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
     }
 

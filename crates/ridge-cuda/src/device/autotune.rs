@@ -69,6 +69,7 @@ impl CudaDevice {
         const ROUNDS: usize = 5;
         /// More than any cache.
         const COLD: usize = 128 << 20;
+        self.count_timed();
         let cold = self.allocate(COLD, MemoryOwner::Tuning)?;
         let mut memory: Vec<(OperandSlot, DeviceMemory)> = Vec::new();
         for ((slot, _), dtype, _) in operands {

@@ -35,6 +35,7 @@ impl CudaDevice {
         let mut operands = None;
         let mut time = |run: &dyn Fn(GemmOperands, Handle) -> Result<()>| -> Option<f64> {
             if operands.is_none() {
+                self.count_timed();
                 operands = Some(self.numbers_for(shape).ok()?);
             }
             let (x, w, y) = operands.as_ref()?;

@@ -410,6 +410,11 @@ impl CudaRun {
 }
 
 impl Run for CudaRun {
+    fn steps_to_learn(&self) -> usize {
+        // The first is queued launch by launch, the second is captured.
+        2
+    }
+
     fn input(&mut self, slot: usize, index: usize) -> &mut [u8] {
         // The first segment of a step that is held copies no late inputs.
         if !(self.slots[slot].held && self.late[index]) {

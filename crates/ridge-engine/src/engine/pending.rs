@@ -9,8 +9,9 @@ use ridge_runtime::{LaunchTime, Slot, Ticket};
 use crate::blocks::{Blocks, computed};
 use crate::cache::WindowPools;
 use crate::error::{EngineError, Result};
-use crate::inputs::{Line, RowInputs, expand, fill, masks, rounded};
-use crate::programs::{Extents, Programs, Wanted};
+use crate::extents::{Extents, Wanted};
+use crate::inputs::{Line, RowInputs, expand, fill, masks};
+use crate::programs::Programs;
 use crate::sampling::{Logprobs, Sampling};
 
 /// How rows are sampled whose next token is not asked for.
@@ -168,6 +169,22 @@ impl PendingStep {
     }
 }
 
+/// Runs neutral steps in a bucket that the device learns from: they touch nothing that outlives a step.
+///
+/// # Errors
+/// When the device failed.
+pub(super) fn learn(programs: &mut Programs, wanted: Wanted, extents: Extents) -> Result<()> {
+    let ready = programs.ready(wanted, extents)?;
+    for _ in 0..ready.steps().steps_to_learn() {
+        let slot = ready.steps().stage()?;
+        let masks = vec![0; 4 * extents.seqs * extents.forbidden];
+        fill(ready, &slot, &[], (&[], &[]), Some(&masks));
+        let ticket = ready.steps().submit(slot)?;
+        ready.steps().wait(&ticket)?;
+    }
+    Ok(())
+}
+
 /// What a row has of tokens before `border`, counted from its first, or of those behind it, and how many it has before
 /// that part. `None` where that is nothing.
 fn part<'a>(row: &Row<'a>, border: usize, behind: bool) -> Option<(usize, Row<'a>)> {
@@ -239,8 +256,8 @@ impl PendingStep {
         let mut wanted = Wanted { answer, ..Wanted::default() };
         let mut extents = Extents {
             rows: from.rows,
-            tokens: rounded(run.tokens.len()),
-            seqs: rounded(run.lines.len()),
+            tokens: run.tokens.len(),
+            seqs: run.lines.len(),
             blocks: from.cache_blocks,
             ..Extents::default()
         };
@@ -256,11 +273,12 @@ impl PendingStep {
             line.make_room(&mut extents, from.vocab);
         }
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
+        let (wanted, extents) = programs.serving(wanted, extents);
         (run.wanted, run.extents) = (wanted, extents);
         masks(extents, &inputs, &run.lines, &mut run.masks);
         let ready = programs.ready(wanted, extents)?;
         let slot = ready.steps().stage()?;
-        fill(ready, &slot, extents, &run.tokens, (&inputs, &run.lines), (!run.late).then_some(&run.masks[..]));
+        fill(ready, &slot, &run.tokens, (&inputs, &run.lines), (!run.late).then_some(&run.masks[..]));
         run.slot = Some(slot);
         Ok(())
     }

@@ -6,6 +6,7 @@
 //!
 //! `request` is what users see, `scheduler` decides which tokens a step runs, `task` is one answer on its way.
 
+mod advance;
 mod grammar;
 mod masks;
 mod options;
@@ -14,10 +15,11 @@ mod scheduler;
 mod stats;
 mod task;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahash::AHashMap;
 use ridge_models::Model;
 use ridge_runtime::Session;
 use ridge_text::Tokenizer;
@@ -29,11 +31,11 @@ pub use stats::{BlockUse, Stats};
 
 use crate::blocks::{BlockId, Prefix};
 use crate::draft::{Ngram, NgramDraft};
-use crate::engine::{Engine, Next, Outcome, Row, STEPS_IN_FLIGHT, SequenceId};
+use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
-use crate::sampling::Logprobs;
-use grammar::{Advanced, Grammar, Grammars};
+use advance::{Advance, End, Ticket, go_on};
+use grammar::{Grammar, Grammars};
 use masks::{Masks, TaskGrammar};
 use scheduler::Scheduler;
 use task::Task;
@@ -53,15 +55,6 @@ struct Flight {
     work: Vec<(usize, usize)>,
 }
 
-/// A request that is not over.
-struct Ticket {
-    usage: Usage,
-    /// Answers that are not complete.
-    open: usize,
-    /// Answers that wait for the prompt to be in the cache.
-    followers: Vec<Task>,
-}
-
 /// An engine with its queue and scheduler.
 pub struct Service {
     engine: Engine,
@@ -74,7 +67,7 @@ pub struct Service {
     /// Tokens of a sequence at most: of the context, or of the cache if that is less.
     context: usize,
     scheduler: Scheduler,
-    tickets: HashMap<RequestId, Ticket>,
+    tickets: AHashMap<RequestId, Ticket>,
     submitted: u64,
     /// The steps in flight, the first submitted first.
     flights: VecDeque<Flight>,
@@ -89,13 +82,6 @@ pub struct Service {
 
 /// A grammar at its beginning, and the tokens that it forbids there.
 type Begun = (Box<Grammar>, Vec<u32>);
-
-/// How an answer ended.
-enum End {
-    Finished(Finish, Option<u32>),
-    Failed(String),
-    Stuck(String),
-}
 
 impl Service {
     /// A service of `model`, whose weights `session` has. Allocates the cache.
@@ -122,7 +108,7 @@ impl Service {
             masks: Masks::new(),
             ends: model.eos_token_ids.clone(),
             scheduler: Scheduler::new(options.policy, chunk, sequences, context),
-            tickets: HashMap::new(),
+            tickets: AHashMap::new(),
             submitted: 0,
             flights: VecDeque::with_capacity(STEPS_IN_FLIGHT),
             ran: Ran::default(),
@@ -157,6 +143,15 @@ impl Service {
     pub fn with_drafts(mut self, drafts: Ngram) -> Self {
         self.drafts = Some(drafts);
         self
+    }
+
+    /// This service with all that its steps need made beforehand: see [`Engine::make_ready`].
+    ///
+    /// # Errors
+    /// As for [`Engine::make_ready`].
+    pub fn made_ready(mut self) -> Result<Self> {
+        self.engine.make_ready(self.drafts.is_some())?;
+        Ok(self)
     }
 
     /// Is there nothing to compute until a mask is known? The owner may wait a little before the next step.
@@ -397,7 +392,7 @@ impl Service {
                 self.engine.truncate(id, task.tokens.len() - 1);
             }
         }
-        let masks: HashMap<SequenceId, &[u32]> =
+        let masks: AHashMap<SequenceId, &[u32]> =
             (self.scheduler.running.iter()).filter_map(|task| Some((task.sequence?, &task.forbidden[..]))).collect();
         let released = self.engine.release(|id| masks.get(&id).copied().unwrap_or_default());
         if let Err(error) = released {
@@ -471,6 +466,7 @@ impl Service {
             prefix_queries,
             prefix_hits,
             preemptions: self.scheduler.preemptions,
+            made: self.engine.made(),
             ..self.stats
         }
     }
@@ -492,117 +488,6 @@ impl Service {
     }
 }
 
-fn ticket_of(tickets: &mut HashMap<RequestId, Ticket>, id: RequestId) -> &mut Ticket {
+fn ticket_of(tickets: &mut AHashMap<RequestId, Ticket>, id: RequestId) -> &mut Ticket {
     tickets.get_mut(&id).expect("a task that runs has a ticket")
-}
-
-/// What an outcome changes.
-struct Advance<'a> {
-    context: usize,
-    vocab: usize,
-    ticket: &'a mut Ticket,
-    stats: &'a mut Stats,
-    masks: &'a mut Masks,
-    now: Duration,
-    events: &'a mut Vec<Event>,
-}
-
-impl Advance<'_> {
-    /// Takes over what a step of `count` tokens behind `from` brought a task. How does it end, if it does?
-    fn task(&mut self, task: &mut Task, outcome: Outcome, (from, count): (usize, usize)) -> Option<End> {
-        let prompt = task.request.prompt.len();
-        self.stats.prompt_tokens += prompt.saturating_sub(from).min(count) as u64;
-        if let Some((started, cached)) = task.started.filter(|_| task.choice == 0) {
-            self.ticket.usage.queued = started - task.arrived;
-            self.ticket.usage.cached_tokens = cached;
-        }
-        task.take_scores(from, &outcome.scores);
-        task.flying -= usize::from(outcome.next != Next::NotAsked);
-        let next = match outcome.next {
-            Next::NotAsked => return None,
-            Next::NotFinite(position) => return Some(End::Failed(EngineError::NotFinite { position }.to_string())),
-            Next::Token(token) => token,
-        };
-        let id = task.id;
-        if let Some(scores) = task.scores.take() {
-            self.events.push(Event { id, what: Happened::Prompt(scores) });
-        }
-        if task.request.max_tokens == 0 {
-            return Some(End::Finished(Finish::Length, None));
-        }
-        if let Some(draft) = task.draft.as_mut().filter(|_| !task.candidates.is_empty()) {
-            draft.accepted(outcome.accepted, task.candidates.len());
-            self.stats.candidates += task.candidates.len() as u64;
-            self.stats.accepted += outcome.accepted as u64;
-        }
-        for nth in 0..outcome.accepted {
-            let end = self.say(task, task.candidates[nth], None);
-            if end.is_some() {
-                return end;
-            }
-        }
-        self.say(task, next, outcome.logprobs)
-    }
-
-    /// Adds a token to an answer. How does it end, if it does?
-    fn say(&mut self, task: &mut Task, next: u32, logprobs: Option<Logprobs>) -> Option<End> {
-        let (id, request) = (task.id, &task.request);
-        let answered = task.answered();
-        if answered >= request.min_tokens && request.stop_tokens.contains(&next) {
-            return Some(End::Finished(Finish::Stop, Some(next)));
-        }
-        if let TaskGrammar::Here(grammar) = &task.grammar
-            && grammar.is_end(next)
-        {
-            return Some(End::Finished(Finish::Stop, Some(next)));
-        }
-        task.tokens.push(next);
-        task.latest = Some(self.now);
-        self.stats.generated_tokens += 1;
-        self.ticket.usage.completion_tokens += 1;
-        let what = Happened::Token { choice: task.choice, token: next, logprobs };
-        self.events.push(Event { id, what });
-        match std::mem::replace(&mut task.grammar, TaskGrammar::None) {
-            TaskGrammar::Here(grammar) if self.masks.takes(&grammar) => {
-                task.grammar = self.masks.send((task.id, task.choice), grammar, Some(next), self.now);
-                None
-            }
-            TaskGrammar::Here(mut grammar) => {
-                let outcome = grammar.advance(Some(next));
-                task.grammar = TaskGrammar::Here(grammar);
-                go_on(task, outcome, self.vocab, self.context)
-            }
-            none => {
-                task.grammar = none;
-                full(task, self.context)
-            }
-        }
-    }
-}
-
-/// Takes over what the grammar of an answer makes of its last token. How does the answer end, if it does?
-fn go_on(task: &mut Task, outcome: Result<Advanced, String>, vocab: usize, context: usize) -> Option<End> {
-    match outcome {
-        Ok(Advanced { complete: true, .. }) => Some(End::Finished(Finish::Stop, None)),
-        // What may follow does not matter at the end.
-        outcome => full(task, context).or_else(|| match outcome {
-            Ok(Advanced { forbidden, .. }) => {
-                task.forbid(forbidden, vocab);
-                None
-            }
-            Err(why) => Some(End::Stuck(why)),
-        }),
-    }
-}
-
-/// How an answer ends that has as many tokens as it may, or as fit.
-fn full(task: &Task, context: usize) -> Option<End> {
-    let finish = if task.answered() >= task.request.max_tokens {
-        Finish::Length
-    } else if task.tokens.len() >= context {
-        Finish::Context
-    } else {
-        return None;
-    };
-    Some(End::Finished(finish, None))
 }

@@ -7,8 +7,8 @@
 //! the rest costs less than a way of its own through the host.) What remains of budget, rows and blocks goes to those
 //! that wait, in order; the first of them is never passed by.
 
+use ahash::AHashMap;
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ pub(super) struct Scheduler {
     pub(super) running: Vec<Task>,
     /// The next one last.
     pub(super) waiting: Vec<Task>,
-    served: HashMap<Arc<str>, Served>,
+    served: AHashMap<Arc<str>, Served>,
     /// Places in `running` of the next step's tasks, and how many tokens each has in it.
     pub(super) plan: Vec<(usize, usize)>,
     pub(super) preemptions: u64,
@@ -52,7 +52,7 @@ impl Scheduler {
             context,
             running: Vec::with_capacity(rows),
             waiting: Vec::new(),
-            served: HashMap::new(),
+            served: AHashMap::new(),
             plan: Vec::with_capacity(rows),
             preemptions: 0,
             looked_up: (0, 0),
@@ -90,7 +90,7 @@ impl Scheduler {
     }
 
     /// Smaller comes first; no two tasks are equal.
-    fn order(policy: Policy, served: &HashMap<Arc<str>, Served>, task: &Task) -> (i128, RequestId, usize) {
+    fn order(policy: Policy, served: &AHashMap<Arc<str>, Served>, task: &Task) -> (i128, RequestId, usize) {
         let first = match policy {
             Policy::FirstCome => 0,
             Policy::Priority => i128::from(task.request.priority),
@@ -110,7 +110,9 @@ impl Scheduler {
         // Those of a step in flight are needed until it is complete.
         self.running.iter_mut().filter(|task| task.flying == 0).for_each(|task| task.candidates.clear());
         let (policy, served) = (self.policy, &self.served);
-        self.running.sort_by_key(|task| Self::order(policy, served, task));
+        if !self.running.is_sorted_by_key(|task| Self::order(policy, served, task)) {
+            self.running.sort_by_key(|task| Self::order(policy, served, task));
+        }
         let mut budget = self.budget;
         let preempted = self.go_on(engine, &mut budget);
         if !preempted && budget > 0 && self.running.len() < self.rows && !self.waiting.is_empty() {
@@ -119,7 +121,7 @@ impl Scheduler {
             self.admit(engine, &mut budget, now);
         }
         self.propose(engine, budget);
-        for (at, count) in &self.plan {
+        for (at, count) in self.plan.iter().filter(|_| policy == Policy::Fair) {
             if let Some(served) = self.served.get_mut(&self.running[*at].request.tenant) {
                 served.tokens += *count as u64;
             }

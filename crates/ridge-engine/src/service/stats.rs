@@ -1,5 +1,7 @@
 //! What a service tells of itself.
 
+use crate::programs::Made;
+
 /// A service's state and what it has done since its start, for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -35,6 +37,8 @@ pub struct Stats {
     pub prefix_hits: u64,
     /// Sequences that gave their blocks to others, to be computed again.
     pub preemptions: u64,
+    /// What was made for its steps.
+    pub made: Made,
 }
 
 /// What a block of the cache is used for.

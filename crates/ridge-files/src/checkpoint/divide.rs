@@ -97,7 +97,7 @@ impl Checkpoint {
         self
     }
 
-    fn wrong(&self, problem: String) -> FilesError {
+    pub(super) fn wrong(&self, problem: String) -> FilesError {
         FilesError::Safetensors {
             file: self.name.clone(),
             problem,

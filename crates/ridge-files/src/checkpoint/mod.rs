@@ -2,7 +2,8 @@
 //!
 //! `header.rs` reads one file's header, `shards.rs` finds which files make up a checkpoint, and `open.rs` opens them as
 //! a [`Checkpoint`] (`tensors.rs`). `from_gguf.rs` makes one of a GGUF file. `divide.rs` divides published tensors into
-//! the `parts.rs` that a caller lists, `published.rs` puts them together again, and `rearrange.rs` moves elements.
+//! the `parts.rs` that a caller lists and `stack.rs` puts several together, `published.rs` is the inverse of both, and
+//! `rearrange.rs` moves elements.
 
 mod divide;
 mod from_gguf;
@@ -13,10 +14,11 @@ mod pattern;
 mod published;
 mod rearrange;
 mod shards;
+mod stack;
 mod tensors;
 
 pub use from_gguf::Gathered;
-pub use parts::{Part, Rows};
+pub use parts::{Part, Rows, Stack};
 pub use published::Published;
 pub use rearrange::{Change, deinterleaved};
 pub use tensors::{Checkpoint, TensorBytes, TensorView};

@@ -15,6 +15,18 @@ pub struct Part {
     pub rows: Option<Rows>,
 }
 
+/// A weight of a graph as several published tensors of one shape: its first axis counts them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stack {
+    /// Names of the published tensors. Of its two `*` the first stands for any characters, such as a layer's number, and the
+    /// second for the tensor's own number, from 0 on.
+    pub of: String,
+    /// Name of the weight, with `*` for what the first one stood for.
+    pub name: String,
+    /// How many tensors there are.
+    pub count: usize,
+}
+
 /// Blocks of rows at equal distances, the first of which begins at `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rows {

@@ -1,8 +1,8 @@
-//! The tensors of a checkpoint as its family publishes them: the inverse of `divide.rs`.
+//! The tensors of a checkpoint as its family publishes them: the inverse of `divide.rs` and `stack.rs`.
 
 use std::collections::BTreeMap;
 
-use super::parts::Part;
+use super::parts::{Part, Stack};
 use super::pattern::star;
 use super::rearrange::transpose;
 use super::tensors::{Checkpoint, TensorView};
@@ -21,9 +21,9 @@ pub struct Published<'a> {
 }
 
 impl Checkpoint {
-    /// The tensors of which the weights in this checkpoint are `parts`, and those weights that are published as they
-    /// are.
-    pub fn published(&self, parts: &[Part]) -> Vec<Published<'_>> {
+    /// The tensors of which the weights in this checkpoint are `parts` or `stacks`, and those weights that are published as
+    /// they are.
+    pub fn published(&self, parts: &[Part], stacks: &[Stack]) -> Vec<Published<'_>> {
         let mut fused: BTreeMap<String, (Vec<TensorView<'_>>, Vec<Part>)> = BTreeMap::new();
         let mut out = Vec::new();
         for view in self.tensors() {
@@ -32,6 +32,13 @@ impl Checkpoint {
                 let (views, parts) = fused.entry(part.of.replace('*', star)).or_default();
                 views.push(view);
                 parts.push(part.clone());
+            } else if let Some((stack, star)) = stacks.iter().find_map(|s| Some((s, star(&s.name, view.name)?))) {
+                let bytes = view.data.len() / stack.count.max(1);
+                for (number, data) in view.data.chunks_exact(bytes.max(1)).enumerate() {
+                    let name = stack.of.replacen('*', star, 1).replace('*', &number.to_string());
+                    let one = TensorView { shape: &view.shape[1..], data, ..view };
+                    out.push(Published { name, shape: one.shape.to_vec(), views: vec![one], parts: Vec::new() });
+                }
             } else {
                 let (name, shape) = (view.name.to_owned(), view.shape.to_vec());
                 out.push(Published { name, shape, views: vec![view], parts: Vec::new() });

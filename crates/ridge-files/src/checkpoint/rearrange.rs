@@ -2,11 +2,13 @@
 //!
 //! A weight is rearranged when its elements are first read, so that opening a model copies nothing.
 
-use std::sync::OnceLock;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use ridge_graph::DType;
 
 use super::parts::Rows;
+use crate::bytes::FileBytes;
 
 /// Which row of a head of `rows` rows is at `i` once the halves of the head are interleaved: the inverse of how
 /// [`Change::Interleaved`] reads them.
@@ -29,6 +31,8 @@ pub(super) enum How {
     Halves { heads: usize, row: usize },
     /// As [`Change::MinusOne`].
     MinusOne(DType),
+    /// Several tensors, one after another, wherever they lie.
+    Joined(Vec<(Arc<FileBytes>, Range<usize>)>),
 }
 
 /// How the elements of a weight follow from those of a file.
@@ -70,6 +74,10 @@ impl Rearranged {
                 let (all, of_head) = (published.len() / row, published.len() / row / heads);
                 let from = |i: usize| (i / of_head * of_head + interleaved(of_head, i % of_head)) * row;
                 (0..all).flat_map(|i| &published[from(i)..][..*row]).copied().collect()
+            }
+            How::Joined(parts) => {
+                let parts: Vec<&[u8]> = parts.iter().map(|(file, range)| &file.as_slice()[range.clone()]).collect();
+                parts.concat()
             }
             How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
         })

@@ -42,7 +42,7 @@ pub enum ScaleLayout {
     Row,
     /// This many of a row (32, 64, 128 or 256), the last group perhaps shorter: scales f32 `[.., groups]`.
     Group(usize),
-    /// [`BLOCK`] rows by [`BLOCK`] columns of a matrix, the last perhaps smaller: scales f32 `[row blocks, column blocks]`.
+    /// [`BLOCK`] rows by [`BLOCK`] columns of a matrix, the last perhaps smaller: scales f32 `[.., row blocks, column blocks]`.
     /// For weights: a graph makes no such value.
     Block,
 }
@@ -165,13 +165,16 @@ impl ScaledFormat {
         }
     }
 
-    /// The index of the scale of element `column` of row `row`, for rows of `inner`.
-    fn scale_of(self, row: usize, column: usize, inner: usize) -> usize {
+    /// The index of the scale of element `column` of row `row`, for matrices of `rows` rows of `inner`.
+    fn scale_of(self, row: usize, column: usize, [rows, inner]: [usize; 2]) -> usize {
         match self.scales {
             ScaleLayout::Tensor => 0,
             ScaleLayout::Row => row,
             ScaleLayout::Group(size) => row * inner.div_ceil(size) + column / size,
-            ScaleLayout::Block => row / BLOCK * inner.div_ceil(BLOCK) + column / BLOCK,
+            ScaleLayout::Block => {
+                let block = row / rows * rows.div_ceil(BLOCK) + row % rows / BLOCK;
+                block * inner.div_ceil(BLOCK) + column / BLOCK
+            }
         }
     }
 
@@ -188,7 +191,7 @@ impl ScaledFormat {
             ScaleLayout::Group(size) => {
                 dims.iter_mut().next_back().into_iter().for_each(|last| *last = blocks(last, size));
             }
-            ScaleLayout::Block => dims.iter_mut().for_each(|dim| *dim = blocks(dim, BLOCK)),
+            ScaleLayout::Block => dims.iter_mut().rev().take(2).for_each(|dim| *dim = blocks(dim, BLOCK)),
         }
         Shape(dims)
     }
@@ -198,9 +201,14 @@ impl ScaledFormat {
         match self.scales {
             ScaleLayout::Tensor | ScaleLayout::Row => Vec::new(),
             ScaleLayout::Group(size) => vec![(rank - 1, size)],
-            ScaleLayout::Block => vec![(0, BLOCK), (1, BLOCK)],
+            ScaleLayout::Block => (rank.saturating_sub(2)..rank).map(|axis| (axis, BLOCK)).collect(),
         }
     }
+}
+
+/// Rows of the matrices of `shape`.
+fn rows_of_matrix(shape: &[usize]) -> usize {
+    shape.iter().rev().nth(1).copied().unwrap_or(1).max(1)
 }
 
 impl fmt::Debug for ScaledFormat {
@@ -230,7 +238,7 @@ impl Format for ScaledFormat {
             return Err(format!("scales are shared by 32, 64, 128 or 256 elements, not by {:?}", self.scales));
         }
         let matrix = self.scales == ScaleLayout::Block;
-        if shape.rank() == 0 || matrix && shape.rank() != 2 {
+        if shape.rank() == 0 || matrix && shape.rank() < 2 {
             return Err(format!("{} stores {}, got {shape}", self.name(), if matrix { "matrices" } else { "[.., K]" }));
         }
         let counted = |(axis, size): (usize, usize)| {
@@ -300,13 +308,17 @@ impl Format for ScaledFormat {
             ScaleLayout::Group(size) => (1, size),
             ScaleLayout::Block => (BLOCK, BLOCK),
         };
-        for top in (0..rows).step_by(high) {
-            for left in (0..inner).step_by(wide) {
-                let places = (top..(top + high).min(rows))
-                    .flat_map(|row| (left..(left + wide).min(inner)).map(move |column| row * inner + column));
-                let mut to = places.clone();
-                scales[self.scale_of(top, left, inner)] =
-                    self.codes.encode(places.map(|at| values[at]), |code| codes[to.next().unwrap_or(0)] = code);
+        // A block is of one matrix.
+        let matrix = if self.scales == ScaleLayout::Block { rows_of_matrix(shape) } else { rows.max(1) };
+        for end in (0..rows).step_by(matrix).map(|first| first + matrix) {
+            for top in (end - matrix..end).step_by(high) {
+                for left in (0..inner).step_by(wide) {
+                    let places = (top..(top + high).min(end))
+                        .flat_map(|row| (left..(left + wide).min(inner)).map(move |column| row * inner + column));
+                    let mut to = places.clone();
+                    scales[self.scale_of(top, left, [matrix, inner])] =
+                        self.codes.encode(places.map(|at| values[at]), |code| codes[to.next().unwrap_or(0)] = code);
+                }
             }
         }
         vec![codes, scales.into_iter().flat_map(f32::to_le_bytes).collect()]
@@ -315,8 +327,9 @@ impl Format for ScaledFormat {
     fn values(&self, components: &[&[u8]], shape: &[usize]) -> Vec<f32> {
         let inner = shape.last().copied().unwrap_or(1).max(1);
         let scales: Vec<f32> = components[1].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+        let of = [rows_of_matrix(shape), inner];
         let value =
-            |(at, code): (usize, &u8)| self.codes.number(*code) * scales[self.scale_of(at / inner, at % inner, inner)];
+            |(at, code): (usize, &u8)| self.codes.number(*code) * scales[self.scale_of(at / inner, at % inner, of)];
         components[0].iter().enumerate().map(value).collect()
     }
 }

@@ -1,9 +1,9 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adamw, attention, cross_entropy, dropout, dry, embedding, fold_key, forbid_tokens, gelu,
-    grouped_linear, kv_write, layer_norm, linear, log_softmax, logit_bias, moe_router, penalties, quantize,
-    ragged_attention, rms_norm, rope, sampling, softmax, swiglu, table_write, token_layout,
+    accept_candidates, adamw, attention, cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation,
+    fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear, log_softmax, logit_bias, moe_router,
+    penalties, quantize, ragged_attention, rms_norm, rope, sampling, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -20,6 +20,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("dropout", dropout::samples),
         OpEntry::new("dry", dry::samples),
         OpEntry::new("embedding", embedding::samples),
+        OpEntry::new("expert_combine", expert_combine::samples),
+        OpEntry::new("expert_permutation", expert_permutation::samples),
         OpEntry::new("fold_key", fold_key::samples),
         OpEntry::new("forbid_tokens", forbid_tokens::samples),
         OpEntry::new("gelu", gelu::samples),

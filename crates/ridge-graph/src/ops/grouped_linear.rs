@@ -1,25 +1,32 @@
-//! Matrix products of each token with the weights of its own experts (Gale et al. 2022, "MegaBlocks", section 4).
+//! Matrix products of consecutive groups of rows, each with a weight of its own; where groups begin is data on the device
+//! (Gale et al. 2022, "MegaBlocks", section 4).
 
-use super::require::{takes, want, want_floats};
+use super::require::{takes, want, want_floats, want_weight};
 use crate::cost::Cost;
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::format::{self, CodeType, FormatRef, ScaleLayout, ScaledFormat};
 use crate::graph::{Builder, Composite, Var};
 use crate::poly::Poly;
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
-use crate::shard::{Placement, ShardingRule, rowwise_rules};
+use crate::shard::{Placement, ShardingRule};
+use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
 
-/// `y[t, i] = w[ids[t, i]] x[t, i]`, summed in f32 and rounded once.
+/// `y[i] = w[e] x[i]` for the rows `offsets[e]..offsets[e + 1]` of each group `e`, summed in f32 and rounded once; rows
+/// behind the last group are zeros.
 ///
-/// `x`: `[tokens, top_k, K]`, or `[tokens, 1, K]` where all experts of a token take the same; `w`: `[experts, N, K]` of
-/// any float dtype; `ids`: i32 `[tokens, top_k]`. Gives `[tokens, top_k, N]` of the dtype of `x`.
+/// `x`: `[n, K]` of any float dtype; `w`: `[groups, N, K]` of any float dtype or stored in a format; `offsets`: i32
+/// `[groups + 1]`, which begins with 0, does not decrease and ends with `n` at most. If `gathered`, `rows`: i32 `[n]` comes
+/// last, and row `i` of x is `x[rows[i]]`, zeros where that is out of range. Gives `[n, N]` of the dtype of `x`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupedLinear {
-    /// How many experts the step's tokens reach, whose weights are read: for the cost alone.
+    /// Is there a fourth input, the rows of x?
+    pub gathered: bool,
+    /// How many groups have rows, so that their weights are read: for the cost alone.
     pub reached: Sym,
 }
 
@@ -29,79 +36,158 @@ impl Composite for GroupedLinear {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [x, w, ids] = inputs else { return Err(takes("x, w and ids", inputs)) };
-        want_floats("x", x, 3, "[tokens, top_k or 1, K]")?;
-        want_floats("w", w, 3, "[experts, N, K]")?;
+        let (x, w, offsets, rows) = match (inputs, self.gathered) {
+            ([x, w, offsets], false) => (x, w, offsets, None),
+            ([x, w, offsets, rows], true) => (x, w, offsets, Some(rows)),
+            (_, false) => return Err(takes("x, w and offsets", inputs)),
+            (_, true) => return Err(takes("x, w, offsets and rows", inputs)),
+        };
+        want_floats("x", x, 2, "[n, K]")?;
+        want_weight("w", w, 3, "[groups, N, K]")?;
         if w.shape.last() != x.shape.last() {
-            return Err(format!("w must be [experts, N, {}] to follow x, got {w}", x.shape.last()));
+            return Err(format!("w must be [groups, N, {}] to follow x, got {w}", x.shape.last()));
         }
-        let top_k = ids.shape.last();
-        want("ids", ids, DType::I32, [x.shape.0[0].clone(), top_k.clone()])?;
-        if x.shape.0[1] != top_k && !x.shape.0[1].is_one() {
-            return Err(format!("x must have {top_k} rows or 1 a token as ids has, got {x}"));
+        let Some(groups) = w.shape.0[0].as_const() else {
+            return Err(format!("w must have a number of groups, got {w}"));
+        };
+        want("offsets", offsets, DType::I32, [groups + 1])?;
+        let mut n = x.shape.0[0].clone();
+        if let Some(rows) = rows {
+            if rows.shape.rank() != 1 || rows.dtype != DType::I32 || !rows.is_plain() {
+                return Err(format!("rows must be i32[n], got {rows}"));
+            }
+            n = rows.shape.0[0].clone();
         }
-        Ok(vec![x.with_shape(Shape(vec![x.shape.0[0].clone(), top_k, w.shape.0[1].clone()]))])
+        Ok(vec![x.with_shape(Shape(vec![n, w.shape.0[1].clone()]))])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let (xt, wt) = (g.ty(inputs[0])?.clone(), g.ty(inputs[1])?.clone());
-        let top_k = g.ty(inputs[2])?.shape.last();
-        let (tokens, inner, out) = (xt.shape.0[0].clone(), xt.shape.last(), wt.shape.0[1].clone());
-        let x = g.cast(inputs[0], DType::F32)?;
-        let x = g.broadcast(x, Shape(vec![tokens.clone(), top_k.clone(), inner.clone()]))?;
-        let x = g.reshape(x, Shape(vec![tokens.clone(), top_k.clone(), 1.into(), inner]))?;
-        let w = g.gather(inputs[1], inputs[2], 0)?;
-        let w = g.cast(w, DType::F32)?;
+        let (groups, out, inner) = (wt.shape.0[0].clone(), wt.shape.0[1].clone(), wt.shape.last());
+        if wt.format.is_some() {
+            // By plain weights, for which a machine may have a kernel.
+            let w = g.decoded(inputs[1], DType::F32)?;
+            return g.composite(self.clone(), &[&[inputs[0], w], &inputs[2..]].concat());
+        }
+        let mut x = inputs[0];
+        if self.gathered {
+            x = g.gather(x, inputs[3], 0)?;
+        }
+        let x = g.cast(x, DType::F32)?;
+        let n = g.ty(x)?.shape.0[0].clone();
+        // The group of each row is the number of those that end before it.
+        let ends = g.slice(inputs[2], 0, 1, groups.clone())?;
+        let row = g.iota(Shape(vec![n.clone(), groups]), 0, DType::I32)?;
+        let ended = g.le(ends, row)?;
+        let ended = g.cast(ended, DType::I32)?;
+        let group = g.reduce_sum(ended, 1)?;
+        let group = g.reshape(group, Shape(vec![n.clone()]))?;
+        let w = g.cast(inputs[1], DType::F32)?;
+        let w = g.gather(w, group, 0)?;
+        let x = g.reshape(x, Shape(vec![n.clone(), 1.into(), inner]))?;
         let y = g.matmul(x, w, false, true, DType::F32)?;
-        let y = g.reshape(y, Shape(vec![tokens, top_k, out]))?;
+        let y = g.reshape(y, Shape(vec![n, out]))?;
         Ok(vec![g.cast(y, xt.dtype)?])
     }
 
     fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
-        let (x, w, ids) = (&inputs[0], &inputs[1], &inputs[2]);
-        let of_expert = Type { shape: Shape(w.shape.0[1..].to_vec()), ..w.clone() }.bytes();
+        let (x, w) = (&inputs[0], &inputs[1]);
+        let of_group = w.with_shape(Shape([&[1.into()], &w.shape.0[1..]].concat())).bytes();
         let reached = Poly::from(&Dim::from(self.reached.clone()));
+        let indices = inputs[2..].iter().fold(Poly::zero(), |sum, ty| sum + &ty.bytes());
         Cost {
             matrix_flops: &outputs[0].shape.elements() * &(Poly::from(&x.shape.last()) * 2),
-            bytes_read: x.bytes() + &ids.bytes() + &(&of_expert * &reached),
+            bytes_read: x.bytes() + &indices + &(&of_group * &reached),
             ..Cost::moving(&[], outputs)
         }
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (whole, cut) = (Placement::Replicate, Placement::shard);
-        let mut rules = vec![
-            ShardingRule { inputs: vec![whole, cut(1), whole], outputs: vec![cut(2)] },
-            ShardingRule { inputs: vec![cut(2), cut(2), whole], outputs: vec![Placement::Partial] },
-        ];
-        // By tokens, each with its ids.
-        for rule in rowwise_rules(&inputs[2].shape, 1, 1) {
-            let tokens = rule.inputs[0];
-            rules.push(ShardingRule { inputs: vec![tokens, whole, tokens], outputs: vec![tokens] });
-        }
-        rules
+        let places = |x, w| [vec![x, w], vec![whole; inputs.len() - 2]].concat();
+        vec![
+            ShardingRule { inputs: places(whole, cut(1)), outputs: vec![cut(1)] },
+            ShardingRule { inputs: places(cut(1), cut(2)), outputs: vec![Placement::Partial] },
+        ]
     }
 }
 
 impl Builder {
-    /// Products with the weights of each token's experts; see [`GroupedLinear`].
+    /// Products of groups of rows, those of `x` or those that `rows` names; see [`GroupedLinear`].
     ///
     /// # Errors
-    /// When `x`, `w` and `ids` do not fit each other.
-    pub fn grouped_linear(&mut self, x: Var, w: Var, ids: Var, reached: &Sym) -> Result<Var> {
-        Ok(self.composite(GroupedLinear { reached: reached.clone() }, &[x, w, ids])?[0])
+    /// When `x`, `w`, `offsets` and `rows` do not fit each other.
+    pub fn grouped_linear(&mut self, x: Var, w: Var, offsets: Var, rows: Option<Var>, reached: &Sym) -> Result<Var> {
+        let inputs: Vec<Var> = [x, w, offsets].into_iter().chain(rows).collect();
+        let op = GroupedLinear { gathered: rows.is_some(), reached: reached.clone() };
+        Ok(self.composite(op, &inputs)?[0])
     }
 }
 
+/// Offsets of groups with so many rows.
+fn offsets(groups: &[usize]) -> Tensor {
+    let mut values = vec![0];
+    for rows in groups {
+        values.push(values.last().copied().unwrap_or(0) + *rows as i64);
+    }
+    Tensor::int(DType::I32, &[values.len()], values)
+}
+
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    // (tokens, rows of x a token, top_k, experts, N, K)
-    let cases =
-        [(0, 1, 2, 4, 5, 8), (1, 1, 1, 1, 1, 1), (5, 1, 2, 8, 17, 33), (7, 3, 3, 4, 16, 20), (2, 2, 2, 3, 9, 0)];
-    let sample = |(tokens, rows, top_k, experts, n, k): (usize, usize, usize, usize, usize, usize)| {
-        Sample::new(GroupedLinear { reached: Sym::new("reached") })
-            .input(rng.normal(dtype, &[tokens, rows, k]))
-            .input(rng.normal(dtype, &[experts, n, k]))
-            .input(rng.integers(DType::I32, &[tokens, top_k], 0, experts as i64))
-    };
-    cases.into_iter().map(sample).collect()
+    let of = |gathered| Sample::new(GroupedLinear { gathered, reached: Sym::new("reached") });
+    // (rows of x if some of them are gathered, n, rows of each group, N, K): empty groups, groups of one row, of a few and
+    // of more than a tile, rows behind the last group, and vectors that are not whole.
+    type Case<'a> = (Option<usize>, usize, &'a [usize], usize, usize);
+    let cases: [Case<'_>; 10] = [
+        (None, 0, &[0, 0], 5, 8),
+        (None, 1, &[1], 1, 1),
+        (None, 2, &[0, 0, 1, 0, 1, 0], 40, 64),
+        (None, 10, &[3, 0, 5], 17, 33),
+        (Some(5), 10, &[4, 0, 6, 0], 16, 40),
+        (Some(0), 3, &[1, 1], 4, 8),
+        (None, 4, &[2, 2], 9, 0),
+        (None, 6, &[2, 3], 0, 8),
+        (Some(70), 140, &[90, 1, 49], 70, 96),
+        (None, 160, &[9, 70, 0, 17, 60], 40, 130),
+    ];
+    let mut samples = Vec::new();
+    for (among, n, groups, columns, inner) in cases {
+        let sample = of(among.is_some())
+            .input(rng.normal(dtype, &[among.unwrap_or(n), inner]))
+            .input(rng.normal(dtype, &[groups.len(), columns, inner]))
+            .input(offsets(groups));
+        samples.push(match among {
+            Some(among) => sample.input(rng.integers(DType::I32, &[n], -1, among as i64 + 1)),
+            None => sample,
+        });
+    }
+    samples.push(
+        of(false)
+            .input(rng.normal(DType::F32, &[7, 50]))
+            .input(rng.normal(DType::BF16, &[3, 9, 50]))
+            .input(offsets(&[2, 5, 0])),
+    );
+    let scaled = |codes, scales| FormatRef::new(ScaledFormat::new(codes, scales));
+    let formats = format::all().into_iter().chain([
+        scaled(CodeType::Int8, ScaleLayout::Row),
+        scaled(CodeType::Int8, ScaleLayout::Group(128)),
+        scaled(CodeType::F8E4M3, ScaleLayout::Tensor),
+        scaled(CodeType::F8E4M3, ScaleLayout::Group(64)),
+        scaled(CodeType::F8E4M3, ScaleLayout::Block),
+    ]);
+    for format in formats {
+        let inner = format.granularity(3)[2].max(32) * 2;
+        // As many rows as are multiplied one by one, and more.
+        for groups in [[1, 0, 2], [0, 17, 3]] {
+            let n: usize = groups.iter().sum();
+            samples.push(
+                of(true)
+                    .input(rng.normal(dtype, &[4, inner]))
+                    .stored(&rng.normal(DType::F32, &[3, 37, inner]), &format)
+                    .input(offsets(&groups))
+                    .input(rng.integers(DType::I32, &[n], 0, 4)),
+            );
+        }
+    }
+    samples
 }

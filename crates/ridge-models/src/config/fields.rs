@@ -297,6 +297,14 @@ impl Field<'_> for Vec<f64> {
     }
 }
 
+/// A list of whole numbers.
+impl Field<'_> for Vec<u64> {
+    const EXPECTED: &'static str = "a list of whole numbers";
+    fn from_json(value: &Value) -> Option<Self> {
+        value.as_array()?.iter().map(Value::as_u64).collect()
+    }
+}
+
 /// A list of texts.
 impl<'a> Field<'a> for Vec<&'a str> {
     const EXPECTED: &'static str = "a list of texts in quotes";

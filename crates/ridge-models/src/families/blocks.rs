@@ -115,6 +115,13 @@ pub(super) fn gated_mlp(g: &mut Builder, x: Var, inner: usize, gate: MlpGate, bi
     linear(g, "down_proj", h, hidden, bias)
 }
 
+/// `relu(x)^2`.
+pub(super) fn squared(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let zero = g.constant_like(x, 0.0)?;
+    let open = g.max(x, zero)?;
+    g.mul(open, open)
+}
+
 /// `out(gelu(in(x)))`, with weights of these names.
 pub(super) fn mlp(
     g: &mut Builder,

@@ -18,7 +18,7 @@ use crate::model::{
     history_group, kv_bytes, kv_states, symbols,
 };
 use ridge_files::Checkpoint;
-use ridge_files::checkpoint::Part;
+use ridge_files::checkpoint::{Part, Stack};
 
 /// A decoder's configuration as a value: what the configuration of every family can do. Implemented for each of them below.
 pub(crate) trait ConfigValue: Any + Debug + Send + Sync {
@@ -85,10 +85,15 @@ pub(super) use deref_to_decoder;
 
 /// The configuration of one family of decoders: what its graph has besides what all of them share.
 pub(crate) trait DecoderFamily: ConfigValue {
-    /// How many tokens a token sees in layer `index`, itself included; all if `None`. Layers with equal windows are
-    /// one function.
+    /// How many tokens a token sees in layer `index`, itself included; all if `None`. Layers with equal windows and of one
+    /// kind are one function.
     fn window(&self, _index: usize) -> Option<usize> {
         None
+    }
+
+    /// The kind of layer `index`, where a family has several besides windows; the usual one has no name.
+    fn kind(&self, _index: usize) -> &'static str {
+        ""
     }
 
     /// The input of the first layer, from the embedded tokens `x`: `[tokens, hidden]`.
@@ -112,6 +117,11 @@ pub(crate) trait DecoderFamily: ConfigValue {
         Vec::new()
     }
 
+    /// Weights that are several published tensors.
+    fn stacks(&self) -> Vec<Stack> {
+        Vec::new()
+    }
+
     /// The tensors of a layer, of the `usual` ones of the family.
     fn layer_tensors(&self, usual: Vec<TensorName>) -> Vec<TensorName> {
         usual
@@ -132,6 +142,8 @@ pub(crate) struct DecoderLayer<'a> {
     options: &'a BuildOptions,
     /// How many tokens a token sees.
     pub(super) window: Option<usize>,
+    /// [`DecoderFamily::kind`].
+    pub(super) kind: &'static str,
     positions: Var,
     slots: Var,
 }
@@ -230,7 +242,9 @@ pub(super) fn build(
     let mut x = family.embed(&mut g, x, positions)?;
 
     let mut groups: Vec<StateGroup> = Vec::new();
-    // Of each group, the function of its layers and the slots of the step's tokens in its blocks.
+    // Of each group, the slots of the step's tokens in its blocks.
+    let mut slots_of_groups = Vec::new();
+    // Functions of layers, by window and kind.
     let mut functions = Vec::new();
     for index in 0..config.num_hidden_layers {
         let window = family.window(index);
@@ -238,23 +252,31 @@ pub(super) fn build(
         if at == groups.len() {
             let heads = config.num_key_value_heads;
             groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window, heads });
-            let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
-            let function = g.function(name, |g| layer(g, family, window, options))?;
-            let slots = match window {
+            slots_of_groups.push(match window {
                 None => slots,
                 Some(_) => {
                     let table = block_table(&mut g, window)?;
                     g.token_layout(step.seq_ids, step.query_start, step.lengths, table, options.block_size)?.1
                 }
-            };
-            functions.push((function, slots));
+            });
         }
+        let kind = family.kind(index);
+        let known = functions.iter().find(|(w, k, _)| (*w, *k) == (window, kind)).map(|(_, _, function)| *function);
+        let function = match known {
+            Some(function) => function,
+            None => {
+                let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
+                let name = if kind.is_empty() { name.to_owned() } else { format!("{kind}_{name}") };
+                let function = g.function(&name, |g| layer(g, family, (window, kind), options))?;
+                functions.push((window, kind, function));
+                function
+            }
+        };
         let scope = format!("{}.{index}", tensors.layers);
         let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
         groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
-        let (function, slots) = functions[at];
-        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots]))?[0];
+        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_groups[at]]))?[0];
     }
 
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
@@ -288,7 +310,7 @@ pub(super) fn build(
 fn layer(
     g: &mut Builder,
     family: &dyn DecoderFamily,
-    window: Option<usize>,
+    (window, kind): (Option<usize>, &'static str),
     options: &BuildOptions,
 ) -> GraphResult<Vec<Var>> {
     let (config, tokens) = (family.decoder(), Dim::sym(symbols::TOKENS));
@@ -296,7 +318,7 @@ fn layer(
     let row = Type::tensor(DType::I32, Shape(vec![tokens]));
     let positions = g.arg("positions", row.clone());
     let slots = g.arg("slots", row);
-    let at = DecoderLayer { config, options, window, positions, slots };
+    let at = DecoderLayer { config, options, window, kind, positions, slots };
     Ok(vec![family.layer(g, x, &at)?])
 }
 
@@ -305,7 +327,7 @@ pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpo
     let embedding = format!("{}.weight", tensors.embedding.scope);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
     let checkpoint = language_model(checkpoint)?;
-    Ok(checkpoint.prefixed(prefix, &embedding).divided(&family.parts())?)
+    Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }
 
 /// The language model of a multimodal checkpoint, under the names that it has alone; another checkpoint as it is.

@@ -2,9 +2,8 @@
 //! an indexer that chooses which tokens are attended to. They can be planned and not run yet.
 
 use super::definition::{FamilyDefinition, ReadConfig};
-use super::planned_config::{
-    Channel, EXPERTS, ExpertsConfig, LatentConfig, MAX_SIZE, Mixer, PlannedConfig, ROUTER_TRAINING, check_experts,
-};
+use super::experts::{EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts};
+use super::planned_config::{Channel, LatentConfig, Mixer, PlannedConfig};
 use super::tensors::{ATTENTION_OUTPUT, Cut, GATED_MLP, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, read_rope};
 use crate::error::Result;
@@ -19,7 +18,8 @@ const LATENT_ATTENTION: &[TensorName] = &[
     ATTENTION_OUTPUT,
 ];
 
-const TENSORS: TensorTable = TensorTable { layer: &[LATENT_ATTENTION, GATED_MLP, EXPERTS], ..LLAMA_TENSORS };
+const TENSORS: TensorTable =
+    TensorTable { layer: &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS], ..LLAMA_TENSORS };
 
 /// How V3 is registered.
 pub(super) static DEEPSEEK_V3: FamilyDefinition = FamilyDefinition {

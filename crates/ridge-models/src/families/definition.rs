@@ -129,7 +129,7 @@ impl ModelConfig {
 
     /// The tensors of an arranged checkpoint as the family publishes them.
     pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
-        checkpoint.published(&self.config.parts())
+        checkpoint.published(&self.config.parts(), &self.config.stacks())
     }
 
     /// Its family.

@@ -27,6 +27,9 @@ pub(crate) trait GgufMetadata {
         self.window_or_zero().filter(|window| *window > 0)
     }
 
+    /// How many experts a layer has; 0 without.
+    fn experts(&self) -> u64;
+
     /// The number of kinds of segments, which has no architecture in its key; errors as those of `int`.
     fn token_types(&self) -> Result<Option<u64>>;
 

@@ -69,8 +69,8 @@ pub(super) static LLAMA: FamilyDefinition = FamilyDefinition {
     read: ReadConfig::Decoder(|f| Ok(Box::new(LlamaConfig::read(f)?))),
     tensors: LLAMA_TENSORS,
     gguf: Some(GgufMapping {
-        // With a window it is a Mistral.
-        applies: |file| file.window().is_none(),
+        // With a window it is a Mistral, with experts a Mixtral.
+        applies: |file| file.window().is_none() && file.experts() == 0,
         interleaved: true,
         mix: MixRules::Llama,
         read: |file, to| {
@@ -101,14 +101,24 @@ pub(super) fn layer(
     attention_bias: bool,
     mlp_bias: bool,
 ) -> GraphResult<Var> {
-    let norm = NormKind::Rms(config.norm_eps);
-    let x = ResidualHalf::before(norm, "input_layernorm").add(g, x, "self_attn", |g, x| {
-        let qkv = at.project(g, x, QKV, attention_bias)?;
-        let a = at.attend(g, qkv, &at.scores())?;
-        linear(g, "o_proj", a, config.hidden_size, attention_bias)
-    })?;
-    ResidualHalf::before(norm, "post_attention_layernorm")
+    let x = attention(config, g, x, at, attention_bias)?;
+    ResidualHalf::before(NormKind::Rms(config.norm_eps), "post_attention_layernorm")
         .add(g, x, "mlp", |g, x| gated_mlp(g, x, config.intermediate_size, MlpGate::Silu, mlp_bias))
+}
+
+/// The first half of the layer of a Llama.
+pub(super) fn attention(
+    config: &DecoderConfig,
+    g: &mut Builder,
+    x: Var,
+    at: &DecoderLayer<'_>,
+    bias: bool,
+) -> GraphResult<Var> {
+    ResidualHalf::before(NormKind::Rms(config.norm_eps), "input_layernorm").add(g, x, "self_attn", |g, x| {
+        let qkv = at.project(g, x, QKV, bias)?;
+        let a = at.attend(g, qkv, &at.scores())?;
+        linear(g, "o_proj", a, config.hidden_size, bias)
+    })
 }
 
 /// Builds the graph of a Llama; see [`ModelConfig::build`](super::ModelConfig::build).

@@ -43,7 +43,7 @@ pub(super) static MISTRAL: FamilyDefinition = FamilyDefinition {
     tensors: LLAMA_TENSORS,
     // GGUF has it as a Llama with a window.
     gguf: Some(GgufMapping {
-        applies: |file| file.window().is_some(),
+        applies: |file| file.window().is_some() && file.experts() == 0,
         interleaved: true,
         mix: MixRules::Llama,
         read: |file, to| {

@@ -4,8 +4,8 @@
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
-//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bert.rs` is an encoder and `mixtral.rs`
-//! can be planned and not run. `tensors.rs` has the names that families share.
+//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `mixtral.rs` experts,
+//! `bert.rs` is an encoder and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod bert;
 mod blocks;
@@ -13,6 +13,7 @@ mod decoder;
 mod deepseek;
 mod definition;
 mod encoder;
+mod experts;
 mod falcon;
 mod gemma;
 mod gguf_mapping;
@@ -38,15 +39,18 @@ pub(crate) use tensors::TensorName;
 
 pub use definition::{FamilyKind, ModelConfig};
 pub use encoder::BertConfig;
+pub use experts::ExpertsConfig;
 pub use falcon::FalconConfig;
 pub use gemma::GemmaConfig;
 pub use gpt_neox::GptNeoxConfig;
 pub use gpt2::Gpt2Config;
 pub use llama::{LlamaConfig, llama};
 pub use mistral::MistralConfig;
+pub use mixtral::MixtralConfig;
 pub use olmo2::Olmo2Config;
 pub use phi3::Phi3Config;
-pub use planned_config::{Channel, ExpertsConfig, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
+pub use planned_config::{Channel, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;
+pub use qwen3_moe::Qwen3MoeConfig;
 pub use registry::{family_kind, model_type, planned_model_types};
 pub use tensors::Cut;

@@ -4,10 +4,8 @@
 use serde_json::Value;
 
 use super::definition::{FamilyDefinition, ReadConfig};
-use super::planned_config::{
-    Channel, EXPERTS, ExpertsConfig, LayerKind, MAX_SIZE, MambaConfig, Mixer, PlannedConfig, ROUTER_TRAINING,
-    check_experts,
-};
+use super::experts::{EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts};
+use super::planned_config::{Channel, LayerKind, MambaConfig, Mixer, PlannedConfig};
 use super::tensors::{ATTENTION, Cut, GATED_MLP, LLAMA_TENSORS, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
@@ -44,7 +42,7 @@ pub(super) static NEMOTRON_H: FamilyDefinition = FamilyDefinition {
     class: Some("NemotronHForCausalLM"),
     harmless: &[ROUTER_TRAINING, HARMLESS],
     read: ReadConfig::Planned(read),
-    tensors: TensorTable { layer: &[SCAN, ATTENTION, GATED_MLP, EXPERTS], ..LLAMA_TENSORS },
+    tensors: TensorTable { layer: &[SCAN, ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS], ..LLAMA_TENSORS },
     gguf: None,
 };
 

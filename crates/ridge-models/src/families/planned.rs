@@ -1,12 +1,12 @@
 //! Graphs of families that can be planned and not run yet; see [`PlannedConfig`]. Layers are made of the blocks that
-//! other families use, and of experts, latent attention and scans. Weights of experts are one tensor a projection,
-//! `[experts, out, in]`, where checkpoints have one for each expert.
+//! other families use, and of latent attention and scans.
 
+use ridge_graph::ops::PagedAttention;
 use ridge_graph::ops::planned::{Indexer, LatentAttention, Mamba2};
-use ridge_graph::ops::{MoeRouter, PagedAttention};
-use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Sym, Type, Var};
+use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, weight};
+use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, squared, weight};
+use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::{LLAMA_TENSORS, QKV};
 use crate::model::{
@@ -306,43 +306,8 @@ impl PlannedLayer<'_> {
     }
 
     fn experts(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let (c, hidden) = (&self.config.decoder, self.config.decoder.hidden_size);
-        let Some(e) = self.config.experts else { return Ok(x) };
-        let (ids, share) = g.scoped("gate", |g| {
-            let w = weight(g, "weight", [e.experts, hidden])?;
-            let logits = g.linear(x, w)?;
-            let bias = if e.sigmoid { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
-            let op = MoeRouter {
-                top_k: e.top_k,
-                sigmoid: e.sigmoid,
-                normalise: e.normalise,
-                scale: e.scale,
-                bias: false,
-                groups: e.groups.filter(|(groups, _)| *groups > 1),
-            };
-            g.moe_router(logits, bias, op)
-        })?;
-        let y = g.scoped("experts", |g| {
-            let rows = Shape(vec![Dim::sym(symbols::TOKENS), 1.into(), hidden.into()]);
-            let rows = g.reshape(x, rows)?;
-            let reached = Sym::new(symbols::REACHED);
-            let up = weight(g, "up_proj", [e.experts, e.intermediate_size, hidden])?;
-            let down = weight(g, "down_proj", [e.experts, hidden, e.intermediate_size])?;
-            let raised = g.grouped_linear(rows, up, ids, &reached)?;
-            let h = if e.gated {
-                let gate = weight(g, "gate_proj", [e.experts, e.intermediate_size, hidden])?;
-                let opened = g.grouped_linear(rows, gate, ids, &reached)?;
-                g.swiglu(opened, raised)?
-            } else {
-                squared(g, raised)?
-            };
-            let y = g.grouped_linear(h, down, ids, &reached)?;
-            let share = g.reshape(share, [Dim::sym(symbols::TOKENS), e.top_k.into(), 1.into()])?;
-            let share = g.cast(share, self.options.activations)?;
-            let y = g.mul(y, share)?;
-            let y = g.reduce_sum(y, 1)?;
-            g.reshape(y, [Dim::sym(symbols::TOKENS), c.hidden_size.into()])
-        })?;
+        let Some(e) = &self.config.experts else { return Ok(x) };
+        let y = experts(g, x, e)?;
         if e.shared_size == 0 {
             return Ok(y);
         }
@@ -352,13 +317,6 @@ impl PlannedLayer<'_> {
         })?;
         g.add(y, all)
     }
-}
-
-/// `relu(x)^2`.
-fn squared(g: &mut Builder, x: Var) -> GraphResult<Var> {
-    let zero = g.constant_like(x, 0.0)?;
-    let open = g.max(x, zero)?;
-    g.mul(open, open)
 }
 
 /// `down(relu(up(x))^2)`.

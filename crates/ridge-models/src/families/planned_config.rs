@@ -1,9 +1,8 @@
-//! Configurations of families whose graphs can be planned and not run yet: mixtures of experts, latent attention and
-//! hybrids with Mamba. The rule of every configuration holds: what is read is understood, the rest is refused.
+//! Configurations of families whose graphs can be planned and not run yet: latent attention and hybrids with Mamba. The
+//! rule of every configuration holds: what is read is understood, the rest is refused.
 
-use super::tensors::{Cut, TensorName};
-use crate::config::{DecoderConfig, Fields, REMEDY};
-use crate::error::Result;
+use super::experts::ExpertsConfig;
+use crate::config::DecoderConfig;
 
 /// What a layer does with the tokens of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -29,29 +28,6 @@ pub enum Channel {
 
 /// A layer: one of both halves or both.
 pub type LayerKind = (Option<Mixer>, Option<Channel>);
-
-/// Experts of a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExpertsConfig {
-    /// How many there are.
-    pub experts: usize,
-    /// How many a token takes.
-    pub top_k: usize,
-    /// Width of one.
-    pub intermediate_size: usize,
-    /// Width of those that all tokens take, together; 0 without.
-    pub shared_size: usize,
-    /// Are they gated, or squared?
-    pub gated: bool,
-    /// Scores are sigmoids with a bias for the choice; else their softmax.
-    pub sigmoid: bool,
-    /// Are the weights divided by their sum?
-    pub normalise: bool,
-    /// Factor of the weights.
-    pub scale: f64,
-    /// `(groups, kept)`, see [`ridge_graph::ops::MoeRouter`].
-    pub groups: Option<(usize, usize)>,
-}
 
 /// Latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,33 +78,4 @@ pub struct PlannedConfig {
     pub latent: Option<LatentConfig>,
     /// Where a layer has [`Mixer::Mamba`].
     pub mamba: Option<MambaConfig>,
-}
-
-/// The largest size that a configuration may have.
-pub(super) const MAX_SIZE: usize = 1 << 22;
-
-/// Keys of routing that training alone has.
-pub(super) const ROUTER_TRAINING: &[&str] = &["router_aux_loss_coef", "output_router_logits", "ep_size"];
-
-/// Experts, those that all tokens take among them. GGUF files of these families are not read.
-pub(super) const EXPERTS: &[TensorName] = &[
-    TensorName::planned("mlp.experts.gate_proj", Cut::Columns),
-    TensorName::planned("mlp.experts.up_proj", Cut::Columns),
-    TensorName::planned("mlp.experts.down_proj", Cut::Terms),
-    TensorName::planned("mlp.shared_experts.gate_proj", Cut::Columns),
-    TensorName::planned("mlp.shared_experts.up_proj", Cut::Columns),
-    TensorName::planned("mlp.shared_experts.down_proj", Cut::Terms),
-];
-
-/// Checks that a token can choose its experts.
-pub(super) fn check_experts(f: &Fields<'_>, e: &ExpertsConfig) -> Result<()> {
-    let (groups, kept) = e.groups.unwrap_or((1, 1));
-    if !e.experts.is_multiple_of(groups) || kept > groups {
-        return Err(f.wrong("n_group", format!("does not divide {} experts with {kept} kept", e.experts), REMEDY));
-    }
-    if e.top_k > e.experts / groups * kept {
-        let problem = format!("is above the {} experts that a token chooses from", e.experts / groups * kept);
-        return Err(f.wrong("num_experts_per_tok", problem, REMEDY));
-    }
-    Ok(())
 }

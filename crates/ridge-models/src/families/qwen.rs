@@ -94,16 +94,8 @@ impl DecoderFamily for QwenConfig {
     }
 
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
-        let norm = self.norm();
-        let x = ResidualHalf::before(norm, "input_layernorm").add(g, x, "self_attn", |g, x| {
-            let [mut q, mut k, v] = at.project(g, x, QKV, self.qkv_bias)?;
-            if self.qk_norm {
-                (q, k) = (norm.apply(g, "q_norm", q)?, norm.apply(g, "k_norm", k)?);
-            }
-            let a = at.attend(g, [q, k, v], &at.scores())?;
-            linear(g, "o_proj", a, self.hidden_size, self.output_bias)
-        })?;
-        ResidualHalf::before(norm, "post_attention_layernorm")
+        let x = attention(self, g, x, at, [self.qkv_bias, self.output_bias], self.qk_norm)?;
+        ResidualHalf::before(self.norm(), "post_attention_layernorm")
             .add(g, x, "mlp", |g, x| gated_mlp(g, x, self.intermediate_size, MlpGate::Silu, false))
     }
 
@@ -113,4 +105,25 @@ impl DecoderFamily for QwenConfig {
             false => Ok(Vec::new()),
         }
     }
+}
+
+/// The first half of the layer of a Qwen: are there biases, of queries, keys and values and of the output projection, and
+/// norms of queries and keys?
+pub(super) fn attention(
+    config: &DecoderConfig,
+    g: &mut Builder,
+    x: Var,
+    at: &DecoderLayer<'_>,
+    [qkv_bias, output_bias]: [bool; 2],
+    qk_norm: bool,
+) -> GraphResult<Var> {
+    let norm = NormKind::Rms(config.norm_eps);
+    ResidualHalf::before(norm, "input_layernorm").add(g, x, "self_attn", |g, x| {
+        let [mut q, mut k, v] = at.project(g, x, QKV, qkv_bias)?;
+        if qk_norm {
+            (q, k) = (norm.apply(g, "q_norm", q)?, norm.apply(g, "k_norm", k)?);
+        }
+        let a = at.attend(g, [q, k, v], &at.scores())?;
+        linear(g, "o_proj", a, config.hidden_size, output_bias)
+    })
 }

@@ -68,6 +68,9 @@ impl Metadata<'_> {
     }
 }
 
+/// What GGUF calls the gates of experts, which families with experts have.
+const GATE_EXPERTS: &str = "ffn_gate_exps";
+
 /// Keys behind the architecture's name that cannot change what the model computes.
 const HARMLESS: [&str; 5] =
     ["classifier.output_labels", "expert_used_count", "pooling_type", "rope.scaling.finetuned", "tensor_data_layout"];
@@ -87,6 +90,10 @@ impl GgufMetadata for Metadata<'_> {
 
     fn window_or_zero(&self) -> Option<u64> {
         self.window
+    }
+
+    fn experts(&self) -> u64 {
+        self.int("expert_count").ok().flatten().unwrap_or(0)
     }
 
     fn token_types(&self) -> Result<Option<u64>> {
@@ -247,7 +254,12 @@ impl ConfigReader<'_> {
 
     /// What would be computed otherwise than the file means.
     fn refuse(&self) -> Result<()> {
+        let has_experts =
+            self.family.is_some_and(|family| family.tensors.of_layer().any(|t| t.gguf == Some(GATE_EXPERTS)));
         for (key, harmless) in [("expert_count", 0), ("attention.max_alibi_bias", 0)] {
+            if key == "expert_count" && has_experts {
+                continue;
+            }
             let key = self.file.key(key);
             if let Some(value) = self.file.gguf.float(&key)?
                 && value != f64::from(harmless)

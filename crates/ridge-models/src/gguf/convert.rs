@@ -155,7 +155,10 @@ pub fn to_gguf(
     }
     let quantised = || planned.iter().filter(|tensor| tensor.storage.format.is_some());
     if let Some(importance) = &how.importance {
-        importance.check(quantised().map(|t| (t.name.as_str(), t.shape.last().copied().unwrap_or(1))))?;
+        // Of stacks of matrices there is none that all have in common.
+        importance.check(
+            quantised().filter(|t| t.shape.len() == 2).map(|t| (t.name.as_str(), t.shape.last().copied().unwrap_or(1))),
+        )?;
     }
     writer.u32("general.file_type", file_type(&planned, how));
     if quantised().next().is_some() {
@@ -177,7 +180,8 @@ pub fn to_gguf(
         writer.write::<WriteFailure>(out, |index| {
             let tensor = &planned[index];
             let inputs = tensor.shape.last().copied().unwrap_or(1);
-            let importance = how.importance.as_ref().and_then(|all| all.of(&tensor.name, inputs));
+            let importance = how.importance.as_ref().filter(|_| tensor.shape.len() == 2);
+            let importance = importance.and_then(|all| all.of(&tensor.name, inputs));
             let quantised = tensor.storage.format.is_some();
             *unweighed += usize::from(how.importance.is_some() && quantised && importance.is_none());
             let bytes = tensor.bytes(importance).map_err(WriteFailure::Tensor)?;
@@ -268,9 +272,10 @@ fn choose(tensor: &mut PlannedTensor<'_>, how: &Quantisation, model: Option<&Mix
     let width = tensor.shape.last().copied().unwrap_or(1);
     let mixed = || how.mix.zip(model).and_then(|(mix, model)| mix.of(&tensor.name, width, model));
     let wanted = how.outer.clone().filter(|_| outer).or_else(mixed).or_else(|| how.matrices.clone());
-    // Positions and segments are looked up and added, and small.
-    let added = matches!(tensor.name.as_str(), "position_embd.weight" | "token_types.weight");
-    let Some(wanted) = wanted.filter(|_| tensor.shape.len() == 2 && !added) else { return };
+    // Positions and segments are looked up and added, and small. So are routers, whose choices jump.
+    let small = matches!(tensor.name.as_str(), "position_embd.weight" | "token_types.weight")
+        || tensor.name.ends_with(".ffn_gate_inp.weight");
+    let Some(wanted) = wanted.filter(|_| matches!(tensor.shape.len(), 2 | 3) && !small) else { return };
     let mut storage = wanted.clone();
     while storage.bytes(&tensor.shape).is_err() {
         storage = instead(&storage);

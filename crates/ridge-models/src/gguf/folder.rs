@@ -41,7 +41,7 @@ pub fn to_folder(
     let tensors = if BertConfig::is_one(gguf.file(), &config_text)? {
         let config = BertConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
-        checkpoint.published(&[])
+        checkpoint.published(&[], &[])
     } else {
         let config = ModelConfig::from_json(gguf.file(), &config_text)?;
         weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;

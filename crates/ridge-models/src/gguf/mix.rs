@@ -82,6 +82,8 @@ impl Mix {
         };
         let more = layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2;
         let first = |part: usize| layer < layers / part;
+        // Experts are stored as an MLP is.
+        let role = if role == "ffn_down_exps.weight" { "ffn_down.weight" } else { role };
         match (role, self.name) {
             ("attn_v.weight" | "attn_qkv.weight", _) => {
                 let format = self.values(layer, sharing, more);

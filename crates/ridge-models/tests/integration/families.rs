@@ -3,8 +3,8 @@
 
 use crate::common::mesh::{on_mesh, sharded, tp};
 use crate::common::{
-    BLOCK_SIZE, Evaluated, FAMILIES, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, relative, rows,
-    stack, step_of,
+    BLOCK_SIZE, Evaluated, FAMILIES, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, fixtures, judge,
+    plain_logits, relative, rows, stack, step_of,
 };
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Arg, DType, Precision, Role, Tensor, Value, conformance};
@@ -13,7 +13,10 @@ use ridge_models::{BuildOptions, ModelConfig};
 use ridge_runtime::Backend;
 
 /// Those with two sequences of different lengths.
-const BATCHED: [&str; 4] = ["gemma2", "gemma3", "mistral", "qwen3"];
+const BATCHED: [&str; 6] = ["gemma2", "gemma3", "mistral", "mixtral", "qwen3", "qwen3_moe"];
+
+/// Those with experts.
+const EXPERTS: [&str; 2] = ["mixtral", "qwen3_moe"];
 
 /// Tokens of the prompt that precedes single tokens in `decode_logits_f32`.
 const PROMPT: usize = 16;
@@ -54,8 +57,12 @@ fn prompt_logits_are_as_near_to_exact_as_those_of_transformers() {
     for fixture in all() {
         let (tokens, expected) = (fixture.prompt(), &fixture.expected);
         let got = OnCpu::new(&fixture, 2).run(&mut whole(&tokens), &[tokens.len()]);
-        let exact = expected.tensor("logits_f64");
-        let used = within(fixture.name, &got, &expected.tensor("logits_f32"), &exact);
+        let (torch, exact) = (expected.tensor("logits_f32"), expected.tensor("logits_f64"));
+        let used = match EXPERTS.contains(&fixture.name) {
+            // A whole row moves with the rounding of one weight of its experts: torch's luck with that says little alone.
+            true => judge(fixture.name, &got, &torch, &plain_logits(&fixture), &exact),
+            false => within(fixture.name, &got, &torch, &exact),
+        };
         let worst = got.floats().iter().zip(exact.floats()).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         println!("{}: {used:.2} of what is allowed, at most {worst:.1e}", fixture.name);
     }
@@ -234,7 +241,9 @@ fn two_ranks_compute_what_one_does() {
         }
         for (whole, part) in graph.main().args.iter().zip(&local.graph.main().args) {
             let in_layer = whole.name.split('.').any(|part| part.parse::<usize>().is_ok());
-            let matrix = whole.role == Role::Weight && whole.ty.shape.rank() == 2;
+            // Every rank chooses experts for all tokens.
+            let router = whole.name.ends_with("mlp.gate.weight");
+            let matrix = whole.role == Role::Weight && whole.ty.shape.rank() >= 2 && !router;
             if in_layer && (whole.role == Role::State || matrix) {
                 assert_eq!(part.ty.bytes() * 2, whole.ty.bytes(), "{}: {}", fixture.name, whole.name);
             }

@@ -11,7 +11,7 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{
     Arg, Bindings, DType, Graph, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
-use ridge_models::{RowTables, Sampled, row_changes, symbols, with_blocks, with_loss, with_rows};
+use ridge_models::{RowTables, RowWidths, Sampled, row_changes, symbols, with_blocks, with_loss, with_rows};
 use ridge_runtime::{Backend, Bucket, Recipe, Refresh, Session, WeightData, lower, plan};
 
 /// The model with weights, activations and cache of bf16, which are its own or copies of masters.
@@ -176,7 +176,7 @@ fn no_shipped_program_copies_a_parameter() {
         programs.extend(serving.map(|outputs| (fixture.name.to_owned(), fixture.model.graph.clone(), outputs)));
         bindings = with_blocks(&fixture.model.graph, bindings, 2);
         // As an engine runs it, over rows on the device.
-        let tables = RowTables::of(&fixture.model.graph, 4);
+        let tables = RowTables::of(&fixture.model.graph, RowWidths { blocks: 4, biases: 8, breakers: 8 });
         for candidates in [0, 4] {
             let sampled = Sampled { output: Some("next"), candidates };
             let rows = with_rows(&fixture.model.graph, &tables, sampled).unwrap_or_else(|e| panic!("{e}"));

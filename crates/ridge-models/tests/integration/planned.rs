@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ridge_graph::{Bindings, Role, passes};
-use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, parameters, symbols};
+use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, parameters, symbols, with_reached};
 
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -65,10 +65,11 @@ fn active(name: &str) -> i128 {
     for symbol in [symbols::TOKENS, symbols::SEQS, symbols::TABLE, symbols::BLOCKS] {
         step = step.with(symbol, 1);
     }
-    for symbol in [symbols::PAIRS, symbols::CACHED, symbols::REACHED, "pairs_within_2048", "cached_within_2048"] {
+    for symbol in [symbols::PAIRS, symbols::CACHED, "pairs_within_2048", "cached_within_2048"] {
         step = step.with(symbol, 0);
     }
-    graph.cost().matrix_flops.eval(&step).unwrap() / 2
+    let cost = graph.cost();
+    cost.matrix_flops.eval(&with_reached(&cost, step, 1)).unwrap() / 2
 }
 
 #[test]
@@ -88,13 +89,21 @@ fn a_token_multiplies_the_parameters_that_its_experts_have() {
 
 #[test]
 fn a_choice_of_experts_that_cannot_be_made_is_refused_by_key() {
-    let text = std::fs::read_to_string(fixtures().join("configs/Mixtral-8x7B-v0.1.json")).unwrap();
+    let read = |name: &str| std::fs::read_to_string(fixtures().join(format!("configs/{name}.json"))).unwrap();
+    let text = read("Mixtral-8x7B-v0.1");
     let said =
-        |from: &str, to: &str| PlannedConfig::from_json("c.json", &text.replace(from, to)).unwrap_err().to_string();
+        |from: &str, to: &str| ModelConfig::from_json("c.json", &text.replace(from, to)).unwrap_err().to_string();
     let message = said("\"num_experts_per_tok\": 2", "\"num_experts_per_tok\": 9");
     assert!(message.starts_with("c.json: num_experts_per_tok = 9 is above the 8 experts"), "{message}");
     assert!(said("\"vocab_size\"", "\"new_trick\": 1, \"vocab_size\"").contains("unknown key new_trick"));
-    assert!(said("\"mixtral\"", "\"mixtrel\"").contains("Ridge plans deepseek_v3"));
+
+    let text = read("DeepSeek-V3");
+    let said =
+        |from: &str, to: &str| PlannedConfig::from_json("c.json", &text.replace(from, to)).unwrap_err().to_string();
+    let message = said("\"num_experts_per_tok\": 8", "\"num_experts_per_tok\": 129");
+    assert!(message.starts_with("c.json: num_experts_per_tok = 129 is above the 128 experts"), "{message}");
+    assert!(said("\"vocab_size\"", "\"new_trick\": 1, \"vocab_size\"").contains("unknown key new_trick"));
+    assert!(said("\"deepseek_v3\"", "\"deepseek_v4\"").contains("Ridge plans deepseek_v3"));
 }
 
 #[test]

@@ -90,6 +90,17 @@ fn gauges(stats: &Stats) -> Vec<Gauge> {
         counter("ridge:prefix_cache_hits_total", "Tokens of prompts found in the cache.", stats.prefix_hits),
         counter("ridge:spec_decode_num_draft_tokens_total", "Candidates for next tokens.", stats.candidates),
         counter("ridge:spec_decode_num_accepted_tokens_total", "Candidates that were accepted.", stats.accepted),
+        counter(
+            "ridge:programs_compiled_total",
+            "Programs compiled; none while requests are served.",
+            stats.made.compiled,
+        ),
+        counter(
+            "ridge:buckets_bound_total",
+            "Shapes of steps made ready; none while requests are served.",
+            stats.made.bound,
+        ),
+        counter("ridge:choices_timed_total", "Choices of kernels made by timing them.", stats.made.timed),
         counter("ridge:num_preemptions_total", "Answers that gave their blocks to others.", stats.preemptions),
     ]
 }

@@ -97,7 +97,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
 
     let spinner = Spinner::new();
     let rates = match threads {
-        Some(threads) => DeviceRates::measure(&model, settings.context * batch, threads, &spinner)?,
+        Some(threads) => DeviceRates::measure(&model, settings.context * batch, threads, |what| spinner.now(what))?,
         None => DeviceRates::specified(&device, &model)?,
     };
     let mut results = Vec::with_capacity(tests.len());

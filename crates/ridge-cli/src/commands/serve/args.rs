@@ -109,8 +109,8 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) speculate: usize,
 
-    /// Skip the measurement of memory and arithmetic, which takes half a second, by which metrics compare the time of each
-    /// step with its floor
+    /// Skip the measurement of memory and arithmetic by which metrics compare the time of each step with its floor: half a
+    /// second, the first time that no step runs
     #[arg(long, help_heading = "Running")]
     pub(super) no_roofline: bool,
 

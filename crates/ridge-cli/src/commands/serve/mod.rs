@@ -3,6 +3,8 @@
 mod args;
 
 use std::net::TcpListener;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ridge_engine::costs::StepCost;
@@ -11,7 +13,7 @@ use ridge_engine::{EmbedOptions, Embedder, EngineOptions, Ngram};
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::{Model, ModelConfig, ModelFiles, Pooling, weight_bytes};
 use ridge_runtime::Backend;
-use ridge_serve::{Floor, Runs, ServedModel, listen, serve, start_log};
+use ridge_serve::{Floor, ReservedAddress, Runs, ServeError, ServedModel, serve, start_log};
 use ridge_text::template::Clock;
 use ridge_text::{ChatInput, ChatTemplates, Tokenizer};
 
@@ -24,7 +26,7 @@ use crate::model::{
     self, CacheSize, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings,
     StepExtents,
 };
-use crate::output::{Spinner, columns, count, note, print};
+use crate::output::{columns, count, note, print};
 
 /// The default context: as long as most uses need, without the memory that a model's longest would take.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -33,7 +35,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let options = args.options()?;
     // Before anything slow: a port that is taken, or a key file that is not there, should be an error at once.
-    let listeners = if args.dry_run { Vec::new() } else { listeners(&args)? };
+    let reserved = if args.dry_run { Vec::new() } else { reserve(&args)? };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {
         None if args.dry_run => return dry_run(&args, &settings, &files),
@@ -51,6 +53,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         None => generator(&args, &settings, &files)?,
     };
     start_log(args.log_format.format(), args.log_level.level());
+    // Everything is ready.
+    let listeners = reserved.into_iter().map(ReservedAddress::listen).collect::<Result<Vec<TcpListener>, _>>()?;
     let local = |host: &String| matches!(host.as_str(), "127.0.0.1" | "localhost" | "::1");
     if options.keys.is_empty() && !args.host.iter().all(local) {
         note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
@@ -68,17 +72,17 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     Ok(serve(listeners, served, runs, options)?)
 }
 
-/// A listener for each address, all at one port.
-fn listeners(args: &ServeArgs) -> Result<Vec<TcpListener>> {
+/// All addresses, at one port.
+fn reserve(args: &ServeArgs) -> Result<Vec<ReservedAddress>> {
     let mut port = args.port;
-    let mut listeners = Vec::with_capacity(args.host.len());
+    let mut reserved = Vec::with_capacity(args.host.len());
     for host in &args.host {
-        let listener = listen(host, port)?;
+        let address = ReservedAddress::new(host, port)?;
         // The first one takes a free port where none is given.
-        port = listener.local_addr().map_or(port, |address| address.port());
-        listeners.push(listener);
+        port = address.port()?;
+        reserved.push(address);
     }
-    Ok(listeners)
+    Ok(reserved)
 }
 
 fn name(args: &ServeArgs, files: &ModelFiles) -> String {
@@ -187,7 +191,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     let templates = templates(args, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
     let prepared = model::load_model(files, config, settings, running, CacheSize::Engine(*engine), workspace)?;
-    let floor = if args.no_roofline { None } else { floor(&prepared, engine.context, *cached)? };
+    let floor = if args.no_roofline { None } else { floor(&prepared, *engine, *cached)? };
     let LoadedModel { session, model, .. } = prepared;
     let engine = *engine;
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
@@ -198,6 +202,7 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     if args.speculate > 0 {
         service = service.with_drafts(Ngram::new(args.speculate));
     }
+    let service = service.made_ready()?;
     let mut eos: Vec<u32> = model.eos_token_ids.clone();
     if let Some(tokenizer) = &tokenizer {
         let input = ChatInput::new(Vec::new(), Clock::now_utc());
@@ -209,15 +214,41 @@ fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> 
     Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context: engine.context }, runs))
 }
 
-/// Tells what a step takes at least, by what this machine was measured to reach.
-fn floor(prepared: &LoadedModel, context: usize, cached: usize) -> Result<Option<Floor>> {
+/// How long no step ran before the machine is measured, and how often that is tried.
+const IDLE: Duration = Duration::from_secs(1);
+const TRIES: usize = 100;
+
+/// Tells what a step takes at least, by what this machine reaches. That is measured on a thread of its own, while no step
+/// runs; until then nothing is told.
+fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result<Option<Floor>> {
     // Only CPUs are measured.
     let Some(threads) = prepared.threads else { return Ok(None) };
-    let cost = StepCost::new(&prepared.model, context, prepared.session.backend().kernels())?;
-    let roofline = DeviceRates::measure(&prepared.model, cached, threads, &Spinner::new())?.roofline();
+    let cost = StepCost::new(&prepared.model, engine.context, prepared.session.backend().kernels())?;
+    let (model, rates, steps) = (prepared.model.clone(), Arc::new(OnceLock::new()), Arc::new(AtomicU64::new(0)));
+    let (measured, ran) = (Arc::clone(&rates), Arc::clone(&steps));
+    let measure = move || {
+        for _ in 0..TRIES {
+            let before = ran.load(Ordering::Relaxed);
+            std::thread::sleep(IDLE);
+            if ran.load(Ordering::Relaxed) != before {
+                continue;
+            }
+            let found = DeviceRates::measure(&model, cached, threads, |_| ());
+            if ran.load(Ordering::Relaxed) == before {
+                match found {
+                    Ok(found) => _ = measured.set(found.roofline()),
+                    Err(why) => tracing::warn!("steps are not held against their floor: {why}"),
+                }
+                return;
+            }
+        }
+        tracing::warn!("steps are not held against their floor: the machine was never idle enough to be measured");
+    };
+    std::thread::Builder::new().name("roofline".into()).spawn(measure).map_err(ServeError::System)?;
     Ok(Some(Box::new(move |work: &[(usize, usize)]| {
+        steps.fetch_add(1, Ordering::Relaxed);
         let work = cost.at(work).ok()?;
-        Duration::try_from_secs_f64(roofline.floor(Flops(work.flops), Bytes(work.bytes)).as_f64()).ok()
+        Duration::try_from_secs_f64(rates.get()?.floor(Flops(work.flops), Bytes(work.bytes)).as_f64()).ok()
     })))
 }
 

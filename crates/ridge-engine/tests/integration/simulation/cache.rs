@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_engine::service::{Happened, Policy, Request, Service, ServiceOptions};
-use ridge_engine::{Engine, EngineOptions, STEPS_IN_FLIGHT, Sampling, window_blocks};
+use ridge_engine::{Engine, EngineOptions, STEPS_IN_FLIGHT, Sampling, row_widths, window_blocks};
 use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, RowTables, WeightSource};
 use ridge_runtime::{Backend, Session};
 use serde_json::{Value, json};
@@ -43,7 +43,7 @@ fn cpu() -> Arc<dyn Backend> {
 /// A device that computes nothing, for sequences of at most `context` tokens.
 fn blank(model: &Model, context: usize) -> Arc<dyn Backend> {
     let device = Parrot { blank: true, ..Parrot::default() };
-    device.tables.get_or_init(|| RowTables::of(&model.graph, context.div_ceil(model.block_size)));
+    device.tables.get_or_init(|| RowTables::of(&model.graph, row_widths(context.div_ceil(model.block_size))));
     Arc::new(device)
 }
 

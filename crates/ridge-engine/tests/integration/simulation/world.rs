@@ -11,7 +11,7 @@ use std::time::Duration;
 use ridge_engine::service::{
     BlockUse, Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
 };
-use ridge_engine::{EngineOptions, Finish, Ngram, Sampling};
+use ridge_engine::{EngineOptions, Finish, Made, Ngram, Sampling, row_widths};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, RowTables, WeightSource};
@@ -62,7 +62,7 @@ pub(crate) fn model(block_size: usize, divided: bool) -> (Model, WeightSource) {
 pub(crate) fn service(device: &Parrot, (block_size, divided): (usize, bool), options: ServiceOptions) -> Service {
     let (model, source) = model(block_size, divided);
     let blocks = options.engine.context.div_ceil(block_size);
-    device.tables.get_or_init(|| RowTables::of(&model.graph, blocks));
+    device.tables.get_or_init(|| RowTables::of(&model.graph, row_widths(blocks)));
     let mut session = Session::new(Arc::new(device.clone()));
     source.load(&mut session, &model.graph, |_| ()).expect("loads");
     let service = Service::new(session, &model, options).unwrap_or_else(|e| panic!("{e}"));
@@ -130,6 +130,8 @@ pub(crate) struct World {
     rng: Rng,
     device: Parrot,
     service: Service,
+    /// What was made for its steps beforehand, if it was.
+    ready: Option<Made>,
     /// Another, which has one request at a time.
     alone: Option<Service>,
     /// Tokens of answers are computed by codes, those of prompts exactly.
@@ -177,9 +179,15 @@ impl World {
                 shortest,
             });
         }
+        let mut ready = None;
+        if rng.one_in(2) {
+            service = service.made_ready().expect("the device has room");
+            ready = Some(service.stats().made);
+        }
         let now = Duration::from_secs(7);
         Self {
             rng,
+            ready,
             device,
             service,
             alone: None,
@@ -236,6 +244,12 @@ impl World {
         let stats = self.service.stats();
         assert_eq!((stats.running, stats.waiting, stats.blocks_used), (0, 0, 0), "something was left behind");
         assert!(self.service.blocks().iter().all(|b| !matches!(b, BlockUse::Used(_))));
+        assert!(
+            self.ready.is_none_or(|made| made == stats.made),
+            "{:?} was ready, and now there is {:?}",
+            self.ready,
+            stats.made
+        );
         self.seen.stats = stats;
         self.seen
     }

@@ -27,7 +27,7 @@ pub(crate) const ALL: [&str; 6] =
     ["mha_untied", "gqa2_tied", "gqa8_llama3_rope", "odd_head_dim", "bf16_sharded", "biased"];
 
 /// Every decoder, with the context that it is built for: the whole sequence where frequencies depend on it.
-pub(crate) const FAMILIES: [(&str, Option<usize>); 15] = [
+pub(crate) const FAMILIES: [(&str, Option<usize>); 17] = [
     ("falcon", None),
     ("gemma2", None),
     ("gemma3", None),
@@ -38,11 +38,13 @@ pub(crate) const FAMILIES: [(&str, Option<usize>); 15] = [
     ("llama_yarn", None),
     ("llama_yarn_mscale", None),
     ("mistral", None),
+    ("mixtral", None),
     ("olmo2", None),
     ("phi3", None),
     ("phi3_longrope", None),
     ("qwen2", None),
     ("qwen3", None),
+    ("qwen3_moe", None),
 ];
 
 /// Tokens of a block of the cache: not a divisor of anything else here.

@@ -1,0 +1,151 @@
+// Around the products of experts: the router's choice, pairs of tokens and experts in the order of experts, and the sum of
+// what experts gave. Nothing is read back to the host. Floor: a launch each.
+// Defines: ROUTER, with D of logits, EXPERTS, TOP_K, and SIGMOID, NORMALISE and BIAS, 0 or 1; or PERMUTATION; or COMBINE,
+// with D.
+
+#if ROUTER
+#define EACH ((EXPERTS + 31) / 32)
+#define ALL 0xffffffffu
+
+// Is a, of expert i, chosen before b, of expert j? The larger one, the first of equals, NaN last.
+__device__ inline bool precedes(float a, int i, float b, int j) {
+    if (a != a || b != b) return (a != a) == (b != b) ? i < j : b != b;
+    return a == b ? i < j : a > b;
+}
+
+// A warp makes a token; a lane has every 32nd expert. Numbers: tokens.
+extern "C" __global__ __launch_bounds__(128) void moe_router(
+    const D::Raw* __restrict__ logits, const float* __restrict__ bias, int* __restrict__ ids, float* __restrict__ weights,
+    float scale, Numbers<1> n
+) {
+    const i64 token = (i64)blockIdx.x * 4 + (threadIdx.x >> 5);
+    const int lane = threadIdx.x & 31;
+    if (token >= n.v[0]) return;
+    float score[EACH], order[EACH], most = -INF;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int expert = lane + 32 * i;
+        order[i] = expert < EXPERTS ? D::load(logits[token * EXPERTS + expert]) : -INF;
+        most = order[i] > most ? order[i] : most;
+    }
+    if (SIGMOID) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) score[i] = order[i] = op_sigmoid(order[i]);
+    } else {
+        for (int step = 16; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(ALL, most, step));
+        float total = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            score[i] = lane + 32 * i < EXPERTS ? expf(order[i] - most) : 0.0f;
+            total += score[i];
+        }
+        for (int step = 16; step > 0; step >>= 1) total += __shfl_xor_sync(ALL, total, step);
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            score[i] = score[i] / total;
+            if (BIAS) order[i] = score[i];
+        }
+    }
+    if (BIAS) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i)
+            if (lane + 32 * i < EXPERTS) order[i] += bias[lane + 32 * i];
+    }
+    u32 taken = 0;
+    float mine = 0.0f, sum = 0.0f;
+    for (int choice = 0; choice < TOP_K; ++choice) {
+        // Experts are numbered below the limit; from it on there is none.
+        float best = QNAN, of_best = 0.0f;
+        int which = 0x7fffffff;
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int expert = lane + 32 * i;
+            if (expert < EXPERTS && !(taken >> i & 1) && precedes(order[i], expert, best, which)) {
+                best = order[i];
+                of_best = score[i];
+                which = expert;
+            }
+        }
+        for (int step = 16; step > 0; step >>= 1) {
+            const float other = __shfl_xor_sync(ALL, best, step), of_other = __shfl_xor_sync(ALL, of_best, step);
+            const int its = __shfl_xor_sync(ALL, which, step);
+            if (precedes(other, its, best, which)) {
+                best = other;
+                of_best = of_other;
+                which = its;
+            }
+        }
+        if ((which & 31) == lane) taken |= 1u << (which >> 5);
+        if (lane == choice) {
+            mine = of_best;
+            ids[token * TOP_K + choice] = which;
+        }
+        sum += of_best;
+    }
+    if (lane < TOP_K) weights[token * TOP_K + lane] = (NORMALISE ? mine / sum : mine) * scale;
+}
+#elif PERMUTATION
+// A block makes an expert: it counts the pairs of experts before, and puts its own behind these, in their order. One block
+// more makes what goes to no expert. Numbers: pairs, top_k, experts.
+extern "C" __global__ __launch_bounds__(256) void expert_permutation(
+    const int* __restrict__ ids, const int* __restrict__ seq_ids, int* __restrict__ rows, int* __restrict__ places,
+    int* __restrict__ offsets, Numbers<3> n
+) {
+    __shared__ i64 sums[32];
+    __shared__ int counts[8];
+    const int pairs = (int)n.v[0], top_k = (int)n.v[1], experts = (int)n.v[2], mine = blockIdx.x;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    auto expert = [&](int pair) {
+        const int id = ids[pair];
+        return id < 0 || id >= experts || seq_ids[pair / top_k] < 0 ? experts : id;
+    };
+    i64 before = 0;
+    for (int pair = threadIdx.x; pair < pairs; pair += 256) before += expert(pair) < mine;
+    before = block_reduce<Sum, i64>(before, sums);
+    if (threadIdx.x == 0) offsets[mine] = (int)before;
+    if (mine == experts) {
+        for (int pair = threadIdx.x; pair < pairs; pair += 256) {
+            if (expert(pair) == experts) places[pair] = -1;
+            if (pair >= before) rows[pair] = -1;
+        }
+        return;
+    }
+    int next = (int)before;
+    for (int base = 0; base < pairs; base += 256) {
+        const int pair = base + threadIdx.x;
+        const bool own = pair < pairs && expert(pair) == mine;
+        const u32 votes = __ballot_sync(0xffffffffu, own);
+        if (lane == 0) counts[warp] = __popc(votes);
+        __syncthreads();
+        int place = next + __popc(votes & ((1u << lane) - 1));
+        for (int w = 0; w < 8; ++w) {
+            if (w < warp) place += counts[w];
+            next += counts[w];
+        }
+        if (own) {
+            places[pair] = place;
+            rows[place] = pair / top_k;
+        }
+        __syncthreads();
+    }
+}
+#else
+// A block makes a token. Numbers: top_k, rows of y, elements of a row.
+extern "C" __global__ __launch_bounds__(256) void expert_combine(
+    const D::Raw* __restrict__ y, const int* __restrict__ places, const float* __restrict__ weights,
+    D::Raw* __restrict__ out, Numbers<3> n
+) {
+    const int top_k = (int)n.v[0];
+    const i64 hidden = n.v[2];
+    const int* place = places + (i64)blockIdx.x * top_k;
+    const float* weight = weights + (i64)blockIdx.x * top_k;
+    for (i64 e = threadIdx.x; e < hidden; e += blockDim.x) {
+        float sum = 0.0f;
+        for (int i = 0; i < top_k; ++i) {
+            const int row = place[i];
+            if (row >= 0 && row < n.v[1]) sum = fmaf(weight[i], D::load(y[row * hidden + e]), sum);
+        }
+        out[blockIdx.x * hidden + e] = D::store(sum);
+    }
+}
+#endif

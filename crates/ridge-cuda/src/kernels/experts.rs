@@ -1,0 +1,78 @@
+//! Around the products of experts: `kernels/experts.cu`.
+
+use ridge_graph::ops::{ExpertPermutation, MoeRouter};
+use ridge_graph::{Dim, Function};
+
+use super::entry::CudaKernelEntry;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, composite, grid, input, name, numbers, output,
+};
+
+pub(super) const EXPERTS: KernelText<'_> = KernelText::new(include_str!("../../kernels/experts.cu"));
+
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    vec![
+        CudaKernelEntry::new("moe_router", "moe_router(logits)", chooses, router),
+        CudaKernelEntry::new("moe_router_biased", "moe_router(logits, bias)", chooses, router),
+        CudaKernelEntry::new("expert_permutation", "expert_permutation(ids, seq_ids)", |_| true, permutation),
+        CudaKernelEntry::new("expert_combine", "expert_combine(y, places, weights)", |_| true, combine),
+    ]
+}
+
+/// Experts of a token, and experts in all, that a warp has room for.
+const MAX_TOP_K: usize = 32;
+const MAX_EXPERTS: usize = 512;
+
+/// All experts are chosen from, and fit a warp.
+fn chooses(body: &Function) -> bool {
+    let experts = body.args[0].ty.shape.0.last().and_then(Dim::as_const);
+    composite::<MoeRouter>(body).is_some_and(|op| op.groups.is_none() && op.top_k <= MAX_TOP_K)
+        && experts.is_some_and(|experts| experts <= MAX_EXPERTS)
+}
+
+fn flag(on: bool) -> &'static str {
+    if on { "1" } else { "0" }
+}
+
+fn router(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let op = spec.composite::<MoeRouter>().ok_or("no moe_router in the group")?;
+    let logits = &spec.inputs[0];
+    let (tokens, experts) = (logits.shape[0], logits.shape[1]);
+    let defines = [
+        ("ROUTER", "1"),
+        ("D", name(logits.dtype)),
+        ("EXPERTS", &*experts.to_string()),
+        ("TOP_K", &*op.top_k.to_string()),
+        ("SIGMOID", flag(op.sigmoid)),
+        ("NORMALISE", flag(op.normalise)),
+        ("BIAS", flag(op.bias)),
+    ];
+    // Where there is no bias, any address will do.
+    let bias = input(usize::from(op.bias));
+    let scale = LaunchArg::Float(op.scale as f32);
+    let args = vec![input(0), bias, output(0), output(1), scale, numbers(&[tokens])];
+    grid(CudaSource::new("moe_router", &defines, &EXPERTS), [tokens.div_ceil(4), 1, 1], 128, args)
+}
+
+fn permutation(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let op = spec.composite::<ExpertPermutation>().ok_or("no expert_permutation in the group")?;
+    let ids = &spec.inputs[0];
+    let args = vec![
+        input(0),
+        input(1),
+        output(0),
+        output(1),
+        output(2),
+        numbers(&[ids.len(), ids.shape[1].max(1), op.experts]),
+    ];
+    let source = CudaSource::new("expert_permutation", &[("PERMUTATION", "1")], &EXPERTS);
+    grid(source, [op.experts + 1, 1, 1], 256, args)
+}
+
+fn combine(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let (y, places) = (&spec.inputs[0], &spec.inputs[1]);
+    let [tokens, top_k] = [places.shape[0], places.shape[1]];
+    let args = vec![input(0), input(1), input(2), output(0), numbers(&[top_k, y.shape[0], y.shape[1]])];
+    let blocks = if y.shape[1] == 0 { 0 } else { tokens };
+    grid(CudaSource::new("expert_combine", &[("D", name(y.dtype))], &EXPERTS), [blocks, 1, 1], 256, args)
+}

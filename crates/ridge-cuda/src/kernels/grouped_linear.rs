@@ -1,0 +1,100 @@
+//! Products of groups of rows: `kernels/grouped_linear.cu`, on tensor cores for many rows.
+
+use ridge_graph::format::{BLOCK, ScaleLayout, ScaledFormat};
+use ridge_graph::ops::GroupedLinear;
+use ridge_graph::{DType, Function};
+
+use super::entry::CudaKernelEntry;
+use super::quantize::scaled;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, grid, input, name, numbers, output,
+};
+
+pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu"));
+pub(super) const TILES: KernelText<'_> = KernelText::new(include_str!("../../kernels/grouped_linear.cu")).with_tiles();
+
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    let entries = [
+        CudaKernelEntry::new("grouped_linear", "grouped_linear(x, w, offsets)", supports, make),
+        CudaKernelEntry::new("grouped_linear_rows", "grouped_linear(x, w, offsets, rows)", supports, make),
+    ];
+    // Few rows are streamed, many go by tiles: their sums are in other orders.
+    entries.map(CudaKernelEntry::numerics_by_extents).into()
+}
+
+/// Plain weights, or codes with scales.
+fn supports(body: &Function) -> bool {
+    let w = &body.args[1].ty;
+    w.format.is_none() || scaled(w).is_some()
+}
+
+/// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
+const TILE: usize = 64;
+/// Rows up to which weights are streamed whatever the number of groups, and rows of a group up to which they are.
+const FEW_ROWS: usize = 32;
+const FEW_ROWS_OF_GROUP: usize = 4;
+
+/// Of scales: those of a group, columns that share some, those of such columns, and elements of a column that share one.
+fn scales(format: ScaledFormat, columns: usize, depth: usize) -> [usize; 4] {
+    let (columns, depth) = (columns.max(1), depth.max(1));
+    match format.scales {
+        ScaleLayout::Tensor => [0, columns, 0, depth],
+        ScaleLayout::Row => [columns, 1, 1, depth],
+        ScaleLayout::Group(size) => [columns * depth.div_ceil(size), 1, depth.div_ceil(size), size],
+        ScaleLayout::Block => {
+            let across = depth.div_ceil(BLOCK);
+            [columns.div_ceil(BLOCK) * across, BLOCK, across, BLOCK]
+        }
+    }
+}
+
+fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+    let gathered = spec.composite::<GroupedLinear>().ok_or("no grouped_linear in the group")?.gathered;
+    let (x, w, y) = (&spec.inputs[0], &spec.inputs[1], &spec.outputs[0]);
+    let [groups, columns, depth] = w.shape[..] else { return Err("a weight is no stack of matrices".into()) };
+    let rows = y.shape[0];
+    if y.len() == 0 {
+        return Ok(CudaKernel::default());
+    }
+    let flag = if gathered { "1" } else { "0" };
+    // Where all rows are in order, any address will do.
+    let index = input(if gathered { 3 } else { 2 });
+    let extents = [rows, x.shape[0], groups, columns, depth];
+    let half = matches!(x.dtype, DType::BF16 | DType::F16) && w.dtype == x.dtype && w.format.is_none();
+    if half && depth.is_multiple_of(8) && depth > 0 && rows > FEW_ROWS.max(FEW_ROWS_OF_GROUP * groups) {
+        let defines = [("TILED", "1"), ("X", name(x.dtype)), ("GATHERED", flag)];
+        let args = vec![input(0), input(1), input(2), index, output(0), numbers(&extents)];
+        // As many tiles as there can be: each group may end with one that is not full, and so may what is behind them.
+        let tiles = rows / TILE + groups + 1;
+        let source = CudaSource::new("grouped_tiles", &defines, &TILES);
+        return grid(source, [columns.div_ceil(TILE), tiles, 1], 128, args);
+    }
+    let format = w.format.as_ref().and_then(|format| format.downcast::<ScaledFormat>().copied());
+    let stored = format.map_or(w.dtype, |format| format.codes.dtype());
+    let (x_size, w_size) = (x.dtype.size_bytes(), stored.size_bytes());
+    let vector = if (depth * w_size).is_multiple_of(16) { 16 / w_size } else { 1 };
+    let wide = vector > 1 && (vector * x_size).is_multiple_of(16) && (depth * x_size).is_multiple_of(16);
+    let defines = [
+        ("X", name(x.dtype)),
+        ("W", name(stored)),
+        ("Y", name(y.dtype)),
+        ("GATHERED", flag),
+        ("VECTOR", &*vector.to_string()),
+        ("WIDE", if wide { "1" } else { "0" }),
+        ("SCALED", if format.is_some() { "1" } else { "0" }),
+    ];
+    let at_scales = if format.is_some() { w.component_offsets()?[1] } else { 0 };
+    let of_scales = format.map_or([0, 1, 0, 1], |format| scales(format, columns, depth));
+    let args = vec![
+        input(0),
+        input(1),
+        LaunchArg::Pointer(OperandSlot::Input(1), at_scales),
+        input(2),
+        index,
+        output(0),
+        numbers(&[&extents[..], &of_scales].concat()),
+    ];
+    let source = CudaSource::new("grouped_rows", &defines, &ROWS);
+    // One group more clears the rows behind the last.
+    grid(source, [columns.div_ceil(8), groups + 1, 1], 256, args)
+}
