@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use ridge_graph::Graph;
-use ridge_models::{Model, windows};
+use ridge_models::{Model, has_fixed_state, windows};
 use ridge_runtime::{CachedProgram, Session};
 
 use crate::blocks::{BlockId, Blocks, Prefix, computed};
@@ -20,12 +20,16 @@ use crate::lattice::LatticeOptions;
 use crate::programs::{MAX_CANDIDATES, Made, Programs};
 use crate::rows::Rows;
 use crate::sampling::Sampling;
+use crate::states::States;
 use pending::{PendingStep, learn};
 pub use sequence::{Next, Outcome, Row, SAMPLED, SequenceId, Start};
 use sequence::{Sequence, Shared};
 
 /// Steps that may be in flight at a time: one that runs, and one that is queued behind it.
 pub const STEPS_IN_FLIGHT: usize = 2;
+
+/// Snapshots of states of a fixed size that are kept for each sequence that may run, for later prompts.
+pub const SNAPSHOTS: usize = 4;
 
 /// How much an engine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,12 @@ impl EngineOptions {
         let tokens = STEPS_IN_FLIGHT * self.chunk;
         (self.sequences * window_blocks(window, tokens, block_size)).min(self.cache_blocks(block_size))
     }
+
+    /// Lines of states of a fixed size: those that all sequences own at most, that of the tokens that are complete and one
+    /// for each step in flight, and [`SNAPSHOTS`] for each sequence.
+    pub fn state_lines(&self) -> usize {
+        self.sequences * (1 + STEPS_IN_FLIGHT + SNAPSHOTS)
+    }
 }
 
 /// Runs one model on one device.
@@ -66,6 +76,8 @@ pub struct Engine {
     columns: Columns,
     blocks: Blocks,
     windows: WindowPools,
+    /// Lines of states of a fixed size, if the model has such.
+    states: Option<States>,
     sequences: Vec<Option<Sequence>>,
     /// Sequences started.
     started: u64,
@@ -107,7 +119,8 @@ impl Engine {
         let pools = windows(&model.graph).into_iter();
         let pools: Vec<(usize, usize)> =
             pools.map(|window| (window, options.window_blocks(window, model.block_size))).collect();
-        let extents = [options.sequences, table, blocks];
+        let lines = if has_fixed_state(&model.graph) { options.state_lines() } else { 0 };
+        let extents = [options.sequences, table, blocks, lines];
         let (mut programs, rows, columns) = Programs::new(session, model, extents, &pools)?;
         for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
             for tokens in [false, true] {
@@ -124,6 +137,7 @@ impl Engine {
             columns,
             blocks: Blocks::new(blocks),
             windows: WindowPools::new(pools.into_iter(), model.block_size),
+            states: (lines > 0).then(|| States::new(lines)),
             sequences: (0..options.sequences).map(|_| None).collect(),
             started: 0,
             steps: 0,
@@ -188,6 +202,16 @@ impl Engine {
         (owned * self.block_size, self.sequences.iter().flatten().map(unwritten).sum())
     }
 
+    /// The lines of states of a fixed size as a pool, if the model has such states: named ones are snapshots.
+    pub fn state_pool(&self) -> Option<&Blocks> {
+        self.states.as_ref().map(States::lines)
+    }
+
+    /// Does the model keep a state of a fixed size for each sequence? Rows have no candidates then.
+    pub fn keeps_fixed_state(&self) -> bool {
+        self.states.is_some()
+    }
+
     /// Tokens of a cache block.
     pub fn block_size(&self) -> usize {
         self.block_size
@@ -214,6 +238,7 @@ impl Engine {
         });
         blocks.iter().for_each(|block| self.blocks.share(*block));
         let windows = self.windows.share(&prefixes);
+        let state = self.states.as_mut().map(|states| states.start(prefixes.last())).unwrap_or_default();
         let (columns, rows) = (&self.columns, &mut self.rows);
         columns.set_sampling(rows, row, start.sampling);
         columns.set_stream(rows, row, start.stream);
@@ -231,6 +256,7 @@ impl Engine {
             prompt: start.prompt,
             blocks,
             windows,
+            state,
             sampling: start.sampling.clone(),
             stream: start.stream,
             shared,
@@ -265,7 +291,16 @@ impl Engine {
         });
         let mut found: Vec<(BlockId, Prefix)> = found.collect();
         let prefixes: Vec<Prefix> = found.iter().map(|(_, prefix)| *prefix).collect();
-        found.truncate(self.windows.found(&prefixes));
+        let mut hit = self.windows.found(&prefixes);
+        while let Some(states) = &self.states {
+            let kept = states.found(&prefixes[..hit]);
+            let next = self.windows.found(&prefixes[..kept]);
+            if next == hit {
+                break;
+            }
+            hit = next;
+        }
+        found.truncate(hit);
         found
     }
 
@@ -275,6 +310,7 @@ impl Engine {
         if self.programs.update() {
             self.blocks.forget_all();
             self.windows.forget_all();
+            self.states.iter_mut().for_each(States::forget_all);
             for shared in self.sequences.iter_mut().flatten().filter_map(|sequence| sequence.shared.as_mut()) {
                 shared.prefix = self.blocks.unreachable();
             }
@@ -286,6 +322,7 @@ impl Engine {
     pub fn end(&mut self, id: SequenceId) {
         if let Some(mut sequence) = self.sequences[id.row].take_if(|s| s.number == id.number) {
             self.windows.truncate(&mut sequence.windows, 0);
+            self.states.iter_mut().for_each(|states| states.end(&mut sequence.state));
             for block in sequence.blocks.into_iter().rev() {
                 self.blocks.give_back(block);
             }
@@ -321,7 +358,8 @@ impl Engine {
     /// Takes a running sequence back to its first `length` tokens, so that it can go on otherwise, and frees the blocks
     /// behind them. Nothing where it has no more than these, or has ended. One that shares its blocks goes back to the
     /// end of a full block, if need be of one before, and shares nothing that it adds behind that. Where a window has given
-    /// back blocks that it reaches from there, it goes back to its start: [`length`](Self::length) says where it is.
+    /// back blocks that it reaches from there, or where the model keeps a state of a fixed size, which is that of the last
+    /// complete token alone, it goes back to its start: [`length`](Self::length) says where it is.
     pub fn truncate(&mut self, id: SequenceId, length: usize) {
         let size = self.block_size;
         self.take_back(id);
@@ -335,8 +373,9 @@ impl Engine {
             shared.rest.truncate(if length / size < before / size { 0 } else { length % size });
             sequence.length = full * size + shared.rest.len();
         }
-        if !self.windows.reaches(&sequence.windows, sequence.length) {
+        if self.states.is_some() || !self.windows.reaches(&sequence.windows, sequence.length) {
             sequence.length = 0;
+            self.states.iter_mut().for_each(|states| states.end(&mut sequence.state));
             sequence.shared.iter_mut().for_each(|shared| shared.rest.clear());
         }
         if let Some(shared) = sequence.shared.as_mut().filter(|_| sequence.length / size < before / size) {
@@ -353,6 +392,7 @@ impl Engine {
     fn take_back(&mut self, id: SequenceId) {
         if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
             (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
+            self.states.iter_mut().for_each(|states| states.take_back(&mut sequence.state));
             self.flights.iter_mut().for_each(|step| step.take_back(id));
         }
     }

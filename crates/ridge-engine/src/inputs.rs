@@ -16,6 +16,8 @@ pub(crate) struct RowInputs<'a> {
     /// Blocks that it has.
     pub(crate) blocks: usize,
     pub(crate) sampling: &'a Sampling,
+    /// The lines of its fixed-size state that the step reads and writes; negative for none.
+    pub(crate) state: [i32; 2],
 }
 
 impl RowInputs<'_> {
@@ -80,6 +82,8 @@ pub(crate) fn fill<'a>(
     ready.fill(slot, StepInput::QueryStart, std::iter::once(i32s(0)).chain(ends), i32s(tokens.len()));
     ready.fill(slot, StepInput::Rows, all().map(|line| i32s(line.at)), (-1i32).to_le_bytes());
     ready.fill(slot, StepInput::Offsets, all().map(|line| i32s(line.offset)), i32s(0));
+    let states = all().flat_map(|line| rows[line.of].state.map(i32::to_le_bytes));
+    ready.fill(slot, StepInput::StateLines, states, (-1i32).to_le_bytes());
     let parents = all().map(|line| line.parent.to_le_bytes());
     ready.fill(slot, StepInput::Parents, parents, AcceptCandidates::NONE.to_le_bytes());
     let targets = rows.iter().flat_map(|RowInputs { row, .. }| {

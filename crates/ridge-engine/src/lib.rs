@@ -27,13 +27,14 @@ mod rows;
 mod sampling;
 pub mod scoring;
 pub mod service;
+mod states;
 mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
 pub use cache::window_blocks;
 pub use draft::Ngram;
 pub use embed::{EmbedOptions, Embedder, similarities};
-pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, STEPS_IN_FLIGHT, SequenceId, Start};
+pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};
 pub use programs::{MAX_BUCKETS, MAX_CANDIDATES, MAX_STAGING_BYTES, MIN_BUCKETS, Made, declare, row_widths, served};

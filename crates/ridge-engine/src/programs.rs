@@ -68,6 +68,7 @@ inputs! {
     Parents = "parents",
     Forbidden = "forbidden",
     Targets = "targets",
+    StateLines = "state_lines",
 }
 
 /// A bucket with the positions of its inputs, and what the device has of them.
@@ -222,7 +223,7 @@ pub(crate) struct Programs {
     answers: Option<Graph>,
     /// The most blocks of a row.
     table: usize,
-    /// Of each window, the symbol and number of its blocks.
+    /// Of each window, the symbol and number of its blocks; and those of the lines of states of a fixed size.
     windows: Vec<(String, usize)>,
     programs: Vec<CompiledProgram>,
     /// The buckets that were made ready beforehand, if any were.
@@ -236,16 +237,18 @@ pub(crate) struct Programs {
 
 impl Programs {
     /// Those of `model`, whose sequences have at most `table` blocks. Allocates the tables of `rows` rows and the cache, of
-    /// `blocks` blocks and, for the pools of windows, of these `(window, blocks)`.
+    /// `blocks` blocks and, for the pools of windows, of these `(window, blocks)`; and `lines` lines of states of a fixed
+    /// size.
     pub(crate) fn new(
         mut session: Session,
         model: &Model,
-        [rows, table, blocks]: [usize; 3],
+        [rows, table, blocks, lines]: [usize; 4],
         pools: &[(usize, usize)],
     ) -> Result<(Self, Rows, Columns)> {
         let graph = served(&model.graph, &[], table)?;
         let windows = pools.iter().map(|(window, blocks)| (blocks_symbol(Some(*window)), *blocks));
-        let windows: Vec<(String, usize)> = windows.collect();
+        let lines = (lines > 0).then(|| (symbols::STATE_LINES.to_owned(), lines));
+        let windows: Vec<(String, usize)> = windows.chain(lines).collect();
         let bindings = Bindings::new().with(symbols::BLOCKS, blocks).with(symbols::ROWS, rows);
         let bindings = windows.iter().fold(bindings, |all, (symbol, blocks)| all.with(symbol, *blocks));
         session.allocate_states(&graph, &bindings)?;

@@ -18,6 +18,7 @@ pub mod config;
 pub mod embedded;
 mod error;
 pub mod families;
+mod fixed;
 pub mod gguf;
 mod loss;
 mod model;
@@ -35,6 +36,7 @@ pub use families::{
     BertConfig, FamilyKind, LlamaConfig, ModelConfig, PlannedConfig, family_kind, llama, model_type,
     planned_model_types,
 };
+pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};
 pub use loss::{with_loss, with_scores};
 pub use model::{
     BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, block_table, block_table_name,

@@ -113,6 +113,8 @@ pub mod symbols {
     /// Blocks of the cache of groups without a window, and of the history. For those with one see
     /// [`blocks_symbol`](super::blocks_symbol).
     pub const BLOCKS: &str = "blocks";
+    /// Lines of the states of a fixed size, see [`read_fixed`](crate::read_fixed).
+    pub const STATE_LINES: &str = "state_lines";
     /// Columns of the block table: the most blocks of a sequence.
     pub const TABLE: &str = "table";
     /// Columns of the table of logit biases.

@@ -233,7 +233,7 @@ impl PendingStep {
             .filter_map(|(at, row)| {
                 let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
                 let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
-                let (_, row) = part(row, border, answer)?;
+                let (before, row) = part(row, border, answer)?;
                 run.parts.push(RowPart {
                     row: at,
                     tokens: row.tokens.len(),
@@ -245,7 +245,8 @@ impl PendingStep {
                 run.tokens.extend_from_slice(row.tokens);
                 run.tokens.extend_from_slice(row.candidates);
                 let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
-                Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling })
+                let state = sequence.state.of_step(before > 0);
+                Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling, state })
             })
             .collect();
         if inputs.is_empty() {

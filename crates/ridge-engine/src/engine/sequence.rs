@@ -3,6 +3,7 @@
 use crate::blocks::{BlockId, Blocks, Prefix};
 use crate::cache::{WindowPools, WindowTable};
 use crate::sampling::{Logprobs, Sampling};
+use crate::states::SequenceState;
 
 /// A running sequence. That of one that ended is never taken for that of another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,6 +109,8 @@ pub(super) struct Sequence {
     pub(super) blocks: Vec<BlockId>,
     /// Its blocks of groups with a window.
     pub(super) windows: Vec<WindowTable>,
+    /// Its line of states of a fixed size.
+    pub(super) state: SequenceState,
     pub(super) sampling: Sampling,
     pub(super) stream: u64,
     pub(super) shared: Option<Shared>,

@@ -142,6 +142,7 @@ impl Engine {
         }
         for sequence in self.sequences.iter_mut().flatten() {
             (sequence.length, sequence.flying, sequence.guesses) = (sequence.complete, 0, false);
+            self.states.iter_mut().for_each(|states| states.take_back(&mut sequence.state));
         }
         self.programs.forget();
         self.restore_rows();
@@ -174,6 +175,11 @@ impl Engine {
         }
         self.follow_weights();
         self.reserve(rows)?;
+        for Row { id, .. } in rows {
+            if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[id.row]) {
+                states.submit(&mut sequence.state);
+            }
+        }
         let from = StepSource {
             sequences: &self.sequences,
             cache_blocks: self.blocks.count(),
@@ -185,6 +191,11 @@ impl Engine {
         if let Err(error) = step.fill(rows, &from, &mut self.programs) {
             step.clear();
             self.spare.push(step);
+            for Row { id, .. } in rows {
+                if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[id.row]) {
+                    states.cancel(&mut sequence.state);
+                }
+            }
             return Err(error);
         }
         for Row { id, tokens, candidates, sample, .. } in rows {
@@ -204,6 +215,15 @@ impl Engine {
         let Some(mut step) = self.flights.pop_front() else { return Ok(()) };
         let Self { programs, sequences, blocks, windows, block_size, .. } = self;
         let collected = step.collect(outcomes, programs, sequences, (blocks, windows), *block_size);
+        for outcome in outcomes.iter() {
+            if let (Some(states), Some(sequence)) = (&mut self.states, &mut self.sequences[outcome.id.row]) {
+                let shared = sequence.shared.as_ref().filter(|shared| shared.rest.is_empty());
+                states.complete(&mut sequence.state);
+                if let Some(shared) = shared.filter(|_| sequence.complete <= sequence.prompt) {
+                    states.keep(&sequence.state, shared.prefix);
+                }
+            }
+        }
         for id in step.guessing() {
             // It stands in no step behind one with candidates.
             if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
@@ -242,6 +262,9 @@ impl Engine {
             }
             if sequence.guesses || (!candidates.is_empty() && sequence.flying > 0) {
                 return Err(wrong("has candidates and a step in flight; complete that first"));
+            }
+            if self.states.is_some() && !candidates.is_empty() {
+                return Err(wrong("has candidates, and the model keeps a state behind the last of its tokens alone"));
             }
             if tokens.is_empty() {
                 return Err(wrong("has no tokens in this step; leave it out"));

@@ -130,6 +130,9 @@ impl Scheduler {
 
     /// Gives what is left of the budget to candidates of the answers that have some, as far as there are blocks for them.
     fn propose(&mut self, engine: &mut Engine, mut budget: usize) {
+        if engine.keeps_fixed_state() {
+            return;
+        }
         for (at, count) in &self.plan {
             let task = &mut self.running[*at];
             let Some(id) = task.sequence.filter(|_| *count == task.missing(engine) && task.flying == 0) else {
@@ -155,7 +158,8 @@ impl Scheduler {
         'tasks: while at < self.running.len() {
             let runnable = self.running[at].runnable(engine, context);
             owed -= usize::from(runnable == 1);
-            let count = runnable.min(*budget - owed);
+            let most = runnable.min(*budget - owed);
+            let count = self.running[at].cut(engine, most);
             while let Some(id) = self.running[at].sequence.filter(|id| count > 0 && !engine.grow(*id, count)) {
                 let last = self.running.pop().expect("at least the one at `at`");
                 preempted = true;
@@ -205,7 +209,7 @@ impl Scheduler {
             task.started.get_or_insert((now, found));
             self.looked_up.0 += task.sharable().len() as u64;
             self.looked_up.1 += found as u64;
-            let count = task.runnable(engine, self.context).min(*budget);
+            let count = task.cut(engine, task.runnable(engine, self.context).min(*budget));
             self.running.push(task);
             if count > 0 && engine.grow(id, count) {
                 *budget -= count;

@@ -100,6 +100,17 @@ impl Task {
         forbidden
     }
 
+    /// Of the next `count` tokens those of the next step: where the model keeps states of a fixed size, chunks of a prompt end
+    /// at the last boundary of blocks that they reach, where a snapshot is kept.
+    pub(super) fn cut(&self, engine: &Engine, count: usize) -> usize {
+        let Some(from) = self.sequence.and_then(|id| engine.length(id)).filter(|_| engine.keeps_fixed_state()) else {
+            return count;
+        };
+        let size = engine.block_size();
+        let end = (from + count).min(self.request.prompt.len().saturating_sub(1)) / size * size;
+        if end > from { end - from } else { count }
+    }
+
     /// Proposes at most `most` candidates behind its tokens, all of which the next step computes, where `context` is the most
     /// tokens of a sequence. Gives how many.
     pub(super) fn propose(&mut self, most: usize, context: usize) -> usize {

@@ -2,6 +2,7 @@
 
 mod activations;
 mod costs;
+mod fixed;
 mod generate;
 mod inputs;
 #[path = "../../../ridge-models/tests/common/mixed.rs"]
