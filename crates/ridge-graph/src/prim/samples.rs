@@ -292,6 +292,14 @@ fn sort(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             out.push(Sample::prim(prim).input(x.clone()).judged(Check::Exact));
         }
     }
+    // Few of many: of different ones, of many equal ones, and of equal ones alone.
+    let equal = float(dtype, &[1, 2500], vec![1.0; 2500]);
+    for (x, keep) in [(any(rng, dtype, &[3, 5000]), 20), (ties(rng, dtype, &[2, 3000]), 700), (equal, 1024)] {
+        for descending in [false, true] {
+            let prim = Prim::Sort { axis: 1, descending, keep: keep.into() };
+            out.push(Sample::prim(prim).input(x.clone()).judged(Check::Exact));
+        }
+    }
     out
 }
 
