@@ -4,6 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::commands::bench::{self, BenchArgs};
 use crate::commands::chat::{self, ChatArgs};
+use crate::commands::classify::{self, ClassifyArgs};
 use crate::commands::convert::{self, ConvertArgs};
 use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::embed::{self, EmbedArgs};
@@ -49,6 +50,7 @@ pub(crate) enum CliCommand {
     Chat(ChatArgs),
     Serve(ServeArgs),
     Embed(EmbedArgs),
+    Classify(ClassifyArgs),
     Tokenize(TokenizeArgs),
     Bench(BenchArgs),
     Eval(EvalArgs),
@@ -73,6 +75,7 @@ impl CliCommand {
             Self::Convert(args) => convert::run(&args),
             Self::Quantize(args) => quantize::run(&args),
             Self::Embed(args) => embed::run(args),
+            Self::Classify(args) => classify::run(args),
             Self::Serve(args) => serve::run(args),
             Self::Tokenize(args) => tokenize::run(&args),
             Self::Bench(args) => bench::run(args),

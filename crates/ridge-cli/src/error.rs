@@ -7,6 +7,7 @@ use ridge_engine::EngineError;
 use ridge_files::FilesError;
 use ridge_graph::GraphError;
 use ridge_hw::units::Bytes;
+use ridge_image::ImageError;
 use ridge_models::ModelError;
 use ridge_plan::PlanError;
 use ridge_runtime::RuntimeError;
@@ -145,6 +146,9 @@ pub(crate) enum Error {
 
     #[error(transparent)]
     Files(#[from] FilesError),
+
+    #[error(transparent)]
+    Image(#[from] ImageError),
 
     #[error(transparent)]
     Text(#[from] TextError),

@@ -29,6 +29,12 @@ pub(crate) fn stdin() -> Result<String> {
 
 /// A file of text, of at most as many bytes as a prompt may have.
 pub(crate) fn file(path: &Path) -> Result<String> {
+    String::from_utf8(bytes(path)?)
+        .map_err(|e| Error::FileNotText { path: path.display().to_string(), at: e.utf8_error().valid_up_to() })
+}
+
+/// A file of at most as many bytes as a prompt may have.
+pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
     let fail = |cause| Error::Read { path: path.display().to_string(), cause };
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(path).map_err(fail)?;
@@ -36,6 +42,5 @@ pub(crate) fn file(path: &Path) -> Result<String> {
     if bytes.len() as u64 > MAX_PROMPT.0 {
         return Err(Error::FileTooLong { path: path.display().to_string(), most: MAX_PROMPT });
     }
-    String::from_utf8(bytes)
-        .map_err(|e| Error::FileNotText { path: path.display().to_string(), at: e.utf8_error().valid_up_to() })
+    Ok(bytes)
 }

@@ -11,6 +11,7 @@
 
 mod blocks;
 mod cache;
+mod classify;
 mod columns;
 pub mod costs;
 mod draft;
@@ -32,6 +33,7 @@ mod text;
 
 pub use blocks::{BlockId, Blocks, Prefix};
 pub use cache::window_blocks;
+pub use classify::Classifier;
 pub use draft::Ngram;
 pub use embed::{EmbedOptions, Embedder, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start};

@@ -22,6 +22,7 @@ mod fixed;
 pub mod gguf;
 mod loss;
 mod model;
+mod module;
 pub mod parallel;
 mod pooling;
 mod rows;
@@ -33,19 +34,20 @@ pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
 pub use embedded::EmbeddedModel;
 pub use error::{ModelError, Result};
 pub use families::{
-    BertConfig, FamilyKind, LlamaConfig, ModelConfig, PlannedConfig, family_kind, llama, model_type,
-    planned_model_types,
+    BertConfig, FamilyKind, LlamaConfig, ModelConfig, Network, NetworkConfig, PlannedConfig, VitConfig, family_kind,
+    llama, model_type, planned_model_types,
 };
 pub use fixed::{FixedState, STATE_LINES, decaying_sum, has_fixed_state, read_fixed, write_fixed};
 pub use loss::{with_loss, with_scores};
 pub use model::{
-    BuildOptions, Encoder, HISTORY, Model, StateGroup, StepInputs, attention_symbols, block_table, block_table_name,
-    blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
+    BuildOptions, Encoder, HISTORY, ImageClassifier, Model, StepInputs, attention_symbols, block_table,
+    block_table_name, blocks_symbol, finish_decoder, paged_kv, symbols, windows, with_blocks, with_reached,
 };
+pub use module::{Module, StateGroup};
 pub use pooling::{Pooling, SentenceConfig, with_pooling};
 pub use rows::{
     LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
 };
 pub use source::ModelFiles;
 pub use summary::Summary;
-pub use weights::{WeightSource, parameters, weight_bytes};
+pub use weights::WeightSource;

@@ -1,5 +1,6 @@
 //! What every family gives: a graph, and what the engine must know to run it.
 
+use crate::module::{Module, StateGroup};
 use ridge_graph::ops::{PagedAttention, SampleToken};
 use ridge_graph::passes::{Activations, round_activations};
 use ridge_graph::{
@@ -27,39 +28,17 @@ impl Default for BuildOptions {
     }
 }
 
-/// A group of layers that keep the same thing from step to step. The cache manager knows groups and blocks, never
-/// keys or values, so every kind of attention is the same to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateGroup {
-    /// Names of the graph's states that belong to it, one a layer.
-    pub states: Vec<String>,
-    /// Bytes that one token takes in all of them together.
-    pub bytes_per_token: usize,
-    /// Bytes that one sequence takes in all of them together however long it is: the state of a recurrence.
-    pub bytes_per_sequence: usize,
-    /// Only the last this many tokens are ever read; all of them if `None`. Groups of one window share a pool of blocks,
-    /// see [`block_table_name`].
-    pub window: Option<usize>,
-    /// Over how many ranks it can be cut: its key and value heads, or 1 for what all heads share.
-    pub heads: usize,
-}
-
-/// A model ready to be compiled.
+/// A decoder ready to be compiled: a module that goes on with texts.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Family, such as `llama`.
-    pub family: &'static str,
-    /// The graph; its step inputs and outputs are those that [`StepInputs`] and [`finish_decoder`] name.
-    pub graph: Graph,
+    /// What all networks have. The step inputs and outputs of its graph are those that [`StepInputs`] and
+    /// [`finish_decoder`] name.
+    pub module: Module,
     /// The graph for tokens of an answer, where they are computed otherwise than those of a prompt. It has the weights,
     /// states, inputs and outputs of `graph`.
     pub answers: Option<Graph>,
-    /// What its layers keep between steps.
-    pub state_groups: Vec<StateGroup>,
     /// The tokens themselves, in the blocks of groups without a window.
     pub history: StateGroup,
-    /// Dtype of activations.
-    pub activations: DType,
     /// Dtype of keys and values in the cache.
     pub cache: DType,
     /// Tokens of one cache block.
@@ -77,21 +56,19 @@ impl Model {
     /// quantised stays so.
     pub fn take_activations(&mut self, prompts: Activations, answers: Activations) {
         let mut other = self.graph.clone();
-        round_activations(&mut self.graph, prompts);
+        round_activations(&mut self.module.graph, prompts);
         round_activations(&mut other, answers);
         self.answers = (other != self.graph).then_some(other);
     }
 }
 
-/// An encoder ready to be compiled: a model whose every token sees all of its text, with nothing kept between steps.
+/// An encoder ready to be compiled: a module whose every token sees all of its text, with nothing kept between steps.
 #[derive(Clone, Debug)]
 pub struct Encoder {
-    /// Family, such as `bert`.
-    pub family: &'static str,
-    /// The graph. Step inputs: `token_ids`, `token_type_ids`, `seq_ids`, i32 `[tokens]`, and `query_start`, i32
-    /// `[seqs + 1]`, as in [`StepInputs`]. Outputs: `hidden`, f32 `[tokens, hidden]`, and those of
+    /// What all networks have. Step inputs: `token_ids`, `token_type_ids`, `seq_ids`, i32 `[tokens]`, and `query_start`,
+    /// i32 `[seqs + 1]`, as in [`StepInputs`]. Outputs: `hidden`, f32 `[tokens, hidden]`, and those of
     /// [`with_pooling`](crate::with_pooling).
-    pub graph: Graph,
+    pub module: Module,
     /// Width of its output.
     pub hidden_size: usize,
     /// Rows of its embedding.
@@ -100,10 +77,50 @@ pub struct Encoder {
     pub max_context: usize,
 }
 
+/// A classifier of images ready to be compiled: a module that sees images of one size.
+#[derive(Clone, Debug)]
+pub struct ImageClassifier {
+    /// What all networks have. Step input: `pixel_values`, f32 `[images, channels, height, width]`, scaled and normalised
+    /// as the model was trained. Outputs: `logits`, f32 `[images, labels]`, and `hidden`, f32 `[images, positions, hidden]`,
+    /// the class token's first.
+    pub module: Module,
+    /// Channels of an image.
+    pub channels: usize,
+    /// Height and width of an image, in pixels.
+    pub size: [usize; 2],
+    /// Positions of an image: its patches and the class token.
+    pub positions: usize,
+    /// Names of the classes, in the order of the logits.
+    pub labels: Vec<String>,
+}
+
+/// Each is a module, whose fields and methods are its own.
+macro_rules! deref_to_module {
+    ($($network:ty),*) => {$(
+        impl std::ops::Deref for $network {
+            type Target = Module;
+
+            fn deref(&self) -> &Module {
+                &self.module
+            }
+        }
+
+        impl std::ops::DerefMut for $network {
+            fn deref_mut(&mut self) -> &mut Module {
+                &mut self.module
+            }
+        }
+    )*};
+}
+
+deref_to_module!(Model, Encoder, ImageClassifier);
+
 /// Symbols of a step's extents.
 pub mod symbols {
     /// Tokens that the step processes, over all sequences.
     pub const TOKENS: &str = "tokens";
+    /// Images that the step processes.
+    pub const IMAGES: &str = "images";
     /// Rows of the sequence tables.
     pub const SEQS: &str = "seqs";
     /// Rows of the tables that a device keeps: the most sequences that run.

@@ -5,13 +5,14 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use ridge_files::{Checkpoint, FilesError, Gguf, TensorView, read_text};
+use ridge_image::Preprocessing;
 use ridge_text::gguf::{TokenizerSource, tokenizer_json};
 use ridge_text::{ChatTemplates, Tokenizer};
 
-use crate::config::{DecoderConfig, GenerationConfig, language_model};
+use crate::config::{DecoderConfig, GenerationConfig, image_preprocessing, language_model};
 use crate::embedded::{EmbeddedModel, STORIES_260K};
-use crate::error::Result;
-use crate::families::{BertConfig, LlamaConfig, ModelConfig};
+use crate::error::{ModelError, Result};
+use crate::families::{BertConfig, LlamaConfig, ModelConfig, NetworkConfig};
 use crate::gguf;
 use crate::pooling::SentenceConfig;
 
@@ -42,6 +43,8 @@ const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+/// How images are prepared.
+const PREPROCESSOR_CONFIG: &str = "preprocessor_config.json";
 const MODULES: &str = "modules.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
@@ -192,6 +195,18 @@ impl ModelFiles {
         }
     }
 
+    /// The configuration of a network of any family, a decoder's as [`ModelFiles::config`] gives it.
+    ///
+    /// # Errors
+    ///
+    /// As for [`NetworkConfig::from_json`].
+    pub fn network_config(&self) -> Result<NetworkConfig> {
+        Ok(match NetworkConfig::from_json(&self.file(CONFIG), &self.config_text()?)? {
+            NetworkConfig::Decoder(_) => NetworkConfig::Decoder(self.config()?),
+            other => other,
+        })
+    }
+
     /// What sentence-transformers' files beside the model say, if they are there.
     ///
     /// # Errors
@@ -206,6 +221,23 @@ impl ModelFiles {
         let modules = self.optional_text(MODULES, ACTION)?;
         let read = |name: &str| self.optional_text(name, ACTION);
         modules.map(|modules| SentenceConfig::read(&modules, &|name| self.file(name), &read)).transpose()
+    }
+
+    /// What is done to an image before the model sees it.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Files`](crate::ModelError::Files) if `preprocessor_config.json` cannot be read, else as for
+    /// [`image_preprocessing`].
+    pub fn image_preprocessing(&self) -> Result<Preprocessing> {
+        const ACTION: &str = "read how images are prepared";
+        let text = self.optional_text(PREPROCESSOR_CONFIG, ACTION)?;
+        let text = text.ok_or_else(|| ModelError::Missing {
+            file: self.to_string(),
+            key: PREPROCESSOR_CONFIG.to_owned(),
+            expected: "a JSON file that says how images are prepared",
+        })?;
+        image_preprocessing(&self.file(PREPROCESSOR_CONFIG), &text)
     }
 
     /// The configuration of a Llama model, as [`ModelFiles::config`].

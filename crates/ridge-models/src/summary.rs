@@ -1,32 +1,74 @@
 //! What a model is made of and what one token of it costs, read off its graph: the figures behind `ridge inspect`.
 
-use ridge_graph::{Bindings, Graph, Poly, Result, Role, passes};
+use ridge_graph::{Bindings, Cost, Graph, Poly, Result, Role, passes};
 use serde::Serialize;
 
-use crate::model::{Model, attention_symbols, symbols, with_blocks, with_reached};
+use crate::model::{Encoder, ImageClassifier, Model, attention_symbols, symbols, with_blocks, with_reached};
+use crate::module::Module;
 
-/// A model in numbers. Parameters and bytes of storage are exact for the graph at hand; costs follow from the graph
-/// by the formulas that each op states.
+/// The parameters of a network, exact for the graph at hand.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Summary {
+pub struct ModuleSummary {
     /// Family, such as `llama`.
     pub family: &'static str,
-    /// Rows of its output.
-    pub vocab_size: usize,
-    /// Longest context it was made for, in tokens.
-    pub max_context: usize,
     /// Elements of all weights; a weight that is used twice counts once.
     pub parameters: u64,
     /// Bytes of all weights as they are stored.
     pub weight_bytes: u64,
     /// The weights by how they are stored, in the order in which the graph first uses each.
     pub storage: Vec<Storage>,
+    /// The weights by scope.
+    pub tree: Vec<Scope>,
+}
+
+/// A decoder in numbers. Costs follow from the graph by the formulas that each op states.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Summary {
+    /// Its parameters.
+    #[serde(flatten)]
+    pub module: ModuleSummary,
+    /// Rows of its output.
+    pub vocab_size: usize,
+    /// Longest context it was made for, in tokens.
+    pub max_context: usize,
     /// Bytes that one token takes in the cache, over all layers.
     pub kv_bytes_per_token: u64,
     /// The cost of generating one token.
     pub token: TokenCost,
-    /// The weights by scope.
-    pub tree: Vec<Scope>,
+}
+
+/// An encoder in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EncoderSummary {
+    /// Its parameters.
+    #[serde(flatten)]
+    pub module: ModuleSummary,
+    /// Rows of its embedding.
+    pub vocab_size: usize,
+    /// Tokens of a text at most.
+    pub max_context: usize,
+    /// Elements of a vector.
+    pub hidden_size: usize,
+    /// Tokens of the text whose cost follows.
+    pub tokens: usize,
+    /// The cost of one text.
+    pub text: StepCost,
+}
+
+/// A classifier of images in numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ImageClassifierSummary {
+    /// Its parameters.
+    #[serde(flatten)]
+    pub module: ModuleSummary,
+    /// Channels, height and width of an image.
+    pub image: [usize; 3],
+    /// Positions of an image: its patches and the class token.
+    pub positions: usize,
+    /// Classes.
+    pub labels: usize,
+    /// The cost of one image.
+    pub cost: StepCost,
 }
 
 /// The weights that are stored in one way.
@@ -40,11 +82,21 @@ pub struct Storage {
     pub bytes: u64,
 }
 
-/// One step that appends one token to one sequence and samples the next. Amounts beyond a `u64` saturate.
+/// One step that appends one token to one sequence and samples the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TokenCost {
     /// Tokens in the cache that the token attends to, its own included.
     pub context: usize,
+    /// What the step costs.
+    #[serde(flatten)]
+    pub step: StepCost,
+    /// Bytes of the cache for `context` tokens.
+    pub kv_bytes: u64,
+}
+
+/// What a step costs. Amounts beyond a `u64` saturate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StepCost {
     /// Multiplies and adds of matrix products, 2 a pair.
     pub matrix_flops: u64,
     /// Elementwise and reduction arithmetic.
@@ -55,9 +107,7 @@ pub struct TokenCost {
     pub bytes_read: u64,
     /// Bytes written if every op writes each of its outputs once.
     pub bytes_written: u64,
-    /// Bytes of the cache for `context` tokens.
-    pub kv_bytes: u64,
-    /// What `matrix_flops` is of any step, in its tokens, sequences (`seqs`) and (query, key) pairs.
+    /// What `matrix_flops` is of any step, in its tokens, sequences (`seqs`), images and (query, key) pairs.
     pub matrix_formula: String,
 }
 
@@ -80,15 +130,11 @@ pub struct Scope {
     pub children: Vec<Self>,
 }
 
-impl Summary {
-    /// Reads `model`, whose graph has its weights as they are to be stored, with `context` tokens in the cache.
-    ///
-    /// # Errors
-    /// A mistake of ours: when the graph has no output `next`, or costs in symbols that no step has.
-    pub fn new(model: &Model, context: usize) -> Result<Self> {
-        let kv_bytes_per_token = model.state_groups.iter().map(|g| g.bytes_per_token as u64).sum();
+impl ModuleSummary {
+    /// Reads `module`, whose graph has its weights as they are to be stored.
+    pub fn new(module: &Module) -> Self {
         let mut storage: Vec<Storage> = Vec::new();
-        for arg in model.graph.args(Role::Weight) {
+        for arg in module.parameters() {
             let name = arg.ty.format.as_ref().map_or(arg.ty.dtype.name(), |f| f.name());
             let at = storage.iter().position(|s| s.name == name).unwrap_or_else(|| {
                 storage.push(Storage { name: name.to_owned(), parameters: 0, bytes: 0 });
@@ -97,16 +143,71 @@ impl Summary {
             storage[at].parameters += number(&arg.ty.shape.elements());
             storage[at].bytes += number(&arg.ty.bytes());
         }
-        Ok(Self {
-            family: model.family,
-            vocab_size: model.vocab_size,
-            max_context: model.max_context,
+        Self {
+            family: module.family,
             parameters: storage.iter().map(|s| s.parameters).sum(),
             weight_bytes: storage.iter().map(|s| s.bytes).sum(),
             storage,
+            tree: tree(&module.graph),
+        }
+    }
+}
+
+impl Summary {
+    /// Reads `model`, whose graph has its weights as they are to be stored, with `context` tokens in the cache.
+    ///
+    /// # Errors
+    /// A mistake of ours: when the graph has no output `next`, or costs in symbols that no step has.
+    pub fn new(model: &Model, context: usize) -> Result<Self> {
+        let kv_bytes_per_token = model.state_bytes_per_token();
+        Ok(Self {
+            module: ModuleSummary::new(model),
+            vocab_size: model.vocab_size,
+            max_context: model.max_context,
             kv_bytes_per_token,
-            token: token_cost(model, context, kv_bytes_per_token)?,
-            tree: tree(&model.graph),
+            token: TokenCost {
+                context,
+                step: token_cost(model, context)?,
+                kv_bytes: kv_bytes_per_token.saturating_mul(context as u64),
+            },
+        })
+    }
+}
+
+impl EncoderSummary {
+    /// Reads `encoder`, whose graph has its weights as they are to be stored, for a text of `tokens` tokens.
+    ///
+    /// # Errors
+    /// A mistake of ours: as for [`Summary::new`].
+    pub fn new(encoder: &Encoder, tokens: usize) -> Result<Self> {
+        let step = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1);
+        let step = step.with(symbols::PAIRS, tokens.saturating_mul(tokens));
+        Ok(Self {
+            module: ModuleSummary::new(encoder),
+            vocab_size: encoder.vocab_size,
+            max_context: encoder.max_context,
+            hidden_size: encoder.hidden_size,
+            tokens,
+            text: step_cost(&encoder.graph, "hidden", |_| step)?,
+        })
+    }
+}
+
+impl ImageClassifierSummary {
+    /// Reads `classifier`, whose graph has its weights as they are to be stored.
+    ///
+    /// # Errors
+    /// A mistake of ours: as for [`Summary::new`].
+    pub fn new(classifier: &ImageClassifier) -> Result<Self> {
+        let pairs = classifier.positions.saturating_mul(classifier.positions);
+        let step = Bindings::new().with(symbols::IMAGES, 1).with(symbols::PAIRS, pairs);
+        let [height, width] = classifier.size;
+        Ok(Self {
+            module: ModuleSummary::new(classifier),
+            image: [classifier.channels, height, width],
+            positions: classifier.positions,
+            labels: classifier.labels.len(),
+            cost: step_cost(&classifier.graph, "logits", |_| step)?,
         })
     }
 }
@@ -120,28 +221,34 @@ fn saturate(amount: i128) -> u64 {
     u64::try_from(amount.max(0)).unwrap_or(u64::MAX)
 }
 
-fn token_cost(model: &Model, context: usize, kv_bytes_per_token: u64) -> Result<TokenCost> {
-    let mut graph = model.graph.clone();
-    passes::prune(&mut graph, &["next"])?;
+/// What a step costs that computes `output`, with the extents that `step` gives for its cost.
+fn step_cost(graph: &Graph, output: &str, step: impl FnOnce(&Cost) -> Bindings) -> Result<StepCost> {
+    let mut graph = graph.clone();
+    passes::prune(&mut graph, &[output])?;
     let cost = graph.cost();
-    let blocks = context.div_ceil(model.block_size);
-    let step = Bindings::new().with(symbols::TOKENS, 1).with(symbols::SEQS, 1).with(symbols::TABLE, blocks);
-    let mut step = with_reached(&cost, with_blocks(&graph, step, blocks), 1);
-    for window in model.state_groups.iter().map(|group| group.window) {
-        let seen = window.map_or(context, |window| window.min(context));
-        let (pairs, cached) = attention_symbols(window);
-        step = step.with(pairs.name(), seen).with(cached.name(), seen);
-    }
+    let step = step(&cost);
     let amount = |poly: &Poly| Ok::<_, ridge_graph::GraphError>(saturate(poly.eval(&step)?));
-    Ok(TokenCost {
-        context,
+    Ok(StepCost {
         matrix_flops: amount(&cost.matrix_flops)?,
         vector_flops: amount(&cost.vector_flops)?,
         special_flops: amount(&cost.special_flops)?,
         bytes_read: amount(&cost.bytes_read)?,
         bytes_written: amount(&cost.bytes_written)?,
-        kv_bytes: kv_bytes_per_token.saturating_mul(context as u64),
         matrix_formula: cost.matrix_flops.to_string(),
+    })
+}
+
+fn token_cost(model: &Model, context: usize) -> Result<StepCost> {
+    step_cost(&model.graph, "next", |cost| {
+        let blocks = context.div_ceil(model.block_size);
+        let step = Bindings::new().with(symbols::TOKENS, 1).with(symbols::SEQS, 1).with(symbols::TABLE, blocks);
+        let mut step = with_reached(cost, with_blocks(&model.graph, step, blocks), 1);
+        for window in model.state_groups.iter().map(|group| group.window) {
+            let seen = window.map_or(context, |window| window.min(context));
+            let (pairs, cached) = attention_symbols(window);
+            step = step.with(pairs.name(), seen).with(cached.name(), seen);
+        }
+        step
     })
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ridge_files::Checkpoint;
 use ridge_graph::sample::Rng;
-use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape, Type, passes};
+use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Type, passes};
 use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
@@ -158,16 +158,6 @@ fn random(name: &str, dtype: DType, shape: &[usize]) -> Vec<u8> {
         let sum = f64::from(bits & 0xff) + f64::from(bits >> 8) - 255.0;
         sum * RANDOM_SCALE
     }))
-}
-
-/// Bytes of a graph's weights.
-pub fn weight_bytes(graph: &Graph) -> u64 {
-    graph.args(Role::Weight).filter_map(|a| a.ty.bytes().as_const()).map(|b| b as u64).sum()
-}
-
-/// Elements of a graph's weights.
-pub fn parameters(graph: &Graph) -> u64 {
-    graph.args(Role::Weight).filter_map(|a| Shape::elements(&a.ty.shape).as_const()).map(|n| n as u64).sum()
 }
 
 impl From<ridge_runtime::RuntimeError> for ModelError {

@@ -10,9 +10,7 @@ use ridge_graph::ops::PagedAttention;
 use ridge_graph::ops::planned::LatentAttention;
 use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Sym, Var};
 use ridge_models::parallel::{self, Cut};
-use ridge_models::{
-    BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, parameters, symbols,
-};
+use ridge_models::{BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, symbols};
 
 use crate::error::PlanError;
 
@@ -149,7 +147,7 @@ impl Reading {
         let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
         let model = match family_kind(file, text)? {
             Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
-            Some(FamilyKind::Decoder | FamilyKind::Encoder) | None => {
+            Some(FamilyKind::Decoder | FamilyKind::Encoder | FamilyKind::ImageClassifier) | None => {
                 ModelConfig::from_json(file, text)?.build(&options)
             }
         };
@@ -176,7 +174,7 @@ impl Reading {
         let in_layers: f64 = layers.iter().map(|k| kinds[*k].cut + kinds[*k].whole + kinds[*k].experts).sum();
         let heads = graph.args(Role::Weight).filter(|a| parallel::is_output_projection(&a.name));
         let head: f64 = heads.map(|a| elements(&a.ty.shape.elements())).sum();
-        let total = parameters(graph);
+        let total = model.parameter_count();
         let ops = || kinds.iter().flat_map(|k| &k.ops);
         let hidden = match graph.functions.iter().find_map(|f| f.args.iter().find(|a| &*a.name == "x")) {
             Some(x) => x.ty.shape.last().as_const().unwrap_or_default(),

@@ -4,15 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_models::{ModelFiles, Pooling, SentenceConfig};
-use ridge_runtime::Session;
+use ridge_models::{ModelFiles, Network, Pooling, SentenceConfig};
 use ridge_text::Tokenizer;
 use serde_json::json;
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::{self, DeviceChoice, LoadedEncoder, OpenDevice};
+use crate::model::{self, DeviceChoice, LoadedNetwork};
 use crate::output::{columns, count, note, print, print_json};
 
 /// Turn texts into vectors
@@ -70,6 +69,12 @@ pub(crate) struct EmbedArgs {
     )]
     threads: Option<usize>,
 
+    /// Where to run: cpu, cuda, cuda:N or auto, which is the first GPU if it can be used
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
+    )]
+    device: DeviceChoice,
+
     #[command(flatten)]
     numbers: NumberArgs,
 
@@ -123,21 +128,18 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
     let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
-    let mut embedder = match files.encoder_config()? {
-        Some(config) => {
-            let device = (DeviceChoice::Cpu, args.threads);
-            let LoadedEncoder { session, encoder } =
-                model::load_encoder(&files, &config, &settings, device, args.random_weights)?;
-            Embedder::of_encoder(session, &encoder, options)?
-        }
-        None => {
-            let config = files.config()?;
-            let source = model::weights(&files, &config, args.random_weights)?;
-            let mut built = model::build(&config, &settings, &source, None)?;
-            model::round_for_cpu(&mut built, &settings);
-            let device = OpenDevice::open(DeviceChoice::Cpu, args.threads)?;
-            let session = model::load(&built, &source, Session::new(device.backend))?;
-            Embedder::of_decoder(session, &built, options)?
+    let device = (args.device, args.threads);
+    let LoadedNetwork { session, network } =
+        model::load_network(&files, &files.network_config()?, &settings, device, args.random_weights)?;
+    let mut embedder = match &network {
+        Network::Encoder(encoder) => Embedder::of_encoder(session, encoder, options)?,
+        Network::Decoder(model) => Embedder::of_decoder(session, model, options)?,
+        Network::ImageClassifier(_) => {
+            return Err(refused(
+                "--model",
+                files.to_string(),
+                "sees images, and no texts: name them with `ridge classify`",
+            ));
         }
     };
     let most = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());

@@ -2,13 +2,13 @@
 
 pub(crate) mod bench;
 pub(crate) mod chat;
+pub(crate) mod classify;
 pub(crate) mod convert;
 pub(crate) mod doctor;
 pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
-mod memory_snapshot;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod serve;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ridge_engine::EngineOptions;
 use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, RowTables, row_changes, symbols, weight_bytes, with_blocks, with_scores};
+use ridge_models::{Model, RowTables, row_changes, symbols, with_blocks, with_scores};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
 use crate::error::{Error, Result};
@@ -227,7 +227,7 @@ pub(super) fn check_memory(
     available: Bytes,
 ) -> Result<()> {
     let cache = cache_bytes(model, cached);
-    let weights = Bytes(weight_bytes(&model.graph));
+    let weights = Bytes(model.weight_bytes());
     let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
     if weights > available {
         return refused("the weights", weights, "choose a smaller model, or --format q8_0");
@@ -262,7 +262,7 @@ mod tests {
         let files = ModelFiles::open(None).unwrap();
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-        let weights = Bytes(weight_bytes(&model.graph));
+        let weights = Bytes(model.weight_bytes());
         let cache = cache_bytes(&model, CacheSize::Tokens(512));
         let workspace = |tokens| {
             engine_bytes(&model, &cpu, EnginePrograms::Sampling, StepExtents { tokens, sequences: 1, context: 512 })

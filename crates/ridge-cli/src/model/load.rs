@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use ridge_engine::{Engine, EngineOptions};
-use ridge_graph::Role;
+use ridge_files::Checkpoint;
 use ridge_graph::passes::round_activations;
+use ridge_graph::{DType, Role};
 use ridge_hw::units::Bytes;
-use ridge_models::{BertConfig, BuildOptions, Encoder, Model, ModelConfig, ModelFiles, WeightSource, weight_bytes};
+use ridge_models::{BuildOptions, Model, ModelConfig, ModelFiles, Network, NetworkConfig, WeightSource};
 use ridge_runtime::{Backend, Session};
 
 use super::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
@@ -17,68 +18,94 @@ use crate::output::{Progress, note};
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
 /// names.
-pub(crate) fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
-    if random {
-        return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
-    }
-    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
+fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
+    source(files, config.torch_dtype, random, |checkpoint| config.arrange(checkpoint))
 }
 
-/// Where the weights of an encoder come from, as [`weights`].
-fn encoder_weights(files: &ModelFiles, config: &BertConfig, random: bool) -> Result<WeightSource> {
+fn source(
+    files: &ModelFiles,
+    named: Option<DType>,
+    random: bool,
+    arrange: impl FnOnce(Checkpoint) -> ridge_models::Result<Checkpoint>,
+) -> Result<WeightSource> {
     if random {
-        return Ok(WeightSource::Random(config.torch_dtype.unwrap_or(ridge_graph::DType::F32)));
+        return Ok(WeightSource::Random(named.unwrap_or(DType::F32)));
     }
-    Ok(WeightSource::Checkpoint(Arc::new(config.arrange(files.checkpoint()?)?)))
+    Ok(WeightSource::Checkpoint(Arc::new(arrange(files.checkpoint()?)?)))
+}
+
+/// A network of any kind with its weights in the formats that they are stored in, and where they come from. Those of a
+/// family that only is planned are random.
+pub(crate) fn build_network(
+    files: &ModelFiles,
+    config: &NetworkConfig,
+    settings: &ModelSettings,
+    context: Option<usize>,
+    random_weights: bool,
+) -> Result<(Network, WeightSource)> {
+    let random = random_weights || matches!(config, NetworkConfig::Planned(_));
+    let source = source(files, config.torch_dtype(), random, |checkpoint| config.arrange(checkpoint))?;
+    let mut network = config.build(&BuildOptions { context, ..settings.options(config.torch_dtype()) })?;
+    network.module_mut().store(&source, settings.format.as_ref())?;
+    Ok((network, source))
+}
+
+/// Makes the products of `network` take activations as `settings` has it for the CPU.
+pub(crate) fn round_network_for_cpu(network: &mut Network, settings: &ModelSettings) {
+    match network {
+        Network::Decoder(model) => round_for_cpu(model, settings),
+        // Their tokens are all those of prompts.
+        Network::Encoder(_) | Network::ImageClassifier(_) => {
+            let module = network.module_mut();
+            round_activations(&mut module.graph, settings.activations.for_prompts_and_answers(module.activations).0);
+        }
+    }
 }
 
 /// The graph of `config` with its weights in the formats that they are stored in, for `context` tokens if they are known.
-pub(crate) fn build(
+fn build(
     config: &ModelConfig,
     settings: &ModelSettings,
     source: &WeightSource,
     context: Option<usize>,
 ) -> Result<Model> {
     let mut model = config.build(&BuildOptions { context, ..settings.options(config.torch_dtype) })?;
-    model.graph = source.retype(&model.graph, settings.format.as_ref())?;
+    model.store(source, settings.format.as_ref())?;
     Ok(model)
 }
 
 /// Makes the products of `model` take activations as `settings` has it for the CPU.
-pub(crate) fn round_for_cpu(model: &mut Model, settings: &ModelSettings) {
+fn round_for_cpu(model: &mut Model, settings: &ModelSettings) {
     let (prompts, answers) = settings.activations.for_prompts_and_answers(model.activations);
     model.take_activations(prompts, answers);
 }
 
-/// An encoder whose weights are on the device.
-pub(crate) struct LoadedEncoder {
+/// A network whose weights are on the device.
+pub(crate) struct LoadedNetwork {
     pub(crate) session: Session,
-    pub(crate) encoder: Encoder,
+    pub(crate) network: Network,
 }
 
-/// Loads an encoder onto `device`, with `threads` threads if that is the CPU.
+/// Loads a network onto `device`, with `threads` threads if that is the CPU.
 ///
 /// # Errors
-/// When the device cannot be opened, or a file is not readable or does not fit the encoder.
-pub(crate) fn load_encoder(
+/// When the device cannot be opened, or a file is not readable or does not fit the network.
+pub(crate) fn load_network(
     files: &ModelFiles,
-    config: &BertConfig,
+    config: &NetworkConfig,
     settings: &ModelSettings,
     (device, threads): (DeviceChoice, Option<usize>),
     random_weights: bool,
-) -> Result<LoadedEncoder> {
-    let source = encoder_weights(files, config, random_weights)?;
-    let options = settings.options(config.torch_dtype);
-    let mut encoder = config.build(&options)?;
-    encoder.graph = source.retype(&encoder.graph, settings.format.as_ref())?;
+) -> Result<LoadedNetwork> {
+    let (mut network, source) = build_network(files, config, settings, None, random_weights)?;
     let device = OpenDevice::open(device, threads)?;
     if device.is_cpu() {
-        // All of its texts are prompts.
-        round_activations(&mut encoder.graph, settings.activations.for_prompts_and_answers(options.activations).0);
+        round_network_for_cpu(&mut network, settings);
     }
+    let mut progress = Progress::new("loading weights", network.module().weight_bytes());
     let mut session = Session::new(device.backend);
-    source.load(&mut session, &encoder.graph, |_| ())?;
-    Ok(LoadedEncoder { session, encoder })
+    source.load(&mut session, &network.module().graph, |bytes| progress.at(bytes))?;
+    Ok(LoadedNetwork { session, network })
 }
 
 /// Which matrices `--format` leaves as they are, and why; `None` where it leaves none.
@@ -98,7 +125,7 @@ fn left_out(model: &Model, settings: &ModelSettings) -> Option<String> {
 
 /// Brings the weights to the device, in the layouts of the programs that were declared to `session`.
 pub(crate) fn load(model: &Model, source: &WeightSource, mut session: Session) -> Result<Session> {
-    let mut progress = Progress::new("loading weights", weight_bytes(&model.graph));
+    let mut progress = Progress::new("loading weights", model.weight_bytes());
     source.load(&mut session, &model.graph, |bytes| progress.at(bytes))?;
     Ok(session)
 }
@@ -231,7 +258,7 @@ pub(crate) fn estimate_memory(
 ) -> Result<MemoryEstimate> {
     let PlacedModel { model, device, .. } = place(files, config, settings, run)?;
     Ok(MemoryEstimate {
-        weights: Bytes(weight_bytes(&model.graph)),
+        weights: Bytes(model.weight_bytes()),
         cache: cache_bytes(&model, cached),
         block_size: model.block_size,
         workspace: workspace(&model, &*device.backend)?,

@@ -10,8 +10,8 @@ mod settings;
 
 pub(crate) use admission::{CacheSize, EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 pub(crate) use load::{
-    LoadedEncoder, LoadedEngine, LoadedModel, RunSettings, build, estimate_memory, load, load_encoder, load_engine,
-    load_model, round_for_cpu, weights,
+    LoadedEngine, LoadedModel, LoadedNetwork, RunSettings, build_network, estimate_memory, load_engine, load_model,
+    load_network, round_network_for_cpu,
 };
 pub(crate) use placement::{DeviceChoice, OpenDevice};
 pub(crate) use rates::DeviceRates;

@@ -8,7 +8,7 @@ use ridge_hw::figure::Figure;
 use ridge_hw::roofline::Roofline;
 use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_hw::units::{Bytes, BytesPerSecond, FlopsPerSecond};
-use ridge_models::{Model, weight_bytes};
+use ridge_models::Model;
 use std::time::Duration;
 
 use crate::error::{Result, refused};
@@ -33,7 +33,7 @@ impl DeviceRates {
     /// When there are no kernels for the dtype.
     pub(crate) fn measure(model: &Model, cached: usize, threads: usize, now: impl Fn(&'static str)) -> Result<Self> {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
-        let used = Bytes(weight_bytes(&model.graph)) + Bytes(per_token as u64) * cached as u64;
+        let used = Bytes(model.weight_bytes()) + Bytes(per_token as u64) * cached as u64;
         now("measuring memory");
         let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads).read(threads, BUDGET);
         now("measuring matrix products");

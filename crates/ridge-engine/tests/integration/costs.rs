@@ -14,9 +14,11 @@ fn a_step_multiplies_what_inspect_tells_and_moves_no_more_bytes() {
     for context in [1, 17, 512] {
         let told = Summary::new(&model, context).expect("sums up").token;
         let step = cost.at(&[(context - 1, 1)]).expect("bound");
-        assert_eq!(step.matrix_flops, told.matrix_flops as f64);
-        let (least, most) =
-            (Summary::new(&model, 1).expect("sums up").weight_bytes, told.bytes_read + told.bytes_written);
+        assert_eq!(step.matrix_flops, told.step.matrix_flops as f64);
+        let (least, most) = (
+            Summary::new(&model, 1).expect("sums up").module.weight_bytes,
+            told.step.bytes_read + told.step.bytes_written,
+        );
         assert!(step.bytes <= most, "{} bytes as it runs, {most} as it is written", step.bytes);
         // The one row of the embedding that is read is also read as a row of the output.
         assert!(step.bytes >= least, "{} bytes, and {least} of weights", step.bytes);

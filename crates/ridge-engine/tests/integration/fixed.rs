@@ -10,8 +10,8 @@ use ridge_engine::service::{Event, Happened, Policy, Request, RequestId, Service
 use ridge_engine::{Engine, EngineOptions, Ngram, STEPS_IN_FLIGHT, Sampling};
 use ridge_graph::{Builder, DType, Shape, Type};
 use ridge_models::{
-    BuildOptions, HISTORY, Model, StateGroup, StepInputs, WeightSource, decaying_sum, finish_decoder, read_fixed,
-    write_fixed,
+    BuildOptions, HISTORY, Model, Module, StateGroup, StepInputs, WeightSource, decaying_sum, finish_decoder,
+    read_fixed, write_fixed,
 };
 use ridge_runtime::late::Late;
 use ridge_runtime::{Backend, Session};
@@ -66,12 +66,14 @@ fn toy() -> Model {
         heads: 1,
     };
     Model {
-        family: "toy",
-        graph,
+        module: Module {
+            family: "toy",
+            graph,
+            state_groups: vec![group((0..LAYERS).map(|l| format!("layers.{l}.sum")).collect(), 0, LAYERS * WIDTH * 4)],
+            activations: DType::F32,
+        },
         answers: None,
-        state_groups: vec![group((0..LAYERS).map(|l| format!("layers.{l}.sum")).collect(), 0, LAYERS * WIDTH * 4)],
         history: group(vec![HISTORY.to_owned()], 4, 0),
-        activations: DType::F32,
         cache: DType::F32,
         block_size: options.block_size,
         max_context: 256,

@@ -90,6 +90,19 @@ impl Checkpoint {
         Ok(self)
     }
 
+    /// The checkpoint with the tensor `name`, if it has as many elements, in this shape: a graph may have as a matrix what
+    /// is published with more axes.
+    #[must_use]
+    pub fn reshaped(mut self, name: &str, shape: &[usize]) -> Self {
+        let elements = |shape: &[usize]| shape.iter().try_fold(1_usize, |n, extent| n.checked_mul(*extent));
+        if let Some(tensor) = self.tensors.get_mut(name)
+            && elements(&tensor.shape) == elements(shape)
+        {
+            tensor.shape = shape.to_vec();
+        }
+        self
+    }
+
     /// The checkpoint without the tensors whose names match one of `patterns`, in which `*` stands for any characters.
     #[must_use]
     pub fn without(mut self, patterns: &[&str]) -> Self {

@@ -45,10 +45,10 @@ pub struct DecoderConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-const MAX_HIDDEN: usize = 1 << 20;
-const MAX_INTERMEDIATE: usize = 1 << 22;
-const MAX_LAYERS: usize = 1 << 12;
-const MAX_HEADS: usize = 1 << 14;
+pub(crate) const MAX_HIDDEN: usize = 1 << 20;
+pub(crate) const MAX_INTERMEDIATE: usize = 1 << 22;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 26;
 

@@ -147,7 +147,7 @@ impl<'a> Fields<'a> {
         Err(self.wrong(
             "architectures",
             "is not what Ridge reads",
-            format!("choose a causal language model: architectures = [{class:?}]"),
+            format!("choose a checkpoint with architectures = [{class:?}]"),
         ))
     }
 
@@ -168,6 +168,16 @@ impl<'a> Fields<'a> {
             None => Ok(()),
             Some(key) => Err(self.missing(key, Count::EXPECTED)),
         }
+    }
+
+    /// Is there a list under `key`?
+    pub(crate) fn is_list(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_array)
+    }
+
+    /// Is there an object under `key`?
+    pub(crate) fn is_object(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_object)
     }
 
     /// Is there such a key, if only with null?

@@ -11,14 +11,19 @@ mod common;
 mod decoder;
 mod fields;
 mod generation;
+mod images;
 mod multimodal;
 mod rope;
 
-pub(crate) use decoder::{DECODER_KEYS, DecoderKeys, layer_windows, sliding_window};
+pub(crate) use common::read as read_common;
+pub(crate) use decoder::{
+    DECODER_KEYS, DecoderKeys, MAX_HEADS, MAX_HIDDEN, MAX_INTERMEDIATE, MAX_LAYERS, layer_windows, sliding_window,
+};
 pub(crate) use fields::{Fields, REMEDY};
 pub(crate) use multimodal::language_model;
 pub(crate) use rope::{MAX_POSITIONS, ROPE_KEYS, RopeKeys, read as read_rope, read_block as read_rope_block};
 
 pub use decoder::DecoderConfig;
 pub use generation::GenerationConfig;
+pub use images::image_preprocessing;
 pub use rope::{RopeConfig, RopeScaling};

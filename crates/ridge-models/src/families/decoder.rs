@@ -14,9 +14,10 @@ use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
 use crate::model::{
-    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, block_table, finish_decoder,
-    history_group, kv_bytes, kv_states, symbols,
+    BuildOptions, Model, StepInputs, attend_cached, attention_symbols, block_table, finish_decoder, history_group,
+    kv_bytes, kv_states, symbols,
 };
+use crate::module::{Module, StateGroup};
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::{Part, Stack};
 
@@ -292,12 +293,9 @@ pub(super) fn build(
         g.scoped(tensors.head.scope, |g| family.logits(g, logits))
     })?;
     Ok(Model {
-        family: name,
-        graph,
+        module: Module { family: name, graph, state_groups: groups, activations: options.activations },
         answers: None,
-        state_groups: groups,
         history: history_group(),
-        activations: options.activations,
         cache: options.cache,
         block_size: options.block_size,
         max_context: config.max_context(),

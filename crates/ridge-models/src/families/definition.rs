@@ -9,6 +9,7 @@ use super::encoder::BertConfig;
 use super::gguf_mapping::{GgufEntry, GgufMapping};
 use super::planned_config::PlannedConfig;
 use super::tensors::{TensorName, TensorTable};
+use super::vit::VitConfig;
 use crate::config::{DecoderConfig, Fields};
 use crate::error::Result;
 use crate::model::{BuildOptions, Model};
@@ -40,6 +41,8 @@ pub(crate) enum ReadConfig {
     Decoder(fn(&mut Fields<'_>) -> Result<Box<dyn DecoderFamily>>),
     /// It makes vectors.
     Encoder(fn(&mut Fields<'_>) -> Result<BertConfig>),
+    /// It tells what an image shows.
+    ImageClassifier(fn(&mut Fields<'_>) -> Result<VitConfig>),
     /// It is a decoder that can be planned and not run yet.
     Planned(fn(&mut Fields<'_>) -> Result<PlannedConfig>),
 }
@@ -57,6 +60,8 @@ pub enum FamilyKind {
     Decoder,
     /// It makes vectors of texts: [`BertConfig`] reads its configuration.
     Encoder,
+    /// It tells what an image shows: [`VitConfig`] reads its configuration.
+    ImageClassifier,
     /// It can be planned and not run yet: [`PlannedConfig`] reads its configuration.
     Planned,
 }
@@ -67,6 +72,7 @@ impl FamilyDefinition {
         match self.read {
             ReadConfig::Decoder(_) => FamilyKind::Decoder,
             ReadConfig::Encoder(_) => FamilyKind::Encoder,
+            ReadConfig::ImageClassifier(_) => FamilyKind::ImageClassifier,
             ReadConfig::Planned(_) => FamilyKind::Planned,
         }
     }

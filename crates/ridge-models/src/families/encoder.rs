@@ -2,11 +2,12 @@
 //! Language Understanding", section 3): every token sees every other of its text, norms come after each half of a layer.
 
 use ridge_graph::ops::{Gelu, RaggedAttention};
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Sym, Type, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Sym, Type, Var};
 
 use super::blocks::{NormKind, linear, mlp, weight};
 use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, symbols};
+use crate::module::Module;
 use crate::pooling::with_pooling;
 use ridge_files::Checkpoint;
 
@@ -78,8 +79,7 @@ impl BertConfig {
         let hidden = g.cast(x, DType::F32)?;
         let graph = with_pooling(&g.finish(vec![("hidden".into(), hidden)])?)?;
         Ok(Encoder {
-            family: self.family,
-            graph,
+            module: Module { family: self.family, graph, state_groups: Vec::new(), activations: options.activations },
             hidden_size: self.hidden_size,
             vocab_size: self.vocab_size,
             max_context: self.max_position_embeddings,
@@ -96,17 +96,7 @@ impl BertConfig {
 
     fn layer(&self, g: &mut Builder, x: Var, seq_ids: Var) -> GraphResult<Var> {
         let norm = NormKind::Layer(self.norm_eps);
-        let (heads, dim) = (self.num_attention_heads, self.hidden_size / self.num_attention_heads);
-        let a = g.scoped("attention.self", |g| {
-            let mut qkv = [x; 3];
-            for (name, y) in ["query", "key", "value"].into_iter().zip(&mut qkv) {
-                let flat = linear(g, name, x, self.hidden_size, true)?;
-                *y = g.reshape(flat, [Dim::sym(symbols::TOKENS), heads.into(), dim.into()])?;
-            }
-            let op = RaggedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new(symbols::PAIRS) };
-            let a = g.ragged_attention(qkv, seq_ids, op)?;
-            g.reshape(a, Shape(vec![Dim::sym(symbols::TOKENS), self.hidden_size.into()]))
-        })?;
+        let a = g.scoped("attention.self", |g| attend_all(g, x, seq_ids, self.num_attention_heads, true))?;
         let a = linear(g, "attention.output.dense", a, self.hidden_size, true)?;
         let x = g.add(a, x)?;
         let x = norm.apply(g, "attention.output.LayerNorm", x)?;
@@ -128,4 +118,20 @@ impl BertConfig {
         })?;
         Ok(renamed.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE))
     }
+}
+
+/// Attention of each token of `x`, `[tokens, hidden]`, to all tokens of its own sequence, i32 `[tokens]`, with the weights
+/// `query`, `key` and `value` of the scope; gives the type of `x`.
+pub(super) fn attend_all(g: &mut Builder, x: Var, seq_ids: Var, heads: usize, bias: bool) -> GraphResult<Var> {
+    let shape = g.ty(x)?.shape.clone();
+    let hidden = shape.last().as_const().unwrap_or_default();
+    let dim = hidden / heads.max(1);
+    let mut qkv = [x; 3];
+    for (name, y) in ["query", "key", "value"].into_iter().zip(&mut qkv) {
+        let flat = linear(g, name, x, hidden, bias)?;
+        *y = g.reshape(flat, [shape.0[0].clone(), heads.into(), dim.into()])?;
+    }
+    let op = RaggedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new(symbols::PAIRS) };
+    let a = g.ragged_attention(qkv, seq_ids, op)?;
+    g.reshape(a, shape)
 }

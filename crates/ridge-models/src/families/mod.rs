@@ -5,7 +5,7 @@
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `mixtral.rs` experts,
-//! `bert.rs` is an encoder and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
+//! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod bert;
 mod blocks;
@@ -23,6 +23,7 @@ mod llama;
 mod mistral;
 mod mixtral;
 mod nemotron_h;
+mod network;
 mod olmo2;
 mod phi3;
 mod planned;
@@ -31,6 +32,7 @@ mod qwen;
 mod qwen3_moe;
 mod registry;
 mod tensors;
+mod vit;
 
 pub(crate) use definition::FamilyDefinition;
 pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, MixRules, ROTATED_KEY, WINDOW_KEY};
@@ -47,6 +49,7 @@ pub use gpt2::Gpt2Config;
 pub use llama::{LlamaConfig, llama};
 pub use mistral::MistralConfig;
 pub use mixtral::MixtralConfig;
+pub use network::{Network, NetworkConfig};
 pub use olmo2::Olmo2Config;
 pub use phi3::Phi3Config;
 pub use planned_config::{Channel, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
@@ -54,3 +57,4 @@ pub use qwen::QwenConfig;
 pub use qwen3_moe::Qwen3MoeConfig;
 pub use registry::{family_kind, model_type, planned_model_types};
 pub use tensors::Cut;
+pub use vit::VitConfig;

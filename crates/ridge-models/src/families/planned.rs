@@ -10,9 +10,10 @@ use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::{LLAMA_TENSORS, QKV};
 use crate::model::{
-    BuildOptions, Model, StateGroup, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group,
-    kv_bytes, kv_states, symbols,
+    BuildOptions, Model, StepInputs, attend_cached, attention_symbols, finish_decoder, history_group, kv_bytes,
+    kv_states, symbols,
 };
+use crate::module::{Module, StateGroup};
 
 impl PlannedConfig {
     /// Builds the graph, with every weight as plain f32. It has parameters and costs; lowering it is an error where it
@@ -78,12 +79,14 @@ impl PlannedConfig {
             g.cast(logits, DType::F32)
         })?;
         Ok(Model {
-            family: self.family,
-            graph,
+            module: Module {
+                family: self.family,
+                graph,
+                state_groups: groups.into_iter().map(|(_, group)| group).collect(),
+                activations: options.activations,
+            },
             answers: None,
-            state_groups: groups.into_iter().map(|(_, group)| group).collect(),
             history: history_group(),
-            activations: options.activations,
             cache: options.cache,
             block_size: options.block_size,
             max_context: c.max_context(),

@@ -6,8 +6,10 @@ use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
 use super::encoder::BertConfig;
 use super::gguf_mapping::GgufMetadata;
 use super::planned_config::PlannedConfig;
+use super::vit::VitConfig;
 use super::{
     bert, deepseek, falcon, gemma, gpt_neox, gpt2, llama, mistral, mixtral, nemotron_h, olmo2, phi3, qwen, qwen3_moe,
+    vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -32,6 +34,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen::QWEN2,
     &qwen::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &vit::VIT,
 ];
 
 /// Every family.
@@ -98,6 +101,13 @@ impl ModelConfig {
                     "make vectors with `ridge embed`",
                 ));
             }
+            Some((_, ReadConfig::ImageClassifier(_))) => {
+                return Err(f.wrong(
+                    "model_type",
+                    "is a classifier of images, which writes no text",
+                    "name images with `ridge classify`",
+                ));
+            }
             Some((_, ReadConfig::Planned(_))) | None => {
                 let decoders = model_types(FamilyKind::Decoder);
                 let (last, others) = decoders.split_last().unwrap_or((&"", &[]));
@@ -144,6 +154,26 @@ impl BertConfig {
     /// Its family.
     pub(crate) fn family(&self) -> Option<&'static FamilyDefinition> {
         by_model_type(self.family)
+    }
+}
+
+impl VitConfig {
+    /// Reads the text of a `config.json`. `file` names it in errors.
+    ///
+    /// # Errors
+    /// As for [`ModelConfig::from_json`].
+    pub fn from_json(file: &str, text: &str) -> Result<Self> {
+        let map = json::object(file, text.as_bytes())?;
+        let mut f = Fields::new(file, &map);
+        let family = by_model_type(f.required("model_type")?);
+        let Some((family, ReadConfig::ImageClassifier(read))) = family.map(|family| (family, family.read)) else {
+            let remedy = format!("choose a checkpoint of {}", model_types(FamilyKind::ImageClassifier).join(", "));
+            return Err(f.wrong("model_type", "is not a classifier of images that Ridge reads", remedy));
+        };
+        family.begin(&mut f)?;
+        let config = read(&mut f)?;
+        f.finish()?;
+        Ok(config)
     }
 }
 
@@ -205,15 +235,19 @@ mod tests {
             FamilyKind::Decoder => {
                 let config = ModelConfig::from_json("config.json", text).expect("reads");
                 let tensors = usual.into_iter().chain(config.layer_tensors()).collect();
-                (config.build(&options).expect("builds").graph, tensors)
+                (config.build(&options).expect("builds").module.graph, tensors)
             }
             FamilyKind::Encoder => {
                 let config = BertConfig::from_json("config.json", text).expect("reads");
-                (config.build(&options).expect("builds").graph, usual)
+                (config.build(&options).expect("builds").module.graph, usual)
+            }
+            FamilyKind::ImageClassifier => {
+                let config = VitConfig::from_json("config.json", text).expect("reads");
+                (config.build(&options).expect("builds").module.graph, usual)
             }
             FamilyKind::Planned => {
                 let config = PlannedConfig::from_json("config.json", text).expect("reads");
-                (config.build(&options).expect("builds").graph, usual)
+                (config.build(&options).expect("builds").module.graph, usual)
             }
         };
         (family, graph.args(Role::Weight).map(|arg| arg.name.to_string()).collect(), tensors)

@@ -4,9 +4,11 @@
 use std::sync::Arc;
 
 use crate::common::{ALL, FAMILIES, Fixture, OnCpu as OnDevice, SHUFFLED, Sequence, judge, plain_logits, rows, stack};
+use crate::encoders::{ALONE, BATCH, Bert};
 use crate::mixed_precision::trains_as_near_to_exact_as_torch;
+use crate::vit;
 use ridge_cuda::{Cuda, CudaOptions};
-use ridge_graph::Tensor;
+use ridge_graph::{DType, Tensor};
 use ridge_runtime::{Backend, Refresh};
 
 /// A GPU with poisoned memory, or why there is none.
@@ -62,5 +64,21 @@ fn steps_in_mixed_precision_are_as_near_to_exact_as_those_of_torch() {
     };
     for refresh in [Refresh::Fused, Refresh::Lazy] {
         trains_as_near_to_exact_as_torch(&gpu, refresh);
+    }
+}
+
+#[test]
+fn networks_without_a_cache_are_as_near_to_exact_as_those_of_transformers() {
+    let gpu = match gpu() {
+        Ok(gpu) => gpu,
+        Err(why) => ridge_testing::skip!("no GPU: {why}"),
+    };
+    let bert = Bert::open();
+    for (prefix, lengths) in [ALONE, BATCH] {
+        bert.judge(Arc::clone(&gpu), &bert.step(prefix, lengths), "hidden", &format!("{prefix}hidden"));
+    }
+    let vit = vit::open(DType::F32);
+    for output in ["logits", "hidden"] {
+        vit.judge(Arc::clone(&gpu), &vit::step(&vit, 0..3), output, output);
     }
 }

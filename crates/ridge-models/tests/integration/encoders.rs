@@ -1,33 +1,30 @@
 //! BERT beside transformers (fixtures/families/bert): hidden states and pooled vectors, exactly and on the CPU, of a text
 //! alone and in a batch without padding.
 
-use std::sync::Arc;
+use crate::common::modules::{ModuleFixture, Step};
+use crate::common::{cpu, relative};
+use ridge_graph::{Bindings, DType, Tensor};
+use ridge_models::symbols;
+use ridge_runtime::lower;
 
-use crate::common::{Expected, fixtures, relative};
-use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, conformance, evaluate};
-use ridge_models::{BuildOptions, Encoder, ModelFiles, WeightSource, parameters, symbols};
-use ridge_runtime::{Session, lower};
+/// The fixture, and texts of it.
+pub(crate) struct Bert(pub(crate) ModuleFixture);
 
-struct Fixture {
-    encoder: Encoder,
-    source: WeightSource,
-    expected: Expected,
+impl std::ops::Deref for Bert {
+    type Target = ModuleFixture;
+
+    fn deref(&self) -> &ModuleFixture {
+        &self.0
+    }
 }
 
-impl Fixture {
-    fn open() -> Self {
-        let files = ModelFiles::open(Some(&fixtures().join("families/bert"))).expect("a model");
-        let config = files.encoder_config().expect("is supported").expect("is an encoder");
-        let mut encoder = config.build(&BuildOptions::default()).expect("builds");
-        let checkpoint = config.arrange(files.checkpoint().expect("its weights")).expect("arranges");
-        let source = WeightSource::Checkpoint(Arc::new(checkpoint));
-        encoder.graph = source.retype(&encoder.graph, None).expect("fits");
-        Self { encoder, source, expected: Expected::open("families/bert/expected.safetensors") }
+impl Bert {
+    pub(crate) fn open() -> Self {
+        Self(ModuleFixture::open("families/bert", DType::F32))
     }
 
     /// Texts that the fixture calls `prefix`, of these lengths: the step's inputs.
-    fn step(&self, prefix: &str, lengths: &[usize]) -> (Vec<(&'static str, Tensor)>, Bindings) {
+    pub(crate) fn step(&self, prefix: &str, lengths: &[usize]) -> Step {
         let int = |values: Vec<i64>| Tensor::int(DType::I32, &[values.len()], values);
         let tokens = |name: &str| int(self.expected.tokens(&format!("{prefix}{name}")));
         let rows = lengths.iter().enumerate();
@@ -44,53 +41,19 @@ impl Fixture {
         let total: usize = lengths.iter().sum();
         (inputs, Bindings::new().with(symbols::TOKENS, total).with(symbols::SEQS, lengths.len()))
     }
-
-    fn exact(&self, graph: &Graph, (inputs, bindings): &(Vec<(&'static str, Tensor)>, Bindings), name: &str) -> Tensor {
-        let WeightSource::Checkpoint(checkpoint) = &self.source else { unreachable!("it has weights") };
-        let value = |arg: &Arg| match arg.role {
-            Role::Weight => {
-                let tensor = checkpoint.tensor(&arg.name).expect("it has all");
-                Some(Value::Plain(Tensor::from_bytes(DType::F32, tensor.shape, tensor.data)))
-            }
-            _ => inputs.iter().find(|(n, _)| *n == &*arg.name).map(|(_, t)| Value::Plain(t.clone())),
-        };
-        let all = evaluate(graph, &value, bindings, Precision::Exact).expect("evaluates");
-        all.into_iter().find(|(n, _)| n == name).expect("asked for").1.tensor().clone()
-    }
-
-    fn on_cpu(
-        &self,
-        (inputs, bindings): &(Vec<(&'static str, Tensor)>, Bindings),
-        name: &str,
-        threads: usize,
-    ) -> Tensor {
-        let cpu =
-            Cpu::new(CpuOptions { threads: Some(threads), poison: true, ..CpuOptions::default() }).expect("starts");
-        let mut session = Session::new(Arc::new(cpu));
-        self.source.load(&mut session, &self.encoder.graph, |_| ()).expect("loads");
-        let mut bucket =
-            session.compile(&self.encoder.graph, &[name]).and_then(|c| c.bucket(bindings)).expect("compiles");
-        for (input, tensor) in inputs {
-            if bucket.input_index(input).is_ok_and(|index| index.is_some()) {
-                bucket.set(input, tensor).expect("fits");
-            }
-        }
-        bucket.submit().and_then(|()| bucket.wait()).expect("runs");
-        bucket.tensor(name).expect("asked for")
-    }
 }
 
-const ALONE: (&str, &[usize]) = ("", &[24]);
-const BATCH: (&str, &[usize]) = ("batch_", &[13, 7]);
+pub(crate) const ALONE: (&str, &[usize]) = ("", &[24]);
+pub(crate) const BATCH: (&str, &[usize]) = ("batch_", &[13, 7]);
 
 #[test]
 fn the_graph_means_what_a_forward_pass_in_doubles_computes() {
-    let fixture = Fixture::open();
-    let lowered = lower(&fixture.encoder.graph, &["hidden"], &[]).expect("lowers");
+    let fixture = Bert::open();
+    let lowered = lower(fixture.graph(), &["hidden"], &[]).expect("lowers");
     for (prefix, lengths) in [ALONE, BATCH] {
         let step = fixture.step(prefix, lengths);
         let want = fixture.expected.tensor(&format!("{prefix}hidden_f64"));
-        for graph in [&fixture.encoder.graph, &lowered] {
+        for graph in [fixture.graph(), &lowered] {
             let off = relative(fixture.exact(graph, &step, "hidden").floats(), want.floats());
             assert!(off < 1e-12, "{prefix}: off by {off:e}");
         }
@@ -99,19 +62,17 @@ fn the_graph_means_what_a_forward_pass_in_doubles_computes() {
 
 #[test]
 fn hidden_states_are_as_near_to_exact_as_those_of_transformers() {
-    let fixture = Fixture::open();
+    let fixture = Bert::open();
     for (prefix, lengths) in [ALONE, BATCH] {
         let step = fixture.step(prefix, lengths);
-        let [plain, exact] = ["f32", "f64"].map(|kind| fixture.expected.tensor(&format!("{prefix}hidden_{kind}")));
-        let got = fixture.on_cpu(&step, "hidden", 1);
-        conformance::near(&got, &[&plain], &exact).unwrap_or_else(|why| panic!("{prefix}: {why}"));
+        let got = fixture.judge(cpu(1), &step, "hidden", &format!("{prefix}hidden"));
         assert_eq!(fixture.on_cpu(&step, "hidden", 3).to_bytes(), got.to_bytes(), "{prefix}: three threads");
     }
 }
 
 #[test]
 fn a_text_has_the_same_bits_alone_and_in_a_batch() {
-    let fixture = Fixture::open();
+    let fixture = Bert::open();
     let (inputs, bindings) = fixture.step(BATCH.0, BATCH.1);
     let together = fixture.on_cpu(&(inputs.clone(), bindings), "hidden", 2);
     let first = BATCH.1[0];
@@ -129,7 +90,7 @@ fn a_text_has_the_same_bits_alone_and_in_a_batch() {
 
 #[test]
 fn pooled_vectors_are_those_of_torch() {
-    let fixture = Fixture::open();
+    let fixture = Bert::open();
     for (output, name) in [
         ("mean", "pooled_mean_f64"),
         ("cls", "pooled_cls_f64"),
@@ -139,7 +100,7 @@ fn pooled_vectors_are_those_of_torch() {
         let want = fixture.expected.tensor(name);
         let rows = [ALONE, BATCH].map(|(prefix, lengths)| {
             let step = fixture.step(prefix, lengths);
-            let exact = fixture.exact(&fixture.encoder.graph, &step, output);
+            let exact = fixture.exact(fixture.graph(), &step, output);
             let off = relative(fixture.on_cpu(&step, output, 2).floats(), exact.floats());
             assert!(off < 1e-5, "{output} on the CPU is off by {off:e}");
             exact.floats().to_vec()
@@ -149,22 +110,19 @@ fn pooled_vectors_are_those_of_torch() {
     }
     // The last token's, and the largest of each element, by hand.
     let step = fixture.step(BATCH.0, BATCH.1);
-    let hidden = fixture.exact(&fixture.encoder.graph, &step, "hidden");
+    let hidden = fixture.exact(fixture.graph(), &step, "hidden");
     let width = hidden.shape[1];
     let row = |i: usize| &hidden.floats()[i * width..(i + 1) * width];
-    assert_eq!(fixture.exact(&fixture.encoder.graph, &step, "last").floats(), [row(12), row(19)].concat());
+    assert_eq!(fixture.exact(fixture.graph(), &step, "last").floats(), [row(12), row(19)].concat());
     let largest = |rows: std::ops::Range<usize>| {
         (0..width).map(|i| rows.clone().map(|r| row(r)[i]).fold(f64::MIN, f64::max)).collect::<Vec<_>>()
     };
-    assert_eq!(
-        fixture.exact(&fixture.encoder.graph, &step, "max").floats(),
-        [largest(0..13), largest(13..20)].concat()
-    );
+    assert_eq!(fixture.exact(fixture.graph(), &step, "max").floats(), [largest(0..13), largest(13..20)].concat());
 }
 
 #[test]
 fn parameters_are_counted() {
     // Of 96 words, 48 positions and 2 segments of 32, and two layers.
     let layer = 4 * (32 * 32 + 32) + 2 * 32 * 48 + 48 + 32 + 4 * 32;
-    assert_eq!(parameters(&Fixture::open().encoder.graph), (96 + 48 + 2) * 32 + 2 * 32 + 2 * layer);
+    assert_eq!(Bert::open().network.module().parameter_count(), (96 + 48 + 2) * 32 + 2 * 32 + 2 * layer);
 }

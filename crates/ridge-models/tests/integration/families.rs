@@ -150,7 +150,7 @@ fn blocks_before_the_window_are_not_read() {
 #[test]
 fn local_and_global_layers_are_separate_groups_of_state() {
     let groups = |name: &'static str| {
-        let groups = Fixture::family(name, None).model.state_groups;
+        let groups = Fixture::family(name, None).model.module.state_groups;
         let group = |g: ridge_models::StateGroup| (g.states.join(" "), g.bytes_per_token, g.window);
         groups.into_iter().map(group).collect::<Vec<_>>()
     };
@@ -199,7 +199,7 @@ fn older_spellings_of_configurations_mean_the_same() {
         };
         let (new, old) = (read("config.json"), read("config_v4.json"));
         assert_eq!(new, old, "{name}");
-        let graph = |config: &ModelConfig| config.build(&BuildOptions::default()).expect("builds").graph;
+        let graph = |config: &ModelConfig| config.build(&BuildOptions::default()).expect("builds").module.graph;
         assert_eq!(graph(&new), graph(&old), "{name}");
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use ridge_graph::{Bindings, DType, Graph, passes};
-use ridge_models::{BuildOptions, HISTORY, LlamaConfig, Model, WeightSource, llama, parameters, symbols, weight_bytes};
+use ridge_models::{BuildOptions, HISTORY, LlamaConfig, Model, WeightSource, llama, symbols};
 
 /// Name, and the parameters that "The Llama 3 Herd of Models", table 3, rounds.
 const MODELS: [(&str, u64); 3] = [("8B", 8_030_261_248), ("70B", 70_553_706_496), ("405B", 405_853_388_800)];
@@ -36,9 +36,9 @@ fn parameters_and_bytes_are_those_of_the_published_models() {
         let (c, model) = model(size);
         let (layers, hidden) = (c.num_hidden_layers as i128, c.hidden_size as i128);
         let closed = layers * (layer_matrices(&c) + 2 * hidden) + hidden + 2 * c.vocab_size as i128 * hidden;
-        assert_eq!(i128::from(parameters(&model.graph)), closed, "{size}");
-        assert_eq!(parameters(&model.graph), count, "{size}");
-        assert_eq!(weight_bytes(&model.graph), 2 * count, "{size}");
+        assert_eq!(i128::from(model.parameter_count()), closed, "{size}");
+        assert_eq!(model.parameter_count(), count, "{size}");
+        assert_eq!(model.weight_bytes(), 2 * count, "{size}");
     }
 }
 
@@ -98,7 +98,7 @@ fn decoding_one_token_reads_every_weight_once() {
             .with(symbols::BLOCKS, 1);
         let bytes = pruned(&model, &["logits"]).cost().bytes_read.eval(&bindings).expect("bound");
         // Of the embedding one row.
-        let weights = i128::from(weight_bytes(&model.graph)) - 2 * ((c.vocab_size - 1) * c.hidden_size) as i128;
+        let weights = i128::from(model.weight_bytes()) - 2 * ((c.vocab_size - 1) * c.hidden_size) as i128;
         let activations = bytes - weights;
         assert!(activations > 0 && activations < weights / 100, "{size}: {bytes} bytes for {weights} of weights");
     }

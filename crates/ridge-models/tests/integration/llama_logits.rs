@@ -164,7 +164,7 @@ fn an_older_spelling_of_a_configuration_gives_the_same_graph() {
     let config: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let graph = |config: &serde_json::Value| {
         let config = LlamaConfig::from_json("config.json", &config.to_string()).expect("is supported");
-        llama(&config, &BuildOptions::default()).expect("builds").graph
+        llama(&config, &BuildOptions::default()).expect("builds").module.graph
     };
     let new = graph(&config);
     for type_key in ["rope_type", "type"] {

@@ -23,4 +23,5 @@ mod published;
 mod sampling;
 mod source;
 mod summary;
+mod vit;
 mod weights;

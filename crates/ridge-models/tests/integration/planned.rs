@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ridge_graph::{Bindings, Role, passes};
-use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, parameters, symbols, with_reached};
+use ridge_models::{BuildOptions, Model, ModelConfig, PlannedConfig, symbols, with_reached};
 
 fn fixtures() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
@@ -32,15 +32,15 @@ fn every_config_has_exactly_the_parameters_that_transformers_counts() {
     assert_eq!(counts.len(), std::fs::read_dir(fixtures().join("configs")).unwrap().count());
     for (name, count) in counts {
         let model = model(&name);
-        assert_eq!(parameters(&model.graph) - correction_biases(&model), count, "{name}");
+        assert_eq!(model.parameter_count() - correction_biases(&model), count, "{name}");
     }
 }
 
 #[test]
 fn totals_with_correction_biases_are_those_that_the_makers_publish() {
     // The model card of DeepSeek-V3 (671B) and the tensors of Nemotron-3-Nano.
-    assert_eq!(parameters(&model("DeepSeek-V3").graph), 671_026_419_200);
-    assert_eq!(parameters(&model("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").graph), 31_577_940_288);
+    assert_eq!(model("DeepSeek-V3").parameter_count(), 671_026_419_200);
+    assert_eq!(model("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16").parameter_count(), 31_577_940_288);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn caches_are_of_their_kinds() {
 
 /// Matrix FLOPs of one token without any context, halved: the parameters that it multiplies.
 fn active(name: &str) -> i128 {
-    let mut graph = model(name).graph;
+    let mut graph = model(name).module.graph;
     passes::prune(&mut graph, &["next"]).unwrap();
     let mut step = Bindings::new();
     for symbol in [symbols::TOKENS, symbols::SEQS, symbols::TABLE, symbols::BLOCKS] {
@@ -108,7 +108,7 @@ fn a_choice_of_experts_that_cannot_be_made_is_refused_by_key() {
 
 #[test]
 fn a_planned_op_is_refused_where_it_would_run() {
-    let graph = model("DeepSeek-V3").graph;
+    let graph = model("DeepSeek-V3").module.graph;
     let why = ridge_runtime::lower(&graph, &["next"], &[]).unwrap_err().to_string();
     assert!(why.contains("latent_attention can be planned and not run yet"), "{why}");
 }

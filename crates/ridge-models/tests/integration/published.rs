@@ -46,7 +46,7 @@ impl Copy {
         let files = self.files();
         let config = files.config().map_err(|e| e.to_string())?;
         let checkpoint = files.checkpoint().and_then(|c| config.arrange(c)).map_err(|e| e.to_string())?;
-        let graph = config.build(&BuildOptions::default()).expect("builds").graph;
+        let graph = config.build(&BuildOptions::default()).expect("builds").module.graph;
         let source = WeightSource::Checkpoint(std::sync::Arc::new(checkpoint));
         source.retype(&graph, None).map_err(|e| e.to_string())?;
         let WeightSource::Checkpoint(checkpoint) = source else { unreachable!("it is one") };

@@ -25,10 +25,10 @@ fn summary(config: &LlamaConfig, format: Option<&str>, context: usize) -> Summar
 fn parameters_are_those_that_were_published() {
     for (text, parameters) in [(LLAMA_8B, 8_030_261_248), (LLAMA_70B, 70_553_706_496), (LLAMA_405B, 405_853_388_800)] {
         let s = summary(&config(text), None, 4096);
-        assert_eq!((s.parameters, s.weight_bytes), (parameters, 2 * parameters));
-        assert_eq!(s.storage.len(), 1);
-        assert_eq!(s.tree.iter().map(|t| t.parameters).sum::<u64>(), parameters);
-        assert_eq!(s.tree.iter().map(|t| t.bytes).sum::<u64>(), 2 * parameters);
+        assert_eq!((s.module.parameters, s.module.weight_bytes), (parameters, 2 * parameters));
+        assert_eq!(s.module.storage.len(), 1);
+        assert_eq!(s.module.tree.iter().map(|t| t.parameters).sum::<u64>(), parameters);
+        assert_eq!(s.module.tree.iter().map(|t| t.bytes).sum::<u64>(), 2 * parameters);
     }
 }
 
@@ -42,7 +42,7 @@ fn matrix_flops_of_a_token_have_their_closed_form() {
             let layer = 2 * c.hidden_size * (q + kv) + 3 * c.hidden_size * c.intermediate_size;
             let matmul = c.num_hidden_layers * layer + c.vocab_size * c.hidden_size;
             let attention = 4 * c.num_hidden_layers * q * context;
-            assert_eq!(summary(&c, None, context).token.matrix_flops, (2 * matmul + attention) as u64);
+            assert_eq!(summary(&c, None, context).token.step.matrix_flops, (2 * matmul + attention) as u64);
         }
     }
 }
@@ -59,19 +59,22 @@ fn a_token_reads_every_matrix_once() {
     let c = config(LLAMA_8B);
     let s = summary(&c, None, 1);
     let embedding = (c.vocab_size * c.hidden_size * 2) as u64;
-    let least = s.weight_bytes - embedding;
-    assert!((least..least + least / 100).contains(&s.token.bytes_read), "{} of {least}", s.token.bytes_read);
+    let least = s.module.weight_bytes - embedding;
+    assert!((least..least + least / 100).contains(&s.token.step.bytes_read), "{} of {least}", s.token.step.bytes_read);
 }
 
 #[test]
 fn a_format_changes_storage_and_nothing_else() {
     let c = config(LLAMA_8B);
     let (plain, q8) = (summary(&c, None, 64), summary(&c, Some("q8_0"), 64));
-    assert_eq!((q8.parameters, q8.token.matrix_flops), (plain.parameters, plain.token.matrix_flops));
-    let names: Vec<&str> = q8.storage.iter().map(|s| s.name.as_str()).collect();
+    assert_eq!(
+        (q8.module.parameters, q8.token.step.matrix_flops),
+        (plain.module.parameters, plain.token.step.matrix_flops)
+    );
+    let names: Vec<&str> = q8.module.storage.iter().map(|s| s.name.as_str()).collect();
     assert_eq!(names, ["q8_0", "bf16"]);
     let norms = ((2 * c.num_hidden_layers + 1) * c.hidden_size) as u64;
-    assert_eq!(q8.weight_bytes, (q8.parameters - norms) / 32 * 34 + 2 * norms);
+    assert_eq!(q8.module.weight_bytes, (q8.module.parameters - norms) / 32 * 34 + 2 * norms);
 }
 
 fn outline(scopes: &[Scope], indent: usize, out: &mut String) {
@@ -85,7 +88,7 @@ fn outline(scopes: &[Scope], indent: usize, out: &mut String) {
 #[test]
 fn equal_layers_fold_into_one() {
     let mut text = String::new();
-    outline(&summary(&config(LLAMA_8B), None, 1).tree, 0, &mut text);
+    outline(&summary(&config(LLAMA_8B), None, 1).module.tree, 0, &mut text);
     let expected = "\
 model x1 7504924672 -
   embed_tokens.weight x1 525336576 bf16[128256, 4096]
@@ -117,8 +120,8 @@ fn layers_that_are_stored_differently_do_not_fold() {
     };
     model.graph = ridge_graph::passes::retype(&model.graph, &storage).unwrap();
     let s = Summary::new(&model, 512).unwrap();
-    let layers = s.tree[0].children.iter().find(|c| c.name == "layers").unwrap();
+    let layers = s.module.tree[0].children.iter().find(|c| c.name == "layers").unwrap();
     let names: Vec<(&str, usize)> = layers.children.iter().map(|c| (c.name.as_str(), c.repeats)).collect();
     assert_eq!(names, [("0..1", 2), ("2", 1), ("3..4", 2)]);
-    assert_eq!(s.parameters, 260_032);
+    assert_eq!(s.module.parameters, 260_032);
 }

@@ -7,7 +7,7 @@
 use std::fmt::Write as _;
 
 use ridge_hw::spec::{DeviceSpec, Precision};
-use ridge_models::{Model, weight_bytes};
+use ridge_models::Model;
 use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Efficiency, Machine};
 use ridge_plan::reading::{Class, Reading};
@@ -163,7 +163,7 @@ fn ideal_seconds(reading: &Reading, sheet: &DeviceSpec, rows: f64) -> Result<f64
 
 /// The sheet of this machine's CPU: its rates are what the measurement reached.
 fn cpu_sheet(threads: usize, bandwidth: f64, products: f64, model: &Model) -> String {
-    let memory = ridge_hw::cpu::Cpu::detect().available_memory().map_or(weight_bytes(&model.graph), |b| b.0);
+    let memory = ridge_hw::cpu::Cpu::detect().available_memory().map_or(model.weight_bytes(), |b| b.0);
     format!(
         "[sheet]\nname = \"cpu\"\nvendor = \"this machine\"\n\
          memory_bytes = {{ value = {memory}, source = \"system\" }}\n\

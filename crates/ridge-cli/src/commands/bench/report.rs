@@ -3,7 +3,7 @@
 use ridge_graph::Role;
 use ridge_hw::roofline::Roofline;
 use ridge_hw::units::{Bytes, Flops, Seconds};
-use ridge_models::{Model, ModelFiles, parameters, weight_bytes};
+use ridge_models::{Model, ModelFiles};
 use serde_json::{Value, json};
 
 use super::args::BenchSettings;
@@ -80,8 +80,8 @@ impl BenchReport<'_> {
             "{}: {}, {} parameters, weights of {}; {}, {}\n",
             self.files,
             self.model.family,
-            grouped(parameters(&self.model.graph)),
-            Bytes(weight_bytes(&self.model.graph)),
+            grouped(self.model.parameter_count()),
+            Bytes(self.model.weight_bytes()),
             self.on.1.map_or_else(|| self.on.0.to_owned(), |threads| count(threads, "thread")),
             count(batch, "sequence"),
         );
@@ -148,8 +148,8 @@ impl BenchReport<'_> {
         };
         json!({
             "model": self.files.to_string(),
-            "parameters": parameters(&self.model.graph),
-            "weight_bytes": weight_bytes(&self.model.graph),
+            "parameters": self.model.parameter_count(),
+            "weight_bytes": self.model.weight_bytes(),
             "machine": { "memory_read": self.rates.memory, "matmul": self.rates.arithmetic },
             "results": self.results.iter().map(result).collect::<Vec<_>>(),
             "noisy": self.noisy(),

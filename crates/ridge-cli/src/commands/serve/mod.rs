@@ -11,7 +11,7 @@ use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions, Ngram};
 use ridge_hw::units::{Bytes, Flops};
-use ridge_models::{Model, ModelConfig, ModelFiles, Pooling, weight_bytes};
+use ridge_models::{Model, ModelConfig, ModelFiles, Network, Pooling};
 use ridge_runtime::Backend;
 use ridge_serve::{Floor, ReservedAddress, Runs, ServeError, ServedModel, serve, start_log};
 use ridge_text::template::Clock;
@@ -23,7 +23,7 @@ pub(crate) use args::ServeArgs;
 use crate::error::{Result, refused};
 use crate::input;
 use crate::model::{
-    self, CacheSize, DeviceRates, EnginePrograms, LoadedEncoder, LoadedModel, ModelSettings, OpenDevice, RunSettings,
+    self, CacheSize, DeviceRates, EnginePrograms, LoadedModel, LoadedNetwork, ModelSettings, OpenDevice, RunSettings,
     StepExtents,
 };
 use crate::output::{columns, count, note, print};
@@ -42,7 +42,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         Some(config) if args.dry_run => {
             // Checks that the device is there.
             OpenDevice::open(args.device, args.threads)?;
-            let weights = Bytes(weight_bytes(&config.build(&settings.options(config.torch_dtype))?.graph)).to_string();
+            let encoder = config.build(&settings.options(config.torch_dtype))?;
+            let weights = Bytes(encoder.weight_bytes()).to_string();
             return print(&columns(&[vec![
                 "weights".to_owned(),
                 weights,
@@ -253,7 +254,6 @@ fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result
 }
 
 fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
-    let Some(config) = files.encoder_config()? else { return Err(refused("--model", "", "is no encoder")) };
     let said = files.sentence_config()?;
     let options = EmbedOptions {
         pooling: said.map_or(Pooling::Mean, |s| s.pooling),
@@ -261,9 +261,10 @@ fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
         tokens: args.chunk.max(4096),
     };
     let device = (args.device, args.threads);
-    let LoadedEncoder { session, encoder } =
-        model::load_encoder(files, &config, settings, device, args.random_weights)?;
-    let embedder = Embedder::of_encoder(session, &encoder, options)?;
+    let LoadedNetwork { session, network } =
+        model::load_network(files, &files.network_config()?, settings, device, args.random_weights)?;
+    let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is no encoder")) };
+    let embedder = Embedder::of_encoder(session, encoder, options)?;
     let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
     let context = args.context.unwrap_or(context).min(context);
     let (templates, eos) = (ChatTemplates::default(), Vec::new());

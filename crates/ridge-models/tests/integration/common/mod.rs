@@ -1,6 +1,7 @@
 //! The models of `fixtures/llama` and `fixtures/families`, and steps of a paged cache to run them on: by evaluation or on the CPU.
 
 pub(crate) mod mesh;
+pub(crate) mod modules;
 mod training;
 
 pub(crate) use training::{STEPS, TrainingBatch};
@@ -361,4 +362,10 @@ pub(crate) fn training_step(loss: &Graph) -> Result<Graph, GraphError> {
         }
     }
     step.finish(Vec::new())
+}
+
+/// A CPU of this many threads, with poisoned memory.
+pub(crate) fn cpu(threads: usize) -> Arc<dyn Backend> {
+    let options = CpuOptions { threads: Some(threads), poison: true, ..CpuOptions::default() };
+    Arc::new(Cpu::new(options).expect("starts"))
 }

@@ -3,44 +3,75 @@
 use std::path::Path;
 
 use ridge_cpu::{Cpu, CpuOptions};
-use ridge_graph::Bindings;
+use ridge_graph::{Bindings, Graph};
 use ridge_hw::units::Bytes;
-use ridge_models::{Model, symbols, with_blocks};
+use ridge_models::{Network, symbols, with_blocks};
 use ridge_plan::plot::{Axis, Block, Blocks, Mark, Unit, draw};
 use ridge_runtime::{Backend as _, MemorySnapshot, NamedBytes, lower, memory_snapshot, plan};
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result, refused};
+use crate::output::count;
 
-/// Writes the snapshot of a step of `tokens` tokens of one sequence, which has room for `context`, that samples the next
-/// token: as the CPU runs it.
+/// Tokens of a step, unless another number is asked for.
+const TOKENS: usize = 128;
+
+/// The step whose memory is shown.
+pub(super) struct InspectedStep {
+    output: &'static str,
+    bindings: Bindings,
+    /// Its extents, for JSON.
+    extents: Value,
+    /// What it is a step of, such as `128 tokens`.
+    of: String,
+}
+
+impl InspectedStep {
+    /// A step of a decoder of `tokens` tokens of one sequence, which has room for `context`, that samples the next token; of
+    /// an encoder, of one text of so many tokens; of a classifier, of one image.
+    ///
+    /// # Errors
+    /// When the step is longer than the context, or tokens are asked for of a network that sees none.
+    pub(super) fn new(network: &Network, tokens: Option<usize>, context: usize) -> Result<Self> {
+        let output = super::output(network);
+        if let Network::ImageClassifier(_) = network {
+            if let Some(tokens) = tokens {
+                return Err(refused("--tokens", tokens, "is of texts, and the model sees images"));
+            }
+            let bindings = Bindings::new().with(symbols::IMAGES, 1);
+            return Ok(Self { output, bindings, extents: json!({ "images": 1 }), of: "an image".to_owned() });
+        }
+        let tokens = tokens.unwrap_or(TOKENS.min(context));
+        if tokens > context {
+            let why = format!("is more than the context of {context}: lower it, or raise --context");
+            return Err(refused("--tokens", tokens, &why));
+        }
+        let mut bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1);
+        if let Network::Decoder(model) = network {
+            let table = context.div_ceil(model.block_size);
+            let none = [symbols::BIASES, symbols::BREAKERS, symbols::TOP, symbols::FORBIDDEN];
+            bindings = none.into_iter().fold(bindings.with(symbols::TABLE, table), |all, name| all.with(name, 0));
+            bindings = with_blocks(&model.graph, bindings, table);
+        }
+        let extents = json!({ "tokens": tokens, "context": context });
+        Ok(Self { output, bindings, extents, of: count(tokens, "token") })
+    }
+}
+
+/// Writes the snapshot of a step of `graph`, as the CPU runs it.
 ///
 /// # Errors
-/// When `file` is what is read, or cannot be written, or the step is longer than the context.
-pub(super) fn write(model: &Model, (tokens, context): (usize, usize), input: Option<&Path>, file: &Path) -> Result<()> {
-    if tokens > context {
-        let why = format!("is more than the context of {context}: lower it, or raise --context");
-        return Err(refused("--tokens", tokens, &why));
-    }
+/// When `file` is what is read, or cannot be written.
+pub(super) fn write(graph: &Graph, step: &InspectedStep, input: Option<&Path>, file: &Path) -> Result<()> {
     let is_input = |input: &Path| matches!((input.canonicalize(), file.canonicalize()), (Ok(a), Ok(b)) if a == b);
     if input.is_some_and(is_input) {
         return Err(refused("--memory", file.display(), "is what is read: give another name"));
     }
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
-    let lowered = lower(&model.graph, &["next"], cpu.kernels())?;
-    let table = context.div_ceil(model.block_size);
-    let bindings = Bindings::new()
-        .with(symbols::TOKENS, tokens)
-        .with(symbols::SEQS, 1)
-        .with(symbols::TABLE, table)
-        .with(symbols::BIASES, 0)
-        .with(symbols::BREAKERS, 0)
-        .with(symbols::TOP, 0)
-        .with(symbols::FORBIDDEN, 0);
-    let bindings = with_blocks(&model.graph, bindings, table);
-    let snapshot = memory_snapshot(&lowered, &plan(&lowered, &bindings)?, &bindings)?;
+    let lowered = lower(graph, &[step.output], cpu.kernels())?;
+    let snapshot = memory_snapshot(&lowered, &plan(&lowered, &step.bindings)?, &step.bindings)?;
     let is_svg = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg"));
-    let text = if is_svg { figure(&snapshot, tokens) } else { object(&snapshot, (tokens, context)).to_string() };
+    let text = if is_svg { figure(&snapshot, &step.of) } else { object(&snapshot, &step.extents).to_string() };
     replace(file, &text)
 }
 
@@ -57,7 +88,9 @@ fn replace(path: &Path, text: &str) -> Result<()> {
     written.map_err(failed)
 }
 
-fn object(snapshot: &MemorySnapshot, (tokens, context): (usize, usize)) -> Value {
+fn object(snapshot: &MemorySnapshot, extents: &Value) -> Value {
+    let mut step = extents.clone();
+    step["launches"] = snapshot.launches.into();
     let named = |all: &[NamedBytes]| -> Vec<Value> {
         all.iter().map(|NamedBytes { name, bytes }| json!({ "name": name, "bytes": bytes })).collect()
     };
@@ -69,7 +102,7 @@ fn object(snapshot: &MemorySnapshot, (tokens, context): (usize, usize)) -> Value
         })
         .collect();
     json!({
-        "step": { "tokens": tokens, "context": context, "launches": snapshot.launches },
+        "step": step,
         "workspace": {
             "bytes": snapshot.arena_bytes,
             "peak": { "launch": snapshot.peak, "op": snapshot.peak_op, "bytes": snapshot.peak_bytes },
@@ -86,7 +119,7 @@ fn object(snapshot: &MemorySnapshot, (tokens, context): (usize, usize)) -> Value
 /// Kinds of values with a colour of their own; what is smaller shares the last.
 const KINDS: usize = 7;
 
-fn figure(snapshot: &MemorySnapshot, tokens: usize) -> String {
+fn figure(snapshot: &MemorySnapshot, of: &str) -> String {
     // By op, those first that take most memory over the step.
     let mut ops: Vec<(String, usize)> = Vec::new();
     for value in &snapshot.values {
@@ -110,10 +143,8 @@ fn figure(snapshot: &MemorySnapshot, tokens: usize) -> String {
         tip: format!("{} {}: {}, launches {} to {}", v.op, v.place, Bytes(v.bytes as u64), v.first, v.last),
     });
     let peak = format!("peak {}: {}", Bytes(snapshot.peak_bytes as u64), snapshot.peak_op);
-    let title = format!(
-        "Workspace of a step of {tokens} tokens: {}, by the op that computes a value",
-        Bytes(snapshot.arena_bytes as u64)
-    );
+    let title =
+        format!("Workspace of a step of {of}: {}, by the op that computes a value", Bytes(snapshot.arena_bytes as u64));
     let chart = Blocks {
         title,
         x: Axis::linear("launch", Unit::Number),

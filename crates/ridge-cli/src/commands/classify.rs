@@ -1,0 +1,140 @@
+//! `ridge classify`: what images show.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use ridge_engine::Classifier;
+use ridge_image::{Image, Preprocessing};
+use ridge_models::{ModelFiles, Network};
+use serde_json::{Value, json};
+
+use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::error::{Result, refused};
+use crate::input;
+use crate::model::{self, DeviceChoice, LoadedNetwork};
+use crate::output::{columns, print_json, print_untrusted};
+
+/// Tell what images show, with a model that classifies them (vit)
+///
+/// Images are PNG or JPEG files. They are resized and normalised as the model's preprocessor_config.json says.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge classify --model DIR photo.jpg              its likeliest classes with their probabilities
+  ridge classify --model DIR --top 1 *.png          one class for each of many images
+  ridge classify --model DIR --json photo.jpg       one JSON object
+
+Exit codes: 0 done, 1 failed, 2 not understood.")]
+pub(crate) struct ClassifyArgs {
+    /// PNG or JPEG files
+    #[arg(required = true, value_name = "IMAGE")]
+    images: Vec<PathBuf>,
+
+    /// Folder of a model in the layout of Hugging Face
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+
+    /// Use random weights
+    #[arg(long)]
+    random_weights: bool,
+
+    /// Maximum images of a step
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 32, help_heading = "Running"
+    )]
+    batch: usize,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    threads: Option<usize>,
+
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(
+        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
+    )]
+    device: DeviceChoice,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Show this many of the likeliest classes
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true, default_value_t = 5, help_heading = "Output"
+    )]
+    top: usize,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
+    let settings = args.numbers.settings(Some(args.model.clone()))?;
+    let files = ModelFiles::open(Some(&args.model))?;
+    let preprocessing = files.image_preprocessing();
+    let device = (args.device, args.threads);
+    let config = files.network_config()?;
+    let LoadedNetwork { session, network } =
+        model::load_network(&files, &config, &settings, device, args.random_weights)?;
+    let Network::ImageClassifier(classifier) = &network else {
+        let why = format!("is of the family {}, which sees no images", network.module().family);
+        return Err(refused("--model", &files, &why));
+    };
+    let preprocessing = preprocessing?;
+    let running = Classifier::new(&session, classifier, args.batch)?;
+    let mut shown = Vec::new();
+    for batch in args.images.chunks(args.batch) {
+        let pixels = batch.iter().map(|path| prepared(path, &preprocessing, classifier.size));
+        let pixels = pixels.collect::<Result<Vec<_>>>()?;
+        for (path, probabilities) in batch.iter().zip(running.classify(&pixels)?) {
+            let likeliest = likeliest(&probabilities, args.top);
+            if args.json {
+                shown.push(object(path, &likeliest, &classifier.labels));
+            } else {
+                print_untrusted(&table(path, &likeliest, &classifier.labels))?;
+            }
+        }
+    }
+    if args.json {
+        return print_json(&json!({ "model": files.to_string(), "images": shown }));
+    }
+    Ok(())
+}
+
+/// The numbers of the image at `path` that the model takes.
+fn prepared(path: &Path, preprocessing: &Preprocessing, size: [usize; 2]) -> Result<Vec<f32>> {
+    let image = Image::decode(&path.display().to_string(), &input::bytes(path)?)?;
+    let made = preprocessing.size.map_or([image.height, image.width], |(size, _)| size);
+    if made != size {
+        let why = format!(
+            "has {} x {} pixels after preprocessing, and the model takes {} x {}",
+            made[0], made[1], size[0], size[1]
+        );
+        return Err(refused("IMAGE", path.display(), &why));
+    }
+    Ok(preprocessing.apply(&image))
+}
+
+/// The `most` likeliest classes with their probabilities, the likeliest first.
+fn likeliest(probabilities: &[f64], most: usize) -> Vec<(usize, f64)> {
+    let mut classes: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
+    classes.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
+    classes.truncate(most);
+    classes
+}
+
+fn table(path: &Path, likeliest: &[(usize, f64)], labels: &[String]) -> String {
+    let rows: Vec<Vec<String>> =
+        likeliest.iter().map(|(class, p)| vec![format!("  {p:.4}"), labels[*class].clone()]).collect();
+    format!("{}\n{}", path.display(), columns(&rows))
+}
+
+fn object(path: &Path, likeliest: &[(usize, f64)], labels: &[String]) -> Value {
+    let class = |(class, p): &(usize, f64)| json!({ "class": class, "label": labels[*class], "probability": p });
+    json!({ "image": path.display().to_string(), "classes": likeliest.iter().map(class).collect::<Vec<_>>() })
+}

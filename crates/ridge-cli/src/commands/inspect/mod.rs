@@ -1,0 +1,201 @@
+//! `ridge inspect`: what a network is made of and what a step of it costs. `show.rs` has its tables, `memory.rs` what a
+//! step has in memory.
+
+mod memory;
+mod show;
+
+use std::path::PathBuf;
+
+use clap::Args;
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_graph::Graph;
+use ridge_models::summary::{EncoderSummary, ImageClassifierSummary, Summary};
+use ridge_models::{ModelFiles, Network, NetworkConfig};
+use ridge_runtime::Backend as _;
+
+use crate::args::{MAX_COUNT, NumberArgs, whole};
+use crate::error::{Result, refused};
+use crate::model::{self, ModelSettings};
+use crate::output::{print, print_json};
+use memory::InspectedStep;
+use show::Inspected;
+
+/// Show what a model is made of and what a token of it costs
+///
+/// Decoders, encoders and classifiers of images alike. Nothing is loaded and nothing runs: the figures are read off the
+/// model's graph. A config.json alone is enough, of any size.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge inspect
+  ridge inspect ~/models/Llama-3.1-8B --context 131072 --cache-dtype bf16
+  ridge inspect config.json --format q8_0 --json
+  ridge inspect --lowered
+  ridge inspect --memory step.svg --tokens 128")]
+pub(crate) struct InspectArgs {
+    /// Folder of a model in the layout of Hugging Face, a GGUF file, or a config.json [default: the model that is compiled in]
+    #[arg(value_name = "MODEL")]
+    path: Option<PathBuf>,
+
+    /// The same, as other commands call it
+    #[arg(long, value_name = "DIR", conflicts_with = "path")]
+    model: Option<PathBuf>,
+
+    /// Tokens in the cache for which costs are computed, or of an encoder's text [default: 4096, or what the model was made for if that is less]
+    #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
+    context: Option<usize>,
+
+    #[command(flatten)]
+    numbers: NumberArgs,
+
+    /// Print the graph as text
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    graph: bool,
+
+    /// Print the graph as the CPU runs it: claimed by kernels, fused
+    #[arg(long, help_heading = "Output", conflicts_with = "json")]
+    lowered: bool,
+
+    /// Write which values a step has in memory, and when, as the CPU runs it: JSON, or a figure if FILE ends in .svg
+    #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with_all = ["graph", "lowered"])]
+    memory: Option<PathBuf>,
+
+    /// Tokens of the step that --memory shows, of one sequence [default: 128, or --context if that is less; an encoder's text]
+    #[arg(long, help_heading = "Output", value_name = "N", requires = "memory", value_parser = whole::<usize, 1, MAX_COUNT>,
+        allow_negative_numbers = true)]
+    tokens: Option<usize>,
+
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+#[derive(Debug)]
+struct InspectSettings {
+    model: ModelSettings,
+    context: Option<usize>,
+    /// The file of a step's memory.
+    memory: Option<PathBuf>,
+    tokens: Option<usize>,
+    output: InspectOutput,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum InspectOutput {
+    Tables,
+    Json,
+    Graph,
+    LoweredGraph,
+}
+
+impl InspectArgs {
+    fn resolve(self) -> Result<InspectSettings> {
+        Ok(InspectSettings {
+            model: self.numbers.settings(self.path.or(self.model))?,
+            context: self.context,
+            memory: self.memory,
+            tokens: self.tokens,
+            output: match (self.graph, self.lowered) {
+                (_, true) => InspectOutput::LoweredGraph,
+                (true, false) => InspectOutput::Graph,
+                (false, _) if self.json => InspectOutput::Json,
+                (false, _) => InspectOutput::Tables,
+            },
+        })
+    }
+}
+
+/// Tokens of the cache for which costs are computed, if the model was made for so many.
+const CONTEXT: usize = 4096;
+
+pub(crate) fn run(args: InspectArgs) -> Result<()> {
+    inspect(&args.resolve()?)
+}
+
+fn inspect(settings: &InspectSettings) -> Result<()> {
+    let path = settings.model.path.as_deref();
+    let files = match path {
+        Some(file) if file.is_file() => ModelFiles::from_config(file)?,
+        _ => ModelFiles::open(path)?,
+    };
+    let config = files.network_config()?;
+    let (mut network, _) =
+        model::build_network(&files, &config, &settings.model, settings.context, !files.has_weights())?;
+    model::round_network_for_cpu(&mut network, &settings.model);
+    match settings.output {
+        InspectOutput::Graph => return print(&graphs(&network, |graph| Ok(graph.to_string()))?),
+        InspectOutput::LoweredGraph => return print(&lowered(&network)?),
+        InspectOutput::Tables | InspectOutput::Json => {}
+    }
+    let context = context(&network, settings)?;
+    if let Some(file) = &settings.memory {
+        let step = InspectedStep::new(&network, settings.tokens, context)?;
+        memory::write(&network.module().graph, &step, path, file)?;
+    }
+    let inspected = match &network {
+        Network::Decoder(model) => Inspected::Decoder(Summary::new(model, context)?, model.cache),
+        Network::Encoder(encoder) => Inspected::Encoder(EncoderSummary::new(encoder, context)?),
+        Network::ImageClassifier(classifier) => Inspected::ImageClassifier(ImageClassifierSummary::new(classifier)?),
+    };
+    let storage = storage_source(&files, &config, &settings.model);
+    match settings.output {
+        InspectOutput::Json => {
+            let activations = network.module().activations;
+            print_json(&inspected.object(&files, &settings.model, activations, &storage))
+        }
+        _ => print(&inspected.text(&files, &storage)),
+    }
+}
+
+/// Tokens in the cache, or of an encoder's text, for which costs are computed.
+fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
+    let most = match network {
+        Network::Decoder(model) => model.max_context,
+        Network::Encoder(encoder) => encoder.max_context,
+        Network::ImageClassifier(_) => {
+            return match settings.context {
+                Some(context) => Err(refused("--context", context, "is of texts, and the model sees images")),
+                None => Ok(0),
+            };
+        }
+    };
+    if let Some(context) = settings.context.filter(|context| *context > most) {
+        let why = format!("the model was made for at most {most} tokens");
+        return Err(refused("--context", context, &why));
+    }
+    Ok(settings.context.unwrap_or(CONTEXT.min(most)))
+}
+
+/// Where the figures of storage come from.
+fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSettings) -> String {
+    let stored = files.has_weights() && !matches!(config, NetworkConfig::Planned(_));
+    match (&settings.format, config.torch_dtype()) {
+        (Some(format), _) => format!("modelled: as --format {} makes them", format.name()),
+        (None, _) if stored => "exact: as the checkpoint stores them".to_owned(),
+        (None, Some(_)) => "modelled: as if stored in the dtype that the configuration names".to_owned(),
+        (None, None) => "modelled: as if stored in f32, for the configuration names no dtype".to_owned(),
+    }
+}
+
+/// The output whose step is shown.
+fn output(network: &Network) -> &'static str {
+    match network {
+        Network::Decoder(_) => "next",
+        Network::Encoder(_) => "hidden",
+        Network::ImageClassifier(_) => "logits",
+    }
+}
+
+/// The graphs as the CPU runs them for a step.
+fn lowered(network: &Network) -> Result<String> {
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
+    graphs(network, |graph| Ok(ridge_runtime::lower(graph, &[output(network)], cpu.kernels())?.to_string()))
+}
+
+/// The text of a network's graph; of both, each under a heading, where tokens of answers have one of their own.
+fn graphs(network: &Network, text: impl Fn(&Graph) -> Result<String>) -> Result<String> {
+    let prompts = text(&network.module().graph)?;
+    let Network::Decoder(model) = network else { return Ok(prompts) };
+    let Some(answers) = &model.answers else { return Ok(prompts) };
+    Ok(format!("# tokens of prompts\n{prompts}\n# tokens of answers\n{}", text(answers)?))
+}
