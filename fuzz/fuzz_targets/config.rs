@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use ridge_models::{GenerationConfig, ModelConfig};
+use ridge_models::{GenerationConfig, ModelConfig, NetworkConfig};
 
 fuzz_target!(|text: &str| {
     if let Ok(config) = ModelConfig::from_json("config.json", text) {
@@ -12,5 +12,6 @@ fuzz_target!(|text: &str| {
             assert!(rope.theta > 0.0 && rope.rotary_dim % 2 == 0 && rope.rotary_dim <= config.head_dim);
         }
     }
+    let _ = NetworkConfig::from_json("config.json", text);
     let _ = GenerationConfig::from_json("generation_config.json", text);
 });

@@ -280,6 +280,19 @@ pub fn attention_symbols(window: Option<usize>) -> (Sym, Sym) {
     }
 }
 
+/// `bindings` with the (query, key) pairs and cached tokens of a step of one token that sees `context`, for every window that
+/// `cost` has some of.
+pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> Bindings {
+    let polys = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read, &cost.bytes_written];
+    let seen = |sym: &Sym| {
+        let of = [symbols::PAIRS, symbols::CACHED].into_iter().find_map(|name| sym.name().strip_prefix(name))?;
+        let window = if of.is_empty() { context } else { of.strip_prefix(WITHIN)?.parse().ok()? };
+        Some((sym.name().to_owned(), window.min(context)))
+    };
+    let seen: Vec<_> = polys.into_iter().flat_map(|poly| poly.symbols()).filter_map(seen).collect();
+    seen.into_iter().fold(bindings, |all, (name, seen)| all.with(&name, seen))
+}
+
 /// What the name of [`reached_symbol`] begins with.
 const REACHED: &str = "reached_";
 

@@ -1,9 +1,6 @@
 //! What every network below the engine is, whatever it is for.
 
-use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Shape};
-
-use crate::error::Result;
-use crate::weights::WeightSource;
+use ridge_graph::{Arg, DType, Graph, Role, Shape};
 
 /// A group of layers that keep the same thing from step to step. The cache manager knows groups and blocks, never
 /// keys or values, so every kind of attention is the same to it.
@@ -69,13 +66,8 @@ impl Module {
         self.state_groups.iter().map(|group| group.bytes_per_token as u64).sum()
     }
 
-    /// Gives every parameter the storage that `source` has, and matrices `format` where it is given and their shape allows
-    /// it: [`WeightSource::retype`].
-    ///
-    /// # Errors
-    /// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) when the checkpoint's tensors are not the parameters.
-    pub fn store(&mut self, source: &WeightSource, format: Option<&FormatRef>) -> Result<()> {
-        self.graph = source.retype(&self.graph, format)?;
-        Ok(())
+    /// Bytes that one sequence takes in the states however long it is, over all layers.
+    pub fn state_bytes_per_sequence(&self) -> u64 {
+        self.state_groups.iter().map(|group| group.bytes_per_sequence as u64).sum()
     }
 }

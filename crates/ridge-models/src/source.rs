@@ -201,10 +201,10 @@ impl ModelFiles {
     ///
     /// As for [`NetworkConfig::from_json`].
     pub fn network_config(&self) -> Result<NetworkConfig> {
-        Ok(match NetworkConfig::from_json(&self.file(CONFIG), &self.config_text()?)? {
-            NetworkConfig::Decoder(_) => NetworkConfig::Decoder(self.config()?),
-            other => other,
-        })
+        match NetworkConfig::from_json(&self.file(CONFIG), &self.config_text()?)? {
+            NetworkConfig::Decoder(_) => self.config().map(NetworkConfig::Decoder),
+            other => Ok(other),
+        }
     }
 
     /// What sentence-transformers' files beside the model say, if they are there.
@@ -227,11 +227,9 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if `preprocessor_config.json` cannot be read, else as for
-    /// [`image_preprocessing`].
+    /// If `preprocessor_config.json` cannot be read, and as for [`image_preprocessing`].
     pub fn image_preprocessing(&self) -> Result<Preprocessing> {
-        const ACTION: &str = "read how images are prepared";
-        let text = self.optional_text(PREPROCESSOR_CONFIG, ACTION)?;
+        let text = self.optional_text(PREPROCESSOR_CONFIG, "read how images are prepared")?;
         let text = text.ok_or_else(|| ModelError::Missing {
             file: self.to_string(),
             key: PREPROCESSOR_CONFIG.to_owned(),

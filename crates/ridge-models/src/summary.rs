@@ -3,7 +3,7 @@
 use ridge_graph::{Bindings, Cost, Graph, Poly, Result, Role, passes};
 use serde::Serialize;
 
-use crate::model::{Encoder, ImageClassifier, Model, attention_symbols, symbols, with_blocks, with_reached};
+use crate::model::{Encoder, ImageClassifier, Model, symbols, with_attended, with_blocks, with_reached};
 use crate::module::Module;
 
 /// The parameters of a network, exact for the graph at hand.
@@ -33,6 +33,8 @@ pub struct Summary {
     pub max_context: usize,
     /// Bytes that one token takes in the cache, over all layers.
     pub kv_bytes_per_token: u64,
+    /// Bytes that one sequence takes in states of a fixed size, over all layers: those of recurrences.
+    pub state_bytes_per_sequence: u64,
     /// The cost of generating one token.
     pub token: TokenCost,
 }
@@ -165,6 +167,7 @@ impl Summary {
             vocab_size: model.vocab_size,
             max_context: model.max_context,
             kv_bytes_per_token,
+            state_bytes_per_sequence: model.state_bytes_per_sequence(),
             token: TokenCost {
                 context,
                 step: token_cost(model, context)?,
@@ -242,13 +245,7 @@ fn token_cost(model: &Model, context: usize) -> Result<StepCost> {
     step_cost(&model.graph, "next", |cost| {
         let blocks = context.div_ceil(model.block_size);
         let step = Bindings::new().with(symbols::TOKENS, 1).with(symbols::SEQS, 1).with(symbols::TABLE, blocks);
-        let mut step = with_reached(cost, with_blocks(&model.graph, step, blocks), 1);
-        for window in model.state_groups.iter().map(|group| group.window) {
-            let seen = window.map_or(context, |window| window.min(context));
-            let (pairs, cached) = attention_symbols(window);
-            step = step.with(pairs.name(), seen).with(cached.name(), seen);
-        }
-        step
+        with_attended(cost, with_reached(cost, with_blocks(&model.graph, step, blocks), 1), context)
     })
 }
 

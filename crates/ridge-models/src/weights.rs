@@ -9,6 +9,7 @@ use ridge_runtime::{Session, WeightData};
 
 use crate::error::{ModelError, Result};
 use crate::families::families;
+use crate::module::Module;
 
 /// Patterns of tensors that checkpoints carry and graphs may not need: tables and masks that are computed, and an output
 /// projection that is tied to the embedding.
@@ -114,6 +115,18 @@ impl WeightSource {
             None => arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect(),
         };
         Ok(format.encode(&values, shape, None).into_iter().map(WeightData::Owned).collect())
+    }
+}
+
+impl Module {
+    /// Gives every parameter the storage that `source` has, and matrices `format` where it is given and their shape allows
+    /// it: [`WeightSource::retype`].
+    ///
+    /// # Errors
+    /// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) when the checkpoint's tensors are not the parameters.
+    pub fn store(&mut self, source: &WeightSource, format: Option<&FormatRef>) -> Result<()> {
+        self.graph = source.retype(&self.graph, format)?;
+        Ok(())
     }
 }
 

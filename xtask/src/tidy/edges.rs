@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "ridge-engine",
     "ridge-quant",
     "ridge-models",
+    "ridge-image",
     "ridge-text",
     "ridge-files",
     "ridge-cuda",

@@ -20,9 +20,9 @@ use crate::output::{columns, print_json, print_untrusted};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge classify --model DIR photo.jpg              its likeliest classes with their probabilities
-  ridge classify --model DIR --top 1 *.png          one class for each of many images
-  ridge classify --model DIR --json photo.jpg       one JSON object
+  ridge classify --model DIR photo.jpg         its likeliest classes
+  ridge classify --model DIR --top 1 *.png     one class for each of many images
+  ridge classify --model DIR --json photo.jpg  one JSON object
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct ClassifyArgs {

@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use ridge_engine::{EmbedOptions, Embedder, similarities};
-use ridge_models::{ModelFiles, Network, Pooling, SentenceConfig};
+use ridge_models::{ModelFiles, Network, NetworkConfig, Pooling, SentenceConfig};
 use ridge_text::Tokenizer;
 use serde_json::json;
 
 use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
-use crate::error::{Result, refused};
+use crate::error::{Error, Result, refused};
 use crate::input;
 use crate::model::{self, DeviceChoice, LoadedNetwork};
 use crate::output::{columns, count, note, print, print_json};
@@ -115,6 +115,10 @@ impl PoolingArg {
 pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let files = ModelFiles::open(args.model.as_deref())?;
+    let config = files.network_config()?;
+    if matches!(config, NetworkConfig::ImageClassifier(_)) {
+        return Err(sees_images(&files));
+    }
     // A way of pooling that was chosen by hand makes the files' own moot, also where Ridge cannot read it.
     let said = match args.pooling.chosen() {
         Some(pooling) => Some(SentenceConfig { pooling, normalize: false, max_tokens: None }),
@@ -130,17 +134,11 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
     let device = (args.device, args.threads);
     let LoadedNetwork { session, network } =
-        model::load_network(&files, &files.network_config()?, &settings, device, args.random_weights)?;
+        model::load_network(&files, &config, &settings, device, args.random_weights)?;
     let mut embedder = match &network {
         Network::Encoder(encoder) => Embedder::of_encoder(session, encoder, options)?,
         Network::Decoder(model) => Embedder::of_decoder(session, model, options)?,
-        Network::ImageClassifier(_) => {
-            return Err(refused(
-                "--model",
-                files.to_string(),
-                "sees images, and no texts: name them with `ridge classify`",
-            ));
-        }
+        Network::ImageClassifier(_) => return Err(sees_images(&files)),
     };
     let most = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
     let ids = texts.iter().map(|text| tokens(&tokenizer, text, most, args.truncate)).collect::<Result<Vec<_>>>()?;
@@ -167,6 +165,10 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
         print(&format!("{}\n", line.join(" ")))?;
     }
     Ok(())
+}
+
+fn sees_images(files: &ModelFiles) -> Error {
+    refused("--model", files, "sees images, and no texts; name them with `ridge classify`")
 }
 
 /// What was typed, with the lines of standard input in the place of `-`.

@@ -13,7 +13,7 @@ use ridge_runtime::{Backend, Session};
 use super::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
 use super::placement::{DeviceChoice, OpenDevice};
 use super::settings::ModelSettings;
-use crate::error::Result;
+use crate::error::{Result, refused};
 use crate::output::{Progress, note};
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
@@ -97,6 +97,10 @@ pub(crate) fn load_network(
     (device, threads): (DeviceChoice, Option<usize>),
     random_weights: bool,
 ) -> Result<LoadedNetwork> {
+    if let NetworkConfig::Planned(planned) = config {
+        let why = format!("is of the family {}, which can be planned and not run yet", planned.family);
+        return Err(refused("--model", files, &why));
+    }
     let (mut network, source) = build_network(files, config, settings, None, random_weights)?;
     let device = OpenDevice::open(device, threads)?;
     if device.is_cpu() {

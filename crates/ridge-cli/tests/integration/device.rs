@@ -42,9 +42,13 @@ fn without_a_gpu_every_command_that_takes_cuda_fails_alike() {
     let Some(why) = no_gpu() else { ridge_testing::skip!("there is a GPU") };
     // The backend names what is missing.
     assert!(why.starts_with("error: cuda: "), "{why}");
-    let bert = bert();
+    let (bert, vit) = (bert(), repository().join("fixtures/families/vit").display().to_string());
+    let image = format!("{vit}/gray.png");
     for args in [
-        &["bench", "--device", "cuda"][..],
+        &["embed", "--device", "cuda", "--quiet", "a text"][..],
+        &["embed", "--device", "cuda", "--quiet", "--pooling", "mean", "--random-weights", "a text"],
+        &["classify", "--device", "cuda", "--model", &vit, &image],
+        &["bench", "--device", "cuda"],
         &["generate", "--device", "cuda:0"],
         &["serve", "--device", "cuda", "--port", "0"],
         &["serve", "--device", "cuda", "--dry-run"],
@@ -58,13 +62,13 @@ fn without_a_gpu_every_command_that_takes_cuda_fails_alike() {
 
 /// A new command that takes `--device` belongs into the test above.
 #[test]
-fn commands_that_take_a_device_are_bench_generate_and_serve() {
+fn commands_that_take_a_device_are_listed_above() {
     let help = stdout(&["--help"]);
     let listed = help.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
     let names = listed.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
     let mut taking: Vec<&str> = names.filter(|name| stdout(&[name, "--help"]).contains("--device <DEVICE>")).collect();
     taking.sort_unstable();
-    assert_eq!(taking, ["bench", "generate", "serve"]);
+    assert_eq!(taking, ["bench", "classify", "embed", "generate", "serve"]);
 }
 
 #[test]

@@ -128,3 +128,45 @@ fn the_memory_of_a_step_is_a_file() {
     let refused = crate::common::ridge(&["inspect", &model, "--memory", &model]);
     assert!(refused.code == 2 && refused.stderr.contains("is what is read"), "{}", refused.stderr);
 }
+
+#[test]
+fn encoders_classifiers_and_planned_families_are_inspected_too() {
+    let family = |name: &str| repository().join("fixtures/families").join(name).display().to_string();
+    let bert = json(&["inspect", "--json", &family("bert"), "--context", "10"]);
+    assert_eq!((&bert["kind"], &bert["summary"]["parameters"]), (&"encoder".into(), &19_744.into()));
+    // Four projections and an MLP for each of 10 tokens in two layers, and two products for each of 100 pairs.
+    let flops = 2 * (10 * 2 * (4 * 32 * 32 + 2 * 32 * 48) + 100 * 2 * 2 * 32);
+    assert_eq!(bert["summary"]["text"]["matrix_flops"], flops);
+    let vit = json(&["inspect", "--json", &family("vit")]);
+    assert_eq!((&vit["kind"], &vit["summary"]["parameters"]), (&"image_classifier".into(), &21_765.into()));
+    assert_eq!(vit["summary"]["image"], serde_json::json!([3, 24, 24]));
+    for (text, expected) in [
+        (stdout(&["inspect", &family("bert")]), "One text of 48 tokens"),
+        (stdout(&["inspect", &family("vit")]), "10 positions, 5 classes"),
+    ] {
+        assert!(text.contains(expected), "{text}");
+    }
+    for name in ["bert", "vit"] {
+        assert!(stdout(&["inspect", "--graph", &family(name)]).contains("_layer("));
+        assert!(stdout(&["inspect", "--lowered", &family(name)]).contains("ragged_attention"));
+        let folder = Folder::of_config("{}");
+        let file = folder.file("step.json").display().to_string();
+        stdout(&["inspect", &family(name), "--memory", &file]);
+        let step: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert!(step["workspace"]["bytes"].as_u64().is_some_and(|bytes| bytes > 0));
+    }
+    let refused = crate::common::ridge(&["inspect", &family("vit"), "--context", "5"]);
+    assert!(refused.code == 2 && refused.stderr.contains("sees images"), "{}", refused.stderr);
+    let planned = |name: &str| {
+        let config = repository().join("fixtures/configs").join(name).display().to_string();
+        json(&["inspect", "--json", &config])["summary"].clone()
+    };
+    let deepseek = planned("DeepSeek-V3.2.json");
+    // 61 layers of a latent of 512 and a rotated key of 64 in bf16, and an indexer's key of 128.
+    assert_eq!(deepseek["kv_bytes_per_token"], 61 * 2 * (512 + 64 + 128));
+    let hybrid = planned("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16.json");
+    assert_eq!(
+        (&hybrid["parameters"], &hybrid["state_bytes_per_sequence"]),
+        (&31_577_940_288_u64.into(), &49_082_368.into())
+    );
+}

@@ -6,6 +6,7 @@ mod common;
 mod bench;
 mod bench_serve;
 mod chat;
+mod classify;
 mod convert;
 mod device;
 mod doctor;

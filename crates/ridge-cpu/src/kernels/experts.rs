@@ -23,7 +23,8 @@ pub(super) fn entries() -> [KernelEntry; 4] {
 
 /// All experts are chosen from.
 fn chooses(body: &Function) -> bool {
-    body.nodes.iter().any(|node| match &node.op {
+    let wide = body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32);
+    wide && body.nodes.iter().any(|node| match &node.op {
         Op::Composite(op) => op.downcast::<MoeRouter>().is_some_and(|op| op.groups.is_none()),
         _ => false,
     })

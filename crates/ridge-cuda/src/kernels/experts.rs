@@ -1,7 +1,7 @@
 //! Around the products of experts: `kernels/experts.cu`.
 
 use ridge_graph::ops::{ExpertPermutation, MoeRouter};
-use ridge_graph::{Dim, Function};
+use ridge_graph::{DType, Dim, Function};
 
 use super::entry::CudaKernelEntry;
 use crate::kernel::{
@@ -26,7 +26,8 @@ const MAX_EXPERTS: usize = 512;
 /// All experts are chosen from, and fit a warp.
 fn chooses(body: &Function) -> bool {
     let experts = body.args[0].ty.shape.0.last().and_then(Dim::as_const);
-    composite::<MoeRouter>(body).is_some_and(|op| op.groups.is_none() && op.top_k <= MAX_TOP_K)
+    body.args.get(1).is_none_or(|bias| bias.ty.dtype == DType::F32)
+        && composite::<MoeRouter>(body).is_some_and(|op| op.groups.is_none() && op.top_k <= MAX_TOP_K)
         && experts.is_some_and(|experts| experts <= MAX_EXPERTS)
 }
 

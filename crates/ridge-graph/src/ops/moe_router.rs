@@ -16,7 +16,7 @@ use crate::why::Why;
 
 /// The `top_k` experts of each token, best first, and their weights.
 ///
-/// `logits`: `[tokens, experts]` of any float dtype; `bias`, if there is one: f32 `[experts]`, added to the scores for
+/// `logits`: `[tokens, experts]` of any float dtype; `bias`, if there is one: `[experts]` of any float dtype, added to the scores for
 /// the choice alone. Gives i32 `[tokens, top_k]` and f32 `[tokens, top_k]`. Of equal scores the lower expert is first.
 #[derive(Clone, Copy, Debug)]
 pub struct MoeRouter {
@@ -89,7 +89,8 @@ impl Composite for MoeRouter {
             return Err(format!("logits must have a number of experts, got {logits}"));
         };
         if let Some(bias) = bias {
-            want("bias", bias, DType::F32, [experts])?;
+            want_floats("bias", bias, 1, "[experts]")?;
+            want("bias", bias, bias.dtype, [experts])?;
         }
         let mut among = experts;
         if let Some((groups, kept)) = self.groups {
@@ -113,7 +114,8 @@ impl Composite for MoeRouter {
         // Softmax keeps the order of the logits, and rounding it could not.
         let mut order = if self.sigmoid { scores } else { logits };
         if self.bias {
-            order = g.add(scores, inputs[1])?;
+            let bias = g.cast(inputs[1], DType::F32)?;
+            order = g.add(scores, bias)?;
         }
         if let Some(groups) = self.groups {
             order = Self::within_groups(g, order, groups)?;
@@ -166,10 +168,13 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (5, 33, MoeRouter { top_k: 8, normalise: false, ..plain }),
         (6, 16, MoeRouter { top_k: 3, sigmoid: true, scale: 2.5, bias: true, groups: Some((4, 2)), ..plain }),
         (3, 8, MoeRouter { top_k: 8, sigmoid: true, ..plain }),
+        (5, 12, MoeRouter { top_k: 4, sigmoid: true, bias: true, ..plain }),
     ];
     let sample = |(tokens, experts, op): (usize, usize, MoeRouter)| {
         let sample = Sample::new(op).input(rng.normal(dtype, &[tokens, experts]));
-        if op.bias { sample.input(rng.normal(DType::F32, &[experts])) } else { sample }
+        // The kernels take those of f32.
+        let of_bias = if op.groups.is_some() { dtype } else { DType::F32 };
+        if op.bias { sample.input(rng.normal(of_bias, &[experts])) } else { sample }
     };
     cases.into_iter().map(sample).collect()
 }

@@ -5,9 +5,9 @@ use ridge_graph::{DType, Result as GraphResult};
 
 use super::definition::{FamilyKind, ModelConfig};
 use super::encoder::BertConfig;
+use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::registry::family_kind;
-use super::vit::VitConfig;
 use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, ImageClassifier, Model};
 use crate::module::Module;

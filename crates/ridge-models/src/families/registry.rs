@@ -5,8 +5,8 @@ use serde_json::{Map, Value};
 use super::definition::{FamilyDefinition, FamilyKind, ModelConfig, ReadConfig};
 use super::encoder::BertConfig;
 use super::gguf_mapping::GgufMetadata;
+use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
-use super::vit::VitConfig;
 use super::{
     bert, deepseek, falcon, gemma, gpt_neox, gpt2, llama, mistral, mixtral, nemotron_h, olmo2, phi3, qwen, qwen3_moe,
     vit,

@@ -29,8 +29,8 @@ fn models() -> Vec<String> {
     for kind in ["families", "llama"] {
         for entry in fixtures().join(kind).read_dir().expect("is there") {
             let name = entry.expect("is listed").file_name().into_string().expect("a name");
-            // An encoder; frequencies that GGUF cannot tell, and a layer without experts among others.
-            if !["bert", "llama_dynamic", "llama_yarn_mscale", "qwen3_moe"].contains(&name.as_str()) {
+            // An encoder and a classifier of images; frequencies that GGUF cannot tell, and a layer without experts among others.
+            if !["bert", "llama_dynamic", "llama_yarn_mscale", "qwen3_moe", "vit"].contains(&name.as_str()) {
                 all.push(format!("{kind}/{name}"));
             }
         }

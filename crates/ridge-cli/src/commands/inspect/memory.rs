@@ -13,6 +13,15 @@ use serde_json::{Value, json};
 use crate::error::{Error, Result, refused};
 use crate::output::count;
 
+/// The output whose step is shown.
+pub(super) fn output(network: &Network) -> &'static str {
+    match network {
+        Network::Decoder(_) => "next",
+        Network::Encoder(_) => "hidden",
+        Network::ImageClassifier(_) => "logits",
+    }
+}
+
 /// Tokens of a step, unless another number is asked for.
 const TOKENS: usize = 128;
 
@@ -33,7 +42,7 @@ impl InspectedStep {
     /// # Errors
     /// When the step is longer than the context, or tokens are asked for of a network that sees none.
     pub(super) fn new(network: &Network, tokens: Option<usize>, context: usize) -> Result<Self> {
-        let output = super::output(network);
+        let output = output(network);
         if let Network::ImageClassifier(_) = network {
             if let Some(tokens) = tokens {
                 return Err(refused("--tokens", tokens, "is of texts, and the model sees images"));

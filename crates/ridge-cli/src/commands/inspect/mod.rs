@@ -17,7 +17,7 @@ use crate::args::{MAX_COUNT, NumberArgs, whole};
 use crate::error::{Result, refused};
 use crate::model::{self, ModelSettings};
 use crate::output::{print, print_json};
-use memory::InspectedStep;
+use memory::{InspectedStep, output};
 use show::Inspected;
 
 /// Show what a model is made of and what a token of it costs
@@ -174,15 +174,6 @@ fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSe
         (None, _) if stored => "exact: as the checkpoint stores them".to_owned(),
         (None, Some(_)) => "modelled: as if stored in the dtype that the configuration names".to_owned(),
         (None, None) => "modelled: as if stored in f32, for the configuration names no dtype".to_owned(),
-    }
-}
-
-/// The output whose step is shown.
-fn output(network: &Network) -> &'static str {
-    match network {
-        Network::Decoder(_) => "next",
-        Network::Encoder(_) => "hidden",
-        Network::ImageClassifier(_) => "logits",
     }
 }
 

@@ -63,6 +63,7 @@ impl Inspected {
         let (kind, summary, cost) = match self {
             Self::Decoder(summary, cache) => {
                 sources["kv_bytes_per_token"] = "exact".into();
+                sources["state_bytes_per_sequence"] = "exact".into();
                 used["cache_dtype"] = cache.name().into();
                 ("decoder", json!(summary), "token")
             }
@@ -100,6 +101,10 @@ impl Inspected {
             let source = format!("exact: keys and values in {cache} (--cache-dtype)");
             facts.push(row("cache of a token", bytes(s.kv_bytes_per_token), &source));
             facts.push(row(&format!("cache of {}", grouped(s.token.context as u64)), bytes(s.token.kv_bytes), "exact"));
+            if s.state_bytes_per_sequence > 0 {
+                let of_sequence = bytes(s.state_bytes_per_sequence);
+                facts.push(row("state of a sequence", of_sequence, "exact: of recurrences, however long it is"));
+            }
         }
         let (step, cost) = self.step();
         let flops = |n: u64| Flops(n as f64).to_string();
