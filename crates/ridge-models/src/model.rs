@@ -289,7 +289,7 @@ pub(crate) fn with_attended(cost: &Cost, bindings: Bindings, context: usize) -> 
         let window = if of.is_empty() { context } else { of.strip_prefix(WITHIN)?.parse().ok()? };
         Some((sym.name().to_owned(), window.min(context)))
     };
-    let seen: Vec<_> = polys.into_iter().flat_map(|poly| poly.symbols()).filter_map(seen).collect();
+    let seen: Vec<_> = polys.into_iter().flat_map(ridge_graph::Poly::symbols).filter_map(seen).collect();
     seen.into_iter().fold(bindings, |all, (name, seen)| all.with(&name, seen))
 }
 

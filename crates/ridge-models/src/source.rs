@@ -56,7 +56,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if the path is not a folder with a `config.json`, or that file cannot be
+    /// [`ModelError::Files`] if the path is not a folder with a `config.json`, or that file cannot be
     /// read, with what to do about it.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         let Some(folder) = folder else {
@@ -76,7 +76,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if the file cannot be read.
+    /// [`ModelError::Files`] if the file cannot be read.
     pub fn from_config(file: &Path) -> Result<Self> {
         if file.extension().is_some_and(|e| e == "safetensors") {
             return Err(FilesError::Path {
@@ -141,7 +141,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if the metadata of a GGUF file describes no model that Ridge knows.
+    /// [`ModelError::Files`] if the metadata of a GGUF file describes no model that Ridge knows.
     pub fn config_text(&self) -> Result<Cow<'_, str>> {
         match &self.origin {
             Origin::Gguf { gguf, .. } => gguf::config_json(gguf).map(Cow::Owned),
@@ -211,7 +211,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if a file cannot be read, else as for [`SentenceConfig::read`].
+    /// [`ModelError::Files`] if a file cannot be read, else as for [`SentenceConfig::read`].
     pub fn sentence_config(&self) -> Result<Option<SentenceConfig>> {
         const ACTION: &str = "read how texts become vectors";
         if let Some(gguf) = self.gguf() {
@@ -277,7 +277,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if there is no `tokenizer.json`, else as for [`Tokenizer::from_bytes`] and
+    /// [`ModelError::Files`] if there is no `tokenizer.json`, else as for [`Tokenizer::from_bytes`] and
     /// [`Tokenizer::with_config`].
     pub fn tokenizer(&self) -> Result<Tokenizer> {
         let tokenizer = match &self.origin {
@@ -323,7 +323,7 @@ impl ModelFiles {
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`](crate::ModelError::Files) if a file cannot be read, else as for [`ChatTemplates::from_json`].
+    /// [`ModelError::Files`] if a file cannot be read, else as for [`ChatTemplates::from_json`].
     pub fn chat_templates(&self) -> Result<ChatTemplates> {
         const ACTION: &str = "read the chat templates";
         let read = |name: &str| -> Result<Option<(String, String)>> {

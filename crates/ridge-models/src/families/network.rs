@@ -22,7 +22,7 @@ pub enum NetworkConfig {
     /// Of a classifier of images.
     ImageClassifier(VitConfig),
     /// Of a decoder that can be planned and not run yet.
-    Planned(PlannedConfig),
+    Planned(Box<PlannedConfig>),
 }
 
 /// A network ready to be compiled.
@@ -45,7 +45,7 @@ impl NetworkConfig {
         Ok(match family_kind(file, text)? {
             Some(FamilyKind::Encoder) => Self::Encoder(BertConfig::from_json(file, text)?),
             Some(FamilyKind::ImageClassifier) => Self::ImageClassifier(VitConfig::from_json(file, text)?),
-            Some(FamilyKind::Planned) => Self::Planned(PlannedConfig::from_json(file, text)?),
+            Some(FamilyKind::Planned) => Self::Planned(Box::new(PlannedConfig::from_json(file, text)?)),
             Some(FamilyKind::Decoder) | None => Self::Decoder(ModelConfig::from_json(file, text)?),
         })
     }
