@@ -207,7 +207,15 @@ impl Engine {
         self.states.as_ref().map(States::lines)
     }
 
-    /// Does the model keep a state of a fixed size for each sequence? Rows have no candidates then.
+    /// May the sequence's row of its next `tokens` tokens have candidates? Not where a state stands behind the last of its
+    /// tokens alone, nor behind the prompt's last token where another graph computes tokens of answers.
+    pub fn takes_candidates(&self, id: SequenceId, tokens: usize) -> bool {
+        let sequence = self.sequences[id.row].as_ref().filter(|s| s.number == id.number);
+        let in_answer = |s: &Sequence| !self.programs.divide() || s.length + tokens > s.prompt;
+        self.states.is_none() && sequence.is_some_and(in_answer)
+    }
+
+    /// Does the model keep a state of a fixed size for each sequence?
     pub fn keeps_fixed_state(&self) -> bool {
         self.states.is_some()
     }

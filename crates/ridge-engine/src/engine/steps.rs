@@ -256,6 +256,7 @@ impl Engine {
                     why: format!("a row has at most {MAX_CANDIDATES}"),
                 });
             }
+            let may_guess = self.takes_candidates(*id, tokens.len());
             let sequence = self.sequences[id.row].as_mut().ok_or_else(|| wrong("is not running"))?;
             if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
                 return Err(wrong("stands in one step twice; give all its tokens at once"));
@@ -263,8 +264,8 @@ impl Engine {
             if sequence.guesses || (!candidates.is_empty() && sequence.flying > 0) {
                 return Err(wrong("has candidates and a step in flight; complete that first"));
             }
-            if self.states.is_some() && !candidates.is_empty() {
-                return Err(wrong("has candidates, and the model keeps a state behind the last of its tokens alone"));
+            if !may_guess && !candidates.is_empty() {
+                return Err(wrong("has candidates where the model takes none; ask `takes_candidates`"));
             }
             if tokens.is_empty() {
                 return Err(wrong("has no tokens in this step; leave it out"));

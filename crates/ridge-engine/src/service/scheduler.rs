@@ -130,12 +130,10 @@ impl Scheduler {
 
     /// Gives what is left of the budget to candidates of the answers that have some, as far as there are blocks for them.
     fn propose(&mut self, engine: &mut Engine, mut budget: usize) {
-        if engine.keeps_fixed_state() {
-            return;
-        }
         for (at, count) in &self.plan {
             let task = &mut self.running[*at];
-            let Some(id) = task.sequence.filter(|_| *count == task.missing(engine) && task.flying == 0) else {
+            let last = task.draft.is_some() && *count == task.missing(engine) && task.flying == 0;
+            let Some(id) = task.sequence.filter(|id| last && engine.takes_candidates(*id, *count)) else {
                 continue;
             };
             let proposed = task.propose(budget, self.context);

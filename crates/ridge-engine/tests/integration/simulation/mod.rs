@@ -22,3 +22,10 @@ fn every_answer_is_the_one_it_has_alone_and_nothing_is_left_behind() {
     assert!(all.stats.preemptions > 50 && all.stats.prefix_hits > 1000);
     assert!(all.stats.accepted > 10 && all.stats.candidates > all.stats.accepted);
 }
+
+/// A world in which a candidate stood behind a prompt's last token, where another graph computes tokens of answers.
+#[test]
+fn candidates_are_computed_as_tokens_of_answers_are() {
+    let seen = World::new(13).run(2600);
+    assert!(seen.stats.accepted > 1000);
+}
