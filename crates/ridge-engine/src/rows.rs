@@ -128,11 +128,11 @@ impl Rows {
         self.set_int(row, self.length, length as i64);
     }
 
-    /// Takes over that a step moves the length of a row.
-    pub(crate) fn moved(&mut self, row: usize, length: usize) {
+    /// Takes over that a step moves the length of a row: to `None` while it is not known how many candidates are accepted.
+    pub(crate) fn moved(&mut self, row: usize, length: Option<usize>) {
         let Column { table, at } = self.length;
         let mirror = &mut self.mirrors[table];
-        mirror.known[row * mirror.width + at] = Some(length as u64);
+        mirror.known[row * mirror.width + at] = length.map(|length| length as u64);
     }
 
     /// Takes over that nobody knows what the device has, since a step failed: everything is sent again when it is set.

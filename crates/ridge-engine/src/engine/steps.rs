@@ -204,7 +204,7 @@ impl Engine {
                 sequence.length += tokens.len() + candidates.len();
                 sequence.flying += usize::from(*sample);
                 sequence.guesses |= !candidates.is_empty();
-                self.rows.moved(id.row, sequence.length);
+                self.rows.moved(id.row, candidates.is_empty().then_some(sequence.length));
             }
         }
         Ok(step)
@@ -228,7 +228,7 @@ impl Engine {
             // It stands in no step behind one with candidates.
             if let Some(sequence) = self.sequences[id.row].as_mut().filter(|s| s.number == id.number) {
                 (sequence.length, sequence.guesses) = (sequence.complete, false);
-                self.rows.moved(id.row, sequence.length);
+                self.rows.moved(id.row, Some(sequence.length));
             }
         }
         step.clear();

@@ -1,6 +1,7 @@
 //! The engine on the CPU and on a simulated device.
 
 mod activations;
+mod candidates;
 mod costs;
 mod fixed;
 mod generate;
