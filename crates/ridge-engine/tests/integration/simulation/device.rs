@@ -12,7 +12,7 @@ use ridge_graph::passes::{Kernel, Pattern};
 use ridge_graph::{Bindings, Function, Graph, Op, Role, Sym, Type};
 use ridge_models::{HISTORY, LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTables, symbols};
 use ridge_runtime::{
-    Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, Staged, WeightData, plan,
+    Backend, Buffer, MemoryBytes, MemoryOwner, Program, Result, Run, RuntimeError, Staged, StepOrder, WeightData, plan,
 };
 
 /// What the model keeps of `token` behind one of which it keeps `before`, computed by codes of 8 bits or exactly.
@@ -71,8 +71,8 @@ pub(crate) struct Parrot {
     pub blank: bool,
     /// Where the columns of rows are; told before a program is bound.
     pub tables: Arc<OnceLock<RowTables>>,
-    /// A step has failed, and nobody was told: steps behind it fail too.
-    pub failing: Arc<AtomicBool>,
+    /// Steps behind one that failed fail too, until somebody was told.
+    pub order: Arc<StepOrder>,
 }
 
 /// The kernel that says that products of a graph take activations by codes.
@@ -158,6 +158,7 @@ impl Program for Compiled {
             results: results.map(|o| o.name.to_string()).collect(),
             outputs: std::array::from_fn(|_| sizes.output_bytes.iter().map(|n| vec![POISON; *n]).collect()),
             outcomes: [None, None],
+            numbers: [0; 2],
             held: None,
         }))
     }
@@ -188,6 +189,8 @@ struct Step {
     outputs: [Vec<Vec<u8>>; 2],
     /// What the steps that were submitted give.
     outcomes: [Option<Result<Vec<Vec<u8>>>>; 2],
+    /// The numbers of those steps.
+    numbers: [u64; 2],
     /// The slot of a step that waits for its late inputs.
     held: Option<usize>,
 }
@@ -242,14 +245,16 @@ impl Step {
         }
     }
 
-    fn run(&mut self) -> Result<Vec<Vec<u8>>> {
-        let failed = |why: &str| RuntimeError::Device { backend: "parrot", why: why.to_owned() };
-        if self.device.failing.load(Ordering::Relaxed) {
-            return Err(failed("a step before failed: it was told to fail"));
+    /// What step `number` gives.
+    fn run(&mut self, number: u64) -> Result<Vec<Vec<u8>>> {
+        let failed = |why: String| RuntimeError::Device { backend: "parrot", why };
+        if let Some(why) = self.device.order.failed_before(number) {
+            return Err(failed(why));
         }
         if self.device.fail.swap(false, Ordering::Relaxed) {
-            self.device.failing.store(true, Ordering::Relaxed);
-            return Err(failed("it was told to fail"));
+            let why = "it was told to fail";
+            self.device.order.failed(number, why);
+            return Err(failed(why.to_owned()));
         }
         let mut outputs: Vec<Vec<u8>> = self.outputs[0].iter().map(|bytes| vec![0; bytes.len()]).collect();
         if self.device.blank {
@@ -354,10 +359,13 @@ impl Run for Step {
     fn submit(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
         assert!(self.held.is_none() && self.outcomes[slot].is_none(), "the slot is free, and no step is held");
         self.copy(slot, staged);
+        let order = Arc::clone(&self.device.order);
+        let number = order.submit(held, |_| Ok(()))?;
+        self.numbers[slot] = number;
         if held {
             self.held = Some(slot);
         } else {
-            self.outcomes[slot] = Some(self.run());
+            self.outcomes[slot] = Some(self.run(number));
         }
         if !self.device.blank {
             self.staging[slot].iter_mut().chain(&mut self.outputs[slot]).for_each(|bytes| bytes.fill(POISON));
@@ -368,8 +376,9 @@ impl Run for Step {
     fn release(&mut self, slot: usize, staged: &[Staged]) -> Result<()> {
         assert_eq!(self.held.take(), Some(slot), "the step is held");
         self.copy(slot, staged);
-        self.outcomes[slot] = Some(self.run());
-        Ok(())
+        let number = self.numbers[slot];
+        self.outcomes[slot] = Some(self.run(number));
+        self.device.order.release(number, || Ok(()))
     }
 
     fn poll(&mut self, slot: usize) -> Result<bool> {
@@ -379,7 +388,7 @@ impl Run for Step {
     fn wait(&mut self, slot: usize) -> Result<()> {
         if let Some(outcome) = self.outcomes[slot].take() {
             if outcome.is_err() {
-                self.device.failing.store(false, Ordering::Relaxed);
+                self.device.order.reported(self.numbers[slot]);
             }
             self.outputs[slot] = outcome?;
         }
