@@ -22,6 +22,7 @@ use crate::rows::Rows;
 use crate::sampling::Sampling;
 use crate::states::States;
 use pending::{PendingStep, learn};
+pub(crate) use sequence::recycled;
 pub use sequence::{Next, Outcome, Row, SAMPLED, SequenceId, Start};
 use sequence::{Sequence, Shared};
 

@@ -153,9 +153,9 @@ impl ReadyBucket {
         }
     }
 
-    /// Word `at` of output `nth` of those wanted.
-    pub(crate) fn word(&mut self, ticket: &Ticket, nth: usize, at: usize) -> [u8; 4] {
-        self.bucket.steps().output(ticket, self.outputs[nth]).as_chunks::<4>().0[at]
+    /// The words of output `nth` of those wanted.
+    pub(crate) fn words(&mut self, ticket: &Ticket, nth: usize) -> &[[u8; 4]] {
+        self.bucket.steps().output(ticket, self.outputs[nth]).as_chunks::<4>().0
     }
 }
 

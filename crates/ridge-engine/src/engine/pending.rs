@@ -3,7 +3,7 @@
 //! Where a model computes tokens of answers otherwise than those of prompts, a step is up to two runs, prompts first, and
 //! a row that crosses the end of its prompt has a part in both. So how a token is computed depends on its place alone.
 
-use super::sequence::{Next, Outcome, Row, SAMPLED, Sequence, SequenceId};
+use super::sequence::{Next, Outcome, Row, SAMPLED, Sequence, SequenceId, recycled};
 use ridge_runtime::{LaunchTime, Slot, Ticket};
 
 use crate::blocks::{Blocks, computed};
@@ -40,6 +40,10 @@ pub(super) struct PendingStep {
     rows: Vec<Option<SequenceId>>,
     /// Of tokens of prompts, or all where they are not told apart, and of tokens of answers.
     runs: [ProgramRun; 2],
+    /// Room for the inputs of rows; empty between steps.
+    inputs: Vec<RowInputs<'static>>,
+    /// Room for the place of each row's outcome.
+    places: Vec<Option<usize>>,
 }
 
 /// A run of a program.
@@ -51,6 +55,8 @@ struct ProgramRun {
     /// The tokens of all parts.
     tokens: Vec<u32>,
     lines: Vec<Line>,
+    /// The words that a complete step sampled, one a line.
+    sampled: Vec<[u8; 4]>,
     slot: Option<Slot>,
     ticket: Option<Ticket>,
     /// The masks of its rows, while some are not known.
@@ -100,7 +106,7 @@ impl PendingStep {
 
     /// Queues what waits for masks; `of` has those of rows that were late.
     pub(super) fn release<'a>(&mut self, programs: &mut Programs, of: impl Fn(SequenceId) -> &'a [u32]) -> Result<()> {
-        let Self { rows, runs } = self;
+        let Self { rows, runs, .. } = self;
         for run in runs.iter_mut().filter(|run| run.late) {
             run.late = false;
             let width = 4 * run.extents.forbidden;
@@ -212,7 +218,7 @@ impl PendingStep {
     pub(super) fn fill(&mut self, rows: &[Row<'_>], from: &StepSource<'_>, programs: &mut Programs) -> Result<()> {
         self.clear();
         self.rows.extend(rows.iter().map(|row| Some(row.id)));
-        for answer in [false, true] {
+        for answer in [false, true].into_iter().take(1 + usize::from(programs.divide())) {
             self.fill_run(rows, answer, from, programs)?;
         }
         Ok(())
@@ -229,26 +235,25 @@ impl PendingStep {
         let run = &mut self.runs[usize::from(answer)];
         run.tokens.clear();
         let divide = programs.divide();
-        let inputs: Vec<RowInputs<'_>> = (rows.iter().enumerate())
-            .filter_map(|(at, row)| {
-                let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
-                let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
-                let (before, row) = part(row, border, answer)?;
-                run.parts.push(RowPart {
-                    row: at,
-                    tokens: row.tokens.len(),
-                    sample: row.sample,
-                    targets: row.targets.len(),
-                    candidates: row.candidates.len(),
-                    late: row.late,
-                });
-                run.tokens.extend_from_slice(row.tokens);
-                run.tokens.extend_from_slice(row.candidates);
-                let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
-                let state = sequence.state.of_step(before > 0);
-                Some(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling, state })
-            })
-            .collect();
+        let mut inputs = recycled(std::mem::take(&mut self.inputs));
+        for (at, row) in rows.iter().enumerate() {
+            let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
+            let border = if divide { sequence.prompt.saturating_sub(sequence.length) } else { usize::MAX };
+            let Some((before, row)) = part(row, border, answer) else { continue };
+            run.parts.push(RowPart {
+                row: at,
+                tokens: row.tokens.len(),
+                sample: row.sample,
+                targets: row.targets.len(),
+                candidates: row.candidates.len(),
+                late: row.late,
+            });
+            run.tokens.extend_from_slice(row.tokens);
+            run.tokens.extend_from_slice(row.candidates);
+            let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
+            let state = sequence.state.of_step(before > 0);
+            inputs.push(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling, state });
+        }
         if inputs.is_empty() {
             return Ok(());
         }
@@ -280,6 +285,7 @@ impl PendingStep {
         let slot = ready.steps().stage()?;
         fill(ready, &slot, &run.tokens, (&inputs, &run.lines), (!run.late).then_some(&run.masks[..]));
         run.slot = Some(slot);
+        self.inputs = recycled(inputs);
         Ok(())
     }
 
@@ -297,10 +303,11 @@ impl PendingStep {
         block_size: usize,
     ) -> Result<()> {
         outcomes.clear();
-        let Self { rows, runs } = self;
+        let Self { rows, runs, places, .. } = self;
         let nothing =
             |id: SequenceId| Outcome { id, accepted: 0, next: Next::NotAsked, logprobs: None, scores: Vec::new() };
-        let mut places = vec![None; rows.len()];
+        places.clear();
+        places.resize(rows.len(), None);
         for (place, id) in places.iter_mut().zip(rows.iter()) {
             let Some(id) = id.filter(|id| sequences[id.row].as_ref().is_some_and(|s| s.number == id.number)) else {
                 continue;
@@ -313,6 +320,10 @@ impl PendingStep {
             let Some(ticket) = run.ticket.take() else { continue };
             let ready = programs.ready(run.wanted, run.extents)?;
             let (mut first, mut line) = (0, 0);
+            run.sampled.clear();
+            if run.wanted.tokens {
+                run.sampled.extend_from_slice(ready.words(&ticket, 0));
+            }
             for part in &run.parts {
                 let (its, row) = (first..first + part.tokens, line);
                 (first, line) = (its.end + part.candidates, line + part.lines());
@@ -323,7 +334,7 @@ impl PendingStep {
                     outcome.scores.extend(scores.iter().map(|word| float(*word)));
                 }
                 let sequence = sequences[outcome.id.row].as_mut().expect("looked up above");
-                let mut sampled = |nth: usize| u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row + nth)));
+                let sampled = |nth: usize| u32::try_from(i32::from_le_bytes(run.sampled[row + nth]));
                 let candidates = run.tokens[its.end..first].iter().enumerate();
                 outcome.accepted = candidates.take_while(|(nth, token)| sampled(*nth).as_ref() == Ok(*token)).count();
                 let its = its.start..its.end + outcome.accepted;
@@ -338,14 +349,14 @@ impl PendingStep {
                 pools.retire(&mut sequence.windows, sequence.complete);
                 if part.sample {
                     sequence.flying -= 1;
-                    let token = u32::try_from(i32::from_le_bytes(ready.word(&ticket, 0, row + outcome.accepted)));
+                    let token = sampled(outcome.accepted);
                     sequence.last = token.ok();
                     outcome.next = token.map_or(Next::NotFinite(sequence.complete), Next::Token);
                     outcome.logprobs = sequence.sampling.logprobs.map(|asked| {
-                        let mut top = |nth, i| ready.word(&ticket, nth, row * run.extents.top + i);
+                        let mut top = |nth, i| ready.words(&ticket, nth)[row * run.extents.top + i];
                         let pairs = (0..asked as usize).map(|i| (u32::from_le_bytes(top(2, i)), float(top(3, i))));
                         let top = pairs.collect();
-                        Logprobs { chosen: float(ready.word(&ticket, 1, row)), top }
+                        Logprobs { chosen: float(ready.words(&ticket, 1)[row]), top }
                     });
                 }
             }

@@ -31,7 +31,7 @@ pub use stats::{BlockUse, Stats};
 
 use crate::blocks::{BlockId, Prefix};
 use crate::draft::{Ngram, NgramDraft};
-use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId};
+use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId, recycled};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
 use advance::{Advance, End, Ticket, go_on};
@@ -77,6 +77,8 @@ pub struct Service {
     spare: Flight,
     /// By row of the tables: the place among those that run of the task that has it.
     places: Vec<usize>,
+    /// Room for the rows of a step; empty between steps.
+    rows: Vec<Row<'static>>,
     stats: Stats,
 }
 
@@ -115,6 +117,7 @@ impl Service {
             outcomes: Vec::with_capacity(sequences),
             spare: Flight::default(),
             places: vec![0; sequences],
+            rows: Vec::new(),
             stats: Stats::default(),
         })
     }
@@ -277,19 +280,22 @@ impl Service {
     /// Queues the next step, if there is something to run.
     fn start(&mut self, now: Duration, events: &mut Vec<Event>) {
         self.scheduler.compose(&mut self.engine, now);
-        let rows: Vec<Row<'_>> = (self.scheduler.plan.iter())
-            .filter_map(|(at, count)| self.scheduler.running[*at].row(&self.engine, *count))
-            .collect();
+        let mut flight = std::mem::take(&mut self.spare);
+        let mut rows = recycled(std::mem::take(&mut self.rows));
+        for (at, count) in &self.scheduler.plan {
+            if let Some((from, row)) = self.scheduler.running[*at].row(&self.engine, *count) {
+                flight.rows.push(row.id);
+                flight.work.push((from, row.tokens.len()));
+                rows.push(row);
+            }
+        }
         if rows.is_empty() {
+            (self.spare, self.rows) = (flight, recycled(rows));
             return;
         }
-        let mut flight = std::mem::take(&mut self.spare);
-        flight.rows.extend(rows.iter().map(|row| row.id));
-        let length = |id| self.engine.length(id).unwrap_or(0);
-        flight.work.extend(rows.iter().map(|row| (length(row.id), row.tokens.len())));
         let submitted = self.engine.submit(&rows);
         let samples: Vec<bool> = rows.iter().map(|row| row.sample).collect();
-        drop(rows);
+        self.rows = recycled(rows);
         self.flights.push_back(flight);
         match submitted {
             Ok(()) => {
@@ -343,13 +349,17 @@ impl Service {
                         self.places[id.row()] = place;
                     }
                 }
-                let mut over = Vec::new();
+                let (mut over, mut followers) = (Vec::new(), Vec::new());
                 let mut outcomes = outcomes.drain(..).peekable();
                 for (id, (from, count)) in flight.rows.drain(..).zip(&self.ran.work) {
                     let Some(outcome) = outcomes.next_if(|outcome| outcome.id == id) else { continue };
                     let task = self.scheduler.running.get_mut(self.places[id.row()]);
                     if let Some(task) = task.filter(|task| task.sequence == Some(id)) {
-                        let ticket = self.tickets.get_mut(&task.id).expect("a task that runs has a ticket");
+                        let ticket = ticket_of(&mut self.tickets, task.id);
+                        // The prompt is in the cache now.
+                        if from + count >= task.request.prompt.len() {
+                            followers.append(&mut ticket.followers);
+                        }
                         let mut advance = Advance {
                             context: self.context,
                             vocab: self.engine.vocab,
@@ -362,15 +372,10 @@ impl Service {
                         if let Some(end) = advance.task(task, outcome, (*from, *count)) {
                             over.push((task.id, task.choice, end));
                         }
-                        // The prompt is in the cache now.
-                        if from + count >= task.request.prompt.len() {
-                            for follower in std::mem::take(&mut ticket_of(&mut self.tickets, task.id).followers) {
-                                self.scheduler.add(follower);
-                            }
-                        }
                     }
                 }
                 drop(outcomes);
+                followers.into_iter().for_each(|follower| self.scheduler.add(follower));
                 flight.work.clear();
                 self.spare = flight;
                 over.into_iter().for_each(|(id, choice, end)| self.end(id, choice, end, events));

@@ -32,6 +32,10 @@ pub(super) struct Scheduler {
     served: AHashMap<Arc<str>, Served>,
     /// Places in `running` of the next step's tasks, and how many tokens each has in it.
     pub(super) plan: Vec<(usize, usize)>,
+    /// Of each that runs, the tokens that the next step can compute.
+    runnable: Vec<usize>,
+    /// Has there been a task with candidates?
+    drafts: bool,
     pub(super) preemptions: u64,
     /// Tokens that were looked for in the cache when a task started, and those found.
     pub(super) looked_up: (u64, u64),
@@ -54,6 +58,8 @@ impl Scheduler {
             waiting: Vec::new(),
             served: AHashMap::new(),
             plan: Vec::with_capacity(rows),
+            runnable: Vec::with_capacity(rows),
+            drafts: false,
             preemptions: 0,
             looked_up: (0, 0),
         }
@@ -67,6 +73,7 @@ impl Scheduler {
             served.tokens = served.tokens.max(least);
         }
         served.tasks += 1;
+        self.drafts |= task.draft.is_some();
         self.waiting.push(task);
     }
 
@@ -107,8 +114,10 @@ impl Scheduler {
     /// Plans the next step and reserves its blocks.
     pub(super) fn compose(&mut self, engine: &mut Engine, now: Duration) {
         self.plan.clear();
-        // Those of a step in flight are needed until it is complete.
-        self.running.iter_mut().filter(|task| task.flying == 0).for_each(|task| task.candidates.clear());
+        if self.drafts {
+            // Those of a step in flight are needed until it is complete.
+            self.running.iter_mut().filter(|task| task.flying == 0).for_each(|task| task.candidates.clear());
+        }
         let (policy, served) = (self.policy, &self.served);
         if !self.running.is_sorted_by_key(|task| Self::order(policy, served, task)) {
             self.running.sort_by_key(|task| Self::order(policy, served, task));
@@ -120,7 +129,9 @@ impl Scheduler {
             self.waiting.sort_by_key(|task| Reverse(Self::order(policy, served, task)));
             self.admit(engine, &mut budget, now);
         }
-        self.propose(engine, budget);
+        if self.drafts {
+            self.propose(engine, budget);
+        }
         for (at, count) in self.plan.iter().filter(|_| policy == Policy::Fair) {
             if let Some(served) = self.served.get_mut(&self.running[*at].request.tenant) {
                 served.tokens += *count as u64;
@@ -147,14 +158,16 @@ impl Scheduler {
     /// Plans tokens of those that run. Had one to give its blocks away?
     fn go_on(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
         let context = self.context;
-        let single =
-            |tasks: &[Task], engine: &Engine| tasks.iter().filter(|t| t.runnable(engine, context) == 1).count();
+        let mut all = std::mem::take(&mut self.runnable);
+        all.clear();
+        all.extend(self.running.iter().map(|task| task.runnable(engine, context)));
+        let single = |tasks: &[usize]| tasks.iter().filter(|runnable| **runnable == 1).count();
         let mut preempted = false;
         // One token each of those behind `at` that lack one.
-        let mut owed = single(&self.running, engine);
+        let mut owed = single(&all);
         let mut at = 0;
         'tasks: while at < self.running.len() {
-            let runnable = self.running[at].runnable(engine, context);
+            let runnable = all[at];
             owed -= usize::from(runnable == 1);
             let most = runnable.min(*budget - owed);
             let count = self.running[at].cut(engine, most);
@@ -166,7 +179,7 @@ impl Scheduler {
                     break 'tasks;
                 }
                 debug_assert!(engine.length(id).is_some());
-                owed = single(&self.running[at + 1..], engine);
+                owed = single(&all[at + 1..self.running.len()]);
             }
             if count > 0 {
                 self.plan.push((at, count));
@@ -174,6 +187,7 @@ impl Scheduler {
             }
             at += 1;
         }
+        self.runnable = all;
         preempted
     }
 

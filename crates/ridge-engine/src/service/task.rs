@@ -103,9 +103,8 @@ impl Task {
     /// Of the next `count` tokens those of the next step: where the model keeps states of a fixed size, chunks of a prompt end
     /// at the last boundary of blocks that they reach, where a snapshot is kept.
     pub(super) fn cut(&self, engine: &Engine, count: usize) -> usize {
-        let Some(from) = self.sequence.and_then(|id| engine.length(id)).filter(|_| engine.keeps_fixed_state()) else {
-            return count;
-        };
+        let id = self.sequence.filter(|_| engine.keeps_fixed_state());
+        let Some(from) = id.and_then(|id| engine.length(id)) else { return count };
         let size = engine.block_size();
         let end = (from + count).min(self.request.prompt.len().saturating_sub(1)) / size * size;
         if end > from { end - from } else { count }
@@ -125,15 +124,15 @@ impl Task {
         self.candidates.len()
     }
 
-    /// Its next `count` tokens in a step.
-    pub(super) fn row(&self, engine: &Engine, count: usize) -> Option<Row<'_>> {
+    /// Its next `count` tokens in a step, and how many it has in the cache before them.
+    pub(super) fn row(&self, engine: &Engine, count: usize) -> Option<(usize, Row<'_>)> {
         let id = self.sequence?;
         let from = engine.length(id)?;
         let (to, prompt) = (from + count, self.request.prompt.len());
         let targets = if self.scores.is_some() && from + 1 < prompt { from + 1..prompt.min(to + 1) } else { 0..0 };
         let sample = to == self.tokens.len() + self.flying;
         let follows = matches!(self.grammar, TaskGrammar::Here(_));
-        Some(Row {
+        let row = Row {
             id,
             // Behind what is being sampled there is no other token.
             tokens: if to > self.tokens.len() { &[SAMPLED] } else { &self.tokens[from..to] },
@@ -143,7 +142,8 @@ impl Task {
             candidates: if sample { &self.candidates } else { &[] },
             // What a grammar allows follows from the token before.
             late: sample && follows && self.flying > 0,
-        })
+        };
+        Some((from, row))
     }
 
     /// Takes over the probabilities of the targets of a step whose first token was number `from`.
