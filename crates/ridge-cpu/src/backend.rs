@@ -25,6 +25,9 @@ use crate::weight::{StoredWeight, copy};
 pub struct CpuOptions {
     /// Threads that compute, the caller's included; the machine's usable cores if `None`.
     pub threads: Option<usize>,
+    /// Are all of the threads the backend's own? Its steps then run whether or not anybody waits for them, as ranks that
+    /// one thread drives must.
+    pub own_threads: bool,
     /// This rank's groups, by the name of the mesh axis, for graphs that communicate.
     pub mesh: HashMap<String, Arc<dyn Collectives>>,
     /// For tests: fills workspace, outputs and scratch memory with NaN before each step, and inputs after it, so that
@@ -71,7 +74,7 @@ impl Cpu {
             ..passes::Target::default()
         });
         let claims = registry.iter().map(|entry| entry.claim(&target)).collect();
-        let pool = ThreadPool::new(threads).map_err(failed)?;
+        let pool = ThreadPool::new(threads, options.own_threads).map_err(failed)?;
         let device = Arc::new(CpuDevice::new(pool, options.mesh, options.poison)?);
         Ok(Self { device, registry, claims })
     }

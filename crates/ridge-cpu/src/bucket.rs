@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use ridge_graph::{Bindings, FuncId, Graph, Role, Type, Var};
-use ridge_runtime::{MemoryLedger, Place, Plan, Region, Result, StepOrder, component_offsets};
+use ridge_runtime::{Collectives, MemoryLedger, Place, Plan, Region, Result, StepOrder, component_offsets};
 
 use crate::bytes::MemoryBlock;
 use crate::device::CpuDevice;
@@ -92,6 +92,8 @@ pub(crate) struct BoundBucket {
     /// Of each step input: is it late?
     pub(crate) late: Vec<bool>,
     pub(crate) order: Arc<StepOrder>,
+    /// The groups of ranks that are failed with a step, for others would wait for this rank.
+    groups: Vec<Arc<dyn Collectives>>,
     pub(crate) poison: bool,
     /// Counts the working memory of the threads that run its launches.
     pub(crate) ledger: Arc<MemoryLedger>,
@@ -199,6 +201,7 @@ impl BoundBucket {
             cut,
             late,
             order: Arc::clone(&device.order),
+            groups: device.mesh.values().map(Arc::clone).collect(),
             poison: device.poison,
             ledger: Arc::clone(&device.ledger),
             watch,
@@ -299,6 +302,7 @@ impl LaunchSequence for BucketLaunches {
         let slot = &self.bucket.slots[self.slot];
         slot.fail(why);
         self.bucket.order.failed(slot.number(), why);
+        self.bucket.groups.iter().for_each(|group| group.abort(why));
     }
 
     fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch) {

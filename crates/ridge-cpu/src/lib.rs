@@ -1,4 +1,4 @@
-//! The CPU backend: kernels, thread pool and loopback collectives.
+//! The CPU backend: kernels and thread pool.
 //!
 //! A module stands on those below it and imports none above:
 //!
@@ -38,7 +38,6 @@ mod fused;
 mod io;
 mod kernel;
 mod kernels;
-mod loopback;
 pub mod measure;
 mod memory;
 mod mesh;
@@ -59,7 +58,6 @@ pub use backend::{Cpu, CpuOptions};
 pub use bytes::Pod;
 pub use io::{KernelIo, KernelOutput};
 pub use kernel::{CpuKernel, KernelEntry, KernelSpec, MakeKernel, OperandType, Preparation};
-pub use loopback::Loopback;
 pub use parts::{PartKernel, part_kernel};
 pub use scratch::Scratch;
 

@@ -80,10 +80,12 @@ impl PoolJob {
     }
 }
 
-/// The pool's threads, with the caller's as one of them.
+/// The pool's threads, with the caller's as one of them or not.
 pub(crate) struct ThreadPool {
     shared: Arc<PoolState>,
     workers: Vec<JoinHandle<()>>,
+    /// Are all threads the pool's own?
+    own: bool,
 }
 
 struct PoolState {
@@ -113,8 +115,9 @@ thread_local! {
 }
 
 impl ThreadPool {
-    /// A pool of `threads` threads, the caller's included.
-    pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
+    /// A pool of `threads` threads. The caller's is one of them unless they are all the pool's own, which then run what
+    /// is submitted whether or not anybody waits.
+    pub(crate) fn new(threads: usize, own: bool) -> std::io::Result<Self> {
         let shared = Arc::new(PoolState {
             open: AtomicU64::new(0),
             job: AtomicPtr::new(null_mut()),
@@ -127,13 +130,13 @@ impl ThreadPool {
             closing: AtomicBool::new(false),
             threads,
         });
-        let workers = (1..threads)
+        let workers = (usize::from(!own)..threads)
             .map(|i| {
                 let shared = Arc::clone(&shared);
                 thread::Builder::new().name(format!("ridge-cpu-{i}")).spawn(move || shared.work(&Until::Closing))
             })
             .collect::<std::io::Result<_>>()?;
-        Ok(Self { shared, workers })
+        Ok(Self { shared, workers, own })
     }
 
     pub(crate) fn threads(&self) -> usize {
@@ -156,22 +159,26 @@ impl ThreadPool {
             // SAFETY: a job that is not the last one anymore stays until it has seen the one after it.
             unsafe { &*before }.next.store(this, Ordering::Release);
         }
-        if job.parallel {
+        if job.parallel || self.own {
             self.shared.wake_all();
         }
     }
 
     /// Has `job` finished? Where no worker would run it, runs it now.
     pub(crate) fn poll(&self, job: &PoolJob) -> bool {
-        if !job.is_finished() && (self.workers.is_empty() || !job.parallel) {
+        if !self.own && !job.is_finished() && (self.workers.is_empty() || !job.parallel) {
             self.wait(job);
         }
         job.is_finished()
     }
 
-    /// Takes part until `job` has finished.
+    /// Takes part until `job` has finished, or waits where all threads are the pool's own.
     pub(crate) fn wait(&self, job: &PoolJob) {
-        if !job.is_finished() {
+        if self.own {
+            while !job.is_finished() {
+                self.shared.idle(&Until::Only(job));
+            }
+        } else if !job.is_finished() {
             self.shared.work(&Until::Finished(job));
             // What is left for others must not wait for the next caller.
             if !self.shared.last.load(Ordering::Acquire).is_null() {
@@ -198,6 +205,8 @@ impl Drop for ThreadPool {
 enum Until<'a> {
     /// This job's end.
     Finished(&'a PoolJob),
+    /// Nothing: it only waits for this job's end.
+    Only(&'a PoolJob),
     /// The end of the pool.
     Closing,
 }
@@ -221,7 +230,7 @@ impl PoolState {
 
     fn done(&self, until: &Until<'_>) -> bool {
         match until {
-            Until::Finished(job) => job.is_finished(),
+            Until::Finished(job) | Until::Only(job) => job.is_finished(),
             Until::Closing => self.closing.load(Ordering::SeqCst),
         }
     }
@@ -325,13 +334,18 @@ impl PoolState {
         (open as u16) < (open >> 16) as u16
     }
 
+    /// Is there something to do or to return for?
+    fn wanted(&self, until: &Until<'_>) -> bool {
+        !matches!(until, Until::Only(_)) && self.has_chunk() || self.done(until)
+    }
+
     /// Spins for a moment. Gives whether there is something to do or to return for.
     #[cfg(not(loom))]
     fn spin(&self, until: &Until<'_>) -> bool {
         let start = Instant::now();
         loop {
             for _ in 0..64 {
-                if self.has_chunk() || self.done(until) {
+                if self.wanted(until) {
                     return true;
                 }
                 spin_loop();
@@ -359,7 +373,7 @@ impl PoolState {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         self.sleeping_callers.fetch_add(caller, Ordering::SeqCst);
         order_sequentially_consistent_accesses();
-        while !self.has_chunk() && !self.done(until) {
+        while !self.wanted(until) {
             guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         drop(guard);

@@ -152,12 +152,7 @@ impl Prim {
             Self::StateWrite => "state_write",
             Self::Component(_) => "component",
             Self::Assemble { .. } => "assemble",
-            Self::Collective { kind, .. } => match kind {
-                CollectiveKind::AllReduce => "all_reduce",
-                CollectiveKind::AllGather(_) => "all_gather",
-                CollectiveKind::ReduceScatter(_) => "reduce_scatter",
-                CollectiveKind::Split(_) => "split",
-            },
+            Self::Collective { kind, .. } => kind.name(),
         }
     }
 
@@ -188,7 +183,15 @@ impl Prim {
                 format!("axis={axis}, {}, keep={keep}", if *descending { "descending" } else { "ascending" })
             }
             Self::Component(index) => format!("{index}"),
-            Self::Collective { mesh, ranks, .. } => format!("{mesh}={ranks}"),
+            Self::Collective { mesh, ranks, kind } => {
+                let said = match kind {
+                    CollectiveKind::AllToAll { split, concat } => format!(", split={split}, concat={concat}"),
+                    CollectiveKind::Broadcast(rank) | CollectiveKind::Reduce(rank) => format!(", rank={rank}"),
+                    CollectiveKind::Send { from, to } => format!(", from={from}, to={to}"),
+                    _ => String::new(),
+                };
+                format!("{mesh}={ranks}{said}")
+            }
             Self::Unary(_)
             | Self::Binary(_)
             | Self::Compare(_)

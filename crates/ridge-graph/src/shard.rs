@@ -21,6 +21,7 @@ mod reshape;
 mod rules;
 mod slice;
 
+pub use local::component_place;
 pub use mesh::{Sharded, shard};
 pub use placement::{MeshAxis, Placement, ShardingRule, rowwise_rules};
 pub use rules::rules;

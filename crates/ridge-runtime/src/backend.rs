@@ -87,6 +87,23 @@ pub trait Backend: Send + Sync {
     /// When sizes do not fit `ty`, or memory runs out.
     fn upload(&self, ty: &Type, parts: Vec<WeightData>) -> Result<Buffer>;
 
+    /// How many ranks it drives as one. Every step runs on all of them.
+    fn ranks(&self) -> usize {
+        1
+    }
+
+    /// Brings each rank its share, of type `ty`, of a weight that is cut over the ranks: parts as for
+    /// [`upload`](Backend::upload), by rank.
+    ///
+    /// # Errors
+    /// As for [`upload`](Backend::upload), and when there are more or fewer shares than ranks.
+    fn upload_shares(&self, ty: &Type, mut shares: Vec<Vec<WeightData>>) -> Result<Buffer> {
+        match (shares.pop(), shares.is_empty()) {
+            (Some(only), true) => self.upload(ty, only),
+            _ => Err(RuntimeError::Device { backend: self.name(), why: "it is one rank; give it one share".into() }),
+        }
+    }
+
     /// Repacks a weight of type `ty` that [`upload`](Backend::upload) made in the layout of this name, which a kernel's
     /// offer asked for. Nothing where it is in that layout already, or is writable. Programs that want rows still read it.
     ///

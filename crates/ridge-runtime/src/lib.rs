@@ -4,7 +4,7 @@
 //! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `layout` (how it
 //! lies), `steps` (steps of one bucket in
 //! flight) and `order` (steps of a device), `program` (a graph bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
-//! models on one device). `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
+//! models on one device). `mesh` is how ranks communicate and `ranks` several of them as one backend. `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
 //! `late` is a backend for tests that completes as late as the contract allows.
 
 mod alias;
@@ -20,6 +20,7 @@ mod param;
 mod plan;
 mod program;
 mod program_cache;
+mod ranks;
 mod session;
 mod snapshot;
 mod steps;
@@ -28,12 +29,13 @@ pub use backend::{Backend, Buffer, LaunchTime, Program, Run, SLOTS, Staged, Weig
 pub use error::{Result, RuntimeError};
 pub use lower::{lower, lower_for};
 pub use memory::{MemoryBytes, MemoryCharge, MemoryLedger, MemoryOwner, MemoryUse};
-pub use mesh::Collectives;
+pub use mesh::{CollectiveError, Collectives};
 pub use order::StepOrder;
 pub use param::{ParamVersions, Refresh};
 pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
 pub use program::{Bucket, Compiled};
 pub use program_cache::{CachedProgram, CompileReason, ProgramCache};
+pub use ranks::Ranks;
 pub use session::{Recipe, Session};
 pub use snapshot::{LiveValue, MemorySnapshot, NamedBytes, memory_snapshot};
 pub use steps::{Slot, Steps, Ticket};

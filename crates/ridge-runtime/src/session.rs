@@ -15,6 +15,14 @@ use crate::plan::component_offsets;
 use crate::program::{Compiled, check_copies};
 use crate::program_cache::ProgramCache;
 
+/// What a parameter is loaded from.
+enum GivenWeight {
+    /// Its parts, for every rank.
+    Whole(Vec<WeightData>),
+    /// The parts of each rank's share.
+    Shares(Vec<Vec<WeightData>>),
+}
+
 /// The parameters of models on a device, and what compiles programs that use them.
 ///
 /// A parameter is memory that outlives a step. One program reads it as a weight, another updates it as a state of the
@@ -116,6 +124,20 @@ impl Session {
     /// When the bytes do not fit the type, memory runs out, or programs use a parameter of another type or one that they
     /// only read and that is therefore not writable.
     pub fn load(&mut self, name: &str, ty: &Type, parts: Vec<WeightData>) -> Result<()> {
+        self.load_as(name, ty, GivenWeight::Whole(parts))
+    }
+
+    /// Brings a parameter that is cut over the ranks of the backend to them, each its share of type `ty`, by rank: see
+    /// [`Backend::upload_shares`].
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load), when there are more or fewer shares than ranks, and where the parameter is loaded
+    /// again into memory that programs use.
+    pub fn load_shares(&mut self, name: &str, ty: &Type, shares: Vec<Vec<WeightData>>) -> Result<()> {
+        self.load_as(name, ty, GivenWeight::Shares(shares))
+    }
+
+    fn load_as(&mut self, name: &str, ty: &Type, given: GivenWeight) -> Result<()> {
         if let Some(cache) = self.caches.get(name) {
             return Err(cache.error("is a cache, which is not loaded; write to its memory".into()));
         }
@@ -126,13 +148,20 @@ impl Session {
             }
             let mut memory = param.memory();
             if let Some(buffer) = memory.as_ref().filter(|b| param.kind == ParamKind::State || b.owners() > 1) {
-                self.overwrite(&param, buffer, ty, &parts)?;
+                match given {
+                    GivenWeight::Whole(parts) => self.overwrite(&param, buffer, ty, &parts)?,
+                    GivenWeight::Shares(_) => {
+                        return Err(
+                            param.error("is used by programs; drop them before loading its shares again".into())
+                        );
+                    }
+                }
             } else if *ty == param.ty {
-                *memory = Some(self.upload(name, ty, parts, layout.as_ref())?);
+                *memory = Some(self.upload(name, ty, given, layout.as_ref())?);
             } else {
                 // Its layout was settled for another type.
                 lock(&self.store.layouts).entry(Arc::clone(&self.model)).or_default().remove(name);
-                let buffer = self.upload(name, ty, parts, None)?;
+                let buffer = self.upload(name, ty, given, None)?;
                 self.add(Param::new(name, ty, ParamKind::Weight, buffer));
                 return Ok(());
             }
@@ -140,14 +169,18 @@ impl Session {
             self.store.moved();
             return Ok(());
         }
-        let buffer = self.upload(name, ty, parts, layout.as_ref())?;
+        let buffer = self.upload(name, ty, given, layout.as_ref())?;
         self.add(Param::new(name, ty, ParamKind::Weight, buffer));
         Ok(())
     }
 
     /// Uploads a weight in its settled layout.
-    fn upload(&self, name: &str, ty: &Type, parts: Vec<WeightData>, layout: Option<&Layout>) -> Result<Buffer> {
-        let buffer = self.backend.upload(ty, parts).map_err(|e| named("weight", name, &e))?;
+    fn upload(&self, name: &str, ty: &Type, given: GivenWeight, layout: Option<&Layout>) -> Result<Buffer> {
+        let uploaded = match given {
+            GivenWeight::Whole(parts) => self.backend.upload(ty, parts),
+            GivenWeight::Shares(shares) => self.backend.upload_shares(ty, shares),
+        };
+        let buffer = uploaded.map_err(|e| named("weight", name, &e))?;
         self.set_layout(name, ty, &buffer, layout)?;
         Ok(buffer)
     }

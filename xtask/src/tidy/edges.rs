@@ -10,6 +10,7 @@ use super::toml_text::{get, line_at, parse};
 /// The crates from top to bottom. A new crate takes its place here and in ARCHITECTURE.md.
 const ORDER: &[&str] = &[
     "ridge-cli",
+    "ridge",
     "ridge-serve",
     "ridge-train",
     "ridge-plan",
@@ -21,6 +22,7 @@ const ORDER: &[&str] = &[
     "ridge-files",
     "ridge-cuda",
     "ridge-cpu",
+    "ridge-comm",
     "ridge-runtime",
     "ridge-graph",
     "ridge-hw",

@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use crate::common::{poisoned, run, same_bits, session};
 use crate::decoder::{Step, decoder};
-use ridge_cpu::{Cpu, CpuOptions, Loopback};
+use ridge_comm::Loopback;
+use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::conformance::{judge_graph, near};
 use ridge_graph::sample::Rng;
 use ridge_graph::{
     Arg, Bindings, Builder, CollectiveKind, DType, Graph, Precision, Prim, Role, Tensor, Type, Value, evaluate_mesh,
 };
-use ridge_runtime::{Backend, Bucket, Collectives, RuntimeError};
+use ridge_runtime::{Backend, Bucket, CollectiveError, Collectives, RuntimeError};
 
 #[test]
 fn a_decoder_is_right_in_every_dtype_and_the_same_on_any_number_of_threads() {
@@ -203,13 +204,11 @@ impl Collectives for Broken {
         0
     }
 
-    fn all_reduce(&self, _dtype: DType, _data: &mut [u8]) {
-        panic!("rank 1 is gone");
+    fn exchange(&self, _what: &str, _send: &[&[u8]], _receive: &mut [&mut [u8]]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::Lost { rank: 1, why: "rank 1 is gone".into() })
     }
 
-    fn all_gather(&self, _part: &[u8], _whole: &mut [u8]) {
-        panic!("rank 1 is gone");
-    }
+    fn abort(&self, _why: &str) {}
 }
 
 fn reduced(axis: &str) -> Graph {
@@ -261,6 +260,13 @@ fn ranks_get_what_the_mesh_means() {
             CollectiveKind::AllGather(1),
             CollectiveKind::AllGather(2),
             CollectiveKind::ReduceScatter(1),
+            CollectiveKind::AllToAll { split: 1, concat: 0 },
+            CollectiveKind::AllToAll { split: 1, concat: 2 },
+            CollectiveKind::AllToAll { split: 1, concat: 1 },
+            CollectiveKind::Broadcast(2),
+            CollectiveKind::Reduce(1),
+            CollectiveKind::Send { from: 2, to: 0 },
+            CollectiveKind::Split(1),
         ];
         let mut g = Builder::new();
         let x = g.step_input("x", Type::tensor(dtype, shape)).expect("fresh");

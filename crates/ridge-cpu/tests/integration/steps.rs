@@ -6,7 +6,7 @@ use std::sync::Arc;
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Bindings, Builder, CollectiveKind, DType, Prim, Type};
 use ridge_runtime::late::Late;
-use ridge_runtime::{Backend, Collectives, Session};
+use ridge_runtime::{Backend, CollectiveError, Collectives, Session};
 
 use crate::common::poisoned;
 use crate::in_flight;
@@ -36,13 +36,11 @@ impl Collectives for Broken {
         0
     }
 
-    fn all_reduce(&self, _dtype: DType, _data: &mut [u8]) {
-        panic!("rank 1 is gone");
+    fn exchange(&self, _what: &str, _send: &[&[u8]], _receive: &mut [&mut [u8]]) -> Result<(), CollectiveError> {
+        Err(CollectiveError::Lost { rank: 1, why: "rank 1 is gone".into() })
     }
 
-    fn all_gather(&self, _part: &[u8], _whole: &mut [u8]) {
-        panic!("rank 1 is gone");
-    }
+    fn abort(&self, _why: &str) {}
 }
 
 #[test]

@@ -24,12 +24,34 @@ pub(super) fn apply(
             let len = shape[axis];
             (0..ranks.len()).map(|rank| as_given(dtype, shape, slice(&whole, axis, rank * len, len))).collect()
         }
+        CollectiveKind::AllToAll { split, concat: joined } => {
+            // Along each axis the extent of what a rank has, before and after.
+            let len = ranks[0].shape[split] / ranks.len();
+            let of_rank = |to: usize| -> Result<Tensor, Why> {
+                let mut part_shape = shape.to_vec();
+                part_shape[joined] /= ranks.len();
+                let cut = |from: &&Tensor| as_given(dtype, &part_shape, slice(from, split, to * len, len));
+                let parts = ranks.iter().map(cut).collect::<Result<Vec<_>, _>>()?;
+                as_given(dtype, shape, concat(&parts.iter().collect::<Vec<_>>(), joined))
+            };
+            (0..ranks.len()).map(of_rank).collect()
+        }
+        CollectiveKind::Broadcast(root) => Ok(vec![ranks[root].clone(); ranks.len()]),
+        CollectiveKind::Reduce(root) => Ok(alone(sum(ranks, precision)?, root, ranks.len())),
+        CollectiveKind::Send { from, to } => Ok(alone(ranks[from].clone(), to, ranks.len())),
         CollectiveKind::Split(axis) => {
             let len = shape[axis];
             let own = ranks.iter().enumerate();
             own.map(|(rank, whole)| as_given(dtype, shape, slice(whole, axis, rank * len, len))).collect()
         }
     }
+}
+
+/// `value` on one rank, zeros on the others.
+fn alone(value: Tensor, rank: usize, ranks: usize) -> Vec<Tensor> {
+    let mut given = vec![Tensor::zeros(value.dtype, &value.shape); ranks];
+    given[rank] = value;
+    given
 }
 
 /// The sum in the order of ranks.

@@ -89,7 +89,16 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
         // The old version is replaced whole.
         Prim::StateWrite => at.give(1, c),
         Prim::Scan { .. } => Err(at.error("the gradient of a running maximum or minimum is not defined")),
-        Prim::Collective { .. } => Err(at.error("a collective has no gradient; shard after differentiating")),
+        Prim::Collective { kind, mesh, ranks } => {
+            let Some(kind) = kind.transpose() else {
+                return Err(at.error(
+                    "how the gradient of a slice of what every rank has is shared among them is not known; shard after \
+                     differentiating",
+                ));
+            };
+            let dx = at.g().prim(Prim::Collective { kind, mesh: mesh.clone(), ranks: *ranks }, &[c])?[0];
+            at.give(0, dx)
+        }
         // No floating-point inputs, or outputs that do not vary smoothly with them.
         Prim::Const(_)
         | Prim::Iota { .. }

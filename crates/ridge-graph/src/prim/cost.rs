@@ -43,20 +43,26 @@ impl Prim {
                 cost.bytes_written = rows;
             }
             Self::Collective { ranks, kind, .. } => {
-                // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce.
+                // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce. What only some ranks
+                // send is counted as if each did: a step takes as long as its slowest rank.
                 let (n, whole) = match kind {
                     CollectiveKind::AllGather(_) => (*ranks as i128, outputs[0].bytes()),
                     _ => (*ranks as i128, inputs[0].bytes()),
                 };
-                let passes = match kind {
-                    CollectiveKind::AllReduce => 2,
-                    CollectiveKind::AllGather(_) | CollectiveKind::ReduceScatter(_) => 1,
+                cost.bytes_sent = match kind {
+                    CollectiveKind::AllReduce => whole.div_floor(n) * ((n - 1) * 2),
+                    CollectiveKind::AllGather(_)
+                    | CollectiveKind::ReduceScatter(_)
+                    | CollectiveKind::AllToAll { .. }
+                    | CollectiveKind::Reduce(_)
+                    | CollectiveKind::Broadcast(_) => whole.div_floor(n) * (n - 1),
+                    CollectiveKind::Send { from, to } if from != to => whole,
+                    CollectiveKind::Send { .. } => whole * 0,
                     CollectiveKind::Split(_) => {
                         cost.bytes_read = outputs[0].bytes();
-                        0
+                        whole * 0
                     }
                 };
-                cost.bytes_sent = whole.div_floor(n) * ((n - 1) * passes);
             }
             _ => {}
         }

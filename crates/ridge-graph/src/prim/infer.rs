@@ -156,20 +156,30 @@ impl Prim {
                 })?;
                 Type::tensor(*dtype, shape.clone()).stored_as(format.clone())
             }
-            Self::Collective { kind, ranks, .. } => match kind {
-                CollectiveKind::AllReduce => inputs[0].clone(),
-                CollectiveKind::AllGather(axis) => {
-                    let extent = axis_of(&inputs[0].shape, *axis)?;
-                    with_axis(&inputs[0], *axis, extent * *ranks as i64)?
+            Self::Collective { kind, ranks, mesh } => {
+                let longer = |ty: &Type, axis: usize| with_axis(ty, axis, axis_of(&ty.shape, axis)? * *ranks as i64);
+                let shorter = |ty: &Type, axis: usize| {
+                    let extent = axis_of(&ty.shape, axis)?;
+                    let part = extent.div_exact(*ranks as i64);
+                    with_axis(
+                        ty,
+                        axis,
+                        part.ok_or_else(|| format!("extent {extent} does not divide over {ranks} ranks"))?,
+                    )
+                };
+                if let Some(rank) = kind.names_rank().filter(|rank| rank >= ranks) {
+                    return Err(format!("there is no rank {rank} among the {ranks} of `{mesh}`"));
                 }
-                CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => {
-                    let extent = axis_of(&inputs[0].shape, *axis)?;
-                    let part = extent
-                        .div_exact(*ranks as i64)
-                        .ok_or_else(|| format!("extent {extent} does not divide over {ranks} ranks"))?;
-                    with_axis(&inputs[0], *axis, part)?
+                match *kind {
+                    CollectiveKind::AllReduce
+                    | CollectiveKind::Broadcast(_)
+                    | CollectiveKind::Reduce(_)
+                    | CollectiveKind::Send { .. } => inputs[0].clone(),
+                    CollectiveKind::AllGather(axis) => longer(&inputs[0], axis)?,
+                    CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => shorter(&inputs[0], axis)?,
+                    CollectiveKind::AllToAll { split, concat } => longer(&shorter(&inputs[0], split)?, concat)?,
                 }
-            },
+            }
         }])
     }
 

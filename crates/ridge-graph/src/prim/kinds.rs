@@ -114,6 +114,66 @@ pub enum CollectiveKind {
     AllGather(usize),
     /// Each rank gets its slice along an axis of the sum over ranks.
     ReduceScatter(usize),
+    /// Each rank cuts its tensor along `split` and sends every rank its slice; the slices that a rank gets follow each
+    /// other along `concat` in the order of ranks.
+    AllToAll {
+        /// The axis that is cut.
+        split: usize,
+        /// The axis along which what arrives is joined.
+        concat: usize,
+    },
+    /// Every rank gets the tensor of this rank.
+    Broadcast(usize),
+    /// This rank gets the sum over ranks, the others zeros.
+    Reduce(usize),
+    /// Rank `to` gets the tensor of rank `from`, the others zeros.
+    Send {
+        /// The rank that sends.
+        from: usize,
+        /// The rank that receives.
+        to: usize,
+    },
     /// Each rank gets its slice along an axis of its own tensor, which is the same on every rank. Nothing is sent.
     Split(usize),
+}
+
+impl CollectiveKind {
+    /// Name in the text form and in errors.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather(_) => "all_gather",
+            Self::ReduceScatter(_) => "reduce_scatter",
+            Self::AllToAll { .. } => "all_to_all",
+            Self::Broadcast(_) => "broadcast_from",
+            Self::Reduce(_) => "reduce_to",
+            Self::Send { .. } => "send",
+            Self::Split(_) => "split",
+        }
+    }
+
+    /// The collective that brings cotangents of its outputs to those of its inputs: the transpose of the linear map from
+    /// the inputs of all ranks to the outputs of all ranks. `None` of a split, whose input is one value that all ranks
+    /// have: how its cotangent is shared among them is for whoever placed it to say.
+    pub fn transpose(self) -> Option<Self> {
+        Some(match self {
+            Self::AllReduce => Self::AllReduce,
+            Self::AllGather(axis) => Self::ReduceScatter(axis),
+            Self::ReduceScatter(axis) => Self::AllGather(axis),
+            Self::AllToAll { split, concat } => Self::AllToAll { split: concat, concat: split },
+            Self::Broadcast(rank) => Self::Reduce(rank),
+            Self::Reduce(rank) => Self::Broadcast(rank),
+            Self::Send { from, to } => Self::Send { from: to, to: from },
+            Self::Split(_) => return None,
+        })
+    }
+
+    /// The highest rank that it names.
+    pub(crate) fn names_rank(self) -> Option<usize> {
+        match self {
+            Self::Broadcast(rank) | Self::Reduce(rank) => Some(rank),
+            Self::Send { from, to } => Some(from.max(to)),
+            _ => None,
+        }
+    }
 }

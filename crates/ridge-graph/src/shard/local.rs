@@ -67,15 +67,9 @@ fn local_shape(shape: &Shape, dim: usize, ranks: usize) -> Option<Shape> {
     Some(Shape(dims))
 }
 
-/// How component `index` is placed where `shape`, stored in `format`, is cut along `dim`; `None` where the format does
-/// not cut so.
-pub(super) fn component_place(
-    format: &FormatRef,
-    shape: &Shape,
-    dim: usize,
-    ranks: usize,
-    index: usize,
-) -> Option<Placement> {
+/// How component `index` is placed where `shape`, stored in `format`, is cut along `dim` over `ranks` ranks; `None` where
+/// the format does not cut so.
+pub fn component_place(format: &FormatRef, shape: &Shape, dim: usize, ranks: usize, index: usize) -> Option<Placement> {
     let granule = *format.granularity(shape.rank()).get(dim)?;
     share(&shape.0[dim], granule, ranks)?;
     let part = local_shape(shape, dim, ranks)?;

@@ -65,13 +65,18 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
         Prim::Component(index) => component(*index, &inputs[0], axis),
         Prim::Assemble { format, shape, .. } => assemble(format, shape, axis),
         Prim::Collective { kind, .. } => {
-            let moved = match kind {
-                CollectiveKind::AllReduce => None,
+            let moved = match *kind {
+                CollectiveKind::AllReduce
+                | CollectiveKind::Broadcast(_)
+                | CollectiveKind::Reduce(_)
+                | CollectiveKind::Send { .. } => [None, None],
                 CollectiveKind::AllGather(axis) | CollectiveKind::ReduceScatter(axis) | CollectiveKind::Split(axis) => {
-                    Some(*axis)
+                    [Some(axis), None]
                 }
+                CollectiveKind::AllToAll { split, concat } => [Some(split), Some(concat)],
             };
-            along_but(moved).chain([sums()]).collect()
+            let still = (0..rank).filter(|d| !moved.contains(&Some(*d)));
+            still.map(|d| all(cut(d), n, m)).chain([sums()]).collect()
         }
     }
 }

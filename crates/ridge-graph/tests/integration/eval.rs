@@ -167,6 +167,17 @@ fn collectives_act_over_one_axis() {
     assert_eq!(on_mesh(&columns, &mesh).unwrap(), [[0.0, 10.0, 1.0, 11.0], [0.0, 10.0, 1.0, 11.0]]);
     let scattered = collective(CollectiveKind::ReduceScatter(1), "tp", 2, [2, 2]);
     assert_eq!(on_mesh(&scattered, &mesh).unwrap(), [[10.0, 14.0], [12.0, 16.0]]);
+    // The second half of each rank's columns, one below the other, goes to rank 1.
+    let moved = collective(CollectiveKind::AllToAll { split: 1, concat: 0 }, "tp", 2, [1, 4]);
+    assert_eq!(on_mesh(&moved, &mesh).unwrap(), [[0.0, 1.0, 10.0, 11.0], [2.0, 3.0, 12.0, 13.0]]);
+    let beside = collective(CollectiveKind::AllToAll { split: 0, concat: 1 }, "tp", 2, [2, 1]);
+    assert_eq!(on_mesh(&beside, &mesh).unwrap(), [[0.0, 10.0], [1.0, 11.0]]);
+    let of_one = collective(CollectiveKind::Broadcast(1), "tp", 2, [1, 2]);
+    assert_eq!(on_mesh(&of_one, &mesh).unwrap(), [[10.0, 11.0], [10.0, 11.0]]);
+    let to_one = collective(CollectiveKind::Reduce(1), "tp", 2, [1, 2]);
+    assert_eq!(on_mesh(&to_one, &mesh).unwrap(), [[0.0, 0.0], [10.0, 12.0]]);
+    let sent = collective(CollectiveKind::Send { from: 1, to: 0 }, "tp", 2, [1, 2]);
+    assert_eq!(on_mesh(&sent, &mesh).unwrap(), [[10.0, 11.0], [0.0, 0.0]]);
 }
 
 #[test]
@@ -185,6 +196,11 @@ fn a_collective_needs_its_axis() {
     assert!(error.contains("no axis `tp`"), "{error}");
     let error = on_mesh(&graph, &[("tp", 4)]).unwrap_err().to_string();
     assert!(error.contains("over 2 ranks of `tp`, but the mesh has 4"), "{error}");
+    let mut g = Builder::new();
+    let x = g.arg("x", Type::tensor(DType::F32, [1, 1]));
+    let kind = CollectiveKind::Send { from: 0, to: 2 };
+    let error = g.prim(Prim::Collective { kind, mesh: "tp".into(), ranks: 2 }, &[x]).unwrap_err().to_string();
+    assert!(error.contains("there is no rank 2 among the 2 of `tp`"), "{error}");
     let alone = collective(CollectiveKind::AllReduce, "tp", 1, [1, 1]);
     assert_eq!(on_mesh(&alone, &[]).unwrap(), [[0.0]]);
 }

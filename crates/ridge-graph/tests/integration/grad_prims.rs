@@ -205,10 +205,11 @@ fn what_has_no_gradient_is_named_with_its_scope() {
         let graph = summed(ty.clone(), build).unwrap();
         gradient(&graph, "loss", &["x"]).unwrap_err().to_string()
     };
-    let all_reduce = Prim::Collective { kind: CollectiveKind::AllReduce, mesh: "tp".into(), ranks: 2 };
+    let split = Prim::Collective { kind: CollectiveKind::Split(0), mesh: "tp".into(), ranks: 2 };
     assert_eq!(
-        refused(&|g, x| g.prim(all_reduce.clone(), x)),
-        "here: all_reduce(f32[100]): a collective has no gradient; shard after differentiating",
+        refused(&|g, x| g.prim(split.clone(), x)),
+        "here: split(f32[100]): how the gradient of a slice of what every rank has is shared among them is not known; \
+         shard after differentiating",
     );
     assert_eq!(
         refused(&|g, x| g.prim(Prim::Scan { op: Combine::Max, axis: 0 }, x)),

@@ -9,7 +9,8 @@ use crate::common::{
     BLOCKS, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, judge, loss_graph, plain_logits, relative, rows,
     stack, step, training_step,
 };
-use ridge_cpu::{Cpu, CpuOptions, Loopback};
+use ridge_comm::{Cluster, JoinSettings, Loopback, Transport};
+use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
 use ridge_graph::{Arg, Bindings, DType, Graph, Op, Prim, Role, Tensor, Value};

@@ -1,0 +1,454 @@
+//! Ranks that are processes: how they meet, and how they part.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ridge_runtime::Collectives;
+
+use crate::error::CommError;
+use crate::health::Health;
+use crate::lines::{Lines, Message};
+use crate::link::{Link, LinkedGroup};
+use crate::shared_memory::Segment;
+use crate::tcp::TcpLink;
+use crate::watch::{Patience, Watch};
+
+/// Of what ranks say to each other when they meet.
+const VERSION: u32 = 1;
+
+/// How bytes go from rank to rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// Through shared memory: all ranks on one machine.
+    SharedMemory,
+    /// Through TCP, on one machine or several.
+    Tcp,
+}
+
+impl Transport {
+    /// Its name in settings.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::SharedMemory => "shm",
+            Self::Tcp => "tcp",
+        }
+    }
+
+    /// The transport of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::SharedMemory, Self::Tcp].into_iter().find(|t| t.name() == name)
+    }
+}
+
+/// What a process needs to know to join the others.
+#[derive(Clone, Debug)]
+pub struct JoinSettings {
+    /// Which rank this process is, from 0.
+    pub rank: usize,
+    /// How many ranks there are.
+    pub ranks: usize,
+    /// Where rank 0 listens: `host:port`.
+    pub meet: String,
+    /// What all ranks were given and no stranger knows.
+    pub token: String,
+    /// How they communicate.
+    pub transport: Transport,
+    /// How long ranks wait for each other to come.
+    pub wait: Duration,
+    /// How long a rank may be in a collective that another has not come to.
+    pub patience: Duration,
+}
+
+/// Names of the variables that a launcher sets for each rank.
+pub mod variables {
+    /// Which rank the process is.
+    pub const RANK: &str = "RIDGE_RANK";
+    /// How many ranks there are.
+    pub const RANKS: &str = "RIDGE_RANKS";
+    /// Where they meet: the host and port at which rank 0 listens.
+    pub const MEET: &str = "RIDGE_MEET";
+    /// What all ranks were given and no stranger knows.
+    pub const TOKEN: &str = "RIDGE_TOKEN";
+    /// `shm` or `tcp`.
+    pub const TRANSPORT: &str = "RIDGE_TRANSPORT";
+    /// Seconds that a rank may be in a collective that another has not come to.
+    pub const PATIENCE: &str = "RIDGE_PATIENCE";
+}
+
+impl JoinSettings {
+    /// How long ranks wait for each other to come, unless they are told otherwise.
+    pub const WAIT: Duration = Duration::from_secs(60);
+    /// How long a rank may be in a collective that another has not come to, unless it is told otherwise.
+    pub const PATIENCE: Duration = Duration::from_secs(600);
+
+    /// What the environment says; `None` where this process is no rank of several.
+    ///
+    /// # Errors
+    /// When a variable is missing or makes no sense.
+    pub fn from_environment() -> Result<Option<Self>, CommError> {
+        Self::from_variables(&|name| std::env::var(name).ok())
+    }
+
+    fn from_variables(value: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, CommError> {
+        let Some(rank) = value(variables::RANK) else { return Ok(None) };
+        let needed = |name: &'static str| {
+            let why = format!("is needed where {} is set", variables::RANK);
+            value(name).ok_or(CommError::Setting { name, value: String::new(), why })
+        };
+        let bad = |name: &'static str, value: &str, why: &str| CommError::Setting {
+            name,
+            value: value.to_owned(),
+            why: why.to_owned(),
+        };
+        let number = |name: &'static str, text: &str| {
+            text.parse::<usize>().map_err(|_| bad(name, text, "must be a whole number"))
+        };
+        let all = needed(variables::RANKS)?;
+        let (ranks, number_of) = (number(variables::RANKS, &all)?, number(variables::RANK, &rank)?);
+        if number_of >= ranks {
+            return Err(bad(variables::RANK, &rank, &format!("must be below the number of ranks, {ranks}")));
+        }
+        let transport = value(variables::TRANSPORT).unwrap_or_else(|| Transport::Tcp.name().to_owned());
+        let patience = value(variables::PATIENCE).map(|text| number(variables::PATIENCE, &text)).transpose()?;
+        Ok(Some(Self {
+            rank: number_of,
+            ranks,
+            meet: needed(variables::MEET)?,
+            token: value(variables::TOKEN).unwrap_or_default(),
+            transport: Transport::from_name(&transport)
+                .ok_or_else(|| bad(variables::TRANSPORT, &transport, "must be shm or tcp"))?,
+            wait: Self::WAIT,
+            patience: patience.map_or(Self::PATIENCE, |seconds| Duration::from_secs(seconds as u64)),
+        }))
+    }
+}
+
+/// This process's place among ranks that are processes. Dropping it without [`leave`](Self::leave) tells the others that
+/// this rank has failed.
+pub struct Cluster {
+    rank: usize,
+    ranks: usize,
+    health: Arc<Health>,
+    group: Arc<LinkedGroup>,
+    watch: Watch,
+}
+
+impl Cluster {
+    /// Meets the other ranks.
+    ///
+    /// # Errors
+    /// When ranks do not come in time, or do not fit together.
+    pub fn join(settings: &JoinSettings) -> Result<Self, CommError> {
+        let JoinSettings { rank, ranks, .. } = *settings;
+        if ranks == 0 || rank >= ranks {
+            let why = format!("must be below the number of ranks, {ranks}");
+            return Err(CommError::Setting { name: "rank", value: rank.to_string(), why });
+        }
+        let (members, links) = if rank == 0 { gather(settings)? } else { come(settings)? };
+        let health = Arc::new(Health::default());
+        let group = Arc::new(LinkedGroup::new(rank, links, Arc::clone(&health)));
+        let watch = Watch::start(rank, members, Arc::clone(&health), Patience(settings.patience))
+            .map_err(failed(rank, "start a thread"))?;
+        Ok(Self { rank, ranks, health, group, watch })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The group of all ranks.
+    pub fn group(&self) -> Arc<dyn Collectives> {
+        Arc::clone(&self.group) as Arc<dyn Collectives>
+    }
+
+    /// Parts from the others in peace: this rank exchanges nothing more.
+    pub fn leave(mut self) {
+        if self.health.check().is_ok() {
+            let (number, _) = self.health.progress();
+            self.watch.end(Message::Bye { number });
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let why = self.health.check().err().map_or_else(|| "its work failed".to_owned(), |error| error.to_string());
+        self.watch.end(Message::Failed { why });
+    }
+}
+
+fn failed(rank: usize, what: &str) -> impl Fn(io::Error) -> CommError + use<> {
+    let what = what.to_owned();
+    move |cause| CommError::Connection { rank, what: what.clone(), cause }
+}
+
+/// What a rank has after it met the others: lines of messages, and links to exchange over.
+type Met = (Vec<(usize, Lines)>, Vec<Option<Box<dyn Link>>>);
+
+/// Rank 0 waits for the others.
+fn gather(settings: &JoinSettings) -> Result<Met, CommError> {
+    let ranks = settings.ranks;
+    let deadline = Instant::now() + settings.wait;
+    let listen = |cause| CommError::Listen { address: settings.meet.clone(), cause };
+    let listener = TcpListener::bind(&settings.meet).map_err(listen)?;
+    listener.set_nonblocking(true).map_err(listen)?;
+    let data = DataListener::new(listener.local_addr().map_err(listen)?.ip(), 0)?;
+    let mut members: Vec<Option<(Lines, SocketAddr)>> = (0..ranks).map(|_| None).collect();
+    while members[1..].iter().any(Option::is_none) {
+        let stream = match listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(_) if Instant::now() > deadline => {
+                let absent = (1..ranks).filter(|rank| members[*rank].is_none()).collect();
+                return Err(CommError::Absent { ranks, absent, waited: settings.wait });
+            }
+            Err(_) => {
+                std::thread::sleep(Duration::from_millis(5));
+                continue;
+            }
+        };
+        // A stranger, or a rank that went away, is no reason to fail.
+        let Ok(mut lines) = Lines::new(stream) else { continue };
+        let Ok(Message::Hello { version, token, rank, ranks: of, transport, port }) =
+            lines.wait(Instant::now() + Duration::from_secs(5))
+        else {
+            continue;
+        };
+        if token != settings.token {
+            continue;
+        }
+        let why = if version != VERSION {
+            format!("it is of another version of Ridge ({version}, here {VERSION})")
+        } else if of != ranks {
+            format!("it expects {of} ranks, and rank 0 expects {ranks}")
+        } else if transport != settings.transport.name() {
+            format!("it communicates by {transport}, and rank 0 by {}", settings.transport.name())
+        } else if rank == 0 || rank >= ranks {
+            format!("there are ranks 1 to {} to come", ranks - 1)
+        } else if members[rank].is_some() {
+            "there is a rank of that number already".to_owned()
+        } else {
+            let Ok(peer) = lines.stream().peer_addr() else { continue };
+            members[rank] = Some((lines, SocketAddr::new(peer.ip(), port)));
+            continue;
+        };
+        let _ = lines.send(&Message::Refused { why });
+    }
+    let segment = match settings.transport {
+        Transport::SharedMemory => {
+            let name = format!("ridge-{}-{:08x}", std::process::id(), fresh());
+            Some(Segment::create(&name, ranks).map_err(failed(0, "make shared memory for the ranks"))?)
+        }
+        Transport::Tcp => None,
+    };
+    let addresses: Vec<String> = std::iter::once(data.address)
+        .chain(members.iter().flatten().map(|(_, address)| *address))
+        .map(|address| address.to_string())
+        .collect();
+    let table = Message::Table { addresses, segment: segment.as_ref().map(|(_, path)| path.display().to_string()) };
+    let mut lines = Vec::with_capacity(ranks);
+    for (rank, member) in members.into_iter().enumerate() {
+        if let Some((mut line, _)) = member {
+            line.send(&table).map_err(failed(0, &format!("answer rank {rank}")))?;
+            lines.push((rank, line));
+        }
+    }
+    let links = match &segment {
+        Some((segment, _)) => (0..ranks).map(|other| (other != 0).then(|| segment.link(0, other))).collect(),
+        None => data.link(settings, &[], deadline)?,
+    };
+    // All have opened it once each has said so.
+    for (rank, line) in &mut lines {
+        line.wait(deadline).map_err(failed(0, &format!("hear from rank {rank} that it is ready")))?;
+    }
+    if let Some((_, path)) = segment {
+        let _ = std::fs::remove_file(path);
+    }
+    Ok((lines, links))
+}
+
+/// Another rank comes to rank 0.
+fn come(settings: &JoinSettings) -> Result<Met, CommError> {
+    let JoinSettings { rank, ranks, .. } = *settings;
+    let deadline = Instant::now() + settings.wait;
+    let stream = loop {
+        match connect(&settings.meet) {
+            Ok(stream) => break stream,
+            Err(cause) if Instant::now() > deadline => {
+                return Err(CommError::NoMeeting {
+                    rank,
+                    address: settings.meet.clone(),
+                    waited: settings.wait,
+                    cause,
+                });
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    let own = stream.local_addr().map_err(failed(rank, "find its own address"))?.ip();
+    let data = DataListener::new(own, rank)?;
+    let mut lines = Lines::new(stream).map_err(failed(rank, "talk to rank 0"))?;
+    let hello = Message::Hello {
+        version: VERSION,
+        token: settings.token.clone(),
+        rank,
+        ranks,
+        transport: settings.transport.name().to_owned(),
+        port: data.address.port(),
+    };
+    lines.send(&hello).map_err(failed(rank, "talk to rank 0"))?;
+    let (addresses, segment) = match lines.wait(deadline + Duration::from_secs(5)) {
+        Ok(Message::Table { addresses, segment }) if addresses.len() == ranks => (addresses, segment),
+        Ok(Message::Refused { why }) => return Err(CommError::Refused { rank, why }),
+        Ok(_) => return Err(CommError::Refused { rank, why: "its answer makes no sense".into() }),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            let why = "it closed the connection; perhaps the tokens differ, or other ranks did not come".into();
+            return Err(CommError::Refused { rank, why });
+        }
+        Err(error) => return Err(failed(rank, "hear from rank 0")(error)),
+    };
+    let links = match segment {
+        Some(path) => {
+            let segment = Segment::open(path.as_ref(), ranks)
+                .map_err(failed(rank, &format!("open the shared memory {path}; all ranks must be on one machine")))?;
+            (0..ranks).map(|other| (other != rank).then(|| segment.link(rank, other))).collect()
+        }
+        None => data.link(settings, &addresses, deadline + Duration::from_secs(5))?,
+    };
+    lines.send(&Message::Beat { number: 0, within: false }).map_err(failed(rank, "talk to rank 0"))?;
+    Ok((vec![(0, lines)], links))
+}
+
+/// Connects to the first address of `meet` that answers.
+fn connect(meet: &str) -> io::Result<TcpStream> {
+    let mut outcome = Err(io::ErrorKind::AddrNotAvailable.into());
+    for address in meet.to_socket_addrs()? {
+        outcome = TcpStream::connect_timeout(&address, Duration::from_secs(5));
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
+}
+
+/// Where a rank takes connections for links.
+struct DataListener {
+    listener: TcpListener,
+    address: SocketAddr,
+}
+
+impl DataListener {
+    fn new(ip: IpAddr, rank: usize) -> Result<Self, CommError> {
+        let listener = TcpListener::bind((ip, 0)).map_err(failed(rank, "listen for other ranks"))?;
+        listener.set_nonblocking(true).map_err(failed(rank, "listen for other ranks"))?;
+        let address = listener.local_addr().map_err(failed(rank, "listen for other ranks"))?;
+        Ok(Self { listener, address })
+    }
+
+    /// Connects to all ranks below this one, at `addresses`, and waits for those above.
+    fn link(
+        &self,
+        settings: &JoinSettings,
+        addresses: &[String],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Box<dyn Link>>>, CommError> {
+        let JoinSettings { rank, ranks, .. } = *settings;
+        let mut links: Vec<Option<Box<dyn Link>>> = (0..ranks).map(|_| None).collect();
+        let mut keep = |other: usize, stream: TcpStream| -> io::Result<()> {
+            links[other] = Some(Box::new(TcpLink::new(stream)?));
+            Ok(())
+        };
+        for other in 0..rank {
+            let what = failed(rank, &format!("connect to rank {other} at {}", addresses[other]));
+            let stream = connect(&addresses[other]).map_err(&what)?;
+            // Who it is, on a connection that carries nothing but what is exchanged afterwards.
+            let mut hello = Greeting::new(settings, rank);
+            hello.send(&stream).map_err(&what)?;
+            keep(other, stream).map_err(&what)?;
+        }
+        let mut missing: Vec<usize> = (rank + 1..ranks).collect();
+        while !missing.is_empty() {
+            match self.listener.accept() {
+                Ok((stream, _)) => {
+                    let Some(other) = Greeting::receive(&stream, settings) else { continue };
+                    if let Some(at) = missing.iter().position(|rank| *rank == other) {
+                        missing.swap_remove(at);
+                        keep(other, stream).map_err(failed(rank, &format!("talk to rank {other}")))?;
+                    }
+                }
+                Err(_) if Instant::now() > deadline => {
+                    return Err(CommError::Absent { ranks, absent: missing, waited: settings.wait });
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+        Ok(links)
+    }
+}
+
+/// The first bytes on a link: a digest of the token, and the rank.
+struct Greeting([u8; 16]);
+
+impl Greeting {
+    fn new(settings: &JoinSettings, rank: usize) -> Self {
+        // Not a secret: the token was checked when the ranks met. This tells apart groups that share machines.
+        let digest = settings
+            .token
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&digest.to_le_bytes());
+        bytes[8..].copy_from_slice(&(rank as u64).to_le_bytes());
+        Self(bytes)
+    }
+
+    fn send(&mut self, mut stream: &TcpStream) -> io::Result<()> {
+        io::Write::write_all(&mut stream, &self.0)
+    }
+
+    /// The rank that has connected.
+    fn receive(mut stream: &TcpStream, settings: &JoinSettings) -> Option<usize> {
+        stream.set_nonblocking(false).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+        let mut bytes = [0; 16];
+        io::Read::read_exact(&mut stream, &mut bytes).ok()?;
+        (0..settings.ranks).find(|rank| Self::new(settings, *rank).0 == bytes)
+    }
+}
+
+/// A number that is likely not to be in use.
+fn fresh() -> u32 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_that_make_no_sense_are_named() {
+        let read = |set: &[(&str, &str)]| {
+            JoinSettings::from_variables(&|name| set.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+        };
+        assert!(read(&[(variables::RANKS, "2")]).unwrap().is_none());
+        let said = |set: &[(&str, &str)]| read(set).unwrap_err().to_string();
+        let rank = (variables::RANK, "1");
+        assert_eq!(said(&[rank]), "RIDGE_RANKS = \"\": is needed where RIDGE_RANK is set");
+        let ranks = (variables::RANKS, "2");
+        assert!(said(&[rank, ranks]).starts_with("RIDGE_MEET"));
+        assert!(said(&[rank, (variables::RANKS, "x")]).ends_with("must be a whole number"));
+        assert!(said(&[rank, (variables::RANKS, "1")]).ends_with("must be below the number of ranks, 1"));
+        let meet = (variables::MEET, "localhost:1");
+        assert!(said(&[rank, ranks, meet, (variables::TRANSPORT, "ib")]).ends_with("must be shm or tcp"));
+        let settings = read(&[rank, ranks, meet]).unwrap().unwrap();
+        assert_eq!((settings.rank, settings.ranks, settings.transport), (1, 2, Transport::Tcp));
+    }
+}

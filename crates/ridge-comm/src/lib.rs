@@ -1,0 +1,26 @@
+//! Ranks of a mesh that communicate over the memory of hosts, and how a lost rank is found.
+//!
+//! Read in this order:
+//!
+//! ```text
+//! health              what is known of a group; waiting
+//! loopback            ranks within one process
+//! link                byte streams between ranks, and exchanges over them
+//! shared_memory, tcp  the streams
+//! lines, watch        signs of life between processes, and who is lost
+//! cluster             how ranks that are processes meet and part
+//! ```
+
+mod cluster;
+mod error;
+mod health;
+mod lines;
+mod link;
+mod loopback;
+mod shared_memory;
+mod tcp;
+mod watch;
+
+pub use cluster::{Cluster, JoinSettings, Transport, variables};
+pub use error::CommError;
+pub use loopback::Loopback;
