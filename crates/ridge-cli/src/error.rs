@@ -3,6 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
+use ridge::Smaller;
 use ridge_engine::EngineError;
 use ridge_files::FilesError;
 use ridge_graph::GraphError;
@@ -58,6 +59,9 @@ pub(crate) enum Error {
 
     #[error("{what} need {needed}, and this process can take {available}; {remedy}")]
     Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
+
+    #[error(transparent)]
+    Ridge(ridge::Error),
 
     #[error("cannot read the prompt from standard input")]
     Stdin(#[source] io::Error),
@@ -182,5 +186,32 @@ impl Error {
 impl From<GraphError> for Error {
     fn from(error: GraphError) -> Self {
         Self::Runtime(error.into())
+    }
+}
+
+/// The library's errors by the names of the command line.
+impl From<ridge::Error> for Error {
+    fn from(error: ridge::Error) -> Self {
+        match error {
+            ridge::Error::Memory { what, needed, available, smaller } => {
+                let remedy = match smaller {
+                    Smaller::Model => "choose a smaller model, or --format q8_0",
+                    Smaller::Cache => "lower --context, or use --cache-dtype bf16",
+                    Smaller::Chunk => "lower --chunk",
+                };
+                Self::Memory { what, needed, available, remedy }
+            }
+            ridge::Error::Planned { model, family } => {
+                refused("--model", model, &format!("is of the family {family}, which can be planned and not run yet"))
+            }
+            ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is no {wanted}")),
+            ridge::Error::Device { device, why } => refused("--device", device, &why),
+            ridge::Error::Model(error) => Self::Model(error),
+            ridge::Error::Files(error) => Self::Files(error),
+            ridge::Error::Text(error) => Self::Text(error),
+            ridge::Error::Engine(error) => Self::Engine(error),
+            ridge::Error::Runtime(error) => Self::Runtime(error),
+            error => Self::Ridge(error),
+        }
     }
 }

@@ -18,7 +18,6 @@ mod commands;
 mod conversation;
 mod error;
 mod input;
-mod model;
 mod output;
 mod target_file;
 

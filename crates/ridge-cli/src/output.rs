@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use ridge::{LoadNote, LoadObserver};
 
 use crate::error::{Error, Result};
 
@@ -135,6 +136,36 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+    }
+}
+
+/// How loading goes: a bar on a terminal, and notes where they are wanted.
+pub(crate) struct LoadProgress {
+    notes: bool,
+    bar: Option<Progress>,
+}
+
+impl LoadProgress {
+    pub(crate) fn new(notes: bool) -> Self {
+        Self { notes, bar: None }
+    }
+}
+
+impl LoadObserver for LoadProgress {
+    fn loading(&mut self, done: u64, total: u64) {
+        self.bar.get_or_insert_with(|| Progress::new("loading weights", total)).at(done);
+        if done >= total {
+            self.bar = None;
+        }
+    }
+
+    fn note(&mut self, about: LoadNote) {
+        let LoadNote::LeftOut { format, matrices, of, example, why } = about;
+        if self.notes {
+            note(&format!(
+                "--format {format} leaves {matrices} of {of} matrices as they are, such as {example}: {why}"
+            ));
         }
     }
 }

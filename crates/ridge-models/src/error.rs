@@ -23,6 +23,15 @@ pub enum ModelError {
         shape: String,
     },
 
+    /// A weight cannot be cut over ranks as the model is.
+    #[error("the weight {name} cannot be cut over ranks: {why}")]
+    Share {
+        /// The weight.
+        name: String,
+        /// Why.
+        why: String,
+    },
+
     /// A file could not be read or written.
     #[error(transparent)]
     Files(#[from] FilesError),

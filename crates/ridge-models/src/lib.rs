@@ -26,6 +26,7 @@ mod module;
 pub mod parallel;
 mod pooling;
 mod rows;
+mod shares;
 pub mod source;
 pub mod summary;
 mod weights;
@@ -48,6 +49,7 @@ pub use pooling::{Pooling, SentenceConfig, with_pooling};
 pub use rows::{
     LAST_TOKEN, LENGTH, OFFSETS, PARENTS, ROWS, RowTable, RowTables, RowWidths, Sampled, row_changes, with_rows,
 };
+pub use shares::Shares;
 pub use source::ModelFiles;
 pub use summary::Summary;
 pub use weights::WeightSource;

@@ -2,6 +2,8 @@
 
 use ridge_graph::{Arg, DType, Graph, Role, Shape};
 
+use crate::shares::Shares;
+
 /// A group of layers that keep the same thing from step to step. The cache manager knows groups and blocks, never
 /// keys or values, so every kind of attention is the same to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,8 @@ pub struct Module {
     pub state_groups: Vec<StateGroup>,
     /// Dtype of activations.
     pub activations: DType,
+    /// How it was cut over ranks, of one of which it is then the module; `None` for the whole.
+    pub shares: Option<Shares>,
 }
 
 impl Module {

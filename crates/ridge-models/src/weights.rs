@@ -73,20 +73,24 @@ impl WeightSource {
     pub fn load(&self, session: &mut Session, graph: &Graph, mut progress: impl FnMut(u64)) -> Result<()> {
         let mut done = 0;
         for arg in graph.args(Role::Weight) {
-            let shape = extents(arg)?;
-            let made = matches!(self, Self::Random(_))
-                && arg.ty.shape.rank() >= 2
-                && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?;
-            if made {
-                done += arg.ty.bytes().as_const().map_or(0, |bytes| bytes as u64);
-            } else {
-                let parts = self.parts(arg, &shape)?;
-                done += parts.iter().map(|p| p.bytes().len() as u64).sum::<u64>();
-                session.load(&arg.name, &arg.ty, parts)?;
-            }
+            done += self.load_whole(session, arg)?;
             progress(done);
         }
         Ok(())
+    }
+
+    fn load_whole(&self, session: &mut Session, arg: &Arg) -> Result<u64> {
+        let shape = extents(arg)?;
+        let made = matches!(self, Self::Random(_))
+            && arg.ty.shape.rank() >= 2
+            && session.load_random(&arg.name, &arg.ty, generator(&arg.name).state(), RANDOM_SCALE)?;
+        if made {
+            return Ok(arg.ty.bytes().as_const().map_or(0, |bytes| bytes as u64));
+        }
+        let parts = self.parts(arg, &shape)?;
+        let bytes = parts.iter().map(|p| p.bytes().len() as u64).sum();
+        session.load(&arg.name, &arg.ty, parts)?;
+        Ok(bytes)
     }
 
     /// The format that the source has the weight `name` in, if it is in one.
@@ -126,6 +130,44 @@ impl Module {
     /// [`FilesError::Tensors`](ridge_files::FilesError::Tensors) when the checkpoint's tensors are not the parameters.
     pub fn store(&mut self, source: &WeightSource, format: Option<&FormatRef>) -> Result<()> {
         self.graph = source.retype(&self.graph, format)?;
+        Ok(())
+    }
+
+    /// Brings the parameters to the session's device, of a module that was cut over ranks the shares of the ranks that
+    /// the session's backend drives: of all, or of `rank` alone. `progress` is called after each parameter with the number
+    /// of bytes that one rank has loaded so far.
+    ///
+    /// # Errors
+    /// As for [`WeightSource::load`], and when a parameter is not cut so.
+    pub fn load(
+        &self,
+        source: &WeightSource,
+        session: &mut Session,
+        rank: Option<usize>,
+        mut progress: impl FnMut(u64),
+    ) -> Result<()> {
+        let Some(shares) = &self.shares else { return source.load(session, &self.graph, progress) };
+        let mut done = 0;
+        for arg in self.parameters() {
+            let whole = shares.whole(&arg.name).filter(|whole| **whole != arg.ty);
+            match whole {
+                // Every rank has all of it, but for a summand, of which they have different ones of one type.
+                None if !shares.is_summand(&arg.name) => {
+                    done += source.load_whole(session, arg)?;
+                }
+                _ => {
+                    let whole = Arg { ty: whole.unwrap_or(&arg.ty).clone(), ..arg.clone() };
+                    let parts = source.parts(&whole, &extents(&whole)?)?;
+                    let ranks = rank.map_or(0..shares.axis().ranks, |rank| rank..rank + 1);
+                    let of = |rank| shares.of(&arg.name, &parts, rank);
+                    let given = ranks.map(of).collect::<Result<Vec<_>>>()?;
+                    done +=
+                        given.iter().flatten().map(|part| part.bytes().len() as u64).sum::<u64>() / given.len() as u64;
+                    session.load_shares(&arg.name, &arg.ty, given)?;
+                }
+            }
+            progress(done);
+        }
         Ok(())
     }
 }

@@ -1,14 +1,63 @@
-//! The argument of `--device`.
+//! Where a model runs.
 
-use crate::model::DeviceChoice;
+use clap::Args;
+use ridge::{Device, Placement, TensorParallel};
+
+use super::numbers::{MAX_THREADS, whole};
+
+/// The device, for every command that runs a network on any.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
+    device: Device,
+
+    /// Threads that compute [default: the cores that this process may use]
+    #[arg(
+        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
+        allow_negative_numbers = true, help_heading = "Running"
+    )]
+    threads: Option<usize>,
+}
+
+impl DeviceArgs {
+    pub(crate) fn placement(&self) -> Placement {
+        Placement { device: self.device, threads: self.threads, tensor_parallel: TensorParallel::None }
+    }
+}
+
+/// The most ranks.
+const MAX_RANKS: u64 = 64;
+
+/// Over how many ranks layers are cut, for commands that run a generator.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ParallelArgs {
+    /// Cut each layer over this many ranks, which share the threads (tensor parallelism, on the CPU so far)
+    #[arg(
+        long = "tp", value_name = "N", value_parser = whole::<usize, 1, MAX_RANKS>,
+        allow_negative_numbers = true, default_value_t = 1, help_heading = "Running"
+    )]
+    ranks: usize,
+}
+
+impl ParallelArgs {
+    /// Ranks within this process.
+    pub(crate) fn here(&self) -> TensorParallel {
+        if self.ranks == 1 { TensorParallel::None } else { TensorParallel::Here(self.ranks) }
+    }
+
+    pub(crate) fn ranks(&self) -> usize {
+        self.ranks
+    }
+}
 
 /// Parses `cpu`, `cuda`, `cuda:N` or `auto`.
-pub(crate) fn device(typed: &str) -> Result<DeviceChoice, String> {
-    let number = |text: &str| text.parse().map(DeviceChoice::Cuda).ok();
+fn device(typed: &str) -> Result<Device, String> {
+    let number = |text: &str| text.parse().map(Device::Cuda).ok();
     match typed {
-        "cpu" => Some(DeviceChoice::Cpu),
-        "cuda" => Some(DeviceChoice::Cuda(0)),
-        "auto" => Some(DeviceChoice::Auto),
+        "cpu" => Some(Device::Cpu),
+        "cuda" => Some(Device::Cuda(0)),
+        "auto" => Some(Device::Auto),
         other => other.strip_prefix("cuda:").and_then(number),
     }
     .ok_or_else(|| "must be cpu, cuda, cuda:N or auto".to_owned())

@@ -4,10 +4,18 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
+use ridge::{ActivationMode, NumberSettings};
 use ridge_graph::{DType, FormatRef, format};
 
 use crate::error::{Result, refused};
-use crate::model::{ActivationMode, ModelSettings};
+
+/// Which model is run, and in which number formats.
+#[derive(Clone, Debug)]
+pub(crate) struct ModelSettings {
+    /// A folder, a configuration or a GGUF file; the embedded model if `None`.
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) numbers: NumberSettings,
+}
 
 /// Number formats, for every command that builds a model.
 #[derive(Debug, Args)]
@@ -52,8 +60,7 @@ impl NumberArgs {
         let dtype = |flag, name: &str| DType::from_name(name).ok_or_else(|| refused(flag, name, "is not a dtype"));
         let format =
             |name: &String| FormatRef::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
-        Ok(ModelSettings {
-            path,
+        let numbers = NumberSettings {
             format: self.format.as_ref().map(format).transpose()?,
             dtype: self.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: match self.cache_dtype.as_deref() {
@@ -65,7 +72,8 @@ impl NumberArgs {
                 ActivationArg::Int8 => ActivationMode::Int8,
                 ActivationArg::Exact => ActivationMode::Exact,
             },
-        })
+        };
+        Ok(ModelSettings { path, numbers })
     }
 }
 

@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ridge::LoadedNetwork;
 use ridge_engine::Classifier;
 use ridge_image::{Image, Preprocessing};
 use ridge_models::{ModelFiles, Network};
 use serde_json::{Value, json};
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, whole};
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::{self, DeviceChoice, LoadedNetwork};
-use crate::output::{columns, print_json, print_untrusted};
+use crate::output::{LoadProgress, columns, print_json, print_untrusted};
 
 /// Tell what images show, with a model that classifies them (vit)
 ///
@@ -45,18 +45,8 @@ pub(crate) struct ClassifyArgs {
     )]
     batch: usize,
 
-    /// Threads that compute [default: the cores that this process may use]
-    #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "Running"
-    )]
-    threads: Option<usize>,
-
-    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
-    #[arg(
-        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
-    )]
-    device: DeviceChoice,
+    #[command(flatten)]
+    place: DeviceArgs,
 
     #[command(flatten)]
     numbers: NumberArgs,
@@ -77,10 +67,10 @@ pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
     let settings = args.numbers.settings(Some(args.model.clone()))?;
     let files = ModelFiles::open(Some(&args.model))?;
     let preprocessing = files.image_preprocessing();
-    let device = (args.device, args.threads);
+    let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let config = files.network_config()?;
     let LoadedNetwork { session, network } =
-        model::load_network(&files, &config, &settings, device, args.random_weights)?;
+        ridge::load_network(&files, &config, &settings.numbers, &placement, args.random_weights, &mut progress)?;
     let Network::ImageClassifier(classifier) = &network else {
         let why = format!("is of the family {}, which sees no images", network.module().family);
         return Err(refused("--model", &files, &why));

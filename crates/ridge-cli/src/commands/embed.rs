@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use ridge::LoadedNetwork;
 use ridge_engine::{EmbedOptions, Embedder, similarities};
 use ridge_models::{ModelFiles, Network, NetworkConfig, Pooling, SentenceConfig};
 use ridge_text::Tokenizer;
 use serde_json::json;
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, whole};
 use crate::error::{Error, Result, refused};
 use crate::input;
-use crate::model::{self, DeviceChoice, LoadedNetwork};
-use crate::output::{columns, count, note, print, print_json};
+use crate::output::{LoadProgress, columns, count, note, print, print_json};
 
 /// Turn texts into vectors
 ///
@@ -62,18 +62,8 @@ pub(crate) struct EmbedArgs {
     )]
     batch_tokens: usize,
 
-    /// Threads that compute [default: the cores that this process may use]
-    #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "Running"
-    )]
-    threads: Option<usize>,
-
-    /// Where to run: cpu, cuda, cuda:N or auto, which is the first GPU if it can be used
-    #[arg(
-        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
-    )]
-    device: DeviceChoice,
+    #[command(flatten)]
+    place: DeviceArgs,
 
     #[command(flatten)]
     numbers: NumberArgs,
@@ -132,9 +122,9 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
     let options = EmbedOptions { pooling, normalize, tokens: args.batch_tokens };
-    let device = (args.device, args.threads);
+    let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let LoadedNetwork { session, network } =
-        model::load_network(&files, &config, &settings, device, args.random_weights)?;
+        ridge::load_network(&files, &config, &settings.numbers, &placement, args.random_weights, &mut progress)?;
     let mut embedder = match &network {
         Network::Encoder(encoder) => Embedder::of_encoder(session, encoder, options)?,
         Network::Decoder(model) => Embedder::of_decoder(session, model, options)?,

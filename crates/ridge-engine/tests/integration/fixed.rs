@@ -71,6 +71,7 @@ fn toy() -> Model {
             graph,
             state_groups: vec![group((0..LAYERS).map(|l| format!("layers.{l}.sum")).collect(), 0, LAYERS * WIDTH * 4)],
             activations: DType::F32,
+            shares: None,
         },
         answers: None,
         history: group(vec![HISTORY.to_owned()], 4, 0),

@@ -293,7 +293,7 @@ pub(super) fn build(
         g.scoped(tensors.head.scope, |g| family.logits(g, logits))
     })?;
     Ok(Model {
-        module: Module { family: name, graph, state_groups: groups, activations: options.activations },
+        module: Module { family: name, graph, state_groups: groups, activations: options.activations, shares: None },
         answers: None,
         history: history_group(),
         cache: options.cache,

@@ -79,7 +79,13 @@ impl BertConfig {
         let hidden = g.cast(x, DType::F32)?;
         let graph = with_pooling(&g.finish(vec![("hidden".into(), hidden)])?)?;
         Ok(Encoder {
-            module: Module { family: self.family, graph, state_groups: Vec::new(), activations: options.activations },
+            module: Module {
+                family: self.family,
+                graph,
+                state_groups: Vec::new(),
+                activations: options.activations,
+                shares: None,
+            },
             hidden_size: self.hidden_size,
             vocab_size: self.vocab_size,
             max_context: self.max_position_embeddings,

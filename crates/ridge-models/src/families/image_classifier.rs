@@ -102,6 +102,7 @@ impl VitConfig {
                 family: self.family,
                 graph: g.finish(vec![("logits".into(), logits), ("hidden".into(), hidden)])?,
                 state_groups: Vec::new(),
+                shares: None,
                 activations: options.activations,
             },
             channels: self.num_channels,

@@ -83,6 +83,7 @@ impl PlannedConfig {
                 family: self.family,
                 graph,
                 state_groups: groups.into_iter().map(|(_, group)| group).collect(),
+                shares: None,
                 activations: options.activations,
             },
             answers: None,

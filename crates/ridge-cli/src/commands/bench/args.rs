@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::serve::ServeBenchArgs;
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::args::{DeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::Result;
-use crate::model::{DeviceChoice, ModelSettings};
 
 /// Measure how fast a model reads prompts and generates
 ///
@@ -88,18 +87,8 @@ pub(crate) struct BenchArgs {
     )]
     chunk: usize,
 
-    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
-    #[arg(
-        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
-    )]
-    device: DeviceChoice,
-
-    /// Threads that compute [default: the cores that this process may use]
-    #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "Running"
-    )]
-    threads: Option<usize>,
+    #[command(flatten)]
+    place: DeviceArgs,
 
     /// Show what each op takes of the last step of each test, and how near it is to its floor
     #[arg(long, help_heading = "Output")]
@@ -134,8 +123,7 @@ pub(super) struct BenchSettings {
     pub(super) batch: usize,
     pub(super) repeat: usize,
     pub(super) chunk: usize,
-    pub(super) device: DeviceChoice,
-    pub(super) threads: Option<usize>,
+    pub(super) place: DeviceArgs,
     pub(super) ops: bool,
     pub(super) calibrate: Option<PathBuf>,
     pub(super) trace: Option<PathBuf>,
@@ -158,8 +146,7 @@ impl BenchArgs {
             batch: self.batch,
             repeat: self.repeat,
             chunk: self.chunk,
-            device: self.device,
-            threads: self.threads,
+            place: self.place,
             ops: self.ops || self.calibrate.is_some(),
             calibrate: self.calibrate,
             trace: self.trace,

@@ -14,11 +14,13 @@ mod trace;
 
 use std::time::{Duration, Instant};
 
+use ridge::{CacheSize, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::{Model, ModelFiles};
+use ridge_runtime::Backend;
 
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
@@ -26,8 +28,7 @@ use report::{BenchReport, BenchResult, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
-use crate::model::{self, CacheSize, DeviceRates, EnginePrograms, LoadedModel, RunSettings, StepExtents};
-use crate::output::{Spinner, print, print_json, write_file};
+use crate::output::{LoadProgress, Spinner, print, print_json, write_file};
 
 /// Default length of prompts, in tokens.
 const DEFAULT_PROMPT: usize = 512;
@@ -75,21 +76,20 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let (context, batch) = (settings.context + longest, settings.batch);
     let chunk = settings.chunk.min(context);
     let running = RunSettings {
-        device: settings.device,
+        placement: settings.place.placement(),
         context,
         prompt: context,
         chunk,
-        threads: settings.threads,
         random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
-        notes: !settings.json,
     };
     let options = EngineOptions { context, sequences: batch, chunk, blocks: None };
-    let cached = CacheSize::Engine(options);
+    let (cached, mut progress) = (CacheSize::Engine(options), LoadProgress::new(!settings.json));
+    let workspace = |model: &Model, backend: &dyn Backend| {
+        let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
+        ridge::engine_bytes(model, backend, EnginePrograms::Plain, largest)
+    };
     let LoadedModel { session, model, device, threads } =
-        model::load_model(&files, &config, &settings.model, &running, cached, |model, backend| {
-            let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
-            model::engine_bytes(model, backend, EnginePrograms::Plain, largest)
-        })?;
+        ridge::load_model(&files, &config, &settings.model.numbers, &running, cached, workspace, &mut progress)?;
     let backend = std::sync::Arc::clone(session.backend());
     let mut engine = Engine::new(session, &model, options)?;
     let kernels = backend.kernels();

@@ -1,5 +1,6 @@
 //! What was measured, for people and as JSON.
 
+use ridge::DeviceRates;
 use ridge_graph::Role;
 use ridge_hw::roofline::Roofline;
 use ridge_hw::units::{Bytes, Flops, Seconds};
@@ -9,7 +10,6 @@ use serde_json::{Value, json};
 use super::args::BenchSettings;
 use super::ops;
 use super::test::BenchTest;
-use crate::model::DeviceRates;
 use crate::output::{columns, count, grouped};
 
 /// A spread of the runs, standard deviation over mean, that says more about the machine than about the model.
@@ -88,7 +88,8 @@ impl BenchReport<'_> {
         text += &format!("memory      {}: {}\n", self.rates.memory, self.rates.memory.source);
         text += &format!("arithmetic  {}: {}\n", self.rates.arithmetic, self.rates.arithmetic.source);
         if self.on.1.is_some() && self.model.graph.args(Role::Weight).any(|weight| weight.ty.format.is_some()) {
-            let (prompts, answers) = self.settings.model.activations.for_prompts_and_answers(self.model.activations);
+            let (prompts, answers) =
+                self.settings.model.numbers.activations.for_prompts_and_answers(self.model.activations);
             let (prompts, answers) = (prompts.name(), answers.name());
             text += &format!("activations {prompts} in prompts, {answers} in generation, by weights in blocks\n");
         }
@@ -161,10 +162,10 @@ impl BenchReport<'_> {
                 "chunk": self.settings.chunk,
                 "device": self.on.0,
                 "threads": self.on.1,
-                "format": self.settings.model.format.as_ref().map(|f| f.name()),
+                "format": self.settings.model.numbers.format.as_ref().map(|f| f.name()),
                 "dtype": self.model.activations.name(),
                 "cache_dtype": self.model.cache.name(),
-                "activations": self.settings.model.activations.name(),
+                "activations": self.settings.model.numbers.activations.name(),
             },
         })
     }

@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ridge_text::template::Data;
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, SamplingArgs, SamplingSettings, whole};
+use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, SamplingArgs, SamplingSettings, whole};
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::ModelSettings;
 
 /// Talk with a model
 ///

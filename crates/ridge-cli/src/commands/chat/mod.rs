@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ridge::{LoadedEngine, Placement, RunSettings};
 use ridge_engine::Finish;
 use ridge_models::ModelFiles;
 use ridge_text::ChatTemplates;
@@ -26,8 +27,7 @@ use turn::{ChatAnswer, ChatModel};
 
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
-use crate::model::{self, DeviceChoice, LoadedEngine, RunSettings};
-use crate::output::{self, count, note, print, print_json, print_untrusted};
+use crate::output::{self, LoadProgress, count, note, print, print_json, print_untrusted};
 
 /// Tokens of the context, if the model was made for so many.
 const CONTEXT: usize = 8192;
@@ -67,15 +67,15 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
     }
     let context = settings.context.unwrap_or(CONTEXT.min(most));
     let running = RunSettings {
-        device: DeviceChoice::Cpu,
+        placement: Placement { threads: settings.threads, ..Placement::default() },
         context,
         prompt: context,
         chunk: settings.chunk,
-        threads: settings.threads,
         random_weights: settings.random_weights,
-        notes: settings.notes && !settings.json,
     };
-    let LoadedEngine { engine, model, .. } = model::load_engine(files, &config, &settings.model, &running)?;
+    let mut progress = LoadProgress::new(settings.notes && !settings.json);
+    let LoadedEngine { engine, model, .. } =
+        ridge::load_engine(files, &config, &settings.model.numbers, &running, &mut progress)?;
     let mut chat = ChatModel {
         engine,
         templates,

@@ -4,9 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, whole};
+use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, whole};
 use crate::error::{Result, refused};
-use crate::model::ModelSettings;
 
 /// Measure how well a model predicts a text, or chooses among answers
 ///

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use ridge::{CacheSize, LoadedModel, Placement, RunSettings, StepExtents};
 use ridge_engine::scoring::{Question, Scorer, ScorerOptions};
 use ridge_models::{Model, ModelConfig, ModelFiles};
 use ridge_runtime::Backend;
@@ -11,8 +12,7 @@ use serde_json::json;
 
 use super::args::EvalSettings;
 use crate::error::{Error, Result};
-use crate::model::{self, CacheSize, DeviceChoice, LoadedModel, RunSettings, StepExtents};
-use crate::output::{Progress, print, print_json};
+use crate::output::{LoadProgress, Progress, print, print_json};
 
 /// A model without its weights, which are loaded when the questions are known.
 pub(super) struct EvalModel {
@@ -42,27 +42,26 @@ impl EvalModel {
         let step = settings.chunk.min(work).max(1);
         let options = ScorerOptions { context, step, questions: MAX_QUESTIONS.min(questions.len()).max(1) };
         let running = RunSettings {
-            device: DeviceChoice::Cpu,
+            placement: Placement { threads: settings.threads, ..Placement::default() },
             context,
             prompt: context,
             chunk: step,
-            threads: settings.threads,
             random_weights: settings.random_weights,
-            notes: !settings.quiet && !settings.json,
         };
-        let block_size = settings.model.options(self.config.torch_dtype).block_size;
+        let block_size = settings.model.numbers.options(self.config.torch_dtype).block_size;
         let workspace = |model: &Model, backend: &dyn Backend| {
             let largest = StepExtents { tokens: step, sequences: options.questions.min(step), context };
-            model::scorer_bytes(model, backend, largest)
+            ridge::scorer_bytes(model, backend, largest)
         };
         let cached = options.blocks(block_size) * block_size;
-        let LoadedModel { session, model, threads, .. } = model::load_model(
+        let LoadedModel { session, model, threads, .. } = ridge::load_model(
             &self.files,
             &self.config,
-            &settings.model,
+            &settings.model.numbers,
             &running,
             CacheSize::Tokens(cached),
             workspace,
+            &mut LoadProgress::new(!settings.quiet && !settings.json),
         )?;
         let mut scorer = Scorer::new(session, &model, options)?;
         let mut progress = (!settings.quiet).then(|| Progress::of_tokens("scoring", work as u64));
@@ -100,11 +99,11 @@ pub(super) fn show(
     object["settings"]["chunk"] = json!(settings.chunk);
     object["settings"]["threads"] = json!(scored.threads);
     object["settings"]["random_weights"] = json!(settings.random_weights);
-    object["settings"]["format"] = json!(settings.model.format.as_ref().map(|f| f.name()));
-    let options = settings.model.options(opened.config.torch_dtype);
+    object["settings"]["format"] = json!(settings.model.numbers.format.as_ref().map(|f| f.name()));
+    let options = settings.model.numbers.options(opened.config.torch_dtype);
     object["settings"]["dtype"] = json!(options.activations.name());
     object["settings"]["cache_dtype"] = json!(options.cache.name());
-    object["settings"]["activations"] = json!(settings.model.activations.name());
+    object["settings"]["activations"] = json!(settings.model.numbers.activations.name());
     print_json(&object)
 }
 

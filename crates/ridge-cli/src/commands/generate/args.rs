@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, SamplingArgs, SamplingSettings, device, whole};
+use crate::args::{
+    DeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, whole,
+};
 use crate::error::{Result, refused};
-use crate::model::{DeviceChoice, ModelSettings};
 
 /// Let a model go on with a text
 ///
@@ -86,18 +87,11 @@ pub(crate) struct GenerateArgs {
     )]
     chunk: usize,
 
-    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
-    #[arg(
-        long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running"
-    )]
-    device: DeviceChoice,
+    #[command(flatten)]
+    place: DeviceArgs,
 
-    /// Threads that compute [default: the cores that this process may use]
-    #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "Running"
-    )]
-    threads: Option<usize>,
+    #[command(flatten)]
+    parallel: ParallelArgs,
 
     /// Print the prompt before the answer
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
@@ -128,9 +122,8 @@ pub(super) struct GenerateSettings {
     /// As many tokens as prompt and answer need, if `None`.
     pub(super) context: Option<usize>,
     pub(super) chunk: usize,
-    /// All usable cores, if `None`.
-    pub(super) threads: Option<usize>,
-    pub(super) device: DeviceChoice,
+    pub(super) place: DeviceArgs,
+    pub(super) parallel: ParallelArgs,
     pub(super) echo: bool,
     pub(super) json: bool,
     /// Print what was compiled.
@@ -173,8 +166,8 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             context: self.context,
             chunk: self.chunk,
-            threads: self.threads,
-            device: self.device,
+            place: self.place,
+            parallel: self.parallel,
             echo: self.echo,
             json: self.json,
             verbose: self.verbose,

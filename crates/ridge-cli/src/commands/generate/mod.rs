@@ -5,6 +5,7 @@ mod args;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use ridge::{LoadedEngine, Placement, RunSettings};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::Seconds;
@@ -18,8 +19,7 @@ use args::{GeneratePrompt, GenerateSettings};
 use crate::args::{decimal, settings_json};
 use crate::error::{Error, Result, refused};
 use crate::input;
-use crate::model::{self, LoadedEngine, RunSettings};
-use crate::output::{count, note, print, print_json, print_untrusted};
+use crate::output::{LoadProgress, count, note, print, print_json, print_untrusted};
 
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     generate(&args.resolve()?)
@@ -37,16 +37,15 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let running = RunSettings {
-        device: settings.device,
+        placement: Placement { tensor_parallel: settings.parallel.here(), ..settings.place.placement() },
         context,
         prompt: prompt.ids.len(),
         chunk: settings.chunk,
-        threads: settings.threads,
         random_weights: settings.random_weights,
-        notes: settings.notes && !settings.json,
     };
+    let mut progress = LoadProgress::new(settings.notes && !settings.json);
     let LoadedEngine { mut engine, model: built, device, threads } =
-        model::load_engine(&files, &config, &settings.model, &running)?;
+        ridge::load_engine(&files, &config, &settings.model.numbers, &running, &mut progress)?;
     let load = started.elapsed();
 
     if settings.notes && settings.sampling.tell_seed && !settings.json {
@@ -277,10 +276,10 @@ fn object(
         "chunk": settings.chunk,
         "device": device,
         "threads": threads,
-        "format": settings.model.format.as_ref().map(|f| f.name()),
+        "format": settings.model.numbers.format.as_ref().map(|f| f.name()),
         "dtype": built.activations.name(),
         "cache_dtype": built.cache.name(),
-        "activations": settings.model.activations.name(),
+        "activations": settings.model.numbers.activations.name(),
     });
     all.as_object_mut().into_iter().for_each(|all| all.extend(settings_json(sampling)));
     json!({

@@ -13,9 +13,8 @@ use ridge_models::summary::{EncoderSummary, ImageClassifierSummary, Summary};
 use ridge_models::{ModelFiles, Network, NetworkConfig};
 use ridge_runtime::Backend as _;
 
-use crate::args::{MAX_COUNT, NumberArgs, whole};
+use crate::args::{MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::{Result, refused};
-use crate::model::{self, ModelSettings};
 use crate::output::{print, print_json};
 use memory::{InspectedStep, output};
 use show::Inspected;
@@ -120,8 +119,8 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     };
     let config = files.network_config()?;
     let (mut network, _) =
-        model::build_network(&files, &config, &settings.model, settings.context, !files.has_weights())?;
-    model::round_network_for_cpu(&mut network, &settings.model);
+        ridge::build_network(&files, &config, &settings.model.numbers, settings.context, !files.has_weights())?;
+    ridge::round_network_for_cpu(&mut network, &settings.model.numbers);
     match settings.output {
         InspectOutput::Graph => return print(&graphs(&network, |graph| Ok(graph.to_string()))?),
         InspectOutput::LoweredGraph => return print(&lowered(&network)?),
@@ -169,7 +168,7 @@ fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
 /// Where the figures of storage come from.
 fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSettings) -> String {
     let stored = files.has_weights() && !matches!(config, NetworkConfig::Planned(_));
-    match (&settings.format, config.torch_dtype()) {
+    match (&settings.numbers.format, config.torch_dtype()) {
         (Some(format), _) => format!("modelled: as --format {} makes them", format.name()),
         (None, _) if stored => "exact: as the checkpoint stores them".to_owned(),
         (None, Some(_)) => "modelled: as if stored in the dtype that the configuration names".to_owned(),

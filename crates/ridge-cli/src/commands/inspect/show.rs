@@ -6,7 +6,7 @@ use ridge_models::ModelFiles;
 use ridge_models::summary::{EncoderSummary, ImageClassifierSummary, ModuleSummary, Scope, StepCost, Summary};
 use serde_json::{Value, json};
 
-use crate::model::ModelSettings;
+use crate::args::ModelSettings;
 use crate::output::{columns, count, grouped};
 
 /// A network in numbers.
@@ -57,7 +57,7 @@ impl Inspected {
     ) -> Value {
         let mut sources = json!({ "parameters": "exact", "weight_bytes": storage });
         let mut used = json!({
-            "format": settings.format.as_ref().map(|f| f.name()),
+            "format": settings.numbers.format.as_ref().map(|f| f.name()),
             "dtype": activations.name(),
         });
         let (kind, summary, cost) = match self {

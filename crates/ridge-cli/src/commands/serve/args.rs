@@ -7,9 +7,8 @@ use clap::{Args, ValueEnum};
 use ridge_engine::service::Policy;
 use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 
-use crate::args::{MAX_COUNT, MAX_THREADS, NumberArgs, device, whole};
+use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
-use crate::model::DeviceChoice;
 
 /// Serve a model over HTTP, with OpenAI's API, to many users at a time
 ///
@@ -114,16 +113,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Running")]
     pub(super) no_roofline: bool,
 
-    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
-    #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
-    pub(super) device: DeviceChoice,
+    #[command(flatten)]
+    pub(super) place: DeviceArgs,
 
-    /// Threads that compute [default: the cores that this process may use]
-    #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
-        allow_negative_numbers = true, help_heading = "Running"
-    )]
-    pub(super) threads: Option<usize>,
+    #[command(flatten)]
+    pub(super) parallel: ParallelArgs,
 
     #[command(flatten)]
     pub(super) numbers: NumberArgs,

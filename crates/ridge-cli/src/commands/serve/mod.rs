@@ -7,6 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ridge::{
+    CacheSize, DeviceRates, EnginePrograms, LoadedModel, LoadedNetwork, NumberSettings, OpenDevice, Placement,
+    RunSettings, StepExtents,
+};
 use ridge_engine::costs::StepCost;
 use ridge_engine::service::{Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, EngineOptions, Ngram};
@@ -22,11 +26,7 @@ pub(crate) use args::ServeArgs;
 
 use crate::error::{Result, refused};
 use crate::input;
-use crate::model::{
-    self, CacheSize, DeviceRates, EnginePrograms, LoadedModel, LoadedNetwork, ModelSettings, OpenDevice, RunSettings,
-    StepExtents,
-};
-use crate::output::{columns, count, note, print};
+use crate::output::{LoadProgress, columns, count, note, print};
 
 /// The default context: as long as most uses need, without the memory that a model's longest would take.
 const DEFAULT_CONTEXT: usize = 4096;
@@ -38,11 +38,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let reserved = if args.dry_run { Vec::new() } else { reserve(&args)? };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {
-        None if args.dry_run => return dry_run(&args, &settings, &files),
+        None if args.dry_run => return dry_run(&args, &settings.numbers, &files),
         Some(config) if args.dry_run => {
             // Checks that the device is there.
-            OpenDevice::open(args.device, args.threads)?;
-            let encoder = config.build(&settings.options(config.torch_dtype))?;
+            OpenDevice::open(&args.place.placement())?;
+            let encoder = config.build(&settings.numbers.options(config.torch_dtype))?;
             let weights = Bytes(encoder.weight_bytes()).to_string();
             return print(&columns(&[vec![
                 "weights".to_owned(),
@@ -50,8 +50,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
                 "of an encoder, which has no cache".to_owned(),
             ]]));
         }
-        Some(_) => encoder(&args, &settings, &files)?,
-        None => generator(&args, &settings, &files)?,
+        Some(_) => encoder(&args, &settings.numbers, &files)?,
+        None => generator(&args, &settings.numbers, &files)?,
     };
     start_log(args.log_format.format(), args.log_level.level());
     // Everything is ready.
@@ -124,7 +124,7 @@ struct GeneratorPlan {
     cached: usize,
 }
 
-fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<GeneratorPlan> {
+fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<GeneratorPlan> {
     let config = files.config()?;
     let most = config.max_context();
     if let Some(context) = args.context.filter(|context| *context > most) {
@@ -133,15 +133,13 @@ fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Resul
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most));
     let (sequences, chunk) = (args.sequences, args.chunk.max(args.sequences));
     let running = RunSettings {
-        device: args.device,
+        placement: Placement { tensor_parallel: args.parallel.here(), ..args.place.placement() },
         context,
         prompt: context,
         chunk,
-        threads: args.threads,
         random_weights: args.random_weights,
-        notes: true,
     };
-    let block_size = settings.options(config.torch_dtype).block_size;
+    let block_size = numbers.options(config.torch_dtype).block_size;
     let blocks = args.cache_tokens.map_or(context.div_ceil(block_size) * sequences, |n| n.div_ceil(block_size));
     let engine = EngineOptions { context, sequences, chunk, blocks: Some(blocks) };
     Ok(GeneratorPlan { config, running, engine, cached: blocks * block_size })
@@ -149,24 +147,25 @@ fn plan(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Resul
 
 impl GeneratorPlan {
     /// Bytes of a step's workspace.
-    fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes> {
+    fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes, ridge::Error> {
         let EngineOptions { chunk, sequences, context, .. } = self.engine;
         let largest = StepExtents { tokens: chunk, sequences, context };
-        model::engine_bytes(model, backend, EnginePrograms::All, largest)
+        ridge::engine_bytes(model, backend, EnginePrograms::All, largest)
     }
 }
 
 /// What would be allocated.
-fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<()> {
-    let plan = plan(args, settings, files)?;
+fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<()> {
+    let plan = plan(args, numbers, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
-    let memory = model::estimate_memory(
+    let memory = ridge::estimate_memory(
         files,
         &plan.config,
-        settings,
+        numbers,
         &plan.running,
         CacheSize::Engine(plan.engine),
         workspace,
+        &mut LoadProgress::new(true),
     )?;
     let EngineOptions { context, sequences, chunk, .. } = plan.engine;
     let blocks = plan.cached / memory.block_size;
@@ -185,14 +184,16 @@ fn dry_run(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Re
     ]))
 }
 
-fn generator(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
-    let plan = plan(args, settings, files)?;
+fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+    let plan = plan(args, numbers, files)?;
     let GeneratorPlan { config, running, engine, cached } = &plan;
     let tokenizer = tokenizer(files)?;
     let templates = templates(args, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
-    let prepared = model::load_model(files, config, settings, running, CacheSize::Engine(*engine), workspace)?;
-    let floor = if args.no_roofline { None } else { floor(&prepared, *engine, *cached)? };
+    let (cache, mut progress) = (CacheSize::Engine(*engine), LoadProgress::new(true));
+    let prepared = ridge::load_model(files, config, numbers, running, cache, workspace, &mut progress)?;
+    // The graph is that of one rank, and the machine is measured whole.
+    let floor = if args.no_roofline || args.parallel.ranks() > 1 { None } else { floor(&prepared, *engine, *cached)? };
     let LoadedModel { session, model, .. } = prepared;
     let engine = *engine;
     let (queue, policy, prefix_cache) = (args.max_requests, args.policy.policy(), !args.no_prefix_cache);
@@ -253,16 +254,23 @@ fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result
     })))
 }
 
-fn encoder(args: &ServeArgs, settings: &ModelSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
+fn encoder(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<(ServedModel, Runs)> {
     let said = files.sentence_config()?;
     let options = EmbedOptions {
         pooling: said.map_or(Pooling::Mean, |s| s.pooling),
         normalize: said.is_some_and(|s| s.normalize),
         tokens: args.chunk.max(4096),
     };
-    let device = (args.device, args.threads);
+    if args.parallel.ranks() > 1 {
+        return Err(refused(
+            "--tp",
+            args.parallel.ranks(),
+            "cuts the layers of generators only, and this is an encoder",
+        ));
+    }
+    let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let LoadedNetwork { session, network } =
-        model::load_network(files, &files.network_config()?, settings, device, args.random_weights)?;
+        ridge::load_network(files, &files.network_config()?, numbers, &placement, args.random_weights, &mut progress)?;
     let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is no encoder")) };
     let embedder = Embedder::of_encoder(session, encoder, options)?;
     let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());

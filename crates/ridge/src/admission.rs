@@ -8,11 +8,11 @@ use ridge_hw::units::Bytes;
 use ridge_models::{Model, RowTables, row_changes, symbols, with_blocks, with_scores};
 use ridge_runtime::{Backend, MemoryBytes, Program};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Smaller};
 
 /// How large a cache is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum CacheSize {
+pub enum CacheSize {
     /// As an engine makes it: groups with a window have pools of their own.
     Engine(EngineOptions),
     /// So many tokens in all groups.
@@ -20,7 +20,7 @@ pub(crate) enum CacheSize {
 }
 
 /// Bytes of a cache: keys and values of all layers, and the history of tokens.
-pub(crate) fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
+pub fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
     let tokens = |window: Option<usize>| match (size, window) {
         (CacheSize::Tokens(tokens), _) => tokens,
         (CacheSize::Engine(options), None) => options.cache_blocks(model.block_size) * model.block_size,
@@ -34,7 +34,7 @@ pub(crate) fn cache_bytes(model: &Model, size: CacheSize) -> Bytes {
 
 /// The programs that an engine runs: by what its steps return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EnginePrograms {
+pub enum EnginePrograms {
     /// Steps that fill the cache, and steps that sample without adjustments.
     Plain,
     /// Also steps that adjust logits before they sample, or return log-probabilities.
@@ -64,12 +64,13 @@ impl EnginePrograms {
 
 /// Extents of the largest step that an engine runs.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StepExtents {
+pub struct StepExtents {
     /// Tokens of all sequences together.
-    pub(crate) tokens: usize,
-    pub(crate) sequences: usize,
+    pub tokens: usize,
+    /// Sequences of which it has tokens.
+    pub sequences: usize,
     /// Maximum number of tokens of a sequence, prompt and answer together.
-    pub(crate) context: usize,
+    pub context: usize,
 }
 
 /// Entries of a row's lists of DRY's breakers and of likeliest tokens that workspace is counted for. Rows with more are
@@ -83,7 +84,7 @@ const LIST_ENTRIES: usize = 64;
 ///
 /// # Errors
 /// When the backend has no kernel for an op of the model.
-pub(crate) fn engine_bytes(
+pub fn engine_bytes(
     model: &Model,
     backend: &dyn Backend,
     programs: EnginePrograms,
@@ -119,7 +120,7 @@ fn engine_memory(
 ///
 /// # Errors
 /// When the backend has no kernel for an op of the model.
-pub(crate) fn scorer_bytes(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<Bytes> {
+pub fn scorer_bytes(model: &Model, backend: &dyn Backend, largest: StepExtents) -> Result<Bytes> {
     Ok(scorer_memory(model, backend, largest)?.sum())
 }
 
@@ -219,8 +220,8 @@ impl StepProgram {
 /// system. All weights count: those that kernels read in the mapped file are few, and known only once they are loaded.
 ///
 /// # Errors
-/// Says what does not fit, and which flag makes it smaller.
-pub(super) fn check_memory(
+/// Says what does not fit, and what makes it smaller.
+pub(crate) fn check_memory(
     model: &Model,
     cached: CacheSize,
     workspace: impl FnOnce() -> Result<Bytes>,
@@ -228,16 +229,16 @@ pub(super) fn check_memory(
 ) -> Result<()> {
     let cache = cache_bytes(model, cached);
     let weights = Bytes(model.weight_bytes());
-    let refused = |what, needed, remedy| Err(Error::Memory { what, needed, available, remedy });
+    let refused = |what, needed, smaller| Err(Error::Memory { what, needed, available, smaller });
     if weights > available {
-        return refused("the weights", weights, "choose a smaller model, or --format q8_0");
+        return refused("the weights", weights, Smaller::Model);
     }
     if weights + cache > available {
-        return refused("the weights and the cache", weights + cache, "lower --context, or use --cache-dtype bf16");
+        return refused("the weights and the cache", weights + cache, Smaller::Cache);
     }
     let needed = weights + cache + workspace()?;
     if needed > available {
-        return refused("the workspace of a step, the weights and the cache", needed, "lower --chunk");
+        return refused("the workspace of a step, the weights and the cache", needed, Smaller::Chunk);
     }
     Ok(())
 }
@@ -255,10 +256,10 @@ mod tests {
     use ridge_runtime::{Buffer, MemoryOwner, MemoryUse, Run, RuntimeError, Session, WeightData};
 
     use super::*;
-    use crate::model::placement::{DeviceChoice, OpenDevice};
+    use crate::placement::{Device, OpenDevice, Placement};
 
     #[test]
-    fn what_does_not_fit_is_named_with_its_flag() {
+    fn what_does_not_fit_is_named_with_what_needs_less() {
         let files = ModelFiles::open(None).unwrap();
         let model = files.config().unwrap().build(&BuildOptions::default()).unwrap();
         let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
@@ -270,13 +271,13 @@ mod tests {
         let check = |chunk, available| check_memory(&model, CacheSize::Tokens(512), || workspace(chunk), available);
         let said = |chunk, available| check(chunk, available).unwrap_err().to_string();
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
-        assert!(said(500, weights).contains("--context"));
+        assert!(said(500, weights).contains("shorten the context"));
         assert!(said(500, weights + cache).starts_with("the workspace of a step, the weights and the cache need "));
-        assert!(said(500, weights + cache).contains("--chunk"));
+        assert!(said(500, weights + cache).contains("fewer tokens of a prompt"));
         // Smaller steps need less, and that is enough.
         let little = weights + cache + workspace(10).unwrap();
         assert!(check(10, little).is_ok());
-        assert!(said(500, little).contains("--chunk"));
+        assert!(said(500, little).contains("fewer tokens of a prompt"));
     }
 
     /// A device that records the largest workspace, inputs and outputs included, that any bucket was bound with.
@@ -437,7 +438,7 @@ mod tests {
         let files = ModelFiles::open(None).unwrap();
         let config = files.config().unwrap();
         let model = config.build(&BuildOptions { context: Some(120), ..BuildOptions::default() }).unwrap();
-        let device = OpenDevice::open(DeviceChoice::Cpu, Some(2)).unwrap();
+        let device = OpenDevice::open(&Placement { threads: Some(2), ..Placement::default() }).unwrap();
         let bound = Arc::new(AtomicUsize::new(0));
         let backend = RecordingBackend { inner: device.backend, bound: Arc::clone(&bound) };
         let extents = StepExtents { tokens: 53, sequences: 7, context: 120 };
@@ -476,12 +477,12 @@ mod tests {
 
     #[test]
     fn admitted_workspace_covers_what_steps_bind_on_the_cpu() {
-        admitted_covers_bound(OpenDevice::open(DeviceChoice::Cpu, Some(2)).unwrap());
+        admitted_covers_bound(OpenDevice::open(&Placement { threads: Some(2), ..Placement::default() }).unwrap());
     }
 
     #[test]
     fn admitted_workspace_covers_what_steps_bind_on_a_gpu() {
-        match OpenDevice::open(DeviceChoice::Cuda(0), None) {
+        match OpenDevice::open(&Device::Cuda(0).into()) {
             Ok(device) => admitted_covers_bound(device),
             Err(why) => ridge_testing::skip!("{why}"),
         }

@@ -11,7 +11,7 @@ use ridge_hw::units::{Bytes, BytesPerSecond, FlopsPerSecond};
 use ridge_models::Model;
 use std::time::Duration;
 
-use crate::error::{Result, refused};
+use crate::error::{Error, Result};
 
 /// How long each rate is measured.
 const BUDGET: Duration = Duration::from_millis(300);
@@ -19,9 +19,11 @@ const BUDGET: Duration = Duration::from_millis(300);
 const MAX_READ: Bytes = Bytes::from_gib(1);
 
 /// Rates of a device: measured of a CPU, specified of a GPU.
-pub(crate) struct DeviceRates {
-    pub(crate) memory: Figure<BytesPerSecond>,
-    pub(crate) arithmetic: Figure<FlopsPerSecond>,
+pub struct DeviceRates {
+    /// Of its memory.
+    pub memory: Figure<BytesPerSecond>,
+    /// Of matrix products.
+    pub arithmetic: Figure<FlopsPerSecond>,
 }
 
 impl DeviceRates {
@@ -31,7 +33,7 @@ impl DeviceRates {
     ///
     /// # Errors
     /// When there are no kernels for the dtype.
-    pub(crate) fn measure(model: &Model, cached: usize, threads: usize, now: impl Fn(&'static str)) -> Result<Self> {
+    pub fn measure(model: &Model, cached: usize, threads: usize, now: impl Fn(&'static str)) -> Result<Self> {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
         let used = Bytes(model.weight_bytes()) + Bytes(per_token as u64) * cached as u64;
         now("measuring memory");
@@ -44,21 +46,26 @@ impl DeviceRates {
     ///
     /// # Errors
     /// When there is no sheet of that GPU, or it has no rate for the dtype.
-    pub(crate) fn specified(gpu: &str, model: &Model) -> Result<Self> {
+    pub fn specified(gpu: &str, model: &Model) -> Result<Self> {
         let sheet = DeviceSpec::find(gpu.trim_start_matches("NVIDIA "))
-            .map_err(|why| refused("--device", gpu, &format!("has no specification sheet: {why}")))?;
+            .map_err(|why| refused(gpu, format!("has no specification sheet: {why}")))?;
         let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
         let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
         let Some(arithmetic) = rate.cloned() else {
             let why = format!("the sheet of {} gives no rate of products to hold the model against", sheet.name);
-            return Err(refused("--device", gpu, &why));
+            return Err(refused(gpu, why));
         };
         Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })
     }
 
-    pub(crate) fn roofline(&self) -> Roofline {
+    /// The roofline of both.
+    pub fn roofline(&self) -> Roofline {
         Roofline { bandwidth: self.memory.value, peak: self.arithmetic.value }
     }
+}
+
+fn refused(gpu: &str, why: String) -> Error {
+    Error::Device { device: gpu.to_owned(), why }
 }
 
 /// How products by weights in formats take the tokens of prompts.

@@ -1,0 +1,109 @@
+//! Why a model could not be opened, placed or run.
+
+use ridge_comm::CommError;
+use ridge_engine::EngineError;
+use ridge_files::FilesError;
+use ridge_graph::GraphError;
+use ridge_hw::units::Bytes;
+use ridge_models::ModelError;
+use ridge_runtime::RuntimeError;
+use ridge_text::TextError;
+
+/// The result of what the library does.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model could not be opened, placed or run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// What a model allocates does not fit into what this process may take.
+    #[error("{what} need {needed}, and this process can take {available}; {}", smaller.remedy())]
+    Memory {
+        /// What needs it.
+        what: &'static str,
+        /// How much all of it is.
+        needed: Bytes,
+        /// What there is.
+        available: Bytes,
+        /// What would need less.
+        smaller: Smaller,
+    },
+
+    /// A model that can be planned only.
+    #[error("{model} is of the family {family}, which can be planned and not run yet")]
+    Planned {
+        /// Where the model comes from.
+        model: String,
+        /// Its family.
+        family: String,
+    },
+
+    /// A model of another kind than the one asked for.
+    #[error("{model} is no {wanted}")]
+    Kind {
+        /// Where the model comes from.
+        model: String,
+        /// What was asked for.
+        wanted: &'static str,
+    },
+
+    /// A device that a model cannot be placed on as it was asked.
+    #[error("{device}: {why}")]
+    Device {
+        /// The device as it was asked for.
+        device: String,
+        /// Why, and what to do.
+        why: String,
+    },
+
+    /// See [`CommError`].
+    #[error(transparent)]
+    Comm(#[from] CommError),
+
+    /// See [`ModelError`].
+    #[error(transparent)]
+    Model(#[from] ModelError),
+
+    /// See [`FilesError`].
+    #[error(transparent)]
+    Files(#[from] FilesError),
+
+    /// See [`TextError`].
+    #[error(transparent)]
+    Text(#[from] TextError),
+
+    /// See [`EngineError`].
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+
+    /// See [`RuntimeError`].
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+}
+
+/// What would need less memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Smaller {
+    /// A model of fewer or smaller weights.
+    Model,
+    /// A smaller cache: a shorter context, or keys and values of fewer bytes.
+    Cache,
+    /// Steps of fewer tokens.
+    Chunk,
+}
+
+impl Smaller {
+    fn remedy(self) -> &'static str {
+        match self {
+            Self::Model => "choose a smaller model, or store its matrices in q8_0",
+            Self::Cache => "shorten the context, or keep keys and values in bf16",
+            Self::Chunk => "process fewer tokens of a prompt in a step",
+        }
+    }
+}
+
+impl From<GraphError> for Error {
+    fn from(error: GraphError) -> Self {
+        Self::Runtime(error.into())
+    }
+}

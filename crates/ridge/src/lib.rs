@@ -1,0 +1,66 @@
+//! Ridge as a library: open a model, place it on a device, run it.
+//!
+//! ```
+//! use std::ops::ControlFlow;
+//!
+//! use ridge::{Device, Model, Sampling};
+//!
+//! let mut writer = Model::embedded()?.on(Device::Cpu).writer()?;
+//! let (story, _) = writer.write("Once upon a time", Sampling::GREEDY, 20, |piece| {
+//!     print!("{piece}");
+//!     ControlFlow::Continue(())
+//! })?;
+//! assert!(story.starts_with(", there was a little girl"));
+//! # Ok::<(), ridge::Error>(())
+//! ```
+//!
+//! [`Model::open`] takes a folder in the layout of Hugging Face or a GGUF file. [`Model::on`] says where it runs: a
+//! [`Device`], or a [`Placement`] that cuts its layers over ranks. What runs it is an [`Engine`] for one sequence, a
+//! [`Service`](service::Service) for many, or an [`Embedder`]:
+//!
+//! ```
+//! use ridge::{Device, Model, Placement, Request, Sampling, TensorParallel};
+//!
+//! let two_ranks = Placement { tensor_parallel: TensorParallel::Here(2), ..Device::Cpu.into() };
+//! let mut answers = Vec::new();
+//! for placement in [Device::Cpu.into(), two_ranks] {
+//!     let model = Model::embedded()?.with_context(64);
+//!     let prompt = model.tokenizer()?.encode("Lily and Tim", true)?;
+//!     let mut engine = model.on(placement).engine()?;
+//!     let request = Request { prompt, sampling: Sampling::GREEDY, max_tokens: 8, stop_tokens: vec![] };
+//!     answers.push(engine.generate(&request, |_| std::ops::ControlFlow::Continue(()))?.tokens);
+//! }
+//! assert_eq!(answers[0], answers[1]);
+//! # Ok::<(), ridge::Error>(())
+//! ```
+//!
+//! Behind these stand the functions that `ridge` the command uses, with every setting: `load` brings a model to a device,
+//! `admission` says what it allocates there before it does, `placement` opens devices, `rates` measures what a model's
+//! speed is compared with. Read them in the order `settings`, `placement`, `admission`, `load`, `model`.
+
+mod admission;
+mod error;
+mod load;
+mod model;
+mod placement;
+mod rates;
+mod settings;
+
+pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
+pub use error::{Error, Result, Smaller};
+pub use load::{
+    LoadNote, LoadObserver, LoadedEngine, LoadedModel, LoadedNetwork, MemoryEstimate, RunSettings, build_network,
+    estimate_memory, load_engine, load_model, load_network, round_network_for_cpu,
+};
+pub use model::{Model, PlacedModel, Writer};
+pub use placement::{Device, OpenDevice, Placement, TensorParallel};
+pub use rates::DeviceRates;
+pub use settings::{ActivationMode, NumberSettings};
+
+pub use ridge_comm::{Cluster, JoinSettings, Transport};
+pub use ridge_engine::{
+    EmbedOptions, Embedder, Engine, EngineOptions, Finish, Generated, Request, Sampling, TextStream, service,
+};
+pub use ridge_graph::{DType, FormatRef};
+pub use ridge_models::ModelFiles;
+pub use ridge_text::Tokenizer;

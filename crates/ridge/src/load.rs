@@ -1,0 +1,302 @@
+//! From the files of a model to a graph, and to weights on a device.
+
+use std::sync::Arc;
+
+use ridge_engine::{Engine, EngineOptions};
+use ridge_files::Checkpoint;
+use ridge_graph::passes::round_activations;
+use ridge_graph::{DType, Role};
+use ridge_hw::units::Bytes;
+use ridge_models::{BuildOptions, Model as Decoder, ModelConfig, ModelFiles, Network, NetworkConfig, WeightSource};
+use ridge_runtime::{Backend, Session};
+
+use crate::admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, check_memory, engine_bytes};
+use crate::error::{Error, Result};
+use crate::placement::{OpenDevice, Placement};
+use crate::settings::NumberSettings;
+
+/// Who wants to know how loading goes. `()` does not.
+pub trait LoadObserver {
+    /// So many bytes of weights are loaded, of so many.
+    fn loading(&mut self, _done: u64, _total: u64) {}
+
+    /// Something that whoever asked for it may not expect.
+    fn note(&mut self, _note: LoadNote) {}
+}
+
+impl LoadObserver for () {}
+
+/// What may be unexpected about a model that is loaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LoadNote {
+    /// Some matrices keep their dtype, for their shape does not fit the format that was asked for.
+    LeftOut {
+        /// The format.
+        format: String,
+        /// How many of the matrices.
+        matrices: usize,
+        /// Of so many.
+        of: usize,
+        /// One of them.
+        example: String,
+        /// Why it does not fit.
+        why: String,
+    },
+}
+
+/// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
+/// names.
+fn weights(files: &ModelFiles, config: &ModelConfig, random: bool) -> Result<WeightSource> {
+    source(files, config.torch_dtype, random, |checkpoint| config.arrange(checkpoint))
+}
+
+fn source(
+    files: &ModelFiles,
+    named: Option<DType>,
+    random: bool,
+    arrange: impl FnOnce(Checkpoint) -> ridge_models::Result<Checkpoint>,
+) -> Result<WeightSource> {
+    if random {
+        return Ok(WeightSource::Random(named.unwrap_or(DType::F32)));
+    }
+    Ok(WeightSource::Checkpoint(Arc::new(arrange(files.checkpoint()?)?)))
+}
+
+/// A network of any kind with its weights in the formats that they are stored in, and where they come from. Those of a
+/// family that only is planned are random.
+///
+/// # Errors
+/// When a file is not readable or does not fit the network.
+pub fn build_network(
+    files: &ModelFiles,
+    config: &NetworkConfig,
+    numbers: &NumberSettings,
+    context: Option<usize>,
+    random_weights: bool,
+) -> Result<(Network, WeightSource)> {
+    let random = random_weights || matches!(config, NetworkConfig::Planned(_));
+    let source = source(files, config.torch_dtype(), random, |checkpoint| config.arrange(checkpoint))?;
+    let mut network = config.build(&BuildOptions { context, ..numbers.options(config.torch_dtype()) })?;
+    network.module_mut().store(&source, numbers.format.as_ref())?;
+    Ok((network, source))
+}
+
+/// Makes the products of `network` take activations as `numbers` has it for the CPU.
+pub fn round_network_for_cpu(network: &mut Network, numbers: &NumberSettings) {
+    match network {
+        Network::Decoder(model) => round_for_cpu(model, numbers),
+        // Their tokens are all those of prompts.
+        Network::Encoder(_) | Network::ImageClassifier(_) => {
+            let module = network.module_mut();
+            round_activations(&mut module.graph, numbers.activations.for_prompts_and_answers(module.activations).0);
+        }
+    }
+}
+
+/// Makes the products of `model` take activations as `numbers` has it for the CPU.
+fn round_for_cpu(model: &mut Decoder, numbers: &NumberSettings) {
+    let (prompts, answers) = numbers.activations.for_prompts_and_answers(model.activations);
+    model.take_activations(prompts, answers);
+}
+
+/// A network whose weights are on the device.
+pub struct LoadedNetwork {
+    /// The weights.
+    pub session: Session,
+    /// The graph.
+    pub network: Network,
+}
+
+/// Loads a network of any kind onto one device.
+///
+/// # Errors
+/// When the device cannot be opened, or a file is not readable or does not fit the network.
+pub fn load_network(
+    files: &ModelFiles,
+    config: &NetworkConfig,
+    numbers: &NumberSettings,
+    placement: &Placement,
+    random_weights: bool,
+    observer: &mut dyn LoadObserver,
+) -> Result<LoadedNetwork> {
+    if let NetworkConfig::Planned(planned) = config {
+        return Err(Error::Planned { model: files.to_string(), family: planned.family.to_string() });
+    }
+    let (mut network, source) = build_network(files, config, numbers, None, random_weights)?;
+    let device = OpenDevice::open(placement)?;
+    if device.is_cpu() {
+        round_network_for_cpu(&mut network, numbers);
+    }
+    let total = network.module().weight_bytes();
+    let mut session = Session::new(device.backend);
+    network.module().load(&source, &mut session, None, |done| observer.loading(done, total))?;
+    Ok(LoadedNetwork { session, network })
+}
+
+/// Which matrices a format leaves as they are, and why; `None` where it leaves none.
+fn left_out(model: &Decoder, numbers: &NumberSettings) -> Option<LoadNote> {
+    let format = numbers.format.as_ref()?;
+    let matrices: Vec<_> = model.graph.args(Role::Weight).filter(|a| a.ty.shape.rank() == 2).collect();
+    let left: Vec<_> = matrices.iter().filter(|a| a.ty.format.is_none()).collect();
+    let (first, of) = (left.first()?, matrices.len());
+    let why = format.check(&first.ty.shape).err()?;
+    let (format, example) = (format.name().to_owned(), first.name.to_string());
+    Some(LoadNote::LeftOut { format, matrices: left.len(), of, example, why })
+}
+
+/// Where and in which extents a generator runs.
+#[derive(Clone, Debug)]
+pub struct RunSettings {
+    /// On which devices.
+    pub placement: Placement,
+    /// Maximum number of tokens of a sequence, prompt and answer together.
+    pub context: usize,
+    /// Tokens of the longest prompt that is expected, which decides how much workspace a step needs.
+    pub prompt: usize,
+    /// Maximum number of tokens of a prompt that one step processes.
+    pub chunk: usize,
+    /// Take random weights: only the configuration is read.
+    pub random_weights: bool,
+}
+
+/// An engine with its model.
+pub struct LoadedEngine {
+    /// The engine.
+    pub engine: Engine,
+    /// The graph, of one rank where its layers are cut.
+    pub model: Decoder,
+    /// Name of the device.
+    pub device: String,
+    /// Threads that compute, of a CPU; `None` of a GPU.
+    pub threads: Option<usize>,
+}
+
+/// Loads a generator into an engine for one sequence.
+///
+/// # Errors
+/// As for [`load_model`], and when the engine cannot be made.
+pub fn load_engine(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    run: &RunSettings,
+    observer: &mut dyn LoadObserver,
+) -> Result<LoadedEngine> {
+    let (context, chunk) = (run.context, run.chunk.min(run.context));
+    let largest = StepExtents { tokens: run.prompt.clamp(1, chunk), sequences: 1, context };
+    let workspace =
+        |model: &Decoder, backend: &dyn Backend| engine_bytes(model, backend, EnginePrograms::Sampling, largest);
+    let options = EngineOptions { context, sequences: 1, chunk, blocks: None };
+    let LoadedModel { session, model, device, threads } =
+        load_model(files, config, numbers, run, CacheSize::Engine(options), workspace, observer)?;
+    let engine = Engine::new(session, &model, options)?;
+    Ok(LoadedEngine { engine, model, device, threads })
+}
+
+/// A generator whose weights are on the device.
+pub struct LoadedModel {
+    /// The weights.
+    pub session: Session,
+    /// The graph, of one rank where its layers are cut.
+    pub model: Decoder,
+    /// Name of the device.
+    pub device: String,
+    /// Threads that compute, of a CPU; `None` of a GPU.
+    pub threads: Option<usize>,
+}
+
+/// A model before its weights are loaded.
+struct PlacedModel {
+    source: WeightSource,
+    model: Decoder,
+    device: OpenDevice,
+}
+
+fn place(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    run: &RunSettings,
+    observer: &mut dyn LoadObserver,
+) -> Result<PlacedModel> {
+    let source = weights(files, config, run.random_weights)?;
+    let options = BuildOptions { context: Some(run.context), ..numbers.options(config.torch_dtype) };
+    let mut model = config.build(&options)?;
+    model.store(&source, numbers.format.as_ref())?;
+    if let Some(left_out) = left_out(&model, numbers) {
+        observer.note(left_out);
+    }
+    if let Some(axis) = run.placement.tensor_parallel.axis() {
+        model.cut(config, &axis)?;
+    }
+    let device = OpenDevice::open(&run.placement)?;
+    if device.is_cpu() {
+        round_for_cpu(&mut model, numbers);
+    }
+    Ok(PlacedModel { source, model, device })
+}
+
+/// Loads a generator, if it fits with a cache of this size and the bytes that `workspace` returns.
+///
+/// # Errors
+/// When the device cannot be opened, memory does not suffice, or a file is not readable or does not fit the model.
+pub fn load_model(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    run: &RunSettings,
+    cached: CacheSize,
+    workspace: impl Fn(&Decoder, &dyn Backend) -> Result<Bytes>,
+    observer: &mut dyn LoadObserver,
+) -> Result<LoadedModel> {
+    let PlacedModel { source, model, device } = place(files, config, numbers, run, observer)?;
+    if let Some(available) = device.available {
+        check_memory(&model, cached, || workspace(&model, &*device.backend), available)?;
+    }
+    let mut session = Session::new(device.backend);
+    ridge_engine::declare(&session, &model, run.context)?;
+    let total = model.weight_bytes();
+    let rank = run.placement.tensor_parallel.rank();
+    model.load(&source, &mut session, rank, |done| observer.loading(done, total))?;
+    Ok(LoadedModel { session, model, device: device.name, threads: device.threads })
+}
+
+/// What [`load_model`] and an engine after it would allocate, of one rank where there are several.
+pub struct MemoryEstimate {
+    /// Name of the device.
+    pub device: String,
+    /// The weights.
+    pub weights: Bytes,
+    /// Keys, values and tokens.
+    pub cache: Bytes,
+    /// Tokens of a block of the cache.
+    pub block_size: usize,
+    /// What steps need besides.
+    pub workspace: Bytes,
+    /// Bytes that this process may allocate on the device, if known.
+    pub available: Option<Bytes>,
+}
+
+/// What a generator would allocate with a cache of this size, without loading it.
+///
+/// # Errors
+/// As for [`load_model`], but for memory.
+pub fn estimate_memory(
+    files: &ModelFiles,
+    config: &ModelConfig,
+    numbers: &NumberSettings,
+    run: &RunSettings,
+    cached: CacheSize,
+    workspace: impl Fn(&Decoder, &dyn Backend) -> Result<Bytes>,
+    observer: &mut dyn LoadObserver,
+) -> Result<MemoryEstimate> {
+    let PlacedModel { model, device, .. } = place(files, config, numbers, run, observer)?;
+    Ok(MemoryEstimate {
+        weights: Bytes(model.weight_bytes()),
+        cache: cache_bytes(&model, cached),
+        block_size: model.block_size,
+        workspace: workspace(&model, &*device.backend)?,
+        device: device.name,
+        available: device.available,
+    })
+}

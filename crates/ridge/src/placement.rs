@@ -1,0 +1,177 @@
+//! The devices that a model runs on.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ridge_comm::{Cluster, Loopback};
+use ridge_cpu::{Cpu, CpuOptions};
+use ridge_cuda::{Cuda, CudaOptions};
+use ridge_graph::shard::MeshAxis;
+use ridge_hw::units::Bytes;
+use ridge_runtime::{Backend, Ranks};
+
+use crate::error::{Error, Result};
+
+/// Which device a model is to run on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// The GPU of this number among those that the process sees.
+    Cuda(usize),
+    /// The first GPU if it can be used, else the CPU.
+    Auto,
+}
+
+/// Which devices a model is to run on, and how many share it.
+#[derive(Clone, Debug, Default)]
+pub struct Placement {
+    /// The device.
+    pub device: Device,
+    /// Threads of the CPU, of all ranks together; all usable cores if `None`.
+    pub threads: Option<usize>,
+    /// Over how many ranks each layer is cut.
+    pub tensor_parallel: TensorParallel,
+}
+
+/// Over how many ranks each layer of a model is cut, and where they are.
+#[derive(Clone, Default)]
+pub enum TensorParallel {
+    /// Layers are whole.
+    #[default]
+    None,
+    /// So many ranks within this process, which drives them as one device.
+    Here(usize),
+    /// This process is one of several ranks, all of which do the same.
+    Processes(Arc<Cluster>),
+}
+
+impl std::fmt::Debug for TensorParallel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("None"),
+            Self::Here(ranks) => write!(f, "Here({ranks})"),
+            Self::Processes(cluster) => write!(f, "Processes(rank {} of {})", cluster.rank(), cluster.ranks()),
+        }
+    }
+}
+
+impl TensorParallel {
+    /// Number of ranks.
+    pub fn ranks(&self) -> usize {
+        match self {
+            Self::None => 1,
+            Self::Here(ranks) => *ranks,
+            Self::Processes(cluster) => cluster.ranks(),
+        }
+    }
+
+    /// The rank that this process is; `None` where it drives all of them.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Processes(cluster) => Some(cluster.rank()),
+            Self::None | Self::Here(_) => None,
+        }
+    }
+
+    /// The mesh axis, if there is more than one rank.
+    pub fn axis(&self) -> Option<MeshAxis> {
+        (self.ranks() > 1).then(|| MeshAxis::new(AXIS, self.ranks()))
+    }
+}
+
+/// The mesh axis of tensor parallelism.
+const AXIS: &str = "tp";
+
+impl From<Device> for Placement {
+    fn from(device: Device) -> Self {
+        Self { device, ..Self::default() }
+    }
+}
+
+/// An opened device, or several that are driven as one.
+pub struct OpenDevice {
+    /// What runs programs.
+    pub backend: Arc<dyn Backend>,
+    /// Its name, such as `cpu` or `NVIDIA H200`.
+    pub name: String,
+    /// Threads that compute, of a CPU; `None` of a GPU.
+    pub threads: Option<usize>,
+    /// Bytes of its memory that this process may still allocate for one rank, if known.
+    pub available: Option<Bytes>,
+}
+
+impl OpenDevice {
+    /// Opens the devices.
+    ///
+    /// # Errors
+    /// When a GPU is asked for and there is none, or a library of NVIDIA's is missing; when threads cannot be started;
+    /// when there are more ranks than the device has room for.
+    pub fn open(placement: &Placement) -> Result<Self> {
+        match placement.device {
+            Device::Cpu => Self::cpu(placement),
+            Device::Cuda(ordinal) => Self::cuda(ordinal, &placement.tensor_parallel),
+            Device::Auto => Self::cuda(0, &placement.tensor_parallel).or_else(|_| Self::cpu(placement)),
+        }
+    }
+
+    /// Whether it is the CPU.
+    pub fn is_cpu(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    fn cpu(Placement { threads, tensor_parallel, .. }: &Placement) -> Result<Self> {
+        let available = ridge_hw::cpu::Cpu::detect().available_memory();
+        let open = |options: CpuOptions| -> Result<Cpu> { Ok(Cpu::new(options)?) };
+        let cpu = match tensor_parallel {
+            TensorParallel::None | TensorParallel::Here(0 | 1) => {
+                open(CpuOptions { threads: *threads, ..CpuOptions::default() })?
+            }
+            TensorParallel::Processes(cluster) => {
+                let mesh = HashMap::from([(AXIS.to_owned(), cluster.group())]);
+                open(CpuOptions { threads: *threads, mesh, ..CpuOptions::default() })?
+            }
+            TensorParallel::Here(ranks) => return Self::cpu_ranks(*ranks, *threads, available),
+        };
+        Ok(Self {
+            name: cpu.name().to_owned(),
+            threads: Some(cpu.threads()),
+            available: available.map(|bytes| Bytes(bytes.0 / tensor_parallel.ranks().max(1) as u64)),
+            backend: Arc::new(cpu),
+        })
+    }
+
+    /// Ranks of the CPU's cores, a share of the threads each.
+    fn cpu_ranks(ranks: usize, threads: Option<usize>, available: Option<Bytes>) -> Result<Self> {
+        let threads = threads.unwrap_or_else(|| ridge_hw::cpu::Cpu::detect().usable_cores());
+        let each = (threads / ranks).max(1);
+        let groups = Loopback::group(ranks);
+        let backends = groups.iter().map(|group| -> Result<Arc<dyn Backend>> {
+            let mesh = HashMap::from([(AXIS.to_owned(), Arc::clone(group))]);
+            let options = CpuOptions { threads: Some(each), own_threads: true, mesh, ..CpuOptions::default() };
+            Ok(Arc::new(Cpu::new(options)?))
+        });
+        let backend = Ranks::new(backends.collect::<Result<_>>()?, groups.clone());
+        Ok(Self {
+            name: backend.name().to_owned(),
+            threads: Some(each * ranks),
+            available: available.map(|bytes| Bytes(bytes.0 / ranks as u64)),
+            backend: Arc::new(backend),
+        })
+    }
+
+    fn cuda(ordinal: usize, tensor_parallel: &TensorParallel) -> Result<Self> {
+        if tensor_parallel.ranks() > 1 {
+            let why = "layers are cut over ranks on the CPU only so far; leave tensor parallelism out";
+            return Err(Error::Device { device: format!("cuda:{ordinal}"), why: why.to_owned() });
+        }
+        let cuda = Cuda::new(CudaOptions { ordinal, ..CudaOptions::default() })?;
+        Ok(Self {
+            name: cuda.gpu().to_owned(),
+            threads: None,
+            available: Some(Bytes(cuda.free_memory()? as u64)),
+            backend: Arc::new(cuda),
+        })
+    }
+}
