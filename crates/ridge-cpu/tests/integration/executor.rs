@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::{poisoned, run, same_bits, session};
 use crate::decoder::{Step, decoder};
-use ridge_comm::Loopback;
+use ridge_comm::{Cluster, JoinSettings, Loopback, Transport};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::conformance::{judge_graph, near};
 use ridge_graph::sample::Rng;
@@ -249,10 +249,40 @@ fn a_missing_mesh_axis_is_named() {
     assert!(text.contains("all_reduce") && text.contains("mesh axis `tp`"), "{text}");
 }
 
+/// Groups of ranks over every transport, with what keeps them together.
+fn every_group(ranks: usize) -> Vec<Vec<(Arc<dyn Collectives>, Option<Cluster>)>> {
+    let joined = |transport| {
+        let meet = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port is free");
+        std::thread::scope(|scope| {
+            let join = |rank| {
+                let (meet, token, wait) = (meet.to_string(), String::new(), JoinSettings::WAIT);
+                let settings =
+                    JoinSettings { rank, ranks, meet, token, transport, wait, patience: JoinSettings::PATIENCE };
+                scope.spawn(move || Cluster::join(&settings).expect("joins"))
+            };
+            let threads: Vec<_> = (0..ranks).map(join).collect();
+            let clusters = threads.into_iter().map(|t| t.join().expect("no panic"));
+            clusters.map(|cluster| (cluster.group(), Some(cluster))).collect()
+        })
+    };
+    vec![
+        Loopback::group(ranks).into_iter().map(|group| (group, None)).collect(),
+        joined(Transport::SharedMemory),
+        joined(Transport::Tcp),
+    ]
+}
+
 #[test]
-fn ranks_get_what_the_mesh_means() {
-    const RANKS: usize = 3;
-    let shape = [4usize, 6, 5];
+fn ranks_get_what_the_mesh_means_over_every_transport() {
+    // Small, and more than is sent whole to every rank.
+    for shape in [[4usize, 6, 5], [8, 24, 81]] {
+        every_group(RANKS).into_iter().for_each(|groups| ranks_get_what_the_mesh_means(&groups, &shape));
+    }
+}
+
+const RANKS: usize = 3;
+
+fn ranks_get_what_the_mesh_means(groups: &[(Arc<dyn Collectives>, Option<Cluster>)], shape: &[usize; 3]) {
     for dtype in [DType::F32, DType::BF16, DType::I64, DType::I8] {
         let kinds = [
             CollectiveKind::AllReduce,
@@ -269,7 +299,7 @@ fn ranks_get_what_the_mesh_means() {
             CollectiveKind::Split(1),
         ];
         let mut g = Builder::new();
-        let x = g.step_input("x", Type::tensor(dtype, shape)).expect("fresh");
+        let x = g.step_input("x", Type::tensor(dtype, *shape)).expect("fresh");
         let mut outputs = Vec::new();
         for (i, kind) in kinds.into_iter().enumerate() {
             let prim = Prim::Collective { kind, mesh: "tp".into(), ranks: RANKS };
@@ -278,7 +308,7 @@ fn ranks_get_what_the_mesh_means() {
         let graph = g.finish(outputs).expect("finishes");
         let value = |rank: usize| {
             let mut rng = Rng::new(rank as u64);
-            let t = if dtype.is_float() { rng.normal(dtype, &shape) } else { rng.integers(dtype, &shape, -60, 60) };
+            let t = if dtype.is_float() { rng.normal(dtype, shape) } else { rng.integers(dtype, shape, -60, 60) };
             Value::Plain(t)
         };
         let mesh = [("tp", RANKS)];
@@ -287,10 +317,10 @@ fn ranks_get_what_the_mesh_means() {
         };
         let (exact, plain) = (meaning(Precision::Exact), meaning(Precision::Rounded));
         std::thread::scope(|scope| {
-            for (rank, group) in Loopback::group(RANKS).into_iter().enumerate() {
+            for (rank, (group, _)) in groups.iter().enumerate() {
                 let (graph, exact, plain) = (&graph, &exact[rank], &plain[rank]);
                 scope.spawn(move || {
-                    let mesh = HashMap::from([("tp".to_owned(), group)]);
+                    let mesh = HashMap::from([("tp".to_owned(), Arc::clone(group))]);
                     let options = CpuOptions { threads: Some(2), mesh, poison: true, ..CpuOptions::default() };
                     let backend: Arc<dyn Backend> = Arc::new(Cpu::new(options).expect("threads start"));
                     let got = run(&backend, graph, &Bindings::new(), &|_| value(rank)).expect("runs");

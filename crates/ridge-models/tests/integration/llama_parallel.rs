@@ -9,7 +9,7 @@ use crate::common::{
     BLOCKS, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, judge, loss_graph, plain_logits, relative, rows,
     stack, step, training_step,
 };
-use ridge_comm::{Cluster, JoinSettings, Loopback, Transport};
+use ridge_comm::{Cluster, JoinSettings, Loopback, Transport, variables};
 use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
@@ -206,6 +206,71 @@ fn on_two_cpus_cached_steps_give_the_bits_of_the_whole_prompt() {
         let whole = on_two_cpus(&fixture, &[24]);
         for chunks in [vec![16, 1, 1, 1, 1, 1, 1, 1, 1], vec![5, 5, 5, 5, 4]] {
             assert_eq!(on_two_cpus(&fixture, &chunks), whole, "{name} in steps of {chunks:?}");
+        }
+    }
+}
+
+/// Logits of the prompt on two ranks that are processes: this test starts the second one, which is this test again.
+fn on_two_processes(fixture: &Fixture, name: &str, transport: Transport) -> [Tensor; RANKS] {
+    let folder = tempfile::tempdir().expect("is made");
+    let meet = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port is free");
+    let test = "llama_parallel::logits_of_two_processes_are_as_near_to_exact_as_those_of_transformers";
+    let mut ranks: Vec<_> = (0..RANKS)
+        .map(|rank| {
+            let mut command = std::process::Command::new(std::env::current_exe().expect("is known"));
+            command.args([test, "--exact", "--nocapture"]);
+            command.env(FIXTURE, name).env(LOGITS, folder.path().join(rank.to_string()));
+            command.env(variables::RANK, rank.to_string()).env(variables::RANKS, RANKS.to_string());
+            command.env(variables::MEET, meet.to_string()).env(variables::TRANSPORT, transport.name());
+            command.stdout(std::process::Stdio::null()).spawn().expect("starts")
+        })
+        .collect();
+    assert!(ranks.iter_mut().all(|rank| rank.wait().expect("ends").success()), "{name} over {}", transport.name());
+    let ty = Tensor::zeros(DType::F32, &[24, fixture.config.vocab_size]);
+    [0, 1].map(|rank| {
+        let bytes = std::fs::read(folder.path().join(rank.to_string())).expect("is written");
+        Tensor { data: ridge_graph::Data::Float(DType::F32.decode(&bytes)), ..ty.clone() }
+    })
+}
+
+/// Which model a rank is to run, and where it writes logits.
+const FIXTURE: &str = "RIDGE_TEST_FIXTURE";
+const LOGITS: &str = "RIDGE_TEST_LOGITS";
+
+/// What a process does that is one of two ranks.
+fn be_one_rank(name: &str, settings: &JoinSettings) {
+    let fixture = Fixture::open(MODELS.into_iter().find(|model| *model == name).expect("one of them"));
+    let graph = fixture.graph(&["all_logits"]);
+    let local = sharded(&fixture, &graph);
+    let cluster = Cluster::join(settings).expect("the other comes");
+    let mesh = HashMap::from([("tp".to_owned(), cluster.group())]);
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), mesh, ..CpuOptions::default() }).expect("starts");
+    let rank = Rank::new(&fixture, &local, &graph, settings.rank, cpu);
+    let mut sequence = [Sequence::new(&fixture.prompt(), &SHUFFLED[0])];
+    let logits = [9, 15].map(|n| {
+        let (inputs, bindings) = step(&mut sequence, &[n]);
+        rank.run(&inputs, &bindings)
+    });
+    std::fs::write(std::env::var(LOGITS).expect("is set"), stack(&logits).to_bytes()).expect("is written");
+    cluster.leave();
+}
+
+#[test]
+fn logits_of_two_processes_are_as_near_to_exact_as_those_of_transformers() {
+    if let (Ok(name), Some(settings)) = (std::env::var(FIXTURE), JoinSettings::from_environment().expect("makes sense"))
+    {
+        return be_one_rank(&name, &settings);
+    }
+    for name in ["gqa2_tied", "bf16_sharded"] {
+        let fixture = Fixture::open(name);
+        let within = on_two_cpus(&fixture, &[24]);
+        for transport in [Transport::SharedMemory, Transport::Tcp] {
+            let logits = on_two_processes(&fixture, name, transport);
+            assert_eq!(logits[0], logits[1], "{name} over {}: both ranks", transport.name());
+            assert_eq!(logits[0], within[0], "{name} over {}: as within one process", transport.name());
+            let (plain, exact) = (fixture.expected.tensor("logits_f32"), fixture.expected.tensor("logits_f64"));
+            let used = judge(name, &logits[0], &plain, &plain_logits(&fixture), &exact);
+            println!("{name} over {}: {used:.2} of what is allowed", transport.name());
         }
     }
 }
