@@ -11,6 +11,7 @@ use crate::commands::embed::{self, EmbedArgs};
 use crate::commands::eval::{self, EvalArgs};
 use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::inspect::{self, InspectArgs};
+use crate::commands::launch::{self, LaunchArgs};
 use crate::commands::plan::{self, PlanArgs};
 use crate::commands::quantize::{self, QuantizeArgs};
 use crate::commands::serve::{self, ServeArgs};
@@ -55,6 +56,7 @@ pub(crate) enum CliCommand {
     Bench(BenchArgs),
     Eval(EvalArgs),
     Inspect(InspectArgs),
+    Launch(LaunchArgs),
     Doctor(DoctorArgs),
     Plan(PlanArgs),
     Convert(ConvertArgs),
@@ -81,6 +83,7 @@ impl CliCommand {
             Self::Bench(args) => bench::run(args),
             Self::Eval(args) => eval::run(args),
             Self::Inspect(args) => inspect::run(args),
+            Self::Launch(args) => launch::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Completions(args) => shell::completions(&args, Cli::command()),
             Self::Man(args) => shell::man(&args, Cli::command()),

@@ -60,6 +60,16 @@ pub(crate) enum Error {
     #[error("{what} need {needed}, and this process can take {available}; {remedy}")]
     Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
 
+    #[error("the ranks cannot go on: {why}")]
+    Ranks { why: String },
+
+    #[error("cannot start {program} as a rank")]
+    Launch {
+        program: String,
+        #[source]
+        cause: io::Error,
+    },
+
     #[error(transparent)]
     Ridge(ridge::Error),
 

@@ -7,10 +7,10 @@
 //! 3. `commands`: a file or folder for each, with its arguments, the settings that they resolve to, and what it prints.
 //! 4. `args`: arguments that several commands share, and parsers of their values. Beside it `conversation` (messages and
 //!    chat templates) and `target_file` (files that are written).
-//! 5. `model`: from the files of a model to weights and an engine on a device that has room for them. It is free of
-//!    arguments, so that it can become a library.
-//! 6. `input` and `output`: the terminal, standard streams and files of text.
-//! 7. `error`: what can go wrong, and with which exit code.
+//! 5. `input` and `output`: the terminal, standard streams and files of text.
+//! 6. `error`: what can go wrong, and with which exit code.
+//!
+//! From the files of a model to an engine on a device is the library's part, the crate `ridge`.
 
 mod args;
 mod cli;

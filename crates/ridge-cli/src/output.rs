@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,8 +11,19 @@ use ridge::{LoadNote, LoadObserver};
 
 use crate::error::{Error, Result};
 
+/// Is standard output another process's to write?
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Prints nothing from now on: of several ranks that do the same, the first prints.
+pub(crate) fn be_silent() {
+    SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Writes to standard output at once, so that text is seen as it comes.
 pub(crate) fn print(text: &str) -> Result<()> {
+    if SILENT.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
 }

@@ -2,10 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ridge_runtime::Collectives;
+use ridge_runtime::{CollectiveError, Collectives};
 
 use crate::error::CommError;
 use crate::health::Health;
@@ -125,14 +125,15 @@ impl JoinSettings {
     }
 }
 
-/// This process's place among ranks that are processes. Dropping it without [`leave`](Self::leave) tells the others that
+/// This process's place among ranks that are processes. Dropping it before [`leave`](Self::leave) tells the others that
 /// this rank has failed.
 pub struct Cluster {
     rank: usize,
     ranks: usize,
     health: Arc<Health>,
     group: Arc<LinkedGroup>,
-    watch: Watch,
+    /// Until this rank has parted from the others.
+    watch: Mutex<Option<Watch>>,
 }
 
 impl Cluster {
@@ -151,7 +152,7 @@ impl Cluster {
         let group = Arc::new(LinkedGroup::new(rank, links, Arc::clone(&health)));
         let watch = Watch::start(rank, members, Arc::clone(&health), Patience(settings.patience))
             .map_err(failed(rank, "start a thread"))?;
-        Ok(Self { rank, ranks, health, group, watch })
+        Ok(Self { rank, ranks, health, group, watch: Mutex::new(Some(watch)) })
     }
 
     /// This rank.
@@ -169,19 +170,51 @@ impl Cluster {
         Arc::clone(&self.group) as Arc<dyn Collectives>
     }
 
+    /// Gives every rank the bytes that rank 0 has.
+    ///
+    /// # Errors
+    /// As for [`Collectives::exchange`].
+    pub fn agree(&self, mine: &[u8]) -> Result<Vec<u8>, CollectiveError> {
+        let from_first = |what: &str, mine: &[u8], bytes: usize| -> Result<Vec<u8>, CollectiveError> {
+            let mut received = vec![0; bytes];
+            let send: Vec<&[u8]> = (0..self.ranks).map(|_| if self.rank == 0 { mine } else { &[] }).collect();
+            let mut receive: Vec<&mut [u8]> = (0..self.ranks).map(|_| &mut [][..]).collect();
+            receive[0] = &mut received;
+            self.group.exchange(what, &send, &mut receive)?;
+            Ok(received)
+        };
+        let length = from_first("the length of what rank 0 says", &(mine.len() as u64).to_le_bytes(), 8)?;
+        let length = length.try_into().map_or(0, u64::from_le_bytes);
+        from_first("what rank 0 says", mine, length as usize)
+    }
+
+    /// Why the ranks cannot go on, if they cannot.
+    pub fn failure(&self) -> Option<CollectiveError> {
+        self.health.check().err()
+    }
+
     /// Parts from the others in peace: this rank exchanges nothing more.
-    pub fn leave(mut self) {
-        if self.health.check().is_ok() {
-            let (number, _) = self.health.progress();
-            self.watch.end(Message::Bye { number });
+    pub fn leave(&self) {
+        let (number, _) = self.health.progress();
+        self.part(Message::Bye { number });
+    }
+
+    /// Tells the others that this rank cannot go on, and why.
+    pub fn fail(&self, why: &str) {
+        self.part(Message::Failed { why: why.to_owned() });
+    }
+
+    fn part(&self, farewell: Message) {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(mut watch) = watch {
+            watch.end(farewell);
         }
     }
 }
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let why = self.health.check().err().map_or_else(|| "its work failed".to_owned(), |error| error.to_string());
-        self.watch.end(Message::Failed { why });
+        self.fail(&self.failure().map_or_else(|| "its work failed".to_owned(), |error| error.to_string()));
     }
 }
 
@@ -365,9 +398,9 @@ impl DataListener {
             links[other] = Some(Box::new(TcpLink::new(stream)?));
             Ok(())
         };
-        for other in 0..rank {
-            let what = failed(rank, &format!("connect to rank {other} at {}", addresses[other]));
-            let stream = connect(&addresses[other]).map_err(&what)?;
+        for (other, address) in addresses.iter().enumerate().take(rank) {
+            let what = failed(rank, &format!("connect to rank {other} at {address}"));
+            let stream = connect(address).map_err(&what)?;
             // Who it is, on a connection that carries nothing but what is exchanged afterwards.
             let mut hello = Greeting::new(settings, rank);
             hello.send(&stream).map_err(&what)?;

@@ -136,7 +136,8 @@ impl Incoming<'_> {
 
 /// As much of `what` as is compared.
 fn cut(what: &str) -> &str {
-    &what[..what.floor_char_boundary(MAX_WHAT)]
+    let fits = (0..=what.len().min(MAX_WHAT)).rev().find(|end| what.is_char_boundary(*end));
+    &what[..fits.unwrap_or(0)]
 }
 
 impl LinkedGroup {

@@ -57,10 +57,11 @@ pub use placement::{Device, OpenDevice, Placement, TensorParallel};
 pub use rates::DeviceRates;
 pub use settings::{ActivationMode, NumberSettings};
 
-pub use ridge_comm::{Cluster, JoinSettings, Transport};
+pub use ridge_comm::{Cluster, JoinSettings, Transport, variables};
 pub use ridge_engine::{
     EmbedOptions, Embedder, Engine, EngineOptions, Finish, Generated, Request, Sampling, TextStream, service,
 };
 pub use ridge_graph::{DType, FormatRef};
 pub use ridge_models::ModelFiles;
+pub use ridge_runtime::CollectiveError;
 pub use ridge_text::Tokenizer;

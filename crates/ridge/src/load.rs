@@ -120,7 +120,7 @@ pub fn load_network(
     observer: &mut dyn LoadObserver,
 ) -> Result<LoadedNetwork> {
     if let NetworkConfig::Planned(planned) = config {
-        return Err(Error::Planned { model: files.to_string(), family: planned.family.to_string() });
+        return Err(Error::Planned { model: files.to_string(), family: planned.family.to_owned() });
     }
     let (mut network, source) = build_network(files, config, numbers, None, random_weights)?;
     let device = OpenDevice::open(placement)?;

@@ -1,9 +1,12 @@
 //! Where a model runs.
 
+use std::sync::Arc;
+
 use clap::Args;
-use ridge::{Device, Placement, TensorParallel};
+use ridge::{Cluster, Device, JoinSettings, Placement, TensorParallel};
 
 use super::numbers::{MAX_THREADS, whole};
+use crate::error::{Error, refused};
 
 /// The device, for every command that runs a network on any.
 #[derive(Clone, Debug, Args)]
@@ -44,6 +47,21 @@ impl ParallelArgs {
     /// Ranks within this process.
     pub(crate) fn here(&self) -> TensorParallel {
         if self.ranks == 1 { TensorParallel::None } else { TensorParallel::Here(self.ranks) }
+    }
+
+    /// Ranks within this process, or the ranks of which this process is one where it was launched so.
+    ///
+    /// # Errors
+    /// When the ranks that were launched are of another number, or do not meet.
+    pub(crate) fn join(&self) -> Result<TensorParallel, Error> {
+        let Some(settings) = JoinSettings::from_environment().map_err(ridge::Error::from)? else {
+            return Ok(self.here());
+        };
+        if self.ranks != settings.ranks {
+            let why = format!("{} ranks were launched; give --tp {}", settings.ranks, settings.ranks);
+            return Err(refused("--tp", self.ranks, &why));
+        }
+        Ok(TensorParallel::Processes(Arc::new(Cluster::join(&settings).map_err(ridge::Error::from)?)))
     }
 
     pub(crate) fn ranks(&self) -> usize {

@@ -9,6 +9,7 @@ pub(crate) mod embed;
 pub(crate) mod eval;
 pub(crate) mod generate;
 pub(crate) mod inspect;
+pub(crate) mod launch;
 pub(crate) mod plan;
 pub(crate) mod quantize;
 pub(crate) mod serve;

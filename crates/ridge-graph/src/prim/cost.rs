@@ -57,10 +57,10 @@ impl Prim {
                     | CollectiveKind::Reduce(_)
                     | CollectiveKind::Broadcast(_) => whole.div_floor(n) * (n - 1),
                     CollectiveKind::Send { from, to } if from != to => whole,
-                    CollectiveKind::Send { .. } => whole * 0,
+                    CollectiveKind::Send { .. } => Poly::zero(),
                     CollectiveKind::Split(_) => {
                         cost.bytes_read = outputs[0].bytes();
-                        whole * 0
+                        Poly::zero()
                     }
                 };
             }

@@ -3,9 +3,10 @@
 mod args;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ridge::{LoadedEngine, Placement, RunSettings};
+use ridge::{Cluster, CollectiveError, LoadedEngine, Placement, RunSettings, TensorParallel};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
 use ridge_hw::units::Seconds;
@@ -19,13 +20,67 @@ use args::{GeneratePrompt, GenerateSettings};
 use crate::args::{decimal, settings_json};
 use crate::error::{Error, Result, refused};
 use crate::input;
-use crate::output::{LoadProgress, count, note, print, print_json, print_untrusted};
+use crate::output::{LoadProgress, be_silent, count, note, print, print_json, print_untrusted};
 
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
-    generate(&args.resolve()?)
+    let mut settings = args.resolve()?;
+    let parallel = settings.parallel.join()?;
+    let TensorParallel::Processes(cluster) = &parallel else { return generate(&settings, &parallel) };
+    give_up_when_ranks_do(cluster)?;
+    let outcome = agree(&mut settings, cluster).and_then(|()| generate(&settings, &parallel));
+    match &outcome {
+        Ok(()) => cluster.leave(),
+        Err(error) => cluster.fail(&error.to_string()),
+    }
+    outcome
 }
 
-fn generate(settings: &GenerateSettings) -> Result<()> {
+/// Makes all ranks do the same: the prompt and the seed are those of the first, which alone prints.
+fn agree(settings: &mut GenerateSettings, cluster: &Cluster) -> Result<()> {
+    let failed = |error: CollectiveError| Error::Ranks { why: error.to_string() };
+    let prompt = match &settings.prompt {
+        GeneratePrompt::Stdin if cluster.rank() == 0 => input::stdin()?,
+        _ => String::new(),
+    };
+    let mut said = settings.sampling.values.seed.to_le_bytes().to_vec();
+    said.extend(prompt.as_bytes());
+    let said = cluster.agree(&said).map_err(failed)?;
+    let (seed, prompt) = said.split_at(8.min(said.len()));
+    settings.sampling.values.seed = seed.try_into().map_or(0, u64::from_le_bytes);
+    if settings.prompt == GeneratePrompt::Stdin {
+        settings.prompt = GeneratePrompt::Text(String::from_utf8_lossy(prompt).into_owned());
+    }
+    if cluster.rank() > 0 {
+        be_silent();
+        (settings.notes, settings.timing, settings.verbose) = (false, false, false);
+    }
+    Ok(())
+}
+
+/// How long a rank has to end by itself once another is lost.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Ends this process when the ranks cannot go on and it does not notice: it may be loading, or wait for a device.
+fn give_up_when_ranks_do(cluster: &Arc<Cluster>) -> Result<()> {
+    let cluster = Arc::downgrade(cluster);
+    let watch = move || {
+        while let Some(cluster) = cluster.upgrade() {
+            if let Some(failure) = cluster.failure() {
+                drop(cluster);
+                std::thread::sleep(GRACE);
+                note(&format!("error: {failure}"));
+                #[expect(clippy::exit, reason = "the thread that would end it does not notice")]
+                std::process::exit(1);
+            }
+            drop(cluster);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    let started = std::thread::Builder::new().name("ranks".into()).spawn(watch);
+    started.map(drop).map_err(|cause| Error::Ranks { why: format!("cannot start a thread: {cause}") })
+}
+
+fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()> {
     let started = Instant::now();
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
@@ -37,7 +92,7 @@ fn generate(settings: &GenerateSettings) -> Result<()> {
     let context = context(settings, prompt.ids.len(), config.max_context())?;
 
     let running = RunSettings {
-        placement: Placement { tensor_parallel: settings.parallel.here(), ..settings.place.placement() },
+        placement: Placement { tensor_parallel: parallel.clone(), ..settings.place.placement() },
         context,
         prompt: prompt.ids.len(),
         chunk: settings.chunk,

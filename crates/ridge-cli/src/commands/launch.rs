@@ -1,0 +1,208 @@
+//! `ridge launch`: the same command as several ranks, each a process.
+
+use std::ffi::OsString;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+use std::io::{BufRead as _, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use ridge::{Transport, variables};
+
+use crate::args::whole;
+use crate::error::{Error, Result, refused};
+use crate::output::note;
+
+/// Run a command as several ranks, each a process, that share a model
+///
+/// Every rank runs the command behind `--`, which says over how many ranks the model is cut; the first prints. When a rank
+/// is lost, the others name it and end.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge launch -n 2 -- generate --tp 2 --greedy
+  ridge launch -n 4 --transport tcp -- generate --tp 4 --model DIR \"A prompt\"
+
+On two machines, with the same secret in RIDGE_TOKEN, node 0 and then node 1:
+  ridge launch -n 1 --nodes 2 --node 0 --meet HOST:29500 -- generate --tp 2
+  ridge launch -n 1 --nodes 2 --node 1 --meet HOST:29500 -- generate --tp 2
+
+Each rank has RIDGE_RANK, RIDGE_RANKS, RIDGE_MEET, RIDGE_TOKEN and RIDGE_TRANSPORT in its environment; another launcher may \
+set them as well.")]
+pub(crate) struct LaunchArgs {
+    /// Ranks on this machine
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, 64>, allow_negative_numbers = true)]
+    ranks: usize,
+
+    /// How ranks communicate [default: shm on one machine, else tcp]
+    #[arg(long, value_enum)]
+    transport: Option<TransportArg>,
+
+    /// Machines, each of which has as many ranks
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 1, 1024>,
+        allow_negative_numbers = true, default_value_t = 1, requires = "meet"
+    )]
+    nodes: usize,
+
+    /// Which machine this is, from 0
+    #[arg(
+        long, value_name = "N", value_parser = whole::<usize, 0, 1023>,
+        allow_negative_numbers = true, default_value_t = 0
+    )]
+    node: usize,
+
+    /// Host and port of machine 0 at which the ranks meet [default: a free port of this machine]
+    #[arg(long, value_name = "HOST:PORT")]
+    meet: Option<String>,
+
+    /// Seconds that a rank may be in a collective that another has not come to [default: 600]
+    #[arg(long, value_name = "SECONDS", value_parser = whole::<usize, 1, 1_000_000>, allow_negative_numbers = true)]
+    patience: Option<usize>,
+
+    /// The command: generate and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Values of `--transport`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum TransportArg {
+    /// Shared memory, on one machine
+    Shm,
+    /// TCP
+    Tcp,
+}
+
+/// Commands that may be ranks of several.
+const COMMANDS: [&str; 1] = ["generate"];
+
+/// How long ranks have to end by themselves once one has failed.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
+    let name = args.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    if !COMMANDS.contains(&name.as_str()) {
+        return Err(refused(
+            "COMMAND",
+            name,
+            &format!("is none that runs as ranks; these do: {}", COMMANDS.join(", ")),
+        ));
+    }
+    if args.node >= args.nodes {
+        return Err(refused("--node", args.node, &format!("must be below --nodes {}", args.nodes)));
+    }
+    let transport = match args.transport {
+        Some(TransportArg::Shm) if args.nodes > 1 => {
+            return Err(refused("--transport", "shm", "is of one machine, and there are several; use tcp"));
+        }
+        Some(TransportArg::Tcp) => Transport::Tcp,
+        None if args.nodes > 1 => Transport::Tcp,
+        Some(TransportArg::Shm) | None => Transport::SharedMemory,
+    };
+    let token = match std::env::var(variables::TOKEN) {
+        Ok(token) if !token.is_empty() => token,
+        _ if args.nodes > 1 => {
+            let why = "must be set to the same text on all machines, one that nobody guesses";
+            return Err(refused(variables::TOKEN, "", why));
+        }
+        _ => (0..2).map(|_| format!("{:016x}", RandomState::new().build_hasher().finish())).collect(),
+    };
+    let meet = match &args.meet {
+        Some(meet) => meet.clone(),
+        None => free_address()?,
+    };
+    let program = std::env::current_exe().map_err(|cause| Error::Launch { program: "ridge".into(), cause })?;
+    let mut ranks = Ranks(Vec::with_capacity(args.ranks));
+    for local in 0..args.ranks {
+        let rank = args.node * args.ranks + local;
+        let mut command = Command::new(&program);
+        command.args(&args.command);
+        command.env(variables::RANK, rank.to_string()).env(variables::RANKS, (args.ranks * args.nodes).to_string());
+        command.env(variables::MEET, &meet).env(variables::TOKEN, &token).env(variables::TRANSPORT, transport.name());
+        if let Some(patience) = args.patience {
+            command.env(variables::PATIENCE, patience.to_string());
+        }
+        if rank > 0 {
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        }
+        let started = command.spawn();
+        let mut child = started.map_err(|cause| Error::Launch { program: program.display().to_string(), cause })?;
+        if let Some(said) = child.stderr.take() {
+            pass_on(rank, said)?;
+        }
+        ranks.0.push((rank, child));
+    }
+    ranks.wait()
+}
+
+/// An address of this machine at which nobody listens.
+fn free_address() -> Result<String> {
+    let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
+    address
+        .map(|address| address.to_string())
+        .map_err(|cause| Error::Ranks { why: format!("no port is free: {cause}") })
+}
+
+/// Prints what a rank says, with its number.
+fn pass_on(rank: usize, said: impl Read + Send + 'static) -> Result<()> {
+    let lines = move || {
+        for line in BufReader::new(said).lines().map_while(Result::ok) {
+            note(&format!("rank {rank}: {line}"));
+        }
+    };
+    let started = std::thread::Builder::new().name(format!("rank-{rank}")).spawn(lines);
+    started.map(drop).map_err(|cause| Error::Ranks { why: format!("cannot start a thread: {cause}") })
+}
+
+/// The ranks of this machine. What still runs when it is dropped is killed.
+struct Ranks(Vec<(usize, Child)>);
+
+impl Ranks {
+    /// Waits until all have ended. Once one has failed, the others have a moment to end too.
+    fn wait(mut self) -> Result<()> {
+        let mut failed: Option<(usize, ExitStatus, Instant)> = None;
+        let mut running: Vec<usize> = (0..self.0.len()).collect();
+        while !running.is_empty() {
+            let mut ended = None;
+            for (at, index) in running.iter().enumerate() {
+                let (rank, child) = &mut self.0[*index];
+                let status = child.try_wait().map_err(|cause| Error::Ranks { why: format!("rank {rank}: {cause}") })?;
+                if let Some(status) = status {
+                    ended = Some((at, *rank, status));
+                    break;
+                }
+            }
+            match ended {
+                Some((at, rank, status)) => {
+                    running.swap_remove(at);
+                    if !status.success() && failed.is_none() {
+                        failed = Some((rank, status, Instant::now()));
+                    }
+                }
+                None => std::thread::sleep(Duration::from_millis(10)),
+            }
+            if failed.as_ref().is_some_and(|(_, _, at)| at.elapsed() > GRACE) {
+                break;
+            }
+        }
+        // What it has said is printed by another thread.
+        std::thread::sleep(Duration::from_millis(20));
+        match failed {
+            None => Ok(()),
+            Some((rank, status, _)) => Err(Error::Ranks { why: format!("rank {rank} ended first, with {status}") }),
+        }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.0 {
+            if matches!(child.try_wait(), Ok(None)) {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
