@@ -9,9 +9,10 @@
 //! Read `shard/placement.rs` for placements and rules, `shard/prim.rs` for the primitives' rules and `shard/rules.rs` for
 //! those of any op, `shard/propagate.rs` for how one is chosen, `shard/convert.rs` for what brings a value from one
 //! placement to another, `shard/local.rs` for shapes and attributes of one rank's share, `shard/mesh.rs` for the graph of
-//! one rank, and `shard/slice.rs` for cutting tensors.
+//! one rank, `shard/slice.rs` for cutting tensors, and `shard/gathered.rs` for parameters that data-parallel ranks gather.
 
 mod convert;
+mod gathered;
 mod local;
 mod mesh;
 mod placement;
@@ -21,6 +22,7 @@ mod reshape;
 mod rules;
 mod slice;
 
+pub use gathered::{gather_again, gather_weights};
 pub use local::component_place;
 pub use mesh::{Sharded, shard};
 pub use placement::{MeshAxis, Placement, ShardingRule, rowwise_rules};

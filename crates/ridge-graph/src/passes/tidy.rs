@@ -60,7 +60,8 @@ pub fn tidy(graph: &mut Graph) {
                     .find(|c| draft.nodes[*c].as_ref().is_some_and(|n| n.op == node.op && n.outputs == node.outputs))
             });
             match same {
-                Some(first) if !matches!(node.op, Op::Arg(_)) => {
+                // What is communicated twice is a choice of memory against time, which is not for this pass to undo.
+                Some(first) if !matches!(node.op, Op::Arg(_) | Op::Prim(Prim::Collective { .. })) => {
                     for out in 0..node.outputs.len() {
                         draft.replace(draft.var(i, out), draft.var(first, out));
                     }
