@@ -28,6 +28,7 @@ enum Fate {
 }
 
 /// Exchanges until that fails, as one of the ranks.
+#[expect(clippy::exit, reason = "it is a process of its own, whose exit code is looked at")]
 fn be_a_rank(settings: &JoinSettings) -> ! {
     let cluster = Cluster::join(settings).expect("all come");
     let group = cluster.group();
@@ -47,7 +48,7 @@ fn be_a_rank(settings: &JoinSettings) -> ! {
             _ => "all_reduce(f32[1000])",
         };
         let mut receive: Vec<&mut [u8]> = received.iter_mut().map(Vec::as_mut_slice).collect();
-        if let Err(error) = group.exchange(what, &vec![&mine[..]; RANKS], &mut receive) {
+        if let Err(error) = group.exchange(what, &[&mine[..]; RANKS], &mut receive) {
             eprintln!("error: {error}");
             drop(cluster);
             std::process::exit(1);

@@ -1,6 +1,7 @@
 //! Buckets: launches with their operands' addresses, for steps of each slot.
 
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -12,8 +13,9 @@ use crate::bytes::MemoryBlock;
 use crate::device::CpuDevice;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, Preparation};
+use crate::lane::{Communication, Gate, Lane};
 use crate::memory::AlignedMemory;
-use crate::pool::{LaunchSequence, MAX_CHUNKS};
+use crate::pool::{LaunchSequence, MAX_CHUNKS, said};
 use crate::scratch::{POISON, Scratch};
 use crate::slot::{BoundSlot, SlotMemory};
 use crate::weight::BoundWeight;
@@ -54,8 +56,12 @@ struct OperandAddress {
 
 enum LaunchWork {
     Kernel(Arc<dyn CpuKernel>),
+    /// Hands the kernel to the lane of communication.
+    Communicate(Arc<dyn CpuKernel>),
     /// Begins this segment of the step: copies what was staged.
     Begin(usize),
+    /// The end of a step that communicates.
+    Join,
 }
 
 struct BoundLaunch {
@@ -64,6 +70,8 @@ struct BoundLaunch {
     chunks: u16,
     /// Is this the kernel's preparation?
     prepares: bool,
+    /// How many collectives of the lane must be complete before it begins.
+    after: usize,
     /// Its operands are `blocks[first..][..inputs]`, then as many as there are outputs, then the room to prepare in.
     first: usize,
     inputs: usize,
@@ -94,6 +102,8 @@ pub(crate) struct BoundBucket {
     pub(crate) order: Arc<StepOrder>,
     /// The groups of ranks that are failed with a step, for others would wait for this rank.
     groups: Vec<Arc<dyn Collectives>>,
+    /// Runs collectives beside the other launches; `None` where none does.
+    lane: Option<Arc<Lane>>,
     pub(crate) poison: bool,
     /// Counts the working memory of the threads that run its launches.
     pub(crate) ledger: Arc<MemoryLedger>,
@@ -169,11 +179,17 @@ impl BoundBucket {
                 Place { region: Region::Arena, offset: if preparation.is_some() { room_offset(plan) } else { 0 } };
             addresses.push(OperandAddress { place: room, bytes: preparation.map_or(0, |p| p.bytes) });
             let mut add = |prepares: bool, pieces: usize, nanos: f64| {
+                let kernel = Arc::clone(&kernel);
+                let (work, chunks) = match launch.communicates {
+                    true => (LaunchWork::Communicate(kernel), 1),
+                    false => (LaunchWork::Kernel(kernel), chunks(pieces, nanos, device.pool.threads())),
+                };
                 steps.push(BoundLaunch {
-                    chunks: chunks(pieces, nanos, device.pool.threads()),
-                    work: LaunchWork::Kernel(Arc::clone(&kernel)),
+                    chunks,
+                    work,
                     pieces,
                     prepares,
+                    after: launch.after,
                     first,
                     inputs: launch.inputs.len(),
                     outputs: launch.outputs.len(),
@@ -189,6 +205,11 @@ impl BoundBucket {
             cut = Some(steps.len());
             steps.push(begins(1));
         }
+        let communicating = plan.launches.iter().filter(|launch| launch.communicates).count();
+        let lane = if communicating > 0 { Some(device.lane()?) } else { None };
+        if lane.is_some() {
+            steps.push(BoundLaunch { work: LaunchWork::Join, after: communicating, ..begins(0) });
+        }
         let slots = slots.into_iter().map(|memory| BoundSlot::new(memory, addresses.len())).collect();
         let ends = steps.iter().map(|_| AtomicU64::new(0)).collect();
         let watch = LaunchClock { on: AtomicBool::new(false), clock: Instant::now(), ends };
@@ -202,6 +223,7 @@ impl BoundBucket {
             late,
             order: Arc::clone(&device.order),
             groups: device.mesh.values().map(Arc::clone).collect(),
+            lane,
             poison: device.poison,
             ledger: Arc::clone(&device.ledger),
             watch,
@@ -241,7 +263,7 @@ impl BoundBucket {
 /// The launch that begins a segment.
 fn begins(segment: usize) -> BoundLaunch {
     let work = LaunchWork::Begin(segment);
-    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, first: 0, inputs: 0, outputs: 0 }
+    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, after: 0, first: 0, inputs: 0, outputs: 0 }
 }
 
 /// A launch that poisons these blocks.
@@ -251,7 +273,7 @@ fn poisoned(regions: impl Iterator<Item = (Region, usize)>, addresses: &mut Vec<
     let outputs = addresses.len() - first;
     addresses.push(OperandAddress { place: Place { region: Region::Arena, offset: 0 }, bytes: 0 });
     let work = LaunchWork::Kernel(Arc::new(PoisonKernel));
-    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, first, inputs: 0, outputs }
+    BoundLaunch { work, pieces: 1, chunks: 1, prepares: false, after: 0, first, inputs: 0, outputs }
 }
 
 /// Fills its outputs with what no kernel may rely on.
@@ -299,44 +321,76 @@ impl LaunchSequence for BucketLaunches {
     }
 
     fn failed(&self, why: &str) {
-        let slot = &self.bucket.slots[self.slot];
-        slot.fail(why);
-        self.bucket.order.failed(slot.number(), why);
-        self.bucket.groups.iter().for_each(|group| group.abort(why));
+        self.bucket.fail(self.slot, why);
+    }
+
+    fn gate(&self, launch: usize) -> Option<(&Gate, usize)> {
+        let step = &self.bucket.steps[self.launches.start + launch];
+        (step.after > 0).then(|| (&self.bucket.slots[self.slot].gate, step.after))
     }
 
     fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch) {
         let (bucket, slot) = (&*self.bucket, &self.bucket.slots[self.slot]);
         let launch = self.launches.start + launch;
         let step = &bucket.steps[launch];
-        let watch = &bucket.watch;
-        let note_end = || {
-            if watch.on.load(Ordering::Relaxed) {
-                watch.ends[launch].fetch_max(watch.now(), Ordering::Relaxed);
-            }
-        };
-        let kernel = match &step.work {
-            LaunchWork::Begin(segment) => {
+        match (&step.work, &bucket.lane) {
+            (LaunchWork::Begin(segment), _) => {
+                if *segment == 0 {
+                    slot.gate.reset();
+                }
                 // SAFETY: the launch has one chunk; the run gives out no staging memory that the segment copies.
                 unsafe { slot.begin_segment(*segment, &bucket.memory.inputs, &bucket.order, bucket.poison) };
-                note_end();
-                return;
+                bucket.ended(launch);
             }
-            LaunchWork::Kernel(_) if slot.has_failed() => return,
-            LaunchWork::Kernel(kernel) => kernel,
-        };
+            (LaunchWork::Communicate(_), Some(lane)) => {
+                let bucket = Arc::clone(&self.bucket);
+                lane.queue(Box::new(QueuedCollective { bucket, slot: self.slot, launch }));
+            }
+            (LaunchWork::Kernel(kernel) | LaunchWork::Communicate(kernel), _) if !slot.has_failed() => {
+                let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
+                let pieces = match chunks {
+                    1 => 0..step.pieces,
+                    _ => step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks,
+                };
+                bucket.run_kernel(&**kernel, self.slot, launch, pieces, scratch);
+            }
+            _ => {}
+        }
+    }
+}
+
+impl BoundBucket {
+    /// The step in `slot` failed: what others do for it fails too.
+    fn fail(&self, slot: usize, why: &str) {
+        let slot = &self.slots[slot];
+        slot.fail(why);
+        self.order.failed(slot.number(), why);
+        self.groups.iter().for_each(|group| group.abort(why));
+    }
+
+    /// Notes when a launch ended, while somebody wants to know.
+    fn ended(&self, launch: usize) {
+        if self.watch.on.load(Ordering::Relaxed) {
+            self.watch.ends[launch].fetch_max(self.watch.now(), Ordering::Relaxed);
+        }
+    }
+
+    fn run_kernel(
+        &self,
+        kernel: &dyn CpuKernel,
+        slot: usize,
+        launch: usize,
+        pieces: Range<usize>,
+        scratch: &mut Scratch,
+    ) {
+        let step = &self.steps[launch];
         // SAFETY: a step of the slot is running.
-        let blocks = unsafe { slot.operands() };
+        let blocks = unsafe { self.slots[slot].operands() };
         let (inputs, rest) = blocks[step.first..].split_at(step.inputs);
         let (outputs, rest) = rest.split_at(step.outputs);
         let io = KernelIo { inputs, outputs, room: rest[0] };
-        let (chunk, chunks) = (usize::from(chunk), usize::from(step.chunks));
-        let pieces = match chunks {
-            1 => 0..step.pieces,
-            _ => step.pieces * chunk / chunks..step.pieces * (chunk + 1) / chunks,
-        };
-        scratch.count_in(&bucket.ledger);
-        if bucket.poison {
+        scratch.count_in(&self.ledger);
+        if self.poison {
             scratch.poison();
         }
         if step.prepares {
@@ -344,6 +398,31 @@ impl LaunchSequence for BucketLaunches {
         } else {
             kernel.run(&io, pieces, scratch);
         }
-        note_end();
+        self.ended(launch);
+    }
+}
+
+/// A collective that runs beside other launches of its step.
+struct QueuedCollective {
+    bucket: Arc<BoundBucket>,
+    slot: usize,
+    launch: usize,
+}
+
+impl Communication for QueuedCollective {
+    fn run(&self, scratch: &mut Scratch) {
+        let (bucket, step) = (&*self.bucket, &self.bucket.steps[self.launch]);
+        let LaunchWork::Communicate(kernel) = &step.work else { return };
+        if bucket.slots[self.slot].has_failed() {
+            return;
+        }
+        let run = || bucket.run_kernel(&**kernel, self.slot, self.launch, 0..step.pieces, scratch);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            bucket.fail(self.slot, &said(&*panic));
+        }
+    }
+
+    fn gate(&self) -> &Gate {
+        &self.bucket.slots[self.slot].gate
     }
 }

@@ -1,11 +1,12 @@
 //! What all programs of one backend share: threads, mesh groups and the workspace.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ridge_runtime::{MemoryLedger, MemoryOwner, Result, StepOrder};
+use ridge_runtime::{MemoryLedger, MemoryOwner, Result, RuntimeError, StepOrder};
 
 use crate::bytes::MemoryBlock;
+use crate::lane::Lane;
 use crate::memory::AlignedMemory;
 use crate::mesh::MeshGroups;
 use crate::pool::{LaunchSequence, PoolJob, ThreadPool};
@@ -16,6 +17,8 @@ use crate::sync;
 pub(crate) struct CpuDevice {
     pub(crate) pool: ThreadPool,
     pub(crate) mesh: MeshGroups,
+    /// Collectives that run beside computation; started for the first bucket that has such.
+    lane: OnceLock<Arc<Lane>>,
     /// See [`CpuOptions::poison`].
     pub(crate) poison: bool,
     /// Counts all that is allocated.
@@ -31,7 +34,31 @@ impl CpuDevice {
     pub(crate) fn new(pool: ThreadPool, mesh: MeshGroups, poison: bool) -> Result<Self> {
         let ledger = Arc::default();
         let arena = Mutex::new(Arc::new(AlignedMemory::zeroed(&ledger, MemoryOwner::Workspace, 0)?));
-        Ok(Self { pool, mesh, poison, ledger, order: Arc::default(), arena, arenas: AtomicUsize::new(0) })
+        Ok(Self {
+            pool,
+            mesh,
+            poison,
+            ledger,
+            order: Arc::default(),
+            lane: OnceLock::new(),
+            arena,
+            arenas: AtomicUsize::new(0),
+        })
+    }
+
+    /// The lane of communication.
+    ///
+    /// # Errors
+    /// When the system gives no thread.
+    pub(crate) fn lane(&self) -> Result<Arc<Lane>> {
+        if let Some(lane) = self.lane.get() {
+            return Ok(Arc::clone(lane));
+        }
+        let lane = Lane::new(self.pool.handle()).map_err(|e| RuntimeError::Device {
+            backend: "cpu",
+            why: format!("cannot start a thread for communication: {e}"),
+        })?;
+        Ok(Arc::clone(self.lane.get_or_init(|| Arc::new(lane))))
     }
 
     /// The workspace, at least this large, and its number. Steps that were bound to a smaller one, under another

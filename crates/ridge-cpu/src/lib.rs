@@ -38,6 +38,7 @@ mod fused;
 mod io;
 mod kernel;
 mod kernels;
+mod lane;
 pub mod measure;
 mod memory;
 mod mesh;

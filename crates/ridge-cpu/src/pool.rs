@@ -9,6 +9,7 @@
 //! Steps run one after another in the order of submission. Those that wait form a list in which each knows the next
 //! (the queue of Mellor-Crummey and Scott 1991), so submitting takes no lock either.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
@@ -16,6 +17,7 @@ use std::sync::PoisonError;
 #[cfg(not(loom))]
 use std::time::{Duration, Instant};
 
+use crate::lane::{Gate, Waiting};
 use crate::scratch::Scratch;
 use crate::sync::thread::JoinHandle;
 use crate::sync::{
@@ -33,6 +35,10 @@ pub(crate) trait LaunchSequence: Send + Sync {
     fn run(&self, launch: usize, chunk: u16, scratch: &mut Scratch);
     /// A chunk panicked, with these words.
     fn failed(&self, _why: &str) {}
+    /// What `launch` waits for beside the launches before it: so many collectives.
+    fn gate(&self, _launch: usize) -> Option<(&Gate, usize)> {
+        None
+    }
 }
 
 /// The most chunks of a launch.
@@ -110,6 +116,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// What a panic said.
+pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
+    let said = panic.downcast_ref::<String>().map(String::as_str);
+    said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
+}
+
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
@@ -141,6 +153,11 @@ impl ThreadPool {
 
     pub(crate) fn threads(&self) -> usize {
         self.shared.threads
+    }
+
+    /// For the lane of communication.
+    pub(crate) fn handle(&self) -> PoolHandle {
+        PoolHandle(Arc::clone(&self.shared))
     }
 
     /// Queues a step of `job`, which must be finished.
@@ -185,6 +202,19 @@ impl ThreadPool {
                 self.shared.wake_all();
             }
         }
+    }
+}
+
+/// What opens launches of a pool from outside.
+#[derive(Clone)]
+pub(crate) struct PoolHandle(Arc<PoolState>);
+
+impl PoolHandle {
+    /// Opens a launch that has waited for collectives. Nobody runs any, so all are woken.
+    pub(crate) fn open(&self, waiting: Waiting) {
+        // SAFETY: the pool's list holds a reference until the job is finished, which it cannot be before this launch.
+        self.0.open(unsafe { &*waiting.job }, waiting.launch);
+        self.0.wake_all();
     }
 }
 
@@ -249,16 +279,17 @@ impl PoolState {
         let mut last = launch;
         let run = || {
             job.steps.run(launch, next, scratch);
-            while chunks == 1 && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 {
+            let is_open = |launch| job.steps.gate(launch).is_none_or(|(gate, after)| gate.is_open(after));
+            while chunks == 1 && last + 1 < job.steps.launches() && job.steps.chunks(last + 1) == 1 && is_open(last + 1)
+            {
                 last += 1;
                 job.steps.run(last, 0, scratch);
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-            let said = panic.downcast_ref::<String>().map(String::as_str);
-            let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked");
-            job.steps.failed(said);
-            *lock(&job.failure) = Some(said.into());
+            let said = said(&*panic);
+            job.steps.failed(&said);
+            *lock(&job.failure) = Some(said);
             job.failed.store(true, Ordering::Release);
         }
         // A launch of one chunk has nobody to wait for.
@@ -270,8 +301,12 @@ impl PoolState {
 
     /// Opens what follows a launch whose chunks are all finished.
     fn advance(&self, job: &PoolJob, launch: usize) {
-        if launch + 1 < job.steps.launches() {
-            self.open(job, launch + 1);
+        let next = launch + 1;
+        if next < job.steps.launches() {
+            // Whoever completes the collectives that the launch waits for opens it.
+            if job.steps.gate(next).is_none_or(|(gate, after)| gate.pass(after, job, next)) {
+                self.open(job, next);
+            }
         } else {
             self.finish(job);
         }

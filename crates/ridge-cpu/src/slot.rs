@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ridge_runtime::{Staged, StepOrder};
 
 use crate::bytes::MemoryBlock;
+use crate::lane::Gate;
 use crate::memory::AlignedMemory;
 use crate::scratch::POISON;
 
@@ -28,6 +29,8 @@ pub(crate) struct BoundSlot {
     copies: [Mutex<Vec<Staged>>; 2],
     failed: AtomicBool,
     failure: Mutex<Option<String>>,
+    /// Collectives of the step that are complete.
+    pub(crate) gate: Gate,
 }
 
 // SAFETY: while a step is submitted, the addresses in `resolved` point into memory that the bucket and the run keep alive;
@@ -51,6 +54,7 @@ impl BoundSlot {
             copies,
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
+            gate: Gate::default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
 //!
 //! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
-//! memory), `plan` (groups to launches at places in memory), `param` (memory that outlives a step), `layout` (how it
+//! memory), `plan` (groups to launches at places in memory), `lanes` (launches that communicate while others compute), `param` (memory that outlives a step), `layout` (how it
 //! lies), `steps` (steps of one bucket in
 //! flight) and `order` (steps of a device), `program` (a graph bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
 //! models on one device). `mesh` is how ranks communicate and `ranks` several of them as one backend. `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
@@ -10,6 +10,7 @@
 mod alias;
 mod backend;
 mod error;
+mod lanes;
 pub mod late;
 mod layout;
 mod lower;

@@ -9,6 +9,7 @@ use ridge_graph::{Bindings, FuncId, Function, Graph, Node, Op, Prim, Role, Type,
 
 use crate::alias::{alias_of, is_view, storage_root};
 use crate::error::{Result, RuntimeError};
+use crate::lanes;
 
 /// Alignment of every value and component, in bytes: a cache line, and a full vector register.
 const ALIGN: usize = 64;
@@ -67,6 +68,11 @@ pub struct PlannedLaunch {
     pub outputs: Vec<Place>,
     /// The calls that lead to it: scopes of the call nodes, such as `model.layers.3`, outermost first.
     pub path: Vec<std::sync::Arc<str>>,
+    /// Does it run in the lane of communication, beside the launches behind it that do not wait for it?
+    pub communicates: bool,
+    /// How many launches of that lane must be complete before this one begins. They run in order. All are complete at the
+    /// end of the step.
+    pub after: usize,
 }
 
 /// What a step of one bucket does, and the memory it needs.
@@ -181,6 +187,7 @@ pub fn plan(graph: &Graph, bindings: &Bindings) -> Result<Plan> {
         main.args.iter().zip(&args).filter(|(arg, _)| arg.late).map(|(_, place)| place.region).collect();
     let reads_late = |launch: &PlannedLaunch| launch.inputs.iter().any(|place| late.contains(&place.region));
     plan.cut = plan.launches.iter().position(reads_late).unwrap_or(plan.launches.len());
+    lanes::assign(&mut plan, graph, bindings)?;
     Ok(plan)
 }
 
@@ -336,7 +343,14 @@ impl Planner<'_> {
                     let copy = self.plan.kernels[kernel].clone();
                     self.count_copy(&copy, ins[0]);
                 }
-                self.plan.launches.push(PlannedLaunch { kernel, inputs: ins, outputs: outs, path: path.clone() });
+                self.plan.launches.push(PlannedLaunch {
+                    kernel,
+                    inputs: ins,
+                    outputs: outs,
+                    path: path.clone(),
+                    communicates: false,
+                    after: 0,
+                });
             }
         }
     }
@@ -354,6 +368,19 @@ fn last_uses(function: &Function) -> Vec<Vec<usize>> {
         for input in &node.inputs {
             let root = storage_root(function, *input);
             last[root.index()][root.out as usize] = index;
+        }
+    }
+    // What is sent stays until the call behind is over, so that the call may be computed meanwhile.
+    let mut call = None;
+    for (index, node) in function.nodes.iter().enumerate().rev() {
+        match (&node.op, call) {
+            (Op::Call(_), _) => call = Some(index),
+            (op, Some(call)) if lanes::communicates(op) => {
+                let root = storage_root(function, node.inputs[0]);
+                let last = &mut last[root.index()][root.out as usize];
+                *last = call.max(*last);
+            }
+            _ => {}
         }
     }
     last

@@ -181,3 +181,57 @@ fn a_worker_runs_a_job_that_nobody_waits_for() {
 fn a_pool_without_work_shuts_down() {
     model(3, || drop(ThreadPool::new(3, false).unwrap()));
 }
+
+/// Launches of which the second waits for one collective, which somebody else completes.
+struct GatedLaunches {
+    gate: Gate,
+    counts: std::sync::Arc<Counts>,
+    /// Is the collective complete?
+    complete: std::sync::atomic::AtomicBool,
+}
+
+impl LaunchSequence for std::sync::Arc<GatedLaunches> {
+    fn launches(&self) -> usize {
+        2
+    }
+
+    fn chunks(&self, _launch: usize) -> u16 {
+        1
+    }
+
+    fn gate(&self, launch: usize) -> Option<(&Gate, usize)> {
+        (launch == 1).then_some((&self.gate, 1))
+    }
+
+    fn run(&self, launch: usize, chunk: u16, _scratch: &mut Scratch) {
+        if launch == 1 && !self.complete.load(Ordering::SeqCst) {
+            self.counts.early.store(true, Ordering::SeqCst);
+        }
+        self.counts.ran.lock().unwrap().push((launch, chunk));
+    }
+}
+
+#[test]
+fn a_launch_begins_when_the_collective_that_it_waits_for_is_complete() {
+    for own in [false, true] {
+        model(2, move || {
+            let counts = std::sync::Arc::new(Counts::default());
+            let complete = std::sync::atomic::AtomicBool::new(false);
+            let gated = GatedLaunches { gate: Gate::default(), counts: std::sync::Arc::clone(&counts), complete };
+            let gated = std::sync::Arc::new(gated);
+            let job = Arc::new(PoolJob::new(Box::new(std::sync::Arc::clone(&gated))));
+            let pool = ThreadPool::new(1, own).unwrap();
+            let handle = pool.handle();
+            let lane = thread::spawn(move || {
+                gated.complete.store(true, Ordering::SeqCst);
+                if let Some(waiting) = gated.gate.completed() {
+                    handle.open(waiting);
+                }
+            });
+            pool.submit(&job);
+            pool.wait(&job);
+            check(&job, &counts, &[1, 1]);
+            lane.join().unwrap();
+        });
+    }
+}

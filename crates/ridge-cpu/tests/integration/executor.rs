@@ -249,8 +249,11 @@ fn a_missing_mesh_axis_is_named() {
     assert!(text.contains("all_reduce") && text.contains("mesh axis `tp`"), "{text}");
 }
 
-/// Groups of ranks over every transport, with what keeps them together.
-fn every_group(ranks: usize) -> Vec<Vec<(Arc<dyn Collectives>, Option<Cluster>)>> {
+/// A rank's end of a group, and what keeps it together.
+type End = (Arc<dyn Collectives>, Option<Cluster>);
+
+/// Groups of ranks over every transport.
+fn every_group(ranks: usize) -> Vec<Vec<End>> {
     let joined = |transport| {
         let meet = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port is free");
         std::thread::scope(|scope| {
@@ -282,7 +285,7 @@ fn ranks_get_what_the_mesh_means_over_every_transport() {
 
 const RANKS: usize = 3;
 
-fn ranks_get_what_the_mesh_means(groups: &[(Arc<dyn Collectives>, Option<Cluster>)], shape: &[usize; 3]) {
+fn ranks_get_what_the_mesh_means(groups: &[End], shape: &[usize; 3]) {
     for dtype in [DType::F32, DType::BF16, DType::I64, DType::I8] {
         let kinds = [
             CollectiveKind::AllReduce,

@@ -15,6 +15,7 @@ mod conformance;
 mod executor;
 mod fused;
 mod kernels;
+mod lanes;
 mod params;
 mod patterns;
 mod random;

@@ -172,7 +172,14 @@ mod tests {
 
     fn launch(inputs: &[Region], outputs: &[Region]) -> PlannedLaunch {
         let places = |regions: &[Region]| regions.iter().map(|region| Place { region: *region, offset: 0 }).collect();
-        PlannedLaunch { kernel: 0, inputs: places(inputs), outputs: places(outputs), path: Vec::new() }
+        PlannedLaunch {
+            kernel: 0,
+            inputs: places(inputs),
+            outputs: places(outputs),
+            path: Vec::new(),
+            communicates: false,
+            after: 0,
+        }
     }
 
     /// A launch that reads `prefetched` and writes `written`, begun early where that is allowed: was it?
