@@ -11,6 +11,7 @@ mod gguf;
 mod gguf_metadata;
 mod gguf_parts;
 mod llama_cost;
+mod llama_gathered;
 mod llama_logits;
 mod llama_parallel;
 mod llama_training;

@@ -91,7 +91,7 @@ impl Expected {
 }
 
 /// How the models of tests are built.
-fn options() -> BuildOptions {
+pub(crate) fn options() -> BuildOptions {
     BuildOptions { block_size: BLOCK_SIZE, ..BuildOptions::default() }
 }
 
