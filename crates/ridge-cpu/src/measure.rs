@@ -104,7 +104,7 @@ fn sum(words: &[u64]) -> u64 {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` found the features on this machine.
-        Isa::Avx512 | Isa::Avx512Vnni | Isa::Amx => unsafe { sum_avx512(words) },
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx => unsafe { sum_avx512(words) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: `isa` found the features on this machine.
         Isa::Avx2 | Isa::AvxVnni => unsafe { sum_avx2(words) },

@@ -7,11 +7,13 @@
 //! rows (weights widened in registers) and for many (weights widened once into a packed block). What does not fill the
 //! lanes comes last, at the end of a vector whose beginning is masked, so that it is read without a loop.
 //! Weights in blocks are widened into cache, a few columns at a time. Weights of bf16 are multiplied on matrix tiles
-//! where the machine has them (`on_panels.rs` if they are repacked for it, else `on_tiles.rs`), and one row by weights of
-//! f32 has a loop of its own (`one_row.rs`).
+//! where the machine has them (`on_panels.rs` if they are repacked for it, else `on_tiles.rs`), by x of bf16 in pairs where it
+//! has instructions for that (`in_pairs.rs`), and one row by weights of f32 has a loop of its own (`one_row.rs`).
 
 mod by_codes;
 mod in_lanes;
+#[cfg(target_arch = "x86_64")]
+mod in_pairs;
 mod kernel;
 #[cfg(target_arch = "x86_64")]
 mod on_panels;
@@ -19,6 +21,8 @@ mod on_panels;
 mod on_tiles;
 #[cfg(target_arch = "x86_64")]
 mod one_row;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
 pub(super) mod source;
 pub(super) mod tile;
 
@@ -133,6 +137,17 @@ fn on_tiles(x: &OperandType, weights: &[OperandType]) -> bool {
     weights.iter().all(fits) && amx::takes(x.dtype, x.last()) && simd::isa() == simd::Isa::Amx
 }
 
+/// Rows of x that a packed block of pairs is used for, at most.
+#[cfg(target_arch = "x86_64")]
+const PAIRED_ROWS: usize = 128;
+
+/// Products of x of bf16 by plain weights of bf16 are those of pairs, where there are instructions for them and no tiles.
+#[cfg(target_arch = "x86_64")]
+fn in_pairs(x: &OperandType, weights: &[OperandType]) -> bool {
+    let plain = |w: &OperandType| w.format.is_none() && w.dtype == DType::BF16;
+    pairs::available() && x.dtype == DType::BF16 && x.last() > 0 && weights.iter().all(plain)
+}
+
 /// How the rows of `weights` are codes.
 fn codes(weights: &[OperandType]) -> Result<Vec<int8::WeightCodes>, String> {
     let of_weight = |w: &OperandType| w.format.as_ref().and_then(int8::codes).ok_or("a weight is not stored in codes");
@@ -172,6 +187,10 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     #[cfg(target_arch = "x86_64")]
     let (tile, row_block) =
         if on_tiles { (amx::COLUMNS, amx::rows_together(x.dtype, rows)) } else { (tile, row_block) };
+    #[cfg(target_arch = "x86_64")]
+    let in_pairs = by_codes.is_none() && in_pairs(x, &spec.inputs[first + 1..][..count]);
+    #[cfg(target_arch = "x86_64")]
+    let row_block = if in_pairs { PAIRED_ROWS } else { row_block };
     let (tile, row_block) =
         if by_codes.is_some() { (int8::COLUMNS, int8::rows_together(rows, x.last())) } else { (tile, row_block) };
     let mut tiles = 0;
@@ -200,7 +219,11 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
     let nanos_per_byte = if bytes < 1e6 { 0.02 } else { 0.08 };
     let nanos_per_mac = 0.015;
     #[cfg(target_arch = "x86_64")]
-    let nanos_per_mac = if on_tiles { 0.001 * amx::terms(x.dtype) as f64 } else { nanos_per_mac };
+    let nanos_per_mac = match (on_tiles, in_pairs) {
+        (true, _) => 0.001 * amx::terms(x.dtype) as f64,
+        (false, true) => 0.008,
+        (false, false) => nanos_per_mac,
+    };
     let nanos_per_mac = match (by_codes.is_some(), int8::by(rows)) {
         (false, _) => nanos_per_mac,
         #[cfg(target_arch = "x86_64")]
@@ -227,6 +250,8 @@ fn make(spec: &KernelSpec<'_>, after: After) -> Result<Box<dyn CpuKernel>, Strin
         by_codes,
         scales_of_x,
         #[cfg(target_arch = "x86_64")]
+        in_pairs,
+        #[cfg(target_arch = "x86_64")]
         by_one_row,
     }))
 }
@@ -252,6 +277,10 @@ impl CpuKernel for LinearKernel {
         if self.on_tiles {
             return if self.on_panels { self.preparation_on_panels() } else { self.preparation_on_tiles() };
         }
+        #[cfg(target_arch = "x86_64")]
+        if self.in_pairs {
+            return None;
+        }
         self.preparation_in_lanes()
     }
 
@@ -276,6 +305,10 @@ impl CpuKernel for LinearKernel {
                 return self.run_on_panels(io, pieces, scratch);
             }
             return self.run_on_tiles(io, pieces, scratch);
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self.in_pairs {
+            return self.run_in_pairs(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
         if self.by_one_row && self.dtype == DType::F32 && self.weights.iter().all(|w| w.bias.is_none()) {

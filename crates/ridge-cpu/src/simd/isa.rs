@@ -5,7 +5,8 @@ use std::sync::LazyLock;
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 
-/// Instruction sets that loops are compiled for, each with all before it, but that AVX-512 need not have AVX-VNNI.
+/// Instruction sets that loops are compiled for, each with all before it, but that AVX-512 need not have AVX-VNNI and
+/// matrix tiles need no pairs of bf16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Isa {
     Portable,
@@ -19,6 +20,9 @@ pub(crate) enum Isa {
     /// AVX-512 with products of bytes; other loops are those of AVX-512.
     #[cfg(target_arch = "x86_64")]
     Avx512Vnni,
+    /// And with products of pairs of bf16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
     /// And matrix tiles of bf16 and of bytes.
     #[cfg(target_arch = "x86_64")]
     Amx,
@@ -30,6 +34,10 @@ impl Isa {
         #[cfg(target_arch = "x86_64")]
         if self == Self::AvxVnni {
             return self <= best && is_x86_feature_detected!("avxvnni");
+        }
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512Bf16 {
+            return self <= best && is_x86_feature_detected!("avx512bf16");
         }
         self <= best
     }
@@ -44,6 +52,8 @@ impl Isa {
         Self::Avx512,
         #[cfg(target_arch = "x86_64")]
         Self::Avx512Vnni,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx512Bf16,
         #[cfg(target_arch = "x86_64")]
         Self::Amx,
     ];
@@ -60,6 +70,8 @@ impl Isa {
             Self::Avx512 => "avx512",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512Vnni => "avx512_vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 => "avx512_bf16",
             #[cfg(target_arch = "x86_64")]
             Self::Amx => "amx",
         }
@@ -103,6 +115,7 @@ fn best() -> Isa {
         if avx512 && avx2 {
             return match is_x86_feature_detected!("avx512vnni") {
                 true if amx::available() => Isa::Amx,
+                true if is_x86_feature_detected!("avx512bf16") => Isa::Avx512Bf16,
                 true => Isa::Avx512Vnni,
                 false => Isa::Avx512,
             };
@@ -136,7 +149,7 @@ macro_rules! vectorised {
                 $crate::simd::Isa::Avx2 | $crate::simd::Isa::AvxVnni => unsafe { avx2 $(::<$($g),*>)? ($($arg),*) },
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: `isa` found the features on this machine.
-                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Vnni | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
+                $crate::simd::Isa::Avx512 | $crate::simd::Isa::Avx512Vnni | $crate::simd::Isa::Avx512Bf16 | $crate::simd::Isa::Amx => unsafe { avx512 $(::<$($g),*>)? ($($arg),*) },
             }
         }
     };

@@ -100,6 +100,7 @@ with_instruction_sets! {
     every_op_conforms_with_avx2: "avx2",
     every_op_conforms_with_avx512: "avx512",
     every_op_conforms_with_avx512_vnni: "avx512_vnni",
+    every_op_conforms_with_avx512_bf16: "avx512_bf16",
 }
 
 #[test]

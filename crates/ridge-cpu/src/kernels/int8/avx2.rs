@@ -61,7 +61,9 @@ pub(super) fn multiply<B: Interleaved>(
     // SAFETY: the instructions are there.
     unsafe {
         match simd::isa() {
-            simd::Isa::Avx512Vnni | simd::Isa::Amx => multiply_by::<B, FoursOfAvx512>(weight, rows, x, room, out),
+            simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 | simd::Isa::Amx => {
+                multiply_by::<B, FoursOfAvx512>(weight, rows, x, room, out);
+            }
             simd::Isa::AvxVnni => multiply_by::<B, Fours>(weight, rows, x, room, out),
             isa => {
                 assert!(isa >= simd::Isa::Avx2);

@@ -62,6 +62,9 @@ pub(super) struct LinearKernel {
     pub(super) on_panels: bool,
     /// Would its weights be taken in panels?
     pub(super) takes_panels: bool,
+    /// Are the products those of pairs of bf16?
+    #[cfg(target_arch = "x86_64")]
+    pub(super) in_pairs: bool,
     /// Is it one row by weights of f32?
     #[cfg(target_arch = "x86_64")]
     pub(super) by_one_row: bool,
