@@ -326,6 +326,7 @@ fn come(settings: &JoinSettings) -> Result<Met, CommError> {
         }
     };
     let own = stream.local_addr().map_err(failed(rank, "find its own address"))?.ip();
+    let first = stream.peer_addr().map_err(failed(rank, "find the address of rank 0"))?.ip();
     let data = DataListener::new(own, rank)?;
     let mut lines = Lines::new(stream).map_err(failed(rank, "talk to rank 0"))?;
     let hello = Message::Hello {
@@ -353,7 +354,15 @@ fn come(settings: &JoinSettings) -> Result<Met, CommError> {
                 .map_err(failed(rank, &format!("open the shared memory {path}; all ranks must be on one machine")))?;
             (0..ranks).map(|other| (other != rank).then(|| segment.link(rank, other))).collect()
         }
-        None => data.link(settings, &addresses, deadline + Duration::from_secs(5))?,
+        None => {
+            // Rank 0 may listen at all of its addresses: this is one.
+            let reachable = |address: &String| match address.parse::<SocketAddr>() {
+                Ok(at) if at.ip().is_unspecified() => SocketAddr::new(first, at.port()).to_string(),
+                _ => address.clone(),
+            };
+            let addresses: Vec<String> = addresses.iter().map(reachable).collect();
+            data.link(settings, &addresses, deadline + Duration::from_secs(5))?
+        }
     };
     lines.send(&Message::Beat { number: 0, within: false }).map_err(failed(rank, "talk to rank 0"))?;
     Ok((vec![(0, lines)], links))

@@ -11,9 +11,10 @@ use ridge_runtime::{Collectives, MemoryLedger, Place, Plan, Region, Result, Step
 
 use crate::bytes::MemoryBlock;
 use crate::device::CpuDevice;
+use crate::gate::Gate;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, Preparation};
-use crate::lane::{Communication, Gate, Lane};
+use crate::lane::{Communication, Lane};
 use crate::memory::AlignedMemory;
 use crate::pool::{LaunchSequence, MAX_CHUNKS, said};
 use crate::scratch::{POISON, Scratch};

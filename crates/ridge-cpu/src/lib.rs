@@ -35,6 +35,7 @@ mod bucket;
 mod bytes;
 mod device;
 mod fused;
+mod gate;
 mod io;
 mod kernel;
 mod kernels;

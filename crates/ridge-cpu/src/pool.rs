@@ -17,7 +17,7 @@ use std::sync::PoisonError;
 #[cfg(not(loom))]
 use std::time::{Duration, Instant};
 
-use crate::lane::{Gate, Waiting};
+use crate::gate::{Gate, Waiting};
 use crate::scratch::Scratch;
 use crate::sync::thread::JoinHandle;
 use crate::sync::{
@@ -213,7 +213,7 @@ impl PoolHandle {
     /// Opens a launch that has waited for collectives. Nobody runs any, so all are woken.
     pub(crate) fn open(&self, waiting: Waiting) {
         // SAFETY: the pool's list holds a reference until the job is finished, which it cannot be before this launch.
-        self.0.open(unsafe { &*waiting.job }, waiting.launch);
+        self.0.open(unsafe { &*waiting.job.cast::<PoolJob>() }, waiting.launch);
         self.0.wake_all();
     }
 }
@@ -304,7 +304,7 @@ impl PoolState {
         let next = launch + 1;
         if next < job.steps.launches() {
             // Whoever completes the collectives that the launch waits for opens it.
-            if job.steps.gate(next).is_none_or(|(gate, after)| gate.pass(after, job, next)) {
+            if job.steps.gate(next).is_none_or(|(gate, after)| gate.pass(after, std::ptr::from_ref(job).cast(), next)) {
                 self.open(job, next);
             }
         } else {

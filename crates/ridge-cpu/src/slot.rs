@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ridge_runtime::{Staged, StepOrder};
 
 use crate::bytes::MemoryBlock;
-use crate::lane::Gate;
+use crate::gate::Gate;
 use crate::memory::AlignedMemory;
 use crate::scratch::POISON;
 

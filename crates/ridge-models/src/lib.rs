@@ -15,6 +15,7 @@
 //! names the file, the item in it, what was expected and what to do; it never panics and never guesses.
 
 pub mod config;
+mod cut;
 pub mod embedded;
 mod error;
 pub mod families;

@@ -1,17 +1,14 @@
-//! A model cut over ranks: the graph of one rank, and each rank's share of every parameter.
+//! Each rank's share of the parameters of a model that is cut over ranks.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use ridge_graph::shard::{MeshAxis, Placement, component_place, shard};
-use ridge_graph::{Arg, DType, Graph, Role, Type};
+use ridge_graph::shard::{MeshAxis, Placement, component_place};
+use ridge_graph::{DType, Type};
 use ridge_runtime::WeightData;
 
-use crate::config::DecoderConfig;
 use crate::error::{ModelError, Result};
-use crate::model::Model;
-use crate::parallel::tensor_parallel;
 
 /// How the parameters of a model are cut over the ranks of a mesh axis.
 #[derive(Clone, Debug)]
@@ -21,40 +18,12 @@ pub struct Shares {
     whole: HashMap<Arc<str>, (Type, Placement)>,
 }
 
-impl Model {
-    /// Makes this the model of one rank of `axis`, by tensor parallelism: see [`tensor_parallel`]. Weights are stored as
-    /// they are, so this comes after [`Module::store`](crate::Module::store). `config` is what the model was built from.
-    ///
-    /// # Errors
-    /// When the model does not divide over the ranks, naming the key of the configuration or the weight.
-    pub fn cut(&mut self, config: &DecoderConfig, axis: &MeshAxis) -> Result<()> {
-        let place = tensor_parallel(config, axis)?;
-        let mut whole = HashMap::new();
-        let mut cut = |graph: &Graph| -> Result<Graph> {
-            let weights = graph.args(Role::Weight);
-            whole.extend(weights.map(|arg| (Arc::clone(&arg.name), (arg.ty.clone(), place(arg)))));
-            Ok(shard(graph, axis, &place, &|_| true)?.graph)
-        };
-        let local = cut(&self.graph)?;
-        let answers = self.answers.as_ref().map(&mut cut).transpose()?;
-        let module = &mut self.module;
-        let states: HashMap<&str, &Arg> = module.graph.args(Role::State).map(|arg| (&*arg.name, arg)).collect();
-        for group in &mut module.state_groups {
-            let is_cut =
-                |name: &String| states.get(&**name).is_some_and(|arg| matches!(place(arg), Placement::Shard { .. }));
-            if group.states.iter().any(is_cut) {
-                group.bytes_per_token /= axis.ranks;
-                group.bytes_per_sequence /= axis.ranks;
-            }
-        }
-        self.module.graph = local;
-        self.answers = answers;
-        self.module.shares = Some(Shares { axis: axis.clone(), whole });
-        Ok(())
-    }
-}
-
 impl Shares {
+    /// Parameters that are so as a whole, and where they are.
+    pub(crate) fn new(axis: MeshAxis, whole: HashMap<Arc<str>, (Type, Placement)>) -> Self {
+        Self { axis, whole }
+    }
+
     /// The axis that it is cut over.
     pub fn axis(&self) -> &MeshAxis {
         &self.axis

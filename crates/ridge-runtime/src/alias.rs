@@ -208,8 +208,9 @@ fn rebuild(function: &mut Function, order: &[usize], copied: &[usize]) {
 mod tests {
     use ridge_graph::{Bindings, Builder, DType, Graph, Role, Type};
 
+    use crate::launches::{Place, Region};
     use crate::lower::lower;
-    use crate::plan::{Place, Region, plan};
+    use crate::plan::plan;
 
     fn copies(graph: &Graph, outputs: &[&str]) -> Vec<(String, usize)> {
         let lowered = lower(graph, outputs, &[]).expect("lowers");
@@ -279,7 +280,7 @@ mod tests {
         };
         let index = |name: &str| lowered.args(Role::State).position(|arg| &*arg.name == name).expect("is kept") as u32;
         assert!(writes(index("s")) >= plan.cut && writes(index("t")) < plan.cut, "{lowered}");
-        let reads = |launch: &crate::plan::PlannedLaunch| {
+        let reads = |launch: &crate::launches::PlannedLaunch| {
             launch.inputs.iter().any(|place| place.region == Region::State(index("s")))
         };
         let read = plan.launches.iter().position(reads).expect("is read");

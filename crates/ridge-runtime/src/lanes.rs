@@ -8,7 +8,7 @@
 use ridge_graph::{Bindings, CollectiveKind, Graph, Op, Prim, Type};
 
 use crate::error::Result;
-use crate::plan::{Place, Plan, Region, component_offsets};
+use crate::launches::{Place, Plan, Region, component_offsets};
 
 /// Bytes of a block of memory.
 #[derive(Clone, Copy)]

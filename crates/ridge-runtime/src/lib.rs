@@ -1,7 +1,7 @@
 //! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
 //!
 //! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
-//! memory), `plan` (groups to launches at places in memory), `lanes` (launches that communicate while others compute), `param` (memory that outlives a step), `layout` (how it
+//! memory), `launches` and `plan` (groups to launches at places in memory), `lanes` (launches that communicate while others compute), `param` (memory that outlives a step), `layout` (how it
 //! lies), `steps` (steps of one bucket in
 //! flight) and `order` (steps of a device), `program` (a graph bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
 //! models on one device). `mesh` is how ranks communicate and `ranks` several of them as one backend. `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
@@ -12,6 +12,7 @@ mod backend;
 mod error;
 mod lanes;
 pub mod late;
+mod launches;
 mod layout;
 mod lower;
 mod memory;
@@ -28,12 +29,13 @@ mod steps;
 
 pub use backend::{Backend, Buffer, LaunchTime, Program, Run, SLOTS, Staged, WeightData};
 pub use error::{Result, RuntimeError};
+pub use launches::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets};
 pub use lower::{lower, lower_for};
 pub use memory::{MemoryBytes, MemoryCharge, MemoryLedger, MemoryOwner, MemoryUse};
 pub use mesh::{CollectiveError, Collectives};
 pub use order::StepOrder;
 pub use param::{ParamVersions, Refresh};
-pub use plan::{Place, Plan, PlannedKernel, PlannedLaunch, Region, component_offsets, plan};
+pub use plan::plan;
 pub use program::{Bucket, Compiled};
 pub use program_cache::{CachedProgram, CompileReason, ProgramCache};
 pub use ranks::Ranks;

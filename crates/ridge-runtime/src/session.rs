@@ -9,9 +9,9 @@ use ridge_graph::{Arg, Bindings, Graph, Role, Type};
 use crate::alias::is_updated;
 use crate::backend::{Backend, Buffer, WeightData};
 use crate::error::{Result, RuntimeError};
+use crate::launches::component_offsets;
 use crate::layout::settle;
 use crate::param::{Derivation, Param, ParamKind, ParamStore, ParamUses, ParamVersions, Refresh, lock};
-use crate::plan::component_offsets;
 use crate::program::{Compiled, check_copies};
 use crate::program_cache::ProgramCache;
 

@@ -3,7 +3,7 @@
 use ridge_graph::{Bindings, Graph, Role};
 
 use crate::error::Result;
-use crate::plan::{Plan, Region, component_offsets};
+use crate::launches::{Plan, Region, component_offsets};
 
 /// A value in the workspace.
 #[derive(Clone, Debug, PartialEq, Eq)]

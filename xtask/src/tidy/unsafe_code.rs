@@ -1,10 +1,15 @@
-//! Unsafe code is allowed in three places only: the two backends, and the mapping of files.
+//! Unsafe code is allowed in four places only: the two backends, memory that processes share, and the mapping of files.
 
 use super::finding::Finding;
 use super::rust_text::{RustText, Word, words};
 
 /// Beginnings of paths under which unsafe code may stand.
-const ROOMS: &[&str] = &["crates/ridge-cpu/", "crates/ridge-cuda/", "crates/ridge-files/src/mapped"];
+const ROOMS: &[&str] = &[
+    "crates/ridge-cpu/",
+    "crates/ridge-cuda/",
+    "crates/ridge-comm/src/shared_memory",
+    "crates/ridge-files/src/mapped",
+];
 
 pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
     if ROOMS.iter().any(|room| path.starts_with(room)) {
@@ -14,7 +19,7 @@ pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
         .filter(|word| word.text == "unsafe" || permits_unsafe(word))
         .map(|Word { text, line, .. }| {
             let message = format!(
-                "`{text}` outside ridge-cpu, ridge-cuda and ridge-files/src/mapped*; move it there behind a safe door, or do without"
+                "`{text}` outside ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory* and ridge-files/src/mapped*; move it there behind a safe door, or do without"
             );
             Finding::failure(path, line, message)
         })

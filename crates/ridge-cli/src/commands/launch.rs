@@ -5,6 +5,8 @@ use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::TcpListener;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
@@ -134,7 +136,11 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
         }
         ranks.0.push((rank, child));
     }
-    ranks.wait()
+    let ended = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&ended)).map_err(Error::Signal)?;
+    }
+    ranks.wait(&ended)
 }
 
 /// An address of this machine at which nobody listens.
@@ -160,8 +166,8 @@ fn pass_on(rank: usize, said: impl Read + Send + 'static) -> Result<()> {
 struct Ranks(Vec<(usize, Child)>);
 
 impl Ranks {
-    /// Waits until all have ended. Once one has failed, the others have a moment to end too.
-    fn wait(mut self) -> Result<()> {
+    /// Waits until all have ended, or somebody wants them to end. Once one has failed, the others have a moment to end too.
+    fn wait(mut self, interrupted: &AtomicBool) -> Result<()> {
         let mut failed: Option<(usize, ExitStatus, Instant)> = None;
         let mut running: Vec<usize> = (0..self.0.len()).collect();
         while !running.is_empty() {
@@ -182,6 +188,9 @@ impl Ranks {
                     }
                 }
                 None => std::thread::sleep(Duration::from_millis(10)),
+            }
+            if interrupted.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
             }
             if failed.as_ref().is_some_and(|(_, _, at)| at.elapsed() > GRACE) {
                 break;

@@ -72,6 +72,10 @@ fn is_trained(name: &str) -> bool {
     name.starts_with("adamw.") || name.ends_with("weight")
 }
 
+fn trained_only(outputs: Vec<(String, Value)>) -> Vec<(String, Value)> {
+    outputs.into_iter().filter(|(output, _)| is_trained(output)).collect()
+}
+
 #[test]
 fn steps_in_doubles_are_those_of_one_rank() {
     for name in ["mha_untied", "gqa2_tied", "odd_head_dim"] {
@@ -113,9 +117,8 @@ fn steps_in_doubles_are_those_of_one_rank() {
                 let off = relative(unite(&shares, Placement::shard(dim)).floats(), want.floats());
                 assert!(off < 1e-10, "{name}: {output} is off by {off:e} in step {count}");
             }
-            let keep = |outputs: Vec<(String, Value)>| outputs.into_iter().filter(|(o, _)| is_trained(o)).collect();
-            states = keep(wanted);
-            rank_states = got.into_iter().map(keep).collect();
+            states = trained_only(wanted);
+            rank_states = got.into_iter().map(trained_only).collect();
         }
     }
 }

@@ -154,6 +154,11 @@ impl GeneratorPlan {
     }
 }
 
+/// Whose figures they are.
+fn of_each(ranks: usize) -> String {
+    if ranks == 1 { String::new() } else { format!("of each of {ranks} ranks, as all that follows") }
+}
+
 /// What would be allocated.
 fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<()> {
     let plan = plan(args, numbers, files)?;
@@ -175,7 +180,7 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
     let full = plan.cached / context;
     print(&columns(&[
         row("device", memory.device, String::new()),
-        row("weights", memory.weights.to_string(), String::new()),
+        row("weights", memory.weights.to_string(), of_each(args.parallel.ranks())),
         row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
         row("workspace", memory.workspace.to_string(), format!("{} a step", count(chunk, "token"))),
         row("in all", all.to_string(), of),

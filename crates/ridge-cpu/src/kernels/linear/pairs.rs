@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m512, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
     _mm512_setzero_ps, _mm512_storeu_ps, _mm512_storeu_si512,
 };
 use std::ops::Range;
@@ -91,7 +91,7 @@ fn vector(row: &[bf16], at: usize) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn add_pairs(sum: __m512, x: __m512i, w: __m512i) -> __m512 {
     // SAFETY: both are 512 bits, of any content.
-    let [x, w] = unsafe { [std::mem::transmute::<__m512i, _>(x), std::mem::transmute::<__m512i, _>(w)] };
+    let [x, w] = unsafe { std::mem::transmute::<[__m512i; 2], [__m512bh; 2]>([x, w]) };
     _mm512_dpbf16_ps(sum, x, w)
 }
 
