@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::common::server::Server;
-use crate::common::{Ran, fixture, json, ridge, ridge_reading, stdout};
+use crate::common::{Folder, Ran, fixture, json, ridge, ridge_reading, stdout};
 
 const PROMPT: &str = "Lily and Tim";
 
@@ -48,6 +48,26 @@ fn every_small_llama_that_divides_says_what_one_rank_says_in_every_format() {
         };
         assert_eq!(tokens("2"), tokens("1"), "{model}");
     }
+}
+
+#[test]
+fn conversations_and_scores_over_two_ranks_are_those_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "Once upon a time, there was a little girl named Lily. She loved to play outside.").unwrap();
+    let scored = |tp: &str| {
+        let said = json(&["eval", "--perplexity", text.to_str().unwrap(), "--tp", tp, "--json"]);
+        said["perplexity"].as_f64().unwrap_or_else(|| panic!("{said}"))
+    };
+    let (one, two) = (scored("1"), scored("2"));
+    assert!((one / two - 1.0).abs() < 1e-5, "{one} and {two}");
+    let model = Folder::stories();
+    model.write("chat_template.jinja", "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}");
+    let chat = |tp: &str| {
+        let turns = ["-m", "The dog was big", "-m", "Lily saw it"];
+        stdout(&[&["chat", "--model", model.path(), "--greedy", "-n", "12", "--tp", tp][..], &turns].concat())
+    };
+    assert_eq!(chat("2"), chat("1"));
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ridge_text::template::Data;
 
-use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, SamplingArgs, SamplingSettings, whole};
+use crate::args::{
+    MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, ParallelArgs, SamplingArgs, SamplingSettings, whole,
+};
 use crate::error::{Result, refused};
 use crate::input;
 
@@ -102,6 +104,9 @@ pub(crate) struct ChatArgs {
     )]
     threads: Option<usize>,
 
+    #[command(flatten)]
+    parallel: ParallelArgs,
+
     /// Keep what is typed out of the history file
     #[arg(long, help_heading = "Running")]
     no_history: bool,
@@ -137,6 +142,7 @@ pub(crate) struct ChatSettings {
     pub(crate) context: Option<usize>,
     pub(crate) chunk: usize,
     pub(crate) threads: Option<usize>,
+    pub(crate) parallel: ParallelArgs,
     pub(crate) history: bool,
     pub(crate) json: bool,
     pub(crate) verbose: bool,
@@ -180,6 +186,7 @@ impl ChatArgs {
             context: self.context,
             chunk: self.chunk,
             threads: self.threads,
+            parallel: self.parallel,
             history: !self.no_history,
             json: self.json,
             verbose: self.verbose,

@@ -67,7 +67,11 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
     }
     let context = settings.context.unwrap_or(CONTEXT.min(most));
     let running = RunSettings {
-        placement: Placement { threads: settings.threads, ..Placement::default() },
+        placement: Placement {
+            threads: settings.threads,
+            tensor_parallel: settings.parallel.here(),
+            ..Placement::default()
+        },
         context,
         prompt: context,
         chunk: settings.chunk,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
 
-use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, whole};
+use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
 
 /// Measure how well a model predicts a text, or chooses among answers
@@ -96,6 +96,9 @@ pub(crate) struct EvalArgs {
     )]
     threads: Option<usize>,
 
+    #[command(flatten)]
+    parallel: ParallelArgs,
+
     /// Print one JSON object: results, settings, every question's scores
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -114,6 +117,7 @@ pub(super) struct EvalSettings {
     pub(super) no_special: bool,
     pub(super) chunk: usize,
     pub(super) threads: Option<usize>,
+    pub(super) parallel: ParallelArgs,
     pub(super) json: bool,
     pub(super) quiet: bool,
 }
@@ -148,6 +152,7 @@ impl EvalArgs {
             no_special: self.no_special,
             chunk: self.chunk,
             threads: self.threads,
+            parallel: self.parallel,
             json: self.json,
             quiet: self.quiet,
         })

@@ -42,7 +42,11 @@ impl EvalModel {
         let step = settings.chunk.min(work).max(1);
         let options = ScorerOptions { context, step, questions: MAX_QUESTIONS.min(questions.len()).max(1) };
         let running = RunSettings {
-            placement: Placement { threads: settings.threads, ..Placement::default() },
+            placement: Placement {
+                threads: settings.threads,
+                tensor_parallel: settings.parallel.here(),
+                ..Placement::default()
+            },
             context,
             prompt: context,
             chunk: step,
