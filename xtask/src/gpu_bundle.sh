@@ -31,7 +31,7 @@ count() {
 
 ./ridge doctor > "$logs/doctor.txt" 2>&1
 # A program and the part of the names of its tests that selects some; a selection without tests is a failure.
-for tests in "unit " "cuda conformance::" "cuda graphs::" "cuda kernels::" "cuda gemm::" "models cuda::"; do
+for tests in "unit " "cuda conformance::" "cuda graphs::" "cuda kernels::" "cuda gemm::" "cuda ranks::" "models cuda::"; do
     program=${tests%% *} names=${tests#* }
     log=$logs/$program${names:+-${names%%::*}}.log
     ./"$program" --nocapture ${names:+"$names"} > "$log" 2>&1

@@ -49,6 +49,8 @@ pub struct JoinSettings {
     pub rank: usize,
     /// How many ranks there are.
     pub ranks: usize,
+    /// Which of the ranks on its machine it is, from 0.
+    pub local: usize,
     /// Where rank 0 listens: `host:port`.
     pub meet: String,
     /// What all ranks were given and no stranger knows.
@@ -67,6 +69,8 @@ pub mod variables {
     pub const RANK: &str = "RIDGE_RANK";
     /// How many ranks there are.
     pub const RANKS: &str = "RIDGE_RANKS";
+    /// Which of the ranks on its machine the process is; 0 where it is not set.
+    pub const LOCAL_RANK: &str = "RIDGE_LOCAL_RANK";
     /// Where they meet: the host and port at which rank 0 listens.
     pub const MEET: &str = "RIDGE_MEET";
     /// What all ranks were given and no stranger knows.
@@ -110,11 +114,13 @@ impl JoinSettings {
         if number_of >= ranks {
             return Err(bad(variables::RANK, &rank, &format!("must be below the number of ranks, {ranks}")));
         }
+        let local = value(variables::LOCAL_RANK).map(|text| number(variables::LOCAL_RANK, &text)).transpose()?;
         let transport = value(variables::TRANSPORT).unwrap_or_else(|| Transport::Tcp.name().to_owned());
         let patience = value(variables::PATIENCE).map(|text| number(variables::PATIENCE, &text)).transpose()?;
         Ok(Some(Self {
             rank: number_of,
             ranks,
+            local: local.unwrap_or(0),
             meet: needed(variables::MEET)?,
             token: value(variables::TOKEN).unwrap_or_default(),
             transport: Transport::from_name(&transport)
@@ -130,6 +136,7 @@ impl JoinSettings {
 pub struct Cluster {
     rank: usize,
     ranks: usize,
+    local: usize,
     health: Arc<Health>,
     group: Arc<LinkedGroup>,
     /// Until this rank has parted from the others.
@@ -142,7 +149,7 @@ impl Cluster {
     /// # Errors
     /// When ranks do not come in time, or do not fit together.
     pub fn join(settings: &JoinSettings) -> Result<Self, CommError> {
-        let JoinSettings { rank, ranks, .. } = *settings;
+        let JoinSettings { rank, ranks, local, .. } = *settings;
         if ranks == 0 || rank >= ranks {
             let why = format!("must be below the number of ranks, {ranks}");
             return Err(CommError::Setting { name: "rank", value: rank.to_string(), why });
@@ -152,7 +159,7 @@ impl Cluster {
         let group = Arc::new(LinkedGroup::new(rank, links, Arc::clone(&health)));
         let watch = Watch::start(rank, members, Arc::clone(&health), Patience(settings.patience))
             .map_err(failed(rank, "start a thread"))?;
-        Ok(Self { rank, ranks, health, group, watch: Mutex::new(Some(watch)) })
+        Ok(Self { rank, ranks, local, health, group, watch: Mutex::new(Some(watch)) })
     }
 
     /// This rank.
@@ -163,6 +170,11 @@ impl Cluster {
     /// Number of ranks.
     pub fn ranks(&self) -> usize {
         self.ranks
+    }
+
+    /// Which of the ranks on its machine this one is.
+    pub fn local(&self) -> usize {
+        self.local
     }
 
     /// The group of all ranks.

@@ -232,4 +232,8 @@ impl Collectives for LinkedGroup {
     fn abort(&self, why: &str) {
         self.health.fail(CollectiveError::Aborted { why: why.into() });
     }
+
+    fn failure(&self) -> Option<CollectiveError> {
+        self.health.check().err()
+    }
 }

@@ -96,6 +96,10 @@ impl Collectives for Loopback {
     fn abort(&self, why: &str) {
         self.shared.health.fail(CollectiveError::Aborted { why: why.into() });
     }
+
+    fn failure(&self) -> Option<CollectiveError> {
+        self.shared.health.check().err()
+    }
 }
 
 /// Where the ranks wait for each other.

@@ -16,6 +16,7 @@ fn free_address() -> String {
 
 fn settings(transport: Transport, rank: usize, ranks: usize, meet: &str) -> JoinSettings {
     JoinSettings {
+        local: 0,
         rank,
         ranks,
         meet: meet.to_owned(),

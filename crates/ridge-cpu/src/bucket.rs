@@ -84,6 +84,8 @@ pub(crate) struct TracedLaunch {
     pub(crate) func: FuncId,
     pub(crate) node: usize,
     pub(crate) path: Vec<Arc<str>>,
+    /// Does it run in the lane of communication?
+    pub(crate) communicates: bool,
     /// What runs it; `None` where there is nothing to do.
     pub(crate) step: Option<usize>,
 }
@@ -154,9 +156,9 @@ impl BoundBucket {
             let kernel = Arc::clone(&kernels[launch.kernel]);
             let pieces = kernel.pieces();
             let of = &plan.kernels[launch.kernel];
-            let path = launch.path.clone();
+            let (path, communicates) = (launch.path.clone(), launch.communicates);
             if pieces == 0 {
-                traced.push(TracedLaunch { func: of.func, node: of.node, path, step: None });
+                traced.push(TracedLaunch { func: of.func, node: of.node, path, communicates, step: None });
                 continue;
             }
             let function = graph.function(of.func);
@@ -200,7 +202,8 @@ impl BoundBucket {
                 add(true, pieces, nanos_per_piece);
             }
             add(false, pieces, kernel.nanos_per_piece());
-            traced.push(TracedLaunch { func: of.func, node: of.node, path, step: Some(steps.len() - 1) });
+            let step = Some(steps.len() - 1);
+            traced.push(TracedLaunch { func: of.func, node: of.node, path, communicates, step });
         }
         if cut.is_none() && late.contains(&true) {
             cut = Some(steps.len());

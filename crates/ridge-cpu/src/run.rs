@@ -187,13 +187,18 @@ impl Run for CpuRun {
         outcome?;
         let mut times = Vec::with_capacity(bucket.traced.len());
         // Behind copies and poisoning.
-        let mut before = watch.ends[usize::from(bucket.poison)].load(Ordering::Relaxed);
-        for TracedLaunch { func, node, path, step } in &bucket.traced {
+        let start = watch.ends[usize::from(bucket.poison)].load(Ordering::Relaxed);
+        // When the launch before ended, of those that compute and of those that communicate beside them.
+        let mut lanes = [start; 2];
+        for TracedLaunch { func, node, path, communicates, step } in &bucket.traced {
+            // Communication begins when what is before it has been computed, and communicated.
+            let before = lanes[0].max(if *communicates { lanes[1] } else { 0 });
             // The time of a preparation is that of what it prepares for.
             let end = step.map_or(before, |step| watch.ends[step].load(Ordering::Relaxed));
-            let seconds = end.saturating_sub(before) as f64 * 1e-9;
-            times.push(LaunchTime { func: *func, node: *node, path: path.clone(), seconds });
-            before = before.max(end);
+            let seconds = |from: u64| end.saturating_sub(from) as f64 * 1e-9;
+            let (end_of, took) = (seconds(start), seconds(before));
+            times.push(LaunchTime { func: *func, node: *node, path: path.clone(), end: end_of, seconds: took });
+            lanes[usize::from(*communicates)] = before.max(end);
         }
         Ok(times)
     }

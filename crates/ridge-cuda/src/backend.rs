@@ -26,7 +26,7 @@ impl Cuda {
     /// Opens NVIDIA's libraries and a GPU. With `RIDGE_CUDA_CHECK` set in the environment, `check_launches` is on.
     ///
     /// # Errors
-    /// When a library is missing or too old, or there is no such GPU; says what mends it.
+    /// When a library is missing or too old, or there is no such GPU; says what mends it. When another rank does not come.
     pub fn new(options: CudaOptions) -> Result<Self> {
         Self::with_kernels(options, CudaKernelRegistry::builtin())
     }
@@ -37,7 +37,7 @@ impl Cuda {
     /// As for [`Cuda::new`].
     pub fn with_kernels(mut options: CudaOptions, registry: CudaKernelRegistry) -> Result<Self> {
         options.check_launches |= std::env::var_os("RIDGE_CUDA_CHECK").is_some_and(|v| v != "0");
-        let device = Arc::new(CudaDevice::open(options.ordinal)?);
+        let device = Arc::new(CudaDevice::open(options.ordinal, &options.mesh)?);
         let target = Arc::new(target(&device));
         let claims = registry.claims().into_iter().map(|kernel| kernel.on(&target)).collect();
         Ok(Self { device, claims, registry: Arc::new(registry), options })

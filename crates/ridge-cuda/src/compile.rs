@@ -6,15 +6,22 @@ use std::sync::Arc;
 use ridge_graph::{Bindings, Function, Graph, GroupKind, Node, Op};
 use ridge_runtime::{Plan, PlannedKernel, Result, RuntimeError, plan};
 
+use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction};
 use crate::kernels::CudaKernelRegistry;
 use crate::{fused, prims};
 
 /// The kernel of a node of the plan.
-fn kernel(registry: &CudaKernelRegistry, graph: &Graph, of: &PlannedKernel, bindings: &Bindings) -> Result<CudaKernel> {
+fn kernel(
+    registry: &CudaKernelRegistry,
+    graph: &Graph,
+    of: &PlannedKernel,
+    bindings: &Bindings,
+    mesh: &MeshRanks,
+) -> Result<CudaKernel> {
     let function = graph.function(of.func);
     let node = &function.nodes[of.node];
-    make(registry, function, node, bindings).map_err(|why| RuntimeError::Unsupported {
+    make(registry, function, node, bindings, mesh).map_err(|why| RuntimeError::Unsupported {
         backend: "cuda",
         op: node.op_name().into(),
         at: if node.scope.is_empty() { function.name.to_string() } else { node.scope.to_string() },
@@ -27,6 +34,7 @@ fn make(
     function: &Function,
     node: &Node,
     bindings: &Bindings,
+    mesh: &MeshRanks,
 ) -> Result<CudaKernel, String> {
     let single = Function::default();
     let spec = CudaKernelSpec {
@@ -36,7 +44,7 @@ fn make(
         bindings,
     };
     match &node.op {
-        Op::Prim(prim) => prims::make(prim, &spec),
+        Op::Prim(prim) => prims::make(prim, &spec, mesh),
         Op::Group(group) => match &group.kind {
             GroupKind::Fused => fused::make(&spec),
             GroupKind::Kernel(name) => registry.make(name, &spec),
@@ -45,14 +53,15 @@ fn make(
     }
 }
 
-/// The kernels of a plan, in its order.
+/// The kernels of a plan, in its order, on a rank of `mesh`.
 pub(crate) fn kernels(
     registry: &CudaKernelRegistry,
     graph: &Graph,
     plan: &Plan,
     bindings: &Bindings,
+    mesh: &MeshRanks,
 ) -> Result<Vec<CudaKernel>> {
-    plan.kernels.iter().map(|k| kernel(registry, graph, k, bindings)).collect()
+    plan.kernels.iter().map(|k| kernel(registry, graph, k, bindings, mesh)).collect()
 }
 
 /// The sources of an action and of all its alternatives.
@@ -63,7 +72,7 @@ fn sources_of(action: &DeviceAction) -> Vec<&Arc<CudaSource>> {
         DeviceAction::Autotuned { candidates, .. } => {
             candidates.iter().flat_map(|c| &c.actions).flat_map(sources_of).collect()
         }
-        DeviceAction::Copy { .. } | DeviceAction::Constant { .. } => Vec::new(),
+        DeviceAction::Copy { .. } | DeviceAction::Constant { .. } | DeviceAction::Collective(_) => Vec::new(),
     }
 }
 
@@ -80,7 +89,7 @@ pub(crate) fn distinct<'a>(kernels: impl IntoIterator<Item = &'a CudaKernel>) ->
 /// When a symbol is unbound, or there is no kernel for an op.
 pub fn sources(registry: &CudaKernelRegistry, lowered: &Graph, bindings: &Bindings) -> Result<Vec<Arc<CudaSource>>> {
     let plan = plan(lowered, bindings)?;
-    let kernels = kernels(registry, lowered, &plan, bindings)?;
+    let kernels = kernels(registry, lowered, &plan, bindings, &MeshRanks::new())?;
     Ok(distinct(&kernels))
 }
 
@@ -160,7 +169,7 @@ mod tests {
                 graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
             let lowered = ridge_runtime::lower(&graph, &outputs, &registry.claims()).expect("lowers");
             let plan = plan(&lowered, &Bindings::new()).expect("plans");
-            let kernels = kernels(&registry, &lowered, &plan, &Bindings::new()).expect("are supported");
+            let kernels = kernels(&registry, &lowered, &plan, &Bindings::new(), &MeshRanks::new()).expect("are supported");
             for source in distinct(&kernels) {
                 let early = source.early_launch;
                 assert_eq!(calls(&source.own_text()), (early, early), "{name}: {}", source.entry);

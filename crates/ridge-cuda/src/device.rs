@@ -17,15 +17,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ridge_graph::DType;
 use ridge_hw::gpu::{Library, Nvidia};
-use ridge_runtime::{MemoryOwner, MemoryUse, Result, RuntimeError, StepOrder};
+use ridge_runtime::{Collectives, MemoryOwner, MemoryUse, Result, RuntimeError, StepOrder};
 
 use crate::cache::KernelCache;
 use crate::choices::ChoiceFile;
+use crate::communicator::{Communicator, MeshRanks};
 use crate::cublaslt::CublasLt;
 use crate::driver::Address;
 use crate::error::device as failed;
 use crate::kernel::CudaSource;
 use crate::library;
+use crate::nccl::Nccl;
 use crate::nvrtc::Nvrtc;
 use context::CudaContext;
 
@@ -56,6 +58,8 @@ pub(crate) struct CudaDevice {
     timed: AtomicU64,
     /// Two halves of page-locked memory for uploads, and the events behind their last copies.
     staging: Mutex<(PinnedMemory, [CudaEvent; 2])>,
+    /// By mesh axis.
+    mesh: HashMap<String, Arc<Communicator>>,
 }
 
 /// Bytes of half of the staging memory.
@@ -65,12 +69,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Meets the other ranks of each axis that has several. All ranks have the same axes, and meet along them in one order.
+fn meet(
+    nvidia: &Nvidia,
+    context: &Arc<CudaContext>,
+    mesh: &HashMap<String, Arc<dyn Collectives>>,
+) -> Result<HashMap<String, Arc<Communicator>>> {
+    let mut axes: Vec<_> = mesh.iter().filter(|(_, group)| group.ranks() > 1).collect();
+    axes.sort_unstable_by_key(|(axis, _)| *axis);
+    if axes.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let nccl = Nccl::open(library::path(nvidia, Library::Nccl)?)?;
+    let join = |(axis, group): (&String, &Arc<dyn Collectives>)| {
+        let context = Arc::clone(context);
+        Ok((axis.clone(), Communicator::join(nccl, Arc::clone(group), move || context.enter())?))
+    };
+    axes.into_iter().map(join).collect()
+}
+
 impl CudaDevice {
-    /// Opens GPU `ordinal`.
-    pub(crate) fn open(ordinal: usize) -> Result<Self> {
+    /// Opens GPU `ordinal`, which is one rank of each axis of `mesh`.
+    pub(crate) fn open(ordinal: usize, mesh: &HashMap<String, Arc<dyn Collectives>>) -> Result<Self> {
         let nvidia = Nvidia::detect();
         let context = CudaContext::open(&nvidia, ordinal)?;
         let nvrtc = Nvrtc::find(&nvidia)?;
+        let mesh = meet(&nvidia, &context, mesh)?;
         let driver = nvidia.kernel_module.clone().unwrap_or_default();
         let salt = format!("{} {} driver {} {driver}", context.arch, nvrtc.identity(), context.driver.version()?);
         let products_file = library::path(&nvidia, Library::CublasLt).ok().map(Path::to_path_buf);
@@ -95,6 +119,7 @@ impl CudaDevice {
             products_file,
             timed: AtomicU64::new(0),
             staging: Mutex::new(staging),
+            mesh,
             context,
         })
     }
@@ -107,6 +132,16 @@ impl CudaDevice {
     /// May launches begin before those ahead of them have ended, if their kernels wait by themselves?
     pub(crate) fn overlaps(&self) -> bool {
         self.context.overlaps
+    }
+
+    /// The ranks of each mesh axis.
+    pub(crate) fn mesh_ranks(&self) -> MeshRanks {
+        self.mesh.iter().map(|(axis, communicator)| (axis.clone(), communicator.ranks())).collect()
+    }
+
+    /// This GPU's end of the group along `axis`.
+    pub(crate) fn communicator(&self, axis: &str) -> Result<Arc<Communicator>> {
+        self.mesh.get(axis).cloned().ok_or_else(|| failed(format!("there are no ranks along `{axis}`")))
     }
 
     /// Counts a choice that is timed.
@@ -224,12 +259,18 @@ impl CudaDevice {
     /// Waits for all that was queued.
     pub(crate) fn synchronize(&self) -> Result<()> {
         self.context.enter()?;
+        self.context.driver.synchronize(self.context.side)?;
         self.context.driver.synchronize(self.context.stream)
     }
 
     /// What queues work.
     pub(crate) fn queue(&self) -> Result<StreamQueue<'_>> {
         StreamQueue::new(&self.context)
+    }
+
+    /// What queues work in the lane of communication.
+    pub(crate) fn side_queue(&self) -> Result<StreamQueue<'_>> {
+        StreamQueue::side(&self.context)
     }
 
     /// The `TensorMap` of a matrix; see [`LaunchArg::Matrix`](crate::kernel::LaunchArg::Matrix).

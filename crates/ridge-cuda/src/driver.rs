@@ -115,6 +115,7 @@ functions! {
     event_destroy = b"cuEventDestroy_v2" (Handle);
     event_record = b"cuEventRecord" (Handle, Handle);
     event_query = b"cuEventQuery" (Handle);
+    stream_wait = b"cuStreamWaitEvent" (Handle, Handle, c_uint);
     event_synchronize = b"cuEventSynchronize" (Handle);
     event_elapsed = b"cuEventElapsedTime" (*mut f32, Handle, Handle);
     capture_begin = b"cuStreamBeginCapture_v2" (Handle, c_int);
@@ -375,6 +376,12 @@ impl CudaDriver {
     pub(crate) fn record(&self, event: Handle, stream: Handle) -> Result<()> {
         // SAFETY: both live.
         self.check(unsafe { (self.event_record)(event, stream) }, "mark the end of a step")
+    }
+
+    /// What is queued on `stream` from now on waits for what `event` was recorded behind.
+    pub(crate) fn stream_waits(&self, stream: Handle, event: Handle) -> Result<()> {
+        // SAFETY: both live.
+        self.check(unsafe { (self.stream_wait)(stream, event, 0) }, "have one lane wait for another")
     }
 
     /// Has the event come?

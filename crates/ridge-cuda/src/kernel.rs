@@ -8,7 +8,9 @@ use std::sync::Arc;
 use ridge_graph::{Bindings, Composite, DType, FormatRef, Function, Op, Shape, Type};
 use ridge_runtime::component_offsets;
 
+use crate::communicator::Transfer;
 use crate::cublaslt::GemmShape;
+use crate::nccl::Elements;
 
 /// The header that every kernel includes.
 const HEADER: &str = include_str!("../kernels/ridge.cuh");
@@ -154,6 +156,24 @@ pub(crate) enum DeviceAction {
     Copy { from: OperandSlot, to: OperandSlot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
     Constant { bytes: Vec<u8>, to: OperandSlot },
+    /// Communicates with other ranks.
+    Collective(CollectiveAction),
+}
+
+/// What is communicated with the ranks of a mesh axis.
+#[derive(Clone, Debug)]
+pub(crate) struct CollectiveAction {
+    pub(crate) axis: Arc<str>,
+    /// The op with its operand, which all ranks must have in common.
+    pub(crate) what: String,
+    pub(crate) transfer: Transfer,
+    pub(crate) from: SlotOffset,
+    pub(crate) to: SlotOffset,
+    /// Elements of one part.
+    pub(crate) count: usize,
+    pub(crate) elements: Elements,
+    /// Bytes of one part.
+    pub(crate) bytes: usize,
 }
 
 /// One of several lists of actions with the same result.

@@ -3,8 +3,8 @@
 //! Read `kernel` first (what a kernel is), then `fused` (groups of primitives as generated CUDA C++), `prims` (single
 //! primitives, over the texts in the folder `kernels`) and `kernels` (hand-written kernels and their registry); `compile`
 //! chooses among them for the nodes of a lowered graph. `program` binds buckets, `device` runs their launches (and
-//! autotunes where there are several candidates, as for large matrix products in `gemm`), and `driver`, `nvrtc` and
-//! `cublaslt` call NVIDIA's libraries. A machine without a GPU runs the same program: what is missing is an error of
+//! autotunes where there are several candidates, as for large matrix products in `gemm`), `communicator` talks to other
+//! ranks, and `driver`, `nvrtc`, `cublaslt` and `nccl` call NVIDIA's libraries. A machine without a GPU runs the same program: what is missing is an error of
 //! [`Cuda::new`].
 //!
 //! On one machine every result is a function of the operands and their extents alone: extents fix the order of sums, and
@@ -15,6 +15,7 @@ mod args;
 mod backend;
 mod cache;
 mod choices;
+mod communicator;
 mod compile;
 mod cublaslt;
 mod device;
@@ -26,6 +27,7 @@ mod iteration_space;
 mod kernel;
 mod kernels;
 mod library;
+mod nccl;
 mod nvrtc;
 mod options;
 mod prims;

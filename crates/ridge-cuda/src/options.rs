@@ -1,13 +1,23 @@
 //! How a GPU is used.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use ridge_runtime::Collectives;
+
 /// How a GPU is used.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CudaOptions {
     /// Index among the GPUs that the process sees, from 0.
     pub ordinal: usize,
     /// For tests: fills workspace and outputs with NaN before each step, and inputs after it, so that a kernel shows that
     /// reads uninitialised memory or leaves a part of its output unwritten.
     pub poison: bool,
-    /// Synchronises after every launch, so that an error names the kernel that failed. Slow.
+    /// Synchronises after every launch, so that an error names the kernel that failed; ranks compare every collective
+    /// before it is begun, and not only those of a whole step. Slow.
     pub check_launches: bool,
+    /// This rank's groups, by the name of the mesh axis, for graphs that communicate. Each rank has a GPU of its own. The
+    /// groups serve to meet and to agree, and tell when a rank is lost; what graphs communicate goes from GPU to GPU by
+    /// NCCL.
+    pub mesh: HashMap<String, Arc<dyn Collectives>>,
 }

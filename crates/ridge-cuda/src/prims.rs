@@ -1,12 +1,14 @@
 //! Single primitives, for any shape and dtype. What a fused group can do is a group of one.
 
 mod along;
+mod collective;
 mod matmul;
 mod moves;
 mod order;
 
 use ridge_graph::{DType, Prim};
 
+use crate::communicator::MeshRanks;
 use crate::kernel::{CudaKernel, CudaKernelSpec, DeviceAction, OperandSlot};
 
 pub(crate) use matmul::{MatrixProduct, product};
@@ -20,7 +22,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 5] =
 ///
 /// # Errors
 /// Says what is not supported.
-pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>, mesh: &MeshRanks) -> Result<CudaKernel, String> {
     let operand = |i: usize| &spec.inputs[i];
     Ok(match prim {
         Prim::Const(literal) => {
@@ -44,11 +46,8 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel,
         Prim::Transpose(perm) => moves::transpose(spec, perm),
         Prim::Broadcast(_) => moves::broadcast_to(spec),
         Prim::Assemble { .. } => moves::assemble(spec)?,
-        Prim::Collective { ranks: 1, .. } => moves::copy(spec, 0),
+        Prim::Collective { kind, mesh: axis, ranks } => collective::make(spec, *kind, axis, *ranks, mesh)?,
         Prim::StateWrite => moves::copy(spec, 1),
-        Prim::Collective { mesh, ranks, .. } => {
-            return Err(format!("{ranks} ranks of `{mesh}`: this backend runs on one GPU"));
-        }
         Prim::Cast(dtype) if *dtype == operand(0).dtype => moves::copy(spec, 0),
         Prim::Iota { .. }
         | Prim::Unary(_)

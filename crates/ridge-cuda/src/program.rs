@@ -1,6 +1,7 @@
 //! Programs: lowered graphs with the kernels of a device, of which buckets are bound.
 
 mod actions;
+mod lanes;
 mod layout;
 mod run;
 
@@ -49,7 +50,7 @@ impl Program for CudaProgram {
                 return Err(RuntimeError::Argument { kind: "state", name: i.to_string(), why });
             }
         }
-        let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings)?;
+        let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings, &self.device.mesh_ranks())?;
         load_all(&self.device, &compile::distinct(&kernels))?;
         let (device, graph) = (Arc::clone(&self.device), Arc::clone(&self.graph));
         Ok(Box::new(CudaRun::new(device, graph, self.options.clone(), plan, &kernels, weights, states)?))
@@ -57,7 +58,7 @@ impl Program for CudaProgram {
 
     fn memory(&self, bindings: &Bindings) -> Result<MemoryBytes> {
         let plan = plan(&self.graph, bindings)?;
-        let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings)?;
+        let kernels = compile::kernels(&self.registry, &self.graph, &plan, bindings, &self.device.mesh_ranks())?;
         Ok(BucketLayout::new(&plan, &kernels).memory())
     }
 }

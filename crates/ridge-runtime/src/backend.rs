@@ -217,7 +217,11 @@ pub struct LaunchTime {
     pub node: usize,
     /// The calls that led to it, outermost first; see [`PlannedLaunch::path`](crate::PlannedLaunch::path).
     pub path: Vec<Arc<str>>,
-    /// Seconds from the end of the launch before to its own.
+    /// Seconds from the beginning of the step to its end.
+    pub end: f64,
+    /// Seconds from the end of the launch before to its own. What runs in the lane of communication
+    /// ([`PlannedLaunch::communicates`](crate::PlannedLaunch::communicates)) begins when what is computed before it and
+    /// what is communicated before it have ended.
     pub seconds: f64,
 }
 

@@ -22,6 +22,11 @@ pub trait Collectives: Send + Sync {
 
     /// Fails what ranks are exchanging and will exchange, with this reason.
     fn abort(&self, why: &str);
+
+    /// Why the group is of no use any more, if that is known: for those who communicate by other ways too.
+    fn failure(&self) -> Option<CollectiveError> {
+        None
+    }
 }
 
 /// Why ranks could not exchange.

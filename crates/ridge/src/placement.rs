@@ -18,7 +18,8 @@ pub enum Device {
     /// The CPU.
     #[default]
     Cpu,
-    /// The GPU of this number among those that the process sees.
+    /// The GPU of this number among those that the process sees; for the ranks of a machine this one and those behind it,
+    /// one each.
     Cuda(usize),
     /// The first GPU if it can be used, else the CPU.
     Auto,
@@ -162,11 +163,21 @@ impl OpenDevice {
     }
 
     fn cuda(ordinal: usize, tensor_parallel: &TensorParallel) -> Result<Self> {
-        if tensor_parallel.ranks() > 1 {
-            let why = "layers are cut over ranks on the CPU only so far; leave tensor parallelism out";
-            return Err(Error::Device { device: format!("cuda:{ordinal}"), why: why.to_owned() });
-        }
-        let cuda = Cuda::new(CudaOptions { ordinal, ..CudaOptions::default() })?;
+        let options = match tensor_parallel {
+            TensorParallel::None | TensorParallel::Here(0 | 1) => CudaOptions { ordinal, ..CudaOptions::default() },
+            TensorParallel::Processes(cluster) => {
+                let mesh = HashMap::from([(AXIS.to_owned(), cluster.group())]);
+                CudaOptions { ordinal: ordinal + cluster.local(), mesh, ..CudaOptions::default() }
+            }
+            TensorParallel::Here(ranks) => {
+                let why = format!(
+                    "one process drives one GPU; start a rank for each with `ridge launch -n {ranks} -- COMMAND --tp {ranks} \
+                     --device cuda`, or use --device cpu"
+                );
+                return Err(Error::Device { device: format!("cuda:{ordinal}"), why });
+            }
+        };
+        let cuda = Cuda::new(options)?;
         Ok(Self {
             name: cuda.gpu().to_owned(),
             threads: None,

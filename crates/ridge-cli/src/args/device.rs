@@ -35,7 +35,7 @@ const MAX_RANKS: u64 = 64;
 /// Over how many ranks layers are cut, for commands that run a generator.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ParallelArgs {
-    /// Cut each layer over this many ranks, which share the threads (tensor parallelism, on the CPU so far)
+    /// Cut each layer over this many ranks, which share the threads (tensor parallelism; on GPUs see ridge launch)
     #[arg(
         long = "tp", value_name = "N", value_parser = whole::<usize, 1, MAX_RANKS>,
         allow_negative_numbers = true, default_value_t = 1, help_heading = "Running"

@@ -25,13 +25,16 @@ use crate::output::note;
 Examples:
   ridge launch -n 2 -- generate --tp 2 --greedy
   ridge launch -n 4 --transport tcp -- generate --tp 4 --model DIR \"A prompt\"
+  ridge launch -n 2 -- generate --tp 2 --device cuda --model DIR \"A prompt\"
 
 On two machines, with the same secret in RIDGE_TOKEN, node 0 and then node 1:
   ridge launch -n 1 --nodes 2 --node 0 --meet HOST:29500 -- generate --tp 2
   ridge launch -n 1 --nodes 2 --node 1 --meet HOST:29500 -- generate --tp 2
 
-Each rank has RIDGE_RANK, RIDGE_RANKS, RIDGE_MEET, RIDGE_TOKEN and RIDGE_TRANSPORT in its environment; another launcher may \
-set them as well.")]
+With --device cuda, each rank of a machine has a GPU of its own, from the first on, and ranks communicate by NCCL.
+
+Each rank has RIDGE_RANK, RIDGE_RANKS, RIDGE_LOCAL_RANK, RIDGE_MEET, RIDGE_TOKEN and RIDGE_TRANSPORT in its environment; \
+another launcher may set them as well.")]
 pub(crate) struct LaunchArgs {
     /// Ranks on this machine
     #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, 64>, allow_negative_numbers = true)]
@@ -122,6 +125,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
         let mut command = Command::new(&program);
         command.args(&args.command);
         command.env(variables::RANK, rank.to_string()).env(variables::RANKS, (args.ranks * args.nodes).to_string());
+        command.env(variables::LOCAL_RANK, local.to_string());
         command.env(variables::MEET, &meet).env(variables::TOKEN, &token).env(variables::TRANSPORT, transport.name());
         if let Some(patience) = args.patience {
             command.env(variables::PATIENCE, patience.to_string());

@@ -259,8 +259,8 @@ fn every_group(ranks: usize) -> Vec<Vec<End>> {
         std::thread::scope(|scope| {
             let join = |rank| {
                 let (meet, token, wait) = (meet.to_string(), String::new(), JoinSettings::WAIT);
-                let settings =
-                    JoinSettings { rank, ranks, meet, token, transport, wait, patience: JoinSettings::PATIENCE };
+                let patience = JoinSettings::PATIENCE;
+                let settings = JoinSettings { rank, ranks, local: rank, meet, token, transport, wait, patience };
                 scope.spawn(move || Cluster::join(&settings).expect("joins"))
             };
             let threads: Vec<_> = (0..ranks).map(join).collect();

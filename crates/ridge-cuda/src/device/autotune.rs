@@ -133,7 +133,10 @@ impl CudaDevice {
                     }
                     None => self.prepare(otherwise, address, ready)?,
                 },
-                DeviceAction::Autotuned { .. } | DeviceAction::Copy { .. } | DeviceAction::Constant { .. } => {
+                DeviceAction::Autotuned { .. }
+                | DeviceAction::Copy { .. }
+                | DeviceAction::Constant { .. }
+                | DeviceAction::Collective(_) => {
                     return Err(failed("a candidate is made of launches and products"));
                 }
             }

@@ -1,4 +1,4 @@
-//! The CUDA context of one GPU and its stream.
+//! The CUDA context of one GPU and its streams.
 
 use std::sync::Arc;
 
@@ -16,12 +16,14 @@ const MULTIPROCESSORS: i32 = 16;
 /// The minimum compute capability: bf16 conversions are instructions since then.
 const MIN_CAPABILITY: (i32, i32) = (8, 0);
 
-/// The GPU's context and stream; it outlives everything that was made with it.
+/// The GPU's context and streams; it outlives everything that was made with it.
 pub(crate) struct CudaContext {
     pub(super) driver: CudaDriver,
     gpu: i32,
     handle: Handle,
     pub(super) stream: Handle,
+    /// The stream of the lane of communication.
+    pub(super) side: Handle,
     pub(super) name: String,
     /// The architecture that kernels are compiled for, such as `sm_90a`.
     pub(super) arch: String,
@@ -68,6 +70,7 @@ impl CudaContext {
             gpu,
             handle,
             stream: std::ptr::null_mut(),
+            side: std::ptr::null_mut(),
             name,
             arch: format!("sm_{major}{minor}{suffix}"),
             overlaps: major >= 9,
@@ -76,6 +79,7 @@ impl CudaContext {
         };
         context.enter()?;
         context.stream = context.driver.stream()?;
+        context.side = context.driver.stream()?;
         Ok(Arc::new(context))
     }
 
@@ -87,8 +91,10 @@ impl CudaContext {
 
 impl Drop for CudaContext {
     fn drop(&mut self) {
-        if self.enter().is_ok() && !self.stream.is_null() {
-            self.driver.end_stream(self.stream);
+        if self.enter().is_ok() {
+            for stream in [self.stream, self.side].into_iter().filter(|stream| !stream.is_null()) {
+                self.driver.end_stream(stream);
+            }
         }
         self.driver.release(self.gpu);
     }

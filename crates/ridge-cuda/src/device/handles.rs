@@ -10,7 +10,7 @@ use crate::driver::Handle;
 /// An event: a mark in the stream.
 pub(crate) struct CudaEvent {
     context: Arc<CudaContext>,
-    handle: Handle,
+    pub(super) handle: Handle,
 }
 
 // SAFETY: as for `CudaContext`.
@@ -23,7 +23,7 @@ impl CudaEvent {
         Ok(Self { context: Arc::clone(context), handle: context.driver.event(timed)? })
     }
 
-    /// Puts the mark behind what is queued.
+    /// Puts the mark behind what is queued to be computed.
     pub(crate) fn record(&self) -> Result<()> {
         self.context.enter()?;
         self.context.driver.record(self.handle, self.context.stream)

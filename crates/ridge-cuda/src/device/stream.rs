@@ -1,15 +1,16 @@
-//! The stream on which all work of a GPU is queued.
+//! The streams on which the work of a GPU is queued.
 
 use std::ops::Range;
 
 use ridge_runtime::Result;
 
 use super::context::CudaContext;
-use super::handles::{CapturedGraph, LoadedKernel};
+use super::handles::{CapturedGraph, CudaEvent, LoadedKernel};
 use super::memory::{DeviceMemory, PinnedMemory};
 use crate::driver::{Address, CudaDriver, Handle};
 
-/// The stream of a context that this thread has entered.
+/// A stream of a context that this thread has entered.
+#[derive(Clone, Copy)]
 pub(crate) struct StreamQueue<'a> {
     driver: &'a CudaDriver,
     stream: Handle,
@@ -20,6 +21,22 @@ impl<'a> StreamQueue<'a> {
     pub(super) fn new(context: &'a CudaContext) -> Result<Self> {
         context.enter()?;
         Ok(Self { driver: &context.driver, stream: context.stream })
+    }
+
+    /// Enters the context and gives the stream of its lane of communication.
+    pub(super) fn side(context: &'a CudaContext) -> Result<Self> {
+        context.enter()?;
+        Ok(Self { driver: &context.driver, stream: context.side })
+    }
+
+    /// Puts the mark behind what is queued here.
+    pub(crate) fn record(&self, event: &CudaEvent) -> Result<()> {
+        self.driver.record(event.handle, self.stream)
+    }
+
+    /// What is queued here from now on waits for what `event` was recorded behind.
+    pub(crate) fn wait_for(&self, event: &CudaEvent) -> Result<()> {
+        self.driver.stream_waits(self.stream, event.handle)
     }
 
     /// The stream itself, for a library that queues on it.
@@ -60,6 +77,18 @@ impl<'a> StreamQueue<'a> {
     pub(crate) unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<()> {
         // SAFETY: by the caller's promise.
         unsafe { self.driver.on_device(to, from, bytes, self.stream) }
+    }
+
+    /// Queues the filling of bytes with zeros.
+    ///
+    /// # Safety
+    /// As for [`CudaDriver::fill`]; the memory outlives it.
+    pub(crate) unsafe fn zero(&self, at: Address, bytes: usize) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: by the caller's promise.
+        unsafe { self.driver.fill(at, 0, bytes, self.stream) }
     }
 
     /// Queues the filling of memory with one byte.

@@ -4,8 +4,8 @@ use ridge_graph::{DType, Dim};
 
 use crate::iteration_space::{IterationSpace, around, broadcast, strides};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, each, input, name,
-    numbers, output, raw,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, each, input,
+    name, numbers, output, raw,
 };
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/rows.cu"));
@@ -20,14 +20,17 @@ pub(super) fn copy(spec: &CudaKernelSpec<'_>, i: usize) -> CudaKernel {
     }
 }
 
-/// Copies `space` elements between strided operands, `from` and `to` elements in.
-fn strided(
-    dtype: DType,
-    space: &[usize],
-    (from, from_strides, from_offset): (usize, Vec<usize>, usize),
-    (to_strides, to_offset): (Vec<usize>, usize),
-) -> CudaKernel {
-    let merged = IterationSpace::merged(space, &[from_strides, to_strides]);
+/// Elements of an operand.
+pub(super) struct Strided {
+    /// The first of them.
+    pub(super) at: SlotOffset,
+    /// Elements between neighbours along each axis.
+    pub(super) strides: Vec<usize>,
+}
+
+/// Copies `space` elements.
+pub(super) fn strided(dtype: DType, space: &[usize], from: Strided, to: Strided) -> CudaKernel {
+    let merged = IterationSpace::merged(space, &[from.strides, to.strides]);
     let integer = if merged.is_small() { "u32" } else { "i64" };
     let total: usize = space.iter().product();
     let mut n = vec![total as i64];
@@ -38,25 +41,31 @@ fn strided(
          i += gridDim.x * ({integer})blockDim.x) {{\n{places}out[at1] = in[at0];\n}}\n}}\n",
         n.len()
     );
-    let size = dtype.size_bytes();
-    let args = vec![
-        LaunchArg::Pointer(OperandSlot::Input(from), from_offset * size),
-        LaunchArg::Pointer(OperandSlot::Output(0), to_offset * size),
-        LaunchArg::Numbers(n),
-    ];
+    let pointer = |(slot, offset)| LaunchArg::Pointer(slot, offset);
+    let args = vec![pointer(from.at), pointer(to.at), LaunchArg::Numbers(n)];
     each(CudaSource::new("move", &[("RAW", raw(dtype))], &KernelText::new(&text)), total, args)
+}
+
+/// Elements of input `i`, `offset` elements in.
+fn from(spec: &CudaKernelSpec<'_>, i: usize, strides: Vec<usize>, offset: usize) -> Strided {
+    Strided { at: (OperandSlot::Input(i), offset * spec.inputs[i].dtype.size_bytes()), strides }
+}
+
+/// Elements of output 0, `offset` elements in.
+fn to(spec: &CudaKernelSpec<'_>, strides: Vec<usize>, offset: usize) -> Strided {
+    Strided { at: (OperandSlot::Output(0), offset * spec.outputs[0].dtype.size_bytes()), strides }
 }
 
 pub(super) fn transpose(spec: &CudaKernelSpec<'_>, perm: &[usize]) -> CudaKernel {
     let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
     let own = strides(&x.shape);
-    let from = perm.iter().map(|axis| own[*axis]).collect();
-    strided(x.dtype, shape, (0, from, 0), (strides(shape), 0))
+    let permuted = perm.iter().map(|axis| own[*axis]).collect();
+    strided(x.dtype, shape, from(spec, 0, permuted, 0), to(spec, strides(shape), 0))
 }
 
 pub(super) fn broadcast_to(spec: &CudaKernelSpec<'_>) -> CudaKernel {
     let (x, shape) = (&spec.inputs[0], &spec.outputs[0].shape);
-    strided(x.dtype, shape, (0, broadcast(&x.shape, shape), 0), (strides(shape), 0))
+    strided(x.dtype, shape, from(spec, 0, broadcast(&x.shape, shape), 0), to(spec, strides(shape), 0))
 }
 
 pub(super) fn slice(spec: &CudaKernelSpec<'_>, axis: usize, start: &Dim) -> Result<CudaKernel, String> {
@@ -67,16 +76,16 @@ pub(super) fn slice(spec: &CudaKernelSpec<'_>, axis: usize, start: &Dim) -> Resu
     }
     let own = strides(&x.shape);
     let offset = start * own[axis];
-    Ok(strided(x.dtype, shape, (0, own, offset), (strides(shape), 0)))
+    Ok(strided(x.dtype, shape, from(spec, 0, own, offset), to(spec, strides(shape), 0)))
 }
 
 pub(super) fn concat(spec: &CudaKernelSpec<'_>, axis: usize) -> CudaKernel {
-    let to = strides(&spec.outputs[0].shape);
+    let whole = strides(&spec.outputs[0].shape);
     let mut kernel = CudaKernel::default();
     let mut start = 0;
     for (i, part) in spec.inputs.iter().enumerate() {
-        let moved = strided(part.dtype, &part.shape, (i, strides(&part.shape), 0), (to.clone(), start * to[axis]));
-        kernel.actions.extend(moved.actions);
+        let (own, place) = (from(spec, i, strides(&part.shape), 0), to(spec, whole.clone(), start * whole[axis]));
+        kernel.actions.extend(strided(part.dtype, &part.shape, own, place).actions);
         start += part.shape[axis];
     }
     kernel

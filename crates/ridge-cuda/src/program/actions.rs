@@ -6,9 +6,10 @@ use ridge_runtime::{Plan, PlannedLaunch, Region, Result};
 
 use super::layout::ALIGN;
 use crate::args;
+use crate::communicator::Communicator;
 use crate::cublaslt::CublasProduct;
 use crate::device::{CudaDevice, LoadedKernel};
-use crate::kernel::{CudaKernel, DeviceAction, LaunchArg, OperandSlot, SlotOffset};
+use crate::kernel::{CollectiveAction, CudaKernel, DeviceAction, LaunchArg, OperandSlot, SlotOffset};
 
 /// What a launch does.
 pub(super) enum BoundWork {
@@ -33,6 +34,10 @@ pub(super) enum BoundWork {
         to: OperandSlot,
         to_offset: usize,
         bytes: usize,
+    },
+    Collective {
+        communicator: Arc<Communicator>,
+        action: CollectiveAction,
     },
     /// A copy from the block of constants.
     Constant {
@@ -65,10 +70,15 @@ impl BoundActions {
         let (mut bound, mut words, mut max_args): (Vec<BoundAction>, _, _) = (Vec::new(), 0, 0);
         let mut constants: Vec<u8> = Vec::new();
         let mut order = LaunchOrder::default();
+        let mut waited = 0;
         for (index, launch) in plan.launches.iter().enumerate() {
             if index == plan.cut {
                 // A segment begins as a step does.
                 order = LaunchOrder::default();
+            }
+            if launch.after > waited {
+                waited = launch.after;
+                order.wait_for_another_lane();
             }
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
@@ -101,6 +111,10 @@ impl BoundActions {
                     }
                     DeviceAction::Copy { from, to, to_offset, bytes } => {
                         BoundWork::Copy { from: *from, to: *to, to_offset: *to_offset, bytes: *bytes }
+                    }
+                    DeviceAction::Collective(action) => {
+                        let communicator = device.communicator(&action.axis)?;
+                        BoundWork::Collective { communicator, action: action.clone() }
                     }
                     DeviceAction::Constant { bytes, to } => {
                         let at = constants.len().next_multiple_of(ALIGN);
@@ -150,9 +164,17 @@ impl LaunchOrder {
     fn follow(&mut self, launch: &PlannedLaunch, work: &BoundWork) {
         let (is_launch, early) = match work {
             BoundWork::Launch { early, .. } => (true, *early),
-            BoundWork::Product { .. } | BoundWork::Copy { .. } | BoundWork::Constant { .. } => (false, false),
+            BoundWork::Product { .. }
+            | BoundWork::Copy { .. }
+            | BoundWork::Constant { .. }
+            | BoundWork::Collective { .. } => (false, false),
         };
-        self.record(launch, is_launch, early);
+        self.record(launch, is_launch && !launch.communicates, early);
+    }
+
+    /// The next action waits for what runs beside those before it.
+    fn wait_for_another_lane(&mut self) {
+        self.behind_launch = false;
     }
 
     fn record(&mut self, launch: &PlannedLaunch, is_launch: bool, early: bool) {

@@ -55,6 +55,8 @@ pub(super) struct BucketLayout {
     pub(super) arena: usize,
     /// Where the scratch memory begins in the workspace.
     pub(super) scratch_offset: usize,
+    /// Where that of the lane of communication begins.
+    pub(super) side_scratch_offset: usize,
     pub(super) inputs: BlockLayout,
     pub(super) outputs: BlockLayout,
     /// Bytes of the block of constants.
@@ -66,8 +68,12 @@ pub(super) struct BucketLayout {
 impl BucketLayout {
     /// The layout of a bucket of `plan`, whose launches run `kernels`.
     pub(super) fn new(plan: &Plan, kernels: &[CudaKernel]) -> Self {
-        let scratch = kernels.iter().map(|k| k.scratch).max().unwrap_or(0);
+        let scratch = |communicates: bool| {
+            let of_lane = plan.launches.iter().filter(|launch| launch.communicates == communicates);
+            of_lane.map(|launch| kernels[launch.kernel].scratch).max().unwrap_or(0)
+        };
         let scratch_offset = plan.arena_bytes.next_multiple_of(ALIGN);
+        let side_scratch_offset = (scratch_offset + scratch(false)).next_multiple_of(ALIGN);
         let constants = plan.launches.iter().flat_map(|launch| &kernels[launch.kernel].actions);
         let constants = constants.fold(0, |end: usize, action| match action {
             DeviceAction::Constant { bytes, .. } => end.next_multiple_of(ALIGN) + bytes.len(),
@@ -75,8 +81,9 @@ impl BucketLayout {
         });
         let products = kernels.iter().flat_map(|k| &k.actions).any(may_be_product);
         Self {
-            arena: scratch_offset + scratch,
+            arena: side_scratch_offset + scratch(true),
             scratch_offset,
+            side_scratch_offset,
             inputs: BlockLayout::new(&plan.input_bytes),
             outputs: BlockLayout::new(&plan.output_bytes),
             constants,
@@ -104,12 +111,17 @@ fn may_be_product(action: &DeviceAction) -> bool {
     match action {
         DeviceAction::Product { .. } => true,
         DeviceAction::Autotuned { candidates, .. } => candidates.iter().flat_map(|c| &c.actions).any(may_be_product),
-        DeviceAction::Launch { .. } | DeviceAction::Copy { .. } | DeviceAction::Constant { .. } => false,
+        DeviceAction::Launch { .. }
+        | DeviceAction::Copy { .. }
+        | DeviceAction::Constant { .. }
+        | DeviceAction::Collective(_) => false,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use ridge_graph::{Bindings, Builder, DType, Type};
     use ridge_runtime::{lower, plan};
 
@@ -147,7 +159,7 @@ mod tests {
         let registry = CudaKernelRegistry::builtin();
         let lowered = lower(&graph, &["y", "values", "indices"], &registry.claims()).expect("lowers");
         let plan = plan(&lowered, &Bindings::new()).expect("plans");
-        let kernels = compile::kernels(&registry, &lowered, &plan, &Bindings::new()).expect("are supported");
+        let kernels = compile::kernels(&registry, &lowered, &plan, &Bindings::new(), &HashMap::new()).expect("are supported");
         let layout = BucketLayout::new(&plan, &kernels);
         let scratch = kernels.iter().map(|k| k.scratch).max().unwrap_or(0);
         assert!(scratch > 0, "the sort takes scratch memory");

@@ -1,7 +1,8 @@
 //! Buckets: launches with all their arguments, resolved when the bucket is bound, queued or captured for each step.
 
+mod queue;
+
 use std::ffi::c_void;
-use std::fmt::Write as _;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,9 +12,9 @@ use ridge_runtime::{
 };
 
 use super::actions::{BoundAction, BoundActions, BoundWork};
+use super::lanes::{Lanes, StepRanks};
 use super::layout::BucketLayout;
 use crate::args;
-use crate::cublaslt::GemmOperands;
 use crate::device::{ArenaLease, CapturedGraph, CudaDevice, CudaEvent, DeviceMemory, PinnedMemory, StreamQueue};
 use crate::driver::Address;
 use crate::error::device as failed;
@@ -49,6 +50,8 @@ pub(super) struct CudaRun {
     params: Vec<*mut c_void>,
     /// The segments.
     segments: [Segment; 2],
+    lanes: Lanes,
+    ranks: StepRanks,
     failure: Option<String>,
 }
 
@@ -111,6 +114,7 @@ impl CudaRun {
         let cut = actions.iter().position(|action| action.launch >= plan.cut).unwrap_or(actions.len());
         let segment = |actions| Segment { actions, captured: None, ran: false };
         let segments = [segment(0..cut), segment(cut..actions.len())];
+        let (lanes, ranks) = (Lanes::new(&device, &plan)?, StepRanks::of(&actions));
         let late = graph.args(Role::StepInput).map(|arg| arg.late).collect();
         let mut run = Self {
             inputs: device.allocate(layout.inputs.total, MemoryOwner::Inputs)?,
@@ -131,6 +135,8 @@ impl CudaRun {
             words: vec![0; words],
             params: Vec::with_capacity(max_args),
             segments,
+            lanes,
+            ranks,
             failure: None,
         };
         // Grows the workspace now, so that a step does not.
@@ -157,7 +163,7 @@ impl CudaRun {
         if !slot.held {
             slot.arena = None;
         }
-        waited
+        waited.and_then(|()| self.ranks.check())
     }
 
     /// Where a place is, and how many bytes its block has from there on.
@@ -181,6 +187,9 @@ impl CudaRun {
         let place = match slot {
             OperandSlot::Input(i) => launch.inputs[i],
             OperandSlot::Output(i) => launch.outputs[i],
+            OperandSlot::Scratch if launch.communicates => {
+                Place { region: Region::Arena, offset: self.layout.side_scratch_offset }
+            }
             OperandSlot::Scratch => Place { region: Region::Arena, offset: self.layout.scratch_offset },
         };
         self.at(place).0
@@ -215,10 +224,10 @@ impl CudaRun {
         self.queue_inputs(&queue, slot, staged)?;
         let actions = self.segments[segment].actions.clone();
         if self.options.poison || self.options.check_launches || !self.segments[segment].ran {
-            self.queue_all(&queue, actions, |_| Ok(()))?;
+            self.queue_all(actions, |_, _| Ok(()))?;
         } else if !actions.is_empty() {
             if self.segments[segment].captured.is_none() {
-                let captured = device.capture(|| self.queue_all(&queue, actions, |_| Ok(())))?;
+                let captured = device.capture(|| self.queue_all(actions, |_, _| Ok(())))?;
                 self.segments[segment].captured = Some(captured);
             }
             // SAFETY: what was captured uses this bucket's memory, at the addresses of now.
@@ -254,26 +263,9 @@ impl CudaRun {
         unsafe { queue.to_host(&mut self.slots[slot].staged_outputs, &self.outputs) }
     }
 
-    /// Queues launches, and does `after` each of them.
-    fn queue_all(
-        &mut self,
-        queue: &StreamQueue<'_>,
-        actions: Range<usize>,
-        mut after: impl FnMut(usize) -> Result<()>,
-    ) -> Result<()> {
-        for index in actions {
-            let mut outcome = self.queue_one(queue, index);
-            if outcome.is_ok() && self.options.check_launches {
-                outcome = self.device.synchronize();
-            }
-            outcome.map_err(|error| failed(format!("{} failed: {error}", self.described(index))))?;
-            after(index)?;
-        }
-        Ok(())
-    }
-
     /// Submits a step: both segments of it, or the first where it is `held`.
     fn queue_step(&mut self, slot: usize, staged: &[Staged], held: bool) -> Result<()> {
+        self.ranks.agree()?;
         self.lease_arena()?;
         self.slots[slot].arena = self.arena.take();
         self.queue(slot, 0, staged)?;
@@ -281,83 +273,6 @@ impl CudaRun {
             self.queue(slot, 1, &[])?;
         }
         self.slots[slot].done.record()
-    }
-
-    /// Runs a step with a timed event behind each launch.
-    fn queue_timed(&mut self, slot: usize, staged: &[Staged]) -> Result<Vec<LaunchTime>> {
-        let device = Arc::clone(&self.device);
-        let events = (0..=self.actions.len()).map(|_| device.timed_event()).collect::<Result<Vec<_>>>()?;
-        let queue = device.queue()?;
-        self.lease_arena()?;
-        self.slots[slot].arena = self.arena.take();
-        self.poison(&queue, slot)?;
-        self.queue_inputs(&queue, slot, staged)?;
-        events[0].record()?;
-        self.queue_all(&queue, 0..self.actions.len(), |index| events[index + 1].record())?;
-        self.queue_outputs(&queue, slot)?;
-        self.slots[slot].done.record()?;
-        self.slots[slot].done.wait()?;
-        let mut times: Vec<LaunchTime> = Vec::with_capacity(self.plan.launches.len());
-        for (launch, planned) in self.plan.launches.iter().enumerate() {
-            let of = &self.plan.kernels[planned.kernel];
-            let mut seconds = 0.0;
-            for (index, _) in self.actions.iter().enumerate().filter(|(_, action)| action.launch == launch) {
-                seconds += events[index + 1].since(&events[index])?;
-            }
-            times.push(LaunchTime { func: of.func, node: of.node, path: planned.path.clone(), seconds });
-        }
-        Ok(times)
-    }
-
-    fn queue_one(&mut self, queue: &StreamQueue<'_>, index: usize) -> Result<()> {
-        let action = &self.actions[index];
-        match &action.work {
-            BoundWork::Launch { kernel, grid, threads, shared, early, first, args } => {
-                args::point(args, &mut self.words[*first..], &mut self.params);
-                // SAFETY: the arguments are what the kernel's text declares, in its order; operands are as large as the
-                // plan says, and this bucket holds them until the step is done.
-                unsafe { queue.launch(kernel, *grid, *threads, *shared, *early, &mut self.params) }
-            }
-            BoundWork::Product { product, operands } => {
-                let (library, workspace) = self.device.products().expect("made by it");
-                let [x, w, r, y, xs, ws] =
-                    operands.map(|(slot, offset)| self.address(action.launch, slot) + offset as u64);
-                let of = GemmOperands { x, w, r, y, scales: [xs, ws], workspace: workspace.address() };
-                // SAFETY: operands are as large as the plan says and aligned as it aligns, and this bucket holds them
-                // until the step is done; products of one stream take turns with the workspace.
-                unsafe { product.queue(library, of, queue.stream()) }
-            }
-            BoundWork::Copy { from, to, to_offset, bytes } => {
-                let to = self.address(action.launch, *to) + *to_offset as u64;
-                // SAFETY: operands are as large as the plan says, and an output overlaps no input.
-                unsafe { queue.copy(to, self.address(action.launch, *from), *bytes) }
-            }
-            BoundWork::Constant { at, to, bytes } => {
-                let (to, from) = (self.address(action.launch, *to), self.constants.address() + *at as u64);
-                // SAFETY: as above; the constants were uploaded to where they are copied from.
-                unsafe { queue.copy(to, from, *bytes) }
-            }
-        }
-    }
-
-    /// The op of a step with its operands, and where in the model it is.
-    fn described(&self, index: usize) -> String {
-        let launch = &self.plan.launches[self.actions[index].launch];
-        let of = &self.plan.kernels[launch.kernel];
-        let function = self.graph.function(of.func);
-        let node = &function.nodes[of.node];
-        let typed = |types: Vec<ridge_graph::DType>, shapes: &[Vec<usize>]| -> String {
-            let texts = types.iter().zip(shapes).map(|(t, s)| format!("{t}{s:?}"));
-            texts.collect::<Vec<_>>().join(", ")
-        };
-        let inputs = typed(node.inputs.iter().map(|v| function.ty(*v).dtype).collect(), &of.inputs);
-        let outputs = typed(node.outputs.iter().map(|t| t.dtype).collect(), &of.outputs);
-        let mut text = format!("{}({inputs}) -> {outputs}", node.op_name());
-        let at: Vec<&str> = launch.path.iter().map(|s| &**s).chain([&*node.scope]).filter(|s| !s.is_empty()).collect();
-        if !at.is_empty() {
-            let _ = write!(text, " at {}", at.join("."));
-        }
-        text
     }
 
     /// Remembers an error: after a fault the context of a GPU cannot be used any more, so that every step behind the first
@@ -379,6 +294,7 @@ impl CudaRun {
                 self.device.order.failed(number, &why);
                 why
             });
+            self.ranks.fail(&why);
             self.failure = Some(why.clone());
             failed(why.trim_start_matches("cuda: "))
         })
@@ -457,9 +373,10 @@ impl Run for CudaRun {
         if self.slots[slot].held {
             return Ok(false);
         }
-        let passed = self.slots[slot].done.passed();
+        let mut passed = self.slots[slot].done.passed();
         if matches!(passed, Ok(true)) {
             self.slots[slot].arena = None;
+            passed = self.ranks.check().map(|()| true);
         }
         self.noted(slot, passed)
     }

@@ -10,6 +10,8 @@ mod decoder;
 mod in_flight;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]
 mod random;
+#[path = "../common/processes.rs"]
+mod processes;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
 mod running;
 
@@ -17,4 +19,5 @@ mod conformance;
 mod gemm;
 mod graphs;
 mod kernels;
+mod ranks;
 mod steps;

@@ -68,6 +68,15 @@ fn steps_in_mixed_precision_are_as_near_to_exact_as_those_of_torch() {
 }
 
 #[test]
+fn logits_of_two_gpus_are_as_near_to_exact_as_those_of_transformers() {
+    if let Err(why) = gpu() {
+        ridge_testing::skip!("no GPU: {why}");
+    }
+    let test = "cuda::logits_of_two_gpus_are_as_near_to_exact_as_those_of_transformers";
+    crate::llama_parallel::logits_of_two_gpus_are_as_near_to_exact_as_those_of_transformers(test);
+}
+
+#[test]
 fn networks_without_a_cache_are_as_near_to_exact_as_those_of_transformers() {
     let gpu = match gpu() {
         Ok(gpu) => gpu,

@@ -2,6 +2,8 @@
 //! unsharded graph by evaluation, and on two CPU backends that talk to each other.
 
 use std::collections::HashMap;
+use std::path::Path;
+use std::process::Child;
 use std::sync::Arc;
 
 use crate::common::mesh::{RANKS, on_mesh, sharded, share, tp};
@@ -9,14 +11,17 @@ use crate::common::{
     BLOCKS, Fixture, OnCpu, SHUFFLED, Sequence, empty_state, find, judge, loss_graph, plain_logits, relative, rows,
     stack, step, training_step,
 };
-use ridge_comm::{Cluster, JoinSettings, Loopback, Transport, variables};
+use crate::processes;
+use ridge_comm::variables::TRANSPORT;
+use ridge_comm::{Cluster, JoinSettings, Loopback, Transport};
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::shard::{MeshAxis, Placement, Sharded, shard};
 use ridge_graph::{Arg, Bindings, DType, Graph, Op, Prim, Role, Tensor, Value};
 use ridge_models::parallel::tensor_parallel;
 use ridge_models::{HISTORY, symbols};
-use ridge_runtime::{Compiled, Session, WeightData};
+use ridge_runtime::{Backend, Bucket, Collectives, Compiled, Session, WeightData};
 
 const MODELS: [&str; 5] = ["mha_untied", "gqa2_tied", "odd_head_dim", "bf16_sharded", "biased"];
 
@@ -121,15 +126,17 @@ fn a_vocabulary_that_does_not_divide_leaves_the_head_whole() {
     assert_eq!(head(&fixture), [Placement::Replicate]);
 }
 
-/// One rank's program on the CPU.
+/// One rank's program.
 struct Rank {
     session: Session,
     compiled: Compiled,
+    /// Of each kind of step, as devices that record steps want them.
+    buckets: Vec<(Bindings, Bucket)>,
 }
 
 impl Rank {
-    fn new(fixture: &Fixture, local: &Sharded, graph: &Graph, rank: usize, cpu: Cpu) -> Self {
-        let mut session = Session::new(Arc::new(cpu));
+    fn new(fixture: &Fixture, local: &Sharded, graph: &Graph, rank: usize, backend: Arc<dyn Backend>) -> Self {
+        let mut session = Session::new(backend);
         for ((part, whole), placement) in local.graph.main().args.iter().zip(&graph.main().args).zip(&local.args) {
             if whole.role == Role::Weight {
                 let value = share(&fixture.weight(&whole.name).expect("in the checkpoint"), *placement, rank);
@@ -140,11 +147,15 @@ impl Rank {
         let blocks = Bindings::new().with(symbols::BLOCKS, BLOCKS);
         session.allocate_states(&local.graph, &blocks).expect("fits");
         let compiled = session.compile(&local.graph, &["all_logits"]).unwrap_or_else(|e| panic!("{e}"));
-        Self { session, compiled }
+        Self { session, compiled, buckets: Vec::new() }
     }
 
-    fn run(&self, inputs: &[(String, Tensor)], bindings: &Bindings) -> Tensor {
-        let mut bucket = self.compiled.bucket(bindings).unwrap_or_else(|e| panic!("{e}"));
+    fn run(&mut self, inputs: &[(String, Tensor)], bindings: &Bindings) -> Tensor {
+        if !self.buckets.iter().any(|(of, _)| of == bindings) {
+            let bucket = self.compiled.bucket(bindings).unwrap_or_else(|e| panic!("{e}"));
+            self.buckets.push((bindings.clone(), bucket));
+        }
+        let (_, bucket) = self.buckets.iter_mut().find(|(of, _)| of == bindings).expect("just made");
         for (name, tensor) in inputs {
             bucket.set(name, tensor).expect("fits");
         }
@@ -162,7 +173,7 @@ fn on_two_cpus(fixture: &Fixture, chunks: &[usize]) -> [Tensor; RANKS] {
     let rank = |rank: usize| {
         let mesh = HashMap::from([("tp".to_owned(), Arc::clone(&group[rank]))]);
         let cpu = Cpu::new(CpuOptions { threads: Some(1), mesh, ..CpuOptions::default() }).expect("starts");
-        let rank = Rank::new(fixture, &local, &graph, rank, cpu);
+        let mut rank = Rank::new(fixture, &local, &graph, rank, Arc::new(cpu));
         let mut sequence = [Sequence::new(&fixture.prompt(), &SHUFFLED[0])];
         let logits = chunks.iter().map(|n| {
             let (inputs, bindings) = step(&mut sequence, &[*n]);
@@ -210,22 +221,11 @@ fn on_two_cpus_cached_steps_give_the_bits_of_the_whole_prompt() {
     }
 }
 
-/// Logits of the prompt on two ranks that are processes: this test starts the second one, which is this test again.
-fn on_two_processes(fixture: &Fixture, name: &str, transport: Transport) -> [Tensor; RANKS] {
+/// Logits of the prompt on two ranks that are processes: `test` again, of which each writes its logits to a file.
+fn on_two_processes(fixture: &Fixture, start: impl FnOnce(&Path) -> Vec<Child>) -> [Tensor; RANKS] {
     let folder = tempfile::tempdir().expect("is made");
-    let meet = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port is free");
-    let test = "llama_parallel::logits_of_two_processes_are_as_near_to_exact_as_those_of_transformers";
-    let mut ranks: Vec<_> = (0..RANKS)
-        .map(|rank| {
-            let mut command = std::process::Command::new(std::env::current_exe().expect("is known"));
-            command.args([test, "--exact", "--nocapture"]);
-            command.env(FIXTURE, name).env(LOGITS, folder.path().join(rank.to_string()));
-            command.env(variables::RANK, rank.to_string()).env(variables::RANKS, RANKS.to_string());
-            command.env(variables::MEET, meet.to_string()).env(variables::TRANSPORT, transport.name());
-            command.stdout(std::process::Stdio::null()).spawn().expect("starts")
-        })
-        .collect();
-    assert!(ranks.iter_mut().all(|rank| rank.wait().expect("ends").success()), "{name} over {}", transport.name());
+    let mut ranks = start(folder.path());
+    assert!(ranks.iter_mut().all(|rank| rank.wait().expect("ends").success()), "a rank failed");
     let ty = Tensor::zeros(DType::F32, &[24, fixture.config.vocab_size]);
     [0, 1].map(|rank| {
         let bytes = std::fs::read(folder.path().join(rank.to_string())).expect("is written");
@@ -233,45 +233,79 @@ fn on_two_processes(fixture: &Fixture, name: &str, transport: Transport) -> [Ten
     })
 }
 
-/// Which model a rank is to run, and where it writes logits.
-const FIXTURE: &str = "RIDGE_TEST_FIXTURE";
+/// Where a rank writes its logits.
 const LOGITS: &str = "RIDGE_TEST_LOGITS";
 
-/// What a process does that is one of two ranks.
-fn be_one_rank(name: &str, settings: &JoinSettings) {
+/// What a process does that is one of two ranks: the prompt in steps of `chunks`.
+fn be_one_rank(
+    name: &str,
+    settings: &JoinSettings,
+    chunks: &[usize],
+    open: impl FnOnce(HashMap<String, Arc<dyn Collectives>>) -> Arc<dyn Backend>,
+) {
     let fixture = Fixture::open(MODELS.into_iter().find(|model| *model == name).expect("one of them"));
     let graph = fixture.graph(&["all_logits"]);
     let local = sharded(&fixture, &graph);
     let cluster = Cluster::join(settings).expect("the other comes");
-    let mesh = HashMap::from([("tp".to_owned(), cluster.group())]);
-    let cpu = Cpu::new(CpuOptions { threads: Some(1), mesh, ..CpuOptions::default() }).expect("starts");
-    let rank = Rank::new(&fixture, &local, &graph, settings.rank, cpu);
+    let backend = open(HashMap::from([("tp".to_owned(), cluster.group())]));
+    let mut rank = Rank::new(&fixture, &local, &graph, settings.rank, backend);
     let mut sequence = [Sequence::new(&fixture.prompt(), &SHUFFLED[0])];
-    let logits = [9, 15].map(|n| {
-        let (inputs, bindings) = step(&mut sequence, &[n]);
+    let logits = chunks.iter().map(|n| {
+        let (inputs, bindings) = step(&mut sequence, &[*n]);
         rank.run(&inputs, &bindings)
     });
-    std::fs::write(std::env::var(LOGITS).expect("is set"), stack(&logits).to_bytes()).expect("is written");
+    let logits = stack(&logits.collect::<Vec<_>>());
+    std::fs::write(std::env::var(LOGITS).expect("is set"), logits.to_bytes()).expect("is written");
     cluster.leave();
 }
 
 #[test]
 fn logits_of_two_processes_are_as_near_to_exact_as_those_of_transformers() {
-    if let (Ok(name), Some(settings)) = (std::env::var(FIXTURE), JoinSettings::from_environment().expect("makes sense"))
-    {
-        return be_one_rank(&name, &settings);
+    let test = "llama_parallel::logits_of_two_processes_are_as_near_to_exact_as_those_of_transformers";
+    if let Some((name, settings, _)) = processes::rank() {
+        return be_one_rank(&name, &settings, &[9, 15], |mesh| {
+            Arc::new(Cpu::new(CpuOptions { threads: Some(1), mesh, ..CpuOptions::default() }).expect("starts"))
+        });
     }
     for name in ["gqa2_tied", "bf16_sharded"] {
         let fixture = Fixture::open(name);
         let within = on_two_cpus(&fixture, &[24]);
         for transport in [Transport::SharedMemory, Transport::Tcp] {
-            let logits = on_two_processes(&fixture, name, transport);
+            let logits = on_two_processes(&fixture, |folder| {
+                processes::start(test, name, RANKS, |rank, command| {
+                    command.env(LOGITS, folder.join(rank.to_string())).env(TRANSPORT, transport.name());
+                })
+            });
             assert_eq!(logits[0], logits[1], "{name} over {}: both ranks", transport.name());
             assert_eq!(logits[0], within[0], "{name} over {}: as within one process", transport.name());
             let (plain, exact) = (fixture.expected.tensor("logits_f32"), fixture.expected.tensor("logits_f64"));
             let used = judge(name, &logits[0], &plain, &plain_logits(&fixture), &exact);
             println!("{name} over {}: {used:.2} of what is allowed", transport.name());
         }
+    }
+}
+
+/// Logits of two GPUs over NCCL, in steps that are captured from the second of a kind on.
+pub(crate) fn logits_of_two_gpus_are_as_near_to_exact_as_those_of_transformers(test: &str) {
+    if let Some((name, settings, ordinal)) = processes::rank() {
+        // Six steps of each kind.
+        let chunks = [1, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3, 3];
+        return be_one_rank(&name, &settings, &chunks, |mesh| {
+            Arc::new(Cuda::new(CudaOptions { ordinal, mesh, ..CudaOptions::default() }).expect("the other comes"))
+        });
+    }
+    for name in MODELS {
+        let fixture = Fixture::open(name);
+        let logits = on_two_processes(&fixture, |folder| {
+            processes::start(test, name, RANKS, |rank, command| {
+                processes::use_gpu(rank, RANKS, command);
+                command.env(LOGITS, folder.join(rank.to_string()));
+            })
+        });
+        assert_eq!(logits[0], logits[1], "{name}: both ranks");
+        let (plain, exact) = (fixture.expected.tensor("logits_f32"), fixture.expected.tensor("logits_f64"));
+        let used = judge(name, &logits[0], &plain, &plain_logits(&fixture), &exact);
+        println!("{name} on two GPUs: {used:.2} of what is allowed");
     }
 }
 

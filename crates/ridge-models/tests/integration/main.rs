@@ -20,6 +20,8 @@ mod memory;
 mod mixed;
 mod mixed_precision;
 mod planned;
+#[path = "../../../ridge-cuda/tests/common/processes.rs"]
+mod processes;
 mod published;
 mod sampling;
 mod source;
