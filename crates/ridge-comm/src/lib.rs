@@ -8,7 +8,7 @@
 //! link                byte streams between ranks, and exchanges over them
 //! shared_memory, tcp  the streams
 //! lines, watch        signs of life between processes, and who is lost
-//! cluster             how ranks that are processes meet and part
+//! settings, cluster   how ranks that are processes meet and part
 //! ```
 
 mod cluster;
@@ -17,10 +17,12 @@ mod health;
 mod lines;
 mod link;
 mod loopback;
+mod settings;
 mod shared_memory;
 mod tcp;
 mod watch;
 
-pub use cluster::{Cluster, JoinSettings, Transport, variables};
+pub use cluster::Cluster;
 pub use error::CommError;
 pub use loopback::Loopback;
+pub use settings::{JoinSettings, Transport, variables};

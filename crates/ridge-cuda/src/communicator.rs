@@ -77,11 +77,8 @@ impl Communicator {
         let (rank, ranks) = (group.rank(), group.ranks());
         let mine = if rank == 0 { nccl.unique_id() } else { Ok(UniqueId([0; 128])) };
         let mine = mine.inspect_err(|error| group.abort(&error.to_string()))?;
-        let mut id = [0; 128];
-        let send: Vec<&[u8]> = (0..ranks).map(|_| if rank == 0 { &mine.0[..] } else { &[] }).collect();
-        let mut receive: Vec<&mut [u8]> = (0..ranks).map(|_| &mut [][..]).collect();
-        receive[0] = &mut id;
-        group.exchange("a meeting of GPUs", &send, &mut receive).map_err(|error| failed(error.to_string()))?;
+        let mut id = mine.0;
+        share(&*group, "a meeting of GPUs", &mut id)?;
         // It returns when all have come. A rank that is lost before is known from its group alone.
         let (done, joined) = channel();
         let join = move || {
@@ -138,6 +135,14 @@ impl Communicator {
         self.group.exchange(what, &vec![&[][..]; ranks], &mut receive).map_err(|error| failed(error.to_string()))
     }
 
+    /// Gives all ranks the bytes of the first.
+    ///
+    /// # Errors
+    /// As for [`Communicator::agree`].
+    pub(crate) fn share(&self, what: &str, bytes: &mut [u8]) -> Result<()> {
+        share(&*self.group, what, bytes)
+    }
+
     /// Queues a transfer.
     ///
     /// # Safety
@@ -146,7 +151,7 @@ impl Communicator {
     ///
     /// # Errors
     /// When NCCL fails, or the group has.
-    pub(crate) unsafe fn queue(&self, transfer: Transfer, parts: Parts, queue: StreamQueue<'_>) -> Result<()> {
+    pub(crate) unsafe fn queue(&self, transfer: Transfer, parts: Parts, queue: &StreamQueue<'_>) -> Result<()> {
         let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(Comm(comm)) = *comm else {
             return Err(failed(self.failure().unwrap_or_else(|| "the ranks were given up".into())));
@@ -197,6 +202,15 @@ impl Communicator {
         // SAFETY: it lives while the lock is held.
         (*comm).and_then(|Comm(comm)| unsafe { self.nccl.failure(comm) })
     }
+}
+
+/// Gives all ranks the bytes of the first.
+fn share(group: &dyn Collectives, what: &str, bytes: &mut [u8]) -> Result<()> {
+    let (rank, ranks, mine) = (group.rank(), group.ranks(), bytes.to_vec());
+    let send: Vec<&[u8]> = (0..ranks).map(|_| if rank == 0 { &mine[..] } else { &[] }).collect();
+    let mut receive: Vec<&mut [u8]> = (0..ranks).map(|_| &mut [][..]).collect();
+    receive[0] = bytes;
+    group.exchange(what, &send, &mut receive).map_err(|error| failed(error.to_string()))
 }
 
 /// Gives the communicator up when its group fails: on a GPU, ranks wait for each other for ever. A communicator that

@@ -169,7 +169,8 @@ mod tests {
                 graph.main().outputs.iter().filter(|o| o.role == Role::Data).map(|o| &*o.name).collect();
             let lowered = ridge_runtime::lower(&graph, &outputs, &registry.claims()).expect("lowers");
             let plan = plan(&lowered, &Bindings::new()).expect("plans");
-            let kernels = kernels(&registry, &lowered, &plan, &Bindings::new(), &MeshRanks::new()).expect("are supported");
+            let kernels =
+                kernels(&registry, &lowered, &plan, &Bindings::new(), &MeshRanks::new()).expect("are supported");
             for source in distinct(&kernels) {
                 let early = source.early_launch;
                 assert_eq!(calls(&source.own_text()), (early, early), "{name}: {}", source.entry);

@@ -65,7 +65,7 @@ impl GemmShape {
     }
 
     /// Rows for which an algorithm is measured; for others the library's first guess is taken.
-    fn is_measured(&self) -> bool {
+    pub(crate) fn is_measured(&self) -> bool {
         self.rows.is_multiple_of(64)
     }
 
@@ -237,6 +237,9 @@ impl CublasLt {
     }
 }
 
+/// Bytes of an algorithm as it is kept.
+pub(crate) const KEPT: usize = 72;
+
 fn encode((algorithm, workspace): (Algorithm, usize)) -> Vec<u8> {
     algorithm.iter().chain([&(workspace as u64)]).flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -245,7 +248,7 @@ fn decode(bytes: &[u8]) -> Option<(Algorithm, usize)> {
     let words: Vec<u64> = bytes.as_chunks().0.iter().map(|b| u64::from_le_bytes(*b)).collect();
     let (algorithm, rest) = words.split_first_chunk()?;
     let workspace = usize::try_from(*rest.first()?).ok().filter(|n| *n <= WORKSPACE)?;
-    (bytes.len() == 72).then_some((*algorithm, workspace))
+    (bytes.len() == KEPT).then_some((*algorithm, workspace))
 }
 
 /// A product ready to be queued.
@@ -288,6 +291,11 @@ fn data_type(dtype: DType) -> c_int {
 }
 
 impl CublasProduct {
+    /// Its algorithm, as it is kept.
+    pub(crate) fn kept(&self) -> Vec<u8> {
+        encode((self.algorithm, self.workspace))
+    }
+
     fn new(lt: &CublasLt, shape: GemmShape) -> Result<Self> {
         // CUBLAS_COMPUTE_32F, CUDA_R_32F, CUBLASLT_MATMUL_DESC_TRANSA; CUBLAS_OP_T is 1
         const COMPUTE_F32: c_int = 68;

@@ -9,7 +9,7 @@ mod products;
 mod random;
 mod stream;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,7 +59,9 @@ pub(crate) struct CudaDevice {
     /// Two halves of page-locked memory for uploads, and the events behind their last copies.
     staging: Mutex<(PinnedMemory, [CudaEvent; 2])>,
     /// By mesh axis.
-    mesh: HashMap<String, Arc<Communicator>>,
+    mesh: BTreeMap<String, Arc<Communicator>>,
+    /// What the first rank chose, by what it chose among.
+    agreed: Mutex<HashMap<String, Vec<u8>>>,
 }
 
 /// Bytes of half of the staging memory.
@@ -74,11 +76,11 @@ fn meet(
     nvidia: &Nvidia,
     context: &Arc<CudaContext>,
     mesh: &HashMap<String, Arc<dyn Collectives>>,
-) -> Result<HashMap<String, Arc<Communicator>>> {
+) -> Result<BTreeMap<String, Arc<Communicator>>> {
     let mut axes: Vec<_> = mesh.iter().filter(|(_, group)| group.ranks() > 1).collect();
     axes.sort_unstable_by_key(|(axis, _)| *axis);
     if axes.is_empty() {
-        return Ok(HashMap::new());
+        return Ok(BTreeMap::new());
     }
     let nccl = Nccl::open(library::path(nvidia, Library::Nccl)?)?;
     let join = |(axis, group): (&String, &Arc<dyn Collectives>)| {
@@ -120,6 +122,7 @@ impl CudaDevice {
             timed: AtomicU64::new(0),
             staging: Mutex::new(staging),
             mesh,
+            agreed: Mutex::default(),
             context,
         })
     }
@@ -142,6 +145,29 @@ impl CudaDevice {
     /// This GPU's end of the group along `axis`.
     pub(crate) fn communicator(&self, axis: &str) -> Result<Arc<Communicator>> {
         self.mesh.get(axis).cloned().ok_or_else(|| failed(format!("there are no ranks along `{axis}`")))
+    }
+
+    /// What the first rank decides, which it does once: ranks that chose by their own clocks would sum in different
+    /// orders, and sample different tokens. `None` where this is the only rank. All ranks bind the same programs in the
+    /// same order.
+    ///
+    /// # Errors
+    /// When ranks decide different things, or one is lost.
+    fn of_first_rank<const N: usize>(&self, what: &str, decide: impl FnOnce() -> [u8; N]) -> Result<Option<[u8; N]>> {
+        if self.mesh.is_empty() {
+            return Ok(None);
+        }
+        if let Some(known) = lock(&self.agreed).get(what) {
+            return Ok(known.as_slice().try_into().ok());
+        }
+        let first = self.mesh.values().all(|communicator| communicator.ranks().1 == 0);
+        let mut decided = if first { decide() } else { [0; N] };
+        // Along one axis after the other, it comes to all.
+        for communicator in self.mesh.values() {
+            communicator.share(what, &mut decided)?;
+        }
+        lock(&self.agreed).insert(what.to_owned(), decided.to_vec());
+        Ok(Some(decided))
     }
 
     /// Counts a choice that is timed.

@@ -239,8 +239,7 @@ impl Nccl {
     /// As for [`Nccl::all_reduce`], with `count` elements of each rank at `to`.
     pub(crate) unsafe fn all_gather(&self, c: Call) -> Result<()> {
         // SAFETY: by the caller's promise.
-        let code =
-            unsafe { (self.all_gather)(c.send(), c.receive(), c.count, c.elements.dtype, c.comm, c.stream) };
+        let code = unsafe { (self.all_gather)(c.send(), c.receive(), c.count, c.elements.dtype, c.comm, c.stream) };
         self.check(code, "gather from ranks")
     }
 

@@ -27,13 +27,23 @@ enum TimedAction<'a> {
 }
 
 impl CudaDevice {
-    /// The index of the fastest of `candidates` on this GPU; see [`DeviceAction::Autotuned`].
+    /// The index of the fastest of `candidates` on this GPU, or on that of the first rank of several; see
+    /// [`DeviceAction::Autotuned`].
+    ///
+    /// # Errors
+    /// When ranks choose among different things.
     pub(crate) fn fastest(
         &self,
         key: &str,
         operands: &[(SlotOffset, DType, usize)],
         candidates: &[KernelCandidate],
-    ) -> usize {
+    ) -> Result<usize> {
+        let mine = || self.own_fastest(key, operands, candidates);
+        let agreed = self.of_first_rank(key, || mine().to_le_bytes())?;
+        Ok(agreed.map_or_else(mine, usize::from_le_bytes).min(candidates.len() - 1))
+    }
+
+    fn own_fastest(&self, key: &str, operands: &[(SlotOffset, DType, usize)], candidates: &[KernelCandidate]) -> usize {
         let mut chosen = lock(&self.chosen);
         if let Some(choice) = chosen.get(key) {
             return *choice;
@@ -122,7 +132,7 @@ impl CudaDevice {
                     let (grid, threads, shared) = (self.grid(source, *grid), *threads, *shared);
                     ready.push(TimedAction::Launch { kernel, grid, threads, shared, args: of, words });
                 }
-                DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match self.product(*shape) {
+                DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match self.product(*shape)? {
                     Some(product) => {
                         let workspace = self.products().map_or(0, |(_, memory)| memory.address());
                         let [xs, ws] = scales.unwrap_or([*x, *w]);

@@ -18,8 +18,31 @@ impl CudaDevice {
         self.products.get_or_init(open).as_ref()
     }
 
-    /// A product of this shape, by the algorithm that is quickest here; `None` where cuBLASLt has none.
-    pub(crate) fn product(&self, shape: GemmShape) -> Option<CublasProduct> {
+    /// A product of this shape, by the algorithm that is quickest here, or on the first rank of several; `None` where
+    /// cuBLASLt has none.
+    ///
+    /// # Errors
+    /// When ranks ask for different products.
+    pub(crate) fn product(&self, shape: GemmShape) -> Result<Option<CublasProduct>> {
+        if !shape.is_measured() {
+            return Ok(self.own_product(shape));
+        }
+        let made = |product: Option<CublasProduct>| -> [u8; cublaslt::KEPT] {
+            product.and_then(|product| product.kept().try_into().ok()).unwrap_or([0; cublaslt::KEPT])
+        };
+        let Some(kept) = self.of_first_rank(&shape.key(), || made(self.own_product(shape)))? else {
+            return Ok(self.own_product(shape));
+        };
+        // No algorithm is all zeros.
+        let algorithm = kept.iter().any(|byte| *byte != 0).then_some(kept);
+        let given = |of: &[u8; cublaslt::KEPT]| {
+            let (library, _) = self.products()?;
+            library.product(shape, &|_| Some(of.to_vec()), &mut |_| None).ok()
+        };
+        Ok(algorithm.as_ref().and_then(given))
+    }
+
+    fn own_product(&self, shape: GemmShape) -> Option<CublasProduct> {
         let (library, workspace) = self.products()?;
         let key = format!("{} {}", library.version(), shape.key());
         let kept = |chosen: Option<&[u8]>| {

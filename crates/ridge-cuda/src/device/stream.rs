@@ -10,7 +10,6 @@ use super::memory::{DeviceMemory, PinnedMemory};
 use crate::driver::{Address, CudaDriver, Handle};
 
 /// A stream of a context that this thread has entered.
-#[derive(Clone, Copy)]
 pub(crate) struct StreamQueue<'a> {
     driver: &'a CudaDriver,
     stream: Handle,

@@ -46,11 +46,22 @@ pub(super) fn make(
     let communicate = |transfer, from, to, part: &CudaOperand| {
         let elements = match transfer {
             Transfer::AllReduce | Transfer::Reduce(_) | Transfer::ReduceScatter => Elements::summed(input.dtype),
-            Transfer::Broadcast(_) | Transfer::AllGather | Transfer::AllToAll | Transfer::Send { .. } => Elements::BYTES,
+            Transfer::Broadcast(_) | Transfer::AllGather | Transfer::AllToAll | Transfer::Send { .. } => {
+                Elements::BYTES
+            }
         };
         let count = if elements == Elements::BYTES { part.bytes } else { part.len() };
         let (axis, what) = (axis.into(), what.clone());
-        DeviceAction::Collective(CollectiveAction { axis, what, transfer, from, to, count, elements, bytes: part.bytes })
+        DeviceAction::Collective(CollectiveAction {
+            axis,
+            what,
+            transfer,
+            from,
+            to,
+            count,
+            elements,
+            bytes: part.bytes,
+        })
     };
     let alone = |transfer| Ok(communicate(transfer, INPUT, OUTPUT, input).into());
     let mut kernel = CudaKernel::default();

@@ -83,7 +83,7 @@ impl BoundActions {
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
                 let work = match action {
-                    DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match device.product(*shape) {
+                    DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match device.product(*shape)? {
                         Some(product) => {
                             let [xs, ws] = scales.unwrap_or([*x, *w]);
                             let operands = Box::new([*x, *w, r.unwrap_or(*y), *y, xs, ws]);
@@ -95,7 +95,7 @@ impl BoundActions {
                         }
                     },
                     DeviceAction::Autotuned { key, operands, candidates } => {
-                        let choice = device.fastest(key, operands, candidates);
+                        let choice = device.fastest(key, operands, candidates)?;
                         actions.extend(candidates[choice].actions.iter().rev());
                         continue;
                     }

@@ -55,7 +55,7 @@ impl Lanes {
     }
 
     /// Has `launch` wait for what it must, if it is not the one that is being queued.
-    pub(super) fn come_to(&self, launch: usize, walk: &mut LaneWalk, lanes: [StreamQueue<'_>; 2]) -> Result<()> {
+    pub(super) fn come_to(&self, launch: usize, walk: &mut LaneWalk, lanes: &[StreamQueue<'_>; 2]) -> Result<()> {
         if walk.launch == Some(launch) {
             return Ok(());
         }
@@ -71,20 +71,20 @@ impl Lanes {
     }
 
     /// Has computation wait for all that was communicated.
-    pub(super) fn join(&self, walk: &mut LaneWalk, lanes: [StreamQueue<'_>; 2]) -> Result<()> {
+    pub(super) fn join(&self, walk: &mut LaneWalk, lanes: &[StreamQueue<'_>; 2]) -> Result<()> {
         self.leave(walk, lanes)?;
         self.wait_for(walk.begun.len(), walk, lanes)
     }
 
     /// Marks the end of the launch that was being queued.
-    fn leave(&self, walk: &mut LaneWalk, lanes: [StreamQueue<'_>; 2]) -> Result<()> {
+    fn leave(&self, walk: &mut LaneWalk, lanes: &[StreamQueue<'_>; 2]) -> Result<()> {
         let Some(nth) = walk.launch.take().and_then(|launch| self.ordinal[launch]) else { return Ok(()) };
         walk.begun.push(nth);
         lanes[1].record(&self.marks[nth][1])
     }
 
     /// Has computation wait for the first `needed` launches that were communicated. They end in their order.
-    fn wait_for(&self, needed: usize, walk: &mut LaneWalk, lanes: [StreamQueue<'_>; 2]) -> Result<()> {
+    fn wait_for(&self, needed: usize, walk: &mut LaneWalk, lanes: &[StreamQueue<'_>; 2]) -> Result<()> {
         if needed > walk.waited {
             lanes[0].wait_for(&self.marks[walk.begun[needed - 1]][1])?;
             walk.waited = needed;

@@ -159,7 +159,8 @@ mod tests {
         let registry = CudaKernelRegistry::builtin();
         let lowered = lower(&graph, &["y", "values", "indices"], &registry.claims()).expect("lowers");
         let plan = plan(&lowered, &Bindings::new()).expect("plans");
-        let kernels = compile::kernels(&registry, &lowered, &plan, &Bindings::new(), &HashMap::new()).expect("are supported");
+        let kernels =
+            compile::kernels(&registry, &lowered, &plan, &Bindings::new(), &HashMap::new()).expect("are supported");
         let layout = BucketLayout::new(&plan, &kernels);
         let scratch = kernels.iter().map(|k| k.scratch).max().unwrap_or(0);
         assert!(scratch > 0, "the sort takes scratch memory");

@@ -288,7 +288,7 @@ impl CudaRun {
             let number = self.slots[slot].number;
             let why = self.device.order.failed_before(number).unwrap_or_else(|| {
                 let mut why = error.to_string();
-                if !self.options.check_launches {
+                if !self.options.check_launches && self.ranks.check().is_ok() {
                     why += "; set RIDGE_CUDA_CHECK=1 to learn which kernel";
                 }
                 self.device.order.failed(number, &why);

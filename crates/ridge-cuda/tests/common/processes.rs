@@ -1,7 +1,7 @@
 //! Tests whose ranks are processes: the test starts itself again as every rank.
 #![allow(dead_code, unreachable_pub)] // each test binary uses its part
 
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 
 use ridge_comm::JoinSettings;
 use ridge_comm::variables::{MEET, RANK, RANKS, TRANSPORT};
@@ -28,7 +28,8 @@ pub fn start(test: &str, case: &str, ranks: usize, more: impl Fn(usize, &mut Com
         command.env(RANK, rank.to_string()).env(RANKS, ranks.to_string());
         command.env(MEET, meet.to_string()).env(TRANSPORT, "shm");
         more(rank, &mut command);
-        command.spawn().expect("starts")
+        // What a rank tells of its tests is not of this process's tests.
+        command.stdout(Stdio::null()).spawn().expect("starts")
     };
     (0..ranks).map(start).collect()
 }

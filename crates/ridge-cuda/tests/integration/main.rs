@@ -8,10 +8,10 @@ mod common;
 mod decoder;
 #[path = "../../../ridge-runtime/tests/common/in_flight.rs"]
 mod in_flight;
-#[path = "../../../ridge-runtime/tests/common/random.rs"]
-mod random;
 #[path = "../common/processes.rs"]
 mod processes;
+#[path = "../../../ridge-runtime/tests/common/random.rs"]
+mod random;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
 mod running;
 

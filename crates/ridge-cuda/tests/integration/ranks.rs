@@ -179,7 +179,7 @@ fn lanes_of(rank: usize, cluster: &Cluster, ordinal: usize) {
             for (time, launch) in times.iter().zip(&launches) {
                 let lane = if launch.communicates { "communicates" } else { "computes" };
                 let (place, from, to) = (time.place(compiled.graph()), (time.end - time.seconds) * 1e6, time.end * 1e6);
-                println!("{place:10} {lane:12} from {from:8.1} to {to:8.1} us");
+                eprintln!("{place:10} {lane:12} from {from:8.1} to {to:8.1} us");
             }
         }
     }
@@ -227,7 +227,7 @@ fn be_a_rank(case: &str, cluster: &Cluster, ordinal: usize) {
                 }
                 _ => {}
             });
-            println!("{case}: {why} after {after:?}");
+            eprintln!("{case}: {why} after {after:?}");
             assert!(why.contains("rank 1"), "{why}");
             assert!(after < Duration::from_secs(5), "{after:?}");
         }
@@ -235,7 +235,7 @@ fn be_a_rank(case: &str, cluster: &Cluster, ordinal: usize) {
             // Sums of other lengths: NCCL alone would wait for ever, or give what makes no sense.
             let backend = backend(cluster, ordinal, CudaOptions::default());
             let (why, _) = until_failure(&backend, &sum(if rank == 0 { 1000 } else { 3000 }), |_| {});
-            println!("{why}");
+            eprintln!("{why}");
             assert!(why.contains("f32[1000]") && why.contains("f32[3000]"), "{why}");
         }
         _ => panic!("no case {case}"),

@@ -77,6 +77,14 @@ fn logits_of_two_gpus_are_as_near_to_exact_as_those_of_transformers() {
 }
 
 #[test]
+fn training_steps_on_two_gpus_are_those_of_one() {
+    if let Err(why) = gpu() {
+        ridge_testing::skip!("no GPU: {why}");
+    }
+    crate::llama_gathered::steps_on_two_gpus_are_those_of_one("cuda::training_steps_on_two_gpus_are_those_of_one");
+}
+
+#[test]
 fn networks_without_a_cache_are_as_near_to_exact_as_those_of_transformers() {
     let gpu = match gpu() {
         Ok(gpu) => gpu,

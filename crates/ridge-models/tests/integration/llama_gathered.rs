@@ -8,15 +8,17 @@ use std::sync::Arc;
 use crate::common::{
     BLOCKS, Fixture, SHUFFLED, Sequence, empty_state, find, loss_graph, options, relative, step, training_step,
 };
-use ridge_comm::Loopback;
+use crate::processes;
+use ridge_comm::{Cluster, Loopback};
 use ridge_cpu::{Cpu, CpuOptions};
+use ridge_cuda::{Cuda, CudaOptions};
 use ridge_graph::shard::{MeshAxis, Placement, gather_again, gather_weights, slice_for_rank, unite};
 use ridge_graph::{
     Arg, Bindings, Builder, CollectiveKind, DType, Graph, Op, Precision, Prim, Role, Tensor, Value, evaluate,
     evaluate_mesh,
 };
 use ridge_models::symbols;
-use ridge_runtime::{PlannedLaunch, Session, WeightData, lower, plan};
+use ridge_runtime::{Backend, PlannedLaunch, Session, WeightData, lower, plan};
 
 const RANKS: usize = 2;
 const STEPS: u32 = 3;
@@ -123,9 +125,9 @@ fn steps_in_doubles_are_those_of_one_rank() {
     }
 }
 
-/// One rank's session on the CPU, with its shares.
-fn session(fixture: &Fixture, whole: &Graph, graph: &Graph, rank: usize, cpu: Cpu) -> Session {
-    let mut session = Session::new(Arc::new(cpu));
+/// One rank's session, with its shares.
+fn session(fixture: &Fixture, whole: &Graph, graph: &Graph, rank: usize, backend: Arc<dyn Backend>) -> Session {
+    let mut session = Session::new(backend);
     for arg in graph.args(Role::State) {
         let Some(value) = fixture.weight(&arg.name) else { continue };
         let share = if std::ptr::eq(whole, graph) {
@@ -140,12 +142,11 @@ fn session(fixture: &Fixture, whole: &Graph, graph: &Graph, rank: usize, cpu: Cp
     session
 }
 
-/// The losses of the steps, and parameters with their moments after them.
-fn trained(
-    session: &Session,
-    graph: &Graph,
-    (inputs, bindings): &(Vec<(String, Tensor)>, Bindings),
-) -> (Vec<f64>, Vec<(String, Tensor)>) {
+/// The losses of some steps, and parameters with their moments after them.
+type Trained = (Vec<f64>, Vec<(String, Tensor)>);
+
+/// Takes the steps.
+fn trained(session: &Session, graph: &Graph, (inputs, bindings): &(Vec<(String, Tensor)>, Bindings)) -> Trained {
     let compiled = session.compile(graph, &["loss"]).expect("compiles");
     let mut bucket = compiled.bucket(bindings).expect("binds");
     let mut losses = Vec::new();
@@ -166,37 +167,85 @@ fn trained(
     (losses, graph.args(Role::State).filter(|arg| is_trained(&arg.name)).map(read).collect())
 }
 
+/// Losses, and parameters with their moments, of each rank, beside those of one CPU that has both batches.
+fn assert_ranks_are_one(fixture: &Fixture, threads: usize, ranks: &[Trained; RANKS]) {
+    let whole = training_step(&loss_graph(fixture)).expect("differentiates");
+    let cpu = Cpu::new(CpuOptions { threads: Some(threads), poison: true, ..CpuOptions::default() });
+    let one = session(fixture, &whole, &whole, 0, Arc::new(cpu.expect("starts")));
+    let (losses, wanted) = trained(&one, &whole, &batch(fixture, &[0, 1]));
+    for (step, loss) in losses.iter().enumerate() {
+        let mean: f64 = ranks.iter().map(|(losses, _)| losses[step]).sum();
+        assert!((mean - loss).abs() < 1e-5 * loss, "step {step}: {mean} and {loss}");
+    }
+    for (name, want) in &wanted {
+        let shares: Vec<Tensor> = ranks.iter().map(|(_, s)| find(s, name).expect("is there too").clone()).collect();
+        let dim = cut(&want.shape, &shares[0].shape).expect("is cut");
+        let off = relative(unite(&shares, Placement::shard(dim)).floats(), want.floats());
+        assert!(off < 2e-4, "{name} is off by {off:e}");
+    }
+}
+
 #[test]
 fn steps_on_two_cpus_are_those_of_one() {
     for threads in [1, 2] {
         let fixture = Fixture::open("gqa2_tied");
         let whole = training_step(&loss_graph(&fixture)).expect("differentiates");
         let local = gathered_step(&fixture);
-        let cpu = Cpu::new(CpuOptions { threads: Some(threads), poison: true, ..CpuOptions::default() });
-        let one = session(&fixture, &whole, &whole, 0, cpu.expect("starts"));
-        let (losses, wanted) = trained(&one, &whole, &batch(&fixture, &[0, 1]));
         let group = Loopback::group(RANKS);
         let rank = |rank: usize| {
             let mesh = HashMap::from([("dp".to_owned(), Arc::clone(&group[rank]))]);
             let options = CpuOptions { threads: Some(threads), mesh, poison: true, ..CpuOptions::default() };
-            let session = session(&fixture, &whole, &local, rank, Cpu::new(options).expect("starts"));
+            let cpu = Arc::new(Cpu::new(options).expect("starts"));
+            let session = session(&fixture, &whole, &local, rank, cpu);
             trained(&session, &local, &batch(&fixture, &[rank]))
         };
         let ranks = std::thread::scope(|scope| {
             let threads = [0, 1].map(|r| scope.spawn(move || rank(r)));
             threads.map(|t| t.join().expect("no panic"))
         });
-        for (step, loss) in losses.iter().enumerate() {
-            let mean: f64 = ranks.iter().map(|(losses, _)| losses[step]).sum();
-            assert!((mean - loss).abs() < 1e-5 * loss, "step {step}: {mean} and {loss}");
-        }
-        for (name, want) in &wanted {
-            let shares: Vec<Tensor> = ranks.iter().map(|(_, s)| find(s, name).expect("is there too").clone()).collect();
-            let dim = cut(&want.shape, &shares[0].shape).expect("is cut");
-            let off = relative(unite(&shares, Placement::shard(dim)).floats(), want.floats());
-            assert!(off < 2e-4, "{name} is off by {off:e}");
-        }
+        assert_ranks_are_one(&fixture, threads, &ranks);
     }
+}
+
+/// Where a rank writes what it has trained.
+const TRAINED: &str = "RIDGE_TEST_TRAINED";
+
+/// Steps on two GPUs that are ranks over NCCL, in captured steps.
+pub(crate) fn steps_on_two_gpus_are_those_of_one(test: &str) {
+    let fixture = Fixture::open("gqa2_tied");
+    let local = gathered_step(&fixture);
+    if let Some((_, settings, ordinal)) = processes::rank() {
+        let cluster = Cluster::join(&settings).expect("the other comes");
+        let mesh = HashMap::from([("dp".to_owned(), cluster.group())]);
+        let gpu = Cuda::new(CudaOptions { ordinal, mesh, ..CudaOptions::default() }).expect("the other comes");
+        let whole = training_step(&loss_graph(&fixture)).expect("differentiates");
+        let session = session(&fixture, &whole, &local, settings.rank, Arc::new(gpu));
+        let (losses, trained) = trained(&session, &local, &batch(&fixture, &[settings.rank]));
+        let mut bytes: Vec<u8> = losses.iter().flat_map(|loss| loss.to_le_bytes()).collect();
+        trained.iter().for_each(|(_, tensor)| bytes.extend(tensor.to_bytes()));
+        let path = std::env::var(TRAINED).expect("is set");
+        std::fs::write(format!("{path}/{}", settings.rank), bytes).expect("is written");
+        return cluster.leave();
+    }
+    let folder = tempfile::tempdir().expect("is made");
+    let ranks = processes::start(test, "gqa2_tied", RANKS, |rank, command| {
+        processes::use_gpu(rank, RANKS, command);
+        command.env(TRAINED, folder.path());
+    });
+    processes::finish(test, ranks);
+    let ranks = [0, 1].map(|rank| {
+        let bytes = std::fs::read(folder.path().join(rank.to_string())).expect("is written");
+        let (losses, mut rest) = bytes.split_at(8 * STEPS as usize);
+        let losses = losses.as_chunks::<8>().0.iter().map(|loss| f64::from_le_bytes(*loss)).collect();
+        let read = |arg: &Arg| {
+            let shape = arg.ty.shape.as_const().expect("constant");
+            let (values, others) = rest.split_at(4 * shape.iter().product::<usize>());
+            rest = others;
+            (arg.name.to_string(), Tensor::float(DType::F32, &shape, DType::F32.decode(values)))
+        };
+        (losses, local.args(Role::State).filter(|arg| is_trained(&arg.name)).map(read).collect())
+    });
+    assert_ranks_are_one(&fixture, 2, &ranks);
 }
 
 /// The most bytes of gathered weights that are there at a time, the bytes that all gathers of a step give together, and the
@@ -208,7 +257,7 @@ fn gathered_memory(layers: usize) -> (usize, usize, usize) {
     let local = gathered_step(&fixture);
     let (_, bindings) = batch(&fixture, &[0]);
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).expect("starts");
-    let lowered = lower(&local, &["loss"], ridge_runtime::Backend::kernels(&cpu)).expect("lowers");
+    let lowered = lower(&local, &["loss"], cpu.kernels()).expect("lowers");
     let plan = plan(&lowered, &bindings).expect("binds");
     let gathered = |launch: &PlannedLaunch| {
         let kernel = &plan.kernels[launch.kernel];

@@ -21,23 +21,23 @@ impl CudaRun {
     pub(super) fn queue_all(
         &mut self,
         actions: Range<usize>,
-        mut after: impl FnMut(usize, StreamQueue<'_>) -> Result<()>,
+        mut after: impl FnMut(usize, &StreamQueue<'_>) -> Result<()>,
     ) -> Result<()> {
         let device = Arc::clone(&self.device);
         let lanes = [device.queue()?, device.side_queue()?];
         let mut walk = LaneWalk::default();
         for index in actions {
             let launch = self.actions[index].launch;
-            self.lanes.come_to(launch, &mut walk, lanes)?;
-            let queue = lanes[usize::from(self.plan.launches[launch].communicates)];
-            let mut outcome = self.queue_one(&queue, index);
+            self.lanes.come_to(launch, &mut walk, &lanes)?;
+            let queue = &lanes[usize::from(self.plan.launches[launch].communicates)];
+            let mut outcome = self.queue_one(queue, index);
             if outcome.is_ok() && self.options.check_launches {
                 outcome = self.device.synchronize();
             }
             outcome.map_err(|error| failed(format!("{} failed: {error}", self.described(index))))?;
             after(index, queue)?;
         }
-        self.lanes.join(&mut walk, lanes)
+        self.lanes.join(&mut walk, &lanes)
     }
 
     /// Runs a step with a timed event behind each launch.
@@ -102,7 +102,7 @@ impl CudaRun {
                 let parts = Parts { from: at(of.from), to: at(of.to), count, elements, bytes };
                 // SAFETY: operands and scratch memory are as large as the plan and the kernel say, and this bucket holds
                 // them until the step is done.
-                unsafe { communicator.queue(transfer, parts, *queue) }
+                unsafe { communicator.queue(transfer, parts, queue) }
             }
             BoundWork::Copy { from, to, to_offset, bytes } => {
                 let to = self.address(action.launch, *to) + *to_offset as u64;
