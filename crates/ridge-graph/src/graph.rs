@@ -20,6 +20,7 @@ use crate::prim::Prim;
 use crate::shard::ShardingRule;
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::Work;
 
 pub use values::{Arg, FuncId, Output, Role, Var};
 
@@ -80,6 +81,15 @@ pub struct Node {
 }
 
 impl Node {
+    /// What kind of work it is; a view, of what is none.
+    pub fn work(&self) -> Work {
+        match &self.op {
+            Op::Prim(p) => p.work(),
+            Op::Composite(c) => c.work(),
+            Op::Arg(_) | Op::Call(_) | Op::Group(_) => Work::View,
+        }
+    }
+
     /// The op's name as errors and the text form show it.
     pub fn op_name(&self) -> &str {
         match &self.op {
@@ -184,6 +194,11 @@ pub trait Composite: fmt::Debug + Send + Sync + DynEq {
 
     /// Work of one application: arithmetic by unit and bytes, symbolic.
     fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost;
+
+    /// What kind of work it is, for those who plan; by default a pass over its operands.
+    fn work(&self) -> Work {
+        Work::Pass
+    }
 
     /// How its gradient is found; by default through the decomposition.
     fn gradient(&self) -> Gradient {

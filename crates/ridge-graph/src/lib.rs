@@ -38,6 +38,7 @@ mod tensor;
 mod text;
 mod types;
 mod why;
+mod work;
 
 pub use cost::Cost;
 pub use dim::{Bindings, Dim, Sym, UnboundSymbol};
@@ -59,3 +60,4 @@ pub use shape::Shape;
 pub use tensor::{Data, Tensor, Value};
 pub use types::Type;
 pub use why::Why;
+pub use work::{AttentionWork, Work};

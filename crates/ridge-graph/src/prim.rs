@@ -15,6 +15,7 @@ use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::format::FormatRef;
 use crate::shape::Shape;
+use crate::work::Work;
 
 pub use kinds::{Binary, CollectiveKind, Combine, Compare, Literal, Unary};
 
@@ -202,6 +203,20 @@ impl Prim {
             | Self::StateRead
             | Self::StateWrite
             | Self::Assemble { .. } => String::new(),
+        }
+    }
+
+    /// What kind of work it is, for those who plan.
+    pub fn work(&self) -> Work {
+        match self {
+            Self::Reshape(_)
+            | Self::Cast(_)
+            | Self::Slice { .. }
+            | Self::Broadcast(_)
+            | Self::Transpose(_)
+            | Self::Const(_)
+            | Self::Iota { .. } => Work::View,
+            _ => Work::Pass,
         }
     }
 

@@ -54,21 +54,29 @@ pub fn tensor_parallel(config: &DecoderConfig, axis: &MeshAxis) -> GraphResult<i
         return Err(GraphError::Use { at: "tensor parallelism".into(), why });
     }
     let cut_head = config.vocab_size.is_multiple_of(ranks);
-    Ok(move |arg: &Arg| {
-        // Experts have an axis before the matrix.
-        let before = arg.ty.shape.rank().saturating_sub(2);
-        match cut(&arg.name) {
-            Some(Cut::Columns) => Placement::shard(before),
-            Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },
-            Some(Cut::Terms) => Placement::shard(before + 1),
-            Some(Cut::HeadTerms) => Placement::Shard { dim: 1, multiple: head_dim },
-            // An optimiser's state is no summand: it has no sum to be finished.
-            Some(Cut::Summand) if arg.role == Role::Weight => Placement::Partial,
-            Some(Cut::Cache) => Placement::shard(2),
-            Some(Cut::Vocabulary) if cut_head => Placement::shard(0),
-            Some(Cut::Summand | Cut::Vocabulary) | None => Placement::Replicate,
-        }
-    })
+    Ok(move |arg: &Arg| place(arg, head_dim, cut_head))
+}
+
+/// Where [`tensor_parallel`] has an argument of a model of any family that Ridge knows, over any number of ranks that divides
+/// the model; for `ridge_graph::shard::placements`.
+pub fn placement(arg: &Arg) -> Placement {
+    place(arg, 1, true)
+}
+
+fn place(arg: &Arg, head_dim: usize, cut_head: bool) -> Placement {
+    // Experts have an axis before the matrix.
+    let before = arg.ty.shape.rank().saturating_sub(2);
+    match cut(&arg.name) {
+        Some(Cut::Columns) => Placement::shard(before),
+        Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },
+        Some(Cut::Terms) => Placement::shard(before + 1),
+        Some(Cut::HeadTerms) => Placement::Shard { dim: 1, multiple: head_dim },
+        // An optimiser's state is no summand: it has no sum to be finished.
+        Some(Cut::Summand) if arg.role == Role::Weight => Placement::Partial,
+        Some(Cut::Cache) => Placement::shard(2),
+        Some(Cut::Vocabulary) if cut_head => Placement::shard(0),
+        Some(Cut::Summand | Cut::Vocabulary) | None => Placement::Replicate,
+    }
 }
 
 /// Are the last parts of `name` those of `scope`?

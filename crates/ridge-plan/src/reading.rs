@@ -1,15 +1,19 @@
 //! What a model's graph says to a planner: for each kind of layer its ops with FLOPs and bytes for a token and for a
 //! (query, key) pair, how tensor parallelism cuts each, and what a backward pass needs to keep.
 //!
+//! Kinds of work and costs are the ops' own, and where values are over tensor parallelism follows from `ridge_graph::shard`;
+//! what the software does that runs a model, or trains it, is data (`habits`).
+//!
 //! The graph is walked once. Degrees of parallelism, lengths and batches are symbols until then: everything here is a
 //! coefficient of one of them, so any configuration is a short sum.
 
-use std::collections::{BTreeMap, HashMap};
+mod habits;
 
-use ridge_graph::ops::PagedAttention;
-use ridge_graph::ops::planned::LatentAttention;
-use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Sym, Var};
-use ridge_models::parallel::{self, Cut};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use ridge_graph::shard::{Placement, placements};
+use ridge_graph::{Bindings, DType, Function, Op, Poly, Role, Var, Work};
+use ridge_models::parallel;
 use ridge_models::{BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, symbols};
 
 use crate::error::PlanError;
@@ -160,13 +164,14 @@ impl Reading {
     /// A mistake of ours: when the graph is not a decoder's.
     pub fn new(model: &Model) -> Result<Self, PlanError> {
         let graph = &model.graph;
+        let places = placements(graph, &parallel::placement).map_err(|e| PlanError::Graph(e.to_string()))?;
         let mut kinds: Vec<LayerWork> = Vec::new();
         let mut known = BTreeMap::new();
         let mut layers = Vec::new();
         for node in &graph.main().nodes {
             let Op::Call(function) = node.op else { continue };
             let at = *known.entry(function.index()).or_insert_with(|| {
-                kinds.push(read_layer(graph.function(function)));
+                kinds.push(read_layer(graph.function(function), &places));
                 kinds.len() - 1
             });
             layers.push(at);
@@ -225,18 +230,23 @@ fn coefficient(poly: &Poly, symbol: &str) -> f64 {
 /// State of a walk over a layer.
 struct Walk<'a> {
     function: &'a Function,
-    /// Is this value cut over tensor parallelism?
-    cut: HashMap<Var, bool>,
+    /// Where values are over tensor parallelism.
+    places: &'a HashMap<Var, Placement>,
+    /// What ops that only are planned give cut, which nothing can place yet, and what passes make of it.
+    planned_cut: HashSet<Var>,
     /// What this value is a view of.
     source: HashMap<Var, Var>,
-    kept: HashMap<Var, ()>,
+    kept: HashSet<Var>,
     layer: LayerWork,
     products: usize,
 }
 
 impl Walk<'_> {
+    /// Is this value, or what it is a view of, cut over tensor parallelism?
     fn is_cut(&self, var: Var) -> bool {
-        self.cut.get(&var).copied().unwrap_or(false)
+        matches!(self.places.get(&var), Some(Placement::Shard { .. }))
+            || self.planned_cut.contains(&var)
+            || self.source.get(&var).is_some_and(|from| self.is_cut(*from))
     }
 
     fn width(&self, var: Var) -> f64 {
@@ -250,7 +260,7 @@ impl Walk<'_> {
     /// The backward pass needs `var`.
     fn keep(&mut self, var: Var) {
         let var = self.origin(var);
-        if self.kept.insert(var, ()).is_none() {
+        if self.kept.insert(var) {
             let width = self.width(var);
             if self.is_cut(var) { self.layer.saved.cut += width } else { self.layer.saved.whole += width }
         }
@@ -272,7 +282,7 @@ impl Walk<'_> {
     }
 }
 
-fn read_layer(function: &Function) -> LayerWork {
+fn read_layer(function: &Function, places: &HashMap<Var, Placement>) -> LayerWork {
     let layer = LayerWork {
         name: function.name.to_string(),
         ops: Vec::new(),
@@ -281,13 +291,13 @@ fn read_layer(function: &Function) -> LayerWork {
         whole: 0.0,
         experts: 0.0,
     };
-    let mut walk =
-        Walk { function, cut: HashMap::new(), source: HashMap::new(), kept: HashMap::new(), layer, products: 0 };
+    let (planned_cut, source, kept) = (HashSet::new(), HashMap::new(), HashSet::new());
+    let mut walk = Walk { function, places, planned_cut, source, kept, layer, products: 0 };
     for arg in function.args.iter().filter(|a| a.role == Role::Weight) {
         let size = elements(&arg.ty.shape.elements());
         if arg.ty.shape.rank() == 3 {
             walk.layer.experts += size;
-        } else if matches!(parallel::cut(&arg.name), Some(Cut::Columns | Cut::Heads | Cut::Terms | Cut::HeadTerms)) {
+        } else if matches!(parallel::placement(arg), Placement::Shard { .. }) {
             walk.layer.cut += size;
         } else {
             walk.layer.whole += size;
@@ -303,26 +313,31 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
     let function = walk.function;
     let node = &function.nodes[index];
     let (inputs, out) = (node.inputs.clone(), function.var(index, 0));
-    let weight_cut = |var: Var| match &function.nodes[var.index()].op {
-        Op::Arg(arg) if function.args[*arg].role == Role::Weight => parallel::cut(&function.args[*arg].name),
-        _ => None,
-    };
-    let any_cut = inputs.iter().any(|v| walk.is_cut(*v));
+    let work = node.work();
+    if work == Work::View {
+        // What keeps a view keeps what it shows.
+        if let Some(from) = inputs.first() {
+            walk.source.insert(out, *from);
+        }
+        return;
+    }
     let types = function.types(&inputs);
     let (name, cost) = match &node.op {
         Op::Prim(p) => (p.name(), p.cost(&types, &node.outputs)),
         Op::Composite(c) => (c.name(), c.cost(&types, &node.outputs)),
         Op::Arg(_) | Op::Call(_) | Op::Group(_) => return,
     };
-    for o in 0..node.outputs.len() {
-        walk.cut.insert(function.var(index, o), any_cut);
+    let begins = is_planned_only(name) && inputs.iter().any(|v| walk.is_cut(*v));
+    if begins || (work == Work::Pass && inputs.iter().any(|v| walk.planned_cut.contains(&walk.origin(*v)))) {
+        walk.planned_cut.insert(out);
     }
     let mut op = OpWork {
         name: name.to_owned(),
         scope: node.scope.to_string(),
         class: Class::Memory,
-        cut: any_cut,
-        reduced: false,
+        cut: walk.is_cut(out) || inputs.iter().any(|v| walk.is_cut(*v)),
+        reduced: matches!(work, Work::Product { .. } | Work::Experts { .. })
+            && walk.places.get(&out) == Some(&Placement::Partial),
         flops_token: coefficient(&cost.matrix_flops, symbols::TOKENS),
         flops_pair: 0.0,
         vector_token: coefficient(&(cost.vector_flops.clone() + &cost.special_flops), symbols::TOKENS),
@@ -338,116 +353,60 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         experts: 0,
         top_k: 0,
     };
-    let sized = |op: &mut OpWork, w: Var| {
-        let shape = function.ty(w).shape.as_const().unwrap_or_default();
-        if let [.., n, k] = shape[..] {
-            (op.n, op.k) = (n, k);
-        }
-        op.weight = shape.iter().map(|n| *n as f64).product();
-        shape
-    };
-    let of_pairs = |op: &mut OpWork, pairs: &[&Sym], cached: &[&Sym]| {
-        op.flops_pair = pairs.iter().map(|s| coefficient(&cost.matrix_flops, s.name())).sum();
-        op.bytes_cached = cached.iter().map(|s| coefficient(&cost.bytes_read, s.name())).sum();
-    };
-    match name {
-        // Views: nothing moves, and what keeps them keeps what they show.
-        "reshape" | "cast" | "slice" | "broadcast" | "transpose" => {
-            if let Some(from) = inputs.first() {
-                walk.source.insert(out, *from);
+    let weight_shape = |weight: usize| function.ty(inputs[weight]).shape.as_const().unwrap_or_default();
+    let count = |shape: &[usize]| shape.iter().map(|n| *n as f64).product::<f64>();
+    match &work {
+        Work::View | Work::Pass => {}
+        Work::Product { weight } | Work::Experts { weight } => {
+            let shape = weight_shape(*weight);
+            if let [.., n, k] = shape[..] {
+                (op.n, op.k) = (n, k);
             }
-            return;
-        }
-        "const" | "iota" => return,
-        "linear" => {
-            let cut = weight_cut(inputs[1]);
-            sized(&mut op, inputs[1]);
+            op.weight = count(&shape);
             op.class = Class::Matmul;
-            op.reduced = matches!(cut, Some(Cut::Terms | Cut::HeadTerms));
-            op.cut = cut.is_some();
-            walk.cut.insert(out, matches!(cut, Some(Cut::Columns | Cut::Heads)));
-            walk.keep(inputs[0]);
-            walk.product(out, false);
+            if matches!(work, Work::Experts { .. }) {
+                op.class = Class::Experts;
+                op.experts = shape.first().copied().unwrap_or_default();
+                // Rows of a token.
+                op.top_k = coefficient(&Poly::from(&function.ty(out).shape.0[0]), symbols::TOKENS) as usize;
+                // Expert parallelism cuts them where tensor parallelism does not.
+                op.cut = true;
+            }
         }
-        "grouped_linear" => {
-            let cut = weight_cut(inputs[1]);
-            let shape = sized(&mut op, inputs[1]);
-            op.class = Class::Experts;
-            op.experts = shape.first().copied().unwrap_or_default();
-            // Rows of a token.
-            op.top_k = coefficient(&Poly::from(&function.ty(out).shape.0[0]), symbols::TOKENS) as usize;
-            op.reduced = cut == Some(Cut::Terms);
-            op.cut = true;
-            walk.cut.insert(out, cut == Some(Cut::Columns));
-            walk.keep(inputs[0]);
-            walk.product(out, false);
-        }
-        "attention" | "latent_attention" => {
+        Work::Attention(attention) => {
             op.class = Class::Attention;
             op.heads = function.ty(inputs[0]).shape.0.get(1).and_then(ridge_graph::Dim::as_const).unwrap_or(0);
-            if let Op::Composite(c) = &node.op {
-                if let Some(a) = c.downcast::<PagedAttention>() {
-                    op.window = a.window;
-                    of_pairs(&mut op, &[&a.pairs], &[&a.cached]);
-                }
-                if let Some(a) = c.downcast::<LatentAttention>() {
-                    let mut pairs = vec![&a.pairs];
-                    let mut cached = vec![&a.cached];
-                    if let Some(index) = a.indexer.as_ref() {
-                        // Scores of all pairs and attention to the best: the window bounds the larger part.
-                        op.window = a.pairs.name().rsplit('_').next().and_then(|n| n.parse().ok());
-                        pairs.push(&index.pairs);
-                        cached.push(&index.cached);
-                    }
-                    of_pairs(&mut op, &pairs, &cached);
-                    if a.indexer.is_none() {
-                        op.expanded_pair = (2 * op.heads * (a.nope + a.rope + a.value)) as f64;
-                    }
-                    sized(&mut op, inputs[2]);
-                    (op.n, op.k) = (0, 0);
-                    op.cut = true;
-                    walk.cut.insert(out, true);
-                }
-            }
-            walk.keep(inputs[0]);
-            walk.keep(out);
-            if name == "latent_attention" {
-                walk.keep(inputs[1]);
-            }
-            walk.product(out, true);
+            op.window = attention.window;
+            op.flops_pair = attention.pairs.iter().map(|s| coefficient(&cost.matrix_flops, s.name())).sum();
+            op.bytes_cached = attention.cached.iter().map(|s| coefficient(&cost.bytes_read, s.name())).sum();
+            op.expanded_pair = attention.expanded_pair.map_or(0.0, |of_head| (of_head * op.heads) as f64);
+            op.weight = attention.weight.map_or(0.0, |weight| count(&weight_shape(weight)));
             walk.layer.saved.score_heads += op.heads as f64;
         }
-        "kv_write" => {
-            walk.keep(inputs[1]);
-            walk.keep(inputs[2]);
+    }
+    if let Some(habit) = habits::of(name) {
+        habit.keeps.iter().filter_map(|i| inputs.get(*i)).for_each(|var| walk.keep(*var));
+        if habit.keeps_output {
+            walk.keep(out);
         }
-        "rms_norm" | "layer_norm" | "gelu" | "moe_router" => walk.keep(inputs[0]),
-        "swiglu" => {
-            walk.keep(inputs[0]);
-            walk.keep(inputs[1]);
+        if let Some(first) = inputs.first().filter(|_| habit.more_passes > 0.0) {
+            op.bytes_token += habit.more_passes * coefficient(&function.ty(*first).bytes(), symbols::TOKENS);
         }
-        "mul" if inputs.len() == 2 => {
-            walk.keep(inputs[0]);
-            walk.keep(inputs[1]);
-        }
-        "expert_combine" => {
-            // Programs of today copy a token's row for each of its experts, and weigh what these give in a pass of its own.
-            op.bytes_token += 3.0 * coefficient(&function.ty(inputs[0]).bytes(), symbols::TOKENS);
-            walk.keep(inputs[0]);
-            walk.keep(inputs[2]);
-        }
-        "mamba2" => {
-            walk.keep(inputs[0]);
-            walk.keep(inputs[1]);
-            // Small products chained by a state: memory limits them.
-            op.flops_token = coefficient(&cost.matrix_flops, symbols::TOKENS);
-        }
-        "add" if inputs.len() == 2 && !walk.is_cut(out) && is_residual(function, &inputs) => {
-            walk.layer.saved.residuals += walk.width(out);
-        }
-        _ => {}
+    }
+    match work {
+        Work::Product { .. } | Work::Experts { .. } => walk.product(out, false),
+        Work::Attention(_) => walk.product(out, true),
+        Work::View | Work::Pass => {}
+    }
+    if name == "add" && !walk.is_cut(out) && is_residual(function, &inputs) {
+        walk.layer.saved.residuals += walk.width(out);
     }
     walk.layer.ops.push(op);
+}
+
+/// Ops that no backend runs yet, and that the rules of sharding do not reach, although other software cuts them.
+fn is_planned_only(name: &str) -> bool {
+    name == "mamba2"
 }
 
 /// Does this sum take the layer's input, or a sum of it, along?

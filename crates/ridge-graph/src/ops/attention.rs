@@ -16,6 +16,7 @@ use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::{AttentionWork, Work};
 
 /// Attention of each token to positions `0..=positions[t]` of its own sequence, computed in f32.
 ///
@@ -202,6 +203,15 @@ impl Composite for PagedAttention {
             bytes_read: q.bytes() + &(&token * &symbol(&self.cached)) + &tables,
             ..Cost::moving(&[], outputs)
         }
+    }
+
+    fn work(&self) -> Work {
+        Work::Attention(AttentionWork {
+            pairs: vec![self.pairs.clone()],
+            cached: vec![self.cached.clone()],
+            window: self.window,
+            ..AttentionWork::default()
+        })
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

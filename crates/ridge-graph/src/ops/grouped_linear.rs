@@ -15,6 +15,7 @@ use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::Work;
 
 /// `y[i] = w[e] x[i]` for the rows `offsets[e]..offsets[e + 1]` of each group `e`, summed in f32 and rounded once; rows
 /// behind the last group are zeros.
@@ -100,6 +101,10 @@ impl Composite for GroupedLinear {
             bytes_read: x.bytes() + &indices + &(&of_group * &reached),
             ..Cost::moving(&[], outputs)
         }
+    }
+
+    fn work(&self) -> Work {
+        Work::Experts { weight: 1 }
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

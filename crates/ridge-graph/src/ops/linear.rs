@@ -12,6 +12,7 @@ use crate::shard::{Placement, ShardingRule, rowwise_rules};
 use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::Work;
 
 /// `x w^T + bias`, summed in f32 at least and rounded once.
 ///
@@ -132,6 +133,10 @@ impl Composite for Linear {
 
     fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
         cost(&inputs[1..2], inputs, outputs, self.bias)
+    }
+
+    fn work(&self) -> Work {
+        Work::Product { weight: 1 }
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

@@ -15,6 +15,7 @@ use crate::shard::{Placement, ShardingRule};
 use crate::tensor::Tensor;
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::{AttentionWork, Work};
 
 /// Attention of each token to all tokens of its own sequence, computed in f32.
 ///
@@ -122,6 +123,10 @@ impl Composite for RaggedAttention {
             special_flops: scores,
             ..Cost::moving(inputs, outputs)
         }
+    }
+
+    fn work(&self) -> Work {
+        Work::Attention(AttentionWork { pairs: vec![self.pairs.clone()], ..AttentionWork::default() })
     }
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

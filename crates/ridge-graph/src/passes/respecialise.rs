@@ -47,6 +47,8 @@ pub(crate) struct Frame<'g, T> {
     pub(crate) path: String,
     /// Is it the function that is run?
     pub(crate) is_main: bool,
+    /// The node that is being rewritten.
+    pub(crate) at: usize,
     /// By node and output: the value itself, then other forms of it that were made since.
     forms: Vec<Vec<Vec<(Var, T)>>>,
     uses: Vec<Vec<u32>>,
@@ -116,10 +118,11 @@ impl<R: Rewrite> Respecialiser<'_, R> {
         let name = self.free_name(&old.name);
         self.builder.begin(&name);
         let forms = old.nodes.iter().map(|n| vec![Vec::new(); n.outputs.len()]).collect();
-        let mut frame = Frame { function: old, path, is_main: id == self.graph.main, forms, uses: old.uses() };
+        let mut frame = Frame { function: old, path, is_main: id == self.graph.main, at: 0, forms, uses: old.uses() };
         self.args(&mut frame, &key.1)?;
         for (index, node) in old.nodes.iter().enumerate() {
             self.builder.set_scope(&node.scope);
+            frame.at = index;
             let values = match node.op {
                 Op::Arg(_) => continue,
                 Op::Call(callee) => self.call(&mut frame, node, callee)?,

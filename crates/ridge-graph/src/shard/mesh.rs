@@ -48,6 +48,6 @@ pub fn shard(
         local_type(&arg.ty, placement, axis).map_err(|why| GraphError::usage(&arg.name, why))?;
         args.push(placement);
     }
-    let (graph, outputs) = respecialise(graph, args.clone(), &Sharder { axis, gather })?;
+    let (graph, outputs) = respecialise(graph, args.clone(), &Sharder { axis, gather, seen: None })?;
     Ok(Sharded { graph, args, outputs })
 }

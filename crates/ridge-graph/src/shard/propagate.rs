@@ -1,5 +1,8 @@
 //! Chooses a rule for each node, brings its inputs to it, and emits the node for one rank's share.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+
 use super::convert::{self, Conversion, convert, same};
 use super::local::{local_op, local_type, share};
 use super::placement::{MeshAxis, Placement, ShardingRule, list};
@@ -18,6 +21,8 @@ pub(super) struct Sharder<'a> {
     pub(super) axis: &'a MeshAxis,
     /// Which outputs of the main function are gathered if they come out cut.
     pub(super) gather: &'a dyn Fn(&Output) -> bool,
+    /// Where values of the graph that is sharded are, of the first form of each function.
+    pub(super) seen: Option<&'a RefCell<HashMap<Var, Placement>>>,
 }
 
 impl Rewrite for Sharder<'_> {
@@ -53,6 +58,12 @@ impl Rewrite for Sharder<'_> {
             if should.as_ref() != Ok(is) {
                 let why = format!("the rule {rule} promises {should:?}, but a share of it gives {is}");
                 return Err(self.refuse(frame, node, why));
+            }
+        }
+        if let Some(seen) = self.seen {
+            let mut seen = seen.borrow_mut();
+            for (out, placement) in places.iter().enumerate() {
+                seen.entry(frame.function.var(frame.at, out)).or_insert(*placement);
             }
         }
         Ok(vars.into_iter().zip(places).collect())

@@ -277,7 +277,7 @@ impl PlannedLayer<'_> {
             value: l.value,
             pairs: seen.0,
             cached: seen.1,
-            indexer: l.index.map(|(heads, dim, _)| Indexer { heads, dim, pairs: all.0, cached: all.1 }),
+            indexer: l.index.map(|(heads, dim, best)| Indexer { heads, dim, best, pairs: all.0, cached: all.1 }),
         };
         let a = g.latent_attention([q, row, w, cache], index, op)?;
         linear(g, "o_proj", a, c.hidden_size, false)

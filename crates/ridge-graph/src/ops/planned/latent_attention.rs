@@ -9,8 +9,10 @@ use crate::graph::{Builder, Composite, Gradient, Var};
 use crate::ops::require::{takes, want_floats, want_weight};
 use crate::poly::Poly;
 use crate::shape::Shape;
+use crate::shard::{Placement, ShardingRule};
 use crate::types::Type;
 use crate::why::Why;
+use crate::work::{AttentionWork, Work};
 
 /// Adds a step's latents to a paged cache and attends to it.
 ///
@@ -44,6 +46,8 @@ pub struct Indexer {
     pub heads: usize,
     /// Elements of a head.
     pub dim: usize,
+    /// Keys that a query attends to.
+    pub best: usize,
     /// All pairs, for the cost alone.
     pub pairs: Sym,
     /// All tokens of the cache, for the cost alone.
@@ -132,6 +136,26 @@ impl Composite for LatentAttention {
             cost.bytes_read += &(symbol(&index.cached) * (index.dim * bytes) as i128);
         }
         cost
+    }
+
+    fn work(&self) -> Work {
+        let index = self.indexer.as_ref();
+        Work::Attention(AttentionWork {
+            pairs: [&self.pairs].into_iter().chain(index.map(|index| &index.pairs)).cloned().collect(),
+            cached: [&self.cached].into_iter().chain(index.map(|index| &index.cached)).cloned().collect(),
+            // Scores of all pairs and attention to the best: the window bounds the larger part.
+            window: index.map(|index| index.best),
+            weight: Some(2),
+            expanded_pair: index.is_none().then_some(2 * (self.nope + self.rope + self.value)),
+        })
+    }
+
+    fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
+        // By heads; latents and their cache are of all heads.
+        let (whole, cut) = (Placement::Replicate, Placement::shard);
+        let mut places = vec![whole; inputs.len()];
+        (places[0], places[2]) = (cut(1), Placement::Shard { dim: 0, multiple: self.nope + self.value });
+        vec![ShardingRule { inputs: places, outputs: vec![Placement::Shard { dim: 1, multiple: self.value }, whole] }]
     }
 
     fn gradient(&self) -> Gradient {
