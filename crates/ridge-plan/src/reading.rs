@@ -8,6 +8,7 @@
 //! coefficient of one of them, so any configuration is a short sum.
 
 mod habits;
+mod own;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,6 +18,8 @@ use ridge_models::parallel;
 use ridge_models::{BuildOptions, FamilyKind, Model, ModelConfig, PlannedConfig, StateGroup, family_kind, symbols};
 
 use crate::error::PlanError;
+
+pub use own::OwnSaved;
 
 /// Bytes of an activation: plans are made for 16-bit activations.
 pub const ACTIVATION: f64 = 2.0;
@@ -111,6 +114,8 @@ pub struct LayerWork {
     pub whole: f64,
     /// Parameters of experts, which expert parallelism cuts.
     pub experts: f64,
+    /// What Ridge's own training keeps, where that is what is planned.
+    pub own: Option<OwnSaved>,
 }
 
 /// A model as a planner sees it.
@@ -148,14 +153,34 @@ impl Reading {
     /// # Errors
     /// [`PlanError::Model`] with what is wrong in it.
     pub fn from_json(file: &str, text: &str) -> Result<Self, PlanError> {
-        let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
-        let model = match family_kind(file, text)? {
-            Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
-            Some(FamilyKind::Decoder | FamilyKind::Encoder | FamilyKind::ImageClassifier) | None => {
-                ModelConfig::from_json(file, text)?.build(&options)
-            }
+        Self::new(&build(file, text)?)
+    }
+
+    /// As [`Reading::from_json`], for training by Ridge itself: what a backward pass needs is what the gradient of the
+    /// model's own graph takes.
+    ///
+    /// # Errors
+    /// As there, and of families that Ridge does not run.
+    pub fn trained_by_ridge(file: &str, text: &str) -> Result<Self, PlanError> {
+        let refused = |why: String| {
+            let remedy = "leave it out to plan as other programs train it";
+            PlanError::setting("--software", "ridge", format!("does not train this family: {why}"), remedy)
         };
-        Self::new(&model.map_err(|e| PlanError::Graph(e.to_string()))?)
+        if family_kind(file, text)? == Some(FamilyKind::Planned) {
+            return Err(refused("it only is planned so far".into()));
+        }
+        let model = build(file, text)?;
+        let mut reading = Self::new(&model)?;
+        let mut saved = own::saved_by_gradient(&model).map_err(|error| refused(error.to_string()))?;
+        for kind in &mut reading.kinds {
+            kind.own = saved.remove(&kind.name);
+        }
+        Ok(reading)
+    }
+
+    /// Is it for training by Ridge itself?
+    pub fn is_of_ridge(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.own.is_some())
     }
 
     /// Reads `model`, which is built with 16-bit activations and cache.
@@ -212,6 +237,18 @@ impl Reading {
         let ops = self.each_layer().flat_map(|l| &l.ops);
         ops.map(|o| o.flops_token / 2.0).sum::<f64>() + head
     }
+}
+
+/// The model of the config.json `text`, with 16-bit activations and cache.
+fn build(file: &str, text: &str) -> Result<Model, PlanError> {
+    let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
+    let model = match family_kind(file, text)? {
+        Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
+        Some(FamilyKind::Decoder | FamilyKind::Encoder | FamilyKind::ImageClassifier) | None => {
+            ModelConfig::from_json(file, text)?.build(&options)
+        }
+    };
+    model.map_err(|e| PlanError::Graph(e.to_string()))
 }
 
 fn elements(poly: &Poly) -> f64 {
@@ -290,6 +327,7 @@ fn read_layer(function: &Function, places: &HashMap<Var, Placement>) -> LayerWor
         cut: 0.0,
         whole: 0.0,
         experts: 0.0,
+        own: None,
     };
     let (planned_cut, source, kept) = (HashSet::new(), HashMap::new(), HashSet::new());
     let mut walk = Walk { function, places, planned_cut, source, kept, layer, products: 0 };

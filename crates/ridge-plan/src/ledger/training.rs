@@ -63,7 +63,13 @@ pub struct LayerActivations {
 /// Bytes of activations of `layer` (Korthikanti et al. 2022, equations 1 to 4, for any layer): values that the backward
 /// pass needs, `2` bytes each, those outside tensor parallelism divided with sequence parallelism alone; a byte a mask
 /// with dropout; and `2` (with dropout `5`) bytes a score where attention is not fused.
+///
+/// Of Ridge's own training they are what its gradient takes, and the layer's input.
 pub fn activations_of_layer(layer: &LayerWork, hidden: usize, layout: &Layout, work: &Workload) -> LayerActivations {
+    if let Some(own) = &layer.own {
+        let input = ACTIVATION * (layout.micro_batch * work.seq * hidden) as f64;
+        return LayerActivations { kept: own.bytes(layout.micro_batch, work.seq, layout.tp) + input, transient: 0.0 };
+    }
     let tokens = (layout.micro_batch * work.seq) as f64 / layout.cp as f64;
     let tp = layout.tp as f64;
     let outside = if layout.sequence_parallel { tp } else { 1.0 };

@@ -28,6 +28,8 @@ pub struct SearchSpace {
     pub most_tp: usize,
     /// Most ranks of context parallelism.
     pub most_cp: usize,
+    /// Is sequence parallelism taken with tensor parallelism?
+    pub sequence_parallel: bool,
     /// Share of the memory that may be used.
     pub utilisation: f64,
 }
@@ -43,6 +45,7 @@ impl SearchSpace {
             zeros: vec![0, 1, 2, 3],
             most_tp: node,
             most_cp: 16,
+            sequence_parallel: true,
             utilisation: 0.94,
         }
     }
@@ -98,7 +101,7 @@ pub fn layouts(reading: &Reading, space: &SearchSpace, mut each: impl FnMut(Layo
                                         interleave,
                                         recompute,
                                         zero,
-                                        sequence_parallel: tp > 1,
+                                        sequence_parallel: space.sequence_parallel && tp > 1,
                                     });
                                 }
                             }
@@ -174,6 +177,7 @@ impl RejectKind {
             Reject::Interleave => "interleave",
             Reject::ZeroWithPipeline => "zero with pipeline",
             Reject::ZeroStage => "zero stage",
+            Reject::NotOfRidge { .. } => "not of Ridge",
             Reject::Memory { .. } => "memory",
         })
     }

@@ -132,6 +132,11 @@ pub enum Reject {
     ZeroWithPipeline,
     /// There is no ZeRO stage of this number.
     ZeroStage,
+    /// Ridge's own training does not do it yet.
+    NotOfRidge {
+        /// What.
+        what: &'static str,
+    },
     /// It does not fit.
     Memory {
         /// MiB that are needed on the fullest rank.
@@ -171,6 +176,7 @@ impl fmt::Display for Reject {
                 "ZeRO 2 and 3 communicate for every micro-batch, which a pipeline has many of; use ZeRO 1, or pp = 1",
             ),
             Self::ZeroStage => f.write_str("ZeRO has stages 0 to 3; the nearest is 3"),
+            Self::NotOfRidge { what } => write!(f, "Ridge does not train with {what}; leave it out, or --software"),
             Self::Memory { needed_mib, has_mib } => {
                 write!(f, "needs {:.1} GiB a GPU of {:.1}", needed_mib as f64 / 1024.0, has_mib as f64 / 1024.0)
             }
@@ -225,10 +231,26 @@ impl Layout {
         if self.zero > 3 {
             return Err(Reject::ZeroStage);
         }
+        if let Some(what) = self.not_of_ridge().filter(|_| reading.is_of_ridge()) {
+            return Err(Reject::NotOfRidge { what });
+        }
         if self.zero > 1 && self.pp > 1 {
             return Err(Reject::ZeroWithPipeline);
         }
         Ok(())
+    }
+
+    /// What of it Ridge's own training does not do yet.
+    fn not_of_ridge(&self) -> Option<&'static str> {
+        let missing = [
+            (self.pp > 1, "pipeline stages (pp)"),
+            (self.cp > 1, "sequences over several ranks (cp)"),
+            (self.ep > 1, "experts over several ranks (ep)"),
+            (self.recompute != Recompute::None, "recomputation"),
+            (self.sequence_parallel, "sequence parallelism"),
+            (matches!(self.zero, 1 | 2), "ZeRO 1 and 2: it cuts all states or none"),
+        ];
+        missing.into_iter().find_map(|(asked, what)| asked.then_some(what))
     }
 
     /// As [`Layout::check`], with the error of a plan.

@@ -1,5 +1,6 @@
 //! Integration tests of `ridge-plan`, one module per subject.
 
 mod accuracy;
+mod own;
 mod search;
 mod serve;

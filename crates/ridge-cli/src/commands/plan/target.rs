@@ -37,6 +37,11 @@ impl TargetArgs {
         read_model(&self.model)
     }
 
+    /// The model's graph as Ridge itself trains it.
+    pub(crate) fn reading_trained_by_ridge(&self) -> Result<Reading> {
+        read_as(&self.model, Reading::trained_by_ridge)
+    }
+
     /// The device in `precision`.
     pub(crate) fn machine(&self, precision: Precision) -> Result<Machine> {
         Ok(self.calibration()?.machine(&self.device, precision)?)
@@ -64,13 +69,17 @@ impl TargetArgs {
 
 /// The graph of a model's config.json, of that in a folder or of a GGUF file, as plans read it.
 pub(crate) fn read_model(path: &Path) -> Result<Reading> {
+    read_as(path, Reading::from_json)
+}
+
+fn read_as(path: &Path, read: impl Fn(&str, &str) -> Result<Reading, PlanError>) -> Result<Reading> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     if let Err(e) = std::fs::metadata(&path) {
         let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");
         return Err(refused("MODEL", path.display(), &why));
     }
     let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
-    Ok(Reading::from_json(name_of(&path), &files.config_text()?)?)
+    Ok(read(name_of(&path), &files.config_text()?)?)
 }
 
 fn name_of(path: &Path) -> &str {

@@ -50,6 +50,10 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_parser = ["mixed", "full", "half"], default_value = "mixed")]
     states: String,
 
+    /// Who trains: other programs as they do today, or ridge by its own graphs [default: others]
+    #[arg(long, value_parser = ["others", "ridge"], default_value = "others", hide_default_value = true)]
+    software: String,
+
     #[command(flatten)]
     layout: LayoutArgs,
 
@@ -117,7 +121,7 @@ fn recompute(typed: &str) -> Result<Recompute, String> {
 
 impl LayoutArgs {
     /// The layout that they give `gpus`, if any is given.
-    fn layout(&self, gpus: usize) -> Option<Layout> {
+    fn layout(&self, gpus: usize, by_ridge: bool) -> Option<Layout> {
         let degrees = [self.tp, self.pp, self.cp, self.ep, self.micro_batch, self.interleave];
         if degrees.iter().chain([&self.dp]).all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
             return None;
@@ -125,14 +129,15 @@ impl LayoutArgs {
         let [tp, pp, cp, ep, micro_batch, interleave] = degrees.map(|d| d.unwrap_or(1));
         let dp = self.dp.unwrap_or(gpus / (tp * pp * cp)).max(1);
         let recompute = self.recompute.unwrap_or(Recompute::None);
-        let sequence_parallel = tp > 1;
-        let zero = self.zero.unwrap_or(u8::from(dp > 1));
+        let sequence_parallel = tp > 1 && !by_ridge;
+        let zero = self.zero.unwrap_or(if by_ridge { 3 * u8::from(dp > 1) } else { u8::from(dp > 1) });
         Some(Layout { tp, pp, dp, cp, ep, micro_batch, interleave, recompute, zero, sequence_parallel })
     }
 }
 
 pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
-    let reading = args.target.reading()?;
+    let by_ridge = args.software == "ridge";
+    let reading = if by_ridge { args.target.reading_trained_by_ridge()? } else { args.target.reading()? };
     if args.seq > reading.max_context {
         let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
         return Err(refused("--seq", args.seq, &why));
@@ -145,8 +150,8 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         _ => StateBytes::MIXED,
     };
     let work = Workload { seq: args.seq, global_batch: args.batch, precision, states, ..Workload::default() };
-    let space = SearchSpace::new(args.gpus, machine.fabric.node);
-    let found = match args.layout.layout(args.gpus) {
+    let space = SearchSpace { sequence_parallel: !by_ridge, ..SearchSpace::new(args.gpus, machine.fabric.node) };
+    let found = match args.layout.layout(args.gpus, by_ridge) {
         None => search(&reading, &machine, &work, &space),
         Some(layout) => {
             if layout.gpus() != args.gpus {
@@ -223,7 +228,9 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         page.blocks.extend(stages_table(&reading, &best, &work).map(PageBlock::Table));
         page.blocks.push(PageBlock::Table(step_table(&best)));
         page.blocks.push(PageBlock::Table(formulas(&best, optimal.is_some())));
-        page.blocks.push(PageBlock::Table(by_recompute(&reading, &machine, &work, &best)));
+        if !by_ridge {
+            page.blocks.push(PageBlock::Table(by_recompute(&reading, &machine, &work, &best)));
+        }
         page.blocks.push(PageBlock::Answer(answer(args, &run, optimal)));
         page.lead = format!(
             "{}: a step takes {}, {} tokens/s, {:.1} % MFU, and {} of a GPU",
@@ -248,7 +255,11 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     page.given("tokens of a sequence", work.seq, "--seq");
     page.given("sequences of a step", work.global_batch, "--batch");
     page.given("states of a parameter", format!("{} ({bytes} B)", args.states), "--states");
-    page.given("attention and loss", "fused", "set: scores and logarithms never reach memory");
+    if by_ridge {
+        page.given("activations", "what the gradient of Ridge's own graph takes", "--software");
+    } else {
+        page.given("attention and loss", "fused", "set: scores and logarithms never reach memory");
+    }
     page.given("communication of data parallelism", "hidden where it fits", "set");
     page.given("share of the device's memory that may be used", space.utilisation, "set: the rest is margin");
     page.given("hours that a GPU runs between failures", args.gpu_mtbf, "--gpu-mtbf");
