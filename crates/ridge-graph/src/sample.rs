@@ -18,9 +18,20 @@ impl Rng {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
+    /// A generator that stands at `state`.
+    pub fn at(state: u64) -> Self {
+        Self(state)
+    }
+
     /// Where it stands: draw `n` of [`Rng::bits`] is a function of this and `n`.
     pub fn state(&self) -> u64 {
         self.0
+    }
+
+    /// This generator `draws` draws of [`Rng::bits`] on.
+    #[must_use]
+    pub fn after(&self, draws: u64) -> Self {
+        Self(self.0.wrapping_add(draws.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
     /// 64 random bits (SplitMix64; Steele, Lea and Flood 2014).

@@ -98,7 +98,9 @@ fn share(part: &WeightData, outer: usize, row: usize, (rank, ranks): (usize, usi
         }
         _ => {
             let whole = part.bytes();
-            WeightData::Owned((0..outer).flat_map(|row| &whole[of(row)]).copied().collect())
+            let mut mine = Vec::with_capacity(outer * bytes);
+            (0..outer).for_each(|row| mine.extend_from_slice(&whole[of(row)]));
+            WeightData::Owned(mine)
         }
     }
 }

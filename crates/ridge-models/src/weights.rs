@@ -201,18 +201,40 @@ fn random(name: &str, dtype: DType, shape: &[usize]) -> Vec<u8> {
         let value = if name.ends_with("bias") { 0.0 } else { 1.0 };
         return dtype.encode(std::iter::repeat_n(value, elements));
     }
-    let mut rng = generator(name);
-    let mut pool = Vec::new();
-    // One number in four of a longer sequence: the bits of a weight need not be independent of the next matrix's.
-    dtype.encode((0..elements).map(|_| {
-        if pool.is_empty() {
-            let bits = rng.bits();
-            pool.extend((0..4).map(|i| (bits >> (16 * i)) as u16));
+    // What each sum of two bytes is: there are few.
+    let table = dtype.encode((0..=2 * 255).map(|sum| (f64::from(sum) - 255.0) * RANDOM_SCALE));
+    let size = dtype.size_bytes();
+    let mut bytes = vec![0; elements * size];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let each = elements.div_ceil(threads).max(1 << 16).next_multiple_of(NUMBERS);
+    std::thread::scope(|scope| {
+        for (i, part) in bytes.chunks_mut(each * size).enumerate() {
+            let (table, rng) = (&table, generator(name).after((i * each / NUMBERS) as u64));
+            scope.spawn(move || match size {
+                1 => fill::<1>(part, table, rng),
+                2 => fill::<2>(part, table, rng),
+                4 => fill::<4>(part, table, rng),
+                _ => fill::<8>(part, table, rng),
+            });
         }
-        let bits = pool.pop().unwrap_or_default();
-        let sum = f64::from(bits & 0xff) + f64::from(bits >> 8) - 255.0;
-        sum * RANDOM_SCALE
-    }))
+    });
+    bytes
+}
+
+/// Numbers of a draw of the generator.
+const NUMBERS: usize = 4;
+
+/// Random numbers of `N` bytes each, by the sums of two bytes of the draws of `rng`. One number in four of a longer sequence: the
+/// bits of a weight need not be independent of the next matrix's.
+fn fill<const N: usize>(to: &mut [u8], table: &[u8], mut rng: Rng) {
+    let table = table.as_chunks::<N>().0;
+    for numbers in to.as_chunks_mut::<N>().0.chunks_mut(NUMBERS) {
+        let bits = rng.bits();
+        for (i, number) in numbers.iter_mut().enumerate() {
+            let bits = (bits >> (16 * (NUMBERS - 1 - i))) as u16;
+            *number = table[usize::from(bits & 0xff) + usize::from(bits >> 8)];
+        }
+    }
 }
 
 impl From<ridge_runtime::RuntimeError> for ModelError {
@@ -224,5 +246,24 @@ impl From<ridge_runtime::RuntimeError> for ModelError {
 impl From<ridge_graph::GraphError> for ModelError {
     fn from(error: ridge_graph::GraphError) -> Self {
         Self::Runtime(error.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_weights_are_those_that_devices_make_however_many_threads_make_them() {
+        // More than a thread takes, and no multiple of what a draw gives.
+        let shape = [3, 70_001];
+        for dtype in [DType::F32, DType::BF16, DType::F8E4M3] {
+            let state = generator("w").state();
+            let element = |i: usize| {
+                let bits = Rng::at(state).after(i as u64 / 4).bits() >> (48 - 16 * (i % 4));
+                ((bits & 0xff) as f64 + (bits >> 8 & 0xff) as f64 - 255.0) * RANDOM_SCALE
+            };
+            assert!(random("w", dtype, &shape) == dtype.encode((0..3 * 70_001).map(element)), "{dtype}");
+        }
     }
 }
