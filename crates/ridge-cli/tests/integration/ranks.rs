@@ -131,5 +131,5 @@ fn what_cannot_be_cut_or_launched_is_named() {
     let (code, error) = said(&several);
     assert!(code == 2 && error.contains("RIDGE_TOKEN"), "{error}");
     let (code, error) = said(&["generate", "--tp", "2", "--device", "cuda"]);
-    assert!(code == 2 && error.contains("on the CPU only so far"), "{error}");
+    assert!(code == 2 && error.contains("ridge launch -n 2 -- COMMAND --tp 2 --device cuda"), "{error}");
 }
