@@ -20,22 +20,53 @@ pub(crate) fn be_silent() {
 }
 
 /// Writes to standard output at once, so that text is seen as it comes.
+///
+/// Much of it was written by a model, or by whoever made a file. A terminal is not given control characters but newlines and
+/// tabs: escape sequences could recolour it, retitle it, or answer in the user's name. A file gets them as they are.
 pub(crate) fn print(text: &str) -> Result<()> {
     if SILENT.load(Ordering::Relaxed) {
         return Ok(());
     }
     let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(Error::Stdout)
+    let written = match out.is_terminal() && text.contains(is_unsafe) {
+        true => out.write_all(without_controls(text).as_bytes()),
+        false => out.write_all(text.as_bytes()),
+    };
+    written.and_then(|()| out.flush()).map_err(Error::Stdout)
 }
 
-/// As `print`, for text that a model or a stranger wrote. A terminal is not given control characters but newlines
-/// and tabs: escape sequences could recolour it, retitle it, or answer in the user's name. A file gets them as they are.
-pub(crate) fn print_untrusted(text: &str) -> Result<()> {
-    if io::stdout().is_terminal() { print(&without_controls(text)) } else { print(text) }
+/// Is it a control character that a terminal might obey?
+fn is_unsafe(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t')
 }
 
 fn without_controls(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+    text.chars().filter(|c| !is_unsafe(*c)).collect()
+}
+
+/// The longest word of a message that is shown whole. Names in files may be of any length.
+const MAX_WORD: usize = 256;
+
+/// A message as it is shown: control characters are written as Rust writes them, and words that nobody would read to their end
+/// are cut in the middle. Messages name what stands in files, whoever made these.
+fn shown(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    for part in message.split_inclusive(char::is_whitespace) {
+        let length = part.chars().count();
+        let mut push = |characters: &mut dyn Iterator<Item = char>| {
+            for c in characters {
+                if is_unsafe(c) { text.extend(c.escape_default()) } else { text.push(c) }
+            }
+        };
+        if length <= MAX_WORD {
+            push(&mut part.chars());
+            continue;
+        }
+        push(&mut part.chars().take(MAX_WORD / 2));
+        push(&mut format!("[{} characters]", length - MAX_WORD).chars());
+        push(&mut part.chars().skip(length - MAX_WORD / 2));
+    }
+    text
 }
 
 /// Writes a JSON value to standard output.
@@ -53,7 +84,7 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
 
 /// Writes a line to standard error. One that nobody can read is no failure.
 pub(crate) fn note(line: &str) {
-    let _ = writeln!(io::stderr().lock(), "{line}");
+    let _ = writeln!(io::stderr().lock(), "{}", shown(line));
 }
 
 /// Writes an error and its causes to standard error.
@@ -82,10 +113,15 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
 }
 
+/// The widest column: that of the longest names that there are in published models.
+const MAX_CELL: usize = 120;
+
 /// Rows in columns as wide as they need to be: the first aligned to the left, with the last unpadded.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows.iter().map(Vec::len).max().unwrap_or(0))
         .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0))
+        // One name that is longer than a screen does not push the others from it.
+        .map(|width| width.min(MAX_CELL))
         .collect();
     let mut text = String::new();
     for row in rows {
@@ -220,6 +256,17 @@ mod tests {
     #[test]
     fn terminals_get_no_control_characters() {
         assert_eq!(without_controls("a\x1b[31mb\u{9b}0m\r\n\tc\x07\x7fé"), "a[31mb0m\n\tcé");
+    }
+
+    #[test]
+    fn messages_show_control_characters_and_the_ends_of_long_words() {
+        assert_eq!(shown("key \x1b]0;x\x07\u{9b}2J of\n\tx"), "key \\u{1b}]0;x\\u{7}\\u{9b}2J of\n\tx");
+        let name = format!("{}end", "n".repeat(100_000));
+        let text = shown(&format!("no tensor {name} there"));
+        assert!(text.starts_with("no tensor nnn") && text.ends_with("nend there"), "{text}");
+        assert!(text.contains("[99748 characters]") && text.len() < 320, "{text}");
+        let fits = "m".repeat(MAX_WORD - 1) + " x";
+        assert_eq!(shown(&fits), fits);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, whole};
 use crate::error::{Result, refused};
 use crate::input;
-use crate::output::{LoadProgress, columns, print_json, print_untrusted};
+use crate::output::{LoadProgress, columns, print, print_json};
 
 /// Tell what images show, with a model that classifies them (vit)
 ///
@@ -86,7 +86,7 @@ pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
             if args.json {
                 shown.push(object(path, &likeliest, &classifier.labels));
             } else {
-                print_untrusted(&table(path, &likeliest, &classifier.labels))?;
+                print(&table(path, &likeliest, &classifier.labels))?;
             }
         }
     }

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
 use crate::input;
-use crate::output::{columns, print, print_json, print_untrusted};
+use crate::output::{columns, print, print_json};
 
 /// Show a text as tokens, or tokens as text
 ///
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
         return print_json(&json!({ "text": text, "ids": ids, "tokens": tokens }));
     }
     if args.chat {
-        print_untrusted(&text)?;
+        print(&text)?;
         print(if text.ends_with('\n') { "\n" } else { "\n\n" })?;
     }
     print(&table(&tokenizer, &text, &tokens))
@@ -162,6 +162,6 @@ fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, typed: &str) -> Result<()>
     if args.json {
         return print_json(&json!({ "text": text, "ids": ids }));
     }
-    print_untrusted(&text)?;
+    print(&text)?;
     print("\n")
 }

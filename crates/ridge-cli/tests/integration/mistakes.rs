@@ -243,3 +243,15 @@ fn weights_that_are_integers() {
     let said = ["model.safetensors: the tensor model.norm.weight is stored as i32", "f32, bf16 or f16"];
     refused(1, &["generate", "--model", folder.path()], &said);
 }
+
+#[test]
+fn what_stands_in_files_does_not_reach_the_terminal_as_it_is() {
+    let folder = Folder::stories();
+    let name = "n".repeat(10_000);
+    folder.edit("config.json", |c| c.replacen('{', "{\"key \\u001b]0;title\\u0007\\u009b2J\": {\"a\": 1},", 1));
+    let ran = ridge(&["inspect", folder.path()]);
+    assert!(ran.code != 0 && !ran.stderr.contains(['\x1b', '\x07', '\u{9b}']), "{:?}", ran.stderr);
+    assert!(ran.stderr.contains("\\u{1b}]0;title"), "{}", ran.stderr);
+    let ran = ridge(&["inspect", &name]);
+    assert!(ran.code != 0 && ran.stderr.len() < 1000 && ran.stderr.contains("characters]"), "{}", ran.stderr);
+}

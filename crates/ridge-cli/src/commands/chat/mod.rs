@@ -27,7 +27,7 @@ use turn::{ChatAnswer, ChatModel};
 
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
-use crate::output::{self, LoadProgress, count, note, print, print_json, print_untrusted};
+use crate::output::{self, LoadProgress, count, note, print, print_json};
 
 /// Tokens of the context, if the model was made for so many.
 const CONTEXT: usize = 8192;
@@ -135,7 +135,7 @@ fn answer_turns(
     for turn in turns {
         conversation.say("user", turn);
         let left_out = conversation.left_out();
-        let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
+        let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print(text) };
         let answer = chat.answer(&mut conversation, &interrupted, show)?;
         if !settings.json {
             print("\n")?;
@@ -207,7 +207,7 @@ fn converse(
         }
         interrupted.store(false, Ordering::Relaxed);
         let left_out = conversation.left_out();
-        let result = chat.answer(&mut conversation, &interrupted, print_untrusted);
+        let result = chat.answer(&mut conversation, &interrupted, print);
         let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
         match result {
             Ok(answer) => {

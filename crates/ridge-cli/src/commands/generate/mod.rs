@@ -20,7 +20,7 @@ use args::{GeneratePrompt, GenerateSettings};
 use crate::args::{decimal, settings_json};
 use crate::error::{Error, Result, refused};
 use crate::input;
-use crate::output::{LoadProgress, be_silent, count, note, print, print_json, print_untrusted};
+use crate::output::{LoadProgress, be_silent, count, note, print, print_json};
 
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     let mut settings = args.resolve()?;
@@ -220,7 +220,7 @@ fn answer(
     prompt: &PromptTokens,
     settings: &GenerateSettings,
 ) -> Result<GenerateAnswer> {
-    let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print_untrusted(text) };
+    let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print(text) };
     if settings.echo {
         show(&prompt.echo()?)?;
     }

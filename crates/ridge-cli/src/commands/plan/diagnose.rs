@@ -11,7 +11,7 @@ use ridge_plan::diagnose::diagnose;
 use serde_json::json;
 
 use crate::error::{Error, Result, refused};
-use crate::output::{columns, print, print_json, print_untrusted};
+use crate::output::{columns, print, print_json};
 
 /// Judge a trace: bound by compute, memory, communication, launches, host or scheduler, with what to try next
 ///
@@ -86,5 +86,5 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
     }
     text += &format!("\nnext, try: {}\nit shows: {}\n", found.experiment, found.shows);
     // Names are the trace's.
-    print_untrusted(&text)
+    print(&text)
 }
