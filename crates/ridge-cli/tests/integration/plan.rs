@@ -248,3 +248,45 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         assert!(!said.contains("panicked"), "{said}");
     }
 }
+
+#[test]
+fn a_gguf_file_is_planned_in_the_formats_that_it_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = |file: &str, more: &str| {
+        let fit = json(&format!("plan fit {file} --device A100 --context 64 --json{more}"));
+        let entries = fit["fit"]["ledger"]["entries"].as_array().unwrap().clone();
+        (
+            fit["memory"]["weights"].clone(),
+            entries.into_iter().find(|e| e["what"] == "weights").unwrap()["bytes"].clone(),
+        )
+    };
+    let model = crate::common::Folder::stories();
+    // Rows that are no whole number of blocks, those of `down`, stay at 16 bits.
+    for (write, bits) in [("quantize --format q8_0", 8.5..12.0), ("convert --dtype bf16", 16.0..16.1)] {
+        let file = folder.path().join(format!("{}.gguf", bits.start)).display().to_string();
+        let written = ridge(&format!("{write} {} {file}", model.path()));
+        assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+        let (of, bytes) = weights(&file, "");
+        assert!(bits.contains(&of["file"]["matrices"].as_f64().unwrap()), "{of}");
+        // What the file takes, but for its metadata and norms in f32.
+        let on_disk = std::fs::metadata(&file).unwrap().len() as f64;
+        let planned = bytes.as_f64().unwrap();
+        assert!((0.9..1.02).contains(&(planned / on_disk)), "{planned} planned, {on_disk} on disk");
+        // What is asked for comes first.
+        assert_eq!(weights(&file, " --weights q4_k").0["blocks"]["format"], "q4_k");
+    }
+    let narrow = json("plan fit Qwen3-8B.json --weights q4_k --json");
+    let wide = json("plan fit Qwen3-8B.json --json");
+    assert_eq!(wide["memory"]["weights"], "bf16");
+    assert!(narrow["fit"]["room"].as_f64().unwrap() > wide["fit"]["room"].as_f64().unwrap());
+}
+
+#[test]
+fn training_by_ridge_is_planned_by_its_own_gradient() {
+    let own = json("plan train Qwen3-8B.json --gpus 8 --batch 64 --seq 256 --software ridge --top 2 --json");
+    let ranked = own["ranked"].as_array().unwrap();
+    assert!(ranked.iter().all(|r| r["layout"]["recompute"] == "none" && r["layout"]["sequence_parallel"] == false));
+    let refused = ridge("plan train DeepSeek-V3.json --gpus 8 --software ridge");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("only is planned"), "{said}");
+}

@@ -4,60 +4,9 @@ use ridge_hw::units::Bytes;
 use serde::Serialize;
 
 use super::entries::{Ledger, LedgerEntry};
+use super::quantisation::Quantisation;
 use crate::error::PlanError;
 use crate::reading::Reading;
-
-/// How the matrices are stored. Embeddings, head and norms stay in 16 bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Quantisation {
-    /// 16 bits.
-    Bf16,
-    /// 8-bit floats with a scale a tensor or block of 128 x 128.
-    Fp8,
-    /// 8-bit integers with a 16-bit scale for 32 elements.
-    Q8,
-    /// 4-bit integers with 16-bit scale and 16-bit zero point for 128 elements.
-    Int4,
-    /// 4-bit floats with an 8-bit scale for 16 elements (NVFP4).
-    Nvfp4,
-    /// 4-bit floats with an 8-bit scale for 32 elements (MXFP4).
-    Mxfp4,
-}
-
-impl Quantisation {
-    /// All, with their names.
-    pub const ALL: [(&'static str, Self); 6] = [
-        ("bf16", Self::Bf16),
-        ("fp8", Self::Fp8),
-        ("q8", Self::Q8),
-        ("int4", Self::Int4),
-        ("nvfp4", Self::Nvfp4),
-        ("mxfp4", Self::Mxfp4),
-    ];
-
-    /// Bits of an element, scales included.
-    pub fn bits(self) -> f64 {
-        match self {
-            Self::Bf16 => 16.0,
-            Self::Fp8 => 8.0,
-            Self::Q8 => 8.5,
-            Self::Int4 | Self::Mxfp4 => 4.25,
-            Self::Nvfp4 => 4.5,
-        }
-    }
-
-    /// The one called `name`.
-    ///
-    /// # Errors
-    /// [`PlanError::Setting`] with the names there are.
-    pub fn find(name: &str) -> Result<Self, PlanError> {
-        Self::ALL.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, q)| *q).ok_or_else(|| {
-            let names: Vec<&str> = Self::ALL.iter().map(|(n, _)| *n).collect();
-            PlanError::setting("weights", name, "is no known format", format!("choose one of {}", names.join(", ")))
-        })
-    }
-}
 
 /// What a rank holds and who fits beside it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -172,7 +121,7 @@ fn weight_bytes(reading: &Reading, tp: usize, pp: usize, ep: usize, weights: Qua
         plain += layer.whole * share;
     }
     let ends = if pp == 1 { reading.embedding + reading.head } else { reading.embedding.max(reading.head) };
-    (matrices * weights.bits() / 8.0 + plain * 2.0 + ends / tp * 2.0, matrices)
+    (matrices * weights.bits() / 8.0 + plain * 2.0 + ends / tp * weights.bits_of_ends() / 8.0, matrices)
 }
 
 /// The ledger of a rank of a server whose device has `memory_bytes`, for sequences of `context` tokens.
@@ -208,11 +157,12 @@ pub fn serving(
     }
     let mut ledger = Ledger::default();
     let (weights, matrices) = weight_bytes(reading, m.tp, m.pp, m.ep, m.weights);
-    ledger.add(
-        "weights",
-        weights,
-        format!("{matrices:.4e} elements of matrices x {} bits, the rest x 16 bits", m.weights.bits()),
-    );
+    let [bits, of_ends] = m.weights.bits_shown();
+    let rest = match m.weights {
+        Quantisation::File { .. } => format!("embedding and head x {of_ends} bits, norms x 16 bits"),
+        _ => "the rest x 16 bits".to_owned(),
+    };
+    ledger.add("weights", weights, format!("{matrices:.4e} elements of matrices x {bits} bits, {rest}"));
     // The widest live set of a step: what a layer keeps, as if it were kept, and f32 logits of the rows sampled from.
     let widest = reading.kinds.iter().map(|k| k.saved.whole + k.saved.cut / m.tp as f64).fold(0.0, f64::max);
     let workspace = m.step_tokens as f64 * widest * 2.0 + 256.0 * reading.vocab as f64 / m.tp as f64 * 4.0;

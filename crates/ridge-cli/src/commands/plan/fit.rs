@@ -25,9 +25,10 @@ pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4 or mxfp4
-    #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16")]
-    weights: Quantisation,
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or one of GGUF such as q4_k [default: that of a GGUF file, else
+    /// bf16]
+    #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
+    weights: Option<Quantisation>,
 
     /// Bits of an element of the cache
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
@@ -59,13 +60,14 @@ pub(crate) struct PlanFitArgs {
 
 pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = args.target.server(args.weights)?;
+    let weights = args.target.weights(args.weights)?;
+    let machine = args.target.server(weights)?;
     let context = args.context.unwrap_or(8192.min(reading.max_context));
     let memory = ServingMemory {
         tp: args.tp,
         pp: args.pp,
         ep: args.ep,
-        weights: args.weights,
+        weights,
         cache_bytes: args.cache_bits as f64 / 8.0,
         step_tokens: args.step_tokens,
         utilisation: 0.94,
@@ -115,15 +117,17 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     of_sequence.detail = states.len() < 2;
     let mut formats = PageTable::with_head("by format of matrices", ["format", "weights", "room", "sequences"]);
     let mut bars = Vec::new();
-    for (name, weights) in Quantisation::ALL {
+    let own = Some((weights.name(), weights)).filter(|own| !Quantisation::ALL.contains(own));
+    for (name, weights) in own.into_iter().chain(Quantisation::ALL) {
+        let bits = &weights.bits_shown()[0];
         let other = ServingMemory { weights, ..memory };
         let Ok(fit) = serving(&reading, device, &other, context) else {
-            formats.push([name.to_owned(), "does not fit".to_owned()], format!("{} bits", weights.bits()));
+            formats.push([name.to_owned(), "does not fit".to_owned()], format!("{bits} bits"));
             continue;
         };
         let weights_bytes = fit.ledger.of("weights").to_string();
         let cells = [name.to_owned(), weights_bytes, fit.room.to_string(), grouped(fit.sequences)];
-        formats.push(cells, format!("{} bits of an element, scales included", weights.bits()));
+        formats.push(cells, format!("{bits} bits of an element, scales included"));
         bars.push(ledger_bar(name, &fit.ledger));
     }
     formats.detail = true;
@@ -146,7 +150,7 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         }),
         ..Page::default()
     };
-    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
     page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
     page.given("tokens of a step at most", args.step_tokens, "--step-tokens");
     page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");

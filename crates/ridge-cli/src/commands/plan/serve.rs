@@ -28,9 +28,10 @@ pub(crate) struct PlanServeArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4 or mxfp4
-    #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16")]
-    weights: Quantisation,
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or one of GGUF such as q4_k [default: that of a GGUF file, else
+    /// bf16]
+    #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
+    weights: Option<Quantisation>,
 
     /// Bits of an element of the cache
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
@@ -95,13 +96,14 @@ const ERRORS: [(&str, [f64; 2]); 2] = [("time to first token", [12.1, 48.2]), ("
 
 pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     let reading = args.target.reading()?;
-    let machine = args.target.server(args.weights)?;
+    let weights = args.target.weights(args.weights)?;
+    let machine = args.target.server(weights)?;
     let ranks = args.tp * args.attention_dp;
     if !ranks.is_multiple_of(args.ep) {
         let why = format!("does not divide the {ranks} ranks of tp x attention-dp, which share the experts");
         return Err(refused("--ep", args.ep, &why));
     }
-    let layout = args.layout(args.tp);
+    let layout = args.layout(args.tp, weights);
     let memory = args.memory(&reading, &layout);
     let context = args.prompt + args.answer;
     let fit = serving(&reading, Bytes(machine.memory as u64), &memory, context)?;
@@ -199,7 +201,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         ..Page::default()
     };
     if args.page.draws() {
-        page.panels = args.panels(&reading, &machine, batch);
+        page.panels = args.panels(&reading, &machine, &layout, batch);
         page.panels.push(
             Bars {
                 title: "Memory of a GPU".into(),
@@ -233,7 +235,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         }
         page.given("program", &args.software.name, "--software");
     }
-    page.given("format of matrices", format!("{:?}, {} bits", args.weights, args.weights.bits()), "--weights");
+    page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
     page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
     page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
     page.given("tokens of a prompt that a step takes at most", memory.step_tokens, "set");
@@ -273,13 +275,13 @@ impl PlanServeArgs {
     }
 
     /// The layout asked for, with `tp` ranks of tensor parallelism.
-    fn layout(&self, tp: usize) -> ServeLayout {
+    fn layout(&self, tp: usize, weights: Quantisation) -> ServeLayout {
         ServeLayout {
             tp,
             pp: self.pp,
             attention_dp: self.attention_dp,
             ep: self.ep,
-            weights: self.weights,
+            weights,
             cache_bytes: self.cache_bits as f64 / 8.0,
         }
     }
@@ -290,7 +292,7 @@ impl PlanServeArgs {
             pp: self.pp,
             // Within a group of experts tensor parallelism cuts them too.
             ep: if reading.experts > 0 { self.attention_dp } else { self.ep },
-            weights: self.weights,
+            weights: layout.weights,
             cache_bytes: layout.cache_bytes,
             step_tokens: 8192,
             utilisation: 0.94,
@@ -326,8 +328,8 @@ impl PlanServeArgs {
     }
 
     /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
-    fn panels(&self, reading: &Reading, machine: &Machine, batch: usize) -> Vec<Panel> {
-        let found = self.sweep(reading, machine, &self.layout(self.tp));
+    fn panels(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, batch: usize) -> Vec<Panel> {
+        let found = self.sweep(reading, machine, layout);
         let over =
             |of: fn(&OperatingPoint) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
         let sequences = || Axis::log("sequences under way", Unit::Number);
@@ -347,7 +349,7 @@ impl PlanServeArgs {
         let user = Axis::linear("output tokens/s of a user", Unit::Number);
         let mut front = Chart { height: 340.0, ..Chart::new(title, user, throughput.y.clone()) };
         for tp in [1, 2, 4, 8, 16].into_iter().filter(|tp| (tp * self.attention_dp).is_multiple_of(self.ep)) {
-            let points = self.sweep(reading, machine, &self.layout(tp)).into_iter();
+            let points = self.sweep(reading, machine, &ServeLayout { tp, ..*layout }).into_iter();
             let points: Vec<ChartPoint> = points
                 .map(|(b, p)| ChartPoint {
                     x: 1.0 / p.tpot,

@@ -47,6 +47,14 @@ impl TargetArgs {
         Ok(self.calibration()?.machine(&self.device, precision)?)
     }
 
+    /// The format of weights that is asked for, or that of a GGUF file, or 16 bits.
+    pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
+        match asked {
+            Some(weights) => Ok(weights),
+            None => Ok(Quantisation::of_files(&open(&self.model)?.1).unwrap_or(Quantisation::Bf16)),
+        }
+    }
+
     /// The device as a server uses it, for weights in this format.
     pub(crate) fn server(&self, weights: Quantisation) -> Result<Machine> {
         serving_machine(&self.calibration()?, &self.device, weights)
@@ -73,13 +81,19 @@ pub(crate) fn read_model(path: &Path) -> Result<Reading> {
 }
 
 fn read_as(path: &Path, read: impl Fn(&str, &str) -> Result<Reading, PlanError>) -> Result<Reading> {
+    let (path, files) = open(path)?;
+    Ok(read(name_of(&path), &files.config_text()?)?)
+}
+
+/// The files of a model, and the one that describes it.
+fn open(path: &Path) -> Result<(PathBuf, ModelFiles)> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     if let Err(e) = std::fs::metadata(&path) {
         let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");
         return Err(refused("MODEL", path.display(), &why));
     }
     let files = ModelFiles::from_config(&path).map_err(PlanError::from)?;
-    Ok(read(name_of(&path), &files.config_text()?)?)
+    Ok((path, files))
 }
 
 fn name_of(path: &Path) -> &str {
@@ -94,9 +108,11 @@ pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quanti
         }
         Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
         // Integers are decoded to 16 bits on their way to the matrix units.
-        Quantisation::Bf16 | Quantisation::Q8 | Quantisation::Int4 => {
-            known.machine(device, Precision::Bf16)?.in_a_server()
-        }
+        Quantisation::Bf16
+        | Quantisation::Q8
+        | Quantisation::Int4
+        | Quantisation::Blocks { .. }
+        | Quantisation::File { .. } => known.machine(device, Precision::Bf16)?.in_a_server(),
     })
 }
 

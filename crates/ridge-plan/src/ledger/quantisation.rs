@@ -1,0 +1,151 @@
+//! How the matrices of a served model are stored.
+
+use ridge_graph::{DType, FormatRef, Shape, Type};
+use ridge_models::ModelFiles;
+use serde::Serialize;
+
+use crate::error::PlanError;
+
+/// How the matrices are stored. Embeddings, head and norms stay in 16 bits, but for those of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Quantisation {
+    /// 16 bits.
+    Bf16,
+    /// 8-bit floats with a scale a tensor or block of 128 x 128.
+    Fp8,
+    /// 8-bit integers with a 16-bit scale for 32 elements.
+    Q8,
+    /// 4-bit integers with 16-bit scale and 16-bit zero point for 128 elements.
+    Int4,
+    /// 4-bit floats with an 8-bit scale for 16 elements (NVFP4).
+    Nvfp4,
+    /// 4-bit floats with an 8-bit scale for 32 elements (MXFP4).
+    Mxfp4,
+    /// In the blocks of one of GGUF's formats.
+    Blocks {
+        /// Its name.
+        format: &'static str,
+        /// Bits of an element, scales included.
+        bits: f64,
+    },
+    /// As a file stores them, each in a format of its own.
+    File {
+        /// Bits of an element of the layers' matrices, on average.
+        matrices: f64,
+        /// The same of embedding and head.
+        ends: f64,
+    },
+}
+
+/// GGUF's formats of blocks that are planned by name; `q8` and `mxfp4` are the others.
+const BLOCKS: [&str; 12] =
+    ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"];
+
+impl Quantisation {
+    /// Those that plans compare, with their names.
+    pub const ALL: [(&'static str, Self); 6] = [
+        ("bf16", Self::Bf16),
+        ("fp8", Self::Fp8),
+        ("q8", Self::Q8),
+        ("int4", Self::Int4),
+        ("nvfp4", Self::Nvfp4),
+        ("mxfp4", Self::Mxfp4),
+    ];
+
+    /// Bits of an element of a layer's matrix, scales included.
+    pub fn bits(self) -> f64 {
+        match self {
+            Self::Bf16 => 16.0,
+            Self::Fp8 => 8.0,
+            Self::Q8 => 8.5,
+            Self::Int4 | Self::Mxfp4 => 4.25,
+            Self::Nvfp4 => 4.5,
+            Self::Blocks { bits, .. } | Self::File { matrices: bits, .. } => bits,
+        }
+    }
+
+    /// Bits of an element of embedding and head.
+    pub fn bits_of_ends(self) -> f64 {
+        if let Self::File { ends, .. } = self { ends } else { 16.0 }
+    }
+
+    /// [`bits`](Self::bits) and [`bits_of_ends`](Self::bits_of_ends) as they are shown.
+    pub fn bits_shown(self) -> [String; 2] {
+        [self.bits(), self.bits_of_ends()].map(|bits| {
+            let text = format!("{bits:.4}");
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        })
+    }
+
+    /// What it is called.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Blocks { format, .. } => format,
+            Self::File { .. } => "the file's",
+            _ => Self::ALL.iter().find(|(_, q)| *q == self).map_or("", |(name, _)| name),
+        }
+    }
+
+    /// The one called `name`.
+    ///
+    /// # Errors
+    /// [`PlanError::Setting`] with the names there are.
+    pub fn find(name: &str) -> Result<Self, PlanError> {
+        let plain = Self::ALL.iter().find(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, q)| *q);
+        let blocks = || {
+            let format = BLOCKS.iter().find(|n| n.eq_ignore_ascii_case(name))?;
+            Some(Self::Blocks { format, bits: bits_of(&FormatRef::from_name(format)?) })
+        };
+        plain.or_else(blocks).ok_or_else(|| {
+            let names: Vec<&str> = Self::ALL.iter().map(|(n, _)| *n).chain(BLOCKS).collect();
+            PlanError::setting("weights", name, "is no known format", format!("choose one of {}", names.join(", ")))
+        })
+    }
+
+    /// That of a GGUF file's weights; `None` of anything else.
+    pub fn of_files(files: &ModelFiles) -> Option<Self> {
+        let tensors = files.gguf()?.tensors();
+        let average = |of_layers: bool| {
+            let of = tensors.iter().filter(|t| t.shape.len() > 1 && is_of_layer(&t.name) == of_layers);
+            let (bytes, elements) = of.fold((0, 0), |(bytes, elements), t| {
+                (bytes + t.range.len(), elements + t.shape.iter().product::<usize>())
+            });
+            (elements > 0).then(|| 8.0 * bytes as f64 / elements as f64)
+        };
+        Some(Self::File { matrices: average(true)?, ends: average(false).unwrap_or(16.0) })
+    }
+}
+
+/// Is the tensor one of a numbered layer, such as `blk.3.attn_q.weight`?
+fn is_of_layer(name: &str) -> bool {
+    name.split('.').any(|part| part.parse::<usize>().is_ok())
+}
+
+/// Bits of an element in `format`.
+fn bits_of(format: &FormatRef) -> f64 {
+    // A whole number of blocks of any format.
+    const ELEMENTS: usize = 4096;
+    let ty = Type { format: Some(format.clone()), ..Type::tensor(DType::F32, Shape::new([1, ELEMENTS])) };
+    8.0 * ty.bytes().as_const().unwrap_or(0) as f64 / ELEMENTS as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_of_blocks_have_the_bits_that_they_are_known_for() {
+        for (name, bits) in [("q8_0", 8.5), ("Q4_K", 4.5), ("q6_k", 6.5625), ("q2_k", 2.625), ("iq4_xs", 4.25)] {
+            let found = Quantisation::find(name).unwrap();
+            assert_eq!(found.bits(), bits, "{name}");
+            assert_eq!(found.name(), name.to_lowercase());
+        }
+        for name in BLOCKS {
+            assert!(Quantisation::find(name).unwrap().bits() < 9.0, "{name}");
+        }
+        let error = Quantisation::find("q7").unwrap_err().to_string();
+        assert!(error.contains("bf16") && error.contains("q4_k"), "{error}");
+        assert_eq!(Quantisation::find("fp8").unwrap().name(), "fp8");
+    }
+}
