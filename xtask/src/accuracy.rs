@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process;
 
 use crate::error::XtaskError;
-use crate::task::{Task, TaskOutcome};
+use crate::task::{Task, TaskOutcome, TaskRun};
 
 pub(crate) const TASK: Task = Task {
     name: "accuracy",
@@ -19,7 +19,7 @@ Usage: cargo xtask accuracy
 Serving rows are many, and only summed up: see each with
   cargo run --release -p ridge-plan --example accuracy -- --rows
 ",
-    run,
+    run: TaskRun::Plain(run),
 };
 
 fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {

@@ -14,6 +14,10 @@ pub(crate) enum XtaskError {
         command: String,
         argument: String,
     },
+    MissingArgument {
+        command: String,
+        argument: &'static str,
+    },
     /// Git could not be started.
     GitStart(io::Error),
     /// Git ran and refused; holds what it wrote on stderr.
@@ -47,6 +51,9 @@ impl fmt::Display for XtaskError {
             Self::UnexpectedArgument { command, argument } => {
                 write!(f, "`{command}` takes no argument `{argument}`; see `cargo xtask {command} --help`")
             }
+            Self::MissingArgument { command, argument } => {
+                write!(f, "`{command}` needs {argument}; see `cargo xtask {command} --help`")
+            }
             Self::GitStart(source) => {
                 write!(f, "cannot run git: {source}; tidy asks git which files belong to the repository, so install it")
             }
@@ -70,9 +77,11 @@ impl std::error::Error for XtaskError {
             | Self::Write { source, .. }
             | Self::Start { source, .. }
             | Self::Print(source) => Some(source),
-            Self::UnknownCommand { .. } | Self::UnexpectedArgument { .. } | Self::GitRefused(_) | Self::NoReport(_) => {
-                None
-            }
+            Self::UnknownCommand { .. }
+            | Self::UnexpectedArgument { .. }
+            | Self::MissingArgument { .. }
+            | Self::GitRefused(_)
+            | Self::NoReport(_) => None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::process::Command as Process;
 
 use crate::error::XtaskError;
 use crate::run::{cargo, finish};
-use crate::task::{Task, TaskOutcome};
+use crate::task::{Task, TaskOutcome, TaskRun};
 
 /// Where it is put.
 const FOLDER: &str = "target/gpu-bundle";
@@ -25,7 +25,7 @@ Usage: cargo xtask gpu-bundle
 Copy that folder to a machine with a GPU, which needs no Rust, and run `run.sh` there: it prints how many passed.
 `run.sh memcheck` (or racecheck, initcheck) runs ops and kernels under that tool of compute-sanitizer.
 ",
-    run,
+    run: TaskRun::Plain(run),
 };
 
 /// The name of each test program in the bundle, cargo's arguments for it, and the source file by which the line of

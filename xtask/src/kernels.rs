@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::error::XtaskError;
 use crate::run::{ProgramOutput, cargo};
-use crate::task::{Task, TaskOutcome};
+use crate::task::{Task, TaskOutcome, TaskRun};
 
 /// The architectures of A100, L4 and RTX 4090, and H100 and H200.
 const ARCHITECTURES: [&str; 3] = ["sm_80", "sm_89", "sm_90a"];
@@ -24,7 +24,7 @@ Usage: cargo xtask kernels
 It needs no GPU but NVRTC, which is found as `ridge doctor` finds it: in the system, in CUDA_HOME, or in the Python
 environment that is active (pip install nvidia-cuda-nvrtc). Without it the check is skipped, says so, and passes.
 ",
-    run,
+    run: TaskRun::Plain(run),
 };
 
 fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {

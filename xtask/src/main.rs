@@ -1,10 +1,11 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
 //! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
-//! [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes the GPU tests to another machine.
+//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes the GPU tests to another machine.
 //! A new command is a file, a line in [`TASKS`] and nothing else.
 
 mod accuracy;
+mod conformance;
 mod error;
 mod gpu_bundle;
 mod kernels;
@@ -17,9 +18,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use error::XtaskError;
-use task::{Task, TaskOutcome};
+use task::{Task, TaskOutcome, TaskRun};
 
-const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, accuracy::TASK, gpu_bundle::TASK];
+const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, gpu_bundle::TASK];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -46,11 +47,16 @@ fn dispatch(args: &[&str], root: &Path) -> Result<TaskOutcome, XtaskError> {
     match args {
         [] | ["help" | "--help" | "-h"] => shown(overview()),
         ["help", name] | [name, "--help" | "-h"] => shown(find(name)?.help.to_owned()),
-        [name] => (find(name)?.run)(root),
-        [name, extra, ..] => {
-            find(name)?;
-            Err(XtaskError::UnexpectedArgument { command: (*name).to_owned(), argument: (*extra).to_owned() })
-        }
+        [name, rest @ ..] => match (&find(name)?.run, rest) {
+            (TaskRun::Plain(run), []) => run(root),
+            (TaskRun::Of(_, run), [argument]) => run(root, argument),
+            (TaskRun::Of(argument, _), []) => {
+                Err(XtaskError::MissingArgument { command: (*name).to_owned(), argument })
+            }
+            (TaskRun::Plain(_), [extra, ..]) | (TaskRun::Of(..), [_, extra, ..]) => {
+                Err(XtaskError::UnexpectedArgument { command: (*name).to_owned(), argument: (*extra).to_owned() })
+            }
+        },
     }
 }
 
@@ -104,12 +110,14 @@ mod tests {
     #[test]
     fn unknown_command_is_refused_with_the_known_ones() {
         let message = error_of(&["tidyy"]);
-        assert!(message.contains("tidyy") && message.contains("tidy, kernels, accuracy"), "{message}");
+        assert!(message.contains("tidyy") && message.contains("tidy, kernels, conformance, accuracy"), "{message}");
     }
 
     #[test]
     fn argument_that_no_command_takes_is_refused() {
         let message = error_of(&["tidy", "--fix"]);
         assert!(message.contains("--fix"), "{message}");
+        assert!(error_of(&["conformance"]).contains("OP"));
+        assert!(error_of(&["conformance", "rms_norm", "linear"]).contains("linear"));
     }
 }

@@ -17,5 +17,12 @@ pub(crate) struct Task {
     pub(crate) summary: &'static str,
     /// What `cargo xtask <name> --help` prints.
     pub(crate) help: &'static str,
-    pub(crate) run: fn(root: &Path) -> Result<TaskOutcome, XtaskError>,
+    pub(crate) run: TaskRun,
+}
+
+/// A function of the repository's root, and perhaps of one argument.
+pub(crate) enum TaskRun {
+    Plain(fn(root: &Path) -> Result<TaskOutcome, XtaskError>),
+    /// With what the argument is called.
+    Of(&'static str, fn(root: &Path, argument: &str) -> Result<TaskOutcome, XtaskError>),
 }

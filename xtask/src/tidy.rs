@@ -24,7 +24,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::error::XtaskError;
-use crate::task::{Task, TaskOutcome};
+use crate::task::{Task, TaskOutcome, TaskRun};
 use finding::{Finding, Level};
 use rust_text::RustText;
 use tree::RepoFile;
@@ -53,7 +53,7 @@ A finding is a line `path:line: what is wrong; what to do`. Warnings are marked 
 
 Exit code: 0 without failures, 1 with failures, 2 when git or a file could not be read.
 ",
-    run,
+    run: TaskRun::Plain(run),
 };
 
 fn run(root: &Path) -> Result<TaskOutcome, XtaskError> {

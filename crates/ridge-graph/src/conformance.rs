@@ -24,6 +24,7 @@
 //! the exact one where the element lies between two codes: the value may be farther from the element than the exact one by a
 //! share of 2^-12.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -69,11 +70,25 @@ pub fn expected(sample: &Sample, precision: Precision) -> Result<Vec<Tensor>, St
     outputs.map_err(|e| e.to_string())?.into_iter().map(plain).collect()
 }
 
-/// Every sample of every built-in composite op and primitive, with the name of its registry entry; see
-/// [`samples_of`]. Collectives are not among them, since they have no meaning on one rank.
+/// The variable that names the one op that the suite is run for.
+pub const ONLY: &str = "RIDGE_CONFORMANCE_OP";
+
+/// Is the suite run for the op `name`: for all ops, or for it alone by [`ONLY`]?
+pub fn is_selected(name: &str) -> bool {
+    std::env::var(ONLY).map_or(true, |only| only == name)
+}
+
+/// Every sample of every built-in composite op and primitive that is [selected](is_selected), with the name of its
+/// registry entry; see [`samples_of`]. Collectives are not among them, since they have no meaning on one rank.
+///
+/// # Panics
+/// When [`ONLY`] names no op.
 pub fn all_samples(dtype: DType, seed: u64) -> Vec<(Arc<str>, Sample)> {
     let mut samples = samples_of(&ops::registry(), dtype, seed);
     samples.extend(samples_of(&prim_registry(), dtype, seed));
+    let known: BTreeSet<Arc<str>> = samples.iter().map(|(name, _)| Arc::clone(name)).collect();
+    samples.retain(|(name, _)| is_selected(name));
+    assert!(!samples.is_empty(), "{ONLY} names no op; there are {}", Vec::from_iter(known).join(", "));
     samples
 }
 

@@ -1,6 +1,7 @@
 //! The gradient of every op in the registry, derived or explicit, against finite differences.
 
 use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run, weighted_sum};
+use ridge_graph::conformance::{ONLY, is_selected};
 use ridge_graph::format::Format as _;
 use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::grad::gradient;
@@ -83,14 +84,15 @@ fn check_sample(what: &str, sample: &Sample, place: Place, rng: &mut Rng) -> boo
 
 fn check_registry(place: Place) {
     let mut checked = 0;
-    for entry in &registry() {
+    let registry = registry();
+    for entry in registry.iter().filter(|entry| is_selected(&entry.name)) {
         let mut rng = Rng::new(7);
         for (i, sample) in entry.samples(&mut rng, DType::F32).iter().enumerate() {
             let what = format!("{} sample {i} in {place:?}", entry.name);
             checked += usize::from(check_sample(&what, sample, place, &mut rng));
         }
     }
-    assert!(checked > 0, "some ops have a gradient");
+    assert!(checked > 0 || std::env::var(ONLY).is_ok(), "some ops have a gradient");
 }
 
 #[test]
