@@ -28,11 +28,12 @@ pub(crate) struct CompletionsArgs {
 Examples:
   ridge man | man -l -
   ridge man generate > ridge-generate.1
+  ridge man plan serve | man -l -
   ridge man --folder ~/.local/share/man/man1")]
 pub(crate) struct ManArgs {
     /// The command whose page is wanted [default: the page that lists them]
     #[arg(value_name = "COMMAND")]
-    command: Option<String>,
+    command: Vec<String>,
 
     /// Write a file for each command to this folder, which is made if need be
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
@@ -63,16 +64,24 @@ pub(crate) fn man(args: &ManArgs, ridge: Command) -> Result<()> {
             move |cause| Error::Write { path, cause }
         };
         std::fs::create_dir_all(folder).map_err(fail(folder))?;
-        for page in std::iter::once(&ridge).chain(ridge.get_subcommands()) {
+        let mut pages = vec![&ridge];
+        while let Some(page) = pages.pop() {
             let path = folder.join(format!("{}.1", page.get_display_name().unwrap_or("ridge")));
             std::fs::write(&path, rendered(page)).map_err(fail(&path))?;
+            pages.extend(page.get_subcommands());
         }
         return Ok(());
     }
-    let Some(name) = &args.command else { return print(&rendered(&ridge)) };
-    let names: Vec<&str> = ridge.get_subcommands().map(Command::get_name).collect();
-    let why = format!("there is no such command; choose one of: {}", names.join(", "));
-    print(&rendered(ridge.find_subcommand(name).ok_or_else(|| refused("man", name, &why))?))
+    let mut page = &ridge;
+    for name in &args.command {
+        let names: Vec<&str> = page.get_subcommands().map(Command::get_name).collect();
+        let why = match names[..] {
+            [] => format!("{} has no commands of its own", page.get_name()),
+            _ => format!("there is no such command; choose one of: {}", names.join(", ")),
+        };
+        page = page.find_subcommand(name).ok_or_else(|| refused("man", name, &why))?;
+    }
+    print(&rendered(page))
 }
 
 fn rendered(command: &Command) -> String {

@@ -56,6 +56,12 @@ fn pages_of_the_manual_have_every_command_and_every_flag() {
             assert!(page.contains(&format!("fB{flag}fR")), "the page of {name} lacks {flag}");
         }
     }
+    for name in ["ridge-plan-serve", "ridge-bench-serve"] {
+        assert!(page(&format!("{name}.1")).contains(&format!(".TH {name} 1")), "{name}");
+    }
+    assert_eq!(page("ridge-plan-serve.1"), stdout(&["man", "plan", "serve"]).replace('\\', ""));
+    let ran = ridge(&["man", "plan", "nothing"]);
+    assert!(ran.code == 2 && ran.stderr.contains("choose one of: fit, "), "{}", ran.stderr);
     let ran = ridge(&["man", "nothing"]);
     assert_eq!(ran.code, 2);
     assert!(ran.stderr.contains("man nothing: there is no such command; choose one of: generate, "), "{}", ran.stderr);
