@@ -313,19 +313,29 @@ fn chats_ask_with_texts_and_extra_settings() {
 
 #[test]
 fn a_sweep_prints_its_steps_and_draws_them() {
-    // The fake server is good at any rate, if each answer may take a minute; and at none, if it may take no time.
-    let fake = Fake::start(answer);
+    // The fake server answers one request after the other, a hundred a second at most. All answers keep a minute, and none
+    // keeps no time.
+    let fake = Fake::start(|number, request, stream| {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap();
+        std::thread::sleep(Duration::from_millis(10));
+        answer(number, request, stream)
+    });
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("out.svg");
-    let common = ["--sweep", "--requests", "3", "--generate", "2", "--rate", "500"];
+    let common = ["--sweep", "--requests", "3", "--generate", "2"];
     let plot = ["--slo", "e2e=60s", "--plot", svg.to_str().unwrap(), "--json"];
-    let ran = fake.bench(&[&common[..], &plot].concat());
+    let ran = fake.bench(&[&common[..], &["--rate", "30", "--duration", "1", "--attain", "0.95"], &plot].concat());
     let sweep = &object(&ran)["sweep"];
-    assert_eq!((&sweep["highest_rate"], &sweep["lowest_broken_rate"]), (&json!(512_000.0), &Value::Null));
-    assert_eq!(ran.stderr.matches(" kept ").count(), 11, "{}", ran.stderr);
+    assert!(sweep["lowest_broken_rate"].as_f64().is_some_and(|rate| rate < 300.0), "{sweep}");
+    let steps = sweep["steps"].as_array().unwrap();
+    for step in steps {
+        assert_eq!((&step["report"]["good_share"], &step["kept"]), (&json!(1.0), &step["steady"]), "{step}");
+    }
+    assert_eq!(ran.stderr.matches(", p95 of e2e ").count(), steps.len(), "{}", ran.stderr);
     let svg = std::fs::read_to_string(svg).unwrap();
-    assert!(svg.starts_with("<svg") && svg.matches("<title").count() >= 11 * 7, "{svg}");
-    let ran = fake.bench(&[&common[..], &["--slo", "ttft=0.000001ms"]].concat());
+    assert!(svg.starts_with("<svg") && svg.matches("<title").count() >= steps.len() * 7, "{svg}");
+    let ran = fake.bench(&[&common[..], &["--rate", "500", "--duration", "0.01", "--slo", "ttft=0.000001ms"]].concat());
     assert!(ran.stdout.contains("no rate tried lets 90.0% keep ttft at most"), "{}", ran.stdout);
     assert_eq!(ran.stderr.matches(" broken ").count(), 11, "{}", ran.stderr);
 }

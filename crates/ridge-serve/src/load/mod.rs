@@ -21,7 +21,7 @@ pub use client::{Api, Client, RequestFailure, ServerTarget, TimedResponse};
 pub use driver::{LoadRun, RequestOutcome, drive, preflight};
 pub use error::LoadError;
 pub use prompts::{GeneratedPrompt, PromptGenerator, PromptSource};
-pub use report::{LoadReport, Objective};
+pub use report::{LoadReport, Objective, Steadiness};
 pub use stats::SampleSummary;
 pub use sweep::{RateSweep, SweepTrial, sweep};
 pub use trace::{TRACE_BLOCK, TraceRequest, read_trace};

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::driver::{LoadRun, RequestOutcome};
+use super::stats::quantile;
 use super::{SampleSummary, TimedResponse};
 
 /// What an answer must keep to be good; seconds.
@@ -53,6 +54,21 @@ impl Objective {
         within(self.ttft, Some(answer.ttft)) && within(self.tpot, answer.tpot()) && within(self.e2e, Some(answer.e2e))
     }
 
+    /// By name what the `share` of the answers with the lowest values have at most of each time that it limits, in seconds.
+    pub fn attained(&self, run: &LoadRun, share: f64) -> Vec<(&'static str, Option<f64>)> {
+        let at = |name: &str| {
+            let value = |answer: &TimedResponse| match name {
+                "ttft" => Some(answer.ttft),
+                "tpot" => answer.tpot(),
+                _ => Some(answer.e2e),
+            };
+            let mut values: Vec<f64> = run.outcomes.iter().filter_map(|o| value(o.answer.as_ref().ok()?)).collect();
+            values.sort_by(f64::total_cmp);
+            (!values.is_empty()).then(|| quantile(&values, share))
+        };
+        self.limits().map(|(name, _)| (name, at(name))).collect()
+    }
+
     /// Its limits by name, in seconds.
     pub fn limits(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let all = [("ttft", self.ttft), ("tpot", self.tpot), ("e2e", self.e2e)];
@@ -95,6 +111,48 @@ pub struct LoadReport {
     pub late: Option<SampleSummary>,
     /// How many answers keep the objective, if there is one.
     pub good: Option<usize>,
+    /// Whether answers kept up with requests.
+    pub steadiness: Steadiness,
+}
+
+/// Whether answers kept up with requests, in the second half of the time in which requests were sent: by then a server
+/// that cannot has requests that wait, more and more of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Steadiness {
+    /// Requests sent in that time.
+    pub sent: usize,
+    /// Requests that ended in it, whenever they were sent; failures do not count.
+    pub answered: usize,
+    /// Requests under way when it began.
+    pub under_way: usize,
+}
+
+impl Steadiness {
+    /// The share of the load that must be answered.
+    const SHARE: f64 = 0.95;
+
+    fn of(outcomes: &[RequestOutcome]) -> Self {
+        let (Some(first), Some(last)) = (outcomes.first(), outcomes.last()) else { return Self::default() };
+        let (middle, end) = (f64::midpoint(first.sent, last.sent), last.sent);
+        let count = |of: &dyn Fn(&RequestOutcome) -> bool| outcomes.iter().filter(|o| of(o)).count();
+        Self {
+            sent: count(&|o| o.sent > middle),
+            answered: count(&|o| o.answer.is_ok() && o.ended > middle && o.ended <= end),
+            under_way: count(&|o| o.sent <= middle && o.ended > middle),
+        }
+    }
+
+    /// Were 95 % of the requests answered, give or take what random times leave under way?
+    pub fn is_kept(&self) -> bool {
+        // The number of requests under way in a steady state varies as that of a Poisson process; two of its deviations.
+        let leeway = 2.0 * (self.under_way as f64 + 1.0).sqrt();
+        self.answered as f64 + leeway >= Self::SHARE * self.sent as f64
+    }
+
+    /// The share of the load that was answered, above 1 where it caught up.
+    pub fn share(&self) -> f64 {
+        self.answered as f64 / self.sent.max(1) as f64
+    }
 }
 
 impl LoadReport {
@@ -127,6 +185,7 @@ impl LoadReport {
             e2e: of(&|a| Some(a.e2e)),
             late: SampleSummary::of(run.outcomes.iter().filter_map(|o| o.late).collect()),
             good: objective.map(|o| answers.iter().filter(|(_, a)| o.kept_by(a)).count()),
+            steadiness: Steadiness::of(&run.outcomes),
         }
     }
 
@@ -163,6 +222,7 @@ impl LoadReport {
             "requests_per_second": self.rate(self.answered),
             "output_tokens_per_second": self.rate(self.output_tokens),
             "tokens_per_second": self.prompt_tokens.map(|p| self.rate(p + self.output_tokens)),
+            "answered_share_when_steady": self.steadiness.share(),
             "good": self.good,
             "good_share": self.good_share(),
             "goodput_requests_per_second": self.good.map(|good| self.rate(good)),
@@ -234,6 +294,25 @@ mod tests {
         assert_eq!((report.prompt_tokens, report.output_tokens), (Some(20), 6));
         assert_eq!((report.good, report.good_share()), (Some(1), Some(0.2)));
         assert_eq!((report.rate(report.output_tokens), report.offered), (0.6, 1.0));
+    }
+
+    #[test]
+    fn answers_that_fall_behind_are_no_steady_state() {
+        // 100 requests a second for 10 s, each answered after 0.4 s.
+        let steady: Vec<RequestOutcome> = (0..1000).map(|i| answered(i, i as f64 / 100.0, 0.4, 1, 0.0)).collect();
+        let of = Steadiness::of(&steady);
+        assert_eq!((of.sent, of.under_way), (500, 40));
+        assert!(of.is_kept() && (0.95..1.05).contains(&of.share()), "{of:?}");
+        // As many, of which 80 a second are answered.
+        let slow =
+            (0..1000).map(|i| answered(i, i as f64 / 100.0, 0.4 + i as f64 * (1.0 / 80.0 - 1.0 / 100.0), 1, 0.0));
+        let of = Steadiness::of(&slow.collect::<Vec<_>>());
+        assert!(!of.is_kept() && (0.7..0.85).contains(&of.share()), "{of:?}");
+        assert!(!Steadiness::of(&(0..100).map(|i| failed(i, i as f64, "closed")).collect::<Vec<_>>()).is_kept());
+        assert!(Steadiness::of(&[]).is_kept());
+        let run = LoadRun { outcomes: steady, seconds: 10.0 };
+        let attained = Objective::parse("ttft=1s,tpot=1s").unwrap().attained(&run, 0.95);
+        assert_eq!(attained, [("ttft", Some(0.4)), ("tpot", None)]);
     }
 
     #[test]

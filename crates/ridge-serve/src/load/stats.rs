@@ -47,7 +47,7 @@ impl SampleSummary {
 
 /// The quantile `q` of sorted values, at least one, between two of them by linear interpolation (Hyndman and Fan 1996,
 /// definition 7).
-fn quantile(sorted: &[f64], q: f64) -> f64 {
+pub(super) fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
     let (low, share) = (at.floor() as usize, at.fract());
     let high = (low + 1).min(sorted.len() - 1);

@@ -105,14 +105,15 @@ pub(crate) struct ServeBenchArgs {
     )]
     shrink: usize,
 
-    /// Requests to send; with --sweep at each rate [default: 100; those of the trace; as many as --duration allows]
+    /// Requests to send; with --sweep at least so many at each rate [default: 100; those of the trace; as many as --duration
+    /// allows]
     #[arg(
         short = 'N', long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>,
         allow_negative_numbers = true, help_heading = "Load"
     )]
     requests: Option<usize>,
 
-    /// Send no requests after so many seconds
+    /// Send no requests after so many seconds; with --sweep hold each rate for at least so many [default with --sweep: 10]
     #[arg(short, long, value_name = "SECONDS", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     duration: Option<f64>,
 
@@ -171,7 +172,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "LIMITS", value_parser = Objective::parse, help_heading = "Objective")]
     slo: Option<Objective>,
 
-    /// Look for the highest rate at which --attain of the requests are answered within --slo
+    /// Look for the highest rate at which 95 % of the load is answered as it comes, and --attain of the requests within --slo
     #[arg(long, requires = "slo", help_heading = "Objective")]
     sweep: bool,
 
@@ -247,6 +248,8 @@ pub(super) struct ServeBenchSettings {
 }
 
 const REQUESTS: usize = 100;
+/// Seconds for which a sweep holds a rate at least.
+const HOLD: f64 = 10.0;
 const CONCURRENT: usize = 16;
 /// Requests that a duration allows at most: more would not fit into memory.
 pub(super) const MAX_REQUESTS: usize = 10_000_000;
@@ -341,9 +344,20 @@ impl ServeBenchSettings {
                 (times.enumerate().map(|(i, at)| shape(i, at)).collect(), Pace::AtTheirTimes)
             }
             (ArrivalMode::Random { rate }, _) => {
-                let end = self.duration.unwrap_or(f64::INFINITY);
-                let times = Arrivals::new(rate, self.burst, self.seed).take_while(|at| *at < end).take(requests);
-                (times.enumerate().map(|(i, at)| shape(i, Some(at))).collect(), Pace::AtTheirTimes)
+                let arrivals = Arrivals::new(rate, self.burst, self.seed);
+                let times: Vec<f64> = match self.attain {
+                    // A rate is held until both are over.
+                    Some(_) => {
+                        let (least, end) = (self.requests.unwrap_or(REQUESTS), self.duration.unwrap_or(HOLD));
+                        let held = arrivals.enumerate().take_while(|(i, at)| *i < least || *at < end);
+                        held.map(|(_, at)| at).take(MAX_REQUESTS).collect()
+                    }
+                    None => {
+                        let end = self.duration.unwrap_or(f64::INFINITY);
+                        arrivals.take_while(|at| *at < end).take(requests).collect()
+                    }
+                };
+                (times.into_iter().enumerate().map(|(i, at)| shape(i, Some(at))).collect(), Pace::AtTheirTimes)
             }
             (when, _) => {
                 let most = if let ArrivalMode::Concurrent(most) = when { most } else { CONCURRENT };

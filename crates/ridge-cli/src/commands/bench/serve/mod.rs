@@ -84,6 +84,7 @@ fn measure(
 
 fn swept(settings: &ServeBenchSettings, attain: f64) -> Result<LoadMeasurement> {
     let first = if let ArrivalMode::Random { rate } = settings.when { rate } else { 1.0 };
+    let objective = settings.objective.unwrap_or_default();
     let mut steps = Vec::new();
     let found = sweep(first, show::PRECISION, |rate| {
         let mut workload = settings.workload(ArrivalMode::Random { rate });
@@ -93,9 +94,10 @@ fn swept(settings: &ServeBenchSettings, attain: f64) -> Result<LoadMeasurement> 
         }
         // A prompt that was asked before may be in the server's cache.
         workload.first_number = (steps.len() as u64 + 1) << 32;
-        let (_, report) = measure(settings, &workload, "asking")?;
-        let kept = report.good_share().is_some_and(|share| share >= attain);
-        note(&show::step(rate, kept, &report));
+        let (run, report) = measure(settings, &workload, "asking")?;
+        let good = report.good_share().is_some_and(|share| share >= attain);
+        let kept = good && report.steadiness.is_kept();
+        note(&show::step(rate, kept, &report, attain, &objective.attained(&run, attain)));
         steps.push((rate, report));
         Ok(kept)
     })?;

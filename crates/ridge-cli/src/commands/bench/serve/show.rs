@@ -73,7 +73,7 @@ pub(super) fn text(settings: &ServeBenchSettings, measured: &LoadMeasurement) ->
             let attained = settings.attain.map(share).unwrap_or_default();
             text += &match (sweep.highest, sweep.lowest_broken) {
                 (Some(kept), Some(broken)) => format!(
-                    "{} is the highest rate tried at which {attained} keep {limits}; {} is too much\n",
+                    "{} is the highest rate tried that is answered and at which {attained} keep {limits}; {} is too much\n",
                     a_second(kept),
                     a_second(broken)
                 ),
@@ -86,17 +86,26 @@ pub(super) fn text(settings: &ServeBenchSettings, measured: &LoadMeasurement) ->
     }
 }
 
-/// A line of a sweep.
-pub(super) fn step(rate: f64, kept: bool, report: &LoadReport) -> String {
-    let p90 = |s: &Option<SampleSummary>| s.map_or_else(|| "none".to_owned(), |s| Seconds(s.p90).to_string());
+/// A line of a sweep: `attained` has the times that the share `attain` of the answers stayed below.
+pub(super) fn step(
+    rate: f64,
+    kept: bool,
+    report: &LoadReport,
+    attain: f64,
+    attained: &[(&'static str, Option<f64>)],
+) -> String {
+    let time = |(name, value): &(&str, Option<f64>)| {
+        format!("{name} {}", value.map_or_else(|| "none".to_owned(), |value| Seconds(value).to_string()))
+    };
     format!(
-        "{:>9}  {}  {} of {} good, p90 of ttft {}, of tpot {}",
+        "{:>9}  {}  {} of {} good, {} answered, p{} of {}",
         a_second(rate),
         if kept { "kept  " } else { "broken" },
         report.good.unwrap_or(0),
         count(report.requests, "request"),
-        p90(&report.ttft),
-        p90(&report.tpot),
+        share(report.steadiness.share().min(1.0)),
+        ((1e4 * attain).round() / 100.0),
+        attained.iter().map(time).collect::<Vec<_>>().join(", of "),
     )
 }
 
@@ -185,7 +194,7 @@ pub(super) fn object(settings: &ServeBenchSettings, measured: &LoadMeasurement) 
                 "highest_rate": sweep.highest,
                 "lowest_broken_rate": sweep.lowest_broken,
                 "steps": sweep.tried.iter().zip(steps).map(|(tried, (_, report))| json!({
-                    "rate": tried.rate, "kept": tried.kept, "report": report.object(),
+                    "rate": tried.rate, "kept": tried.kept, "steady": report.steadiness.is_kept(), "report": report.object(),
                 })).collect::<Vec<_>>(),
             });
         }
