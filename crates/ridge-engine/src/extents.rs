@@ -3,8 +3,8 @@
 use ridge_graph::Bindings;
 use ridge_models::symbols;
 
-/// The output with the log-probabilities of targets.
-pub(crate) const SCORES: &str = "scores";
+/// The outputs with the log-probabilities of targets, and with the likeliest tokens in their places and theirs.
+pub(crate) const SCORES: [&str; 3] = ["scores", "score_ids", "score_logprobs"];
 
 /// What a step gives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Wanted {
             (true, false) => vec![next],
             (true, true) => vec![next, logprob, "top_ids", "top_logprobs"],
         };
-        outputs.extend(self.scores.then_some(SCORES));
+        outputs.extend(self.scores.then_some(SCORES).into_iter().flatten());
         outputs
     }
 

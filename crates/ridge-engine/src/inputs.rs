@@ -24,13 +24,22 @@ impl RowInputs<'_> {
     /// Enlarges the extents of a step for the lists of the row; by powers of two, so that few buckets serve all lengths.
     pub(crate) fn make_room(&self, extents: &mut Extents, vocab: usize) {
         let sampling = self.sampling;
-        let room = |len: usize| if len == 0 { 0 } else { len.next_power_of_two() };
         extents.biases = extents.biases.max(room(sampling.logit_bias.len()));
         extents.breakers = extents.breakers.max(room(sampling.dry_breakers.len()));
-        extents.top = extents.top.max(sampling.logprobs.map_or(0, |n| room(n as usize).min(vocab)));
+        extents.top = extents.top.max(tops(sampling.logprobs, vocab));
         let words = if self.row.late { vocab.div_ceil(32) } else { self.row.forbidden.len() };
         extents.forbidden = extents.forbidden.max(words);
     }
+}
+
+/// Room for so many items of a row's list.
+fn room(items: usize) -> usize {
+    if items == 0 { 0 } else { items.next_power_of_two() }
+}
+
+/// Room for the likeliest tokens that are asked for.
+pub(crate) fn tops(asked: Option<u32>, vocab: usize) -> usize {
+    asked.map_or(0, |n| room(n as usize).min(vocab))
 }
 
 /// A row of a step as its program has it: the tokens of a sequence, or one candidate behind them.

@@ -81,8 +81,8 @@ pub(crate) struct ReadyBucket {
     fresh: bool,
     /// Positions of [`Wanted::outputs`].
     outputs: Vec<usize>,
-    /// Position of the scores, where they are wanted.
-    scores: Option<usize>,
+    /// Positions of [`SCORES`], where they are wanted.
+    scores: Option<[usize; 3]>,
     /// Bytes that were staged in all.
     bytes: u64,
 }
@@ -145,10 +145,10 @@ impl ReadyBucket {
         Ok(self.bucket.steps().release(ticket, &[(index, masks)])?)
     }
 
-    /// The scores of a complete step, in words; none where they are not wanted.
-    pub(crate) fn scores(&mut self, ticket: &Ticket) -> &[[u8; 4]] {
+    /// The words of output `nth` of [`SCORES`] of a complete step; none where they are not wanted.
+    pub(crate) fn scores(&mut self, ticket: &Ticket, nth: usize) -> &[[u8; 4]] {
         match self.scores {
-            Some(index) => self.bucket.steps().output(ticket, index).as_chunks::<4>().0,
+            Some(indices) => self.bucket.steps().output(ticket, indices[nth]).as_chunks::<4>().0,
             None => &[],
         }
     }
@@ -401,7 +401,13 @@ impl Programs {
         }
         let outputs: Vec<usize> =
             wanted.outputs().into_iter().map(|name| bucket.output_index(name)).collect::<Result<_, _>>()?;
-        let scores = wanted.scores.then(|| bucket.output_index(SCORES)).transpose()?;
+        let scores = match wanted.scores {
+            true => {
+                let [targets, ids, logprobs] = SCORES.map(|name| bucket.output_index(name));
+                Some([targets?, ids?, logprobs?])
+            }
+            false => None,
+        };
         let sent = std::array::from_fn(|_| Vec::new());
         let ready = ReadyBucket { bucket, inputs, sent, fresh: false, outputs, scores, bytes: 0 };
         program.buckets.push(BoundBucket { extents, used: self.uses, kept: false, ready });

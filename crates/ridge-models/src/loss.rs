@@ -32,19 +32,29 @@ pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
 }
 
 /// `graph`, a decoder's, with the step input `targets` as [`with_loss`] has it, and the output `scores`, f32
-/// `[tokens]`: the natural logarithm of the probability that `all_logits` gives each target, 0 where none is asked for.
+/// `[tokens]`: the natural logarithm of the probability that `all_logits` gives each target, 0 where none is asked for;
+/// and `score_ids` and `score_logprobs`, i32 and f32 `[tokens, top]`: the likeliest tokens that might have followed each,
+/// and theirs, likeliest first.
 ///
 /// # Errors
 /// When the graph has no output `all_logits` of `[tokens, vocab]`.
 pub fn with_scores(graph: &Graph) -> GraphResult<Graph> {
     let (mut g, mut outputs) = Builder::reopen(graph.clone());
     let logits = all_logits(&outputs, "scores")?;
-    let scores = g.scoped("scores", |g| {
+    let found = g.scoped("scores", |g| {
         let targets = targets(g)?;
         let losses = g.cross_entropy(logits, targets)?;
-        g.neg(losses)
+        let scores = g.neg(losses)?;
+        let largest = g.reduce_max(logits, 1)?;
+        let below = g.sub(logits, largest)?;
+        let weights = g.exp(below)?;
+        let total = g.reduce_sum(weights, 1)?;
+        let total = g.log(total)?;
+        let total = g.add(total, largest)?;
+        let (top, ids) = g.sort(logits, 1, true, Dim::sym(symbols::TOP))?;
+        g.sub(top, total).map(|logprobs| [scores, ids, logprobs])
     })?;
-    outputs.push(("scores".into(), scores));
+    outputs.extend(["scores", "score_ids", "score_logprobs"].map(str::to_owned).into_iter().zip(found));
     g.finish(outputs)
 }
 

@@ -131,7 +131,7 @@ impl Answers {
                 return Ok(None);
             }
             JobEvent::Prompt { first, n, logprobs } => {
-                self.choices[first..first + n].iter_mut().for_each(|choice| choice.prompt(&logprobs));
+                self.choices[first..first + n].iter_mut().try_for_each(|choice| choice.prompt(&logprobs))?;
                 return Ok(None);
             }
             JobEvent::Failed(error) => return Err(error),

@@ -1,5 +1,6 @@
 //! What every handler may use, and what the server was told.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -65,6 +66,11 @@ pub struct ServeOptions {
     pub drain: Duration,
     /// Write prompts and answers' settings to the log.
     pub log_prompts: bool,
+    /// Share cached prefixes only between requests with the same API key.
+    pub prefixes_by_key: bool,
+    /// How the model writes calls of tools, one of [`tool_call_parsers`](crate::tool_call_parsers), where its chat template
+    /// does not tell.
+    pub tool_call_parser: Option<String>,
 }
 
 impl Default for ServeOptions {
@@ -82,6 +88,8 @@ impl Default for ServeOptions {
             stall: Duration::from_secs(60),
             drain: Duration::from_secs(30),
             log_prompts: false,
+            prefixes_by_key: false,
+            tool_call_parser: None,
         }
     }
 }
@@ -105,6 +113,8 @@ pub(crate) struct App {
     blocking: Semaphore,
     /// Characters that no prompt that fits has.
     longest_prompt: usize,
+    /// What makes the salts of keys unforeseeable.
+    salts: RandomState,
 }
 
 /// The thread that has the device.
@@ -135,7 +145,13 @@ impl App {
             cutting: watch::Sender::new(false),
             body_budget: Semaphore::new(budget),
             blocking: Semaphore::new(BLOCKING),
+            salts: RandomState::new(),
         }
+    }
+
+    /// What requests of this `key` that name `salt` share cached prefixes by.
+    pub(crate) fn salt(&self, salt: u64, key: &str) -> u64 {
+        if self.options.prefixes_by_key { self.salts.hash_one((salt, key)) } else { salt }
     }
 
     /// Cuts all answers that still run.
@@ -181,7 +197,8 @@ impl App {
                 format!("has {} bytes, which cannot fit a context of {} tokens", text.len(), self.model.context);
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) });
         }
-        tokenizer.encode(text, add_special).map_err(|error| ApiError::param(param, error))
+        let named = |error: ApiError| ApiError::param(param, error.message);
+        tokenizer.encode(text, add_special).map_err(|error| named(error.into()))
     }
 
     pub(crate) fn engine(&self) -> ApiResult<&Worker> {

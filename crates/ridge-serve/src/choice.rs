@@ -45,7 +45,7 @@ pub(crate) struct Told {
     /// Not known of the first token of a prompt.
     pub(crate) logprob: Option<f32>,
     pub(crate) top: Vec<(Spelt, f32)>,
-    /// Characters of the text before it.
+    /// Characters of the text before it, that of the prompt included where it is given back.
     pub(crate) offset: usize,
 }
 
@@ -88,10 +88,6 @@ impl Speller {
         Spelt { text, bytes }
     }
 
-    fn is_special(&self, id: u32) -> bool {
-        self.tokenizer.as_ref().is_some_and(|t| t.is_special(id))
-    }
-
     fn text(&self, id: u32) -> Option<String> {
         let tokenizer = self.tokenizer.as_ref()?;
         match &self.anchor {
@@ -108,6 +104,34 @@ enum Text {
     Stream(Box<TextStream>),
     /// There is no tokenizer: ids stand for themselves.
     Ids,
+}
+
+/// Says where in a text, which grows by a token at a time, each begins.
+enum TokenPlaces {
+    Stream(Box<TextStream>, usize),
+    /// There is no tokenizer: ids stand for themselves.
+    Ids(usize),
+}
+
+impl TokenPlaces {
+    /// Of a text behind `prompt`.
+    fn behind(tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> ApiResult<Self> {
+        let Some(tokenizer) = tokenizer else { return Ok(Self::Ids(0)) };
+        let mut stream = TextStream::new(tokenizer, &[]);
+        stream.skip(prompt)?;
+        Ok(Self::Stream(Box::new(stream), 0))
+    }
+
+    /// The characters before the next token, which is `id`. One that only completes a character begins with that.
+    fn next(&mut self, id: u32) -> ApiResult<usize> {
+        let (characters, length) = match self {
+            Self::Stream(stream, characters) => (characters, stream.push(id)?.chars().count()),
+            Self::Ids(characters) => (characters, format!("{id} ").len()),
+        };
+        let before = *characters;
+        *characters += length;
+        Ok(before)
+    }
 }
 
 /// How an answer is taken apart.
@@ -130,8 +154,8 @@ pub(crate) struct AnswerChoice {
     waiting: AnswerPiece,
     /// The tokens of the prompt, where it is given back with log-probabilities.
     echo: Vec<u32>,
-    /// Characters of text so far, held back or not.
-    offset: usize,
+    /// Where tokens stand in the text.
+    places: TokenPlaces,
     /// Tokens so far.
     pub(crate) tokens: usize,
     pub(crate) ended: bool,
@@ -163,33 +187,35 @@ impl AnswerChoice {
             speller,
             waiting: AnswerPiece::default(),
             echo: Vec::new(),
-            offset: 0,
+            places: TokenPlaces::behind(tokenizer, prompt)?,
             tokens: 0,
             ended: false,
         })
     }
 
-    /// This answer behind `prompt`, which is given back as a text of `characters`, with log-probabilities if `told`.
-    #[must_use]
-    pub(crate) fn behind(mut self, prompt: &[u32], characters: usize, told: bool) -> Self {
-        self.offset = characters;
-        if told {
-            self.echo = prompt.to_vec();
-        }
-        self
+    /// This answer behind `prompt`, which is given back with log-probabilities.
+    pub(crate) fn behind(mut self, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> ApiResult<Self> {
+        self.echo = prompt.to_vec();
+        self.places = TokenPlaces::behind(tokenizer, &[])?;
+        Ok(self)
     }
 
     /// The log-probabilities of the prompt's tokens from the second on.
-    pub(crate) fn prompt(&mut self, logprobs: &[f32]) {
-        let mut offset = 0;
-        let logprobs = std::iter::once(None).chain(logprobs.iter().copied().map(Some));
-        for (id, logprob) in std::mem::take(&mut self.echo).into_iter().zip(logprobs) {
-            let token = self.speller.spell(id);
-            // Tokens without text, such as that which begins it, are not in the text that is given back.
-            let length = if self.speller.is_special(id) { 0 } else { token.text.chars().count() };
-            self.waiting.logprobs.push(Told { token, logprob, top: Vec::new(), offset });
-            offset += length;
+    pub(crate) fn prompt(&mut self, logprobs: &[Logprobs]) -> ApiResult<()> {
+        let logprobs = std::iter::once(None).chain(logprobs.iter().map(Some));
+        for (id, logprobs) in std::mem::take(&mut self.echo).into_iter().zip(logprobs) {
+            let told = self.told(id, logprobs)?;
+            self.waiting.logprobs.push(told);
         }
+        Ok(())
+    }
+
+    /// What is told of the next token.
+    fn told(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<Told> {
+        let offset = self.places.next(id)?;
+        let top = logprobs.map_or(&[][..], |l| &l.top).iter();
+        let top = top.map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
+        Ok(Told { token: self.speller.spell(id), logprob: logprobs.map(|l| l.chosen), top, offset })
     }
 
     /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
@@ -200,11 +226,8 @@ impl AnswerChoice {
         self.tokens += 1;
         self.waiting.ids.push(id);
         if let Some(logprobs) = logprobs {
-            let token = self.speller.spell(id);
-            let length = token.text.chars().count();
-            let top = logprobs.top.iter().map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
-            self.waiting.logprobs.push(Told { token, logprob: Some(logprobs.chosen), top, offset: self.offset });
-            self.offset += length;
+            let told = self.told(id, Some(logprobs))?;
+            self.waiting.logprobs.push(told);
         }
         let (text, stopped) = match &mut self.text {
             Text::Stream(stream) => {
@@ -309,7 +332,7 @@ mod tests {
     use ridge_models::ModelFiles;
 
     use super::*;
-    use crate::tools::ToolCallStyle;
+    use crate::tools::{Callable, ToolCallStyle};
 
     fn tokenizer() -> Tokenizer {
         ModelFiles::open(None).unwrap().tokenizer().unwrap()
@@ -346,7 +369,12 @@ mod tests {
     #[test]
     fn one_call_ends_an_answer_that_may_make_but_one() {
         let call = "<tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call>";
-        let parser = || Some(ToolCallParser::new(ToolCallStyle::Hermes, vec!["f".into()]));
+        let parser = || {
+            Some(ToolCallParser::new(
+                ToolCallStyle::Hermes,
+                [Callable { name: "f".into(), parameters: json!({}) }].into(),
+            ))
+        };
         let count =
             |calls: &[ToolOutputPart]| calls.iter().filter(|c| matches!(c, ToolOutputPart::Call { .. })).count();
         let mut both = choice(&[], OutputParsing { parser: parser(), calls_end: true, ..OutputParsing::default() });

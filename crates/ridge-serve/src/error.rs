@@ -143,13 +143,19 @@ impl From<EngineError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
+        // Where the server keeps its files is nothing that clients should read.
         match error {
             // What the template says to whoever sent the conversation.
             TextError::TemplateRefusal { message, .. } => Self::param("messages", message),
-            TextError::Template { .. } | TextError::Value { .. } | TextError::Files(_) => {
-                Self::param("messages", error)
+            TextError::Template { line, problem, .. } => {
+                let line = line.map_or_else(String::new, |line| format!(", line {line}"));
+                Self::param("messages", format!("the model's chat template{line}, cannot render them: {problem}"))
             }
-            error => Self::bad(error.to_string()),
+            TextError::Tokenizer { problem, .. } => Self::bad(format!("the model's tokenizer: {problem}")),
+            error => {
+                tracing::error!(%error, "a text could not be prepared");
+                Self::internal("the text could not be prepared; see the server's log")
+            }
         }
     }
 }
@@ -181,6 +187,17 @@ mod tests {
         let error =
             ApiError::from(EngineError::Setting { name: "min_p", value: "7".into(), why: "must be low".into() });
         assert_eq!((error.param.as_deref(), &*error.message), (Some("min_p"), "min_p: 7: must be low"));
+        let file = "/models/secret/chat_template.jinja".to_owned();
+        let error = ApiError::from(TextError::Template {
+            file,
+            line: Some(3),
+            problem: "'dict object' has no attribute 'x'".into(),
+            remedy: String::new(),
+        });
+        assert_eq!(
+            error.message,
+            "messages: the model's chat template, line 3, cannot render them: 'dict object' has no attribute 'x'"
+        );
         let error = ApiError::from(EngineError::PromptTooLong { prompt: 9, context: 4 });
         assert_eq!(error.code, Some("context_length_exceeded"));
         assert_eq!(ApiError::from(EngineError::NotFinite { position: 1 }).status, StatusCode::INTERNAL_SERVER_ERROR);

@@ -31,4 +31,5 @@ pub use error::ServeError;
 pub use keys::{KEY_VARIABLE, Keys};
 pub use logs::{LogFormat, start_log};
 pub use server::{ReservedAddress, serve};
+pub use tools::tool_call_parsers;
 pub use worker::Floor;

@@ -66,8 +66,16 @@ pub(crate) struct Metrics {
     pub(crate) inter_token: Histogram,
     pub(crate) queue: Histogram,
     pub(crate) end_to_end: Histogram,
+    pub(crate) inference: Histogram,
+    pub(crate) prefill: Histogram,
+    pub(crate) decode: Histogram,
+    /// The mean time between two tokens of an answer.
+    pub(crate) time_per_token: Histogram,
     pub(crate) request_prompt_tokens: Histogram,
     pub(crate) request_generation_tokens: Histogram,
+    pub(crate) request_longest_answer: Histogram,
+    pub(crate) request_answers: Histogram,
+    pub(crate) request_max_tokens: Histogram,
     pub(crate) step: Histogram,
     pub(crate) step_tokens: Histogram,
     /// The floor of a step over the time that it took.
@@ -86,6 +94,7 @@ const SECONDS: &[f64] = &[
 const TOKENS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100_000.0,
 ];
+const ANSWERS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const FRACTIONS: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
 impl Default for Metrics {
@@ -97,8 +106,15 @@ impl Default for Metrics {
             inter_token: seconds(),
             queue: seconds(),
             end_to_end: seconds(),
+            inference: seconds(),
+            prefill: seconds(),
+            decode: seconds(),
+            time_per_token: seconds(),
             request_prompt_tokens: tokens(),
             request_generation_tokens: tokens(),
+            request_longest_answer: tokens(),
+            request_answers: Histogram::new(ANSWERS),
+            request_max_tokens: tokens(),
             step: seconds(),
             step_tokens: tokens(),
             step_roofline: Histogram::new(FRACTIONS),
@@ -166,10 +182,25 @@ impl Metrics {
             ("ridge:inter_token_latency_seconds", "Between two tokens of an answer.", &self.inter_token),
             ("ridge:request_queue_time_seconds", "From a request to its first step.", &self.queue),
             ("ridge:e2e_request_latency_seconds", "From a request to its last token.", &self.end_to_end),
+            ("ridge:request_inference_time_seconds", "From a request's first step to its last token.", &self.inference),
+            ("ridge:request_prefill_time_seconds", "From a request's first step to its first token.", &self.prefill),
+            ("ridge:request_decode_time_seconds", "From a request's first token to its last.", &self.decode),
+            (
+                "ridge:request_time_per_output_token_seconds",
+                "Between two tokens, on average over an answer.",
+                &self.time_per_token,
+            ),
             ("ridge:request_prompt_tokens", "Tokens of a prompt.", &self.request_prompt_tokens),
             ("ridge:request_generation_tokens", "Tokens of an answer.", &self.request_generation_tokens),
+            (
+                "ridge:request_max_num_generation_tokens",
+                "Tokens of a request's longest answer.",
+                &self.request_longest_answer,
+            ),
+            ("ridge:request_params_n", "Answers that a request asks for.", &self.request_answers),
+            ("ridge:request_params_max_tokens", "Tokens that an answer may have.", &self.request_max_tokens),
             ("ridge:step_time_seconds", "A step of the engine.", &self.step),
-            ("ridge:iteration_tokens", "Tokens of a step.", &self.step_tokens),
+            ("ridge:iteration_tokens_total", "Tokens of a step.", &self.step_tokens),
             (
                 "ridge:step_roofline_fraction",
                 "A step's floor by its bytes and FLOPs, over its time.",

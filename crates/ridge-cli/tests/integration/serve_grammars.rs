@@ -1,5 +1,6 @@
 //! `ridge serve` and answers of a form: JSON of a schema, choices, expressions, grammars, calls of tools that must be made.
 
+use crate::common::ridge;
 use crate::common::server::Server;
 use crate::common::tools::{ask, content, tools, with_tools};
 use serde_json::{Value, json};
@@ -36,6 +37,89 @@ fn answers_have_the_form_that_was_asked_for() {
     let object =
         server.post(CHAT, &ask(&json!({ "response_format": { "type": "json_object" }, "max_tokens": 20 }))).json();
     assert!(content(&object).trim_start().starts_with('{'), "{object}");
+}
+
+/// Calls in the notations of several families, whole and streamed; and what is no whole call is text.
+#[test]
+fn calls_are_found_in_each_notation() {
+    let arguments = json!({ "colour": "red", "twice": true });
+    let list = r#"[{"name": "mix", "arguments": {"colour": "red", "twice": true}}]"#;
+    for (parser, text) in [
+        ("granite", format!("<|tool_call|>{list}")),
+        ("phi", format!("functools{list}")),
+        ("hermes", format!("<tool_call>{}</tool_call>", &list[1..list.len() - 1])),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>mix\n```json\n{\"colour\": \"red\", \
+             \"twice\": true}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+                .to_owned(),
+        ),
+        (
+            "qwen3-coder",
+            "<tool_call>\n<function=mix>\n<parameter=colour>\nred\n</parameter>\n<parameter=twice>\ntrue\n</parameter>\n\
+             </function>\n</tool_call>"
+                .to_owned(),
+        ),
+        ("gemma", "<|tool_call>call:mix{colour:<|\"|>red<|\"|>,twice:true}<tool_call|>".to_owned()),
+        ("pythonic", "[mix(colour='red', twice=True)]".to_owned()),
+    ] {
+        let server = Server::start(&["--tool-call-parser", parser]);
+        let body = ask(&json!({ "tools": tools(), "guided_choice": [text], "max_tokens": 400 }));
+        let answer = server.post(CHAT, &body).json();
+        let choice = &answer["choices"][0];
+        let function = &choice["message"]["tool_calls"][0]["function"];
+        let called: Value = serde_json::from_str(function["arguments"].as_str().unwrap_or_default()).unwrap_or_default();
+        assert_eq!((&function["name"], &called), (&json!("mix"), &arguments), "{parser}: {answer}");
+        assert_eq!((&choice["finish_reason"], &choice["message"]["content"]), (&json!("tool_calls"), &Value::Null));
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let events = server.post(CHAT, &streamed).events();
+        let deltas = || events.iter().map(|e| &e["choices"][0]["delta"]);
+        let calls = deltas().filter_map(|d| d["tool_calls"].as_array()).flatten();
+        let same: String = calls.filter_map(|c| c["function"]["arguments"].as_str()).collect();
+        assert_eq!(function["arguments"], same, "{parser}");
+        // A call that is cut is given back as it was written.
+        let cut: String = text.chars().take(text.chars().count() - 3).collect();
+        if !matches!(parser, "phi" | "granite" | "hermes") {
+            let answer = server.post(CHAT, &ask(&json!({ "tools": tools(), "guided_choice": [cut], "max_tokens": 400 })));
+            let message = &answer.json()["choices"][0]["message"];
+            assert!(message["tool_calls"].is_null() || parser == "deepseek", "{parser}: {message}");
+        }
+    }
+    let refused = ridge(&["serve", "--tool-call-parser", "morse"]);
+    assert!(refused.code == 2 && refused.stderr.contains("hermes, granite, phi"), "{}", refused.stderr);
+}
+
+/// What pydantic and zod write can be asked for, and what of it is not enforced is told once, whole or streamed.
+#[test]
+fn schemas_of_libraries_are_taken() {
+    let server = Server::start(&[]);
+    let schemas = crate::common::repository().join("fixtures/schemas");
+    let at =
+        |places: &[&str]| places.iter().map(|p| format!("response_format.json_schema.schema{p}")).collect::<Vec<_>>();
+    let pydantic = at(&[
+        "/$defs/Drawing/properties/tax/anyOf/1/pattern: what it says of the text ahead or behind",
+        "/$defs/Drawing/properties/tags/uniqueItems: items may be equal",
+        "/$defs/Drawing/properties/file/format: there is no grammar for path",
+        "/$defs/Drawing/properties/network/format: there is no grammar for ipv6network",
+    ]);
+    let zod = at(&["/properties/word/pattern: what it says of the text ahead or behind"]);
+    for (name, warnings) in [("pydantic", pydantic), ("zod", zod)] {
+        let schema: Value =
+            serde_json::from_str(&std::fs::read_to_string(schemas.join(format!("{name}.json"))).unwrap()).unwrap();
+        let form = |strict: bool| json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": schema, "strict": strict } });
+        let answer = server.post(CHAT, &ask(&json!({ "response_format": form(false), "max_tokens": 60 })));
+        assert_eq!(answer.status, 200, "{name}: {}", answer.text());
+        assert_eq!(answer.json()["warnings"], json!(warnings), "{name}");
+        assert!(content(&answer.json()).starts_with('{'), "{}", answer.text());
+        let mut streamed = ask(&json!({ "response_format": form(false), "max_tokens": 5 }));
+        streamed["stream"] = json!(true);
+        let told: Vec<Value> =
+            server.post(CHAT, &streamed).events().into_iter().filter(|e| !e["warnings"].is_null()).collect();
+        assert_eq!((told.len(), &told[0]["warnings"]), (1, &json!(warnings)), "{name}");
+        let refused = server.post(CHAT, &ask(&json!({ "response_format": form(true) })));
+        assert_eq!(refused.refused(400), "response_format.json_schema.schema", "{}", refused.text());
+    }
 }
 
 #[test]

@@ -202,6 +202,31 @@ fn prompts_are_scored_without_an_answer() {
     let offsets: Vec<u64> =
         choice["logprobs"]["text_offset"].as_array().unwrap().iter().map(|o| o.as_u64().unwrap()).collect();
     assert!(offsets.is_sorted() && offsets[offsets.len() - 1] < 16, "{offsets:?}");
+    // With the likeliest tokens in their places, among them those that are there, as lm-evaluation-harness reads them.
+    let prompt = "Lily wänt to the park 日本. She";
+    let body = json!({ "prompt": prompt, "max_tokens": 3, "echo": true, "logprobs": 2, "temperature": 0 });
+    let answer = server.post(COMPLETIONS, &body).json();
+    let logprobs = &answer["choices"][0]["logprobs"];
+    let list = |name: &str| logprobs[name].as_array().unwrap().clone();
+    let (tokens, scores, tops, offsets) =
+        (list("tokens"), list("token_logprobs"), list("top_logprobs"), list("text_offset"));
+    assert!(tops[0].is_null() && tops.len() == tokens.len() && offsets.len() == tokens.len(), "{answer}");
+    for (i, top) in tops.iter().enumerate().skip(1) {
+        let top = top.as_object().unwrap();
+        let best = top.values().map(|v| v.as_f64().unwrap()).fold(f64::NEG_INFINITY, f64::max);
+        let own = scores[i].as_f64().unwrap();
+        assert!((1..=3).contains(&top.len()) && best >= own, "{top:?}");
+        // Answers are greedy.
+        assert!(i < tokens.len() - 3 || best == own, "{top:?}");
+    }
+    let text: Vec<char> = answer["choices"][0]["text"].as_str().unwrap().chars().collect();
+    for (token, offset) in tokens.iter().zip(&offsets).skip(1) {
+        let token = token.as_str().unwrap();
+        let at = offset.as_u64().unwrap() as usize;
+        let there: String = text[at..].iter().take(token.chars().count()).collect();
+        // The first has lost its space; bytes of a character stand for the whole of it.
+        assert!(token.contains('\u{fffd}') || at == 0 || there == token, "{token:?} at {at} of {text:?}");
+    }
     server.post(CHAT, &json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 0 })).refused(400);
     let beyond = server.post(COMPLETIONS, &json!({ "prompt": "Once", "max_tokens": 100_000 }));
     assert_eq!(beyond.refused(400), "max_tokens");
@@ -221,4 +246,24 @@ fn one_server_listens_at_several_addresses_and_reads_its_keys_again() {
     server.signal("-HUP");
     server.until("the new key is accepted", |_| with("sk-2") == 400);
     assert_eq!(with("sk-1"), 401);
+}
+
+#[test]
+fn prefixes_can_be_kept_to_the_key_that_they_came_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "one sk-one\ntwo sk-two\n").unwrap();
+    let body = json!({ "prompt": "Lily and Tim went to the park. ".repeat(8), "max_tokens": 2 }).to_string();
+    for (options, shared) in [(&[][..], true), (&["--prefix-cache-by-key"][..], false)] {
+        let server = Server::start(&[&["--api-keys", keys.to_str().unwrap()], options].concat());
+        let cached = |key: &str| {
+            let header = format!("Authorization: Bearer {key}\r\n");
+            let answer = server.post_with(COMPLETIONS, &header, body.as_bytes());
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+        };
+        assert_eq!(cached("sk-one"), 0);
+        assert!(cached("sk-one") > 0);
+        assert_eq!(cached("sk-two") > 0, shared);
+    }
 }

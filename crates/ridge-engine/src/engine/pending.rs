@@ -10,7 +10,7 @@ use crate::blocks::{Blocks, computed};
 use crate::cache::WindowPools;
 use crate::error::{EngineError, Result};
 use crate::extents::{Extents, Wanted};
-use crate::inputs::{Line, RowInputs, expand, fill, masks};
+use crate::inputs::{Line, RowInputs, expand, fill, masks, tops};
 use crate::programs::Programs;
 use crate::sampling::{Logprobs, Sampling};
 
@@ -235,6 +235,8 @@ impl PendingStep {
         let run = &mut self.runs[usize::from(answer)];
         run.tokens.clear();
         let divide = programs.divide();
+        // Of the likeliest tokens in the places of targets.
+        let mut told = 0;
         let mut inputs = recycled(std::mem::take(&mut self.inputs));
         for (at, row) in rows.iter().enumerate() {
             let sequence = from.sequences[row.id.row].as_ref().expect("has blocks reserved");
@@ -251,6 +253,9 @@ impl PendingStep {
             run.tokens.extend_from_slice(row.tokens);
             run.tokens.extend_from_slice(row.candidates);
             let sampling = if row.sample { &sequence.sampling } else { &NOT_SAMPLED };
+            if !row.targets.is_empty() {
+                told = told.max(tops(sequence.sampling.logprobs, from.vocab));
+            }
             let state = sequence.state.of_step(before > 0);
             inputs.push(RowInputs { row, at: row.id.row, blocks: sequence.blocks.len(), sampling, state });
         }
@@ -277,6 +282,7 @@ impl PendingStep {
             extents.table = extents.table.max(line.blocks);
             line.make_room(&mut extents, from.vocab);
         }
+        extents.top = extents.top.max(told);
         extents.table = extents.table.next_power_of_two().max(MIN_TABLE).min(from.table);
         let (wanted, extents) = programs.serving(wanted, extents);
         (run.wanted, run.extents) = (wanted, extents);
@@ -329,11 +335,18 @@ impl PendingStep {
                 (first, line) = (its.end + part.candidates, line + part.lines());
                 let Some(place) = places[part.row] else { continue };
                 let outcome = &mut outcomes[place];
-                if part.targets > 0 {
-                    let scores = &ready.scores(&ticket)[its.clone()][..part.targets];
-                    outcome.scores.extend(scores.iter().map(|word| float(*word)));
-                }
                 let sequence = sequences[outcome.id.row].as_mut().expect("looked up above");
+                if part.targets > 0 {
+                    let asked = sequence.sampling.logprobs.unwrap_or(0) as usize;
+                    for at in its.clone().take(part.targets) {
+                        let chosen = float(ready.scores(&ticket, 0)[at]);
+                        let tops = at * run.extents.top..at * run.extents.top + asked;
+                        let ids = ready.scores(&ticket, 1)[tops.clone()].iter().map(|id| u32::from_le_bytes(*id));
+                        let ids: Vec<u32> = ids.collect();
+                        let logprobs = ready.scores(&ticket, 2)[tops].iter().map(|word| float(*word));
+                        outcome.scores.push(Logprobs { chosen, top: ids.into_iter().zip(logprobs).collect() });
+                    }
+                }
                 let sampled = |nth: usize| u32::try_from(i32::from_le_bytes(run.sampled[row + nth]));
                 let candidates = run.tokens[its.end..first].iter().enumerate();
                 outcome.accepted = candidates.take_while(|(nth, token)| sampled(*nth).as_ref() == Ok(*token)).count();

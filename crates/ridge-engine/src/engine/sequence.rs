@@ -93,8 +93,9 @@ pub struct Outcome {
     pub next: Next,
     /// How probable that is, if the sequence's sampling asks.
     pub logprobs: Option<Logprobs>,
-    /// Natural logarithms of the probabilities of the row's targets.
-    pub scores: Vec<f32>,
+    /// How probable the row's targets were, beside as many of the likeliest tokens in their places as the sequence's
+    /// sampling asks for.
+    pub scores: Vec<Logprobs>,
 }
 
 #[derive(Debug)]

@@ -48,7 +48,7 @@ impl Advance<'_> {
             self.ticket.usage.queued = started - task.arrived;
             self.ticket.usage.cached_tokens = cached;
         }
-        task.take_scores(from, &outcome.scores);
+        task.take_scores(from, outcome.scores);
         task.flying -= usize::from(outcome.next != Next::NotAsked);
         let next = match outcome.next {
             Next::NotAsked => return None,

@@ -3,9 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use llguidance::api::TopLevelGrammar;
+use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
-use llguidance::{CancellationHandle, Matcher, ParserFactory, token_bytes_from_tokenizer_json};
+use llguidance::{
+    CancellationHandle, GrammarBuilder, JsonCompileOptions, Matcher, ParserFactory, token_bytes_from_tokenizer_json,
+};
 use ridge_text::Tokenizer;
 
 use super::request::Constraint;
@@ -86,6 +88,14 @@ impl Grammars {
         let matcher = Matcher::new(Ok(parser)).into_cancellable();
         Ok(Grammar { matcher, words: self.vocab.div_ceil(32), ends: self.ends.clone(), costly: false })
     }
+}
+
+/// Can the regular expression be the `pattern` of a schema that answers are held to? Those that look ahead or behind, or
+/// refer back to what matched before, cannot.
+pub fn is_supported_pattern(pattern: &str) -> bool {
+    let schema = serde_json::json!({ "type": "string", "pattern": pattern });
+    let builder = || GrammarBuilder::new(None, ParserLimits::default());
+    guarded(|| JsonCompileOptions::default().json_to_llg(builder(), schema.clone())).is_ok()
 }
 
 /// What `work` gives; a panic of it is an error like others.

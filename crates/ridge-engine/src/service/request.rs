@@ -48,7 +48,8 @@ pub struct Request {
     pub salt: u64,
     /// What every answer must be.
     pub constraint: Option<Constraint>,
-    /// Tell how probable each token of the prompt was (`echo` with `logprobs`).
+    /// Tell how probable each token of the prompt was (`echo` with `logprobs`), and which were the likeliest, as many as
+    /// [`Sampling::logprobs`] asks for.
     pub prompt_logprobs: bool,
 }
 
@@ -118,8 +119,8 @@ pub struct Event {
 /// cancelled has no further events.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Happened {
-    /// The natural logarithms of the probabilities of the prompt's tokens from the second on, before any token.
-    Prompt(Vec<f32>),
+    /// How probable the prompt's tokens were from the second on, before any token.
+    Prompt(Vec<Logprobs>),
     /// An answer has another token.
     Token {
         /// Which of the request's answers, from 0.

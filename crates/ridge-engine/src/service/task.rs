@@ -9,6 +9,7 @@ use crate::blocks::Prefix;
 use crate::draft::NgramDraft;
 use crate::engine::{Engine, Row, SAMPLED, SequenceId};
 use crate::programs::MAX_CANDIDATES;
+use crate::sampling::Logprobs;
 
 /// One answer on its way: a sequence that runs, or waits to.
 pub(super) struct Task {
@@ -29,8 +30,8 @@ pub(super) struct Task {
     pub(super) started: Option<(Duration, usize)>,
     /// When its last token came.
     pub(super) latest: Option<Duration>,
-    /// Logarithms of the probabilities of the prompt's tokens from the second on, while they are asked for and not told.
-    pub(super) scores: Option<Vec<f32>>,
+    /// How probable the prompt's tokens are from the second on, while that is asked for and not told.
+    pub(super) scores: Option<Vec<Logprobs>>,
     /// Tokens that may not come next, as [`Row::forbidden`] has them.
     pub(super) forbidden: Vec<u32>,
     /// What the answer must be.
@@ -147,11 +148,11 @@ impl Task {
     }
 
     /// Takes over the probabilities of the targets of a step whose first token was number `from`.
-    pub(super) fn take_scores(&mut self, from: usize, new: &[f32]) {
+    pub(super) fn take_scores(&mut self, from: usize, new: Vec<Logprobs>) {
         if let Some(scores) = &mut self.scores
-            && let Some(new) = scores.len().checked_sub(from).and_then(|known| new.get(known..))
+            && let Some(known) = scores.len().checked_sub(from)
         {
-            scores.extend_from_slice(new);
+            scores.extend(new.into_iter().skip(known));
         }
     }
 }

@@ -47,7 +47,8 @@ fn told() -> Sampling {
 fn declared_programs_are_those_that_the_engine_runs() {
     let outputs =
         |engine: &Engine| -> Vec<Vec<String>> { engine.compiled().iter().map(|p| p.outputs().into()).collect() };
-    let (fill, next, scores) = (vec![], vec!["next".to_owned()], vec!["scores".to_owned()]);
+    let [fill, next, scores] = [&[][..], &["next"], &["scores", "score_ids", "score_logprobs"]]
+        .map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
     // Those of prompts, then those of answers: the engine compiled none again but the changes of rows, which have no
     // outputs either.
     let changes = fill.clone();
@@ -166,7 +167,11 @@ fn what_is_asked_of_a_row_that_crosses_the_end_of_its_prompt_is_all_told() {
         let other = start(&mut engine, length);
         for (at, score) in scores.iter().enumerate() {
             let rows = [Row { targets: &next[at..=at], ..row(other, &whole[at..=at]) }];
-            assert_eq!(step(&mut engine, &rows)[0].scores, [*score], "token {at} of a prompt of {length}");
+            assert_eq!(
+                step(&mut engine, &rows)[0].scores,
+                std::slice::from_ref(score),
+                "token {at} of a prompt of {length}"
+            );
         }
     }
 }

@@ -63,7 +63,7 @@ fn encode(text: &str) -> Vec<u32> {
 
 #[derive(Debug, Default)]
 struct Heard {
-    prompt: Vec<f32>,
+    prompt: Vec<Logprobs>,
     answers: BTreeMap<usize, (Vec<u32>, Vec<Logprobs>)>,
     ended: BTreeMap<usize, (Finish, Option<u32>)>,
     done: Option<Usage>,
@@ -285,7 +285,8 @@ fn a_prefix_is_found_under_its_own_salt() {
 fn prompts_are_told_how_probable_they_are() {
     let mut service = service(OPTIONS);
     let prompt = encode(&"Once upon a time, there was a little dog. ".repeat(7));
-    let request = Request { prompt_logprobs: true, ..Request::new(prompt.clone(), 0) };
+    let sampling = Sampling { logprobs: Some(3), ..Sampling::GREEDY };
+    let request = Request { sampling, prompt_logprobs: true, ..Request::new(prompt.clone(), 0) };
     let heard = one(&mut service, request.clone());
     assert!(heard.answers.is_empty() && heard.ended[&0] == (Finish::Length, None));
     assert_eq!(heard.prompt.len(), prompt.len() - 1);
@@ -295,7 +296,12 @@ fn prompts_are_told_how_probable_they_are() {
         let answer = one(&mut service, Request { sampling: asked, ..Request::new(prompt[..at].to_vec(), 1) });
         let top = &answer.answers[&0].1[0].top;
         let said = top.iter().find(|(id, _)| *id == prompt[at]).expect("all are told").1;
-        assert!((said - heard.prompt[at - 1]).abs() < 1e-5, "{said} and {}", heard.prompt[at - 1]);
+        let told = &heard.prompt[at - 1];
+        assert!((said - told.chosen).abs() < 1e-5, "{said} and {}", told.chosen);
+        let ids = |top: &[(u32, f32)]| top.iter().take(3).map(|(id, _)| *id).collect::<Vec<_>>();
+        assert_eq!((told.top.len(), ids(&told.top)), (3, ids(top)));
+        let apart = told.top.iter().zip(top).map(|(a, b)| (a.1 - b.1).abs()).fold(0.0, f32::max);
+        assert!(apart < 1e-5, "{told:?}");
     }
     assert_eq!(one(&mut service, request).prompt, heard.prompt, "what is cached makes no difference");
 }

@@ -9,15 +9,16 @@ use ridge_text::template::Clock;
 use serde_json::{Map, Value, json};
 
 use super::caller::Caller;
-use super::submit::{Echo, Head, fitted, submit, told, usage, with_ending};
+use super::submit::{Head, fitted, submit, told, usage, with_ending};
 use crate::answers::{TokenUsage, WholeAnswer};
-use crate::app::{App, new_id, unix_now};
+use crate::app::{App, new_id};
 use crate::choice::{AnswerPiece, OutputParsing, Told};
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::reasoning::Reasoning;
 use crate::sse::{self, Chunks};
-use crate::tools::{ToolCallParser, ToolCallStyle, ToolOutputPart};
+use crate::tools::{Callable, ToolCallParser, ToolCallStyle, ToolOutputPart};
 use crate::wire::chat::{self, ChatRequest, ToolChoice};
+use crate::wire::messages::Tool;
 use crate::wire::sampling::check_model;
 
 /// A request that is ready for the engine.
@@ -35,7 +36,7 @@ struct PreparedChat {
 #[derive(Clone)]
 struct Calls {
     style: ToolCallStyle,
-    names: Vec<String>,
+    tools: Arc<[Callable]>,
     most: Option<usize>,
     /// Ids of calls as the model's template wants them: Mistral's has nine characters.
     short_ids: bool,
@@ -72,7 +73,7 @@ fn prepare(app: &App, body: &[u8]) -> ApiResult<PreparedChat> {
     let (text, source) = render(app, &request)?;
     let ids = app.encode("messages", &text, request.add_special_tokens)?;
     let prompt = fitted(app, &request.common, "messages", ids)?;
-    let calls = calls(&request, &source)?;
+    let calls = calls(app, &request, &source)?;
     let forced = matches!(request.choice, ToolChoice::Required | ToolChoice::Named(_));
     let thinks = request.separate_reasoning && !forced && Reasoning::is_known_to(&source);
     let end = text.chars().rev().take(64).collect::<Vec<_>>().into_iter().rev().collect();
@@ -80,25 +81,27 @@ fn prepare(app: &App, body: &[u8]) -> ApiResult<PreparedChat> {
 }
 
 /// How calls are found in the answers to a request, if it has tools.
-fn calls(request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
+fn calls(app: &App, request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
     if request.tools.is_empty() {
         return Ok(None);
     }
-    let of_model = ToolCallStyle::of_template(source);
+    let named = app.options.tool_call_parser.as_deref().and_then(ToolCallStyle::named);
+    let of_model = named.or_else(|| ToolCallStyle::of_template(source));
     let short_ids = of_model == Some(ToolCallStyle::Mistral);
     let style = match &request.choice {
         ToolChoice::None => return Ok(None),
         ToolChoice::Required => ToolCallStyle::Array,
         ToolChoice::Named(name) => ToolCallStyle::Arguments(name.clone()),
         ToolChoice::Auto => of_model.ok_or_else(|| {
-            let why = "the model's chat template writes calls in no style that this server reads (Llama 3, Hermes and Qwen, \
-                       Mistral); set tool_choice to none, required or a tool";
+            let why = "the model's chat template does not tell how it writes calls; set tool_choice to none, required or a \
+                       tool, or start the server with --tool-call-parser";
             ApiError::unsupported("tools", why)
         })?,
     };
-    let names = request.tools.iter().map(|t| t.name.clone()).collect();
+    let callable = |tool: &Tool| Callable { name: tool.name.clone(), parameters: tool.parameters.clone() };
+    let tools = request.tools.iter().map(callable).collect();
     let most = (!request.parallel_calls).then_some(1);
-    Ok(Some(Calls { style, names, most, short_ids }))
+    Ok(Some(Calls { style, tools, most, short_ids }))
 }
 
 pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiResult<Response<Body>> {
@@ -109,17 +112,17 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
     caller.log(app, &common, prompt.len());
     let apart = || OutputParsing {
         reasoning: thinks.then(|| Reasoning::after(&end)),
-        parser: calls.as_ref().map(|c| ToolCallParser::new(c.style.clone(), c.names.clone())),
+        parser: calls.as_ref().map(|c| ToolCallParser::new(c.style.clone(), Arc::clone(&c.tools))),
         most_calls: calls.as_ref().and_then(|c| c.most),
         // A call that the client named is an answer like any other, as with OpenAI.
         calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, ToolCallStyle::Arguments(_))),
     };
     let prompts = [prompt];
-    let mut answers = submit(app, caller, &common, &prompts, common.n, Echo::default(), apart).await?;
+    let mut answers = submit(app, caller, &common, &prompts, common.n, false, apart).await?;
     let [prompt] = prompts;
     let object = if common.stream { "chat.completion.chunk" } else { "chat.completion" };
     let mut writer = ChatWriter {
-        head: Head { id: new_id("chatcmpl-"), object, created: unix_now(), model: app.model.name.clone() },
+        head: Head::new("chatcmpl-", object, app, &common),
         n: common.n,
         tell: common.sampling.logprobs.is_some(),
         ids: common.return_token_ids.then_some(prompt),
@@ -180,7 +183,7 @@ impl ChatWriter {
         with_ending(choice, whole.ending.as_ref())
     }
 
-    fn chunk(&self, choice: Value) -> Value {
+    fn chunk(&mut self, choice: Value) -> Value {
         let mut map = self.head.with(vec![choice]);
         if self.include_usage {
             map.insert("usage".to_owned(), Value::Null);
@@ -200,6 +203,7 @@ fn logprobs(all: &[Told]) -> Value {
 
 impl Chunks for ChatWriter {
     fn first(&mut self) -> Vec<Value> {
+        let n = self.n;
         let first = |index: usize| {
             let delta = json!({ "role": "assistant", "content": "" });
             let choice = json!({ "index": index, "delta": delta, "logprobs": null, "finish_reason": null });
@@ -209,7 +213,7 @@ impl Chunks for ChatWriter {
             }
             chunk
         };
-        (0..self.n).map(first).collect()
+        (0..n).map(first).collect()
     }
 
     fn piece(&mut self, index: usize, piece: AnswerPiece, _: TokenUsage) -> Vec<Value> {

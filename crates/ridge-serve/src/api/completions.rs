@@ -7,9 +7,9 @@ use axum::http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::caller::Caller;
-use super::submit::{Echo, Head, finite, fitted, submit, usage, with_ending};
+use super::submit::{Head, finite, fitted, submit, usage, with_ending};
 use crate::answers::{TokenUsage, WholeAnswer};
-use crate::app::{App, new_id, unix_now};
+use crate::app::App;
 use crate::choice::{AnswerPiece, OutputParsing, Told};
 use crate::error::{ApiResult, json_response};
 use crate::sse::{self, Chunks};
@@ -56,10 +56,9 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
         // The best are known by their probabilities.
         request.common.sampling.logprobs.get_or_insert(0);
     }
-    let head =
-        Head { id: new_id("cmpl-"), object: "text_completion", created: unix_now(), model: app.model.name.clone() };
-    let echo = Echo { texts: &echoes, told: request.echo && tell };
-    let mut answers = submit(app, caller, &request.common, &prompts, best_of, echo, OutputParsing::default).await?;
+    let head = Head::new("cmpl-", "text_completion", app, &request.common);
+    let told = request.echo && tell;
+    let mut answers = submit(app, caller, &request.common, &prompts, best_of, told, OutputParsing::default).await?;
     let common = request.common;
     let mut writer = CompletionWriter {
         head,
@@ -132,7 +131,7 @@ impl CompletionWriter {
         with_ending(choice, piece.ending.as_ref())
     }
 
-    fn chunk(&self, choices: Vec<Value>) -> Value {
+    fn chunk(&mut self, choices: Vec<Value>) -> Value {
         let mut map = self.head.with(choices);
         if self.include_usage {
             map.insert("usage".to_owned(), Value::Null);

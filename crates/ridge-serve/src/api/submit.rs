@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use super::caller::Caller;
 use crate::answers::{Answers, TokenUsage};
-use crate::app::App;
+use crate::app::{App, new_id, unix_now};
 use crate::choice::{AnswerChoice, Ending, OutputParsing, Spelt};
 use crate::error::{ApiError, ApiResult};
 use crate::wire::constraint::Form;
@@ -46,21 +46,15 @@ fn max_tokens(app: &App, common: &CommonParams, prompt: usize) -> usize {
 /// Answers to one request at most, over all of its prompts.
 const MOST_ANSWERS: usize = 1024;
 
-/// What is given back of prompts: their texts, where they are, and whether their log-probabilities are told.
-#[derive(Default)]
-pub(super) struct Echo<'a> {
-    pub(super) texts: &'a [String],
-    pub(super) told: bool,
-}
-
-/// Hands the prompts to the engine, each for `n` answers. `apart` says how an answer to a prompt is taken apart.
+/// Hands the prompts to the engine, each for `n` answers. `told` asks how probable their tokens are, `apart` says how an
+/// answer to a prompt is taken apart.
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: &Caller,
     common: &CommonParams,
     prompts: &[Vec<u32>],
     n: usize,
-    echo: Echo<'_>,
+    told: bool,
     apart: impl Fn() -> OutputParsing,
 ) -> ApiResult<Answers> {
     let worker = app.engine()?;
@@ -78,13 +72,13 @@ pub(super) async fn submit(
     let eos: &[u32] = if common.ignore_eos { &[] } else { &app.model.eos };
     let stop_tokens: Arc<[u32]> = eos.iter().chain(&common.stop_tokens).copied().collect();
     let tenant = Arc::clone(&caller.holder.0);
-    for (i, prompt) in prompts.iter().enumerate() {
+    let tokenizer = app.model.tokenizer.as_ref();
+    for prompt in prompts {
         let first = choices.len();
-        let characters = echo.texts.get(i).map_or(0, |text| text.chars().count());
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
-            let choice = AnswerChoice::new(app.model.tokenizer.as_ref(), prompt, &common.stops, apart(), speller)?;
-            choices.push(choice.behind(prompt, characters, echo.told));
+            let choice = AnswerChoice::new(tokenizer, prompt, &common.stops, apart(), speller)?;
+            choices.push(if told { choice.behind(tokenizer, prompt)? } else { choice });
         }
         let job = Request {
             sampling: common.sampling.clone(),
@@ -94,9 +88,9 @@ pub(super) async fn submit(
             priority: common.priority,
             targets: common.targets,
             tenant: Arc::clone(&tenant),
-            salt: common.salt,
-            constraint: common.form.as_ref().map(|(_, form)| constraint(form)),
-            prompt_logprobs: echo.told,
+            salt: app.salt(common.salt, &tenant),
+            constraint: common.form.as_ref().map(|asked| constraint(&asked.form)),
+            prompt_logprobs: told,
             ..Request::new(prompt.clone(), max_tokens(app, common, prompt.len()))
         };
         submitted.push(worker.submit(job, first, events.clone())?);
@@ -132,9 +126,9 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
 fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
-        (Some((param, _)), Some(engines)) if FORMS.contains(&engines.as_str()) => {
-            let message = error.message.replacen(engines, param, 1);
-            ApiError { message, param: Some(param.clone()), ..error }
+        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => {
+            let message = error.message.replacen(engines, &asked.param, 1);
+            ApiError { message, param: Some(asked.param.clone()), ..error }
         }
         _ => error,
     }
@@ -147,10 +141,17 @@ pub(super) struct Head {
     pub(super) object: &'static str,
     pub(super) created: u64,
     pub(super) model: String,
+    /// What the caller should know, told once: what of a schema is not enforced.
+    pub(super) warnings: Vec<String>,
 }
 
 impl Head {
-    pub(super) fn with(&self, choices: Vec<Value>) -> Map<String, Value> {
+    pub(super) fn new(prefix: &str, object: &'static str, app: &App, common: &CommonParams) -> Self {
+        let warnings = common.form.as_ref().map_or_else(Vec::new, |asked| asked.left_out.clone());
+        Self { id: new_id(prefix), object, created: unix_now(), model: app.model.name.clone(), warnings }
+    }
+
+    pub(super) fn with(&mut self, choices: Vec<Value>) -> Map<String, Value> {
         let mut map = Map::new();
         map.insert("id".to_owned(), json!(self.id));
         map.insert("object".to_owned(), json!(self.object));
@@ -158,6 +159,9 @@ impl Head {
         map.insert("model".to_owned(), json!(self.model));
         map.insert("system_fingerprint".to_owned(), json!(concat!("ridge-", env!("CARGO_PKG_VERSION"))));
         map.insert("choices".to_owned(), Value::Array(choices));
+        if !self.warnings.is_empty() {
+            map.insert("warnings".to_owned(), json!(std::mem::take(&mut self.warnings)));
+        }
         map
     }
 }

@@ -43,11 +43,6 @@ impl Call {
         Self { name: Some(name), bare: true, ..Self::new() }
     }
 
-    /// Is the name out?
-    pub(super) fn announced(&self) -> bool {
-        self.announced
-    }
-
     /// Has the call ended?
     pub(super) fn done(&self) -> bool {
         self.scan.done()

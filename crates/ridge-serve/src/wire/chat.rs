@@ -3,7 +3,7 @@
 use ridge_text::template::Data;
 use serde_json::{Map, Value, json};
 
-use super::constraint::Form;
+use super::constraint::{Asked, Form};
 use super::fields::{RequestFields, shown, wrong};
 use super::messages::{self, Tool};
 use super::sampling::{self, CommonParams, MOST_LOGPROBS};
@@ -78,16 +78,20 @@ impl ChatRequest {
         }
         let schema = match &choice {
             ToolChoice::None | ToolChoice::Auto => None,
-            ToolChoice::Required => Some(one_or_more_of(&self.tools, self.parallel_calls)),
+            ToolChoice::Required => {
+                let left_out = self.tools.iter().flat_map(|tool| tool.left_out.clone()).collect();
+                Some((one_or_more_of(&self.tools, self.parallel_calls), left_out))
+            }
             ToolChoice::Named(name) => {
-                self.tools.iter().find(|tool| tool.name == *name).map(|tool| tool.parameters.clone())
+                let tool = self.tools.iter().find(|tool| tool.name == *name);
+                tool.map(|tool| (tool.parameters.clone(), tool.left_out.clone()))
             }
         };
-        if let Some(schema) = schema {
-            if let Some((param, _)) = &self.common.form {
-                return Err(ApiError::param(param.as_str(), "excludes a tool_choice that must call a tool"));
+        if let Some((schema, left_out)) = schema {
+            if let Some(asked) = &self.common.form {
+                return Err(ApiError::param(asked.param.as_str(), "excludes a tool_choice that must call a tool"));
             }
-            self.common.form = Some(("tools".to_owned(), Form::Schema(schema)));
+            self.common.form = Some(Asked { param: "tools".to_owned(), form: Form::Schema(schema), left_out });
         }
         self.choice = choice;
         Ok(self)
@@ -223,11 +227,13 @@ mod tests {
     fn tools_that_must_be_called_fix_the_form() {
         assert_eq!(chat(TOOLS).unwrap().choice, ToolChoice::Auto);
         let required = chat(&format!(r#"{TOOLS}, "tool_choice": "required""#)).unwrap();
-        assert!(matches!(required.common.form, Some((_, Form::Schema(schema))) if schema["minItems"] == 1));
+        assert!(
+            matches!(required.common.form, Some(Asked { form: Form::Schema(schema), .. }) if schema["minItems"] == 1)
+        );
         let named = r#", "tool_choice": {"type": "function", "function": {"name": "f"}}"#;
         let named = chat(&format!("{TOOLS}{named}")).unwrap();
         assert_eq!(named.choice, ToolChoice::Named("f".into()));
-        assert_eq!(named.common.form, Some(("tools".into(), Form::Schema(json!({ "a": 1 })))));
+        assert_eq!(named.common.form.unwrap().form, Form::Schema(json!({ "a": 1 })));
     }
 
     #[test]

@@ -45,10 +45,6 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
     if best_of > common.n && common.stream {
         return Err(ApiError::unsupported("best_of", "cannot be streamed, for the best is known at the end"));
     }
-    if echo && logprobs.is_some_and(|n| n > 0) {
-        let why = "what else a prompt's tokens might have been is not told; with echo, give 0";
-        return Err(ApiError::unsupported("logprobs", why));
-    }
     fields.only("suffix", &[json!("")], "is not supported: this server does not fill in")?;
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
     fields.done()?;
@@ -99,7 +95,6 @@ mod tests {
             (r#"{"prompt": [1e20]}"#, "prompt[0]"),
             (r#"{"prompt": "a", "best_of": 1, "n": 2}"#, "best_of"),
             (r#"{"prompt": "a", "best_of": 2, "stream": true}"#, "best_of"),
-            (r#"{"prompt": "a", "echo": true, "logprobs": 1}"#, "logprobs"),
             (r#"{"prompt": "a", "suffix": "b"}"#, "suffix"),
             (r#"{"prompt": "a", "logprobs": 21}"#, "logprobs"),
             (r#"{"prompt": "a", "messages": []}"#, "messages"),

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{RequestFields, shown, wrong};
+use super::schema::{Enforceable, enforceable};
 use crate::error::{ApiError, ApiResult};
 
 /// The form that an answer must have.
@@ -34,60 +35,79 @@ impl Form {
     }
 }
 
-/// The form asked for and the parameter that asked for it.
-pub(crate) type Asked = Option<(String, Form)>;
+/// The form asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Asked {
+    /// The parameter that asked for it.
+    pub(crate) param: String,
+    pub(crate) form: Form,
+    /// What of it is not enforced.
+    pub(crate) left_out: Vec<String>,
+}
+
+impl Asked {
+    fn new(param: String, form: Form) -> Self {
+        Self { param, form, left_out: Vec::new() }
+    }
+
+    /// JSON of a schema, to the letter if that is asked for.
+    fn of_schema(param: String, place: &str, schema: Value, strict: bool) -> ApiResult<Self> {
+        let Enforceable { schema, left_out } = checked(place, schema, strict)?;
+        Ok(Self { param, form: Form::Schema(schema), left_out })
+    }
+}
 
 /// Reads the parameters that ask for a form; at most one may.
-pub(crate) fn read(fields: &mut RequestFields) -> ApiResult<Asked> {
+pub(crate) fn read(fields: &mut RequestFields) -> ApiResult<Option<Asked>> {
     let mut asked = Vec::new();
     if let Some(format) = fields.object("response_format")? {
-        asked.extend(response_format(format)?.map(|form| ("response_format".to_owned(), form)));
+        asked.extend(response_format(format)?);
     }
     guided(fields, ["guided_json", "guided_regex", "guided_choice", "guided_grammar"], &mut asked)?;
     if let Some(mut inner) = fields.object("structured_outputs")? {
         guided(&mut inner, ["json", "regex", "choice", "grammar"], &mut asked)?;
         if inner.bool("json_object")? == Some(true) {
-            asked.push((inner.name("json_object"), Form::Object));
+            asked.push(Asked::new(inner.name("json_object"), Form::Object));
         }
         inner.done()?;
     }
-    for (name, form) in &asked {
+    for Asked { param, form, .. } in &asked {
         let bytes = form.bytes();
         if bytes > LONGEST {
-            return Err(ApiError::param(name.as_str(), format!("has {bytes} bytes, and may have {LONGEST}")));
+            return Err(ApiError::param(param.as_str(), format!("has {bytes} bytes, and may have {LONGEST}")));
         }
     }
     match asked.as_slice() {
-        [(first, _), (second, _), ..] => {
+        [Asked { param: first, .. }, Asked { param: second, .. }, ..] => {
             Err(ApiError::param(second.as_str(), format!("excludes {first}: an answer has one form")))
         }
         _ => Ok(asked.pop()),
     }
 }
 
-fn response_format(mut format: RequestFields) -> ApiResult<Option<Form>> {
+fn response_format(mut format: RequestFields) -> ApiResult<Option<Asked>> {
+    let param = || "response_format".to_owned();
     let kind = format.one_of("type", &["text", "json_object", "json_schema"])?;
     let form = match format.needed("type", kind)? {
         "text" => None,
-        "json_object" => Some(Form::Object),
+        "json_object" => Some(Asked::new(param(), Form::Object)),
         _ => {
             let described = format.object("json_schema")?;
             let mut described = format.needed("json_schema", described)?;
             described.text("name")?;
             described.text("description")?;
-            // Answers are always held to the schema, to the letter.
-            described.bool("strict")?;
+            let strict = described.bool("strict")?.unwrap_or(false);
             let schema = described.take("schema").unwrap_or_else(|| json!({ "type": "object" }));
-            let schema = is_schema(&described.name("schema"), schema)?;
+            let asked = Asked::of_schema(param(), &described.name("schema"), schema, strict)?;
             described.done()?;
-            Some(Form::Schema(schema))
+            Some(asked)
         }
     };
     format.done()?;
     Ok(form)
 }
 
-fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<(String, Form)>) -> ApiResult<()> {
+fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<Asked>) -> ApiResult<()> {
     let [json, regex, choice, grammar] = names;
     if let Some(value) = fields.take(json) {
         let name = fields.name(json);
@@ -97,10 +117,10 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
                 .map_err(|error| ApiError::param(&name, format!("the string is not valid JSON: {error}")))?,
             other => other,
         };
-        asked.push((name.clone(), Form::Schema(is_schema(&name, schema)?)));
+        asked.push(Asked::of_schema(name.clone(), &name, schema, false)?);
     }
     if let Some(text) = fields.text(regex)? {
-        asked.push((fields.name(regex), Form::Regex(text)));
+        asked.push(Asked::new(fields.name(regex), Form::Regex(text)));
     }
     if let Some(list) = fields.list(choice)? {
         let name = fields.name(choice);
@@ -112,39 +132,37 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
         if texts.is_empty() {
             return Err(ApiError::param(name, "must have at least one text"));
         }
-        asked.push((name, Form::Choice(texts)));
+        asked.push(Asked::new(name, Form::Choice(texts)));
     }
     if let Some(text) = fields.text(grammar)? {
-        asked.push((fields.name(grammar), Form::Grammar(text)));
+        asked.push(Asked::new(fields.name(grammar), Form::Grammar(text)));
     }
     Ok(())
 }
 
-/// A schema is an object or a truth value; what it says is for the engine to read. Settings of the grammar library are
-/// the server's: they are removed.
-pub(crate) fn is_schema(place: &str, mut value: Value) -> ApiResult<Value> {
-    fn remove_settings(value: &mut Value) {
-        match value {
-            Value::Object(map) => {
-                map.shift_remove("x-guidance");
-                map.values_mut().for_each(remove_settings);
-            }
-            Value::Array(list) => list.iter_mut().for_each(remove_settings),
-            _ => {}
-        }
+/// The schema at `place`, an object or a truth value, as it can be enforced; with `strict` it must be, wholly.
+pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enforceable> {
+    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
+        return Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(&schema))));
     }
-    remove_settings(&mut value);
-    match value {
-        Value::Object(_) | Value::Bool(_) => Ok(value),
-        other => Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(&other)))),
+    let bytes = schema.to_string().len();
+    if bytes > LONGEST {
+        return Err(ApiError::param(place, format!("has {bytes} bytes, and may have {LONGEST}")));
     }
+    let Enforceable { schema, left_out } = enforceable(schema);
+    let left_out: Vec<String> = left_out.into_iter().map(|each| format!("{place}{each}")).collect();
+    if strict && !left_out.is_empty() {
+        let why = format!("cannot be enforced as strict asks: {}; without strict, the rest is", left_out.join("; "));
+        return Err(ApiError::param(place, why));
+    }
+    Ok(Enforceable { schema, left_out })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(text: &str) -> ApiResult<Asked> {
+    fn asked(text: &str) -> ApiResult<Option<Asked>> {
         let mut fields = RequestFields::body(text.as_bytes())?;
         let asked = read(&mut fields)?;
         fields.done()?;
@@ -165,7 +183,7 @@ mod tests {
             (r#"{"structured_outputs": {"choice": ["a"]}}"#, Some(Form::Choice(vec!["a".into()]))),
             (r#"{"guided_grammar": "start: \"a\""}"#, Some(Form::Grammar("start: \"a\"".into()))),
         ] {
-            assert_eq!(asked(text).unwrap().map(|(_, form)| form), form, "{text}");
+            assert_eq!(asked(text).unwrap().map(|asked| asked.form), form, "{text}");
         }
     }
 
@@ -173,9 +191,23 @@ mod tests {
     fn settings_of_the_grammar_library_are_the_servers() {
         let text = r#"{"guided_json": {"x-guidance": {"lenient": true}, "properties": {"a": {"x-guidance": {}}}}}"#;
         assert_eq!(
-            asked(text).unwrap().map(|(_, form)| form),
+            asked(text).unwrap().map(|asked| asked.form),
             Some(Form::Schema(json!({ "properties": { "a": {} } })))
         );
+    }
+
+    #[test]
+    fn what_is_not_enforced_is_told_or_refused() {
+        let asked = |strict: bool| {
+            let schema = json!({ "type": "array", "uniqueItems": true });
+            let format = json!({ "type": "json_schema", "json_schema": { "schema": schema, "strict": strict } });
+            asked(&json!({ "response_format": format }).to_string())
+        };
+        let told = "response_format.json_schema.schema/uniqueItems: items may be equal";
+        assert_eq!(asked(false).unwrap().unwrap().left_out, [told]);
+        let refused = asked(true).unwrap_err();
+        assert_eq!(refused.param.as_deref(), Some("response_format.json_schema.schema"));
+        assert!(refused.message.contains(told), "{}", refused.message);
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod constraint;
 pub(crate) mod fields;
 pub(crate) mod messages;
 pub(crate) mod sampling;
+mod schema;
 
 #[cfg(test)]
 mod tests {

@@ -38,7 +38,7 @@ pub(crate) struct CommonParams {
     pub(crate) ignore_eos: bool,
     /// Keep the last tokens of the prompt alone.
     pub(crate) truncate: Option<usize>,
-    pub(crate) form: Asked,
+    pub(crate) form: Option<Asked>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) priority: i32,

@@ -33,7 +33,7 @@ pub(crate) enum JobEvent {
     Prompt {
         first: usize,
         n: usize,
-        logprobs: Vec<f32>,
+        logprobs: Vec<Logprobs>,
     },
 }
 

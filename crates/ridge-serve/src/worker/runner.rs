@@ -22,6 +22,7 @@ struct RunningJob {
     cut: Arc<OnceLock<ApiError>>,
     came: Instant,
     prompt_tokens: usize,
+    max_tokens: usize,
     answers: Vec<AnswerTiming>,
     began: bool,
 }
@@ -120,7 +121,7 @@ impl Runner {
 
     fn submit(&mut self, submit: JobSubmission) {
         let JobSubmission { job, id, first, came, events, cut, reply } = submit;
-        let (n, prompt_tokens) = (job.n, job.prompt.len());
+        let (n, prompt_tokens, max_tokens) = (job.n, job.prompt.len(), job.max_tokens);
         let outcome = self.service.submit(job, came.saturating_duration_since(self.shared.started));
         let request = match outcome {
             Ok(request) => request,
@@ -135,7 +136,7 @@ impl Runner {
             return;
         }
         let answers = vec![AnswerTiming { tokens: 0, first: came, last: came }; n];
-        let entry = RunningJob { job: id, first, events, cut, came, prompt_tokens, answers, began: false };
+        let entry = RunningJob { job: id, first, events, cut, came, prompt_tokens, max_tokens, answers, began: false };
         self.entries.insert(request, entry);
         self.ids.insert(id, request);
     }
@@ -222,17 +223,27 @@ fn deliver(entry: &mut RunningJob, what: Happened, shared: &SharedEngineState) -
             let answer = entry.answers[choice];
             metrics.end_to_end.observe(entry.came.elapsed().as_secs_f64());
             metrics.request_generation_tokens.observe(answer.tokens as f64);
-            shared.live.answer(AnswerSeen {
-                at: shared.started.elapsed(),
-                ttft: answer.first - entry.came,
-                tpot: (answer.tokens > 1).then(|| (answer.last - answer.first) / (answer.tokens as u32 - 1)),
-                tokens: answer.tokens,
-            });
+            let tpot = (answer.tokens > 1).then(|| (answer.last - answer.first) / (answer.tokens as u32 - 1));
+            tpot.into_iter().for_each(|tpot| metrics.time_per_token.observe(tpot.as_secs_f64()));
+            let (at, ttft) = (shared.started.elapsed(), answer.first - entry.came);
+            shared.live.answer(AnswerSeen { at, ttft, tpot, tokens: answer.tokens });
             JobEvent::End { choice: entry.first + choice, reason, by: stop_token }
         }
         Happened::Done(usage) => {
             metrics.queue.observe(usage.queued.as_secs_f64());
             metrics.request_prompt_tokens.observe(entry.prompt_tokens as f64);
+            metrics.request_answers.observe(entry.answers.len() as f64);
+            metrics.request_max_tokens.observe(entry.max_tokens as f64);
+            let longest = entry.answers.iter().map(|answer| answer.tokens).max().unwrap_or(0);
+            metrics.request_longest_answer.observe(longest as f64);
+            // Of answers that have tokens.
+            let answers = || entry.answers.iter().filter(|answer| answer.tokens > 0);
+            if let (Some(first), Some(last)) = (answers().map(|a| a.first).min(), answers().map(|a| a.last).max()) {
+                let began = entry.came + usage.queued;
+                metrics.prefill.observe(first.saturating_duration_since(began).as_secs_f64());
+                metrics.decode.observe((last - first).as_secs_f64());
+                metrics.inference.observe(last.saturating_duration_since(began).as_secs_f64());
+            }
             JobEvent::Cached(usage.cached_tokens)
         }
         Happened::Failed(why) => {

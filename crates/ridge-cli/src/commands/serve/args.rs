@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use ridge_engine::service::Policy;
 use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
@@ -45,6 +46,10 @@ pub(crate) struct ServeArgs {
     /// Take this chat template in place of the model's
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
+
+    /// How the model writes calls of tools [default: as its chat template tells]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ridge_serve::tool_call_parsers()))]
+    pub(super) tool_call_parser: Option<String>,
 
     /// Address to listen at; 0.0.0.0 is every address of this machine; may be given several times
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
@@ -99,6 +104,11 @@ pub(crate) struct ServeArgs {
     /// Compute every prompt anew, even if the cache holds a prefix of it
     #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
+
+    /// Share cached prefixes only between requests with the same API key, so that none can find out by timing what others
+    /// asked
+    #[arg(long, conflicts_with = "no_prefix_cache", help_heading = "Running")]
+    pub(super) prefix_cache_by_key: bool,
 
     /// Propose up to this many next tokens from what an answer or its prompt said before, and check them in one step: the
     /// same text in fewer steps where it repeats itself; 0 proposes none
@@ -258,6 +268,8 @@ impl ServeArgs {
             stall: seconds(self.stall_timeout),
             drain: seconds(self.drain_timeout),
             log_prompts: self.log_prompts,
+            prefixes_by_key: self.prefix_cache_by_key,
+            tool_call_parser: self.tool_call_parser.clone(),
         })
     }
 }

@@ -304,6 +304,10 @@ impl Step {
                 let row = row_of(line).expect("a token with a target has a row");
                 let cache = said(row, before[line] + at - starts[line] as usize + 1);
                 put("scores", at, score(&cache, target).to_le_bytes());
+                for i in 0..self.top {
+                    put("score_ids", at * self.top + i, (i as i32).to_le_bytes());
+                    put("score_logprobs", at * self.top + i, score(&cache, i as u32).to_le_bytes());
+                }
             }
         }
         let mut accepted: Vec<Option<i32>> = vec![None; self.rows];

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ridge_engine::service::{
     BlockUse, Constraint, Event, Happened, Policy, Refused, Request, RequestId, Service, ServiceOptions, Stats, Targets,
 };
-use ridge_engine::{EngineOptions, Finish, Made, Ngram, Sampling, row_widths};
+use ridge_engine::{EngineOptions, Finish, Logprobs, Made, Ngram, Sampling, row_widths};
 use ridge_graph::FormatRef;
 use ridge_graph::passes::Activations;
 use ridge_models::{BuildOptions, Model, ModelFiles, RowTables, WeightSource};
@@ -79,7 +79,7 @@ struct Open {
     request: Request,
     answers: Vec<Vec<u32>>,
     ended: Vec<Option<(Finish, Option<u32>)>>,
-    prompt: Option<Vec<f32>>,
+    prompt: Option<Vec<Logprobs>>,
     /// Answers that the user ended.
     stopped: Vec<usize>,
     submitted: u64,
@@ -401,8 +401,12 @@ impl World {
         let context = self.options.engine.context.min(blocks);
         if let Some(scores) = &open.prompt {
             let kept = cache(&request.prompt, request.prompt.len());
-            let alone: Vec<f32> = (1..kept.len()).map(|i| score(&kept[..i], request.prompt[i])).collect();
-            assert_eq!(*scores, alone);
+            let tops = request.sampling.logprobs.unwrap_or(0);
+            let alone = |i: usize| Logprobs {
+                chosen: score(&kept[..i], request.prompt[i]),
+                top: (0..tops).map(|token| (token, score(&kept[..i], token))).collect(),
+            };
+            assert_eq!(*scores, (1..kept.len()).map(alone).collect::<Vec<_>>());
         } else {
             assert!(!request.prompt_logprobs || open.stopped.contains(&0), "the prompt was never told");
         }

@@ -1,0 +1,482 @@
+//! JSON schemas as clients' libraries write them, made into what an answer can be held to while it is generated.
+//!
+//! A mask decides token by token, so that it enforces types, keys, patterns and bounds, but nothing that needs a look at
+//! the whole value (`uniqueItems`, `contains`, `if`). What pydantic and zod write otherwise than the grammar library reads
+//! it is rewritten with the same meaning; what remains is left out and named.
+
+use ridge_engine::service::is_supported_pattern;
+use serde_json::{Map, Value, json};
+
+/// A schema that can be enforced, and what of the one it was made from cannot, each as a JSON pointer with its reason.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Enforceable {
+    pub(crate) schema: Value,
+    pub(crate) left_out: Vec<String>,
+}
+
+/// Makes `schema` into one that can be enforced and accepts whatever `schema` does.
+pub(crate) fn enforceable(schema: Value) -> Enforceable {
+    let mut rewriting = Rewriting { root: schema.clone(), left_out: Vec::new() };
+    let schema = rewriting.schema(schema, "");
+    Enforceable { schema, left_out: rewriting.left_out }
+}
+
+/// Formats of strings that have a grammar.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+/// Keywords that a mask cannot enforce.
+const UNENFORCEABLE: [&str; 12] = [
+    "contains",
+    "dependencies",
+    "dependentRequired",
+    "dependentSchemas",
+    "else",
+    "if",
+    "not",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "$dynamicRef",
+    "$recursiveRef",
+];
+/// Keywords that say nothing by themselves, or only about one that cannot be enforced.
+const SILENT: [&str; 5] = ["$dynamicAnchor", "$recursiveAnchor", "maxContains", "minContains", "x-guidance"];
+/// References that are followed one behind the other at most.
+const LONGEST_CHAIN: usize = 16;
+/// Alternatives that are compared with each other at most.
+const MOST_COMPARED: usize = 100;
+
+struct Rewriting {
+    root: Value,
+    left_out: Vec<String>,
+}
+
+impl Rewriting {
+    fn leave_out(&mut self, place: &str, key: &str, why: &str) {
+        let said = format!("{place}/{key}: {why}");
+        if !self.left_out.contains(&said) {
+            self.left_out.push(said);
+        }
+    }
+
+    /// The schema at the JSON pointer `place`.
+    fn schema(&mut self, value: Value, place: &str) -> Value {
+        let Value::Object(map) = value else { return value };
+        // What zod writes for a value that there cannot be.
+        if map.len() == 1 && map.get("not").is_some_and(|not| *not == json!({}) || *not == json!(true)) {
+            return json!(false);
+        }
+        let mut done = Map::new();
+        let mut also = Vec::new();
+        let has_pattern = map.contains_key("pattern");
+        for (key, value) in map {
+            let at = format!("{place}/{}", key.replace('~', "~0").replace('/', "~1"));
+            match key.as_str() {
+                "properties" | "patternProperties" | "$defs" | "definitions" => {
+                    done.insert(key, self.of_each_key(value, &at));
+                }
+                "items" | "prefixItems" | "additionalItems" | "additionalProperties" | "anyOf" | "allOf" => {
+                    done.insert(key, self.of_each(value, &at));
+                }
+                "oneOf" => {
+                    if !self.excludes_each_other(&value) {
+                        self.leave_out(place, &key, "that no more than one of them matches");
+                    }
+                    also.push(json!({ "anyOf": self.of_each(value, &at) }));
+                }
+                // The grammar's times have a zone; zod's have none, and say so by a pattern.
+                "format" if has_pattern && value == json!("time") => {}
+                "format" if value.as_str().is_some_and(|format| !FORMATS.contains(&format)) => {
+                    let format = value.as_str().unwrap_or_default();
+                    // A note on how text is shown or packed rather than a form that it has, or said by the pattern.
+                    if !has_pattern && !["binary", "byte", "password", "textarea"].contains(&format) {
+                        self.leave_out(place, &key, &format!("there is no grammar for {format}"));
+                    }
+                }
+                "pattern" => also.extend(self.pattern(value, place, &mut done)),
+                "uniqueItems" if value == json!(false) => {}
+                "uniqueItems" => self.leave_out(place, &key, "items may be equal"),
+                // Keys are strings in any case.
+                "propertyNames" if value == json!({ "type": "string" }) || value == json!(true) => {}
+                "propertyNames" => {
+                    done.insert(key, value);
+                }
+                key if SILENT.contains(&key) => {}
+                key if UNENFORCEABLE.contains(&key) => self.leave_out(place, key, "is not enforced"),
+                _ => {
+                    done.insert(key, value);
+                }
+            }
+        }
+        self.property_names(&mut done, place);
+        self.counted_properties(&mut done, place);
+        // Alternatives stand by themselves where nothing else claims their key.
+        for each in also {
+            match each.as_object().and_then(|one| one.iter().next()) {
+                Some((key, value)) if !done.contains_key(key) => {
+                    done.insert(key.clone(), value.clone());
+                }
+                _ => {
+                    if let Value::Array(list) = done.entry("allOf").or_insert_with(|| json!([])) {
+                        list.push(each);
+                    }
+                }
+            }
+        }
+        Value::Object(done)
+    }
+
+    fn of_each_key(&mut self, value: Value, place: &str) -> Value {
+        let Value::Object(map) = value else { return value };
+        let each = |(key, value): (String, Value)| {
+            let at = format!("{place}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let value = self.schema(value, &at);
+            (key, value)
+        };
+        Value::Object(map.into_iter().map(each).collect())
+    }
+
+    /// A schema, or each of a list.
+    fn of_each(&mut self, value: Value, place: &str) -> Value {
+        match value {
+            Value::Array(list) => {
+                let each = |(i, value)| self.schema(value, &format!("{place}/{i}"));
+                Value::Array(list.into_iter().enumerate().map(each).collect())
+            }
+            one => self.schema(one, place),
+        }
+    }
+
+    /// Puts the pattern into `done` if it can be enforced, or what it is without assertions; gives what it says beside.
+    fn pattern(&mut self, value: Value, place: &str, done: &mut Map<String, Value>) -> Option<Value> {
+        let Some(pattern) = value.as_str().filter(|p| !is_supported_pattern(p)) else {
+            done.insert("pattern".to_owned(), value);
+            return None;
+        };
+        let (pattern, also) = match not_only(pattern) {
+            Some((class, rest)) => (format!("^{rest}"), Some(json!({ "pattern": format!("[^{class}]") }))),
+            None => (pattern.to_owned(), None),
+        };
+        if is_supported_pattern(&pattern) {
+            done.insert("pattern".to_owned(), json!(pattern));
+            return also;
+        }
+        // Without its assertions a pattern matches whatever it does with them.
+        match without_assertions(&pattern).filter(|p| is_supported_pattern(p)) {
+            Some(pattern) => {
+                self.leave_out(place, "pattern", "what it says of the text ahead or behind");
+                done.insert("pattern".to_owned(), json!(pattern));
+            }
+            None => self.leave_out(place, "pattern", "it is no regular expression that this server can follow"),
+        }
+        also
+    }
+
+    /// Says by properties what `propertyNames` says, where nothing else is said by them.
+    fn property_names(&mut self, schema: &mut Map<String, Value>, place: &str) {
+        let Some(names) = schema.shift_remove("propertyNames") else { return };
+        let of_names = self.followed(&names).clone();
+        let values = schema.get("additionalProperties").cloned().unwrap_or_else(|| json!(true));
+        let free = !schema.contains_key("properties") && !schema.contains_key("patternProperties");
+        let known = of_names.get("enum").or(of_names.get("const")).map(|known| match known {
+            Value::Array(list) => list.clone(),
+            one => vec![one.clone()],
+        });
+        let pattern = of_names.get("pattern").and_then(Value::as_str).filter(|p| is_supported_pattern(p));
+        let (key, said) = match (known, pattern) {
+            (Some(known), _) if free => {
+                let each = known.iter().filter_map(Value::as_str).map(|name| (name.to_owned(), values.clone()));
+                ("properties", each.collect::<Map<_, _>>())
+            }
+            (None, Some(pattern)) if free => ("patternProperties", Map::from_iter([(pattern.to_owned(), values)])),
+            _ => return self.leave_out(place, "propertyNames", "is not enforced"),
+        };
+        schema.insert(key.to_owned(), Value::Object(said));
+        schema.insert("additionalProperties".to_owned(), json!(false));
+    }
+
+    /// Leaves out bounds of the number of properties that cannot be counted: those over optional ones.
+    fn counted_properties(&mut self, schema: &mut Map<String, Value>, place: &str) {
+        let properties = schema.get("properties").and_then(Value::as_object).map_or(0, Map::len);
+        let required = schema.get("required").and_then(Value::as_array).map_or(0, Vec::len);
+        let bound = |key: &str| schema.get(key).and_then(Value::as_u64).map(|n| n.saturating_sub(required as u64));
+        let (least, most) = (bound("minProperties").unwrap_or(0), bound("maxProperties"));
+        if properties <= required || least == 0 && most.is_none() {
+            return;
+        }
+        let closed =
+            schema.get("additionalProperties") == Some(&json!(false)) && !schema.contains_key("patternProperties");
+        if closed && least <= 1 && most.unwrap_or(1) == 1 {
+            return;
+        }
+        for key in ["minProperties", "maxProperties"] {
+            if schema.shift_remove(key).is_some() {
+                self.leave_out(place, key, "optional properties are not counted");
+            }
+        }
+    }
+
+    /// The schema that `value` refers to, or itself.
+    fn followed<'a>(&'a self, value: &'a Value) -> &'a Value {
+        let mut value = value;
+        for _ in 0..LONGEST_CHAIN {
+            let to = value.get("$ref").and_then(Value::as_str).and_then(|to| to.strip_prefix('#'));
+            match to.and_then(|to| self.root.pointer(to)) {
+                Some(next) => value = next,
+                None => break,
+            }
+        }
+        value
+    }
+
+    /// Can no value match two of these schemas?
+    fn excludes_each_other(&self, list: &Value) -> bool {
+        let list: Vec<&Value> = list.as_array().into_iter().flatten().map(|one| self.followed(one)).collect();
+        list.len() <= MOST_COMPARED
+            && list.iter().enumerate().all(|(i, a)| list[..i].iter().all(|b| self.exclude(a, b)))
+    }
+
+    fn exclude(&self, a: &Value, b: &Value) -> bool {
+        if let (Some(a), Some(b)) = (values(a), values(b)) {
+            return !a.iter().any(|one| b.contains(one));
+        }
+        if let (Some(a), Some(b)) = (types(a), types(b))
+            && !a.iter().any(|one| b.contains(one))
+        {
+            return true;
+        }
+        // Objects with a key in common that tells them apart.
+        let property = |of: &'_ Value, key: &str| of.get("properties").and_then(|p| p.get(key)).cloned();
+        let required = |of: &Value, key: &str| {
+            of.get("required").and_then(Value::as_array).is_some_and(|list| list.iter().any(|k| k == key))
+        };
+        let (Some("object"), Some("object")) =
+            (a.get("type").and_then(Value::as_str), b.get("type").and_then(Value::as_str))
+        else {
+            return false;
+        };
+        let keys = a.get("properties").and_then(Value::as_object).into_iter().flat_map(Map::keys);
+        keys.into_iter().any(|key| {
+            let (Some(of_a), Some(of_b)) = (property(a, key), property(b, key)) else { return false };
+            let (of_a, of_b) = (values(self.followed(&of_a)), values(self.followed(&of_b)));
+            let told = of_a.zip(of_b).is_some_and(|(a, b)| !a.iter().any(|one| b.contains(one)));
+            told && (required(a, key) && required(b, key))
+        })
+    }
+}
+
+/// The values that a schema names, if it names them.
+fn values(schema: &Value) -> Option<Vec<Value>> {
+    match (schema.get("const"), schema.get("enum")) {
+        (Some(one), _) => Some(vec![one.clone()]),
+        (None, Some(Value::Array(list))) => Some(list.clone()),
+        _ => None,
+    }
+}
+
+/// The types that a schema allows, if it says so; a whole number is a number.
+fn types(schema: &Value) -> Option<Vec<&str>> {
+    let of_value = |value: &Value| match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    };
+    let types: Vec<&str> = match (schema.get("type"), values(schema)) {
+        (Some(Value::String(one)), _) => vec![one],
+        (Some(Value::Array(list)), _) => list.iter().filter_map(Value::as_str).collect(),
+        (_, Some(values)) => values.iter().map(of_value).collect(),
+        _ => return None,
+    };
+    Some(types.into_iter().map(|name| if name == "integer" { "number" } else { name }).collect())
+}
+
+/// The characters of `^(?!^[...]*$)`, by which pydantic asks a decimal number for more than signs, and what follows it.
+fn not_only(pattern: &str) -> Option<(&str, &str)> {
+    let (class, rest) = pattern.strip_prefix("^(?!^[")?.split_once("]*$)")?;
+    (!class.contains(['[', ']', '\\']) && !class.starts_with('^')).then_some((class, rest))
+}
+
+/// `pattern` without its groups that look ahead or behind; `None` if it has none.
+fn without_assertions(pattern: &str) -> Option<String> {
+    let (mut kept, mut rest, mut found) = (String::new(), pattern, false);
+    while !rest.is_empty() {
+        let begins = ["(?=", "(?!", "(?<=", "(?<!"].into_iter().find(|begin| rest.starts_with(begin));
+        if begins.is_some() {
+            rest = &rest[group(rest)?..];
+            found = true;
+            continue;
+        }
+        // An escape, a class, or a character.
+        let length = match rest.chars().next()? {
+            '\\' => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
+            '[' => class(rest)?,
+            c => c.len_utf8(),
+        };
+        kept.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    found.then_some(kept)
+}
+
+/// Bytes of the group that `text` begins with.
+fn group(text: &str) -> Option<usize> {
+    let (mut at, mut depth) = (0, 0_usize);
+    loop {
+        let c = text[at..].chars().next()?;
+        at += match c {
+            '\\' => 1 + text[at + 1..].chars().next()?.len_utf8(),
+            '[' => class(&text[at..])?,
+            c => c.len_utf8(),
+        };
+        depth = match c {
+            '(' => depth + 1,
+            ')' => depth - 1,
+            _ => depth,
+        };
+        if depth == 0 {
+            return Some(at);
+        }
+    }
+}
+
+/// Bytes of the class of characters that `text` begins with.
+fn class(text: &str) -> Option<usize> {
+    let mut at = 1;
+    if text[at..].starts_with('^') {
+        at += 1;
+    }
+    // A bracket that comes first stands for itself.
+    if text[at..].starts_with(']') {
+        at += 1;
+    }
+    loop {
+        let c = text[at..].chars().next()?;
+        at += if c == '\\' { 1 + text[at + 1..].chars().next()?.len_utf8() } else { c.len_utf8() };
+        if c == ']' {
+            return Some(at);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(schema: Value, becomes: &Value, left_out: &[&str]) {
+        let made = enforceable(schema);
+        assert_eq!(
+            (&made.schema, made.left_out.iter().map(String::as_str).collect::<Vec<_>>()),
+            (becomes, left_out.to_vec())
+        );
+    }
+
+    #[test]
+    fn what_can_be_enforced_stays_as_it_is() {
+        for schema in [
+            json!(true),
+            json!({}),
+            json!({ "type": "object", "properties": { "a": { "type": "string", "pattern": "^a+$", "format": "uuid" } },
+                "required": ["a"], "additionalProperties": false, "$defs": { "x": { "enum": [{ "not": 1 }] } } }),
+            json!({ "type": "array", "prefixItems": [{ "type": "integer" }], "minItems": 1 }),
+            json!({ "const": { "uniqueItems": true, "format": "path" } }),
+            json!({ "type": "object", "properties": { "not": { "type": "string" }, "format": true } }),
+            json!({ "type": "object", "additionalProperties": { "type": "integer" }, "minProperties": 1 }),
+        ] {
+            check(schema.clone(), &schema, &[]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_enforced_is_left_out_and_named() {
+        check(
+            json!({ "type": "array", "uniqueItems": true, "contains": {}, "minContains": 2, "items": { "format": "path" } }),
+            &json!({ "type": "array", "items": {} }),
+            &[
+                "/uniqueItems: items may be equal",
+                "/contains: is not enforced",
+                "/items/format: there is no grammar for path",
+            ],
+        );
+        check(
+            json!({ "properties": { "a/b": { "not": { "const": 1 }, "type": "integer" } }, "dependentRequired": {} }),
+            &json!({ "properties": { "a/b": { "type": "integer" } } }),
+            &["/properties/a~1b/not: is not enforced", "/dependentRequired: is not enforced"],
+        );
+        check(
+            json!({ "pattern": r"^(a)\1$" }),
+            &json!({}),
+            &["/pattern: it is no regular expression that this server can follow"],
+        );
+        check(
+            json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1 }),
+            &json!({ "properties": { "a": {}, "b": {} } }),
+            &["/minProperties: optional properties are not counted"],
+        );
+        let one = json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1, "additionalProperties": false });
+        check(one.clone(), &one, &[]);
+    }
+
+    #[test]
+    fn names_of_properties_become_properties() {
+        check(
+            json!({ "type": "object", "propertyNames": { "$ref": "#/$defs/C" }, "additionalProperties": { "type": "integer" },
+                "$defs": { "C": { "enum": ["red", "blue"] } } }),
+            &json!({ "type": "object", "additionalProperties": false, "$defs": { "C": { "enum": ["red", "blue"] } },
+                "properties": { "red": { "type": "integer" }, "blue": { "type": "integer" } } }),
+            &[],
+        );
+        check(
+            json!({ "propertyNames": { "pattern": "^k" } }),
+            &json!({ "patternProperties": { "^k": true }, "additionalProperties": false }),
+            &[],
+        );
+        check(json!({ "propertyNames": { "type": "string" } }), &json!({}), &[]);
+        check(json!({ "propertyNames": { "minLength": 2 } }), &json!({}), &["/propertyNames: is not enforced"]);
+        check(json!({ "properties": { "a": { "not": {} } } }), &json!({ "properties": { "a": false } }), &[]);
+    }
+
+    #[test]
+    fn alternatives_that_exclude_each_other_are_enforced() {
+        let of =
+            |kind: &str| json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"] });
+        let overlapping = "/oneOf: that no more than one of them matches";
+        for (list, left_out) in [
+            (json!([of("a"), of("b")]), None),
+            (json!([{ "type": "integer" }, { "type": "string" }, { "type": ["null", "boolean"] }]), None),
+            (json!([{ "const": 1 }, { "enum": [2, 3] }]), None),
+            (json!([{ "type": "integer" }, { "type": "number" }]), Some(overlapping)),
+            (json!([of("a"), { "type": "object" }]), Some(overlapping)),
+            (json!([of("a"), of("a")]), Some(overlapping)),
+        ] {
+            let becomes = json!({ "anyOf": list });
+            check(json!({ "oneOf": list }), &becomes, &left_out.into_iter().collect::<Vec<_>>());
+        }
+        let both = json!({ "anyOf": [{ "type": "string" }], "oneOf": [{ "const": "a" }, { "const": "b" }] });
+        check(
+            both,
+            &json!({ "anyOf": [{ "type": "string" }], "allOf": [{ "anyOf": [{ "const": "a" }, { "const": "b" }] }] }),
+            &[],
+        );
+    }
+
+    #[test]
+    fn patterns_that_look_ahead_are_rewritten_or_widened() {
+        check(
+            json!({ "type": "string", "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$" }),
+            &json!({ "type": "string", "pattern": r"^[+-]?0*\d*\.?\d*$", "allOf": [{ "pattern": "[^-+.]" }] }),
+            &[],
+        );
+        check(
+            json!({ "pattern": r"^(?=.*[0-9)])[a-z\]0-9]{2,}$" }),
+            &json!({ "pattern": r"^[a-z\]0-9]{2,}$" }),
+            &["/pattern: what it says of the text ahead or behind"],
+        );
+        assert_eq!(without_assertions(r"a(?<=(b|\))[)])c(?:d)"), Some("ac(?:d)".to_owned()));
+        assert_eq!(without_assertions(r"a\(?=b)"), None);
+        assert_eq!(without_assertions("a(?=b"), None);
+    }
+}
