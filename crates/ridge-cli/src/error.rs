@@ -146,6 +146,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Plan(#[from] PlanError),
 
+    /// What was asked does not fit, as the answer has said. Exit code 3.
+    #[error("it does not fit")]
+    DoesNotFit,
+
     #[error(transparent)]
     Serve(#[from] ServeError),
 
@@ -180,13 +184,17 @@ impl Error {
         matches!(self, Self::Stdout(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
     }
 
+    /// Has the command said so itself, as its answer?
+    pub(crate) fn is_said(&self) -> bool {
+        matches!(self, Self::DoesNotFit)
+    }
+
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
             Self::Setting { .. }
             | Self::Load(LoadError::Url { .. })
-            | Self::Plan(PlanError::Setting { .. } | PlanError::Room { .. } | PlanError::Hardware(_)) => {
-                ExitCode::from(2)
-            }
+            | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
+            Self::DoesNotFit => ExitCode::from(3),
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }

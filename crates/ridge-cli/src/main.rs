@@ -52,6 +52,8 @@ fn failure(error: &Error) -> ExitCode {
     if error.reader_left() {
         return ExitCode::SUCCESS;
     }
-    output::report(error);
+    if !error.is_said() {
+        output::report(error);
+    }
     error.exit_code()
 }

@@ -1,6 +1,7 @@
 //! How things are shown: text on standard output, everything else on standard error.
 
 use std::error::Error as _;
+use std::ffi::OsStr;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use ridge::{LoadNote, LoadObserver};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, refused};
 
 /// Is standard output another process's to write?
 static SILENT: AtomicBool = AtomicBool::new(false);
@@ -74,12 +75,43 @@ pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a file, such as a plot or a trace.
+/// Writes a file, such as a plot or a trace: beside `path`, and then under that name, so that no half of it is ever there.
 ///
 /// # Errors
-/// When it cannot be written; the message names it.
+/// When it cannot be written, or is what the command reads; the message names it.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(|cause| Error::Write { path: path.display().to_string(), cause })
+    let failed = |cause| Error::Write { path: path.display().to_string(), cause };
+    if is_read(path) {
+        return Err(refused("the output", path.display(), "is what is read: give another name"));
+    }
+    // What a link leads to is replaced, and what is no file, such as a pipe, is written to.
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if path.metadata().is_ok_and(|there| !there.is_file()) {
+        return std::fs::write(path, text).map_err(failed);
+    }
+    let mut name = path.file_name().map(OsStr::to_owned).unwrap_or_default();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&part);
+    }
+    written.map_err(failed)
+}
+
+/// Is the file one that another argument names, or one of a model in a folder that one names?
+fn is_read(path: &Path) -> bool {
+    let Ok(target) = path.canonicalize() else { return false };
+    let of_model = ["json", "safetensors", "gguf", "jinja", "model"];
+    let of_model = target.extension().is_some_and(|e| of_model.iter().any(|known| e.eq_ignore_ascii_case(known)));
+    let args = std::env::args_os().skip(1).filter_map(|arg| {
+        let text = arg.to_string_lossy().into_owned();
+        let value = text.split_once('=').filter(|_| text.starts_with('-')).map(|(_, value)| value.to_owned());
+        Path::new(&value.map_or(arg, Into::into)).canonicalize().ok()
+    });
+    let args: Vec<_> = args.collect();
+    args.iter().filter(|arg| **arg == target).count() > 1
+        || of_model && args.iter().any(|arg| target.parent() == Some(arg.as_path()))
 }
 
 /// Writes a line to standard error. One that nobody can read is no failure.

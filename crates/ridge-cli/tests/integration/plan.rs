@@ -159,18 +159,34 @@ fn money_is_that_of_the_gpus_a_rate_needs() {
 
 #[test]
 fn what_does_not_fit_is_said_with_what_would() {
-    let none = json("plan fit Meta-Llama-3.1-70B.json --device A100 --json");
-    assert_eq!(none["fits"], false);
-    assert!(none["why"].as_str().unwrap().contains("tp 2"), "{none}");
     let line = "plan fit Meta-Llama-3.1-70B.json --device H200 --tp 2 --context 131072";
     assert_eq!(json(&format!("{line} --json"))["fits"], true);
-    let line = "plan fit Meta-Llama-3.1-8B.json --device L4 --context 131072";
-    assert_eq!(json(&format!("{line} --json"))["fits"], false);
-    let said = String::from_utf8(ridge(line).stdout).unwrap();
-    assert!(said.contains("NOT one sequence of 131,072: tp 2 would hold one"), "{said}");
+    // The answer of an exit code of its own, and no error.
+    let answer = |line: &str| {
+        let output = ridge(line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), said.as_str()), (Some(3), ""), "{line}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for (line, wanted) in [
+        ("plan fit Meta-Llama-3.1-70B.json --device A100", "does not fit: tp = 1 leaves no room"),
+        (
+            "plan fit Meta-Llama-3.1-8B.json --device L4 --context 131072",
+            "NOT one sequence of 131,072: tp 2 would hold one",
+        ),
+        ("plan serve Meta-Llama-3.1-70B.json --device A100", "tp 2 is the least that does"),
+        ("plan serve Qwen3-8B.json --batch 100000", "fit beside the weights"),
+        ("plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 100000", "does not fit: not one sequence"),
+        ("plan train Meta-Llama-3.1-405B.json --gpus 1 --tp 1", "it does NOT fit"),
+    ] {
+        assert!(answer(line).contains(wanted), "{line}");
+        if !line.starts_with("plan train") {
+            let object: Value = serde_json::from_str(&answer(&format!("{line} --json"))).unwrap();
+            assert_eq!(object["fits"], false, "{line}");
+        }
+    }
     // Of the layouts that are too large, the one that needs least.
-    let line = "plan train Meta-Llama-3.1-70B.json --gpus 8";
-    let said = String::from_utf8(ridge(line).stdout).unwrap();
+    let said = answer("plan train Meta-Llama-3.1-70B.json --gpus 8");
     assert!(said.contains("nearest is ") && said.contains("recompute-full"), "{said}");
     assert!(!said.contains("best spent"), "{said}");
 }
@@ -188,7 +204,6 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
     for (line, wanted) in [
         ("plan fit Qwen3-8B.json --device H10", "did you mean \"H100\"?"),
         ("plan fit Qwen3-8B.json --tp 3", "tp = 3 does not divide 32 heads; the nearest that does is 2"),
-        ("plan fit Meta-Llama-3.1-70B.json --device A100", "tp 2 is the least that does"),
         ("plan fit Qwen3-8B.json --device 80gb", "did you mean \"A100-80GB\"?"),
         ("plan fit Qwen3-8B.json --ep 2", "the model has no experts; set ep to 1"),
         ("plan fit Qwen3-8B.json --context 32k", "write 32k out: 32000 or 32768"),
@@ -204,11 +219,11 @@ fn mistaken_input_is_refused_with_the_nearest_right_thing() {
         ("plan train Qwen3-8B.json --gpus 8 --zero 4", "ZeRO has stages 0 to 3"),
         ("plan train Qwen3-8B.json --gpus 8 --tokens 15tb", "15T (K, M, B, T)"),
         ("plan serve Qwen3-8B.json --device A100 --weights fp8", "gives no dense fp8 rate; it gives: f16, bf16, int8"),
-        ("plan serve Qwen3-8B.json --batch 100000", "do not fit beside the weights"),
-        (
-            "plan serve Meta-Llama-3.1-70B.json --device H100 --tp 2 --prompt 100000",
-            "--prompt and --answer 100000 + 256: not one",
-        ),
+        ("plan fit --shape D=4096,L=32 --device H100", "lacks N"),
+        ("plan fit", "MODEL"),
+        ("plan fit Qwen3-8B.json --rope-scaling yarn", "is no JSON"),
+        ("plan fit Qwen3-8B.json --html Qwen3-8B.json", "is what is read"),
+        ("plan fit Qwen3-8B.json --plot=../configs/Qwen3-8B.json", "is what is read"),
         ("plan serve Qwen3-8B.json --rate 1e300", "at most 1e9"),
         ("plan serve Qwen3-8B.json --device cpu", "ridge bench --calibrate"),
         ("plan train Qwen3-8B.json --gpus 8 --tokens 1e300", "at most 1e18"),
@@ -289,4 +304,30 @@ fn training_by_ridge_is_planned_by_its_own_gradient() {
     let refused = ridge("plan train DeepSeek-V3.json --gpus 8 --software ridge");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("only is planned"), "{said}");
+}
+
+#[test]
+fn devices_are_listed_and_models_of_a_few_numbers_are_planned() {
+    let devices = json("plan devices --json");
+    assert!(devices["devices"].as_array().unwrap().len() >= 16, "{devices}");
+    let listed = String::from_utf8(ridge("plan devices").stdout).unwrap();
+    for name in ["RTX3090", "RTX5090", "A10 ", "L40S", "M4-Max"] {
+        assert!(listed.contains(name), "{listed}");
+    }
+    // Llama 3.1 8B by its sizes.
+    let fit = json("plan fit --shape D=4096,L=32,V=128256,m=3.5,N=32,K=8 --device M4-Max --json");
+    assert_eq!(fit["parameters"], json("plan fit Meta-Llama-3.1-8B.json --json")["parameters"]);
+    let scaled = [
+        "plan",
+        "fit",
+        "Qwen3-8B.json",
+        "--context",
+        "131072",
+        "--json",
+        "--rope-scaling",
+        r#"{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}"#,
+    ];
+    let configs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/configs");
+    let output = Command::new(env!("CARGO_BIN_EXE_ridge")).args(scaled).current_dir(configs).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }

@@ -10,8 +10,8 @@ use ridge_plan::plot::{Axis, Block, Blocks, Mark, Unit, draw};
 use ridge_runtime::{Backend as _, MemorySnapshot, NamedBytes, lower, memory_snapshot, plan};
 use serde_json::{Value, json};
 
-use crate::error::{Error, Result, refused};
-use crate::output::count;
+use crate::error::{Result, refused};
+use crate::output::{count, write_file};
 
 /// The output whose step is shown.
 pub(super) fn output(network: &Network) -> &'static str {
@@ -81,20 +81,7 @@ pub(super) fn write(graph: &Graph, step: &InspectedStep, input: Option<&Path>, f
     let snapshot = memory_snapshot(&lowered, &plan(&lowered, &step.bindings)?, &step.bindings)?;
     let is_svg = file.extension().is_some_and(|e| e.eq_ignore_ascii_case("svg"));
     let text = if is_svg { figure(&snapshot, &step.of) } else { object(&snapshot, &step.extents).to_string() };
-    replace(file, &text)
-}
-
-/// Writes a file beside `path`, then gives it that name, so that no half of it is ever there.
-fn replace(path: &Path, text: &str) -> Result<()> {
-    let failed = |cause| Error::Write { path: path.display().to_string(), cause };
-    let mut name = path.file_name().map(std::ffi::OsStr::to_owned).unwrap_or_default();
-    name.push(format!(".{}.part", std::process::id()));
-    let part = path.with_file_name(name);
-    let written = std::fs::write(&part, text).and_then(|()| std::fs::rename(&part, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&part);
-    }
-    written.map_err(failed)
+    write_file(file, &text)
 }
 
 fn object(snapshot: &MemorySnapshot, extents: &Value) -> Value {

@@ -12,15 +12,18 @@ use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, ledger_table
 use super::parsers::quantisation;
 use super::target::{TargetArgs, sources, sources_json};
 use crate::args::whole;
-use crate::error::Result;
-use crate::output::{grouped, print_json};
+use crate::error::{Error, Result};
+use crate::output::grouped;
 
 /// Tell whether a model fits, what is left for caches, and for how many sequences
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge plan fit ~/models/Llama-3.1-8B --device A100 --weights int4 --context 8192
-  ridge plan fit DeepSeek-V3/config.json --device H200 --tp 8 --weights fp8 --cache-bits 8 --explain")]
+  ridge plan fit DeepSeek-V3/config.json --device H200 --tp 8 --weights fp8 --cache-bits 8 --explain
+  ridge plan fit --shape D=4096,L=32,V=128256,m=3.5,N=32,K=8 --device RTX4090 --weights int4
+
+Exit codes: 0 at least one sequence fits, 1 failed, 2 not understood, 3 does not fit.")]
 pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -73,23 +76,25 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         utilisation: 0.94,
     };
     let device = Bytes(machine.memory as u64);
-    let found = serving(&reading, device, &memory, context);
-    if let (true, Err(why @ PlanError::Room { needed, .. })) = (args.page.shown.json, &found) {
-        return print_json(&json!({
-            "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
-            "memory": memory, "context": context, "fits": false, "needed_bytes": needed, "why": why.to_string(),
-            "sources": sources_json(&machine),
-        }));
-    }
-    let fit = found?;
     let ranks = args.tp * args.pp * args.ep;
-    let states = sequence_states(&reading, &memory, context);
     let title = format!(
         "{} with {} parameters on {ranks} x {} of {device}",
         reading.family,
         grouped(reading.parameters),
         machine.name
     );
+    let fit = match serving(&reading, device, &memory, context) {
+        Ok(fit) => fit,
+        Err(why @ PlanError::Room { needed, .. }) => {
+            let json = json!({
+                "model": reading.family, "parameters": reading.parameters, "device": machine.name, "device_bytes": device,
+                "memory": memory, "context": context, "needed_bytes": needed, "sources": sources_json(&machine),
+            });
+            return args.page.shown.does_not_fit(&title, &why.to_string(), json);
+        }
+        Err(other) => return Err(other.into()),
+    };
+    let states = sequence_states(&reading, &memory, context);
     let tokens = grouped(context as u64);
     let mut answer = format!(
         "a token takes {} of a GPU's room; a sequence of {tokens} tokens {}\n{} tokens of cache fit, ",
@@ -155,7 +160,8 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     page.given("tokens of a step at most", args.step_tokens, "--step-tokens");
     page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
     page.assume(&machine);
-    args.page.show(&page)
+    args.page.show(&page)?;
+    if fit.sequences == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
 }
 
 /// Sequences that fit over how long they are.

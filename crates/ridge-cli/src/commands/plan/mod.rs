@@ -2,6 +2,7 @@
 //! the device), `parsers` of values, and the `page` that a plan is shown as.
 
 mod comm;
+mod devices;
 mod diagnose;
 mod fit;
 mod kernel;
@@ -9,6 +10,7 @@ mod page;
 mod parsers;
 mod pipeline;
 mod serve;
+mod shape;
 mod target;
 mod topology;
 mod train;
@@ -16,6 +18,7 @@ mod train;
 use clap::{Args, Subcommand};
 
 use comm::PlanCommArgs;
+use devices::PlanDevicesArgs;
 use diagnose::PlanDiagnoseArgs;
 use fit::PlanFitArgs;
 use kernel::PlanKernelArgs;
@@ -44,6 +47,7 @@ enum PlanCommand {
     Pipeline(PlanPipelineArgs),
     Topology(PlanTopologyArgs),
     Diagnose(PlanDiagnoseArgs),
+    Devices(PlanDevicesArgs),
 }
 
 /// Runs the command.
@@ -60,5 +64,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         PlanCommand::Pipeline(args) => pipeline::run(args),
         PlanCommand::Topology(args) => topology::run(args),
         PlanCommand::Diagnose(args) => diagnose::run(args),
+        PlanCommand::Devices(args) => devices::run(args),
     }
 }

@@ -12,7 +12,7 @@ use ridge_plan::ledger::{Ledger, LedgerEntry};
 use ridge_plan::plot::{Bar, Panel, draw};
 use serde_json::Value;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::output::{columns, print, print_json, write_file};
 
 /// How it is shown.
@@ -25,6 +25,20 @@ pub(crate) struct PlanOutputArgs {
     /// Show the formula and the source of each figure
     #[arg(long, conflicts_with = "json", help_heading = "Output")]
     pub(crate) explain: bool,
+}
+
+impl PlanOutputArgs {
+    /// Answers that `what` does not fit, and `why`: no error, but an exit code of its own.
+    pub(crate) fn does_not_fit(&self, what: &str, why: &str, mut json: Value) -> Result<()> {
+        if self.json {
+            json["fits"] = Value::Bool(false);
+            json["why"] = Value::String(why.to_owned());
+            print_json(&json)?;
+        } else {
+            print(&format!("{what}\n\ndoes not fit: {why}\n"))?;
+        }
+        Err(Error::DoesNotFit)
+    }
 }
 
 /// Where it goes.
@@ -178,16 +192,18 @@ impl Page {
         add("port to other nodes".into(), outside, "modelled".into(), machine.fabric.outside.source);
     }
 
-    fn text(&self, explain: bool) -> String {
-        let mut text = format!("{}\n", self.title);
+    pub(crate) fn text(&self, explain: bool) -> String {
+        let mut text = if self.title.is_empty() { String::new() } else { format!("{}\n\n", self.title) };
         let shown = |block: &&PageBlock| explain || !matches!(block, PageBlock::Table(table) if table.detail);
         for block in self.blocks.iter().filter(shown) {
             let part = match block {
                 PageBlock::Answer(lines) | PageBlock::Text(lines) | PageBlock::Drawn(lines) => lines.clone(),
                 PageBlock::Table(table) => table.text(explain),
             };
-            let _ = write!(text, "\n{}\n", part.trim_end_matches('\n'));
+            let _ = write!(text, "{}\n\n", part.trim_end_matches('\n'));
         }
+        text.truncate(text.trim_end_matches('\n').len());
+        text.push('\n');
         if explain && !self.sources.is_empty() {
             text += "\nsources\n";
             text.extend(self.sources.iter().map(|line| format!("  {line}\n")));

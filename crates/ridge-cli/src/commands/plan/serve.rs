@@ -2,6 +2,7 @@
 
 use clap::Args;
 use ridge_hw::units::Bytes;
+use ridge_plan::PlanError;
 use ridge_plan::efficiency::Machine;
 use ridge_plan::ledger::{Quantisation, ServingMemory, cache_tokens, holding_one, serving};
 use ridge_plan::plot::{Axis, Bars, Chart, ChartPoint, Mark, Panel, Series, Style, Unit};
@@ -23,7 +24,9 @@ use crate::output::grouped;
 #[command(after_help = "\
 Examples:
   ridge plan serve Llama-3.1-70B --device H200 --weights fp8 --tp 4 --prompt 2048 --answer 512 --batch 64
-  ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3 --disaggregate 2")]
+  ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3 --disaggregate 2
+
+Exit codes: 0 it fits, 1 failed, 2 not understood, 3 does not fit.")]
 pub(crate) struct PlanServeArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -106,22 +109,29 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     let layout = args.layout(args.tp, weights);
     let memory = args.memory(&reading, &layout);
     let context = args.prompt + args.answer;
-    let fit = serving(&reading, Bytes(machine.memory as u64), &memory, context)?;
+    let device = Bytes(machine.memory as u64);
+    let no_room = |why: &str| {
+        let what =
+            format!("{} on {}: sequences of {} + {} tokens", reading.family, machine.name, args.prompt, args.answer);
+        let json = json!({ "model": reading.family, "device": machine.name, "layout": layout, "sources": sources_json(&machine) });
+        args.page.shown.does_not_fit(&what, why, json)
+    };
+    let fit = match serving(&reading, device, &memory, context) {
+        Err(why @ PlanError::Room { .. }) => return no_room(&why.to_string()),
+        found => found?,
+    };
     let most = fit.sequences as usize;
     if most == 0 {
-        let device = Bytes(machine.memory as u64);
-        let why = format!(
+        return no_room(&format!(
             "not one sequence of {context} tokens fits beside the weights: it takes {} of a GPU and {} are left; {}",
             fit.per_sequence,
             fit.room,
             holding_one(&reading, device, &memory, context)
-        );
-        return Err(refused("--prompt and --answer", format!("{} + {}", args.prompt, args.answer), &why));
+        ));
     }
     let batch = args.batch.unwrap_or(most.min(256));
     if batch > most {
-        let why = format!("sequences of {context} tokens do not fit beside the weights; {most} do");
-        return Err(refused("--batch", batch, &why));
+        return no_room(&format!("--batch {batch}: {most} sequences of {context} tokens fit beside the weights"));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
     let cached = cache_tokens(&reading, &memory, fit.room, context);

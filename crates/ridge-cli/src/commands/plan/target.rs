@@ -9,8 +9,9 @@ use ridge_plan::PlanError;
 use ridge_plan::efficiency::{Calibration, Machine};
 use ridge_plan::ledger::Quantisation;
 use ridge_plan::reading::Reading;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::shape::{ModelShape, rope_scaling, with_rope_scaling};
 use crate::error::{Result, refused};
 
 /// The model and the device.
@@ -18,8 +19,18 @@ use crate::error::{Result, refused};
 pub(crate) struct TargetArgs {
     /// Folder of a model in the layout of Hugging Face, a config.json, also of families that can only be planned, or a GGUF
     /// file
-    #[arg(value_name = "MODEL")]
-    pub(crate) model: PathBuf,
+    #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
+    pub(crate) model: Option<PathBuf>,
+
+    /// A decoder of these sizes in place of a model, with SwiGLU and no biases: D the width of a token, L layers, V tokens
+    /// of the vocabulary, m the width of the MLP over D (or F, that width), N heads; perhaps K heads of keys and values, H
+    /// the width of a head, T the longest context
+    #[arg(long, value_name = "D=4096,L=32,V=128256,m=3.5,N=32", value_parser = ModelShape::parse)]
+    pub(crate) shape: Option<ModelShape>,
+
+    /// Scale rotary frequencies so, and the longest context by the factor
+    #[arg(long, value_name = "JSON", value_parser = rope_scaling)]
+    pub(crate) rope_scaling: Option<Value>,
 
     /// Device, as its maker or its driver calls it
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
@@ -34,12 +45,28 @@ pub(crate) struct TargetArgs {
 impl TargetArgs {
     /// The model's graph as plans read it.
     pub(crate) fn reading(&self) -> Result<Reading> {
-        read_model(&self.model)
+        self.read_as(Reading::from_json)
     }
 
     /// The model's graph as Ridge itself trains it.
     pub(crate) fn reading_trained_by_ridge(&self) -> Result<Reading> {
-        read_as(&self.model, Reading::trained_by_ridge)
+        self.read_as(Reading::trained_by_ridge)
+    }
+
+    fn read_as(&self, read: impl Fn(&str, &str) -> Result<Reading, PlanError>) -> Result<Reading> {
+        let (name, mut text) = match (&self.model, &self.shape) {
+            (Some(path), _) => {
+                let (path, files) = open(path)?;
+                (name_of(&path).to_owned(), files.config_text()?.into_owned())
+            }
+            (None, Some(shape)) => ("--shape".to_owned(), shape.config()),
+            (None, None) => return Err(refused("MODEL", "", "is needed, or --shape")),
+        };
+        if let Some(scaling) = &self.rope_scaling {
+            let wrong = |why: String| refused("--rope-scaling", scaling, &why);
+            text = with_rope_scaling(&text, scaling).map_err(wrong)?;
+        }
+        Ok(read(&name, &text)?)
     }
 
     /// The device in `precision`.
@@ -49,9 +76,10 @@ impl TargetArgs {
 
     /// The format of weights that is asked for, or that of a GGUF file, or 16 bits.
     pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
-        match asked {
-            Some(weights) => Ok(weights),
-            None => Ok(Quantisation::of_files(&open(&self.model)?.1).unwrap_or(Quantisation::Bf16)),
+        match (asked, &self.model) {
+            (Some(weights), _) => Ok(weights),
+            (None, Some(model)) => Ok(Quantisation::of_files(&open(model)?.1).unwrap_or(Quantisation::Bf16)),
+            (None, None) => Ok(Quantisation::Bf16),
         }
     }
 
@@ -77,12 +105,8 @@ impl TargetArgs {
 
 /// The graph of a model's config.json, of that in a folder or of a GGUF file, as plans read it.
 pub(crate) fn read_model(path: &Path) -> Result<Reading> {
-    read_as(path, Reading::from_json)
-}
-
-fn read_as(path: &Path, read: impl Fn(&str, &str) -> Result<Reading, PlanError>) -> Result<Reading> {
     let (path, files) = open(path)?;
-    Ok(read(name_of(&path), &files.config_text()?)?)
+    Ok(Reading::from_json(name_of(&path), &files.config_text()?)?)
 }
 
 /// The files of a model, and the one that describes it.

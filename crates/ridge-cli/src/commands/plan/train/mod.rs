@@ -18,7 +18,7 @@ use super::page::{Page, PageArgs, PageBlock, PageTable, ledger_bar, seconds};
 use super::parsers::amount;
 use super::target::{TargetArgs, sources, sources_json};
 use crate::args::whole;
-use crate::error::{Result, refused};
+use crate::error::{Error, Result, refused};
 use crate::output::{count, grouped};
 
 /// Time a training step in every way to divide it, and cost a run
@@ -28,7 +28,9 @@ use crate::output::{count, grouped};
 #[command(after_help = "\
 Examples:
   ridge plan train Llama-3.1-70B --gpus 256 --batch 1024 --tokens 1T --price 2.5
-  ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain")]
+  ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain
+
+Exit codes: 0 a layout fits, 1 failed, 2 not understood, 3 none fits.")]
 pub(crate) struct PlanTrainArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -272,7 +274,8 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         "--checkpoint; set",
     );
     page.assume(&machine);
-    args.page.show(&page)
+    args.page.show(&page)?;
+    if fit == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
 }
 
 /// Seconds from a failure until training goes on.
