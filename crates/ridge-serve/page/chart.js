@@ -19,6 +19,17 @@ export function ticks(most) {
 }
 
 /**
+ * The largest value that a chart shows in full: all but a few outliers, which would flatten the rest. Outliers are a tenth
+ * of the values at most, and more than three times what the others reach.
+ */
+export function bulk(values) {
+  const sorted = [...values].sort((a, b) => a - b);
+  const most = sorted.at(-1);
+  const usual = sorted[Math.max(0, Math.ceil(0.9 * sorted.length) - 1)];
+  return sorted.length >= 10 && most > 3 * usual ? usual * 1.2 : most;
+}
+
+/**
  * Draws into `place`: `series` are [{name, points: [[x, y]], dots}], from `x0` to `x1`, which `axis` describes. A chart
  * without points says `none`.
  */
@@ -31,10 +42,10 @@ export function draw(place, { series, x0, x1, axis, none }) {
     place.replaceChildren(text);
     return;
   }
-  const marks = ticks(Math.max(...points.map((p) => p[1])));
+  const marks = ticks(bulk(points.map((p) => p[1])));
   const most = marks.at(-1);
   const x = (v) => LEFT + ((v - x0) / Math.max(x1 - x0, 1e-9)) * (WIDTH - LEFT - RIGHT);
-  const y = (v) => HEIGHT - BOTTOM - (v / most) * (HEIGHT - TOP - BOTTOM);
+  const y = (v) => HEIGHT - BOTTOM - (Math.min(v, most) / most) * (HEIGHT - TOP - BOTTOM);
   const last = series.filter((s) => s.points.length).map((s) => `${s.name} ${s.points.at(-1)[1].toFixed(2)}`);
   const chart = node("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `last: ${last.join(", ")}` });
   for (const mark of marks) {
@@ -42,6 +53,7 @@ export function draw(place, { series, x0, x1, axis, none }) {
     chart.append(node("text", { x: LEFT - 4, y: y(mark) + 4, "text-anchor": "end" }, Number(mark.toPrecision(6)).toString()));
   }
   chart.append(node("text", { x: LEFT, y: HEIGHT - 4 }, axis));
+  const above = points.filter((p) => p[1] > most);
   let legend = WIDTH - RIGHT;
   series.forEach((s, i) => {
     if (s.dots) {
@@ -56,5 +68,10 @@ export function draw(place, { series, x0, x1, axis, none }) {
       legend -= 14;
     }
   });
+  for (const [a] of above) chart.append(node("path", { class: "beyond", d: `M${x(a) - 4} ${y(most) + 6}h8l-4 -6z` }));
+  if (above.length) {
+    const most = Number(Math.max(...above.map((p) => p[1])).toPrecision(3));
+    chart.append(node("text", { x: WIDTH - RIGHT, y: TOP + 18, "text-anchor": "end" }, `${above.length} above, up to ${most}`));
+  }
   place.replaceChildren(chart);
 }

@@ -21,6 +21,7 @@ export class Live {
           this.#show(await response.json());
         } catch {
           this.at("model").textContent = "the server does not answer";
+          this.at("model").className = "wrong";
         }
       }
       await new Promise((done) => setTimeout(done, EVERY));
@@ -29,6 +30,8 @@ export class Live {
 
   #show({ model, context, engine }) {
     this.at("model").textContent = `${model}, context of ${context.toLocaleString("en")} tokens`;
+    this.at("model").className = "";
+    this.at("name").textContent = model;
     const { blocks, recent_steps: steps = [], recent_answers: answers = [], uptime_s: now = 0 } = engine;
     const hits = engine.prefix_queries ? `${((100 * engine.prefix_hits) / engine.prefix_queries).toFixed(0)}%` : "none yet";
     this.#numbers([

@@ -65,8 +65,11 @@ export class TokenText {
   }
 }
 
+/** Below these probabilities a token is coloured, each more than the one before. */
+export const LEVELS = [0.7, 0.4, 0.15, 0.03];
+
 function level(logprob) {
-  return [0.7, 0.4, 0.15, 0.03].filter((p) => Math.exp(logprob) < p).length;
+  return LEVELS.filter((p) => Math.exp(logprob) < p).length;
 }
 
 /** The box beside a token. */

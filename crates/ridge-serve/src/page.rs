@@ -17,12 +17,15 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 
 /// Path, type and content.
-const FILES: [(&str, &str, &str); 9] = [
+const FILES: [(&str, &str, &str); 12] = [
     ("/", HTML, include_str!("../page/index.html")),
     ("/page/icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
     ("/page/style.css", STYLE, include_str!("../page/style.css")),
     ("/page/main.js", SCRIPT, include_str!("../page/main.js")),
     ("/page/chat.js", SCRIPT, include_str!("../page/chat.js")),
+    ("/page/turns.js", SCRIPT, include_str!("../page/turns.js")),
+    ("/page/store.js", SCRIPT, include_str!("../page/store.js")),
+    ("/page/markdown.js", SCRIPT, include_str!("../page/markdown.js")),
     ("/page/tokens.js", SCRIPT, include_str!("../page/tokens.js")),
     ("/page/stream.js", SCRIPT, include_str!("../page/stream.js")),
     ("/page/live.js", SCRIPT, include_str!("../page/live.js")),

@@ -30,7 +30,19 @@ fn the_page_and_its_files_come_whole_and_under_a_strict_policy() {
         assert!(!policy.contains("unsafe") && policy.contains("frame-ancestors 'none'"), "{policy}");
         files += 1;
     }
-    assert_eq!(files, 9);
+    assert_eq!(files, 12);
+}
+
+#[test]
+fn the_modules_of_the_page_pass_their_own_tests() {
+    let tests = repository().join("crates/ridge-serve/tests/page.test.mjs");
+    let node = std::process::Command::new("node").arg("--test").arg(tests).output();
+    let Ok(node) = node else { ridge_testing::skip!("node is not installed") };
+    let said = String::from_utf8_lossy(&node.stdout).into_owned();
+    if !node.status.success() && String::from_utf8_lossy(&node.stderr).contains("bad option") {
+        ridge_testing::skip!("this node has no test runner");
+    }
+    assert!(node.status.success(), "{said}");
 }
 
 #[test]
