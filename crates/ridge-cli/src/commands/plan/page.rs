@@ -216,7 +216,8 @@ impl Page {
         let mut html = format!(
             "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" \
              content=\"width=device-width\">\n<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; \
-             style-src 'unsafe-inline'\">\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{title}</h1>\n"
+             style-src 'unsafe-inline'\">\n<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<h1>{}</h1>\n",
+            with_breaks(&self.title)
         );
         let typed: Vec<String> = std::iter::once("ridge".to_owned()).chain(asked.iter().map(|a| quoted(a))).collect();
         let _ = writeln!(html, "<p class=\"asked\">Asked: <code>{}</code></p>", escaped(&typed.join(" ")));
@@ -233,15 +234,36 @@ impl Page {
             html += &block.html();
         }
 
+        // Each source is written out once, and cited by its number.
+        let mut cited: Vec<&str> = Vec::new();
         if !self.assumptions.is_empty() {
             let mut table = PageTable::with_head("", ["figure", "value", "provenance", "source"]);
-            table.rows = self.assumptions.iter().map(|row| (row.to_vec(), String::new())).collect();
+            for [what, value, provenance, source] in &self.assumptions {
+                let source = if source.chars().count() <= SHORT_SOURCE {
+                    source.clone()
+                } else {
+                    let known = cited.iter().position(|known| known == source);
+                    let at = known.unwrap_or_else(|| {
+                        cited.push(source);
+                        cited.len() - 1
+                    });
+                    format!("[{}]", at + 1)
+                };
+                table.push([what.clone(), value.clone(), provenance.clone(), source], "");
+            }
             html += &format!("<h2>Assumptions</h2>\n{}", table.html());
         }
-        if !self.sources.is_empty() {
-            html += "<h2>Sources</h2>\n<ul>\n";
-            html.extend(self.sources.iter().map(|line| format!("<li>{}</li>\n", escaped(line))));
-            html += "</ul>\n";
+        let others: Vec<&String> = self.sources.iter().filter(|line| !cited.iter().any(|c| line.contains(c))).collect();
+        if !cited.is_empty() || !others.is_empty() {
+            html += "<h2>Sources</h2>\n";
+            if !cited.is_empty() {
+                let items = cited.iter().map(|source| format!("<li>{}</li>\n", escaped(source)));
+                html += &format!("<ol class=\"cited\">\n{}</ol>\n", items.collect::<String>());
+            }
+            if !others.is_empty() {
+                let items = others.iter().map(|line| format!("<li>{}</li>\n", escaped(line)));
+                html += &format!("<ul>\n{}</ul>\n", items.collect::<String>());
+            }
         }
         let version = env!("CARGO_PKG_VERSION");
         html + &format!(
@@ -286,6 +308,9 @@ impl PageTable {
     }
 }
 
+/// Characters of a source that stands in the row that it is of.
+const SHORT_SOURCE: usize = 40;
+
 /// Seconds for people.
 pub(crate) fn seconds(s: f64) -> String {
     Seconds(s).to_string()
@@ -312,7 +337,7 @@ padding:0 1rem;color:#1b1f24;background:#fff}h1{font-size:1.35rem;line-height:1.
 code,pre{font-family:ui-monospace,Menlo,Consolas,monospace;font-size:.85rem}pre,.wide{overflow-x:auto}\
 code{overflow-wrap:anywhere}.asked{opacity:.8}.answer{font-size:1.1rem;border-left:4px solid #0072b2;padding:.2rem 0 .2rem .8rem}\
 table{border-collapse:collapse;font-size:.85rem}th,td{text-align:left;padding:.25rem .9rem .25rem 0;vertical-align:top;\
-border-bottom:1px solid #8884;font-variant-numeric:tabular-nums;white-space:nowrap}td.formula,td:first-child,td:last-child{white-space:normal}td.formula{opacity:.75}figure{margin:1.5rem 0}\
+border-bottom:1px solid #8884;font-variant-numeric:tabular-nums;white-space:nowrap}td.formula,td:nth-child(2):not(:last-child),td:last-child{white-space:normal}ol.cited{list-style:none;counter-reset:n;padding-left:2.2rem}ol.cited li{counter-increment:n}ol.cited li::before{content:\"[\" counter(n) \"] \";margin-left:-2.2rem;display:inline-block;width:2.2rem}td.formula{opacity:.75}figure{margin:1.5rem 0}\
 svg{max-width:100%;height:auto}footer{margin-top:2rem;font-size:.8rem;opacity:.7}\
 @media screen and (prefers-color-scheme:dark){body{color:#e6e8eb;background:#15181d}}\
 @media print{body{margin:0;max-width:none;font-size:11px}figure,tr{break-inside:avoid}h2{break-after:avoid}}";

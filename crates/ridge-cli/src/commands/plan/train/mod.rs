@@ -322,6 +322,8 @@ fn run_of(args: &PlanTrainArgs, best: &LayoutCandidate) -> TrainingRun {
     TrainingRun::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
+/// How many times as long as the fastest the layouts of a figure take at most.
+const SLOWEST: f64 = 3.0;
 /// Layouts that a figure shows at most: the fastest.
 const MAX_POINTS: usize = 1500;
 
@@ -336,13 +338,26 @@ fn panels(
 ) -> Vec<Panel> {
     let mut panels: Vec<Panel> = Vec::new();
     let point = |c: &LayoutCandidate| (c.step.total, c.bytes);
-    if found.ranked.len() > 1 {
+    if let [fastest, _, ..] = &found.ranked[..] {
         let axes = (Axis::log("time of a step", Unit::Seconds), Axis::linear("memory of the fullest GPU", Unit::Bytes));
-        let mut chart = Chart { height: 340.0, ..Chart::new("Layouts that fit", axes.0, axes.1) };
-        chart.series.push(Series::new("layouts", Style::Points, found.ranked.iter().take(MAX_POINTS).map(point)));
+        // The slow ones would squeeze the others together.
+        let shown = |c: &&LayoutCandidate| c.step.total <= SLOWEST * fastest.step.total;
+        let slower = found.ranked.iter().filter(|c| !shown(c)).count();
+        let title = match slower {
+            0 => "Layouts that fit".to_owned(),
+            n => {
+                format!("Layouts that fit; {} take more than {SLOWEST} times as long as the fastest", grouped(n as u64))
+            }
+        };
+        let mut chart = Chart { height: 340.0, ..Chart::new(title, axes.0, axes.1) };
+        let layouts = found.ranked.iter().filter(shown).take(MAX_POINTS).map(point);
+        chart.series.push(Series::new("layouts", Style::Points, layouts));
+        let named = |c: &LayoutCandidate, label: String| ChartPoint { x: c.step.total, y: c.bytes, label };
+        let name = format!("the fastest, {}", fastest.layout);
+        chart.series.push(Series { name, points: vec![named(fastest, "fastest".into())], style: Style::Points });
         let front = pareto(&found.ranked);
-        let named = |c: &LayoutCandidate| ChartPoint { x: c.step.total, y: c.bytes, label: c.layout.to_string() };
-        let points = front.iter().map(named).collect();
+        let others = front.iter().filter(shown).filter(|c| c.layout != fastest.layout);
+        let points = others.map(|c| named(c, c.layout.to_string())).collect();
         chart.series.push(Series { name: "none is both faster and smaller".into(), points, style: Style::Both });
         panels.push(chart.into());
     }
