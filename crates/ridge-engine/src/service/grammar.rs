@@ -70,10 +70,12 @@ impl Grammars {
             EngineError::Setting { name, value, why }
         };
         let grammar = match constraint {
-            Constraint::JsonSchema(schema) => TopLevelGrammar::from_json_schema(
+            Constraint::JsonSchema(schema) => TopLevelGrammar::from_json_schema(on_one_line(
                 serde_json::from_str(schema).map_err(|e| wrong(format!("is not JSON: {e}")))?,
-            ),
-            Constraint::JsonObject => TopLevelGrammar::from_json_schema(serde_json::json!({ "type": "object" })),
+            )),
+            Constraint::JsonObject => {
+                TopLevelGrammar::from_json_schema(on_one_line(serde_json::json!({ "type": "object" })))
+            }
             Constraint::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Constraint::Choice(choices) if choices.is_empty() => {
                 return Err(wrong("names nothing to choose from".into()));
@@ -84,10 +86,28 @@ impl Grammars {
             }
             Constraint::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
-        let parser = guarded(|| self.factory.create_parser(grammar)).map_err(wrong)?;
+        let parser = guarded(|| self.factory.create_parser(grammar)).map_err(|why| wrong(plain(&why)))?;
         let matcher = Matcher::new(Ok(parser)).into_cancellable();
         Ok(Grammar { matcher, words: self.vocab.div_ceil(32), ends: self.ends.clone(), costly: false })
     }
+}
+
+/// A schema whose JSON has at most one space between its parts: models that may write white space write it without end.
+fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
+    if let serde_json::Value::Object(map) = &mut schema {
+        map.insert("x-guidance".to_owned(), serde_json::json!({ "whitespace_pattern": " " }));
+    }
+    schema
+}
+
+/// What the grammar library says, without what it says of itself: where in a grammar of its own a regular expression stands,
+/// and what it was built without.
+fn plain(why: &str) -> String {
+    let of_regex = why.split_once("(in regex): ").map(|(_, rest)| rest);
+    let lines = of_regex.unwrap_or(why).lines().take_while(|line| of_regex.is_none() || !line.contains(" | start: /"));
+    let text = lines.collect::<Vec<_>>().join("\n");
+    text.replace(" without 'referencing' feature", "")
+        .replace("Only absolute $ref's (#/...)", "only references within the schema (#/...)")
 }
 
 /// Can the regular expression be the `pattern` of a schema that answers are held to? Those that look ahead or behind, or

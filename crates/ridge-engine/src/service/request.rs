@@ -76,9 +76,9 @@ impl Request {
 /// The language of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Constraint {
-    /// JSON that this schema, as text, accepts.
+    /// JSON that this schema, as text, accepts, with at most one space between its parts.
     JsonSchema(String),
-    /// A JSON object.
+    /// A JSON object, written so.
     JsonObject,
     /// Text that this regular expression matches as a whole.
     Regex(String),

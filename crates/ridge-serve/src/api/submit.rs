@@ -195,18 +195,10 @@ pub(super) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
 }
 
-/// A schema whose JSON has at most one space between its parts: models that may write white space write it without end.
-fn on_one_line(mut schema: Value) -> Value {
-    if let Value::Object(map) = &mut schema {
-        map.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": " " }));
-    }
-    schema
-}
-
 fn constraint(form: &Form) -> Constraint {
     match form {
-        Form::Object => Constraint::JsonSchema(on_one_line(json!({ "type": "object" })).to_string()),
-        Form::Schema(schema) => Constraint::JsonSchema(on_one_line(schema.clone()).to_string()),
+        Form::Object => Constraint::JsonObject,
+        Form::Schema(schema) => Constraint::JsonSchema(schema.to_string()),
         Form::Regex(regex) => Constraint::Regex(regex.clone()),
         Form::Choice(texts) => Constraint::Choice(texts.clone()),
         Form::Grammar(grammar) => Constraint::Lark(grammar.clone()),

@@ -24,7 +24,7 @@ const ENDS: [&str; 6] = ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>",
 /// A vocabulary, and what the file says of it.
 struct Vocabulary<'a> {
     gguf: &'a Gguf,
-    /// `llama`, `gpt2`, `bert` or `t5`.
+    /// `llama`, `gpt2`, `bert`, `t5` or `gemma4`.
     model: String,
     tokens: Vec<String>,
     /// What each token is for; empty if the file does not say.
@@ -44,9 +44,12 @@ pub fn tokenizer_json(gguf: &Gguf) -> Result<(String, String)> {
         "gpt2" => vocabulary.byte_level()?,
         "bert" => (vocabulary.word_piece()?, true, true),
         "t5" => (vocabulary.unigram()?, false, true),
+        "gemma4" => (vocabulary.merged_spaces()?, true, false),
         other => {
             let problem = format!("tokenizer.ggml.model = {other:?} is no kind of tokenizer that Ridge reads");
-            return Err(gguf.fail(problem, "choose a model with a tokenizer of llama, gpt2, bert or t5").into());
+            return Err(gguf
+                .fail(problem, "choose a model with a tokenizer of llama, gpt2, bert, t5 or gemma4")
+                .into());
         }
     };
     Ok((tokenizer.to_string(), vocabulary.config(begins, ends)?.to_string()))
@@ -206,18 +209,32 @@ impl<'a> Vocabulary<'a> {
             "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": bytes, "ignore_merges": false,
             "vocab": self.ids(), "merges": merges,
         });
-        self.of_spaces(model, Vec::new())
+        self.of_spaces(model, Vec::new(), self.flag("add_space_prefix", true)?)
     }
 
-    /// A tokenizer that sees spaces as letters, one of which is put before each text, and is of bytes where it has no
-    /// tokens. `normalizers` go ahead.
-    fn of_spaces(&self, model: Json, mut normalizers: Vec<Json>) -> Result<Json> {
+    /// Byte-pair encoding of characters by merges, where spaces are letters: Gemma 4. Lines are cut apart, as llama.cpp cuts
+    /// them.
+    fn merged_spaces(&self) -> Result<Json> {
+        let model = json!({
+            "type": "BPE", "dropout": null, "unk_token": self.spelling("unknown")?, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": self.ids(), "merges": self.merges()?,
+        });
+        let mut tokenizer = self.of_spaces(model, Vec::new(), self.flag("add_space_prefix", false)?)?;
+        tokenizer["pre_tokenizer"] =
+            json!({ "type": "Split", "pattern": { "Regex": "[^\\n]+|\\n+" }, "behavior": "Isolated", "invert": false });
+        Ok(tokenizer)
+    }
+
+    /// A tokenizer that sees spaces as letters, one of which is put before each text if there is a `prefix`, and is of bytes
+    /// where it has no tokens. `normalizers` go ahead.
+    fn of_spaces(&self, model: Json, mut normalizers: Vec<Json>, prefix: bool) -> Result<Json> {
         let mut decoders = vec![
             json!({ "type": "Replace", "pattern": { "String": SPACE }, "content": " " }),
             json!({ "type": "ByteFallback" }),
             json!({ "type": "Fuse" }),
         ];
-        if self.flag("add_space_prefix", true)? {
+        if prefix {
             normalizers.push(json!({ "type": "Prepend", "prepend": SPACE }));
             decoders.push(json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
         }
@@ -232,17 +249,9 @@ impl<'a> Vocabulary<'a> {
         ))
     }
 
-    /// Byte-pair encoding of bytes, as GPT-2 has it.
-    fn byte_level(&self) -> Result<(Json, bool, bool)> {
+    /// Pairs of tokens that are merged, first those that come first.
+    fn merges(&self) -> Result<Vec<Json>> {
         const MERGES: &str = "tokenizer.ggml.merges";
-        let pre = self.gguf.text("tokenizer.ggml.pre")?.unwrap_or("default");
-        let Some(cut) = cut(pre) else {
-            let problem = format!("tokenizer.ggml.pre = {pre:?} names a way to cut texts that Ridge does not know");
-            return Err(self
-                .gguf
-                .fail(problem, "convert the model from its Hugging Face folder, or use that folder")
-                .into());
-        };
         let merges = self.gguf.needed(MERGES, self.gguf.texts(MERGES)?)?;
         let mut pairs = Vec::with_capacity(merges.len());
         for merge in &merges {
@@ -253,10 +262,23 @@ impl<'a> Vocabulary<'a> {
             };
             pairs.push(json!([merge[..at], merge[at + 1..]]));
         }
+        Ok(pairs)
+    }
+
+    /// Byte-pair encoding of bytes, as GPT-2 has it.
+    fn byte_level(&self) -> Result<(Json, bool, bool)> {
+        let pre = self.gguf.text("tokenizer.ggml.pre")?.unwrap_or("default");
+        let Some(cut) = cut(pre) else {
+            let problem = format!("tokenizer.ggml.pre = {pre:?} names a way to cut texts that Ridge does not know");
+            return Err(self
+                .gguf
+                .fail(problem, "convert the model from its Hugging Face folder, or use that folder")
+                .into());
+        };
         let model = json!({
             "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
             "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": cut.whole,
-            "vocab": self.ids(), "merges": pairs,
+            "vocab": self.ids(), "merges": self.merges()?,
         });
         let split = |expression: &&str| json!({ "type": "Split", "pattern": { "Regex": expression }, "behavior": "Isolated", "invert": false });
         let mut cuts: Vec<Json> = cut.expressions.iter().map(split).collect();
@@ -324,7 +346,7 @@ impl<'a> Vocabulary<'a> {
                 normalizers.push(json!({ "type": "Replace", "pattern": { "Regex": spaces }, "content": one }));
             }
         }
-        self.of_spaces(model, normalizers)
+        self.of_spaces(model, normalizers, self.flag("add_space_prefix", true)?)
     }
 
     /// The text of `tokenizer_config.json`. `begins` and `ends` say what is added where the file does not.

@@ -99,6 +99,9 @@ impl Renderer<'_> {
             (Op::Mod, Value::Str(format), _) => self.percent(format, b),
             (Op::Mul, sequence, count) if integer(count).is_some() => self.repeat(sequence, count),
             (Op::Mul, count, sequence) if integer(count).is_some() => self.repeat(sequence, count),
+            (Op::Sub, view, _) if ["dict_items", "dict_keys"].contains(&view.type_name()) => {
+                unsupported("'-' of keys or items, which makes a set, is not supported")
+            }
             _ => fail(format!(
                 "unsupported operand type(s) for {}: '{}' and '{}'",
                 symbol(op),
