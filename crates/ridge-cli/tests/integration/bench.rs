@@ -117,3 +117,17 @@ fn a_calibration_is_what_plans_of_this_machine_read() {
     bad("name = \"cpu\"", "name = \"gpu\"", "no specification sheet for the device \"cpu\"");
     assert!(plan("nowhere.toml").stderr.contains("--efficiency nowhere.toml: cannot be read"));
 }
+
+#[test]
+fn several_batches_are_measured_one_after_another() {
+    let args = ["bench", "--batch", "1,2,4", "--prompt", "16", "--generate", "4", "--repeat", "1", "--threads", "1"];
+    let text = stdout(&args);
+    for test in ["pp16 x 1 ", "pp16 x 4 ", "tg4 x 2 ", "first token", "generation: "] {
+        assert!(text.contains(test), "{test}: {text}");
+    }
+    let object = json(&[&args[..], &["--json"]].concat());
+    assert_eq!(object["settings"]["batch"].as_array().map(Vec::len), Some(3));
+    let batches: Vec<u64> =
+        object["results"].as_array().unwrap().iter().map(|r| r["batch"].as_u64().unwrap()).collect();
+    assert_eq!(batches, [1, 2, 4, 1, 2, 4]);
+}

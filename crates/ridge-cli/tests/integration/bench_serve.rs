@@ -35,6 +35,13 @@ impl Fake {
                     let mut reader = BufReader::new(stream.try_clone().unwrap());
                     let mut stream = stream;
                     while let Some((path, body)) = read_request(&mut reader) {
+                        // Its load is told by nobody.
+                        if path == "/metrics" {
+                            if respond(&mut stream, 404, "text/plain", "").is_err() {
+                                return;
+                            }
+                            continue;
+                        }
                         most.fetch_max(running.fetch_add(1, SeqCst) + 1, SeqCst);
                         let done = if path == "/v1/models" {
                             respond(
@@ -373,4 +380,24 @@ fn ridge_serve_answers_it_in_every_manner() {
     let trace = repository().join("fixtures/traces/mooncake_conversation.jsonl").display().to_string();
     let replayed = bench(&["--trace", &trace, "--shrink", "512", "--speed", "100", "-N", "20"]);
     assert_eq!(replayed["report"]["answered"], 20, "{replayed}");
+}
+
+/// What requests waited for, by the server's own metrics.
+#[test]
+fn a_report_is_judged_by_what_requests_waited_for() {
+    let server = Server::start(&["--context", "256", "--sequences", "1"]);
+    let url = format!("http://{}", server.address);
+    let args = ["bench", "serve", "--json", "--url", &url, "-c", "8", "-N", "24", "--prompt", "16", "--generate", "60"];
+    let ran = ridge(&args);
+    let report = &object(&ran)["report"];
+    assert!(report["server"]["queue_seconds"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(report["server"]["most_of_cache"].is_number(), "{report}");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("load.json");
+    std::fs::write(&file, &ran.stdout).unwrap();
+    let said = common::stdout(&["plan", "diagnose", file.to_str().unwrap()]);
+    // Eight at a time, of which one runs.
+    assert!(said.starts_with("bound by the queue") && said.contains("by the server's metrics"), "{said}");
+    let found = common::json(&["plan", "diagnose", "--json", file.to_str().unwrap()]);
+    assert_eq!(found["diagnosis"]["verdict"], "queue", "{found}");
 }

@@ -7,6 +7,7 @@
 
 mod event;
 mod judge;
+mod load;
 mod measure;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,7 @@ use std::io::Read;
 
 use ridge_hw::roofline::Roofline;
 
+pub use load::{LoadDiagnosis, LoadVerdict, diagnose_load};
 pub use measure::{Measured, NamedTime};
 pub use verdict::{Confidence, Diagnosis, Verdict};
 

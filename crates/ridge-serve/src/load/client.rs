@@ -173,6 +173,9 @@ pub struct Client {
     idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
 }
 
+/// How long a server may take to tell its metrics.
+const METRICS_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
 impl Client {
     /// Connects to nobody yet.
     pub fn new(target: ServerTarget) -> Self {
@@ -221,6 +224,18 @@ impl Client {
         };
         let late = |_| RequestFailure::new("timeout", "/v1/models gave no answer");
         tokio::time::timeout(self.target.timeout, asked).await.unwrap_or_else(|e| Err(late(e)))
+    }
+
+    /// The text of the server's metrics, if it tells them.
+    pub(super) async fn metrics(&self) -> Option<String> {
+        let asked = async {
+            let (response, sender) = self.send(Method::GET, "/metrics", Bytes::new()).await.ok()?;
+            let told = response.status() == StatusCode::OK;
+            let body = whole(response).await.ok()?;
+            self.give_back(sender);
+            told.then(|| String::from_utf8_lossy(&body).into_owned())
+        };
+        tokio::time::timeout(METRICS_TIMEOUT, asked).await.ok()?
     }
 
     async fn send(

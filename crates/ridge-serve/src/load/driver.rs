@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 
 use super::client::{Client, RequestFailure, ServerTarget, TimedResponse};
 use super::error::LoadError;
 use super::prompts::PromptGenerator;
+use super::usage::{ServerUsage, watch};
 use super::workload::{LoadWorkload, Pace, RequestShape};
 
 /// Threads that send and read.
@@ -37,6 +39,8 @@ pub struct LoadRun {
     pub outcomes: Vec<RequestOutcome>,
     /// Seconds from the first request's sending to the last one's end.
     pub seconds: f64,
+    /// What it took of the server, if that tells.
+    pub server: Option<ServerUsage>,
 }
 
 fn runtime() -> Result<Runtime, LoadError> {
@@ -83,6 +87,8 @@ pub fn drive(
     });
     let runtime = runtime()?;
     let (tell, mut told) = unbounded_channel();
+    let (over, until) = oneshot::channel();
+    let watched = runtime.spawn(watch(Client::new(target.clone()), until));
     match workload.pace {
         Pace::Concurrent(most) => {
             for _ in 0..most.min(workload.requests) {
@@ -99,11 +105,14 @@ pub fn drive(
         outcomes.push(outcome);
         progress(outcomes.len());
     }
+    // Nobody listens any more if the watcher has given up.
+    let _ = over.send(());
+    let server = runtime.block_on(watched).ok().flatten();
     drop(runtime);
     outcomes.sort_by(|a: &RequestOutcome, b| a.sent.total_cmp(&b.sent));
     let first = outcomes.first().map_or(0.0, |o| o.sent);
     let last = outcomes.iter().map(|o| o.ended).fold(first, f64::max);
-    Ok(LoadRun { outcomes, seconds: last - first })
+    Ok(LoadRun { outcomes, seconds: last - first, server })
 }
 
 struct LoadSender {

@@ -14,6 +14,7 @@ mod report;
 mod stats;
 mod sweep;
 mod trace;
+mod usage;
 mod workload;
 
 pub use arrivals::Arrivals;
@@ -25,4 +26,5 @@ pub use report::{LoadReport, Objective, Steadiness};
 pub use stats::SampleSummary;
 pub use sweep::{RateSweep, SweepTrial, sweep};
 pub use trace::{TRACE_BLOCK, TraceRequest, read_trace};
+pub use usage::ServerUsage;
 pub use workload::{LoadWorkload, Pace, RequestShape};

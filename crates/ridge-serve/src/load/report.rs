@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::driver::{LoadRun, RequestOutcome};
 use super::stats::quantile;
-use super::{SampleSummary, TimedResponse};
+use super::{SampleSummary, ServerUsage, TimedResponse};
 
 /// What an answer must keep to be good; seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -113,6 +113,8 @@ pub struct LoadReport {
     pub good: Option<usize>,
     /// Whether answers kept up with requests.
     pub steadiness: Steadiness,
+    /// What the run took of the server, if that tells.
+    pub server: Option<ServerUsage>,
 }
 
 /// Whether answers kept up with requests, in the second half of the time in which requests were sent: by then a server
@@ -186,6 +188,7 @@ impl LoadReport {
             late: SampleSummary::of(run.outcomes.iter().filter_map(|o| o.late).collect()),
             good: objective.map(|o| answers.iter().filter(|(_, a)| o.kept_by(a)).count()),
             steadiness: Steadiness::of(&run.outcomes),
+            server: run.server,
         }
     }
 
@@ -231,6 +234,7 @@ impl LoadReport {
             "itl_seconds": summary(&self.itl),
             "e2e_seconds": summary(&self.e2e),
             "sent_late_seconds": summary(&self.late),
+            "server": self.server.map(|server| server.object()),
         })
     }
 }
@@ -282,7 +286,7 @@ mod tests {
             failed(3, 3.0, "closed"),
             failed(4, 4.0, "http 429"),
         ];
-        let run = LoadRun { outcomes, seconds: 10.0 };
+        let run = LoadRun { outcomes, seconds: 10.0, server: None };
         let objective = Objective::parse("ttft=2s,tpot=600ms").unwrap();
         let report = LoadReport::new(&run, |i| if i == 2 { 4 } else { 5 }, Some(&objective));
         assert_eq!((report.requests, report.answered, report.short), (5, 2, 1));
@@ -310,7 +314,7 @@ mod tests {
         assert!(!of.is_kept() && (0.7..0.85).contains(&of.share()), "{of:?}");
         assert!(!Steadiness::of(&(0..100).map(|i| failed(i, i as f64, "closed")).collect::<Vec<_>>()).is_kept());
         assert!(Steadiness::of(&[]).is_kept());
-        let run = LoadRun { outcomes: steady, seconds: 10.0 };
+        let run = LoadRun { outcomes: steady, seconds: 10.0, server: None };
         let attained = Objective::parse("ttft=1s,tpot=1s").unwrap().attained(&run, 0.95);
         assert_eq!(attained, [("ttft", Some(0.4)), ("tpot", None)]);
     }

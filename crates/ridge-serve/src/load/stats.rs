@@ -9,6 +9,8 @@ pub struct SampleSummary {
     pub count: usize,
     /// Their mean.
     pub mean: f64,
+    /// The smallest.
+    pub min: f64,
     /// Half are at most this.
     pub p50: f64,
     /// 90% are at most this.
@@ -30,6 +32,7 @@ impl SampleSummary {
         Some(Self {
             count: values.len(),
             mean: values.iter().sum::<f64>() / values.len() as f64,
+            min: values[0],
             p50: at(0.5),
             p90: at(0.9),
             p95: at(0.95),
@@ -40,8 +43,8 @@ impl SampleSummary {
 
     /// As JSON, the values as they are.
     pub fn object(&self) -> Value {
-        let Self { count, mean, p50, p90, p95, p99, max } = self;
-        json!({ "count": count, "mean": mean, "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": max })
+        let Self { count, mean, min, p50, p90, p95, p99, max } = self;
+        json!({ "count": count, "mean": mean, "min": min, "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": max })
     }
 }
 

@@ -23,6 +23,7 @@ Examples:
   ridge bench --model DIR --random-weights --threads 1 --json
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
+  ridge bench --batch 1,2,4,8,16    throughput over the batch
   ridge bench --ops    what each op takes of a step
   ridge bench --calibrate this.toml    for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
@@ -63,12 +64,12 @@ pub(crate) struct BenchArgs {
     )]
     context: usize,
 
-    /// Concurrent sequences
+    /// Concurrent sequences; of several, as 1,2,4,8, each test is run with each
     #[arg(
-        short, long, value_name = "N", value_parser = whole::<usize, 1, 4096>, allow_negative_numbers = true,
-        default_value_t = 1
+        short, long, value_name = "N", value_delimiter = ',', value_parser = whole::<usize, 1, 4096>,
+        allow_negative_numbers = true, default_value = "1"
     )]
-    batch: usize,
+    batch: Vec<usize>,
 
     /// Runs of each test, after one to warm up
     #[arg(
@@ -120,7 +121,7 @@ pub(super) struct BenchSettings {
     pub(super) prompt: Vec<usize>,
     pub(super) generate: Option<usize>,
     pub(super) context: usize,
-    pub(super) batch: usize,
+    pub(super) batch: Vec<usize>,
     pub(super) repeat: usize,
     pub(super) chunk: usize,
     pub(super) place: DeviceArgs,

@@ -18,13 +18,14 @@ use ridge::{CacheSize, DeviceRates, EnginePrograms, LoadedModel, RunSettings, St
 use ridge_engine::costs::StepCost;
 use ridge_engine::{Engine, EngineOptions, Sampling, SequenceId};
 use ridge_graph::sample::Rng;
+use ridge_hw::roofline::Bound;
 use ridge_hw::units::{Bytes, Flops};
 use ridge_models::{Model, ModelFiles};
 use ridge_runtime::Backend;
 
 pub(crate) use args::BenchArgs;
 use args::{BenchCommand, BenchSettings};
-use report::{BenchReport, BenchResult, StepWork};
+use report::{BenchReport, BenchResult, GenerationLimit, StepWork};
 use test::BenchTest;
 
 use crate::error::{Result, refused};
@@ -73,7 +74,11 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         return Err(refused("--generate", 0, "and --prompt 0 leave nothing to run"));
     };
 
-    let (context, batch) = (settings.context + longest, settings.batch);
+    let most = settings.batch.iter().copied().max().unwrap_or(1);
+    if let ([_, _, ..], Some(file)) = (&settings.batch[..], &settings.calibrate) {
+        return Err(refused("--calibrate", file.display(), "measures one batch; give --batch one number"));
+    }
+    let context = settings.context + longest;
     let chunk = settings.chunk.min(context);
     let running = RunSettings {
         placement: settings.place.placement(),
@@ -82,10 +87,10 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         chunk,
         random_weights: settings.random_weights || !files.has_weights() && settings.calibrate.is_some(),
     };
-    let options = EngineOptions { context, sequences: batch, chunk, blocks: None };
+    let options = EngineOptions { context, sequences: most, chunk, blocks: None };
     let (cached, mut progress) = (CacheSize::Engine(options), LoadProgress::new(!settings.json));
     let workspace = |model: &Model, backend: &dyn Backend| {
-        let largest = StepExtents { tokens: chunk * batch, sequences: batch, context };
+        let largest = StepExtents { tokens: chunk * most, sequences: most, context };
         ridge::engine_bytes(model, backend, EnginePrograms::Plain, largest)
     };
     let LoadedModel { session, model, device, threads } =
@@ -97,12 +102,12 @@ fn measure(settings: &BenchSettings) -> Result<()> {
 
     let spinner = Spinner::new();
     let rates = match threads {
-        Some(threads) => DeviceRates::measure(&model, settings.context * batch, threads, |what| spinner.now(what))?,
+        Some(threads) => DeviceRates::measure(&model, settings.context * most, threads, |what| spinner.now(what))?,
         None => DeviceRates::specified(&device, &model)?,
     };
     let mut results = Vec::with_capacity(tests.len());
     let mut trace = trace::LaunchTrace::default();
-    for test in tests {
+    for (test, batch) in tests.iter().flat_map(|test| settings.batch.iter().map(move |batch| (*test, *batch))) {
         spinner.now("running the model");
         let mut times = Vec::with_capacity(settings.repeat);
         for run in 0..=settings.repeat {
@@ -121,13 +126,13 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         }
         let ops = if settings.ops || settings.trace.is_some() {
             spinner.now("timing each op");
-            let profile = ops::measure(&mut engine, &model, cost, test, settings)?;
-            trace.add(&test.name(settings.context), &profile);
+            let profile = ops::measure(&mut engine, &model, cost, (test, batch), settings)?;
+            trace.add(&settings.name(test, batch), &profile);
             profile.by_kernel(&rates.roofline())
         } else {
             Vec::new()
         };
-        results.push(BenchResult { test, times, total, ops });
+        results.push(BenchResult { test, batch, times, total, ops });
     }
     drop(spinner);
     if let Some(path) = &settings.calibrate {
@@ -139,8 +144,29 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         trace.write(path, &device, &rates.roofline())?;
     }
     let on = (&*device, threads);
-    let shown = BenchReport { settings, files: &files, model: &model, on, rates: &rates, results: &results };
+    let generates = tests.iter().any(|test| test.answers()) && settings.batch.len() > 1;
+    let limit = generates.then(|| generation_limit(&costs[1], &rates, settings.context)).transpose()?;
+    let shown = BenchReport { settings, files: &files, model: &model, on, rates: &rates, results: &results, limit };
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
+}
+
+/// From how many sequences arithmetic bounds a step of generation behind `depth` tokens.
+fn generation_limit(cost: &StepCost, rates: &DeviceRates, depth: usize) -> Result<GenerationLimit> {
+    const MOST: usize = 4096;
+    let roofline = rates.roofline();
+    let computes = |batch: usize| -> Result<bool> {
+        let cost = cost.at(&vec![(depth, 1); batch])?;
+        Ok(roofline.bound(Flops(cost.flops), Bytes(cost.bytes)) == Bound::Compute)
+    };
+    if !computes(MOST)? {
+        return Ok(GenerationLimit(None));
+    }
+    let (mut below, mut from) = (0, MOST);
+    while from - below > 1 {
+        let middle = usize::midpoint(below, from);
+        if computes(middle)? { from = middle } else { below = middle }
+    }
+    Ok(GenerationLimit(Some(from)))
 }
 
 /// Fills the cache to `depth`, then times the test: all of its steps, with the token that each gives at its end.

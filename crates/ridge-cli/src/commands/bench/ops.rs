@@ -58,7 +58,7 @@ pub(super) fn measure(
     engine: &mut Engine,
     model: &Model,
     cost: &StepCost,
-    test: BenchTest,
+    (test, batch): (BenchTest, usize),
     settings: &BenchSettings,
 ) -> Result<StepProfile> {
     let steps = test.steps(settings.chunk);
@@ -66,7 +66,7 @@ pub(super) fn measure(
     let depth = settings.context + steps.iter().sum::<usize>() - last;
     let mut rng = Rng::new(0);
     let prompt = test.prompt(settings.context);
-    let ids: Vec<SequenceId> = (0..settings.batch).filter_map(|_| engine.start(Sampling::GREEDY, prompt)).collect();
+    let ids: Vec<SequenceId> = (0..batch).filter_map(|_| engine.start(Sampling::GREEDY, prompt)).collect();
     let mut texts = Vec::with_capacity(ids.len());
     for _ in &ids {
         texts.push((0..depth + last).map(|_| rng.below(model.vocab_size) as u32).collect::<Vec<_>>());

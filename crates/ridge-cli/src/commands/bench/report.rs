@@ -34,6 +34,8 @@ impl StepWork {
 /// What a test measured.
 pub(super) struct BenchResult {
     pub(super) test: BenchTest,
+    /// Sequences at a time.
+    pub(super) batch: usize,
     /// Seconds of each run.
     pub(super) times: Vec<f64>,
     pub(super) total: StepWork,
@@ -50,8 +52,8 @@ impl BenchResult {
     }
 
     /// Mean and standard deviation of the tokens a second, all sequences together.
-    fn rate(&self, batch: usize) -> (f64, f64) {
-        let rates: Vec<f64> = self.times.iter().map(|t| (self.test.tokens() * batch) as f64 / t).collect();
+    fn rate(&self) -> (f64, f64) {
+        let rates: Vec<f64> = self.times.iter().map(|t| (self.test.tokens() * self.batch) as f64 / t).collect();
         let mean = rates.iter().sum::<f64>() / rates.len() as f64;
         let squares: f64 = rates.iter().map(|r| (r - mean).powi(2)).sum();
         (mean, (squares / (rates.len().max(2) - 1) as f64).sqrt())
@@ -67,15 +69,30 @@ pub(super) struct BenchReport<'a> {
     pub(super) on: (&'a str, Option<usize>),
     pub(super) rates: &'a DeviceRates,
     pub(super) results: &'a [BenchResult],
+    /// Where there are several batches.
+    pub(super) limit: Option<GenerationLimit>,
+}
+
+/// The least number of sequences whose step of generation is bound by arithmetic, by its floor; `None` if none is.
+#[derive(Clone, Copy)]
+pub(super) struct GenerationLimit(pub(super) Option<usize>);
+
+impl BenchSettings {
+    /// What a test is called; with its batch where there are several.
+    pub(super) fn name(&self, test: BenchTest, batch: usize) -> String {
+        let of = if self.batch.len() > 1 { format!(" x {batch}") } else { String::new() };
+        test.name(self.context) + &of
+    }
 }
 
 impl BenchReport<'_> {
     fn noisy(&self) -> bool {
-        self.results.iter().map(|r| r.rate(1)).any(|(mean, spread)| spread > NOISY * mean)
+        self.results.iter().map(BenchResult::rate).any(|(mean, spread)| spread > NOISY * mean)
     }
 
     pub(super) fn text(&self) -> String {
-        let batch = self.settings.batch;
+        let batches = &self.settings.batch;
+        let many = batches.len() > 1;
         let mut text = format!(
             "{}: {}, {} parameters, weights of {}; {}, {}\n",
             self.files,
@@ -83,7 +100,10 @@ impl BenchReport<'_> {
             grouped(self.model.parameter_count()),
             Bytes(self.model.weight_bytes()),
             self.on.1.map_or_else(|| self.on.0.to_owned(), |threads| count(threads, "thread")),
-            count(batch, "sequence"),
+            match batches[..] {
+                [batch] => count(batch, "sequence"),
+                _ => format!("{} sequences", batches.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
+            },
         );
         text += &format!("memory      {}: {}\n", self.rates.memory, self.rates.memory.source);
         text += &format!("arithmetic  {}: {}\n", self.rates.arithmetic, self.rates.arithmetic.source);
@@ -95,26 +115,39 @@ impl BenchReport<'_> {
         }
         text.push('\n');
         let head = ["test", "tok/s", "time a token", "floor", "of floor", "limit"];
-        let mut rows = vec![head.map(str::to_owned).to_vec()];
+        let first = many.then_some("first token").into_iter();
+        let mut rows: Vec<Vec<String>> = vec![head.into_iter().chain(first).map(str::to_owned).collect()];
         for result in self.results {
-            let (mean, spread) = result.rate(batch);
-            let tokens = (result.test.tokens() * batch) as f64;
-            rows.push(vec![
-                result.test.name(self.settings.context),
+            let (mean, spread) = result.rate();
+            let tokens = (result.test.tokens() * result.batch) as f64;
+            let mut row = vec![
+                self.settings.name(result.test, result.batch),
                 format!("{mean:.2} ± {spread:.2}"),
                 Seconds(result.median() / tokens).to_string(),
                 Seconds(result.total.floor / tokens).to_string(),
                 format!("{:.0}%", 100.0 * result.total.floor / result.median()),
                 self.rates.roofline().bound(Flops(result.total.flops), result.total.bytes).to_string(),
-            ]);
+            ];
+            // A prompt ends with the first token.
+            row.extend((many && !result.test.answers()).then(|| Seconds(result.median()).to_string()));
+            rows.push(row);
         }
         text += &columns(&rows);
         text += &format!(
             "\ntok/s and time measured over {}; floor modelled: costs of the graph at the rates above\n",
             count(self.settings.repeat, "run")
         );
+        text += &match self.limit {
+            None => String::new(),
+            Some(GenerationLimit(Some(batch))) => {
+                format!("generation: arithmetic is the limit from {batch} sequences, by the floor\n")
+            }
+            Some(GenerationLimit(None)) => {
+                "generation: memory is the limit of any number of sequences, by the floor\n".to_owned()
+            }
+        };
         for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
-            text += &format!("\nlast step of {}\n", result.test.name(self.settings.context));
+            text += &format!("\nlast step of {}\n", self.settings.name(result.test, result.batch));
             text += &ops::text(&result.ops);
         }
         if self.noisy() {
@@ -124,11 +157,15 @@ impl BenchReport<'_> {
     }
 
     pub(super) fn object(&self) -> Value {
-        let batch = self.settings.batch;
+        let batch = match self.settings.batch[..] {
+            [batch] => json!(batch),
+            _ => json!(self.settings.batch),
+        };
         let result = |r: &BenchResult| {
-            let (mean, spread) = r.rate(batch);
+            let (mean, spread) = r.rate();
             json!({
-                "test": r.test.name(self.settings.context),
+                "test": self.settings.name(r.test, r.batch),
+                "batch": r.batch,
                 "kind": if matches!(r.test, BenchTest::Prompt(_)) { "prompt" } else { "generate" },
                 "tokens": r.test.tokens(),
                 "ops": self.settings.ops.then(|| ops::object(&r.ops)),
@@ -153,6 +190,7 @@ impl BenchReport<'_> {
             "weight_bytes": self.model.weight_bytes(),
             "machine": { "memory_read": self.rates.memory, "matmul": self.rates.arithmetic },
             "results": self.results.iter().map(result).collect::<Vec<_>>(),
+            "compute_bound_from_batch": self.limit.and_then(|limit| limit.0),
             "noisy": self.noisy(),
             "settings": {
                 "random_weights": self.settings.random_weights,

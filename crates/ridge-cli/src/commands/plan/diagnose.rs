@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use ridge_hw::spec::{DeviceSpec, Precision};
 use ridge_plan::PlanError;
-use ridge_plan::diagnose::diagnose;
+use ridge_plan::diagnose::{LoadDiagnosis, diagnose, diagnose_load};
 use serde_json::json;
 
 use crate::error::{Error, Result, refused};
@@ -15,11 +15,13 @@ use crate::output::{columns, print, print_json};
 
 /// Judge a trace: bound by compute, memory, communication, launches, host or scheduler, with what to try next
 ///
-/// Reads Chrome traces of torch.profiler, of programs that write its format, and of `ridge bench --trace`.
+/// Reads Chrome traces of torch.profiler, of programs that write its format, and of `ridge bench --trace`; and what `ridge
+/// bench serve --json` printed, of which it tells whether requests waited for the queue, prompts, answers or the cache.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge plan diagnose trace.json
+  ridge bench serve --rate 20 --json | ridge plan diagnose -
   gunzip -c trace.json.gz | ridge plan diagnose - --device H200 --json")]
 pub(crate) struct PlanDiagnoseArgs {
     /// The trace; - for standard input
@@ -52,6 +54,12 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
     let mut source = BufReader::with_capacity(1 << 16, source);
     if source.fill_buf().map_err(fail)?.starts_with(&[0x1f, 0x8b]) {
         return Err(refused("TRACE", args.trace.display(), "is compressed; gunzip -c it into `ridge plan diagnose -`"));
+    }
+    let head = String::from_utf8_lossy(source.fill_buf().map_err(fail)?).into_owned();
+    if LOAD_MARKS.iter().all(|mark| head.contains(mark)) {
+        let object = serde_json::from_reader(source)
+            .map_err(|e| refused("TRACE", args.trace.display(), &format!("is no JSON: {e}")))?;
+        return show_load(&diagnose_load(&object)?, args.json);
     }
     let found = diagnose(source, roofline)?;
     if args.json {
@@ -86,5 +94,25 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
     }
     text += &format!("\nnext, try: {}\nit shows: {}\n", found.experiment, found.shows);
     // Names are the trace's.
+    print(&text)
+}
+
+/// What stands in the first lines of what `ridge bench serve --json` prints, and in no trace.
+const LOAD_MARKS: [&str; 3] = ["\"server\"", "\"endpoint\"", "\"settings\""];
+
+fn show_load(found: &LoadDiagnosis, json: bool) -> Result<()> {
+    if json {
+        let sources = json!({ "times": "measured, by the report", "verdict": "modelled" });
+        return print_json(&json!({ "diagnosis": found, "sources": sources }));
+    }
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    let rows = [("queue", found.queue), ("prefill", found.prefill), ("decode", found.decode)];
+    let rows: Vec<Vec<String>> = rows.into_iter().map(|(what, share)| vec![what.to_owned(), percent(share)]).collect();
+    let mut text =
+        format!("{}, sure: {} ({})\n\n{}\nevidence\n", found.verdict, found.sure, found.because, columns(&rows));
+    for line in &found.evidence {
+        text += &format!("  {line}\n");
+    }
+    text += &format!("\nnext, try: {}\nit shows: {}\n", found.experiment, found.shows);
     print(&text)
 }
