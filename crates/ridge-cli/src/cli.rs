@@ -1,6 +1,9 @@
 //! The command line as a whole: all commands, what each is run by.
 
-use clap::{CommandFactory as _, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory as _, Parser, Subcommand};
 
 use crate::commands::bench::{self, BenchArgs};
 use crate::commands::chat::{self, ChatArgs};
@@ -29,20 +32,45 @@ use crate::error::Result;
     after_help = "\
 Examples:
   ridge generate                              a story by the small model that is compiled in
-  ridge generate --model DIR \"Once upon a\"    a downloaded model goes on
-  ridge chat --model DIR                      a conversation with it
-  ridge serve --model DIR                     OpenAI's API and a page, for many users
+  ridge generate DIR \"Once upon a\"            a downloaded model goes on
+  ridge chat DIR                              a conversation with it
+  ridge serve model.gguf                      OpenAI's API and a page, for many users
   ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge eval --perplexity FILE                how well a model predicts a text
-  ridge bench --model DIR                     how fast it is, beside its floor
+  ridge bench DIR                             how fast it is, beside its floor
   ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
   ridge inspect DIR                           what it is made of and what a token costs
   ridge doctor                                what this machine has and reaches
-  ridge plan fit DIR --device H100            whether it fits, and for how many users"
+  ridge plan fit DIR --device H100            whether it fits, and for how many users
+
+DIR is a folder of a model in the layout of Hugging Face. Commands take it, or a GGUF file, directly behind
+their names, or anywhere as -m or --model."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: CliCommand,
+}
+
+/// The arguments with `--model` before a model that stands directly behind a command which takes one: a GGUF file, or a folder
+/// with a config.json.
+pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    let takes_model = |command: &Command| {
+        let is_positional = |arg: &Arg| arg.get_value_names().is_some_and(|names| names.iter().any(|n| n == "MODEL"));
+        command.get_arguments().any(|arg| arg.get_long() == Some("model"))
+            && !command.get_positionals().any(is_positional)
+    };
+    if let [_, command, first, ..] = &args[..]
+        && command.to_str().and_then(|name| cli.find_subcommand(name)).is_some_and(takes_model)
+        && !first.to_string_lossy().starts_with('-')
+    {
+        let path = Path::new(first);
+        let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
+        if is_gguf || path.join("config.json").is_file() {
+            args.insert(2, "--model".into());
+        }
+    }
+    args
 }
 
 #[derive(Debug, Subcommand)]
@@ -95,6 +123,24 @@ impl CliCommand {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_behind_a_command_is_its_model() {
+        let named = |args: &[&str]| {
+            let args = args.iter().map(OsString::from);
+            let all = with_model_named(args, &Cli::command()).into_iter().map(|arg| arg.into_string().unwrap());
+            all.collect::<Vec<_>>().join(" ")
+        };
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K");
+        assert_eq!(named(&["ridge", "generate", folder, "Once"]), format!("ridge generate --model {folder} Once"));
+        assert_eq!(named(&["ridge", "chat", "none.GGUF"]), "ridge chat --model none.GGUF");
+        for args in
+            ["generate Once", "inspect a.gguf", "quantize a.gguf b.gguf", "bench serve", "generate -n 3", "generate"]
+        {
+            let args: Vec<&str> = ["ridge"].into_iter().chain(args.split(' ')).collect();
+            assert_eq!(named(&args), args.join(" "));
+        }
+    }
 
     #[test]
     fn the_definition_of_the_arguments_is_consistent() {

@@ -24,13 +24,13 @@ mod target_file;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, Parser as _};
 
-use cli::Cli;
+use cli::{Cli, with_model_named};
 use error::Error;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::try_parse_from(with_model_named(std::env::args_os(), &Cli::command())) {
         Ok(cli) => cli,
         Err(refusal) => {
             // Help and version arrive as errors, too; they fail only if they cannot be written.

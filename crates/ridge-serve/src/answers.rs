@@ -32,6 +32,8 @@ pub(crate) struct Answers {
     prompt_tokens: usize,
     /// Tokens that the client named to end answers.
     own_stops: Vec<u32>,
+    /// What the client calls the form that answers are held to.
+    form: Option<String>,
     cached_tokens: usize,
     /// Jobs that are over.
     jobs_over: usize,
@@ -50,7 +52,7 @@ impl Answers {
         choices: Vec<AnswerChoice>,
         events: mpsc::Receiver<JobEvent>,
         tickets: Vec<JobTicket>,
-        (prompt_tokens, own_stops): (usize, Vec<u32>),
+        (prompt_tokens, own_stops, form): (usize, Vec<u32>, Option<String>),
         limit: Option<Duration>,
         cutting: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
@@ -61,6 +63,7 @@ impl Answers {
             tickets,
             prompt_tokens,
             own_stops,
+            form,
             cached_tokens: 0,
             jobs_over: 0,
             deadline,
@@ -134,7 +137,12 @@ impl Answers {
                 self.choices[first..first + n].iter_mut().try_for_each(|choice| choice.prompt(&logprobs))?;
                 return Ok(None);
             }
-            JobEvent::Failed(error) => return Err(error),
+            JobEvent::Failed(error) => {
+                return Err(match &self.form {
+                    Some(form) if error.param.as_deref() == Some("constraint") => error.of_param(form),
+                    _ => error,
+                });
+            }
         };
         if piece.ending.is_some() {
             self.tickets.iter_mut().for_each(|ticket| ticket.ended(index, engine_knows));

@@ -63,6 +63,15 @@ impl ApiError {
         Self { message: format!("{param}: {message}"), param: Some(param), ..Self::bad("") }
     }
 
+    /// This error with its parameter called as the client calls it.
+    pub(crate) fn of_param(self, param: &str) -> Self {
+        let message = match &self.param {
+            Some(old) => self.message.replacen(old.as_str(), param, 1),
+            None => self.message,
+        };
+        Self { message, param: Some(param.to_owned()), ..self }
+    }
+
     /// A key that is missing or wrong.
     pub(crate) fn unauthorized(message: &str) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)

@@ -22,16 +22,16 @@ pub(crate) struct ModelSettings {
 #[command(next_help_heading = "Numbers")]
 pub(crate) struct NumberArgs {
     /// Store matrices in this format, converted while loading
-    #[arg(long, value_parser = formats())]
+    #[arg(long, value_parser = formats(), ignore_case = true)]
     format: Option<String>,
 
     /// Dtype of activations [default: what the model names; bf16 for GGUF files but those of f32]
-    #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
+    #[arg(long, value_parser = FLOATS, ignore_case = true, value_name = "DTYPE")]
     dtype: Option<String>,
 
     /// Dtype of the keys and values in the cache, int8 with a scale for each key and value of each head [default: that of
     /// activations]
-    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], value_name = "DTYPE")]
+    #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
     /// How the CPU multiplies block-quantised weights: by exact activations, or by activations rounded to int8, 256 to a
@@ -57,14 +57,17 @@ impl NumberArgs {
     /// # Errors
     /// When a dtype or format has an unknown name.
     pub(crate) fn settings(&self, path: Option<PathBuf>) -> Result<ModelSettings> {
-        let dtype = |flag, name: &str| DType::from_name(name).ok_or_else(|| refused(flag, name, "is not a dtype"));
-        let format =
-            |name: &String| FormatRef::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
+        let dtype = |flag, name: &str| {
+            DType::from_name(&name.to_ascii_lowercase()).ok_or_else(|| refused(flag, name, "is not a dtype"))
+        };
+        let format = |name: &String| {
+            FormatRef::from_name(&name.to_ascii_lowercase()).ok_or_else(|| refused("--format", name, "is not a format"))
+        };
         let numbers = NumberSettings {
             format: self.format.as_ref().map(format).transpose()?,
             dtype: self.dtype.as_deref().map(|name| dtype("--dtype", name)).transpose()?,
             cache_dtype: match self.cache_dtype.as_deref() {
-                Some("int8") => Some(DType::I8),
+                Some(name) if name.eq_ignore_ascii_case("int8") => Some(DType::I8),
                 name => name.map(|name| dtype("--cache-dtype", name)).transpose()?,
             },
             activations: match self.activations {

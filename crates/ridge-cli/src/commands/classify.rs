@@ -31,7 +31,7 @@ pub(crate) struct ClassifyArgs {
     images: Vec<PathBuf>,
 
     /// Folder of a model in the layout of Hugging Face
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: PathBuf,
 
     /// Use random weights

@@ -32,7 +32,7 @@ pub(crate) struct EmbedArgs {
     texts: Vec<String>,
 
     /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: Option<PathBuf>,
 
     /// Use random weights

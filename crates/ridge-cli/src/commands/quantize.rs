@@ -37,12 +37,12 @@ pub(crate) struct QuantizeArgs {
     to: PathBuf,
 
     /// Format of the matrices, or a mix of formats (_s, _m, _l) as llama-quantize has it
-    #[arg(long, value_parser = formats_and_mixes())]
+    #[arg(long, value_parser = formats_and_mixes(), ignore_case = true)]
     format: String,
 
     /// Format of the embedding and the output projection [default: that of the mix; q6_k for formats of
     /// fewer bits; else --format]
-    #[arg(long, value_parser = formats(), value_name = "FORMAT")]
+    #[arg(long, value_parser = formats(), ignore_case = true, value_name = "FORMAT")]
     outer: Option<String>,
 
     /// How much each input of each matrix matters: a file that llama-imatrix wrote, GGUF or older
@@ -71,9 +71,10 @@ fn bits(storage: &TensorStorage) -> f64 {
 }
 
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
-    let storage =
-        |name: &str| TensorStorage::from_name(name).ok_or_else(|| refused("--format", name, "is not a format"));
-    let mix = Mix::from_name(&args.format);
+    let storage = |name: &str| {
+        TensorStorage::from_name(&name.to_ascii_lowercase()).ok_or_else(|| refused("--format", name, "is not a format"))
+    };
+    let mix = Mix::from_name(&args.format.to_ascii_lowercase());
     let matrices = if mix.is_none() { Some(storage(&args.format)?) } else { None };
     let fine = storage("q6_k")?;
     let outer = match &args.outer {

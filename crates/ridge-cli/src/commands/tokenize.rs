@@ -42,7 +42,7 @@ pub(crate) struct TokenizeArgs {
     decode: Option<String>,
 
     /// Folder of a model in the layout of Hugging Face with a tokenizer.json, or a GGUF file
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: Option<PathBuf>,
 
     /// Add no begin and end tokens; with --decode, leave special tokens out of the text

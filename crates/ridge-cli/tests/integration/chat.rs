@@ -23,27 +23,27 @@ fn an_answer_is_what_the_model_says_to_the_rendered_conversation() {
     let folder = talker();
     let chat = ["chat", "--model", folder.path(), "--greedy", "-n", "20"];
     let expected = generated("<s>user:The dog\nassistant:", "20");
-    assert_eq!(stdout(&[&chat[..], &["-m", "The dog"]].concat()), expected);
+    assert_eq!(stdout(&[&chat[..], &["-p", "The dog"]].concat()), expected);
     assert_eq!(ridge_reading("The dog\n", &chat).stdout, expected);
-    assert_eq!(ridge_reading("The dog\n", &[&chat[..], &["-m", "-"]].concat()).stdout, expected);
+    assert_eq!(ridge_reading("The dog\n", &[&chat[..], &["-p", "-"]].concat()).stdout, expected);
     let expected = generated("<s>system:Be kind.\nuser:The dog\nassistant:", "20");
-    assert_eq!(stdout(&[&chat[..], &["--system", "Be kind.", "-m", "The dog"]].concat()), expected);
+    assert_eq!(stdout(&[&chat[..], &["--system", "Be kind.", "-p", "The dog"]].concat()), expected);
     folder.write("system.txt", "Be kind.\n");
     let system = format!("@{}", folder.file("system.txt").display());
-    assert_eq!(stdout(&[&chat[..], &["--system", &system, "-m", "The dog"]].concat()), expected);
+    assert_eq!(stdout(&[&chat[..], &["--system", &system, "-p", "The dog"]].concat()), expected);
 }
 
 #[test]
 fn turns_that_reuse_the_cache_are_answered_as_those_read_anew() {
     let folder = talker();
     let chat = ["chat", "--model", folder.path(), "--greedy", "-n", "12", "--json", "--chunk", "16"];
-    let both = json(&[&chat[..], &["-m", "The dog was big", "-m", "Lily saw it"]].concat());
+    let both = json(&[&chat[..], &["-p", "The dog was big", "-p", "Lily saw it"]].concat());
     assert!(both["cached_tokens"].as_u64().unwrap() > 10, "{both}");
     let messages = both["messages"].as_array().unwrap();
     assert_eq!(messages.len(), 4);
     folder.write("talk.json", serde_json::to_string(&messages[..2]).unwrap());
     let talk = folder.file("talk.json");
-    let anew = json(&[&chat[..], &["--load", talk.to_str().unwrap(), "-m", "Lily saw it"]].concat());
+    let anew = json(&[&chat[..], &["--load", talk.to_str().unwrap(), "-p", "Lily saw it"]].concat());
     assert_eq!(anew["cached_tokens"], 0);
     for same in ["messages", "prompt_tokens", "generated_tokens", "finish_reason"] {
         assert_eq!(anew[same], both[same], "{same}");
@@ -57,7 +57,7 @@ fn the_token_that_the_template_puts_behind_answers_ends_them() {
     folder.edit("config.json", |c| c.replace("\"eos_token_id\": 2", "\"eos_token_id\": 500"));
     folder.edit("tokenizer_config.json", |c| c.replace("\"eos_token\": \"</s>\"", "\"sep_token\": \"</s>\""));
     let finish = || {
-        let args = ["chat", "--model", folder.path(), "--greedy", "-n", "450", "-m", "The end", "--json"];
+        let args = ["chat", "--model", folder.path(), "--greedy", "-n", "450", "-p", "The end", "--json"];
         json(&args)["finish_reason"].clone()
     };
     assert_ne!(finish(), "stop");
@@ -72,14 +72,14 @@ fn the_token_that_the_template_puts_behind_answers_ends_them() {
 fn oldest_turns_are_left_out_when_the_context_is_full() {
     let folder = talker();
     let turn = "Once upon a time there was a dog who ran to the park";
-    let turns = ["-m", turn].repeat(4);
+    let turns = ["-p", turn].repeat(4);
     let chat = ["chat", "--model", folder.path(), "--greedy", "-n", "10", "--context", "100"];
     let ran = ridge(&[&chat[..], &turns].concat());
     assert_eq!((ran.code, ran.stdout.lines().count() >= 4), (0, true), "{}", ran.stderr);
     assert!(ran.stderr.contains("(the context of 100 tokens is full: the oldest "), "{}", ran.stderr);
     assert_eq!(ridge(&[&chat[..], &turns, &["--quiet"]].concat()).stderr, "");
     let long = turn.repeat(20);
-    let ran = ridge(&[&chat[..], &["-m", &long]].concat());
+    let ran = ridge(&[&chat[..], &["-p", &long]].concat());
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.contains("and the context holds 100; shorten the message"), "{}", ran.stderr);
 }
@@ -101,12 +101,12 @@ fn templates_are_chosen_and_given_variables_and_tools() {
         tools.to_str().unwrap(),
         "--template-variable",
         "mood= saw",
-        "-m",
+        "-p",
         "<s>Lily",
     ];
     // The embedded model has no template of its own and needs none here.
     assert_eq!(stdout(&args), generated("Lily saw a red ball", "20"));
-    let ran = ridge(&["chat", "--model", folder.path(), "--template", "nothing", "-m", "x"]);
+    let ran = ridge(&["chat", "--model", folder.path(), "--template", "nothing", "-p", "x"]);
     assert_eq!(ran.code, 1);
     assert!(ran.stderr.contains("there is none named nothing") && ran.stderr.contains("default"), "{}", ran.stderr);
 }
@@ -119,27 +119,27 @@ fn mistakes_say_what_to_do() {
     let bad = bad.to_str().unwrap();
     let model = folder.path();
     for (code, args, said) in [
-        (1, &["-m", "hi"][..], "has no chat template"),
-        (1, &["--model", model, "-m", " "], "a message is empty"),
+        (1, &["-p", "hi"][..], "has no chat template"),
+        (1, &["--model", model, "-p", " "], "a message is empty"),
         (1, &["--model", model], "a message is empty"),
-        (1, &["--model", model, "--load", bad, "-m", "x"], "message 1 has no role"),
-        (1, &["--model", model, "--load", "/no/such", "-m", "x"], "cannot read /no/such"),
-        (1, &["--model", model, "--tools", "/dev/null", "-m", "x"], "/dev/null"),
-        (2, &["--model", model, "--template-variable", "x", "-m", "x"], "--template-variable x: must be a name"),
-        (2, &["--model", model, "--context", "513", "-m", "x"], "--context 513: the model was made for at most 512"),
+        (1, &["--model", model, "--load", bad, "-p", "x"], "message 1 has no role"),
+        (1, &["--model", model, "--load", "/no/such", "-p", "x"], "cannot read /no/such"),
+        (1, &["--model", model, "--tools", "/dev/null", "-p", "x"], "/dev/null"),
+        (2, &["--model", model, "--template-variable", "x", "-p", "x"], "--template-variable x: must be a name"),
+        (2, &["--model", model, "--context", "513", "-p", "x"], "--context 513: the model was made for at most 512"),
     ] {
         let ran = ridge(&[&["chat"], args].concat());
         assert_eq!(ran.code, code, "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(said), "{args:?}: {}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
-    assert!(ridge(&["chat", "-m", "hi"]).stderr.contains("`ridge generate`"));
+    assert!(ridge(&["chat", "-p", "hi"]).stderr.contains("`ridge generate`"));
 }
 
 #[test]
 fn a_reader_that_leaves_is_no_failure() {
     let folder = talker();
-    let mut child = command(&["chat", "--model", folder.path(), "--greedy", "-q", "-m", "The dog"]);
+    let mut child = command(&["chat", "--model", folder.path(), "--greedy", "-q", "-p", "The dog"]);
     let mut child = child.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();

@@ -64,7 +64,7 @@ fn conversations_and_scores_over_two_ranks_are_those_of_one() {
     let model = Folder::stories();
     model.write("chat_template.jinja", "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}");
     let chat = |tp: &str| {
-        let turns = ["-m", "The dog was big", "-m", "Lily saw it"];
+        let turns = ["-p", "The dog was big", "-p", "Lily saw it"];
         stdout(&[&["chat", "--model", model.path(), "--greedy", "-n", "12", "--tp", tp][..], &turns].concat())
     };
     assert_eq!(chat("2"), chat("1"));

@@ -144,6 +144,12 @@ fn forms_that_cannot_be_are_refused_by_name_and_hurt_nobody_else() {
         let refused = server.post(CHAT, &ask(&more));
         assert!(refused.refused(400).starts_with(param), "{more}: {}", refused.text());
     }
+    // What turns out to be too much in the middle of an answer is said of the parameter, without the library's own words.
+    let much = json!({ "guided_regex": "(a{1,1000}){1,1000}", "max_tokens": 450 });
+    let answer = server.post(CHAT, &ask(&much));
+    if answer.status != 200 {
+        assert!(answer.refused(400) == "guided_regex" && !answer.text().contains('<'), "{}", answer.text());
+    }
     // Heavy, and perhaps refused, but never fatal.
     for more in [
         json!({ "guided_regex": "(a+)+(a|aa)*b" }),

@@ -100,6 +100,17 @@ fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
     schema
 }
 
+/// Why a grammar cannot go on.
+fn stuck(why: &str) -> String {
+    match why {
+        why if why.contains("too many expressions") => {
+            "its regular expressions have more states than are followed; bound their repetitions less, or by smaller numbers"
+                .to_owned()
+        }
+        why => plain(why).replace("<non-verbose/>", "").trim().to_owned(),
+    }
+}
+
 /// What the grammar library says, without what it says of itself: where in a grammar of its own a regular expression stands,
 /// and what it was built without.
 fn plain(why: &str) -> String {
@@ -175,7 +186,7 @@ impl Grammar {
 
     /// Tokens that may not come next, a bit each, as [`Row::forbidden`](crate::Row::forbidden) has them.
     fn forbidden(&mut self) -> Result<Vec<u32>, String> {
-        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        let allowed = self.matcher.compute_mask_or_eos().map_err(|e| stuck(&e.to_string()))?;
         let stats = self.matcher.last_step_stats().map_err(|e| e.to_string())?;
         self.costly = stats.trie_nodes_walked + stats.all_items > CHEAP;
         if allowed.is_zero() {
@@ -188,7 +199,7 @@ impl Grammar {
 
     /// Takes a token. Is the answer complete, so that nothing can follow?
     fn take(&mut self, token: u32) -> Result<bool, String> {
-        self.matcher.consume_token(token).map_err(|e| e.to_string())?;
+        self.matcher.consume_token(token).map_err(|e| stuck(&e.to_string()))?;
         Ok(self.matcher.is_stopped())
     }
 

@@ -102,7 +102,8 @@ pub(super) async fn submit(
     let prompt_tokens = prompts.iter().map(Vec::len).sum();
     let limit = app.options.request_timeout;
     let own_stops = common.stop_tokens.clone();
-    let (id, counts) = (caller.id.clone(), (prompt_tokens, own_stops));
+    let form = common.form.as_ref().map(|asked| asked.param.clone());
+    let (id, counts) = (caller.id.clone(), (prompt_tokens, own_stops, form));
     Ok(Answers::new(id, choices, received, tickets, counts, limit, app.cutting()))
 }
 
@@ -126,10 +127,7 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
 fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
-        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => {
-            let message = error.message.replacen(engines, &asked.param, 1);
-            ApiError { message, param: Some(asked.param.clone()), ..error }
-        }
+        (Some(asked), Some(engines)) if FORMS.contains(&engines.as_str()) => error.of_param(&asked.param),
         _ => error,
     }
 }

@@ -192,7 +192,7 @@ mod tests {
         let text = r#"{"guided_json": {"x-guidance": {"lenient": true}, "properties": {"a": {"x-guidance": {}}}}}"#;
         assert_eq!(
             asked(text).unwrap().map(|asked| asked.form),
-            Some(Form::Schema(json!({ "properties": { "a": {} } })))
+            Some(Form::Schema(json!({ "properties": { "a": {} }, "additionalProperties": false })))
         );
     }
 

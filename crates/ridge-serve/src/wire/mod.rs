@@ -6,6 +6,7 @@ pub(crate) mod completion;
 pub(crate) mod constraint;
 pub(crate) mod fields;
 pub(crate) mod messages;
+mod pattern;
 pub(crate) mod sampling;
 mod schema;
 

@@ -7,6 +7,8 @@
 use ridge_engine::service::is_supported_pattern;
 use serde_json::{Map, Value, json};
 
+use super::pattern::{not_only, without_assertions};
+
 /// A schema that can be enforced, and what of the one it was made from cannot, each as a JSON pointer with its reason.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Enforceable {
@@ -14,9 +16,12 @@ pub(crate) struct Enforceable {
     pub(crate) left_out: Vec<String>,
 }
 
-/// Makes `schema` into one that can be enforced and accepts whatever `schema` does.
+/// Makes `schema` into one that can be enforced.
+///
+/// Objects whose properties are named have no others, unless the schema says something of others: models that may go on with
+/// properties of their own do so without end. (Where parts of a schema are joined by `allOf`, each names but some.)
 pub(crate) fn enforceable(schema: Value) -> Enforceable {
-    let mut rewriting = Rewriting { root: schema.clone(), left_out: Vec::new() };
+    let mut rewriting = Rewriting { closes: !has_key(&schema, "allOf"), root: schema.clone(), left_out: Vec::new() };
     let schema = rewriting.schema(schema, "");
     Enforceable { schema, left_out: rewriting.left_out }
 }
@@ -48,6 +53,8 @@ const MOST_COMPARED: usize = 100;
 
 struct Rewriting {
     root: Value,
+    /// Are objects closed that do not say whether they are?
+    closes: bool,
     left_out: Vec<String>,
 }
 
@@ -109,7 +116,6 @@ impl Rewriting {
             }
         }
         self.property_names(&mut done, place);
-        self.counted_properties(&mut done, place);
         // Alternatives stand by themselves where nothing else claims their key.
         for each in also {
             match each.as_object().and_then(|one| one.iter().next()) {
@@ -123,6 +129,11 @@ impl Rewriting {
                 }
             }
         }
+        let joined = ["anyOf", "allOf", "$ref", "patternProperties", "additionalProperties"];
+        if self.closes && done.contains_key("properties") && !joined.iter().any(|key| done.contains_key(*key)) {
+            done.insert("additionalProperties".to_owned(), json!(false));
+        }
+        self.counted_properties(&mut done, place);
         Value::Object(done)
     }
 
@@ -265,6 +276,15 @@ impl Rewriting {
     }
 }
 
+/// Is the key anywhere in the value?
+fn has_key(value: &Value, key: &str) -> bool {
+    match value {
+        Value::Object(map) => map.contains_key(key) || map.values().any(|value| has_key(value, key)),
+        Value::Array(list) => list.iter().any(|value| has_key(value, key)),
+        _ => false,
+    }
+}
+
 /// The values that a schema names, if it names them.
 fn values(schema: &Value) -> Option<Vec<Value>> {
     match (schema.get("const"), schema.get("enum")) {
@@ -293,74 +313,6 @@ fn types(schema: &Value) -> Option<Vec<&str>> {
     Some(types.into_iter().map(|name| if name == "integer" { "number" } else { name }).collect())
 }
 
-/// The characters of `^(?!^[...]*$)`, by which pydantic asks a decimal number for more than signs, and what follows it.
-fn not_only(pattern: &str) -> Option<(&str, &str)> {
-    let (class, rest) = pattern.strip_prefix("^(?!^[")?.split_once("]*$)")?;
-    (!class.contains(['[', ']', '\\']) && !class.starts_with('^')).then_some((class, rest))
-}
-
-/// `pattern` without its groups that look ahead or behind; `None` if it has none.
-fn without_assertions(pattern: &str) -> Option<String> {
-    let (mut kept, mut rest, mut found) = (String::new(), pattern, false);
-    while !rest.is_empty() {
-        let begins = ["(?=", "(?!", "(?<=", "(?<!"].into_iter().find(|begin| rest.starts_with(begin));
-        if begins.is_some() {
-            rest = &rest[group(rest)?..];
-            found = true;
-            continue;
-        }
-        // An escape, a class, or a character.
-        let length = match rest.chars().next()? {
-            '\\' => 1 + rest[1..].chars().next().map_or(0, char::len_utf8),
-            '[' => class(rest)?,
-            c => c.len_utf8(),
-        };
-        kept.push_str(&rest[..length]);
-        rest = &rest[length..];
-    }
-    found.then_some(kept)
-}
-
-/// Bytes of the group that `text` begins with.
-fn group(text: &str) -> Option<usize> {
-    let (mut at, mut depth) = (0, 0_usize);
-    loop {
-        let c = text[at..].chars().next()?;
-        at += match c {
-            '\\' => 1 + text[at + 1..].chars().next()?.len_utf8(),
-            '[' => class(&text[at..])?,
-            c => c.len_utf8(),
-        };
-        depth = match c {
-            '(' => depth + 1,
-            ')' => depth - 1,
-            _ => depth,
-        };
-        if depth == 0 {
-            return Some(at);
-        }
-    }
-}
-
-/// Bytes of the class of characters that `text` begins with.
-fn class(text: &str) -> Option<usize> {
-    let mut at = 1;
-    if text[at..].starts_with('^') {
-        at += 1;
-    }
-    // A bracket that comes first stands for itself.
-    if text[at..].starts_with(']') {
-        at += 1;
-    }
-    loop {
-        let c = text[at..].chars().next()?;
-        at += if c == '\\' { 1 + text[at + 1..].chars().next()?.len_utf8() } else { c.len_utf8() };
-        if c == ']' {
-            return Some(at);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,7 +335,9 @@ mod tests {
                 "required": ["a"], "additionalProperties": false, "$defs": { "x": { "enum": [{ "not": 1 }] } } }),
             json!({ "type": "array", "prefixItems": [{ "type": "integer" }], "minItems": 1 }),
             json!({ "const": { "uniqueItems": true, "format": "path" } }),
-            json!({ "type": "object", "properties": { "not": { "type": "string" }, "format": true } }),
+            json!({ "type": "object", "properties": { "not": { "type": "string" }, "format": true }, "additionalProperties": true }),
+            json!({ "allOf": [{ "properties": { "a": {} } }, { "properties": { "b": {} } }] }),
+            json!({ "properties": { "a": {} }, "anyOf": [{ "required": ["a"] }, { "required": ["b"] }] }),
             json!({ "type": "object", "additionalProperties": { "type": "integer" }, "minProperties": 1 }),
         ] {
             check(schema.clone(), &schema, &[]);
@@ -403,7 +357,7 @@ mod tests {
         );
         check(
             json!({ "properties": { "a/b": { "not": { "const": 1 }, "type": "integer" } }, "dependentRequired": {} }),
-            &json!({ "properties": { "a/b": { "type": "integer" } } }),
+            &json!({ "properties": { "a/b": { "type": "integer" } }, "additionalProperties": false }),
             &["/properties/a~1b/not: is not enforced", "/dependentRequired: is not enforced"],
         );
         check(
@@ -412,12 +366,13 @@ mod tests {
             &["/pattern: it is no regular expression that this server can follow"],
         );
         check(
-            json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1 }),
-            &json!({ "properties": { "a": {}, "b": {} } }),
+            json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1, "additionalProperties": true }),
+            &json!({ "properties": { "a": {}, "b": {} }, "additionalProperties": true }),
             &["/minProperties: optional properties are not counted"],
         );
         let one = json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1, "additionalProperties": false });
         check(one.clone(), &one, &[]);
+        check(json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1 }), &one, &[]);
     }
 
     #[test]
@@ -436,13 +391,19 @@ mod tests {
         );
         check(json!({ "propertyNames": { "type": "string" } }), &json!({}), &[]);
         check(json!({ "propertyNames": { "minLength": 2 } }), &json!({}), &["/propertyNames: is not enforced"]);
-        check(json!({ "properties": { "a": { "not": {} } } }), &json!({ "properties": { "a": false } }), &[]);
+        check(
+            json!({ "properties": { "a": { "not": {} } } }),
+            &json!({ "properties": { "a": false }, "additionalProperties": false }),
+            &[],
+        );
     }
 
     #[test]
     fn alternatives_that_exclude_each_other_are_enforced() {
-        let of =
-            |kind: &str| json!({ "type": "object", "properties": { "kind": { "const": kind } }, "required": ["kind"] });
+        let of = |kind: &str| {
+            let properties = json!({ "kind": { "const": kind } });
+            json!({ "type": "object", "properties": properties, "required": ["kind"], "additionalProperties": false })
+        };
         let overlapping = "/oneOf: that no more than one of them matches";
         for (list, left_out) in [
             (json!([of("a"), of("b")]), None),
@@ -475,8 +436,5 @@ mod tests {
             &json!({ "pattern": r"^[a-z\]0-9]{2,}$" }),
             &["/pattern: what it says of the text ahead or behind"],
         );
-        assert_eq!(without_assertions(r"a(?<=(b|\))[)])c(?:d)"), Some("ac(?:d)".to_owned()));
-        assert_eq!(without_assertions(r"a\(?=b)"), None);
-        assert_eq!(without_assertions("a(?=b"), None);
     }
 }

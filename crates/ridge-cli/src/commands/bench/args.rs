@@ -37,7 +37,7 @@ pub(crate) struct BenchArgs {
     command: Option<BenchCommand>,
 
     /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: Option<PathBuf>,
 
     /// Use random weights; the folder then needs a config.json alone

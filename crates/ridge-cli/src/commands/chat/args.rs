@@ -32,7 +32,7 @@ Answers go to standard output as they come, everything else to standard error.
 Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.")]
 pub(crate) struct ChatArgs {
     /// Folder of a model in the layout of Hugging Face, or a GGUF file, with a chat template
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: Option<PathBuf>,
 
     /// What the model is told before the conversation; @FILE reads it from a file
@@ -40,7 +40,7 @@ pub(crate) struct ChatArgs {
     system: Option<String>,
 
     /// Answer this and end; may be given several times, for several turns; `-` is standard input
-    #[arg(short, long, value_name = "TEXT")]
+    #[arg(short = 'p', long, value_name = "TEXT")]
     message: Vec<String>,
 
     /// Go on with a conversation: a JSON list of messages, as /save writes it

@@ -34,7 +34,7 @@ pub(crate) struct GenerateArgs {
 
     /// Folder of a model in the layout of Hugging Face (config.json, *.safetensors, tokenizer.json),
     /// or a GGUF file
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     model: Option<PathBuf>,
 
     /// Use random weights; the folder then needs a config.json alone

@@ -32,7 +32,7 @@ SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one
 Exit codes: 0 shut down, 1 failed, 2 not understood.")]
 pub(crate) struct ServeArgs {
     /// Folder of a model in the layout of Hugging Face, or a GGUF file
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
 
     /// Use random weights
