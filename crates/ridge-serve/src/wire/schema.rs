@@ -19,9 +19,9 @@ pub(crate) struct Enforceable {
 /// Makes `schema` into one that can be enforced.
 ///
 /// Objects whose properties are named have no others, unless the schema says something of others: models that may go on with
-/// properties of their own do so without end. (Where parts of a schema are joined by `allOf`, each names but some.)
+/// properties of their own do so without end. Where parts of a schema are joined, each names but some, and none is closed.
 pub(crate) fn enforceable(schema: Value) -> Enforceable {
-    let mut rewriting = Rewriting { closes: !has_key(&schema, "allOf"), root: schema.clone(), left_out: Vec::new() };
+    let mut rewriting = Rewriting { closes: !is_joined(&schema), root: schema.clone(), left_out: Vec::new() };
     let schema = rewriting.schema(schema, "");
     Enforceable { schema, left_out: rewriting.left_out }
 }
@@ -129,8 +129,8 @@ impl Rewriting {
                 }
             }
         }
-        let joined = ["anyOf", "allOf", "$ref", "patternProperties", "additionalProperties"];
-        if self.closes && done.contains_key("properties") && !joined.iter().any(|key| done.contains_key(*key)) {
+        let says_so = ["patternProperties", "additionalProperties"].iter().any(|key| done.contains_key(*key));
+        if self.closes && !says_so && names_all_required(&done) {
             done.insert("additionalProperties".to_owned(), json!(false));
         }
         self.counted_properties(&mut done, place);
@@ -276,13 +276,24 @@ impl Rewriting {
     }
 }
 
-/// Is the key anywhere in the value?
-fn has_key(value: &Value, key: &str) -> bool {
-    match value {
-        Value::Object(map) => map.contains_key(key) || map.values().any(|value| has_key(value, key)),
-        Value::Array(list) => list.iter().any(|value| has_key(value, key)),
+/// Are parts of the schema joined: by `allOf`, or by alternatives or a reference beside properties?
+fn is_joined(schema: &Value) -> bool {
+    match schema {
+        Value::Object(map) => {
+            let has = |keys: &[&str]| keys.iter().any(|key| map.contains_key(*key));
+            let beside = ["properties", "required", "patternProperties", "additionalProperties"];
+            has(&["allOf"]) || has(&["anyOf", "oneOf", "$ref"]) && has(&beside) || map.values().any(is_joined)
+        }
+        Value::Array(list) => list.iter().any(is_joined),
         _ => false,
     }
+}
+
+/// Does an object name properties, those that it requires among them?
+fn names_all_required(schema: &Map<String, Value>) -> bool {
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return false };
+    let mut required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+    required.all(|name| name.as_str().is_some_and(|name| properties.contains_key(name)))
 }
 
 /// The values that a schema names, if it names them.
@@ -338,6 +349,8 @@ mod tests {
             json!({ "type": "object", "properties": { "not": { "type": "string" }, "format": true }, "additionalProperties": true }),
             json!({ "allOf": [{ "properties": { "a": {} } }, { "properties": { "b": {} } }] }),
             json!({ "properties": { "a": {} }, "anyOf": [{ "required": ["a"] }, { "required": ["b"] }] }),
+            json!({ "properties": { "a": {} }, "required": ["b"] }),
+            json!({ "properties": { "a": {} }, "anyOf": [{ "properties": { "b": {} } }, { "properties": { "c": {} } }] }),
             json!({ "type": "object", "additionalProperties": { "type": "integer" }, "minProperties": 1 }),
         ] {
             check(schema.clone(), &schema, &[]);
