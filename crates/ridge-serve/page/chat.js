@@ -205,13 +205,13 @@ export class Chat {
   #again() {
     const { messages } = this.conversation;
     if (this.running || messages.length < 2) return;
-    const said = messages.at(-2).content;
-    messages.splice(-2);
+    const replaced = messages.splice(-2);
     this.answer.element.remove();
-    this.#ask(said);
+    this.#ask(replaced[0].content, replaced);
   }
 
-  async #ask(said) {
+  /** Asks for an answer; `replaced` are the messages that it stands for, which come back if there is none. */
+  async #ask(said, replaced = []) {
     const chat = this.#field("mode").value === "chat";
     const body = this.#body(said, chat);
     const { conversation } = this;
@@ -262,9 +262,13 @@ export class Chat {
       conversation.messages.push({ role: "user", content: said }, { role: "assistant", content: turn.text });
       Object.assign(conversation, { mode: chat ? "chat" : "text", at: Date.now(), title: conversation.title || titleOf(said) });
       if (!this.store.keep(conversation)) this.at("status").textContent = "the browser keeps no conversations";
-    } else if (here) {
-      turn.element.remove();
-      this.answer = null;
+    } else {
+      conversation.messages.push(...replaced);
+      if (here) {
+        turn.element.remove();
+        this.answer = null;
+        if (replaced.length) this.#answered({ text: replaced[1].content, note: "" });
+      }
     }
     if (failure && here) this.#failed(failure, said, turn.text === "");
     this.#follow();
@@ -280,7 +284,8 @@ export class Chat {
       this.settings.open = true;
       this.#field("key").focus();
     }
-    this.log.append(errorTurn(message, nothing ? () => this.#ask(said) : null));
+    const again = this.answer ? () => this.#again() : () => this.#ask(said);
+    this.log.append(errorTurn(message, nothing ? again : null));
     this.#follow(true);
   }
 

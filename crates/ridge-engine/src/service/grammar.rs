@@ -107,7 +107,7 @@ fn stuck(why: &str) -> String {
             "its regular expressions have more states than are followed; bound their repetitions less, or by smaller numbers"
                 .to_owned()
         }
-        why => plain(why).replace("<non-verbose/>", "").trim().to_owned(),
+        why => plain(why),
     }
 }
 
@@ -116,9 +116,15 @@ fn stuck(why: &str) -> String {
 fn plain(why: &str) -> String {
     let of_regex = why.split_once("(in regex): ").map(|(_, rest)| rest);
     let lines = of_regex.unwrap_or(why).lines().take_while(|line| of_regex.is_none() || !line.contains(" | start: /"));
-    let text = lines.collect::<Vec<_>>().join("\n");
-    text.replace(" without 'referencing' feature", "")
-        .replace("Only absolute $ref's (#/...)", "only references within the schema (#/...)")
+    let mut text = lines.collect::<Vec<_>>().join("\n");
+    for (own, ours) in [
+        ("<non-verbose/>", ""),
+        (" without 'referencing' feature", ""),
+        ("Only absolute $ref's (#/...)", "only references within the schema (#/...)"),
+    ] {
+        text = text.replace(own, ours);
+    }
+    text.trim().to_owned()
 }
 
 /// Can the regular expression be the `pattern` of a schema that answers are held to? Those that look ahead or behind, or
