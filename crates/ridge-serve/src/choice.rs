@@ -154,8 +154,8 @@ pub(crate) struct AnswerChoice {
     waiting: AnswerPiece,
     /// The tokens of the prompt, where it is given back with log-probabilities.
     echo: Vec<u32>,
-    /// Where tokens stand in the text.
-    places: TokenPlaces,
+    /// Where tokens stand in the text, if log-probabilities are told.
+    places: Option<TokenPlaces>,
     /// Tokens so far.
     pub(crate) tokens: usize,
     pub(crate) ended: bool,
@@ -187,16 +187,23 @@ impl AnswerChoice {
             speller,
             waiting: AnswerPiece::default(),
             echo: Vec::new(),
-            places: TokenPlaces::behind(tokenizer, prompt)?,
+            places: None,
             tokens: 0,
             ended: false,
         })
     }
 
-    /// This answer behind `prompt`, which is given back with log-probabilities.
-    pub(crate) fn behind(mut self, tokenizer: Option<&Tokenizer>, prompt: &[u32]) -> ApiResult<Self> {
-        self.echo = prompt.to_vec();
-        self.places = TokenPlaces::behind(tokenizer, &[])?;
+    /// This answer to `prompt` with log-probabilities, also of the prompt if that is given back.
+    pub(crate) fn with_logprobs(
+        mut self,
+        tokenizer: Option<&Tokenizer>,
+        prompt: &[u32],
+        echo: bool,
+    ) -> ApiResult<Self> {
+        self.places = Some(TokenPlaces::behind(tokenizer, if echo { &[] } else { prompt })?);
+        if echo {
+            self.echo = prompt.to_vec();
+        }
         Ok(self)
     }
 
@@ -212,7 +219,7 @@ impl AnswerChoice {
 
     /// What is told of the next token.
     fn told(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<Told> {
-        let offset = self.places.next(id)?;
+        let offset = self.places.as_mut().map_or(Ok(0), |places| places.next(id))?;
         let top = logprobs.map_or(&[][..], |l| &l.top).iter();
         let top = top.map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
         Ok(Told { token: self.speller.spell(id), logprob: logprobs.map(|l| l.chosen), top, offset })

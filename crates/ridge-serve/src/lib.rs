@@ -13,6 +13,7 @@ mod choice;
 mod connection;
 mod embedding;
 mod error;
+mod json_types;
 mod keys;
 pub mod load;
 mod logs;

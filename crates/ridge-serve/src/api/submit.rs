@@ -78,7 +78,8 @@ pub(super) async fn submit(
         for _ in 0..n {
             let speller = app.speller.clone().with_ids(common.tokens_as_ids);
             let choice = AnswerChoice::new(tokenizer, prompt, &common.stops, apart(), speller)?;
-            choices.push(if told { choice.behind(tokenizer, prompt)? } else { choice });
+            let tells = common.sampling.logprobs.is_some();
+            choices.push(if tells { choice.with_logprobs(tokenizer, prompt, told)? } else { choice });
         }
         let job = Request {
             sampling: common.sampling.clone(),

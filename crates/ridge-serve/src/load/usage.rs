@@ -52,7 +52,10 @@ fn read(text: &str) -> Option<ServerUsage> {
             "request_prefill_time_seconds_sum" => &mut usage.prefill,
             "request_decode_time_seconds_sum" => &mut usage.decode,
             "num_preemptions_total" => &mut usage.preemptions,
-            "kv_cache_usage_perc" | "gpu_cache_usage_perc" => &mut usage.cache,
+            "kv_cache_usage_perc" | "gpu_cache_usage_perc" => {
+                (usage.cache, any) = (usage.cache.max(value), true);
+                continue;
+            }
             "num_requests_waiting" => &mut usage.waiting,
             _ => continue,
         };
@@ -100,11 +103,11 @@ mod tests {
 
     #[test]
     fn metrics_of_any_prefix_are_read_and_summed() {
-        let text = "# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine=\"0\"} 2.0\n\
+        let text = "vllm:kv_cache_usage_perc{engine=\"0\"} 0.75\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine=\"0\"} 2.0\n\
                     vllm:num_requests_waiting{engine=\"1\"} 3.0\nridge:request_queue_time_seconds_sum{model_name=\"a b\"} 1.5\n\
                     other 7\nbroken\n";
         let usage = read(text).unwrap();
-        assert_eq!((usage.waiting, usage.queue, usage.cache), (5.0, 1.5, 0.0));
+        assert_eq!((usage.waiting, usage.queue, usage.cache), (5.0, 1.5, 0.75));
         assert_eq!(read("python_gc_objects 3\n"), None);
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::call::Callable;
 use super::style::ToolCallStyle;
+use crate::json_types::type_name;
 
 /// A tool's name and its arguments in JSON.
 pub(super) type ReadCall = (String, String);
@@ -71,13 +72,9 @@ fn typed(text: &str, schema: Option<&Value>, root: Option<&Value>) -> Value {
         "None" => Some(Value::Null),
         text => serde_json::from_str(text).ok(),
     };
-    let named = |value: &Value| match value {
-        Value::Null => types.contains(&"null"),
-        Value::Bool(_) => types.contains(&"boolean"),
-        Value::Number(n) => types.contains(&"number") || types.contains(&"integer") && (n.is_i64() || n.is_u64()),
-        Value::String(_) => false,
-        Value::Array(_) => types.contains(&"array"),
-        Value::Object(_) => types.contains(&"object"),
+    let named = |value: &Value| {
+        let is_integer = value.is_i64() || value.is_u64();
+        !value.is_string() && types.contains(&type_name(value)) || is_integer && types.contains(&"integer")
     };
     value.filter(named).unwrap_or_else(|| Value::String(text.to_owned()))
 }
@@ -91,16 +88,8 @@ fn collect_types<'a>(schema: &'a Value, root: &'a Value, depth: usize, types: &m
         Some(Value::Array(list)) => types.extend(list.iter().filter_map(Value::as_str)),
         _ => {}
     }
-    let of_value = |value: &Value| match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
     let named = schema.get("enum").and_then(Value::as_array).into_iter().flatten().chain(schema.get("const"));
-    types.extend(named.map(of_value));
+    named.for_each(|value| types.push(type_name(value)));
     for key in ["anyOf", "oneOf", "allOf"] {
         let all = schema.get(key).and_then(Value::as_array).into_iter().flatten();
         all.for_each(|one| collect_types(one, root, depth + 1, types));

@@ -3,10 +3,11 @@
 use ridge_text::template::Data;
 use serde_json::{Map, Value, json};
 
-use super::constraint::{Asked, Form};
+use super::constraint::{Asked, Form, checked};
 use super::fields::{RequestFields, shown, wrong};
 use super::messages::{self, Tool};
 use super::sampling::{self, CommonParams, MOST_LOGPROBS};
+use super::schema::Enforceable;
 use crate::error::{ApiError, ApiResult};
 
 /// Whether an answer may, or must, call tools.
@@ -76,21 +77,25 @@ impl ChatRequest {
             let why = "excludes add_generation_prompt, which is true unless it is given as false";
             return Err(ApiError::param("continue_final_message", why));
         }
-        let schema = match &choice {
-            ToolChoice::None | ToolChoice::Auto => None,
-            ToolChoice::Required => {
-                let left_out = self.tools.iter().flat_map(|tool| tool.left_out.clone()).collect();
-                Some((one_or_more_of(&self.tools, self.parallel_calls), left_out))
-            }
-            ToolChoice::Named(name) => {
-                let tool = self.tools.iter().find(|tool| tool.name == *name);
-                tool.map(|tool| (tool.parameters.clone(), tool.left_out.clone()))
-            }
+        let is_called = |tool: &Tool| match &choice {
+            ToolChoice::None | ToolChoice::Auto => false,
+            ToolChoice::Required => true,
+            ToolChoice::Named(name) => tool.name == *name,
         };
-        if let Some((schema, left_out)) = schema {
+        let mut called = Vec::new();
+        for (i, tool) in self.tools.iter().enumerate().filter(|(_, tool)| is_called(tool)) {
+            let place = format!("tools[{i}].function.parameters");
+            called.push((tool.name.as_str(), checked(&place, tool.parameters.clone(), tool.strict)?));
+        }
+        if !called.is_empty() {
             if let Some(asked) = &self.common.form {
                 return Err(ApiError::param(asked.param.as_str(), "excludes a tool_choice that must call a tool"));
             }
+            let left_out = called.iter().flat_map(|(_, parameters)| parameters.left_out.clone()).collect();
+            let schema = match choice {
+                ToolChoice::Named(_) => called.remove(0).1.schema,
+                _ => one_or_more_of(&called, self.parallel_calls),
+            };
             self.common.form = Some(Asked { param: "tools".to_owned(), form: Form::Schema(schema), left_out });
         }
         self.choice = choice;
@@ -99,19 +104,21 @@ impl ChatRequest {
 }
 
 /// The schema of a list of calls.
-fn one_or_more_of(tools: &[Tool], several: bool) -> Value {
+fn one_or_more_of(tools: &[(&str, Enforceable)], several: bool) -> Value {
     // References within a tool's schema count from its own root, which moves.
     let place = |tool: usize| format!("#/$defs/{tool}");
-    let call = |(i, tool): (usize, &Tool)| {
+    let call = |(i, (name, _)): (usize, &(&str, Enforceable))| {
         json!({
             "type": "object",
-            "properties": { "name": { "const": tool.name }, "parameters": { "$ref": place(i) } },
+            "properties": { "name": { "const": name }, "parameters": { "$ref": place(i) } },
             "required": ["name", "parameters"],
             "additionalProperties": false,
         })
     };
     let calls: Vec<Value> = tools.iter().enumerate().map(call).collect();
-    let definition = |(i, tool): (usize, &Tool)| (i.to_string(), moved(tool.parameters.clone(), &place(i)));
+    let definition = |(i, (_, parameters)): (usize, &(&str, Enforceable))| {
+        (i.to_string(), moved(parameters.schema.clone(), &place(i)))
+    };
     let definitions: Map<String, Value> = tools.iter().enumerate().map(definition).collect();
     let mut schema = json!({ "type": "array", "minItems": 1, "items": { "anyOf": calls }, "$defs": definitions });
     if !several {
@@ -270,5 +277,20 @@ mod tests {
             assert_eq!(chat(more).unwrap_err().param.as_deref(), Some(param), "{more}");
         }
         assert_eq!(read(b"{}").unwrap_err().param.as_deref(), Some("messages"));
+    }
+
+    /// Where no call must be made, nothing is held to a tool's schema, and none is refused for it.
+    #[test]
+    fn schemas_of_tools_are_enforced_where_they_must_be_called() {
+        let ask = |choice: &str| {
+            let parameters = json!({ "type": "array", "uniqueItems": true });
+            let function = json!({ "name": "f", "strict": true, "parameters": parameters });
+            let tools = json!([{ "type": "function", "function": function }]);
+            let messages = json!([{ "role": "user", "content": "x" }]);
+            read(json!({ "messages": messages, "tools": tools, "tool_choice": choice }).to_string().as_bytes())
+        };
+        let auto = ask("auto").unwrap();
+        assert!(auto.common.form.is_none() && auto.tools[0].parameters["uniqueItems"] == true);
+        assert_eq!(ask("required").unwrap_err().param.as_deref(), Some("tools[0].function.parameters"));
     }
 }

@@ -140,11 +140,17 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
     Ok(())
 }
 
-/// The schema at `place`, an object or a truth value, as it can be enforced; with `strict` it must be, wholly.
-pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enforceable> {
-    if !matches!(schema, Value::Object(_) | Value::Bool(_)) {
-        return Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(&schema))));
+/// A schema is an object or a truth value.
+pub(super) fn is_schema(place: &str, value: &Value) -> ApiResult<()> {
+    match value {
+        Value::Object(_) | Value::Bool(_) => Ok(()),
+        other => Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(other)))),
     }
+}
+
+/// The schema at `place`, as it can be enforced; with `strict` it must be, wholly.
+pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enforceable> {
+    is_schema(place, &schema)?;
     let bytes = schema.to_string().len();
     if bytes > LONGEST {
         return Err(ApiError::param(place, format!("has {bytes} bytes, and may have {LONGEST}")));

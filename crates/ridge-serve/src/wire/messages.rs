@@ -3,7 +3,7 @@
 use ridge_text::template::Data;
 use serde_json::{Map, Value, json};
 
-use super::constraint::checked;
+use super::constraint::is_schema;
 use super::fields::{RequestFields, shown, wrong};
 use crate::error::{ApiError, ApiResult};
 
@@ -121,10 +121,10 @@ fn tool_call(place: &str, value: Value) -> ApiResult<Value> {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Tool {
     pub(crate) name: String,
-    /// The schema of its arguments, as it can be enforced.
+    /// The schema of its arguments.
     pub(crate) parameters: Value,
-    /// What of the schema is not enforced.
-    pub(crate) left_out: Vec<String>,
+    /// Must the whole schema be enforced, where calls are held to it?
+    pub(crate) strict: bool,
     /// As the template is given it.
     pub(crate) data: Data,
 }
@@ -163,18 +163,18 @@ fn tool(place: &str, value: Value) -> ApiResult<Tool> {
     }
     let description = function.text("description")?;
     let parameters = function.take("parameters").unwrap_or_else(|| json!({ "type": "object", "properties": {} }));
+    is_schema(&function.name("parameters"), &parameters)?;
     let strict = function.bool("strict")?.unwrap_or(false);
-    let schema = checked(&function.name("parameters"), parameters.clone(), strict)?;
     function.done()?;
     let mut described = Map::new();
     described.insert("name".to_owned(), json!(name));
     if let Some(description) = description {
         described.insert("description".to_owned(), json!(description));
     }
-    described.insert("parameters".to_owned(), parameters);
+    described.insert("parameters".to_owned(), parameters.clone());
     let data = json!({ "type": "function", "function": described });
     let data = Data::from_value(place, &data).map_err(|error| ApiError::param(place, error))?;
-    Ok(Tool { name, parameters: schema.schema, left_out: schema.left_out, data })
+    Ok(Tool { name, parameters, strict, data })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use ridge_engine::service::is_supported_pattern;
 use serde_json::{Map, Value, json};
 
 use super::pattern::{not_only, without_assertions};
+use crate::json_types::type_name;
 
 /// A schema that can be enforced, and what of the one it was made from cannot, each as a JSON pointer with its reason.
 #[derive(Clone, Debug, PartialEq)]
@@ -307,18 +308,10 @@ fn values(schema: &Value) -> Option<Vec<Value>> {
 
 /// The types that a schema allows, if it says so; a whole number is a number.
 fn types(schema: &Value) -> Option<Vec<&str>> {
-    let of_value = |value: &Value| match value {
-        Value::Null => "null",
-        Value::Bool(_) => "boolean",
-        Value::Number(_) => "number",
-        Value::String(_) => "string",
-        Value::Array(_) => "array",
-        Value::Object(_) => "object",
-    };
     let types: Vec<&str> = match (schema.get("type"), values(schema)) {
         (Some(Value::String(one)), _) => vec![one],
         (Some(Value::Array(list)), _) => list.iter().filter_map(Value::as_str).collect(),
-        (_, Some(values)) => values.iter().map(of_value).collect(),
+        (_, Some(values)) => values.iter().map(type_name).collect(),
         _ => return None,
     };
     Some(types.into_iter().map(|name| if name == "integer" { "number" } else { name }).collect())

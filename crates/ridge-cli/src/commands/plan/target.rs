@@ -22,13 +22,13 @@ pub(crate) struct TargetArgs {
     #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
 
-    /// A decoder of these sizes in place of a model, with SwiGLU and no biases: D the width of a token, L layers, V tokens
-    /// of the vocabulary, m the width of the MLP over D (or F, that width), N heads; perhaps K heads of keys and values, H
-    /// the width of a head, T the longest context
+    /// Plan a decoder of these sizes in place of a model, with SwiGLU and no biases: D hidden size, L layers, V vocabulary
+    /// size, m MLP width over D (or F, the width itself), N attention heads; optionally K key-value heads, H head size, T
+    /// maximum context
     #[arg(long, value_name = "D=4096,L=32,V=128256,m=3.5,N=32", value_parser = ModelShape::parse)]
     pub(crate) shape: Option<ModelShape>,
 
-    /// Scale rotary frequencies so, and the longest context by the factor
+    /// Override the model's rope_scaling with this JSON object; its factor also multiplies the maximum context
     #[arg(long, value_name = "JSON", value_parser = rope_scaling)]
     pub(crate) rope_scaling: Option<Value>,
 

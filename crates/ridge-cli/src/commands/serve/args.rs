@@ -47,7 +47,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
 
-    /// How the model writes calls of tools [default: as its chat template tells]
+    /// Format in which the model writes tool calls [default: detected from its chat template]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ridge_serve::tool_call_parsers()))]
     pub(super) tool_call_parser: Option<String>,
 
@@ -105,7 +105,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
 
-    /// Share cached prefixes only between requests with the same API key, so that none can find out by timing what others
+    /// Share cached prefixes only among requests with the same API key, so that no client can learn by timing what others
     /// asked
     #[arg(long, conflicts_with = "no_prefix_cache", help_heading = "Running")]
     pub(super) prefix_cache_by_key: bool,
