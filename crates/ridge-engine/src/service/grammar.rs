@@ -104,7 +104,7 @@ fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
 fn stuck(why: &str) -> String {
     match why {
         why if why.contains("too many expressions") => {
-            "its regular expressions have more states than are followed; bound their repetitions less, or by smaller numbers"
+            "its regular expressions need more states than the server follows; use fewer nested repetitions or smaller counts"
                 .to_owned()
         }
         why => plain(why),
