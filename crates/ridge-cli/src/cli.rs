@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::{Arg, Command, CommandFactory as _, Parser, Subcommand};
+use ridge_hub::{HubCache, HubModel};
 
 use crate::commands::bench::{self, BenchArgs};
 use crate::commands::chat::{self, ChatArgs};
@@ -16,6 +17,7 @@ use crate::commands::generate::{self, GenerateArgs};
 use crate::commands::inspect::{self, InspectArgs};
 use crate::commands::launch::{self, LaunchArgs};
 use crate::commands::plan::{self, PlanArgs};
+use crate::commands::pull::{self, PullArgs};
 use crate::commands::quantize::{self, QuantizeArgs};
 use crate::commands::serve::{self, ServeArgs};
 use crate::commands::shell::{self, CompletionsArgs, ManArgs};
@@ -33,7 +35,8 @@ use crate::error::Result;
 Examples:
   ridge generate                              a story by the small model that is compiled in
   ridge generate DIR \"Once upon a\"            a downloaded model goes on
-  ridge chat DIR                              a conversation with it
+  ridge pull Qwen/Qwen3-0.6B                  downloads a model from the Hugging Face Hub
+  ridge chat Qwen/Qwen3-0.6B                  a conversation with it
   ridge serve model.gguf                      OpenAI's API and a page, for many users
   ridge tokenize \"Once upon a\"                how a text becomes tokens
   ridge eval --perplexity FILE                how well a model predicts a text
@@ -43,30 +46,36 @@ Examples:
   ridge doctor                                what this machine has and reaches
   ridge plan fit DIR --device H100            whether it fits, and for how many users
 
-DIR is a folder of a model in the layout of Hugging Face. Commands take it, or a GGUF file, directly behind
-their names, or anywhere as -m or --model."
+DIR is a folder in the Hugging Face layout. Commands take it, a GGUF file, or the ORG/NAME of a model that
+`ridge pull` downloaded, directly behind their names, or anywhere as -m or --model."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: CliCommand,
 }
 
-/// The arguments with `--model` before a model that stands directly behind a command which takes one: a GGUF file, or a folder
-/// with a config.json.
+/// The arguments with `--model` before a model that stands directly behind a command which takes one: a GGUF file, a folder
+/// with a config.json, or a name of the Hub. Where a command takes a text there, too, the model of that name must have been
+/// downloaded.
 pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    let takes_model = |command: &Command| {
+    let takes_model = |command: &&Command| {
         let is_positional = |arg: &Arg| arg.get_value_names().is_some_and(|names| names.iter().any(|n| n == "MODEL"));
         command.get_arguments().any(|arg| arg.get_long() == Some("model"))
             && !command.get_positionals().any(is_positional)
     };
     if let [_, command, first, ..] = &args[..]
-        && command.to_str().and_then(|name| cli.find_subcommand(name)).is_some_and(takes_model)
+        && let Some(command) = command.to_str().and_then(|name| cli.find_subcommand(name)).filter(|c| takes_model(c))
         && !first.to_string_lossy().starts_with('-')
     {
         let path = Path::new(first);
         let is_gguf = path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
-        if is_gguf || path.join("config.json").is_file() {
+        let hub = || first.to_str()?.parse::<HubModel>().ok();
+        let is_hub = hub().is_some_and(|model| {
+            let is_there = || HubCache::from_environment().is_some_and(|cache| cache.commit(&model).is_some());
+            command.get_positionals().next().is_none() || is_there()
+        });
+        if is_gguf || path.join("config.json").is_file() || is_hub {
             args.insert(2, "--model".into());
         }
     }
@@ -85,6 +94,7 @@ pub(crate) enum CliCommand {
     Eval(EvalArgs),
     Inspect(InspectArgs),
     Launch(LaunchArgs),
+    Pull(PullArgs),
     Doctor(DoctorArgs),
     Plan(PlanArgs),
     Convert(ConvertArgs),
@@ -116,6 +126,7 @@ impl CliCommand {
             Self::Completions(args) => shell::completions(&args, Cli::command()),
             Self::Man(args) => shell::man(&args, Cli::command()),
             Self::Plan(args) => plan::run(&args),
+            Self::Pull(args) => pull::run(args),
         }
     }
 }
@@ -134,9 +145,16 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/stories260K");
         assert_eq!(named(&["ridge", "generate", folder, "Once"]), format!("ridge generate --model {folder} Once"));
         assert_eq!(named(&["ridge", "chat", "none.GGUF"]), "ridge chat --model none.GGUF");
-        for args in
-            ["generate Once", "inspect a.gguf", "quantize a.gguf b.gguf", "bench serve", "generate -n 3", "generate"]
-        {
+        assert_eq!(named(&["ridge", "chat", "Qwen/Qwen3-0.6B"]), "ridge chat --model Qwen/Qwen3-0.6B");
+        for args in [
+            "generate Once",
+            "generate either/or",
+            "inspect a.gguf",
+            "quantize a.gguf b.gguf",
+            "bench serve",
+            "generate -n 3",
+            "generate",
+        ] {
             let args: Vec<&str> = ["ridge"].into_iter().chain(args.split(' ')).collect();
             assert_eq!(named(&args), args.join(" "));
         }

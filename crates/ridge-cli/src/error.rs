@@ -7,6 +7,7 @@ use ridge::Smaller;
 use ridge_engine::EngineError;
 use ridge_files::FilesError;
 use ridge_graph::GraphError;
+use ridge_hub::HubError;
 use ridge_hw::units::Bytes;
 use ridge_image::ImageError;
 use ridge_models::ModelError;
@@ -163,6 +164,9 @@ pub(crate) enum Error {
     Model(#[from] ModelError),
 
     #[error(transparent)]
+    Hub(#[from] HubError),
+
+    #[error(transparent)]
     Files(#[from] FilesError),
 
     #[error(transparent)]
@@ -193,6 +197,7 @@ impl Error {
         match self {
             Self::Setting { .. }
             | Self::Load(LoadError::Url { .. })
+            | Self::Hub(HubError::Setting { .. })
             | Self::Plan(PlanError::Setting { .. } | PlanError::Hardware(_)) => ExitCode::from(2),
             Self::DoesNotFit => ExitCode::from(3),
             Self::Interrupted => ExitCode::from(130),

@@ -1,7 +1,7 @@
 //! The files of models: safetensors, GGUF, sharded checkpoints and mapped files. Nothing here knows a model.
 //!
 //! Read `checkpoint` first (named tensors of a folder of safetensors files), then `gguf` (one file with metadata and
-//! tensors). `mapped` maps files into memory, `replace` writes a file whole or not at all, `json` and `text_file` read
+//! tensors). `hub` finds models that were downloaded from the Hugging Face Hub. `mapped` maps files into memory, `replace` writes a file whole or not at all, `json` and `text_file` read
 //! small files.
 //!
 //! All of these files come from strangers. Reading them gives a value or a [`FilesError`] that names the file, the item
@@ -11,6 +11,7 @@ mod bytes;
 pub mod checkpoint;
 mod error;
 pub mod gguf;
+pub mod hub;
 pub mod json;
 mod mapped;
 mod replace;

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use ridge_files::hub::find_model;
 use ridge_files::{Checkpoint, FilesError, Gguf, TensorView, read_text};
 use ridge_image::Preprocessing;
 use ridge_text::gguf::{TokenizerSource, tokenizer_json};
@@ -51,24 +52,25 @@ const CHAT_TEMPLATE_FOLDER: &str = "additional_chat_templates";
 const LEGACY_CHAT_TEMPLATE: &str = "chat_template.json";
 
 impl ModelFiles {
-    /// Opens the model in `folder`, in the layout of Hugging Face or a GGUF file, or the embedded model if there is no
-    /// folder.
+    /// Opens the model in `folder`: a folder in the layout of Hugging Face, a GGUF file, or the name of a model that was
+    /// downloaded from the Hub, [`HubModel`](ridge_files::hub::HubModel). Without a folder, opens the embedded model.
     ///
     /// # Errors
     ///
-    /// [`ModelError::Files`] if the path is not a folder with a `config.json`, or that file cannot be
-    /// read, with what to do about it.
+    /// [`ModelError::Files`] if there is no such folder, file or downloaded model, or its `config.json` cannot be read, with
+    /// what to do about it.
     pub fn open(folder: Option<&Path>) -> Result<Self> {
         let Some(folder) = folder else {
             return Ok(Self { origin: Origin::Embedded(&STORIES_260K), config_text: STORIES_260K.config.to_owned() });
         };
-        if is_gguf(folder) {
-            let gguf = Box::new(Gguf::open(folder)?);
-            return Ok(Self { origin: Origin::Gguf { path: folder.to_owned(), gguf }, config_text: String::new() });
+        let path = find_model(folder)?;
+        if is_gguf(&path) {
+            let gguf = Box::new(Gguf::open(&path)?);
+            return Ok(Self { origin: Origin::Gguf { path, gguf }, config_text: String::new() });
         }
-        check_folder(folder)?;
-        let config_text = language_model(read_text(&folder.join(CONFIG), "read the configuration")?);
-        Ok(Self { origin: Origin::Folder(folder.to_owned()), config_text })
+        check_folder(&path)?;
+        let config_text = language_model(read_text(&path.join(CONFIG), "read the configuration")?);
+        Ok(Self { origin: Origin::Folder(path), config_text })
     }
 
     /// Opens a `config.json` under whatever name, and nothing beside it: enough to plan a model. A GGUF file is opened as
@@ -429,19 +431,8 @@ fn check_folder(folder: &Path) -> Result<(), FilesError> {
         return Err(fail("there is no such file", "check the path".to_owned()));
     }
     if !there {
-        return Err(match repository(folder) {
-            Some(id) => fail(
-                "there is no such folder, and Ridge reads local folders, not repositories",
-                format!(
-                    "if the model {id} on the Hugging Face Hub is meant, run \
-                     `hf download {id} --local-dir {id}` first"
-                ),
-            ),
-            None => fail(
-                "there is no such folder",
-                "check the path, or leave it out to use the small model that is compiled in".to_owned(),
-            ),
-        });
+        let remedy = "check the path, or leave it out to use the small model that is compiled in";
+        return Err(fail("there is no such folder", remedy.to_owned()));
     }
     let config = folder.join(CONFIG);
     let found = config.try_exists().map_err(|cause| {
@@ -459,17 +450,6 @@ fn check_folder(folder: &Path) -> Result<(), FilesError> {
     Ok(())
 }
 
-/// `owner/name`, if the path could be meant as such.
-fn repository(path: &Path) -> Option<&str> {
-    let text = path.to_str()?;
-    let (owner, name) = text.split_once('/')?;
-    let plain = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
-    };
-    (plain(owner) && plain(name)).then_some(text)
-}
-
 fn check_tokenizer(folder: &Path) -> Result<(), FilesError> {
     if folder.join(TOKENIZER).exists() {
         return Ok(());
@@ -484,17 +464,4 @@ fn check_tokenizer(folder: &Path) -> Result<(), FilesError> {
         problem: "it holds no tokenizer.json".to_owned(),
         remedy: remedy.to_owned(),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn repository_names_are_distinguished_from_paths() {
-        assert_eq!(repository(Path::new("meta-llama/Llama-3.1-8B")), Some("meta-llama/Llama-3.1-8B"));
-        for path in ["model", "./model", "../a", "/a/b", "a/b/c", "a/", "/a"] {
-            assert_eq!(repository(Path::new(path)), None, "{path}");
-        }
-    }
 }

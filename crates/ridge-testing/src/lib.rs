@@ -1,9 +1,14 @@
-//! What the tests of all crates share: reporting a test that this machine cannot run.
+//! What the tests of several crates share: reporting a test that this machine cannot run, and [`HubServer`], a server like
+//! the Hugging Face Hub.
 //!
 //! The standard test harness knows skipped tests only when they are compiled, and a missing GPU, instruction set or
 //! Python package is found when they run. [`skip!`] ends such a test early and reports it, so that it is not counted
 //! among those that passed: on standard error, where the harness does not capture it, and as a line of the file that
 //! the environment variable `RIDGE_SKIPPED_TESTS` names, which `.ci/run` reads for its summary.
+
+mod hub_server;
+
+pub use hub_server::{HubFaults, HubServer, SeenRequest};
 
 use std::fmt::{Arguments, Display};
 use std::fs::OpenOptions;

@@ -19,6 +19,7 @@ const ORDER: &[&str] = &[
     "ridge-models",
     "ridge-image",
     "ridge-text",
+    "ridge-hub",
     "ridge-files",
     "ridge-cuda",
     "ridge-cpu",

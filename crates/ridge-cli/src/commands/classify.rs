@@ -30,8 +30,8 @@ pub(crate) struct ClassifyArgs {
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<PathBuf>,
 
-    /// Folder of a model in the layout of Hugging Face
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, or the ORG/NAME of one that `ridge pull` downloaded
+    #[arg(short, long, value_name = "MODEL")]
     model: PathBuf,
 
     /// Use random weights

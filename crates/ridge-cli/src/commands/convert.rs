@@ -27,7 +27,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct ConvertArgs {
-    /// Folder of a model in the layout of Hugging Face, or a GGUF file
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     from: PathBuf,
 
     /// What to write: a file that ends in .gguf, or a folder that is yet to be made

@@ -11,6 +11,7 @@ pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod launch;
 pub(crate) mod plan;
+pub(crate) mod pull;
 pub(crate) mod quantize;
 pub(crate) mod serve;
 pub(crate) mod shell;

@@ -30,7 +30,7 @@ Examples:
 
 Exit codes: 0 done, 1 failed, 2 not understood.")]
 pub(crate) struct QuantizeArgs {
-    /// Folder of a model in the layout of Hugging Face, or a GGUF file
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     model: PathBuf,
 
     /// The file to write; its name ends in .gguf

@@ -41,8 +41,9 @@ pub(crate) struct TokenizeArgs {
     #[arg(short, long, value_name = "IDS", group = "input")]
     decode: Option<String>,
 
-    /// Folder of a model in the layout of Hugging Face with a tokenizer.json, or a GGUF file
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// [default: the embedded model]
+    #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
     /// Add no begin and end tokens; with --decode, leave special tokens out of the text

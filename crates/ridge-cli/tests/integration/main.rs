@@ -18,6 +18,7 @@ mod inspect;
 mod manners;
 mod mistakes;
 mod plan;
+mod pull;
 mod ranks;
 mod serve;
 mod serve_grammars;

@@ -19,7 +19,7 @@ fn refused(code: i32, args: &[&str], said: &[&str]) {
 #[test]
 fn missing_folder() {
     refused(1, &["generate", "--model", "/no/such"], &["/no/such: there is no such folder", "leave it out"]);
-    refused(1, &["inspect", "owner/name"], &["owner/name", "hf download owner/name"]);
+    refused(1, &["inspect", "owner/name"], &["owner/name", "run `ridge pull owner/name`"]);
 }
 
 #[test]

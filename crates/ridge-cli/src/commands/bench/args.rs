@@ -36,8 +36,9 @@ pub(crate) struct BenchArgs {
     #[command(subcommand)]
     command: Option<BenchCommand>,
 
-    /// Folder of a model in the layout of Hugging Face, or a GGUF file [default: the model that is compiled in]
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// [default: the embedded model]
+    #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
     /// Use random weights; the folder then needs a config.json alone

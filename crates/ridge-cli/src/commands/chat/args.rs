@@ -31,8 +31,9 @@ oldest turns are left out, with a note.
 Answers go to standard output as they come, everything else to standard error.
 Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.")]
 pub(crate) struct ChatArgs {
-    /// Folder of a model in the layout of Hugging Face, or a GGUF file, with a chat template
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// [default: the embedded model]
+    #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
     /// What the model is told before the conversation; @FILE reads it from a file

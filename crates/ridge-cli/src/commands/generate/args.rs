@@ -32,9 +32,9 @@ pub(crate) struct GenerateArgs {
     /// The text to go on with; `-` reads it from standard input, less one newline at its end
     prompt: Option<String>,
 
-    /// Folder of a model in the layout of Hugging Face (config.json, *.safetensors, tokenizer.json),
-    /// or a GGUF file
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// [default: the embedded model]
+    #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
     /// Use random weights; the folder then needs a config.json alone

@@ -32,12 +32,13 @@ Examples:
   ridge inspect --lowered
   ridge inspect --memory step.svg --tokens 128")]
 pub(crate) struct InspectArgs {
-    /// Folder of a model in the layout of Hugging Face, a GGUF file, or a config.json [default: the model that is compiled in]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, a config.json, or the ORG/NAME of one that `ridge pull`
+    /// downloaded [default: the embedded model]
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
 
     /// The same, as other commands call it
-    #[arg(long, value_name = "DIR", conflicts_with = "path")]
+    #[arg(short, long, value_name = "MODEL", conflicts_with = "path")]
     model: Option<PathBuf>,
 
     /// Tokens in the cache for which costs are computed, or of an encoder's text [default: 4096, or what the model was made for if that is less]
@@ -115,7 +116,7 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     let path = settings.model.path.as_deref();
     let files = match path {
         Some(file) if file.is_file() => ModelFiles::from_config(file)?,
-        _ => ModelFiles::open(path)?,
+        path => ModelFiles::open(path)?,
     };
     let config = files.network_config()?;
     let (mut network, _) =

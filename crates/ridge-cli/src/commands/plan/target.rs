@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use ridge_files::hub::find_model;
 use ridge_hw::spec::Precision;
 use ridge_models::ModelFiles;
 use ridge_plan::PlanError;
@@ -17,8 +18,8 @@ use crate::error::{Result, refused};
 /// The model and the device.
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// Folder of a model in the layout of Hugging Face, a config.json, also of families that can only be planned, or a GGUF
-    /// file
+    /// Model: a folder in the Hugging Face layout, a config.json, also of families that can only be planned, a GGUF file, or
+    /// the ORG/NAME of one that `ridge pull` downloaded
     #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
 
@@ -111,6 +112,8 @@ pub(crate) fn read_model(path: &Path) -> Result<Reading> {
 
 /// The files of a model, and the one that describes it.
 fn open(path: &Path) -> Result<(PathBuf, ModelFiles)> {
+    let found = find_model(path)?;
+    let path = found.as_path();
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     if let Err(e) = std::fs::metadata(&path) {
         let why = format!("cannot be read ({e}); give a folder with a config.json, that file, or a GGUF file");

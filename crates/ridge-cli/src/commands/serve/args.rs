@@ -31,8 +31,9 @@ Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/m
 SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one at once. The log goes to standard error.
 Exit codes: 0 shut down, 1 failed, 2 not understood.")]
 pub(crate) struct ServeArgs {
-    /// Folder of a model in the layout of Hugging Face, or a GGUF file
-    #[arg(short, long, value_name = "DIR")]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// [default: the embedded model]
+    #[arg(short, long, value_name = "MODEL")]
     pub(super) model: Option<PathBuf>,
 
     /// Use random weights

@@ -87,9 +87,11 @@ fn reserve(args: &ServeArgs) -> Result<Vec<ReservedAddress>> {
 }
 
 fn name(args: &ServeArgs, files: &ModelFiles) -> String {
+    // A model of the Hub is called as it is there.
+    let hub = || args.model.as_ref().filter(|model| !model.exists())?.to_str().map(str::to_owned);
     let folder = || args.model.as_ref().and_then(|m| m.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned));
     let whole = || files.to_string().trim_end_matches(" (embedded)").to_owned();
-    args.served_model_name.clone().or_else(folder).unwrap_or_else(whole)
+    args.served_model_name.clone().or_else(hub).or_else(folder).unwrap_or_else(whole)
 }
 
 fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {

@@ -1,0 +1,132 @@
+//! Why a model could not be downloaded.
+
+use std::path::PathBuf;
+
+/// The result of asking the Hub.
+pub type Result<T, E = HubError> = std::result::Result<T, E>;
+
+/// Why a model could not be downloaded. Files that arrived whole are kept, and so is the beginning of others.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HubError {
+    /// A setting of the environment cannot be used.
+    #[error("{name} = {value:?}: {why}")]
+    Setting {
+        /// The variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong, and what to do.
+        why: String,
+    },
+
+    /// The server does not have the model, or does not show it.
+    #[error("{model}: {endpoint} has no such model, or does not show it {}; check the name", if *.with_token {
+        "to the owner of this token"
+    } else {
+        "without a token (HF_TOKEN)"
+    })]
+    NoModel {
+        /// The model.
+        model: String,
+        /// The server.
+        endpoint: String,
+        /// Was a token sent?
+        with_token: bool,
+    },
+
+    /// The model has no such branch, tag or commit.
+    #[error("{model}: there is no revision {revision}; the model's page lists branches and tags: {endpoint}/{model}")]
+    NoRevision {
+        /// The model.
+        model: String,
+        /// What was asked for.
+        revision: String,
+        /// The server.
+        endpoint: String,
+    },
+
+    /// The owner of the model decides who may download it.
+    #[error(
+        "{model}: access is restricted; ask for it at {endpoint}/{model}, then set HF_TOKEN to a token of your account"
+    )]
+    Gated {
+        /// The model.
+        model: String,
+        /// The server.
+        endpoint: String,
+    },
+
+    /// The server refuses the token.
+    #[error(
+        "{endpoint} refuses the token of HF_TOKEN or of the token file; make a new one at {endpoint}/settings/tokens"
+    )]
+    Token {
+        /// The server.
+        endpoint: String,
+    },
+
+    /// Offline, and the model is not in the cache.
+    #[error("{model}: not in the cache {}, and HF_HUB_OFFLINE is set; unset it to download the model", cache.display())]
+    Offline {
+        /// The model.
+        model: String,
+        /// The folder of downloaded models.
+        cache: PathBuf,
+    },
+
+    /// None of the model's files is chosen, or too many are.
+    #[error("{model}: {problem}")]
+    Selection {
+        /// The model.
+        model: String,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
+    /// A request failed, several times where another attempt may help.
+    #[error("{url}: {problem}; run the command again to continue")]
+    Request {
+        /// What was asked for.
+        url: String,
+        /// What the server or the network said.
+        problem: String,
+    },
+
+    /// The server's answer makes no sense.
+    #[error("{url}: the answer is not one of the Hugging Face Hub: {problem}; check HF_ENDPOINT")]
+    Answer {
+        /// What was asked for.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// What arrived is not what the server promised.
+    #[error(
+        "{file}: the checksum is {is} and should be {should}; what was downloaded is deleted, run the command again"
+    )]
+    Checksum {
+        /// The file of the model.
+        file: String,
+        /// Of what arrived.
+        is: String,
+        /// What the Hub names.
+        should: String,
+    },
+
+    /// The operating system refused an operation.
+    #[error("{}: cannot {action}: {cause}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried, continuing "cannot".
+        action: &'static str,
+        /// The operating system's answer.
+        cause: std::io::Error,
+    },
+
+    /// Another file failed first.
+    #[error("given up, for another file failed")]
+    GivenUp,
+}
