@@ -20,14 +20,22 @@ pub(crate) fn chat_templates(files: &ModelFiles, file: Option<&Path>) -> Result<
         let template = ("default".to_owned(), file.display().to_string(), input::file(file)?);
         return Ok(templates.with_files(vec![template]));
     }
-    if templates.is_empty() {
-        return Err(Error::NoChatTemplate { model: files.to_string() });
+    match templates.is_empty() {
+        true if files.is_embedded() => Ok(templates.with_files(vec![story_template()])),
+        true => Err(Error::NoChatTemplate { model: files.to_string() }),
+        false => Ok(templates),
     }
-    Ok(templates)
+}
+
+/// The template of the embedded model, as name, file and text. It was not trained on conversations: all messages are one
+/// story, which it continues.
+pub(crate) fn story_template() -> (String, String, String) {
+    const STORY: &str = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}";
+    ("default".to_owned(), "the template of the embedded model".to_owned(), STORY.to_owned())
 }
 
 /// A system prompt and the messages behind it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation {
     pub(crate) system: Option<String>,
     messages: Vec<Value>,
@@ -94,6 +102,11 @@ impl Conversation {
         self.messages.len()
     }
 
+    /// Leaves out so many of the oldest messages.
+    pub(crate) fn leave_out(&mut self, messages: usize) {
+        self.first = messages.min(self.messages.len().saturating_sub(1));
+    }
+
     /// How many messages are left out.
     pub(crate) fn left_out(&self) -> usize {
         self.first
@@ -111,6 +124,10 @@ impl Conversation {
         if self.messages.last().is_some_and(|m| role(m) == "user") {
             self.undo();
         }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.messages.is_empty()
     }
 
     pub(crate) fn clear(&mut self) {

@@ -167,7 +167,8 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
 /// A bar over bytes, or over tokens, shown on a terminal once the wait is one.
 pub(crate) struct Progress {
     what: &'static str,
-    template: &'static str,
+    /// What is done and what is left, as a template.
+    counts: &'static str,
     total: u64,
     started: Instant,
     bar: Option<ProgressBar>,
@@ -178,29 +179,29 @@ const NOTICED: Duration = Duration::from_millis(300);
 
 impl Progress {
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
-        Self::with(what, "{msg} [{bar:40}] {binary_bytes} of {binary_total_bytes}, {eta} left", total)
+        Self::with(what, "{binary_bytes} of {binary_total_bytes}, {eta} left", total)
     }
 
     pub(crate) fn of_tokens(what: &'static str, total: u64) -> Self {
-        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} tokens, {eta} left", total)
+        Self::with(what, "{human_pos} of {human_len} tokens, {eta} left", total)
     }
 
     pub(crate) fn of_requests(what: &'static str, total: u64) -> Self {
-        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} requests, {eta} left", total)
+        Self::with(what, "{human_pos} of {human_len} requests, {eta} left", total)
     }
 
     pub(crate) fn of_seconds(what: &'static str, total: u64) -> Self {
-        Self::with(what, "{msg} [{bar:40}] {human_pos} of {human_len} s", total)
+        Self::with(what, "{human_pos} of {human_len} s", total)
     }
 
-    fn with(what: &'static str, template: &'static str, total: u64) -> Self {
-        Self { what, template, total, started: Instant::now(), bar: None }
+    fn with(what: &'static str, counts: &'static str, total: u64) -> Self {
+        Self { what, counts, total, started: Instant::now(), bar: None }
     }
 
     pub(crate) fn at(&mut self, done: u64) {
         if self.bar.is_none() && self.started.elapsed() > NOTICED && io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
-            if let Ok(style) = ProgressStyle::with_template(self.template) {
+            if let Ok(style) = ProgressStyle::with_template(&template(self.counts, terminal_width())) {
                 bar.set_style(style.progress_chars("=> "));
             }
             bar.set_message(self.what);
@@ -210,6 +211,20 @@ impl Progress {
             bar.set_position(done);
         }
     }
+}
+
+/// The template of a line that fits a terminal of so many columns: the bar takes what the rest leaves, and a narrow terminal
+/// has neither bar nor counts.
+fn template(counts: &str, columns: usize) -> String {
+    match columns {
+        60.. => format!("{{msg}} [{{wide_bar}}] {counts}"),
+        _ => "{msg} {percent} %, {eta} left".to_owned(),
+    }
+}
+
+/// Columns of the terminal at standard error; 80 if it does not say.
+fn terminal_width() -> usize {
+    rustix::termios::tcgetwinsize(io::stderr()).ok().map_or(80, |size| usize::from(size.ws_col)).max(1)
 }
 
 impl Drop for Progress {
@@ -299,6 +314,21 @@ mod tests {
         assert!(text.contains("[99748 characters]") && text.len() < 320, "{text}");
         let fits = "m".repeat(MAX_WORD - 1) + " x";
         assert_eq!(shown(&fits), fits);
+    }
+
+    #[test]
+    fn progress_fits_its_terminal() {
+        let counts = "{human_pos} of {human_len} requests, {eta} left";
+        for (columns, longest) in
+            [(40, "downloading 100 %, 59m left"), (60, "reading [] 128,000 of 128,000 requests, 59m left")]
+        {
+            let template = template(counts, columns);
+            let line = template.replace("{msg}", if columns == 40 { "downloading" } else { "reading" });
+            let line = line.replace("{wide_bar}", "").replace("{percent}", "100").replace("{eta}", "59m");
+            let line = line.replace("{human_pos}", "128,000").replace("{human_len}", "128,000");
+            assert_eq!(line, longest);
+            assert!(line.len() < columns, "{line}");
+        }
     }
 
     #[test]

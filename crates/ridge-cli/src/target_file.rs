@@ -4,12 +4,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use ridge_models::ModelFiles;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::error::{Error, Result, refused};
-use crate::output::Progress;
+use crate::output::{Progress, report};
 
 /// Whether it is the name of a GGUF file.
 pub(crate) fn is_gguf(path: &Path) -> bool {
@@ -39,25 +40,57 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
     Ok(())
 }
 
-/// Runs `write` with a callback that takes the bytes done and the total. An interrupt ends it after the current tensor, so
-/// that no part of a file is left; a second one ends the process.
-pub(crate) fn interruptible<T>(
+/// How long an interruption waits for the current tensor.
+const GRACE: Duration = Duration::from_millis(200);
+
+/// Runs `write`, which writes `to`, with a callback that takes the bytes done and the total. An interrupt ends it after the
+/// current tensor, or, where that takes long, at once; no part of a file is left.
+pub(crate) fn interruptible<T: Send>(
     what: &'static str,
-    write: impl FnOnce(&mut dyn FnMut(u64, u64) -> io::Result<()>) -> ridge_models::Result<T>,
+    to: &Path,
+    write: impl FnOnce(&mut dyn FnMut(u64, u64) -> io::Result<()>) -> ridge_models::Result<T> + Send,
 ) -> Result<T> {
     let interrupted = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&interrupted))
-            .map_err(Error::Signal)?;
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).map_err(Error::Signal)?;
     }
-    let mut progress = None;
-    let done = write(&mut |done, total| {
-        progress.get_or_insert_with(|| Progress::new(what, total)).at(done);
-        if interrupted.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+    let is_interrupted = || interrupted.load(Ordering::Relaxed);
+    let done = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut progress = None;
+            write(&mut |done, total| {
+                progress.get_or_insert_with(|| Progress::new(what, total)).at(done);
+                if is_interrupted() { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
+            })
+        });
+        let mut heard = None;
+        while !writer.is_finished() {
+            std::thread::sleep(Duration::from_millis(20));
+            if is_interrupted() && heard.get_or_insert_with(Instant::now).elapsed() > GRACE {
+                remove_parts(to);
+                report(&Error::Interrupted);
+                #[expect(clippy::exit, reason = "the thread that writes does not notice before its tensor is done")]
+                std::process::exit(130);
+            }
+        }
+        writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    if done.is_err() && interrupted.load(Ordering::Relaxed) {
+    if done.is_err() && is_interrupted() {
         return Err(Error::Interrupted);
     }
     Ok(done?)
+}
+
+/// Removes what this process has begun to write, under names that end in its number and `.part`.
+fn remove_parts(to: &Path) {
+    let ending = format!(".{}.part", std::process::id());
+    let parent = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for folder in [to, parent] {
+        for entry in folder.read_dir().into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().ends_with(&ending) {
+                // Nothing is left to do about one that cannot be removed.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
 }

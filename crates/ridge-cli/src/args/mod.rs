@@ -8,4 +8,4 @@ mod sampling;
 pub(crate) use device::{DeviceArgs, ParallelArgs};
 pub(crate) use model_numbers::{FLOATS, ModelSettings, NumberArgs, formats};
 pub(crate) use numbers::{MAX_COUNT, MAX_THREADS, whole};
-pub(crate) use sampling::{SamplingArgs, SamplingSettings, decimal, settings_json};
+pub(crate) use sampling::{SamplingArgs, SamplingSettings, change_setting, decimal, settings_json};

@@ -67,6 +67,23 @@ macro_rules! flags {
             }
         }
 
+        /// Changes the setting of this name, as the flag of that name would.
+        ///
+        /// # Errors
+        /// When there is no such setting, or the value is not one that it can have: with what to say about it.
+        pub(crate) fn change_setting(sampling: &mut Sampling, name: &str, value: &str) -> Result<(), String> {
+            match name {
+                $(stringify!($chosen) => sampling.$chosen = $ct::typed(value, $cok, $cwhy)?,)*
+                $(stringify!($adjusted) => sampling.$adjusted = $at::typed(value, $aok, $awhy)?,)*
+                "seed" => sampling.seed = whole::<u64, 0, MAX_COUNT>(value)?,
+                _ => {
+                    let names = [$(stringify!($chosen),)* $(stringify!($adjusted),)* "seed"];
+                    return Err(format!("is not a setting; there are {}", names.join(", ")));
+                }
+            }
+            Ok(())
+        }
+
         /// The settings by name, as they were typed.
         pub(crate) fn settings_json(sampling: &Sampling) -> serde_json::Map<String, Value> {
             let mut all = serde_json::Map::new();
@@ -146,11 +163,18 @@ impl SamplingSettings {
     pub(crate) fn with(&self, tokenizer: Option<&Tokenizer>) -> Result<Sampling> {
         let mut sampling = self.values.clone();
         if let Some(tokenizer) = tokenizer.filter(|_| sampling.dry_multiplier > 0.0) {
-            for text in &self.breakers {
-                sampling.dry_breakers.extend(tokenizer.encode(&format!("a{text}"), false)?.last());
-            }
+            sampling.dry_breakers = self.breaker_tokens(tokenizer)?;
         }
         Ok(sampling)
+    }
+
+    /// The tokens that break repetitions.
+    pub(crate) fn breaker_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        for text in &self.breakers {
+            tokens.extend(tokenizer.encode(&format!("a{text}"), false)?.last());
+        }
+        Ok(tokens)
     }
 }
 

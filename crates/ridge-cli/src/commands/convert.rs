@@ -53,13 +53,14 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
     match (files.gguf(), is_gguf(&args.to)) {
         (_, true) => {
             let how = Quantisation { matrices: dtype.map(TensorStorage::plain), ..Quantisation::default() };
-            let written = interruptible("writing weights", |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
+            let written =
+                interruptible("writing weights", &args.to, |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
             if !args.quiet {
                 note(&format!("wrote {}, {}", args.to.display(), Bytes(written.bytes)));
             }
         }
         (Some(file), false) => {
-            interruptible("writing weights", |progress| {
+            interruptible("writing weights", &args.to, |progress| {
                 gguf::to_folder(file, &args.to, dtype.unwrap_or(DType::F32), dtype.is_some(), progress)
             })?;
             if !args.quiet {

@@ -89,7 +89,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     check_target(&files, &args.model, &args.to, args.force)?;
     let importance = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
     let how = Quantisation { matrices, mix, outer, importance };
-    let written = interruptible("quantising", |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
+    let written = interruptible("quantising", &args.to, |progress| gguf::to_gguf(&files, &args.to, &how, progress))?;
     if !args.quiet {
         say(args, &written);
     }

@@ -1,6 +1,6 @@
 //! `ridge chat`, run as users run it: with turns that are given, and by hand on a terminal.
 
-use crate::common::{Folder, command, json, ridge, ridge_reading, stdout};
+use crate::common::{Folder, command, fixture, json, ridge, ridge_reading, stdout};
 
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}\
                         {% if add_generation_prompt %}assistant:{% endif %}";
@@ -31,6 +31,18 @@ fn an_answer_is_what_the_model_says_to_the_rendered_conversation() {
     folder.write("system.txt", "Be kind.\n");
     let system = format!("@{}", folder.file("system.txt").display());
     assert_eq!(stdout(&[&chat[..], &["--system", &system, "-p", "The dog"]].concat()), expected);
+}
+
+#[test]
+fn the_embedded_model_continues_a_story() {
+    let args = ["chat", "--greedy", "-n", "20", "-p", "Once upon a time"];
+    let ran = ridge(&args);
+    assert_eq!((ran.code, ran.stdout), (0, generated("Once upon a time", "20")));
+    assert!(
+        ran.stderr.contains("(cut off at 20 tokens, the maximum of an answer; --max-tokens N raises it"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]
@@ -119,7 +131,7 @@ fn mistakes_say_what_to_do() {
     let bad = bad.to_str().unwrap();
     let model = folder.path();
     for (code, args, said) in [
-        (1, &["-p", "hi"][..], "has no chat template"),
+        (1, &["--model", &fixture("biased"), "-p", "hi"][..], "has no chat template"),
         (1, &["--model", model, "-p", " "], "a message is empty"),
         (1, &["--model", model], "a message is empty"),
         (1, &["--model", model, "--load", bad, "-p", "x"], "message 1 has no role"),
@@ -133,7 +145,6 @@ fn mistakes_say_what_to_do() {
         assert!(ran.stderr.starts_with("error: ") && ran.stderr.contains(said), "{args:?}: {}", ran.stderr);
         assert_eq!(ran.stdout, "");
     }
-    assert!(ridge(&["chat", "-p", "hi"]).stderr.contains("`ridge generate`"));
 }
 
 #[test]
@@ -225,7 +236,7 @@ mod by_hand {
         };
         assert!(terminal.say("/help").contains("/retry"));
         assert!(terminal.say("/nothing").contains("there is no command /nothing"));
-        assert!(terminal.say("/system Be kind.").is_ascii());
+        assert!(terminal.say("/system Be kind.").contains("(system prompt set; it counts from the next message on)"));
         assert!(terminal.say("The dog").contains("(0 from the cache)"));
         let again = terminal.say("The cat");
         assert!(again.contains("from the cache)") && !again.contains("(0 from the cache)"), "{again}");
@@ -237,9 +248,19 @@ mod by_hand {
         let roles: Vec<_> = saved.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant"]);
         assert_eq!(saved[1]["content"], "The dog");
-        assert!(terminal.say("/clear").is_ascii());
+        assert!(terminal.say("/clear").contains("(2 messages cleared; the system prompt stays)"));
+        assert!(terminal.say("/system off").contains("(no system prompt from now on)"));
         assert!(terminal.say(&format!("/load {}", file.display())).contains("(2 messages from"));
         assert!(terminal.say("/settings").contains("greedy"));
+        assert!(terminal.say("/set max_tokens 3").contains("(max_tokens = 3)"));
+        assert!(terminal.say("The cat").contains("(cut off at 3 tokens, the maximum of an answer;"));
+        assert!(
+            terminal.say("/set temperature -1").contains("(temperature -1: must be 0 (greedy) or a positive number)")
+        );
+        assert!(terminal.say("/set top-p 0.5").contains("(top_p = 0.5)"));
+        assert!(terminal.say("/set warmth 3").contains("(warmth 3: is not a setting; there are temperature, top_k,"));
+        assert!(terminal.say("/set temperature 0.25").contains("(temperature = 0.25)"));
+        assert!(terminal.say("/settings").contains("temperature 0.25, top_k 0, top_p 0.5, min_p 0, seed 2"));
         terminal.press("/quit\r");
         assert_eq!(terminal.ends(), Some(0));
         let history = std::fs::read_to_string(folder.file("ridge/chat_history")).unwrap();
@@ -265,6 +286,44 @@ mod by_hand {
         assert!(!folder.file("ridge").exists());
         terminal.press("\x03");
         assert_eq!(terminal.ends(), Some(130));
+    }
+
+    #[test]
+    fn keys_typed_during_an_answer_are_the_next_line() {
+        let folder = talker();
+        let Some(mut terminal) = Terminal::run(&folder, "-n 300 -q") else {
+            ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
+        };
+        terminal.press("The dog\r");
+        terminal.until("\x1b[?2004l\r\n ");
+        terminal.press("/set top_k 7\r/set top");
+        // The answer comes without what was typed, then the line is shown and run.
+        let answer = terminal.until(">>> /set top_k 7\r\n(top_k = 7)");
+        assert_eq!(answer.matches("/set").count(), 1, "{answer}");
+        terminal.until(">>> ");
+        terminal.press("_k 9\r");
+        terminal.until("(top_k = 9)");
+        terminal.until(">>> ");
+        terminal.press("\x04");
+        assert_eq!(terminal.ends(), Some(0));
+    }
+
+    #[test]
+    fn a_conversation_that_was_not_saved_is_kept() {
+        let folder = talker();
+        let Some(mut terminal) = Terminal::run(&folder, "-n 8") else {
+            ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
+        };
+        terminal.say("The dog");
+        terminal.press("\x03");
+        terminal.until("(once more, or Ctrl-D, to leave)");
+        terminal.until(">>> ");
+        terminal.press("\x03");
+        terminal.until("goes on with it)");
+        assert_eq!(terminal.ends(), Some(130));
+        let kept = std::fs::read_to_string(folder.file("ridge/last_chat.json")).unwrap();
+        let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+        assert_eq!((&kept[0]["content"], kept.as_array().unwrap().len()), (&"The dog".into(), 2));
     }
 
     #[test]

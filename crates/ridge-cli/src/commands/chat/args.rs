@@ -19,12 +19,13 @@ use crate::input;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge chat --model ~/models/Qwen2.5-0.5B-Instruct
+  ridge chat Qwen/Qwen3-0.6B
   ridge chat --model DIR --system \"Answer in one sentence.\"
   ridge chat --model DIR --message \"What is a roofline?\" > answer.txt
   ridge chat --model DIR --load talk.json --json < question.txt
 
-On a terminal, /help lists the commands of a conversation; Ctrl-C interrupts an answer, Ctrl-D leaves. With --message, \
+On a terminal, /help lists the commands of a conversation; Ctrl-C interrupts an answer, Ctrl-D leaves. A conversation \
+that was not saved is kept in ~/.local/state/ridge/last_chat.json, but not with --no-history. With --message, \
 or where standard input is no terminal, the turns given are answered and the command ends. When the context is full, the \
 oldest turns are left out, with a note.
 
@@ -108,7 +109,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     parallel: ParallelArgs,
 
-    /// Keep what is typed out of the history file
+    /// Keep nothing: neither what is typed in the history file nor the conversation after leaving
     #[arg(long, help_heading = "Running")]
     no_history: bool,
 

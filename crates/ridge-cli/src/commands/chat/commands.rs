@@ -14,13 +14,15 @@ pub(super) enum ChatLine<'a> {
     Save(&'a str),
     Load(&'a str),
     Settings,
+    /// Changes the setting of this name to this value.
+    Set(&'a str, &'a str),
     Quit,
     /// With what to say about it.
     Wrong(String),
 }
 
 /// Name, argument and meaning of each, in the order of the help.
-pub(super) const COMMANDS: [(&str, &str, &str); 9] = [
+pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
     ("/help", "", "show this"),
     ("/system", "[TEXT|off]", "show the system prompt, or set it, or take it away"),
     ("/clear", "", "forget the conversation, but not the system prompt"),
@@ -29,6 +31,7 @@ pub(super) const COMMANDS: [(&str, &str, &str); 9] = [
     ("/save", "FILE", "write the conversation as JSON"),
     ("/load", "FILE", "go on with a conversation that was written"),
     ("/settings", "", "show what is set"),
+    ("/set", "NAME VALUE", "change a setting of sampling, or max_tokens: /set temperature 0.2"),
     ("/quit", "", "leave; so does Ctrl-D"),
 ];
 
@@ -73,6 +76,11 @@ pub(super) fn parse(typed: &str) -> ChatLine<'_> {
         "/save" | "/load" if argument.is_empty() => ChatLine::Wrong(format!("{name} needs the name of a file")),
         "/save" => return ChatLine::Save(argument),
         "/load" => return ChatLine::Load(argument),
+        "/set" => match argument.split_once([' ', '=']) {
+            Some((name, value)) => return ChatLine::Set(name, value.trim()),
+            None if argument.is_empty() => return ChatLine::Settings,
+            None => ChatLine::Wrong(format!("/set {argument} needs a value behind it")),
+        },
         "/help" | "/?" => ChatLine::Help,
         "/clear" => ChatLine::Clear,
         "/undo" => ChatLine::Undo,
@@ -104,6 +112,8 @@ mod tests {
             ("/system", ChatLine::System(None)),
             ("/system  Be brief. ", ChatLine::System(Some("Be brief."))),
             ("/save a b.json", ChatLine::Save("a b.json")),
+            ("/set top_k 5", ChatLine::Set("top_k", "5")),
+            ("/set min-p=0.1", ChatLine::Set("min-p", "0.1")),
             ("/quit", ChatLine::Quit),
         ] {
             assert_eq!(parse(typed), line, "{typed}");

@@ -11,7 +11,9 @@ use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Behavior, Config, Context, Editor as Lines, Helper};
 
 use super::commands::{COMMANDS, unfinished};
+use super::keys::TypedAhead;
 use crate::error::{Error, Result};
+use crate::output::note;
 
 /// What the user did.
 pub(super) enum EditorInput {
@@ -28,6 +30,8 @@ const MAX_HISTORY: usize = 1000;
 pub(super) struct ChatEditor {
     lines: Lines<Commands, DefaultHistory>,
     history: Option<PathBuf>,
+    /// What was typed while an answer came.
+    typed: TypedAhead,
 }
 
 impl ChatEditor {
@@ -42,16 +46,33 @@ impl ChatEditor {
             .build();
         let mut lines = Lines::with_config(config).map_err(Error::Editor)?;
         lines.set_helper(Some(Commands));
-        let history = history.then(history_file).flatten();
+        let history = history.then(state_folder).flatten().map(|folder| folder.join("chat_history"));
         if let Some(file) = &history {
             // There is none the first time.
             let _ = lines.load_history(file);
         }
-        Ok(Self { lines, history })
+        Ok(Self { lines, history, typed: TypedAhead::default() })
+    }
+
+    /// Takes keys that were typed while nobody read.
+    pub(super) fn take_keys(&mut self, keys: &str) {
+        self.typed.read(keys);
     }
 
     pub(super) fn read(&mut self) -> Result<EditorInput> {
-        match self.lines.readline(">>> ") {
+        const PROMPT: &str = ">>> ";
+        if !self.typed.messages.is_empty() {
+            let message = self.typed.messages.remove(0);
+            note(&format!("{PROMPT}{message}"));
+            // A history that is full or elsewhere is no reason not to go on.
+            let _ = self.lines.add_history_entry(&message);
+            return Ok(EditorInput::Text(message));
+        }
+        if std::mem::take(&mut self.typed.ends) {
+            return Ok(EditorInput::End);
+        }
+        let begun = std::mem::take(&mut self.typed.line);
+        match self.lines.readline_with_initial(PROMPT, (&begun, "")) {
             Ok(text) => Ok(EditorInput::Text(text)),
             Err(ReadlineError::Interrupted) => Ok(EditorInput::Interrupt),
             Err(ReadlineError::Eof) => Ok(EditorInput::End),
@@ -72,11 +93,11 @@ impl Drop for ChatEditor {
     }
 }
 
-/// Where the XDG base directory specification wants it.
-fn history_file() -> Option<PathBuf> {
+/// Where the XDG base directory specification wants what programs keep between their runs.
+pub(super) fn state_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
-    Some(state.join("ridge/chat_history"))
+    Some(state.join("ridge"))
 }
 
 /// Completes commands, and says which messages go on.

@@ -1,33 +1,33 @@
 //! `ridge chat`: a conversation, by hand or with turns that are given.
 //!
-//! `args` is what can be typed and the settings that it resolves to; `turn` makes an answer of a conversation; `commands`
-//! and `editor` are the slash commands and the line editor of a conversation on a terminal.
+//! `args` is what can be typed and the settings that it resolves to; `turn` makes an answer of a conversation, on a thread of its
+//! own where someone may interrupt it (`answering`). `talk` is a conversation on a terminal, with its slash commands
+//! (`commands`), its line editor (`editor`) and the keys that are typed during an answer (`keys`).
 
+mod answering;
 mod args;
 mod commands;
 mod editor;
+mod keys;
+mod talk;
 mod turn;
 
-use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use ridge::{LoadedEngine, Placement, RunSettings};
 use ridge_engine::Finish;
 use ridge_models::ModelFiles;
 use ridge_text::ChatTemplates;
 use serde_json::json;
-use signal_hook::consts::SIGINT;
 
 pub(crate) use args::ChatArgs;
 use args::ChatSettings;
-use commands::ChatLine;
-use editor::{ChatEditor, EditorInput};
-use turn::{ChatAnswer, ChatModel};
+use talk::Talk;
+use turn::{AnswerObserver, ChatAnswer, ChatModel};
 
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
-use crate::output::{self, LoadProgress, count, note, print, print_json};
+use crate::output::{LoadProgress, Progress, count, note, print, print_json};
 
 /// Tokens of the context, if the model was made for so many.
 const CONTEXT: usize = 8192;
@@ -54,7 +54,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     let chat = chat_model(&settings, &files, templates)?;
     match &settings.turns {
         Some(turns) => answer_turns(&settings, chat, conversation, turns),
-        None => converse(&settings, &files, chat, conversation),
+        None => Talk::new(&settings, &files, chat, conversation)?.run(),
     }
 }
 
@@ -101,20 +101,63 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
 }
 
 /// What is worth saying about an answer.
-fn remark(settings: &ChatSettings, chat: &ChatModel, answer: &ChatAnswer, left_out_before: usize) {
+fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatAnswer, left_out_before: usize) {
     if settings.json || !settings.notes {
         return;
     }
-    let context = count(chat.context, "token");
+    let context = count(limits.context, "token");
     if answer.left_out > left_out_before {
         let left_out = count(answer.left_out, "message");
         note(&format!("(the context of {context} is full: the oldest {left_out} are left out; --context N raises it)"));
     }
     if answer.finish == Finish::Context {
-        note(&format!("(the answer ends here, for the context of {context} is full; --context N raises it)"));
+        note(&format!("(cut off: the context of {context} is full; --context N raises it)"));
+    }
+    if answer.finish == Finish::Length {
+        let max = count(limits.max_tokens, "token");
+        note(&format!("(cut off at {max}, the maximum of an answer; --max-tokens N raises it, or /set max_tokens N)"));
     }
     if settings.verbose {
         note(&format!("({})", answer.line()));
+    }
+}
+
+/// What ends an answer.
+#[derive(Clone, Copy)]
+struct ChatLimits {
+    context: usize,
+    max_tokens: usize,
+}
+
+impl ChatModel {
+    fn limits(&self) -> ChatLimits {
+        ChatLimits { context: self.context, max_tokens: self.max_tokens }
+    }
+}
+
+/// Shows an answer as it comes, and before it, on a terminal, how much of the conversation is processed.
+struct ShowAnswer<'a> {
+    settings: &'a ChatSettings,
+    progress: Option<Progress>,
+}
+
+impl<'a> ShowAnswer<'a> {
+    fn new(settings: &'a ChatSettings) -> Self {
+        Self { settings, progress: None }
+    }
+}
+
+impl AnswerObserver for ShowAnswer<'_> {
+    fn reading(&mut self, done: usize, total: usize) {
+        if self.settings.notes && total > 0 {
+            let start = || Progress::of_tokens("reading", total as u64);
+            self.progress.get_or_insert_with(start).at(done as u64);
+        }
+    }
+
+    fn text(&mut self, text: &str) -> Result<()> {
+        self.progress = None;
+        if self.settings.json || text.is_empty() { Ok(()) } else { print(text) }
     }
 }
 
@@ -135,12 +178,11 @@ fn answer_turns(
     for turn in turns {
         conversation.say("user", turn);
         let left_out = conversation.left_out();
-        let show = |text: &str| if settings.json || text.is_empty() { Ok(()) } else { print(text) };
-        let answer = chat.answer(&mut conversation, &interrupted, show)?;
+        let answer = chat.answer(&mut conversation, &interrupted, &mut ShowAnswer::new(settings))?;
         if !settings.json {
             print("\n")?;
         }
-        remark(settings, &chat, &answer, left_out);
+        remark(settings, chat.limits(), &answer, left_out);
         conversation.say("assistant", &answer.text);
         last = Some(answer);
     }
@@ -158,137 +200,4 @@ fn answer_turns(
         "generated_tokens": answer.generated,
         "seed": settings.sampling.values.seed,
     }))
-}
-
-/// What follows a line.
-enum LineResult {
-    Continue,
-    Answer,
-    Leave,
-}
-
-/// A conversation on a terminal.
-fn converse(
-    settings: &ChatSettings,
-    files: &ModelFiles,
-    mut chat: ChatModel,
-    mut conversation: Conversation,
-) -> Result<()> {
-    let interrupted = Arc::new(AtomicBool::new(false));
-    // The first interrupt ends the answer. A second one before that is heard ends the process.
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&interrupted)).map_err(Error::Signal)?;
-    signal_hook::flag::register(SIGINT, Arc::clone(&interrupted)).map_err(Error::Signal)?;
-    let mut editor = ChatEditor::new(settings.history)?;
-    if settings.notes {
-        note(&format!("{files}, context of {}; /help lists commands, Ctrl-D leaves", count(chat.context, "token")));
-    }
-    let mut leaving = false;
-    loop {
-        let typed = match editor.read()? {
-            EditorInput::Text(text) => text,
-            EditorInput::Interrupt if leaving => return Err(Error::Interrupted),
-            EditorInput::Interrupt => {
-                leaving = true;
-                note("(once more, or Ctrl-D, to leave)");
-                continue;
-            }
-            EditorInput::End => return Ok(()),
-        };
-        leaving = false;
-        match run_line(&typed, settings, &mut chat, &mut conversation) {
-            Ok(LineResult::Continue) => continue,
-            Ok(LineResult::Leave) => return Ok(()),
-            Ok(LineResult::Answer) => {}
-            Err(error) if error.reader_left() => return Err(error),
-            Err(error) => {
-                output::report(&error);
-                continue;
-            }
-        }
-        interrupted.store(false, Ordering::Relaxed);
-        let left_out = conversation.left_out();
-        let result = chat.answer(&mut conversation, &interrupted, print);
-        let was_interrupted = interrupted.swap(false, Ordering::Relaxed);
-        match result {
-            Ok(answer) => {
-                print("\n")?;
-                if was_interrupted {
-                    note("(interrupted)");
-                }
-                remark(settings, &chat, &answer, left_out);
-                if !answer.text.is_empty() || !was_interrupted {
-                    conversation.say("assistant", &answer.text);
-                }
-            }
-            Err(error) if error.reader_left() => return Err(error),
-            Err(error) => {
-                // As if it had not been said: an answerless message would stand in the way of the next.
-                conversation.undo();
-                output::report(&error);
-            }
-        }
-    }
-}
-
-/// Runs a line, up to an answer.
-fn run_line(
-    typed: &str,
-    settings: &ChatSettings,
-    chat: &mut ChatModel,
-    conversation: &mut Conversation,
-) -> Result<LineResult> {
-    let messages = |conversation: &Conversation| count(conversation.len(), "message");
-    match commands::parse(typed) {
-        ChatLine::Nothing => {}
-        ChatLine::Message(text) => {
-            // What was said before and never answered would make two messages of the user.
-            conversation.forget_unanswered();
-            conversation.say("user", &text);
-            return Ok(LineResult::Answer);
-        }
-        ChatLine::Help => note(&commands::help()),
-        ChatLine::System(None) => note(conversation.system.as_deref().unwrap_or("(no system prompt)")),
-        ChatLine::System(Some("off")) => conversation.system = None,
-        ChatLine::System(Some(text)) => conversation.system = Some(text.to_owned()),
-        ChatLine::Clear => conversation.clear(),
-        ChatLine::Undo if conversation.undo() => note(&format!("({} left)", messages(conversation))),
-        ChatLine::Retry if conversation.take_back_answer() => {
-            // The same numbers would give the same answer.
-            chat.sampling.seed = chat.sampling.seed.wrapping_add(1);
-            return Ok(LineResult::Answer);
-        }
-        ChatLine::Undo | ChatLine::Retry => note("(nothing was said yet)"),
-        ChatLine::Save(path) => {
-            let fail = |cause| Error::Write { path: path.to_owned(), cause };
-            std::fs::write(path, format!("{:#}\n", conversation.to_json())).map_err(fail)?;
-            note(&format!("({} in {path})", messages(conversation)));
-        }
-        ChatLine::Load(path) => {
-            *conversation = Conversation::from_file(Path::new(path))?;
-            note(&format!("({} from {path})", messages(conversation)));
-        }
-        ChatLine::Settings => note(&shown(settings, chat, conversation)),
-        ChatLine::Quit => return Ok(LineResult::Leave),
-        ChatLine::Wrong(why) => note(&format!("({why})")),
-    }
-    Ok(LineResult::Continue)
-}
-
-fn shown(settings: &ChatSettings, chat: &ChatModel, conversation: &Conversation) -> String {
-    let sampling = &chat.sampling;
-    let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let most = settings.max_tokens.map_or("as many as fit".to_owned(), |n| count(n, "token"));
-    let mut rows = vec![
-        row("system prompt", conversation.system.clone().unwrap_or("none".to_owned())),
-        row("messages", format!("{}, {} of them left out", conversation.len(), conversation.left_out())),
-        row("context", format!("{} of {}", chat.cached.len(), count(chat.context, "token"))),
-        row("answers", format!("at most {most}")),
-    ];
-    rows.push(if sampling.temperature == 0.0 {
-        row("sampling", "greedy".to_owned())
-    } else {
-        let (temperature, top_k, top_p, seed) = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed);
-        row("sampling", format!("temperature {temperature}, top-k {top_k}, top-p {top_p}, seed {seed}"))
-    });
-    output::columns(&rows).trim_end().to_owned()
 }

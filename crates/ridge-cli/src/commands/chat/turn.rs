@@ -33,7 +33,17 @@ pub(super) struct ChatModel {
     pub(super) cached: Vec<u32>,
 }
 
+/// Who sees an answer come.
+pub(super) trait AnswerObserver {
+    /// So many tokens of the conversation are processed, of so many that are new.
+    fn reading(&mut self, done: usize, total: usize);
+
+    /// The text goes on.
+    fn text(&mut self, text: &str) -> Result<()>;
+}
+
 /// An answer, and what it took.
+#[derive(Debug)]
 pub(super) struct ChatAnswer {
     pub(super) text: String,
     pub(super) finish: Finish,
@@ -48,6 +58,20 @@ pub(super) struct ChatAnswer {
 }
 
 impl ChatAnswer {
+    /// What there is of an answer that was interrupted.
+    pub(super) fn cancelled(text: String, left_out: usize) -> Self {
+        Self {
+            text,
+            finish: Finish::Cancelled,
+            prompt: 0,
+            reused: 0,
+            generated: 0,
+            left_out,
+            reading: Duration::ZERO,
+            answering: Duration::ZERO,
+        }
+    }
+
     pub(super) fn line(&self) -> String {
         format!(
             "read {} ({} from the cache) in {}; answered {} in {}",
@@ -98,13 +122,13 @@ impl ChatModel {
         Ok(ids)
     }
 
-    /// Answers the conversation, whose last message is the user's, showing the text as it comes. `interrupted` ends the
-    /// answer, or the reading before it.
+    /// Answers the conversation, whose last message is the user's. `interrupted` ends the answer, or the processing of the
+    /// conversation before it.
     pub(super) fn answer(
         &mut self,
         conversation: &mut Conversation,
         interrupted: &AtomicBool,
-        mut show: impl FnMut(&str) -> Result<()>,
+        observer: &mut dyn AnswerObserver,
     ) -> Result<ChatAnswer> {
         let started = Instant::now();
         let ids = self.fitting(conversation)?;
@@ -120,18 +144,12 @@ impl ChatModel {
         let same = self.engine.length(sequence).unwrap_or(0).min(same);
         self.engine.set_prompt(sequence, ids.len());
         self.cached.truncate(same);
-        let mut answer = ChatAnswer {
-            text: String::new(),
-            finish: Finish::Cancelled,
-            prompt: ids.len(),
-            reused: same,
-            generated: 0,
-            left_out: conversation.left_out(),
-            reading: Duration::ZERO,
-            answering: Duration::ZERO,
-        };
+        let empty = ChatAnswer::cancelled(String::new(), conversation.left_out());
+        let mut answer = ChatAnswer { prompt: ids.len(), reused: same, ..empty };
         // All but the last chunk here, to see an interruption between them.
         let mut new = &ids[same..];
+        let total = new.len();
+        observer.reading(0, total);
         while new.len() > self.chunk {
             if interrupted.load(Ordering::Relaxed) {
                 return Ok(answer);
@@ -140,6 +158,7 @@ impl ChatModel {
             self.engine.step(&[(sequence, chunk)], false, &mut Vec::new())?;
             self.cached.extend(chunk);
             new = rest;
+            observer.reading(total - new.len(), total);
         }
         let request = Request {
             prompt: new.to_vec(),
@@ -153,7 +172,7 @@ impl ChatModel {
         let mut on_token = |id: u32, text: &mut String| -> Result<bool> {
             first.get_or_insert_with(Instant::now);
             let piece = stream.push(id)?;
-            show(&piece)?;
+            observer.text(&piece)?;
             text.push_str(&piece);
             stopped = stream.stopped();
             Ok(stopped || interrupted.load(Ordering::Relaxed))
@@ -175,7 +194,7 @@ impl ChatModel {
             return Err(error);
         }
         let rest = stream.finish()?;
-        show(&rest)?;
+        observer.text(&rest)?;
         answer.text.push_str(&rest);
         answer.finish = if stopped { Finish::Stop } else { generated.finish };
         answer.generated = generated.tokens.len();

@@ -24,6 +24,7 @@ use ridge_text::{ChatInput, ChatTemplates, Tokenizer};
 use args::LogFormatArg;
 pub(crate) use args::ServeArgs;
 
+use crate::conversation::story_template;
 use crate::error::{Result, refused};
 use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print};
@@ -98,21 +99,15 @@ fn tokenizer(files: &ModelFiles) -> Result<Option<Tokenizer>> {
     Ok(if files.has_tokenizer() { Some(files.tokenizer()?) } else { None })
 }
 
-/// The embedded model has never seen a conversation: what is said to it, one message behind the other, is a story that
-/// it goes on with.
-const STORY: &str = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}";
-
 fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     let templates = files.chat_templates()?;
     let given = match &args.chat_template {
-        Some(file) => Some((file.display().to_string(), input::file(file)?)),
-        None if templates.is_empty() && files.is_embedded() => {
-            Some(("the template of the embedded model".to_owned(), STORY.to_owned()))
-        }
+        Some(file) => Some(("default".to_owned(), file.display().to_string(), input::file(file)?)),
+        None if templates.is_empty() && files.is_embedded() => Some(story_template()),
         None => None,
     };
     Ok(match given {
-        Some((file, source)) => templates.with_files(vec![("default".to_owned(), file, source)]),
+        Some(template) => templates.with_files(vec![template]),
         None => templates,
     })
 }
