@@ -209,6 +209,12 @@ mod tests {
     }
 
     #[test]
+    fn globs_of_other_crates_end() {
+        let lib = "use other::prelude::*;\nuse third::prelude::*;\nfn f(x: Nowhere) { other::run(x) }\n";
+        assert_eq!(check_files(&[("lib.rs", lib)]), [""; 0]);
+    }
+
+    #[test]
     fn re_exports_in_circles_end() {
         let globs = "pub use crate::a::*;\npub use crate::b::*;\npub use crate::c::*;\n";
         let c = format!("{globs}fn f(x: Nowhere) {{ nowhere(x) }}\n");

@@ -20,7 +20,7 @@ use crate::output::{Progress, count, note, print, print_json};
 Examples:
   ridge pull Qwen/Qwen3-0.6B                  then: ridge chat Qwen/Qwen3-0.6B
   ridge pull Qwen/Qwen3-0.6B@refs/pr/1        a branch, tag, commit or PR
-  ridge pull ORG/NAME-GGUF:Q4_K_M             the GGUF file with that in its name
+  ridge pull ORG/NAME-GGUF:Q4_K_M             the GGUF file named so
   ridge pull ORG/NAME --include '*.json'      files by their names
 
 Environment: HF_TOKEN or the token that `hf auth login` saved, for private and gated models; HF_ENDPOINT for a mirror; \

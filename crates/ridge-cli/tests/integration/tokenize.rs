@@ -63,7 +63,7 @@ fn mistakes_say_what_to_do() {
         (2, &["a", "--decode", "1"], "cannot be used with"),
         (1, &["--decode", "70000"], "token 70000 is not in the vocabulary of 512 tokens"),
         (1, &["--file", "/no/such"], "cannot read /no/such"),
-        (1, &["--chat", "[]"], "embedded) has no chat template"),
+        (1, &["--chat", "[]"], "needs at least one message"),
         (1, &["--chat", "hello"], "is not a conversation"),
     ] {
         let ran = ridge(&[&["tokenize"], args].concat());

@@ -39,6 +39,9 @@ pub(in super::super) fn macro_definition(
     })
 }
 
+/// Longer than any path. The name of another crate that a glob brings in may come through that glob itself, and so on.
+const MAX_SEGMENTS: usize = 20;
+
 struct Resolver<'m> {
     modules: &'m Modules,
     /// What was looked for and where, which ends re-exports that go in circles.
@@ -68,7 +71,7 @@ impl<'m> Resolver<'m> {
 
     /// Follows `segments` downward from `module`.
     fn walk(&mut self, module: &ModulePath, segments: &[String]) -> Option<(ModulePath, String)> {
-        if !self.visited.insert((module.clone(), segments.to_vec())) {
+        if segments.len() > MAX_SEGMENTS || !self.visited.insert((module.clone(), segments.to_vec())) {
             return None;
         }
         let (name, rest) = segments.split_first()?;

@@ -1,7 +1,7 @@
 //! `ridge chat`: a conversation, by hand or with turns that are given.
 //!
 //! `args` is what can be typed and the settings that it resolves to; `turn` makes an answer of a conversation, on a thread of its
-//! own where someone may interrupt it (`answering`). `talk` is a conversation on a terminal, with its slash commands
+//! own where someone may interrupt it (`answering`), and `show` shows it. `talk` is a conversation on a terminal, with its slash commands
 //! (`commands`), its line editor (`editor`) and the keys that are typed during an answer (`keys`).
 
 mod answering;
@@ -9,6 +9,7 @@ mod args;
 mod commands;
 mod editor;
 mod keys;
+mod show;
 mod talk;
 mod turn;
 
@@ -22,12 +23,13 @@ use serde_json::json;
 
 pub(crate) use args::ChatArgs;
 use args::ChatSettings;
+use show::{ShowAnswer, remark};
 use talk::Talk;
-use turn::{AnswerObserver, ChatAnswer, ChatModel};
+use turn::ChatModel;
 
 use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
-use crate::output::{LoadProgress, Progress, count, note, print, print_json};
+use crate::output::{LoadProgress, note, print, print_json};
 
 /// Tokens of the context, if the model was made for so many.
 const CONTEXT: usize = 8192;
@@ -98,67 +100,6 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
     };
     chat.stop_tokens.extend(chat.end_of_turn());
     Ok(chat)
-}
-
-/// What is worth saying about an answer.
-fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatAnswer, left_out_before: usize) {
-    if settings.json || !settings.notes {
-        return;
-    }
-    let context = count(limits.context, "token");
-    if answer.left_out > left_out_before {
-        let left_out = count(answer.left_out, "message");
-        note(&format!("(the context of {context} is full: the oldest {left_out} are left out; --context N raises it)"));
-    }
-    if answer.finish == Finish::Context {
-        note(&format!("(cut off: the context of {context} is full; --context N raises it)"));
-    }
-    if answer.finish == Finish::Length {
-        let max = count(limits.max_tokens, "token");
-        note(&format!("(cut off at {max}, the maximum of an answer; --max-tokens N raises it, or /set max_tokens N)"));
-    }
-    if settings.verbose {
-        note(&format!("({})", answer.line()));
-    }
-}
-
-/// What ends an answer.
-#[derive(Clone, Copy)]
-struct ChatLimits {
-    context: usize,
-    max_tokens: usize,
-}
-
-impl ChatModel {
-    fn limits(&self) -> ChatLimits {
-        ChatLimits { context: self.context, max_tokens: self.max_tokens }
-    }
-}
-
-/// Shows an answer as it comes, and before it, on a terminal, how much of the conversation is processed.
-struct ShowAnswer<'a> {
-    settings: &'a ChatSettings,
-    progress: Option<Progress>,
-}
-
-impl<'a> ShowAnswer<'a> {
-    fn new(settings: &'a ChatSettings) -> Self {
-        Self { settings, progress: None }
-    }
-}
-
-impl AnswerObserver for ShowAnswer<'_> {
-    fn reading(&mut self, done: usize, total: usize) {
-        if self.settings.notes && total > 0 {
-            let start = || Progress::of_tokens("reading", total as u64);
-            self.progress.get_or_insert_with(start).at(done as u64);
-        }
-    }
-
-    fn text(&mut self, text: &str) -> Result<()> {
-        self.progress = None;
-        if self.settings.json || text.is_empty() { Ok(()) } else { print(text) }
-    }
 }
 
 /// Answers turns that are given, then ends.

@@ -1,0 +1,69 @@
+//! How answers are shown, and what is said about them.
+
+use ridge_engine::Finish;
+
+use super::args::ChatSettings;
+use super::turn::{AnswerObserver, ChatAnswer, ChatModel};
+use crate::error::Result;
+use crate::output::{Progress, count, note, print};
+
+/// What is worth saying about an answer.
+pub(super) fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatAnswer, left_out_before: usize) {
+    if settings.json || !settings.notes {
+        return;
+    }
+    let context = count(limits.context, "token");
+    if answer.left_out > left_out_before {
+        let left_out = count(answer.left_out, "message");
+        note(&format!("(the context of {context} is full: the oldest {left_out} are left out; --context N raises it)"));
+    }
+    if answer.finish == Finish::Context {
+        note(&format!("(cut off: the context of {context} is full; --context N raises it)"));
+    }
+    if answer.finish == Finish::Length {
+        let max = count(limits.max_tokens, "token");
+        note(&format!("(cut off at {max}, the maximum of an answer; --max-tokens N raises it, or /set max_tokens N)"));
+    }
+    if settings.verbose {
+        note(&format!("({})", answer.line()));
+    }
+}
+
+/// What ends an answer.
+#[derive(Clone, Copy)]
+pub(super) struct ChatLimits {
+    pub(super) context: usize,
+    max_tokens: usize,
+}
+
+impl ChatModel {
+    pub(super) fn limits(&self) -> ChatLimits {
+        ChatLimits { context: self.context, max_tokens: self.max_tokens }
+    }
+}
+
+/// Shows an answer as it comes, and before it, on a terminal, how much of the conversation is processed.
+pub(super) struct ShowAnswer<'a> {
+    settings: &'a ChatSettings,
+    progress: Option<Progress>,
+}
+
+impl<'a> ShowAnswer<'a> {
+    pub(super) fn new(settings: &'a ChatSettings) -> Self {
+        Self { settings, progress: None }
+    }
+}
+
+impl AnswerObserver for ShowAnswer<'_> {
+    fn reading(&mut self, done: usize, total: usize) {
+        if self.settings.notes && total > 0 {
+            let start = || Progress::of_tokens("reading", total as u64);
+            self.progress.get_or_insert_with(start).at(done as u64);
+        }
+    }
+
+    fn text(&mut self, text: &str) -> Result<()> {
+        self.progress = None;
+        if self.settings.json || text.is_empty() { Ok(()) } else { print(text) }
+    }
+}
