@@ -58,6 +58,7 @@ pub use rates::DeviceRates;
 pub use settings::{ActivationMode, NumberSettings};
 
 pub use ridge_comm::{Cluster, JoinSettings, Transport, variables};
+pub use ridge_engine::scoring::{Question, Scorer};
 pub use ridge_engine::{
     EmbedOptions, Embedder, Engine, EngineOptions, Finish, Generated, Request, Sampling, TextStream, service,
 };

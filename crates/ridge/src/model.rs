@@ -4,14 +4,16 @@ use std::fmt;
 use std::ops::ControlFlow;
 use std::path::Path;
 
+use ridge_engine::scoring::{Scorer, ScorerOptions};
 use ridge_engine::service::{Policy, Service, ServiceOptions};
 use ridge_engine::{EmbedOptions, Embedder, Engine, EngineOptions, Finish, Request, Sampling, TextStream};
 use ridge_graph::{DType, FormatRef};
 use ridge_models::{ModelConfig, ModelFiles, Network};
 use ridge_runtime::Backend;
+use ridge_text::template::{ChatInput, Clock, Data};
 use ridge_text::{ChatTemplates, Tokenizer};
 
-use crate::admission::{CacheSize, EnginePrograms, StepExtents, engine_bytes};
+use crate::admission::{CacheSize, EnginePrograms, StepExtents, engine_bytes, scorer_bytes};
 use crate::error::{Error, Result};
 use crate::load::{LoadObserver, LoadedModel, RunSettings, load_model, load_network};
 use crate::placement::Placement;
@@ -220,7 +222,32 @@ impl PlacedModel {
         })
     }
 
-    /// Loads it to go on with texts.
+    /// Loads it to score given texts, one at a time.
+    ///
+    /// # Errors
+    /// As for [`engine`](Self::engine).
+    pub fn scorer(&self) -> Result<Scorer> {
+        let config = self.model.files.config()?;
+        let context = self.context(&config)?;
+        let step = self.model.chunk.min(context);
+        let options = ScorerOptions { context, step, questions: 1 };
+        let run = RunSettings {
+            placement: self.placement.clone(),
+            context,
+            prompt: context,
+            chunk: step,
+            random_weights: self.model.random_weights,
+        };
+        let (files, numbers) = (&self.model.files, &self.model.numbers);
+        let block_size = numbers.options(config.torch_dtype).block_size;
+        let cached = CacheSize::Tokens(options.blocks(block_size) * block_size);
+        let largest = StepExtents { tokens: step, sequences: 1, context };
+        let workspace = |model: &ridge_models::Model, backend: &dyn Backend| scorer_bytes(model, backend, largest);
+        let LoadedModel { session, model, .. } = load_model(files, &config, numbers, &run, cached, workspace, &mut ())?;
+        Ok(Scorer::new(session, &model, options)?)
+    }
+
+    /// Loads it to continue texts and conversations.
     ///
     /// # Errors
     /// As for [`engine`](Self::engine), and when there is no tokenizer.
@@ -228,7 +255,8 @@ impl PlacedModel {
         let tokenizer = self.model.tokenizer()?;
         let config = self.model.files.config()?;
         let stop_tokens = config.eos_token_ids.iter().copied().chain(tokenizer.eos()).collect();
-        Ok(Writer { engine: self.engine()?, tokenizer, stop_tokens })
+        let templates = self.model.chat_templates()?;
+        Ok(Writer { engine: self.engine()?, tokenizer, stop_tokens, templates, model: self.model.to_string() })
     }
 }
 
@@ -237,6 +265,9 @@ pub struct Writer {
     engine: Engine,
     tokenizer: Tokenizer,
     stop_tokens: Vec<u32>,
+    templates: ChatTemplates,
+    /// Its name in errors.
+    model: String,
 }
 
 impl Writer {
@@ -250,12 +281,48 @@ impl Writer {
         prompt: &str,
         sampling: Sampling,
         max_tokens: usize,
-        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<(String, Finish)> {
         let prompt = self.tokenizer.encode(prompt, true)?;
+        self.write_behind(prompt, self.stop_tokens.clone(), sampling, max_tokens, on_text)
+    }
+
+    /// Answers a conversation: a list of messages, each a map with `role` and `content`, which the model's chat template
+    /// renders. Otherwise as [`write`](Self::write).
+    ///
+    /// # Errors
+    /// As for `write`, and when the model has no chat template or it rejects the messages.
+    pub fn chat(
+        &mut self,
+        messages: Vec<Data>,
+        sampling: Sampling,
+        max_tokens: usize,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(String, Finish)> {
+        if self.templates.is_empty() {
+            return Err(Error::Kind { model: self.model.clone(), wanted: "chat model: it has no chat template" });
+        }
+        let mut input = ChatInput::new(messages, Clock::now_utc());
+        input.add_generation_prompt = true;
+        let text = self.templates.render(None, &input)?.text;
+        let mut stop_tokens = self.stop_tokens.clone();
+        stop_tokens.extend(self.templates.end_of_turn(None, &input, &self.tokenizer));
+        // Templates spell the begin token themselves.
+        let prompt = self.tokenizer.encode(&text, false)?;
+        self.write_behind(prompt, stop_tokens, sampling, max_tokens, on_text)
+    }
+
+    fn write_behind(
+        &mut self,
+        prompt: Vec<u32>,
+        stop_tokens: Vec<u32>,
+        sampling: Sampling,
+        max_tokens: usize,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<(String, Finish)> {
         let mut stream = TextStream::new(&self.tokenizer, &[]);
         stream.skip(&prompt)?;
-        let request = Request { prompt, sampling, max_tokens, stop_tokens: self.stop_tokens.clone() };
+        let request = Request { prompt, sampling, max_tokens, stop_tokens };
         let mut answer = String::new();
         let mut failure = None;
         let generated = self.engine.generate(&request, |token| match stream.push(token) {

@@ -1,4 +1,5 @@
-//! Unsafe code is allowed in four places only: the two backends, memory that processes share, and the mapping of files.
+//! Unsafe code is allowed in five places only: the two backends, memory that processes share, the mapping of files, and
+//! tensors that Python reads.
 
 use super::finding::Finding;
 use super::rust_text::{RustText, Word, words};
@@ -9,6 +10,7 @@ const ROOMS: &[&str] = &[
     "crates/ridge-cuda/",
     "crates/ridge-comm/src/shared_memory",
     "crates/ridge-files/src/mapped",
+    "python/src/tensor",
 ];
 
 pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
@@ -19,7 +21,7 @@ pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
         .filter(|word| word.text == "unsafe" || permits_unsafe(word))
         .map(|Word { text, line, .. }| {
             let message = format!(
-                "`{text}` outside ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory* and ridge-files/src/mapped*; move it there behind a safe door, or do without"
+                "`{text}` outside ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory*, ridge-files/src/mapped* and python/src/tensor*; move it there behind a safe door, or do without"
             );
             Finding::failure(path, line, message)
         })
