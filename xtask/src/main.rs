@@ -1,11 +1,13 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
 //! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
-//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes the GPU tests to another machine.
+//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes
+//! the GPU tests to another machine, [`dist`] builds a release.
 //! A new command is a file, a line in [`TASKS`] and nothing else.
 
 mod accuracy;
 mod conformance;
+mod dist;
 mod error;
 mod gpu_bundle;
 mod kernels;
@@ -20,7 +22,7 @@ use std::process::ExitCode;
 use error::XtaskError;
 use task::{Task, TaskOutcome, TaskRun};
 
-const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, gpu_bundle::TASK];
+const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, gpu_bundle::TASK, dist::TASK];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

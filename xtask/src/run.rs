@@ -29,3 +29,13 @@ pub(crate) fn finish(command: &mut Command) -> Result<ProgramOutput, XtaskError>
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     })
 }
+
+/// What a program that must succeed prints.
+pub(crate) fn output(command: &mut Command) -> Result<String, XtaskError> {
+    let ran = finish(command)?;
+    if ran.code == Some(0) {
+        return Ok(ran.stdout);
+    }
+    let program = command.get_program().to_string_lossy();
+    Err(XtaskError::NoReport(format!("{program} failed: {}", ran.stderr.trim())))
+}

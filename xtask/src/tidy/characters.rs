@@ -116,6 +116,6 @@ mod tests {
             findings.iter().map(|f| f.line).collect::<Vec<_>>()
         };
         assert_eq!(found("\nlet \u{3b1} = 1;"), [2]);
-        assert_eq!(found("// \u{3b1}\nf(\"\u{3b1}\", '\u{3b1}')"), []);
+        assert!(found("// \u{3b1}\nf(\"\u{3b1}\", '\u{3b1}')").is_empty());
     }
 }

@@ -189,7 +189,7 @@ mod tests {
             "[a](a_(b).md)",
             "[name]: ../README.md \"title\"",
         ] {
-            assert_eq!(found(text), [], "{text}");
+            assert!(found(text).is_empty(), "{text}");
         }
     }
 
@@ -202,14 +202,14 @@ mod tests {
             "[a](#part)",
             "[^1]: gone.md",
         ] {
-            assert_eq!(found(text), [], "{text}");
+            assert!(found(text).is_empty(), "{text}");
         }
     }
 
     #[test]
     fn code_holds_no_links() {
-        assert_eq!(found("`[a](gone.md)`"), []);
-        assert_eq!(found("``x ` [a](gone.md)``"), []);
+        assert!(found("`[a](gone.md)`").is_empty());
+        assert!(found("``x ` [a](gone.md)``").is_empty());
         assert_eq!(found("```text\n[a](gone.md)\n```\n[b](gone.md)"), [4]);
         assert_eq!(found("~~~\n```\n[a](gone.md)\n~~~\n[b](gone.md)"), [5]);
         assert_eq!(found("a ` b [c](gone.md)"), [1]);
