@@ -24,7 +24,7 @@ use crate::commands::shell::{self, CompletionsArgs, ManArgs};
 use crate::commands::tokenize::{self, TokenizeArgs};
 use crate::error::Result;
 
-/// Runs language models and tells what they cost.
+/// Run, serve, quantise and plan language models.
 #[derive(Debug, Parser)]
 #[command(
     name = "ridge",

@@ -32,7 +32,7 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
         return Err(refused("the output", &shown, "is a folder: give the name of a file"));
     }
     if to.exists() && !force {
-        return Err(refused("the output", &shown, "is there: give another name, or --force"));
+        return Err(refused("the output", &shown, "already exists: give another name, or --force"));
     }
     if file && to.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
         return Err(refused("the output", &shown, "is in a folder that is not there: make it first"));

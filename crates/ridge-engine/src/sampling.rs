@@ -10,7 +10,7 @@ use crate::error::{EngineError, Result};
 macro_rules! sampling {
     (choose { $($chosen:ident: $ct:ident = $cn:expr, $cv:literal $cd:expr, $cok:expr, $cwhy:literal, $chelp:literal;)* }
      adjust { $($adjusted:ident: $at:ident = $an:expr, $av:literal $ad:expr, $aok:expr, $awhy:literal, $ahelp:literal;)* }) => {
-        /// How the next token is chosen from the logits: biases, penalties and those of DRY are applied in that order
+        /// How the next token is sampled from the logits: biases, penalties and those of DRY are applied in that order
         /// (`ridge_graph::ops::{LogitBias, Penalties, Dry}`), then temperature, top-k, top-p, min-p and typical-p
         /// (`ridge_graph::ops::SampleToken`).
         #[derive(Clone, Debug, PartialEq)]
@@ -21,9 +21,9 @@ macro_rules! sampling {
             pub dry_breakers: Vec<u32>,
             /// Added to the logits of tokens.
             pub logit_bias: Vec<(u32, f32)>,
-            /// Key of the random numbers: the same seed gives the same text.
+            /// Random seed: the same seed gives the same text.
             pub seed: u64,
-            /// Tell the probability of each token, and of this many of the likeliest instead of it.
+            /// Return the log-probability of each token and of the N most likely alternatives.
             pub logprobs: Option<u32>,
         }
 
@@ -92,12 +92,12 @@ fn setting<T: Copy + Display>(name: &'static str, value: T, allowed: impl Fn(T) 
     }
 }
 
-/// How likely a token was, by the model's own distribution: before biases, penalties and temperature.
+/// Log-probability of a token under the model's own distribution, before biases, penalties and temperature.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logprobs {
     /// Natural logarithm of its probability.
     pub chosen: f32,
-    /// The likeliest tokens and theirs, likeliest first.
+    /// The most likely tokens with theirs, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 

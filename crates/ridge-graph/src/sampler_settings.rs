@@ -20,37 +20,37 @@ macro_rules! sampler_settings {
                 "must be 0 (greedy) or a positive number", "Divide the logits by this; 0 is --greedy";
             top_k: u32 = 0, "K" 40, |x: u32| x <= $crate::MAX_SETTING,
                 "must be at most 2147483647 (0 keeps all tokens)",
-                "Choose among this many of the most likely tokens; 0 for all";
+                "Sample from the K most likely tokens; 0 for all";
             top_p: f32 = 1.0, "P" 0.95, |x: f32| x > 0.0 && x <= 1.0,
                 "must be above 0 and at most 1 (1 keeps all tokens)",
-                "Choose among the most likely tokens that together have this probability; 1 for all";
+                "Sample from the most likely tokens that together have this probability; 1 for all";
             min_p: f32 = 0.0, "P" 0.05, |x: f32| (0.0..=1.0).contains(&x),
                 "must be from 0 (keeps all tokens) to 1",
-                "Choose among tokens at least this many times as likely as the likeliest; 0 for all";
+                "Sample from tokens at least P times as likely as the most likely one; 0 for all";
             typical_p: f32 = 1.0, "P" 1.0, |x: f32| x > 0.0 && x <= 1.0,
                 "must be above 0 and at most 1 (1 keeps all tokens)",
-                "Choose among the most typical tokens that together have this probability; 1 for all";
+                "Sample from the most typical tokens that together have this probability; 1 for all";
             }
             adjust {
             repetition_penalty: f32 = 1.0, "R" 1.0, |x: f32| x.is_finite() && x > 0.0,
                 "must be above 0 (1 penalises nothing)",
-                "Make tokens of the prompt and the answer less likely: divide their logits, if above 0; 1 does nothing";
+                "Divide positive logits of tokens that are in the prompt or answer, and multiply negative ones; 1 is off";
             frequency_penalty: f32 = 0.0, "F" 0.0, |x: f32| x.is_finite(),
                 "must be a finite number (0 penalises nothing)",
-                "Take this from a token's logit for each time that it is in the answer";
+                "Subtract this from a token's logit for each occurrence in the answer";
             presence_penalty: f32 = 0.0, "F" 0.0, |x: f32| x.is_finite(),
                 "must be a finite number (0 penalises nothing)",
-                "Take this from the logit of each token in the answer";
+                "Subtract this from the logit of each token that occurs in the answer";
             dry_multiplier: f32 = 0.0, "F" 0.0, |x: f32| x.is_finite() && x >= 0.0,
                 "must be 0 (off) or a positive number",
-                "Penalise going on with what was said before (DRY), this much where the repetition gets long; 0 does not";
+                "Penalty multiplier for repeating earlier sequences of tokens (DRY); 0 is off";
             dry_base: f32 = 1.75, "B" 1.75, |x: f32| x.is_finite() && x >= 1.0,
-                "must be 1 or above", "How many times more each further repeated token costs";
+                "must be 1 or above", "Growth of the penalty for each further repeated token (DRY)";
             dry_allowed_length: u32 = 2, "N" 2, |x: u32| (1..=$crate::MAX_SETTING).contains(&x),
-                "must be from 1 to 2147483647", "Repetitions shorter than this many tokens are free";
+                "must be from 1 to 2147483647", "Do not penalise repetitions shorter than this (DRY)";
             dry_range: u32 = 0, "N" 0, |x: u32| x <= $crate::MAX_SETTING,
                 "must be at most 2147483647 (0 looks at all tokens)",
-                "Look back this many tokens for repetitions; 0 for all";
+                "Look back this many tokens for repetitions (DRY); 0 for all";
             }
         }
     };

@@ -11,11 +11,11 @@ use crate::error::{Error, refused};
 /// The device, for every command that runs a network on any.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
-    /// Where it runs: cpu, cuda for the first NVIDIA GPU, cuda:N for another, auto for a GPU where there is one
+    /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
     #[arg(long, value_name = "DEVICE", value_parser = device, default_value = "cpu", help_heading = "Running")]
     device: Device,
 
-    /// Threads that compute [default: the cores that this process may use]
+    /// Number of compute threads [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -35,7 +35,7 @@ const MAX_RANKS: u64 = 64;
 /// Over how many ranks layers are cut, for commands that run a generator.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ParallelArgs {
-    /// Cut each layer over this many ranks, which share the threads (tensor parallelism; on GPUs see ridge launch)
+    /// Number of tensor-parallel ranks; on the CPU they share the threads, on GPUs see ridge launch
     #[arg(
         long = "tp", value_name = "N", value_parser = whole::<usize, 1, MAX_RANKS>,
         allow_negative_numbers = true, default_value_t = 1, help_heading = "Running"

@@ -19,7 +19,7 @@ pub(crate) struct ModelSettings {
 
 /// Number formats, for every command that builds a model.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Numbers")]
+#[command(next_help_heading = "Precision")]
 pub(crate) struct NumberArgs {
     /// Store matrices in this format, converted while loading
     #[arg(long, value_parser = formats(), ignore_case = true)]
@@ -34,8 +34,7 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
-    /// How the CPU multiplies block-quantised weights: by exact activations, or by activations rounded to int8, 256 to a
-    /// scale
+    /// Activations that the CPU multiplies block-quantised weights by: exact, or rounded to int8 with a scale for every 256
     #[arg(long, value_enum, default_value = "auto")]
     activations: ActivationArg,
 }
@@ -43,7 +42,7 @@ pub(crate) struct NumberArgs {
 /// Values of `--activations`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ActivationArg {
-    /// The faster for each: exact for tokens of a prompt if activations are bf16 and the CPU has AMX, else rounded
+    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, else rounded
     Auto,
     /// All rounded
     Int8,

@@ -41,7 +41,7 @@ macro_rules! flags {
                 pub(crate) $adjusted: $at,
             )*
 
-            /// Let no repetition go over this text; may be given several times [default: newline, colon, quotation mark, star]
+            /// Text that ends a repetition (DRY); may be given several times [default: newline, colon, quotation mark, star]
             #[arg(long, value_name = "STRING")]
             pub(crate) dry_breaker: Vec<String>,
 
@@ -49,7 +49,7 @@ macro_rules! flags {
             #[arg(long, value_name = "ID:VALUE", value_parser = bias, allow_hyphen_values = true)]
             pub(crate) logit_bias: Vec<(u32, f32)>,
 
-            /// Key of the random numbers: the same key gives the same text [default: another each time, printed]
+            /// Random seed; the same seed gives the same text [default: random, printed]
             #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MAX_COUNT>, allow_negative_numbers = true)]
             pub(crate) seed: Option<u64>,
         }

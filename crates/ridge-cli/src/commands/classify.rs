@@ -14,17 +14,17 @@ use crate::error::{Result, refused};
 use crate::input;
 use crate::output::{LoadProgress, columns, print, print_json};
 
-/// Tell what images show, with a model that classifies them (vit)
+/// Classify images (ViT)
 ///
 /// Images are PNG or JPEG files. They are resized and normalised as the model's preprocessor_config.json says.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge classify --model DIR photo.jpg         its likeliest classes
+  ridge classify --model DIR photo.jpg         its most likely classes
   ridge classify --model DIR --top 1 *.png     one class for each of many images
   ridge classify --model DIR --json photo.jpg  one JSON object
 
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct ClassifyArgs {
     /// PNG or JPEG files
     #[arg(required = true, value_name = "IMAGE")]
@@ -51,7 +51,7 @@ pub(crate) struct ClassifyArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Show this many of the likeliest classes
+    /// Show the N most likely classes
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 5, help_heading = "Output"

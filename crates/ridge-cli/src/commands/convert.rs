@@ -14,7 +14,7 @@ use crate::error::{Result, refused};
 use crate::output::note;
 use crate::target_file::{check_target, interruptible, is_gguf};
 
-/// Write a model in another layout
+/// Convert between the Hugging Face layout and GGUF
 ///
 /// A folder in the layout of Hugging Face becomes a GGUF file, and a GGUF file such a folder: configuration,
 /// tokenizer, chat template and weights.
@@ -25,19 +25,19 @@ Examples:
   ridge convert DIR model.gguf --dtype bf16  with matrices in bf16
   ridge convert model.gguf DIR               a folder for transformers
 
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct ConvertArgs {
     /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     from: PathBuf,
 
-    /// What to write: a file that ends in .gguf, or a folder that is yet to be made
+    /// Output: a file that ends in .gguf, or a new folder
     to: PathBuf,
 
-    /// Dtype of the matrices [default: as they are; f32 for what a folder has no format for]
+    /// Dtype of the matrices [default: as stored; f32 for formats that a folder cannot hold]
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     dtype: Option<String>,
 
-    /// Write over what is there
+    /// Overwrite existing files
     #[arg(long)]
     force: bool,
 

@@ -15,9 +15,9 @@ use serde_json::json;
 use crate::error::Result;
 use crate::output::{Spinner, columns, count, print, print_json};
 
-/// Show what this machine has and what it reaches
+/// Show the hardware and what it was measured to reach
 ///
-/// Looks for the CPU, its memory, NVIDIA GPUs and the libraries that drive them, and measures for about two seconds
+/// Detects the CPU, memory, NVIDIA GPUs and their libraries, and measures for about two seconds
 /// what memory and matrix products reach.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, refused};
 use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print, print_json};
 
-/// Turn texts into vectors
+/// Compute embeddings of texts
 ///
 /// Encoders (bert) and decoders alike. How the vectors of a text's tokens become one is read from the files of
 /// sentence-transformers beside the model, if they are there; else it is their mean.
@@ -22,12 +22,12 @@ use crate::output::{LoadProgress, columns, count, note, print, print_json};
 #[command(after_help = "\
 Examples:
   ridge embed --model DIR \"a text\" \"another\"       a line of numbers each
-  ridge embed --model DIR --similarity \"a\" \"b\"     how alike they are
+  ridge embed --model DIR --similarity \"a\" \"b\"     their cosine similarity
   ridge embed --model DIR --json - < lines.txt     a text a line
 
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct EmbedArgs {
-    /// Texts; `-` reads one a line from standard input
+    /// Texts; `-` reads one per line from standard input
     #[arg(required = true)]
     texts: Vec<String>,
 
@@ -44,15 +44,15 @@ pub(crate) struct EmbedArgs {
     #[arg(long, value_enum, default_value = "auto")]
     pooling: PoolingArg,
 
-    /// Divide each vector by its length
+    /// Normalise each vector to length 1
     #[arg(long, overrides_with = "no_normalize")]
     normalize: bool,
 
-    /// Leave the vectors as long as they are, whatever the model's files say
+    /// Do not normalise, even if the model's files say so
     #[arg(long, overrides_with = "normalize")]
     no_normalize: bool,
 
-    /// Cut texts that are too long, rather than refuse them
+    /// Truncate texts that are too long instead of refusing them
     #[arg(long)]
     truncate: bool,
 
@@ -69,7 +69,7 @@ pub(crate) struct EmbedArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Print the cosine of the angle between each two texts
+    /// Print the cosine similarity of each pair of texts
     #[arg(long, help_heading = "Output")]
     similarity: bool,
 

@@ -16,9 +16,9 @@ use crate::args::whole;
 use crate::error::{Error, Result, refused};
 use crate::output::note;
 
-/// Run a command as several ranks, each a process, that share a model
+/// Run a command as several ranks, one process each
 ///
-/// Every rank runs the command behind `--`, which says over how many ranks the model is cut; the first prints. When a rank
+/// Every rank runs the command after `--`, whose --tp divides the model; the first rank prints. When a rank
 /// is lost, the others name it and end.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -62,7 +62,7 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "HOST:PORT")]
     meet: Option<String>,
 
-    /// Seconds that a rank may be in a collective that another has not come to [default: 600]
+    /// Seconds to wait in a collective for a missing rank [default: 600]
     #[arg(long, value_name = "SECONDS", value_parser = whole::<usize, 1, 1_000_000>, allow_negative_numbers = true)]
     patience: Option<usize>,
 

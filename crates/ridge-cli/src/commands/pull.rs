@@ -26,7 +26,7 @@ Examples:
 Environment: HF_TOKEN or the token that `hf auth login` saved, for private and gated models; HF_ENDPOINT for a mirror; \
 HF_HUB_CACHE or HF_HOME for the cache; HF_HUB_OFFLINE=1 to use what is downloaded; HF_HUB_DOWNLOAD_TIMEOUT in seconds; \
 HTTPS_PROXY; SSL_CERT_FILE.
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct PullArgs {
     /// Model on the Hub: ORG/NAME, ORG/NAME@REVISION, and :PART behind either for the GGUF file with PART in its name
     #[arg(value_name = "MODEL")]

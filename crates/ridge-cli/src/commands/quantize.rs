@@ -16,24 +16,24 @@ use crate::error::{Result, refused};
 use crate::output::{count, note};
 use crate::target_file::{check_target, interruptible, is_gguf};
 
-/// Store a model's matrices in fewer bits
+/// Quantise a model's weights
 ///
 /// Writes a GGUF file, which Ridge and llama.cpp run. Vectors stay f32. Rows that do not divide into the format's
 /// blocks take the nearest format that holds them.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge quantize DIR model.gguf --format q8_0     hardly a difference
+  ridge quantize DIR model.gguf --format q8_0     nearly lossless
   ridge quantize DIR model.gguf --format q4_k     a quarter of bf16's bytes
   ridge quantize DIR model.gguf --format q4_k_m   more bits where they matter
   ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf
 
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct QuantizeArgs {
     /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     model: PathBuf,
 
-    /// The file to write; its name ends in .gguf
+    /// Output file; its name ends in .gguf
     to: PathBuf,
 
     /// Format of the matrices, or a mix of formats (_s, _m, _l) as llama-quantize has it
@@ -45,11 +45,11 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, value_parser = formats(), ignore_case = true, value_name = "FORMAT")]
     outer: Option<String>,
 
-    /// How much each input of each matrix matters: a file that llama-imatrix wrote, GGUF or older
+    /// Importance matrix: a file that llama-imatrix wrote, GGUF or the older format
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 
-    /// Write over what is there
+    /// Overwrite existing files
     #[arg(long)]
     force: bool,
 

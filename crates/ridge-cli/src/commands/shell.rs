@@ -9,7 +9,7 @@ use clap_mangen::Man;
 use crate::error::{Error, Result, refused};
 use crate::output::print;
 
-/// Print what completes commands in a shell
+/// Print a shell completion script
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -22,7 +22,7 @@ pub(crate) struct CompletionsArgs {
     shell: Shell,
 }
 
-/// Print a page of the manual, or write all pages to a folder
+/// Print a man page, or write all of them to a folder
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

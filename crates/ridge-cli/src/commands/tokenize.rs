@@ -16,7 +16,7 @@ use crate::output::{columns, print, print_json};
 
 /// Show a text as tokens, or tokens as text
 ///
-/// For each token: its id, its spelling in the vocabulary, and which bytes of the text it stands for. No weights are
+/// For each token: its id, its spelling in the vocabulary, and its bytes. No weights are
 /// read. Without --model, the tokenizer is that of the small model that is compiled in.
 #[derive(Debug, Args)]
 #[command(
@@ -29,7 +29,7 @@ Examples:
   ridge tokenize --model DIR --chat --file talk.json"
 )]
 pub(crate) struct TokenizeArgs {
-    /// The text; `-` reads it from standard input, less one newline at its end
+    /// Text; `-` reads it from standard input, without its last newline
     #[arg(group = "input")]
     text: Option<String>,
 
@@ -54,19 +54,19 @@ pub(crate) struct TokenizeArgs {
     #[arg(long, conflicts_with = "decode")]
     chat: bool,
 
-    /// Take the model's chat template of this name
+    /// Use the model's chat template of this name
     #[arg(long, value_name = "NAME", requires = "chat", conflicts_with = "template_file")]
     template: Option<String>,
 
-    /// Take the chat template in this file, in place of the model's
+    /// Use the chat template in this file instead of the model's
     #[arg(long, value_name = "FILE", requires = "chat")]
     template_file: Option<PathBuf>,
 
-    /// Print nothing but the number of tokens
+    /// Print only the number of tokens
     #[arg(long, help_heading = "Output", conflicts_with_all = ["ids", "json", "decode"])]
     count: bool,
 
-    /// Print nothing but the ids, on one line
+    /// Print only the ids, on one line
     #[arg(long, help_heading = "Output", conflicts_with_all = ["json", "decode"])]
     ids: bool,
 

@@ -131,7 +131,7 @@ fn what_cannot_be_written_is_refused_with_a_way_out() {
         (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "does not end in .gguf"),
         (vec!["quantize", &file, &to, "--format", "q9"], "q4_k_m"),
         (vec!["quantize", &file, &to, "--format", "q8_0", "--imatrix", &file], "says nothing of any matrix"),
-        (vec!["convert", &file, folder.path()], "is there: give another name, or --force"),
+        (vec!["convert", &file, folder.path()], "already exists: give another name, or --force"),
         (vec!["convert", "/no/such.gguf", &to], "there is no such file"),
         (vec!["convert", &file, &within], "is in a folder that is not there: make it first"),
         (vec!["convert", &file, &made, "--force"], "is a folder: give the name of a file"),

@@ -8,10 +8,10 @@ use super::serve::ServeBenchArgs;
 use crate::args::{DeviceArgs, MAX_COUNT, ModelSettings, NumberArgs, whole};
 use crate::error::Result;
 
-/// Measure how fast a model reads prompts and generates
+/// Measure prompt and generation throughput
 ///
-/// Each speed stands beside its floor: the time that the step's bytes and arithmetic, told by the model's graph, need at
-/// the rates that this machine was measured to reach.
+/// Each result is shown with its floor: the time that the step's bytes and FLOPs, counted from the model's graph, take at
+/// the bandwidth and arithmetic rates measured on this machine.
 #[derive(Debug, Args)]
 #[command(
     args_conflicts_with_subcommands = true,
@@ -24,13 +24,13 @@ Examples:
   ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --batch 1,2,4,8,16    throughput over the batch
-  ridge bench --ops    what each op takes of a step
+  ridge bench --ops    time of each op of a step
   ridge bench --calibrate this.toml    for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
 
 Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
 and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
-1 GiB, so that a model that fits into a cache is held against the cache. On a GPU the rates are those of its specification sheet."
+1 GiB, so a model that fits into a CPU cache is compared with the bandwidth of that cache. On a GPU the rates are those of its specification sheet."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
@@ -41,18 +41,18 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// Use random weights; the folder then needs a config.json alone
+    /// Use random weights; the folder then only needs a config.json
     #[arg(long)]
     random_weights: bool,
 
-    /// Tokens of prompts to read, one test each; 0 for none [default: 512, or what the model was made for]
+    /// Prompt lengths to test, in tokens; 0 for none [default: 512, or the model's maximum]
     #[arg(
         short, long, value_name = "N", value_delimiter = ',', value_parser = whole::<usize, 0, MAX_COUNT>,
         allow_negative_numbers = true
     )]
     prompt: Vec<usize>,
 
-    /// Tokens to generate; 0 for none [default: 128, or what the model was made for]
+    /// Tokens to generate; 0 for none [default: 128, or the model's maximum]
     #[arg(
         short = 'n', long, value_name = "N", value_parser = whole::<usize, 0, MAX_COUNT>, allow_negative_numbers = true
     )]
@@ -72,7 +72,7 @@ pub(crate) struct BenchArgs {
     )]
     batch: Vec<usize>,
 
-    /// Runs of each test, after one to warm up
+    /// Runs of each test, after one warm-up run
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 10000>, allow_negative_numbers = true,
         default_value_t = 5
@@ -92,7 +92,7 @@ pub(crate) struct BenchArgs {
     #[command(flatten)]
     place: DeviceArgs,
 
-    /// Show what each op takes of the last step of each test, and how near it is to its floor
+    /// Show the time of each op in the last step of each test, with its floor
     #[arg(long, help_heading = "Output")]
     ops: bool,
 

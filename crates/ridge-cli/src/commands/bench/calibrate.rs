@@ -170,7 +170,7 @@ fn cpu_sheet(threads: usize, bandwidth: f64, products: f64, model: &Model) -> St
          memory_bytes_per_second = {{ value = {bandwidth:e}, source = \"measured\" }}\n\
          compute_units = {{ value = {threads}, source = \"system\" }}\n\n\
          [sheet.dense_flops_per_second]\nbf16 = {{ value = {products:e}, source = \"measured\" }}\n\n\
-         [sheet.sources]\nsystem = \"told by the system: memory that was free, threads that computed\"\n\
+         [sheet.sources]\nsystem = \"reported by the system: memory that was free, threads that computed\"\n\
          measured = \"measured by ridge bench --calibrate: the fastest reading, the fastest product of a prompt\"\n"
     )
 }

@@ -12,10 +12,10 @@ use crate::args::{
 use crate::error::{Result, refused};
 use crate::input;
 
-/// Talk with a model
+/// Chat with a model
 ///
-/// The conversation is put into the model's own chat template. What the model has read stays in its cache, so a turn
-/// costs no more than what is new in it.
+/// Messages are rendered with the model's own chat template. Earlier turns stay in the KV cache, so each turn processes
+/// only new tokens.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,28 +24,28 @@ Examples:
   ridge chat --model DIR --message \"What is a roofline?\" > answer.txt
   ridge chat --model DIR --load talk.json --json < question.txt
 
-On a terminal, /help lists the commands of a conversation; Ctrl-C interrupts an answer, Ctrl-D leaves. A conversation \
-that was not saved is kept in ~/.local/state/ridge/last_chat.json, but not with --no-history. With --message, \
-or where standard input is no terminal, the turns given are answered and the command ends. When the context is full, the \
+On a terminal, /help lists the chat commands; Ctrl-C interrupts an answer, Ctrl-D exits. A conversation \
+that was not saved is kept in ~/.local/state/ridge/last_chat.json, unless --no-history is given. With --message, \
+or if standard input is not a terminal, the given turns are answered and the command exits. When the context is full, the \
 oldest turns are left out, with a note.
 
-Answers go to standard output as they come, everything else to standard error.
-Exit codes: 0 done, 1 failed, 2 not understood, 130 interrupted.")]
+Answers are streamed to standard output; everything else goes to standard error.
+Exit codes: 0 done, 1 failed, 2 usage error, 130 interrupted.")]
 pub(crate) struct ChatArgs {
     /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// What the model is told before the conversation; @FILE reads it from a file
+    /// System prompt; @FILE reads it from a file
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// Answer this and end; may be given several times, for several turns; `-` is standard input
+    /// Answer this message and exit; may be repeated for several turns; `-` is standard input
     #[arg(short = 'p', long, value_name = "TEXT")]
     message: Vec<String>,
 
-    /// Go on with a conversation: a JSON list of messages, as /save writes it
+    /// Continue a conversation: a JSON list of messages, as /save writes it
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 
@@ -55,23 +55,23 @@ pub(crate) struct ChatArgs {
     )]
     max_tokens: Option<usize>,
 
-    /// End an answer before this text; may be given several times
+    /// Stop an answer before this text; may be given several times
     #[arg(long, value_name = "STRING")]
     stop: Vec<String>,
 
-    /// Take the model's chat template of this name
+    /// Use the model's chat template of this name
     #[arg(long, value_name = "NAME", help_heading = "Template", conflicts_with = "template_file")]
     template: Option<String>,
 
-    /// Take the chat template in this file, in place of the model's
+    /// Use the chat template in this file instead of the model's
     #[arg(long, value_name = "FILE", help_heading = "Template")]
     template_file: Option<PathBuf>,
 
-    /// Give the template a variable, such as enable_thinking=false; the value is JSON, or else a text
+    /// Set a template variable, such as enable_thinking=false; the value is JSON, or else a string
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Template")]
     template_variable: Vec<String>,
 
-    /// Tell the model of tools: a file with a JSON list of their schemas
+    /// Tools that the model may call: a file with a JSON list of their schemas
     #[arg(long, value_name = "FILE", help_heading = "Template")]
     tools: Option<PathBuf>,
 
@@ -85,7 +85,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, help_heading = "Running")]
     random_weights: bool,
 
-    /// Tokens of the context, all turns together [default: 8192, or what the model was made for if that is less]
+    /// Context length in tokens, all turns together [default: 8192, or the model's maximum if that is less]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -99,7 +99,7 @@ pub(crate) struct ChatArgs {
     )]
     chunk: usize,
 
-    /// Threads that compute [default: the cores that this process may use]
+    /// Number of compute threads [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -109,19 +109,19 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     parallel: ParallelArgs,
 
-    /// Keep nothing: neither what is typed in the history file nor the conversation after leaving
+    /// Write neither the input history nor the last conversation to disk
     #[arg(long, help_heading = "Running")]
     no_history: bool,
 
-    /// Print one JSON object at the end and nothing before it: messages, why the last answer ended, tokens
+    /// Print only one JSON object, at the end: messages, the last finish reason, tokens
     #[arg(long, help_heading = "Output")]
     json: bool,
 
-    /// Print how many tokens each turn has, and its times
+    /// Print each turn's tokens and timings
     #[arg(short, long, help_heading = "Output")]
     verbose: bool,
 
-    /// Print nothing but answers, and errors
+    /// Print only answers and errors
     #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
     quiet: bool,
 }

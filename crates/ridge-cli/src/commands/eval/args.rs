@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args};
 use crate::args::{MAX_COUNT, MAX_THREADS, ModelSettings, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
 
-/// Measure how well a model predicts a text, or chooses among answers
+/// Evaluate a model: perplexity or multiple choice
 ///
 /// Both come from the probabilities that the model gives to tokens; nothing is generated.
 #[derive(Debug, Args)]
@@ -29,15 +29,15 @@ perplexity of fixed-length models; --rolling is the loglikelihood_rolling of lm-
 Choices: a file of JSON lines, each with a text (context, question, prompt, query or ctx), answers (choices or endings: \
 texts, or an object with lists text and label) and which is right (answer, gold, label or answerKey: its number from 0, \
 or its letter). Tokens are made and scored as in lm-evaluation-harness, with a space between text and answer: acc takes \
-the likeliest answer, acc_norm the likeliest by character, acc_bytes by byte of UTF-8. Texts too long for --context lose \
+the most likely answer, acc_norm the most likely per character, acc_bytes per UTF-8 byte. Texts too long for --context lose \
 their beginning."
 )]
 pub(crate) struct EvalArgs {
-    /// Measure the perplexity of the text in this file
+    /// Compute the perplexity of the text in this file
     #[arg(long, value_name = "FILE", group = "what")]
     perplexity: Option<PathBuf>,
 
-    /// Let the model choose among the answers to the questions in this file of JSON lines
+    /// Score the multiple-choice questions in this JSON Lines file
     #[arg(long, value_name = "FILE", group = "what")]
     choices: Option<PathBuf>,
 
@@ -50,7 +50,7 @@ pub(crate) struct EvalArgs {
     #[arg(long)]
     random_weights: bool,
 
-    /// Tokens that the model sees at once [default: what it was made for, and for perplexity 2048 at most]
+    /// Context length in tokens [default: the model's maximum; for perplexity at most 2048]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
     context: Option<usize>,
 
@@ -61,7 +61,7 @@ pub(crate) struct EvalArgs {
     )]
     stride: Option<usize>,
 
-    /// WindowKind as lm-evaluation-harness makes them
+    /// Use the rolling windows of lm-evaluation-harness
     #[arg(long, requires = "perplexity")]
     rolling: bool,
 
@@ -72,7 +72,7 @@ pub(crate) struct EvalArgs {
     )]
     limit: Option<usize>,
 
-    /// EvalTask stands between a question's text and an answer
+    /// Text between a question and an answer
     #[arg(long, value_name = "TEXT", default_value = " ", requires = "choices", hide_default_value = true)]
     delimiter: String,
 
@@ -90,7 +90,7 @@ pub(crate) struct EvalArgs {
     )]
     chunk: usize,
 
-    /// Threads that compute [default: the cores that this process may use]
+    /// Number of compute threads [default: the cores that this process may use]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, MAX_THREADS>,
         allow_negative_numbers = true, help_heading = "Running"

@@ -10,26 +10,26 @@ use crate::args::{
 };
 use crate::error::{Result, refused};
 
-/// Let a model go on with a text
+/// Generate text from a prompt
 ///
-/// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, the text starts from
-/// nothing.
+/// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, generation
+/// starts from the begin token.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge generate --greedy
   ridge generate --model ~/Llama-3.2-1B --dtype bf16 \"The ridge point is\"
   ridge generate --seed 7 --stop $'\\n' - < prompt.txt
-  ridge generate -- \"--greedy is a flag that\"  # dashes are text behind `--`
+  ridge generate -- \"--greedy is a flag that\"  # after `--`, dashes are text
   ridge generate --model DIR --random-weights --prompt-tokens 512 -v
 
-Standard input is read only where the prompt is `-`. The sampling settings of a model's generation_config.json are not \
-taken, so that the same command samples all models alike; its end tokens are.
+Standard input is read only if the prompt is `-`. The sampling settings in generation_config.json are ignored, so \
+that a command samples every model alike; its end tokens are used.
 
-The text goes to standard output as it comes, everything else to standard error.
-Exit codes: 0 done, 1 failed, 2 not understood.")]
+Text is streamed to standard output; everything else goes to standard error.
+Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct GenerateArgs {
-    /// The text to go on with; `-` reads it from standard input, less one newline at its end
+    /// Prompt; `-` reads it from standard input, without its last newline
     prompt: Option<String>,
 
     /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
@@ -37,11 +37,11 @@ pub(crate) struct GenerateArgs {
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// Use random weights; the folder then needs a config.json alone
+    /// Use random weights; the folder then only needs a config.json
     #[arg(long)]
     random_weights: bool,
 
-    /// Take this many random tokens for a prompt
+    /// Use this many random tokens as the prompt
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, conflicts_with = "prompt"
@@ -55,7 +55,7 @@ pub(crate) struct GenerateArgs {
     )]
     max_tokens: usize,
 
-    /// End before this text; may be given several times
+    /// Stop before this text; may be given several times
     #[arg(long, value_name = "STRING")]
     stop: Vec<String>,
 
@@ -63,7 +63,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long)]
     ignore_eos: bool,
 
-    /// Print the log-probability of each token, and of this many of the likeliest in its place, with --json
+    /// With --json, print the log-probability of each token and of the N most likely alternatives
     #[arg(long, value_name = "N", value_parser = whole::<u32, 0, 1024>, allow_negative_numbers = true, requires = "json")]
     logprobs: Option<u32>,
 
@@ -73,7 +73,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Tokens of the context, prompt and answer together [default: as many as they need]
+    /// Context length in tokens, prompt and answer together [default: as long as needed]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -97,15 +97,15 @@ pub(crate) struct GenerateArgs {
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     echo: bool,
 
-    /// Print one JSON object at the end and nothing before it: text, tokens, why it ended, times, settings
+    /// Print only one JSON object, at the end: text, tokens, finish reason, times, settings
     #[arg(long, help_heading = "Output")]
     json: bool,
 
-    /// Print the times even where standard error is not a terminal, and which programs were compiled and why
+    /// Print timings even if standard error is not a terminal, and which programs were compiled and why
     #[arg(short, long, help_heading = "Output")]
     verbose: bool,
 
-    /// Print nothing but the text, and errors
+    /// Print only the text and errors
     #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
     quiet: bool,
 }

@@ -19,9 +19,9 @@ use crate::output::{print, print_json};
 use memory::{InspectedStep, output};
 use show::Inspected;
 
-/// Show what a model is made of and what a token of it costs
+/// Show a model's structure, parameters and cost per token
 ///
-/// Decoders, encoders and classifiers of images alike. Nothing is loaded and nothing runs: the figures are read off the
+/// Works for decoders, encoders and image classifiers. Nothing is loaded or run: the figures are read off the
 /// model's graph. A config.json alone is enough, of any size.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -37,11 +37,11 @@ pub(crate) struct InspectArgs {
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
 
-    /// The same, as other commands call it
+    /// The same as MODEL
     #[arg(short, long, value_name = "MODEL", conflicts_with = "path")]
     model: Option<PathBuf>,
 
-    /// Tokens in the cache for which costs are computed, or of an encoder's text [default: 4096, or what the model was made for if that is less]
+    /// Tokens in the cache for which costs are computed, or of an encoder's text [default: 4096, or the model's maximum if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
     context: Option<usize>,
 

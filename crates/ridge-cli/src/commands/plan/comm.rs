@@ -16,7 +16,7 @@ use crate::args::whole;
 use crate::error::{Result, refused};
 use crate::output::write_file;
 
-/// Time a collective in each algorithm, in a node or over many
+/// Estimate the time of a collective, per algorithm
 ///
 /// BYTES are those of the larger buffer of a rank, as nccl-tests counts them.
 #[derive(Debug, Args)]
@@ -34,7 +34,7 @@ pub(crate) struct PlanCommArgs {
     #[arg(value_name = "BYTES")]
     bytes: Bytes,
 
-    /// Device, as its maker or its driver calls it
+    /// Device, by its marketing name or the driver's name for it
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     device: String,
 
@@ -58,15 +58,15 @@ pub(crate) struct PlanCommArgs {
     #[arg(long, value_name = "RATE")]
     network: Option<BytesPerSecond>,
 
-    /// The switches of a node add (NVLink SHARP)
+    /// Reduce in the switches of a node (NVLink SHARP)
     #[arg(long)]
     in_network: bool,
 
-    /// Compute beside which it runs, such as 300ms of a backward pass
+    /// Computation that it overlaps with, such as 300ms of a backward pass
     #[arg(long, value_name = "TIME")]
     compute: Option<Seconds>,
 
-    /// Parts that are sent when they are computed
+    /// Number of gradient buckets
     #[arg(long, value_name = "N", default_value_t = 20, requires = "compute", value_parser = whole::<usize, 1, 100_000>)]
     buckets: usize,
 

@@ -8,7 +8,7 @@ use super::page::{Page, PageBlock, PageTable, PlanOutputArgs};
 use crate::error::Result;
 use crate::output::{print, print_json};
 
-/// List the devices that plans know
+/// List the known devices
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::error::{Error, Result, refused};
 use crate::output::{columns, print, print_json};
 
-/// Judge a trace: bound by compute, memory, communication, launches, host or scheduler, with what to try next
+/// Find what bounds a trace, and what to try next
 ///
 /// Reads Chrome traces of torch.profiler, of programs that write its format, and of `ridge bench --trace`; and what `ridge
 /// bench serve --json` printed, of which it tells whether requests waited for the queue, prompts, answers or the cache.

@@ -15,7 +15,7 @@ use crate::args::whole;
 use crate::error::{Error, Result};
 use crate::output::grouped;
 
-/// Tell whether a model fits, what is left for caches, and for how many sequences
+/// Whether a model fits, and for how many sequences
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -23,7 +23,7 @@ Examples:
   ridge plan fit DeepSeek-V3/config.json --device H200 --tp 8 --weights fp8 --cache-bits 8 --explain
   ridge plan fit --shape D=4096,L=32,V=128256,m=3.5,N=32,K=8 --device RTX4090 --weights int4
 
-Exit codes: 0 at least one sequence fits, 1 failed, 2 not understood, 3 does not fit.")]
+Exit codes: 0 at least one sequence fits, 1 failed, 2 usage error, 3 does not fit.")]
 pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -37,7 +37,7 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
-    /// Tokens of each sequence [default: 8192, or what the model was made for if that is less]
+    /// Tokens of each sequence [default: 8192, or the model's maximum if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, { u64::MAX }>)]
     context: Option<usize>,
 

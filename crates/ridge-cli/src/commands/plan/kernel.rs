@@ -21,7 +21,7 @@ use crate::args::whole;
 use crate::error::{Result, refused};
 use crate::output::grouped;
 
-/// Place products, attention or a model's ops under a roofline; tell occupancy and what accesses cost
+/// Rooflines, occupancy and memory access patterns of kernels
 #[derive(Debug, Args)]
 #[command(
     group(ArgGroup::new("question").required(true).multiple(true)
@@ -36,7 +36,7 @@ Examples:
   ridge plan kernel --stride 4096 --width 4"
 )]
 pub(crate) struct PlanKernelArgs {
-    /// Device, as its maker or its driver calls it
+    /// Device, by its marketing name or the driver's name for it
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     device: String,
 
@@ -44,7 +44,7 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, value_name = "MxNxK", value_parser = sizes::<3>, help_heading = "Roofline")]
     matmul: Option<[usize; 3]>,
 
-    /// Attention of so many heads over so many tokens, heads being so wide
+    /// Attention with this many heads, tokens and head size
     #[arg(long, value_name = "HEADSxTOKENSxWIDTH", value_parser = sizes::<3>, help_heading = "Roofline")]
     attention: Option<[usize; 3]>,
 
@@ -56,7 +56,7 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, value_name = "NAME", value_parser = precision, default_value = "bf16", help_heading = "Roofline")]
     dtype: Precision,
 
-    /// Tokens see those before them alone
+    /// Causal attention
     #[arg(long, requires = "attention", help_heading = "Roofline")]
     causal: bool,
 

@@ -29,7 +29,7 @@ use train::PlanTrainArgs;
 
 use crate::error::Result;
 
-/// Compute what a model needs and takes on given hardware, before it runs
+/// Predict memory, time and cost on given hardware
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(subcommand)]

@@ -22,7 +22,7 @@ pub(crate) struct PlanOutputArgs {
     #[arg(long, help_heading = "Output")]
     pub(crate) json: bool,
 
-    /// Show the formula and the source of each figure
+    /// Show the formula and source of each figure
     #[arg(long, conflicts_with = "json", help_heading = "Output")]
     pub(crate) explain: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) struct PageArgs {
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 
-    /// Write question, answer, tables, figures, formulas and assumptions as one HTML file
+    /// Write a report with tables, figures, formulas and assumptions as one HTML file
     #[arg(long, value_name = "FILE.html", help_heading = "Output")]
     html: Option<PathBuf>,
 }

@@ -52,7 +52,7 @@ pub(crate) struct PlanPipelineArgs {
     #[arg(long, value_name = "TIME")]
     weight: Option<Seconds>,
 
-    /// What the last stage's forward pass takes longer, for the logits
+    /// Extra forward time of the last stage, for the logits
     #[arg(long, value_name = "TIME", default_value = "0s")]
     head: Seconds,
 
@@ -60,7 +60,7 @@ pub(crate) struct PlanPipelineArgs {
     #[arg(long, value_name = "TIME", default_value = "0s")]
     message: Seconds,
 
-    /// Senders wait for their messages
+    /// Blocking sends
     #[arg(long)]
     blocking: bool,
 

@@ -19,14 +19,14 @@ use crate::args::whole;
 use crate::error::{Result, refused};
 use crate::output::grouped;
 
-/// Estimate a server's latencies and throughput, the GPUs for a rate, and dollars for a million tokens
+/// Estimate serving latency, throughput and cost
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge plan serve Llama-3.1-70B --device H200 --weights fp8 --tp 4 --prompt 2048 --answer 512 --batch 64
   ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3 --disaggregate 2
 
-Exit codes: 0 it fits, 1 failed, 2 not understood, 3 does not fit.")]
+Exit codes: 0 it fits, 1 failed, 2 usage error, 3 does not fit.")]
 pub(crate) struct PlanServeArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -64,19 +64,19 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 100_000_000>)]
     answer: usize,
 
-    /// Sequences under way at once, for each replica of attention [default: as many as fit, 256 at most]
+    /// Concurrent sequences per attention replica [default: as many as fit, 256 at most]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     batch: Option<usize>,
 
-    /// Requests a second that are to be served
+    /// Required requests per second
     #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000>)]
     rate: Option<f64>,
 
-    /// Dollars of a GPU hour
+    /// Price of a GPU hour, USD
     #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
-    /// Take prompts on this many replicas of their own for each that answers
+    /// Disaggregated serving: prefill replicas per decode replica
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1024>)]
     disaggregate: Option<usize>,
 

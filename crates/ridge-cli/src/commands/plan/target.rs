@@ -23,7 +23,7 @@ pub(crate) struct TargetArgs {
     #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
 
-    /// Plan a decoder of these sizes in place of a model, with SwiGLU and no biases: D hidden size, L layers, V vocabulary
+    /// Plan a decoder of these sizes instead of a model, with SwiGLU and no biases: D hidden size, L layers, V vocabulary
     /// size, m MLP width over D (or F, the width itself), N attention heads; optionally K key-value heads, H head size, T
     /// maximum context
     #[arg(long, value_name = "D=4096,L=32,V=128256,m=3.5,N=32", value_parser = ModelShape::parse)]
@@ -33,11 +33,11 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "JSON", value_parser = rope_scaling)]
     pub(crate) rope_scaling: Option<Value>,
 
-    /// Device, as its maker or its driver calls it
+    /// Device, by its marketing name or the driver's name for it
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     pub(crate) device: String,
 
-    /// What devices reach of their sheets, as `ridge bench --calibrate FILE` measured it [default: a table of published and
+    /// Efficiencies of devices, as measured by `ridge bench --calibrate FILE` [default: a table of published and
     /// fitted figures]
     #[arg(long, value_name = "FILE")]
     pub(crate) efficiency: Option<PathBuf>,
@@ -148,7 +148,7 @@ pub(crate) fn sources(machine: &Machine) -> Vec<String> {
     vec![
         match machine.specified {
             true => format!("{}: rates and capacity specified by its sheet", machine.name),
-            false => format!("{}: rates measured, capacity told by the system", machine.name),
+            false => format!("{}: rates measured, capacity reported by the system", machine.name),
         },
         format!("efficiencies: {}", machine.efficiency.source),
         "parameters, FLOPs and bytes: modelled, exact for the model's graph".to_owned(),

@@ -15,9 +15,9 @@ use crate::error::{Error, Result, refused};
 use crate::input;
 use crate::output::{columns, count, print, print_json};
 
-/// Place tensor, expert, context, data and pipeline parallel ranks on a machine's GPUs
+/// Map parallel ranks to a machine's GPUs
 ///
-/// The axis that sends most gets the shortest ways. Says what each axis has, what it would have in a bad order, which
+/// The axis with the most traffic gets the fastest links. Prints the bandwidth of each axis, that of a bad order, and which
 /// network card and which NUMA node belong to each rank.
 #[derive(Debug, Args)]
 #[command(after_help = "\

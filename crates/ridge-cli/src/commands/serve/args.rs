@@ -11,7 +11,7 @@ use ridge_serve::{KEY_VARIABLE, Keys, LogFormat, ServeOptions};
 use crate::args::{DeviceArgs, MAX_COUNT, NumberArgs, ParallelArgs, whole};
 use crate::error::{Result, refused};
 
-/// Serve a model over HTTP, with OpenAI's API, to many users at a time
+/// Serve a model over HTTP with an OpenAI-compatible API
 ///
 /// Without --model, the model is stories260K, a small one that is compiled in. A browser shows a chat and the engine at
 /// work at the same address.
@@ -29,7 +29,7 @@ Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/m
 /health, /ready, /metrics (Prometheus), /version, /live.
 
 SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one at once. The log goes to standard error.
-Exit codes: 0 shut down, 1 failed, 2 not understood.")]
+Exit codes: 0 shut down, 1 failed, 2 usage error.")]
 pub(crate) struct ServeArgs {
     /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
     /// [default: the embedded model]
@@ -40,11 +40,11 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(super) random_weights: bool,
 
-    /// What clients call the model [default: the name of its folder]
+    /// Model name for clients [default: the name of its folder]
     #[arg(long, value_name = "NAME")]
     pub(super) served_model_name: Option<String>,
 
-    /// Take this chat template in place of the model's
+    /// Use the chat template in this file instead of the model's
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
 
@@ -52,15 +52,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ridge_serve::tool_call_parsers()))]
     pub(super) tool_call_parser: Option<String>,
 
-    /// Address to listen at; 0.0.0.0 is every address of this machine; may be given several times
+    /// Address to listen on; 0.0.0.0 is every IPv4 address of this machine; may be given several times
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
     pub(super) host: Vec<String>,
 
-    /// Port to listen at; 0 takes a free one
+    /// Port to listen on; 0 picks a free one
     #[arg(long, default_value_t = 8000, value_name = "PORT", help_heading = "Network")]
     pub(super) port: u16,
 
-    /// Let pages of this origin use the server, `*` for any; may be given several times
+    /// Allow this CORS origin, `*` for any; may be given several times
     #[arg(long, value_name = "ORIGIN", help_heading = "Network")]
     pub(super) cors_origin: Vec<String>,
 
@@ -69,7 +69,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub(super) api_keys: Option<PathBuf>,
 
-    /// Maximum tokens of a prompt and its answer together [default: what the model was made for, at most 4096]
+    /// Maximum tokens of a prompt and its answer together [default: the model's maximum, at most 4096]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -102,17 +102,17 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "first-come", help_heading = "Running")]
     pub(super) policy: PolicyArg,
 
-    /// Compute every prompt anew, even if the cache holds a prefix of it
+    /// Do not reuse cached prefixes of prompts
     #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
 
-    /// Share cached prefixes only among requests with the same API key, so that no client can learn by timing what others
-    /// asked
+    /// Share cached prefixes only among requests with the same API key, so that no client can learn from timings what
+    /// others asked
     #[arg(long, conflicts_with = "no_prefix_cache", help_heading = "Running")]
     pub(super) prefix_cache_by_key: bool,
 
-    /// Propose up to this many next tokens from what an answer or its prompt said before, and check them in one step: the
-    /// same text in fewer steps where it repeats itself; 0 proposes none
+    /// Speculative decoding by prompt lookup: propose up to N tokens found earlier in the sequence and verify them in one
+    /// step; the text does not change; 0 is off
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, { ridge_engine::MAX_CANDIDATES as u64 }>,
         allow_negative_numbers = true, default_value_t = 0, help_heading = "Running"
@@ -153,7 +153,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
     pub(super) write_timeout: u64,
 
-    /// Seconds that an answer may take [default: any]
+    /// Maximum duration of a request in seconds [default: none]
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, help_heading = "Limits")]
     pub(super) request_timeout: Option<u64>,
 
@@ -169,15 +169,15 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "text", help_heading = "Log")]
     pub(super) log_format: LogFormatArg,
 
-    /// Lowest level of what is logged
+    /// Lowest level that is logged
     #[arg(long, value_enum, default_value = "info", help_heading = "Log")]
     pub(super) log_level: LogLevelArg,
 
-    /// Write requests, prompts and all, to the log
+    /// Log requests with their prompts
     #[arg(long, help_heading = "Log")]
     pub(super) log_prompts: bool,
 
-    /// Print what would be allocated, and end
+    /// Print what would be allocated, and exit
     #[arg(long)]
     pub(super) dry_run: bool,
 }

@@ -17,10 +17,10 @@ use serde_json::{Map, Value, json};
 use crate::args::{MAX_COUNT, whole};
 use crate::error::{Result, refused};
 
-/// Measure how a server answers under load
+/// Load-test a server
 ///
-/// Sends requests to any server that speaks OpenAI's API, and tells how long their first and later tokens took, how many
-/// came a second and how many kept an objective. The prompts are made up and have as many tokens as asked.
+/// Sends requests to any OpenAI-compatible server and reports TTFT, TPOT, ITL, throughput and the share of requests that
+/// met an objective. Prompts are synthetic, with the given number of tokens.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -39,17 +39,17 @@ times however slow the answers are; `sent late` says how well that was done. The
 the same times.
 
 If the server asks for a key, the variable RIDGE_API_KEY has it.
-Exit codes: 0 done, 1 failed or nothing answered, 2 not understood.")]
+Exit codes: 0 done, 1 failed or nothing answered, 2 usage error.")]
 pub(crate) struct ServeBenchArgs {
-    /// Where the server is, over http
+    /// URL of the server, over HTTP
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000", help_heading = "Server")]
     url: String,
 
-    /// What the server calls the model [default: the first that it lists]
+    /// Model name [default: the first that the server lists]
     #[arg(long, value_name = "NAME", help_heading = "Server")]
     model: Option<String>,
 
-    /// Ask /v1/chat/completions, not /v1/completions
+    /// Use /v1/chat/completions instead of /v1/completions
     #[arg(long, help_heading = "Server")]
     chat: bool,
 
@@ -57,18 +57,18 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, help_heading = "Server")]
     stop_at_eos: bool,
 
-    /// Put what this JSON object has into every request
+    /// Add the fields of this JSON object to every request
     #[arg(long, value_name = "JSON", help_heading = "Server")]
     extra: Option<String>,
 
-    /// Give a request up after so many seconds
+    /// Timeout of a request in seconds
     #[arg(
         long, value_name = "SECONDS", value_parser = whole::<u64, 1, 86_400>, allow_negative_numbers = true,
         default_value_t = 600, help_heading = "Server"
     )]
     timeout: u64,
 
-    /// Fixed concurrency: so many requests at a time, each sent when one is answered [default: 16, without --rate and a
+    /// Closed loop: keep N requests in flight [default: 16, without --rate and a
     /// trace's times]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 100_000>, allow_negative_numbers = true,
@@ -80,7 +80,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(short, long, value_name = "R", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     rate: Option<f64>,
 
-    /// Coefficient of variation of the time between requests: 1 is Poisson, more comes in bursts, 0 evenly
+    /// Coefficient of variation of the time between requests: 1 is Poisson, more is burstier, 0 is even
     #[arg(
         long, value_name = "CV", value_parser = variation, allow_negative_numbers = true, default_value_t = 1.0,
         help_heading = "Load"
@@ -91,7 +91,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "FILE", help_heading = "Load")]
     trace: Option<PathBuf>,
 
-    /// Let a trace's time run so many times as fast
+    /// Speed up a trace's arrival times by this factor
     #[arg(
         long, value_name = "X", value_parser = above_zero, allow_negative_numbers = true, default_value_t = 1.0,
         requires = "trace", conflicts_with_all = ["rate", "concurrency", "sweep"], help_heading = "Load"
@@ -113,11 +113,11 @@ pub(crate) struct ServeBenchArgs {
     )]
     requests: Option<usize>,
 
-    /// Send no requests after so many seconds; with --sweep hold each rate for at least so many [default with --sweep: 10]
+    /// Stop sending after this many seconds; with --sweep hold each rate at least this long [default with --sweep: 10]
     #[arg(short, long, value_name = "SECONDS", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     duration: Option<f64>,
 
-    /// Requests to send before what is measured, all at a time
+    /// Warm-up requests, sent at once and not measured
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, 10_000>, allow_negative_numbers = true,
         default_value_t = 0, help_heading = "Load"
@@ -145,38 +145,38 @@ pub(crate) struct ServeBenchArgs {
     )]
     generate: (usize, usize),
 
-    /// Tokens at the beginning of all prompts that are the same in all
+    /// Length of a prefix that all prompts share, in tokens
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, 10_000_000>, allow_negative_numbers = true,
         default_value_t = 0, help_heading = "Prompts"
     )]
     shared_prefix: usize,
 
-    /// Draw the ids of prompts below this one, which the model must have
+    /// Draw prompt token ids below this one
     #[arg(
         long, value_name = "N", value_parser = whole::<u32, 4, 4_000_000>, allow_negative_numbers = true,
         default_value_t = 512, conflicts_with_all = ["chat", "corpus"], help_heading = "Prompts"
     )]
     vocab: u32,
 
-    /// Make prompts of this text [default: random ids; for --chat common words]
+    /// Take prompts from this text [default: random ids; for --chat common words]
     #[arg(long, value_name = "FILE", help_heading = "Prompts")]
     corpus: Option<PathBuf>,
 
-    /// Folder with the model's tokenizer.json, so that texts have exactly as many tokens as asked [default: as many
+    /// Folder with the model's tokenizer.json, for prompts of exactly the given lengths [default: as many
     /// words]
     #[arg(long, value_name = "DIR", help_heading = "Prompts")]
     tokenizer: Option<PathBuf>,
 
-    /// What a good answer keeps, as ttft=200ms,tpot=50ms,e2e=5s
+    /// Latency objective, such as ttft=200ms,tpot=50ms,e2e=5s
     #[arg(long, value_name = "LIMITS", value_parser = Objective::parse, help_heading = "Objective")]
     slo: Option<Objective>,
 
-    /// Look for the highest rate at which 95 % of the load is answered as it comes, and --attain of the requests within --slo
+    /// Find the highest rate at which throughput keeps up with 95 % of the load and a share of --attain meets --slo
     #[arg(long, requires = "slo", help_heading = "Objective")]
     sweep: bool,
 
-    /// The share of requests whose answers must be good
+    /// Share of requests that must meet the objective
     #[arg(
         long, value_name = "SHARE", value_parser = share, allow_negative_numbers = true, default_value_t = 0.9,
         requires = "sweep", help_heading = "Objective"

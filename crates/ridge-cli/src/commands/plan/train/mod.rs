@@ -21,7 +21,7 @@ use crate::args::whole;
 use crate::error::{Error, Result, refused};
 use crate::output::{count, grouped};
 
-/// Time a training step in every way to divide it, and cost a run
+/// Search training layouts: step time, memory and cost
 ///
 /// Without --tp, --pp, --dp, --cp, --ep and the like, all layouts of the GPUs are searched.
 #[derive(Debug, Args)]
@@ -30,7 +30,7 @@ Examples:
   ridge plan train Llama-3.1-70B --gpus 256 --batch 1024 --tokens 1T --price 2.5
   ridge plan train Llama-3.1-8B --device A100 --gpus 8 --batch 64 --tp 2 --zero 1 --explain
 
-Exit codes: 0 a layout fits, 1 failed, 2 not understood, 3 none fits.")]
+Exit codes: 0 a layout fits, 1 failed, 2 usage error, 3 none fits.")]
 pub(crate) struct PlanTrainArgs {
     #[command(flatten)]
     target: TargetArgs,
@@ -55,7 +55,7 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_parser = ["mixed", "full", "half"], default_value = "mixed")]
     states: String,
 
-    /// Who trains: other programs as they do today, or ridge by its own graphs [default: others]
+    /// Training software: others (as Megatron and the like work today), or ridge by its own graphs [default: others]
     #[arg(long, value_parser = ["others", "ridge"], default_value = "others", hide_default_value = true)]
     software: String,
 
@@ -66,15 +66,15 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000_000_000>)]
     tokens: Option<f64>,
 
-    /// Dollars of a GPU hour
+    /// Price of a GPU hour, USD
     #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
-    /// Hours that one GPU runs between failures
+    /// Mean time between failures of one GPU, hours
     #[arg(long, value_name = "HOURS", value_parser = amount::<1_000_000_000_000>, default_value = "50000")]
     gpu_mtbf: f64,
 
-    /// Seconds that a checkpoint stops training for
+    /// Pause of a checkpoint in seconds
     #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
     checkpoint: f64,
 
@@ -114,7 +114,7 @@ struct LayoutArgs {
     /// ZeRO stage
     #[arg(long, value_name = "0..3")]
     zero: Option<u8>,
-    /// What is computed again: none, attention, products or full
+    /// What is recomputed: none, attention, products or full
     #[arg(long, value_parser = recompute)]
     recompute: Option<Recompute>,
 }
