@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn failures_fail_and_warnings_do_not() {
-        let failure = Finding::failure("a.rs", 3, "wrong; mend it");
+        let failure = Finding::failure("a.rs", 3, "wrong; fix it");
         let warning = Finding::warning("b.rs", 1, "long; split it");
 
         let outcome = report(std::slice::from_ref(&warning), 2);
@@ -146,6 +146,6 @@ mod tests {
 
         let outcome = report(&[failure, warning], 2);
         assert!(!outcome.passed);
-        assert!(outcome.report.starts_with("a.rs:3: wrong; mend it\n"));
+        assert!(outcome.report.starts_with("a.rs:3: wrong; fix it\n"));
     }
 }

@@ -33,21 +33,21 @@ use crate::error::Result;
     max_term_width = 100,
     after_help = "\
 Examples:
-  ridge generate                              a story by the small model that is compiled in
-  ridge generate DIR \"Once upon a\"            a downloaded model goes on
+  ridge generate                              a story from the embedded model
+  ridge generate DIR \"Once upon a\"            a downloaded model continues a prompt
   ridge pull Qwen/Qwen3-0.6B                  downloads a model from the Hugging Face Hub
   ridge chat Qwen/Qwen3-0.6B                  a conversation with it
-  ridge serve model.gguf                      OpenAI's API and a page, for many users
-  ridge tokenize \"Once upon a\"                how a text becomes tokens
-  ridge eval --perplexity FILE                how well a model predicts a text
-  ridge bench DIR                             how fast it is, beside its floor
+  ridge serve model.gguf                      OpenAI-compatible API and a web page
+  ridge tokenize \"Once upon a\"                token ids and spellings
+  ridge eval --perplexity FILE                perplexity of a text
+  ridge bench DIR                             throughput, with its floor
   ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
-  ridge inspect DIR                           what it is made of and what a token costs
-  ridge doctor                                what this machine has and reaches
+  ridge inspect DIR                           structure, parameters, cost per token
+  ridge doctor                                hardware and measured rates
   ridge plan fit DIR --device H100            whether it fits, and for how many users
 
 DIR is a folder in the Hugging Face layout. Commands take it, a GGUF file, or the ORG/NAME of a model that
-`ridge pull` downloaded, directly behind their names, or anywhere as -m or --model."
+`ridge pull` downloaded, as the first argument, or anywhere as -m or --model."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]

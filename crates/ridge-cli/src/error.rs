@@ -61,7 +61,7 @@ pub(crate) enum Error {
     #[error("{what} need {needed}, and this process can take {available}; {remedy}")]
     Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
 
-    #[error("the ranks cannot go on: {why}")]
+    #[error("the ranks cannot continue: {why}")]
     Ranks { why: String },
 
     #[error("cannot start {program} as a rank")]
@@ -104,7 +104,7 @@ pub(crate) enum Error {
     FileTooLong { path: String, most: Bytes },
 
     #[error(
-        "{model} has no chat template, which base models have not: `ridge generate` goes on with a text, and \
+        "{model} has no chat template, as is usual for base models: `ridge generate` continues a text, and \
              --template-file FILE gives a template"
     )]
     NoChatTemplate { model: String },

@@ -88,7 +88,7 @@ impl Cluster {
         from_first("what rank 0 says", mine, length as usize)
     }
 
-    /// Why the ranks cannot go on, if they cannot.
+    /// Why the ranks cannot continue, if they cannot.
     pub fn failure(&self) -> Option<CollectiveError> {
         self.health.check().err()
     }
@@ -99,7 +99,7 @@ impl Cluster {
         self.part(Message::Bye { number });
     }
 
-    /// Tells the others that this rank cannot go on, and why.
+    /// Tells the others that this rank cannot continue, and why.
     pub fn fail(&self, why: &str) {
         self.part(Message::Failed { why: why.to_owned() });
     }

@@ -17,7 +17,7 @@ pub enum CommError {
         why: String,
     },
     /// Rank 0 cannot listen where the ranks meet.
-    #[error("rank 0 cannot listen at {address}, where the ranks are to meet; choose a free port of this machine")]
+    #[error("rank 0 cannot listen on {address}, where the ranks are to meet; choose a free port of this machine")]
     Listen {
         /// The address.
         address: String,

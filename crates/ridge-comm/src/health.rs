@@ -1,4 +1,4 @@
-//! What is known of a group's ranks: whether it can go on, and how far this rank is.
+//! What is known of a group's ranks: whether it can continue, and how far this rank is.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};

@@ -20,7 +20,7 @@ pub(crate) enum Message {
     Beat { number: u64, within: bool },
     /// A rank is lost.
     Lost { rank: usize, why: String },
-    /// The sender cannot go on.
+    /// The sender cannot continue.
     Failed { why: String },
     /// The sender has nothing more to exchange.
     Bye { number: u64 },

@@ -212,7 +212,7 @@ impl Watcher {
     /// A rank is lost: the group is of no use, and rank 0 tells all others.
     fn lost(&mut self, rank: usize, why: &str) {
         if rank == self.rank {
-            let why = format!("the other ranks went on without rank {rank}: {why}");
+            let why = format!("the other ranks continued without rank {rank}: {why}");
             self.health.fail(CollectiveError::Aborted { why });
         } else {
             self.health.fail(CollectiveError::Lost { rank, why: why.to_owned() });

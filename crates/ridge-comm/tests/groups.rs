@@ -176,7 +176,7 @@ fn a_rank_that_fails_or_ends_early_or_never_comes_is_named_by_all_others() {
             assert!(said.starts_with("rank 2 was lost: it gave up"), "{said}");
             assert!(took < Duration::from_secs(5), "{took:?}");
         }
-        // It ends in peace, and the others go on.
+        // It ends in peace, and the others continue.
         for (said, took) in with_a_last_one(transport, 3, long, |cluster| cluster.leave()) {
             let wanted = "rank 2 was lost: it ended after 1 collectives, and rank";
             assert!(said.starts_with(wanted) || said.contains("connection ended"), "{said}");

@@ -134,7 +134,7 @@ fn trial(number: usize, transport: Transport, fate: Fate, on_its_own: bool) {
         assert!(!said.contains("panicked"), "{what}: {said}");
     }
     if fate == Fate::Stopped {
-        // It learns that the others went on without it.
+        // It learns that the others continued without it.
         signal(&stopped, "-CONT");
         let Ended { status, said, .. } = wait(stopped, Instant::now());
         assert_eq!(status.code(), Some(1), "{what}: the stopped one: {said}");

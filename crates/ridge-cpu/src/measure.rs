@@ -238,7 +238,7 @@ impl<'a> TimedProduct<'a> {
     }
 
     fn run(&mut self) -> Result<Duration> {
-        // A step may leave anything in its inputs, so they are filled anew each time, before the clock starts.
+        // A step may leave anything in its inputs, so they are filled again each time, before the clock starts.
         let x = self.bucket.input(0);
         x.copy_from_slice(&self.values[..x.len()]);
         let start = Instant::now();

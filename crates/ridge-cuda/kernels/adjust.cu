@@ -1,4 +1,4 @@
-// Logits as a row asks for them: biases, penalties of what was said, of going on with it, and forbidden tokens. A block makes
+// Logits as a row asks for them: biases, penalties of what was said, of continuing it, and forbidden tokens. A block makes
 // SLICE logits of a row and looks at all of the row's list or history for them, so no two blocks write one logit and sums
 // have one order. Rows that ask for nothing are copied. Floor: the logits read and written once.
 // Defines: D of the logits, and BIAS, PENALTIES, DRY with DEPTH, the longest repetition that counts, or FORBID.

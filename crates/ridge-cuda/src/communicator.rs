@@ -114,7 +114,7 @@ impl Communicator {
         (self.group.ranks(), self.group.rank())
     }
 
-    /// Why the ranks cannot go on, if they cannot.
+    /// Why the ranks cannot continue, if they cannot.
     pub(crate) fn failure(&self) -> Option<String> {
         self.group.failure().map(|error| error.to_string())
     }

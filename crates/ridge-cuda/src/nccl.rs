@@ -254,7 +254,7 @@ impl Nccl {
         self.check(code, "sum over ranks and scatter")
     }
 
-    /// Queues sends and receives that go on at the same time: `count` elements at `from` to each rank of `send`, and at
+    /// Queues sends and receives that run at the same time: `count` elements at `from` to each rank of `send`, and at
     /// `to` from each rank of `receive`, with the bytes at which they begin.
     ///
     /// # Safety

@@ -1,4 +1,4 @@
-//! Texts to vectors: batches of whole texts through an encoder, or through a decoder whose cache is used anew each time.
+//! Texts to vectors: batches of whole texts through an encoder, or through a decoder whose cache is used again each time.
 
 use std::ops::Range;
 

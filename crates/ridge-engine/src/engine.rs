@@ -113,7 +113,7 @@ impl Engine {
             return Err(EngineError::Setting {
                 name: "context",
                 value: options.context.to_string(),
-                why: format!("the model was made for at most {} tokens", model.max_context),
+                why: format!("the model supports at most {} tokens", model.max_context),
             });
         }
         let table = options.context.div_ceil(model.block_size);
@@ -314,7 +314,7 @@ impl Engine {
     }
 
     /// Forgets what blocks hold, if it was computed from other weights than those of now: nobody finds it again. Sequences
-    /// that run go on with theirs, and share nothing that they add.
+    /// that run continue with theirs, and share nothing that they add.
     fn follow_weights(&mut self) {
         if self.programs.update() {
             self.blocks.forget_all();
@@ -364,7 +364,7 @@ impl Engine {
         }
     }
 
-    /// Takes a running sequence back to its first `length` tokens, so that it can go on otherwise, and frees the blocks
+    /// Takes a running sequence back to its first `length` tokens, so that it can continue otherwise, and frees the blocks
     /// behind them. Nothing where it has no more than these, or has ended. One that shares its blocks goes back to the
     /// end of a full block, if need be of one before, and shares nothing that it adds behind that. Where a window has given
     /// back blocks that it reaches from there, or where the model keeps a state of a fixed size, which is that of the last

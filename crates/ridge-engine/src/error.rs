@@ -3,7 +3,7 @@
 use ridge_runtime::RuntimeError;
 use ridge_text::TextError;
 
-/// Why a request, or the engine, cannot go on.
+/// Why a request, or the engine, cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {

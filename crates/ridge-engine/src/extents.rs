@@ -3,7 +3,7 @@
 use ridge_graph::Bindings;
 use ridge_models::symbols;
 
-/// The outputs with the log-probabilities of targets, and with the likeliest tokens in their places and theirs.
+/// The outputs with the log-probabilities of targets, and with the most likely tokens in their places and theirs.
 pub(crate) const SCORES: [&str; 3] = ["scores", "score_ids", "score_logprobs"];
 
 /// What a step gives.

@@ -37,7 +37,7 @@ fn room(items: usize) -> usize {
     if items == 0 { 0 } else { items.next_power_of_two() }
 }
 
-/// Room for the likeliest tokens that are asked for.
+/// Room for the most likely tokens that are asked for.
 pub(crate) fn tops(asked: Option<u32>, vocab: usize) -> usize {
     asked.map_or(0, |n| room(n as usize).min(vocab))
 }

@@ -98,7 +98,7 @@ impl Scorer {
             return Err(EngineError::Setting {
                 name: "context",
                 value: options.context.to_string(),
-                why: format!("the model was made for at most {} tokens", model.max_context),
+                why: format!("the model supports at most {} tokens", model.max_context),
             });
         }
         let block_count = options.blocks(model.block_size);

@@ -33,7 +33,7 @@ pub enum FilesError {
     },
 
     /// A file that should be JSON is not, or names a key twice.
-    #[error("{file}: it is not valid JSON: {detail}; download the file again or mend it")]
+    #[error("{file}: it is not valid JSON: {detail}; download the file again or fix it")]
     Json {
         /// The file.
         file: String,

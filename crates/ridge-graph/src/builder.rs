@@ -302,7 +302,7 @@ impl Builder {
     }
 
     /// Calls `func` with `args` for its ordinary arguments. Its weights and states are found in the caller under the
-    /// scope, its step inputs by name; states go on with the versions that the call returns.
+    /// scope, its step inputs by name; states continue as the versions that the call returns.
     ///
     /// # Errors
     /// When arguments do not fit, each named with the scope.

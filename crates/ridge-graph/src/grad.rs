@@ -93,7 +93,7 @@ pub struct Parameter {
     pub gradient: Var,
 }
 
-/// A graph with its gradients, still open: its user goes on in [`Differentiated::g`] with what makes a training step of
+/// A graph with its gradients, still open: its user continues in [`Differentiated::g`] with what makes a training step of
 /// it (clipping, an optimiser, norms), then calls [`Differentiated::finish`].
 #[derive(Debug)]
 pub struct Differentiated {

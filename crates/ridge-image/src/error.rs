@@ -15,7 +15,7 @@ pub enum ImageError {
     },
 
     /// The file is damaged, or uses something that is not supported.
-    #[error("{file}: cannot be decoded: {problem}; check that it opens elsewhere, or save it anew")]
+    #[error("{file}: cannot be decoded: {problem}; check that it opens elsewhere, or save it again")]
     Damaged {
         /// The file.
         file: String,

@@ -14,7 +14,7 @@ pub struct EmbeddedModel {
     /// The text of `tokenizer_config.json`.
     pub tokenizer_config: &'static str,
     /// The first 200 tokens, as text, that the model gives after the begin token alone when it always takes the
-    /// likeliest one. The newline at the end is the file's.
+    /// most likely one. The newline at the end is the file's.
     pub expected_greedy: &'static str,
 }
 

@@ -33,8 +33,8 @@ pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
 
 /// `graph`, a decoder's, with the step input `targets` as [`with_loss`] has it, and the output `scores`, f32
 /// `[tokens]`: the natural logarithm of the probability that `all_logits` gives each target, 0 where none is asked for;
-/// and `score_ids` and `score_logprobs`, i32 and f32 `[tokens, top]`: the likeliest tokens that might have followed each,
-/// and theirs, likeliest first.
+/// and `score_ids` and `score_logprobs`, i32 and f32 `[tokens, top]`: the most likely tokens that might have followed each,
+/// and theirs, most likely first.
 ///
 /// # Errors
 /// When the graph has no output `all_logits` of `[tokens, vocab]`.

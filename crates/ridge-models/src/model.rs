@@ -28,7 +28,7 @@ impl Default for BuildOptions {
     }
 }
 
-/// A decoder ready to be compiled: a module that goes on with texts.
+/// A decoder ready to be compiled: a module that continues texts.
 #[derive(Clone, Debug)]
 pub struct Model {
     /// What all networks have. The step inputs and outputs of its graph are those that [`StepInputs`] and
@@ -343,7 +343,7 @@ pub(crate) fn history_group() -> StateGroup {
 ///   ask for none get the same token;
 /// - `logprob`, `adjusted_logprob`: f32 `[seqs]`, the natural logarithm of `next`'s or `next_adjusted`'s probability by
 ///   `logits` as they are;
-/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the likeliest tokens by `logits` as they are.
+/// - `top_ids`, `top_logprobs`: i32 and f32 `[seqs, top]`, the most likely tokens by `logits` as they are.
 ///
 /// Tokens of the step are written to the state [`HISTORY`] at `slots`, i32 `[tokens]`.
 ///
@@ -426,7 +426,7 @@ fn adjust(g: &mut Builder, logits: Var, said: [Var; 3]) -> GraphResult<Var> {
     g.forbid_tokens(logits, forbidden)
 }
 
-/// The logarithms of the probabilities of `chosen` tokens, and the likeliest tokens with theirs.
+/// The logarithms of the probabilities of `chosen` tokens, and the most likely tokens with theirs.
 fn logprobs(g: &mut Builder, logits: Var, chosen: [Var; 2]) -> GraphResult<[Var; 4]> {
     let shape = g.ty(logits)?.shape.clone();
     let (seqs, vocab) = (shape.0[0].clone(), shape.last());

@@ -1,7 +1,7 @@
 //! Which launches communicate while others compute, and what waits for them.
 //!
 //! Launches keep the order of the plan. A collective that something else can be computed beside is begun at its place and
-//! goes on in the lane of communication, whose launches run one after another in their order; a launch that reads what it
+//! continues in the lane of communication, whose launches run one after another in their order; a launch that reads what it
 //! gives, or writes over what it reads or gives, waits for it. Memory is planned as if nothing overlapped: what that leaves to
 //! wait for follows from where operands lie.
 

@@ -26,7 +26,7 @@ pub(crate) enum ParamKind {
     Derived,
 }
 
-/// When a derived copy is made anew after one of its sources has changed.
+/// When a derived copy is made again after one of its sources has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refresh {
     /// The programs that update the sources write the copy too. After any other change of a source it is refreshed as
@@ -153,7 +153,7 @@ impl Param {
         }
     }
 
-    /// Makes a copy anew, where its sources have changed and its policy allows that.
+    /// Makes a copy again, where its sources have changed and its policy allows that.
     ///
     /// # Errors
     /// When it is stale and refreshed explicitly only, or the recipe fails.
@@ -171,7 +171,7 @@ impl Param {
         }
     }
 
-    /// Makes a copy anew. Nothing for what is no copy.
+    /// Makes a copy again. Nothing for what is no copy.
     ///
     /// # Errors
     /// When the recipe fails.

@@ -24,7 +24,7 @@ pub struct Ranks {
 struct RankBuffers(Vec<Buffer>);
 
 impl Ranks {
-    /// These ranks, in rank order. `groups` are aborted when one rank cannot go on.
+    /// These ranks, in rank order. `groups` are aborted when one rank cannot continue.
     ///
     /// # Panics
     /// When there are none.

@@ -44,7 +44,7 @@ pub struct Session {
 pub struct Recipe {
     /// Its weights are the sources, its one state is the copy, which it updates. It has no step inputs or symbols.
     pub graph: Graph,
-    /// When the copy is made anew.
+    /// When the copy is made again.
     pub refresh: Refresh,
     /// May [`Session::evict`] free the copy while no program uses it?
     pub evictable: bool,
@@ -354,7 +354,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a derived copy anew, whether it is stale or not.
+    /// Makes a derived copy again, whether it is stale or not.
     ///
     /// # Errors
     /// When there is no such parameter, or its recipe fails.

@@ -97,7 +97,7 @@ export class Chat {
     }
   }
 
-  /** Shows a conversation to go on with. */
+  /** Shows a conversation to continue. */
   #open(conversation) {
     this.running?.abort();
     this.conversation = conversation;
@@ -278,7 +278,7 @@ export class Chat {
     let message = error instanceof TypeError ? `the server cannot be reached (${error.message})` : error.message;
     if (error.code === "no_chat_template") {
       this.#field("mode").value = "text";
-      message += " (the page now lets the model go on with a text)";
+      message += " (the page now continues texts instead)";
     }
     if (error.code === "invalid_api_key") {
       this.settings.open = true;

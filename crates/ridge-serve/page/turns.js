@@ -105,7 +105,7 @@ export class AnswerTurn {
     if (this.text === "" && thought !== undefined) this.thoughts.open = this.thoughts.hidden;
     this.text += text;
     this.shown.push(text, tokens);
-    // Long answers are not laid out anew for every token.
+    // Long answers are not laid out again for every token.
     const now = performance.now();
     if (now - this.drawn > 80) {
       this.drawn = now;

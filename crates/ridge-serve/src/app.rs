@@ -62,7 +62,7 @@ pub struct ServeOptions {
     pub request_timeout: Option<Duration>,
     /// How long a step may take before the server calls itself ill.
     pub stall: Duration,
-    /// How long answers that run may go on when the server is to end.
+    /// How long answers that run may continue when the server is to end.
     pub drain: Duration,
     /// Write prompts and answers' settings to the log.
     pub log_prompts: bool,

@@ -7,12 +7,12 @@ use ridge_engine::EngineError;
 use ridge_text::TextError;
 use serde_json::{Value, json};
 
-/// Why a server cannot start or go on.
+/// Why a server cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {cause}; choose another --port or --host, or end what listens there")]
+    #[error("cannot listen on {address}: {cause}; choose another --port or --host, or end what listens there")]
     Listen {
         /// Host and port.
         address: String,

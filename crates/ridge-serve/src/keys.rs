@@ -48,7 +48,7 @@ impl Keys {
     }
 
     /// Reads the file again, and gives the number of keys. Holders of keys that are gone are refused from now on; answers
-    /// that run go on.
+    /// that run continue.
     ///
     /// # Errors
     /// As [`Keys::read`]; the keys are as they were then.

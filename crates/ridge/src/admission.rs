@@ -73,7 +73,7 @@ pub struct StepExtents {
     pub context: usize,
 }
 
-/// Entries of a row's lists of DRY's breakers and of likeliest tokens that workspace is counted for. Rows with more are
+/// Entries of a row's lists of DRY's breakers and of most likely tokens that workspace is counted for. Rows with more are
 /// rare, and a word of each entry adds little to a step.
 const LIST_ENTRIES: usize = 64;
 

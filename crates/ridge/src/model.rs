@@ -153,7 +153,7 @@ impl PlacedModel {
         match self.model.context {
             Some(context) if context > most => {
                 let value = context.to_string();
-                let why = format!("the model was made for at most {most} tokens");
+                let why = format!("the model supports at most {most} tokens");
                 Err(ridge_engine::EngineError::Setting { name: "context", value, why }.into())
             }
             Some(context) => Ok(context),

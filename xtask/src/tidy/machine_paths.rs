@@ -17,7 +17,7 @@ pub(super) fn check(path: &str, text: &str) -> Vec<Finding> {
         .collect()
 }
 
-/// Does the line hold a path that begins with the folder and goes on? In the middle of a longer path it is another
+/// Does the line hold a path that begins with the folder and continues? In the middle of a longer path it is another
 /// folder of the same name.
 fn has_absolute(line: &str, folder: &str) -> bool {
     line.match_indices(folder).any(|(at, _)| {

@@ -110,7 +110,7 @@ fn prepared(path: &Path, preprocessing: &Preprocessing, size: [usize; 2]) -> Res
     Ok(preprocessing.apply(&image))
 }
 
-/// The `most` likeliest classes with their probabilities, the likeliest first.
+/// The `most` most likely classes with their probabilities, the most likely first.
 fn likeliest(probabilities: &[f64], most: usize) -> Vec<(usize, f64)> {
     let mut classes: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
     classes.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));

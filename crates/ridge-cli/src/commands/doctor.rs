@@ -105,7 +105,7 @@ fn text(cpu: &Cpu, nvidia: &Nvidia, measured: &DoctorRates) -> String {
     text += "\nNVIDIA\n";
     text += &block(nvidia_rows(nvidia));
     for remedy in remedies(nvidia) {
-        text += &format!("\nTo mend it: {remedy}\n");
+        text += &format!("\nTo fix it: {remedy}\n");
     }
     text
 }
@@ -177,7 +177,7 @@ fn nvidia_rows(nvidia: &Nvidia) -> Vec<Vec<String>> {
     rows
 }
 
-/// What mends what is missing, each command once; nothing where there is no GPU to mend it for.
+/// What mends what is missing, each command once; nothing where there is no GPU to fix it for.
 fn remedies(nvidia: &Nvidia) -> Vec<&str> {
     let mut remedies = Vec::new();
     if nvidia.gpus.is_empty() && nvidia.kernel_module.is_none() {

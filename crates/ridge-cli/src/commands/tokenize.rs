@@ -17,7 +17,7 @@ use crate::output::{columns, print, print_json};
 /// Show a text as tokens, or tokens as text
 ///
 /// For each token: its id, its spelling in the vocabulary, and its bytes. No weights are
-/// read. Without --model, the tokenizer is that of the small model that is compiled in.
+/// read. Without --model, the tokenizer is that of the embedded model.
 #[derive(Debug, Args)]
 #[command(
     group = clap::ArgGroup::new("input").required(true),

@@ -55,10 +55,10 @@ fn turns_that_reuse_the_cache_are_answered_as_those_read_anew() {
     assert_eq!(messages.len(), 4);
     folder.write("talk.json", serde_json::to_string(&messages[..2]).unwrap());
     let talk = folder.file("talk.json");
-    let anew = json(&[&chat[..], &["--load", talk.to_str().unwrap(), "-p", "Lily saw it"]].concat());
-    assert_eq!(anew["cached_tokens"], 0);
+    let again = json(&[&chat[..], &["--load", talk.to_str().unwrap(), "-p", "Lily saw it"]].concat());
+    assert_eq!(again["cached_tokens"], 0);
     for same in ["messages", "prompt_tokens", "generated_tokens", "finish_reason"] {
-        assert_eq!(anew[same], both[same], "{same}");
+        assert_eq!(again[same], both[same], "{same}");
     }
 }
 
@@ -138,7 +138,7 @@ fn mistakes_say_what_to_do() {
         (1, &["--model", model, "--load", "/no/such", "-p", "x"], "cannot read /no/such"),
         (1, &["--model", model, "--tools", "/dev/null", "-p", "x"], "/dev/null"),
         (2, &["--model", model, "--template-variable", "x", "-p", "x"], "--template-variable x: must be a name"),
-        (2, &["--model", model, "--context", "513", "-p", "x"], "--context 513: the model was made for at most 512"),
+        (2, &["--model", model, "--context", "513", "-p", "x"], "--context 513: the model supports at most 512"),
     ] {
         let ran = ridge(&[&["chat"], args].concat());
         assert_eq!(ran.code, code, "{args:?}: {}", ran.stderr);
@@ -319,7 +319,7 @@ mod by_hand {
         terminal.until("(once more, or Ctrl-D, to leave)");
         terminal.until(">>> ");
         terminal.press("\x03");
-        terminal.until("goes on with it)");
+        terminal.until("continues it)");
         assert_eq!(terminal.ends(), Some(130));
         let kept = std::fs::read_to_string(folder.file("ridge/last_chat.json")).unwrap();
         let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();

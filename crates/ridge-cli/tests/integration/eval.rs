@@ -129,5 +129,5 @@ fn mistakes_are_named_with_file_and_line() {
     let ran = ridge(&["eval", "--perplexity", &path("short"), "--stride", "9", "--context", "8"]);
     assert!(ran.code == 2 && ran.stderr.contains("--stride 9: is more than the window of 8"), "{}", ran.stderr);
     let ran = ridge(&["eval", "--perplexity", &path("empty"), "--no-special", "--context", "5000"]);
-    assert!(ran.code == 2 && ran.stderr.contains("made for at most 512 tokens"), "{}", ran.stderr);
+    assert!(ran.code == 2 && ran.stderr.contains("supports at most 512 tokens"), "{}", ran.stderr);
 }

@@ -32,7 +32,7 @@ fn help_fits_a_terminal_of_80_columns() {
         for line in help.lines() {
             assert!(line.chars().count() <= 80, "{name}: {line}");
         }
-        // An example that was broken goes on in a line that does not begin with the command.
+        // An example that was broken continues in a line that does not begin with the command.
         let examples = help.split_once("Examples:\n").map_or("", |(_, rest)| rest.split("\n\n").next().unwrap());
         for line in examples.lines() {
             let example = line.starts_with("  ridge ") || line.starts_with("  source ");

@@ -133,7 +133,7 @@ fn settings_out_of_range() {
         (&["--temperature", "1e400"], "'1e400' for '--temperature <T>'"),
         (&["--top-p", "0"], "'0' for '--top-p <P>': must be above 0 and at most 1"),
         (&["--top-p", "4294967296"], "'4294967296' for '--top-p <P>'"),
-        (&["--context", "513"], "--context 513: the model was made for at most 512 tokens"),
+        (&["--context", "513"], "--context 513: the model supports at most 512 tokens"),
         (&["--context", "0"], "'0' for '--context <N>': must be a whole number from 1 to"),
         (&["--threads", "0"], "'0' for '--threads <N>': must be a whole number from 1 to 1024"),
         (&["--threads", "99999"], "must be a whole number from 1 to 1024"),
@@ -148,7 +148,7 @@ fn settings_out_of_range() {
     ] {
         refused(2, &[&["generate"], args].concat(), &[said]);
     }
-    refused(2, &["inspect", "--context", "513"], &["--context 513: the model was made for at most 512 tokens"]);
+    refused(2, &["inspect", "--context", "513"], &["--context 513: the model supports at most 512 tokens"]);
     refused(2, &["genrate"], &["generate"]);
 }
 

@@ -340,14 +340,14 @@ fn a_port_that_is_taken_is_told() {
     let port = taken.local_addr().unwrap().port().to_string();
     let ran = ridge(&["serve", "--port", &port]);
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains(&format!("cannot listen at 127.0.0.1:{port}")), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("cannot listen on 127.0.0.1:{port}")), "{}", ran.stderr);
     assert!(ran.stderr.contains("choose another --port"), "{}", ran.stderr);
 }
 
 #[test]
 fn mistakes_of_use_are_told_before_anything_runs() {
     for (args, said) in [
-        (&["--context", "100000"][..], "--context 100000: the model was made for at most 512"),
+        (&["--context", "100000"][..], "--context 100000: the model supports at most 512"),
         (&["--cors-origin", "*", "--cors-origin", "http://a"], "--cors-origin *"),
         (&["--cors-origin", "example.org"], "--cors-origin example.org"),
         (&["--port", "70000"], "70000"),

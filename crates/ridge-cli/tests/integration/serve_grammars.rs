@@ -189,7 +189,7 @@ fn tools_that_must_be_called_are_called() {
         let events = server.post(CHAT, &streamed).events();
         let deltas: Vec<&Value> =
             events.iter().filter_map(|e| e["choices"][0]["delta"]["tool_calls"].as_array()).flatten().collect();
-        // The first names the call, the others go on with its arguments.
+        // The first names the call, the others continue with its arguments.
         assert_eq!(deltas[0]["function"]["name"], function["name"]);
         assert!(deltas[0]["id"].is_string() && deltas[0]["type"] == "function");
         assert!(deltas.iter().skip(1).all(|d| d.get("id").is_none() && d["index"] == 0));

@@ -202,7 +202,7 @@ fn prompts_are_scored_without_an_answer() {
     let offsets: Vec<u64> =
         choice["logprobs"]["text_offset"].as_array().unwrap().iter().map(|o| o.as_u64().unwrap()).collect();
     assert!(offsets.is_sorted() && offsets[offsets.len() - 1] < 16, "{offsets:?}");
-    // With the likeliest tokens in their places, among them those that are there, as lm-evaluation-harness reads them.
+    // With the most likely tokens in their places, among them those that are there, as lm-evaluation-harness reads them.
     let prompt = "Lily wänt to the park 日本. She";
     let body = json!({ "prompt": prompt, "max_tokens": 3, "echo": true, "logprobs": 2, "temperature": 0 });
     let answer = server.post(COMPLETIONS, &body).json();

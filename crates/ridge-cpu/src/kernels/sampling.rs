@@ -272,7 +272,7 @@ impl<'a> Choice<'a> {
         Stop { before, rank, token: self.ranked.first().map_or(0, |r| id(*r)) }
     }
 
-    /// [`Choice::walk`] within one bin; `None` if it goes on.
+    /// [`Choice::walk`] within one bin; `None` if it continues.
     fn walk_bin(
         &mut self,
         wanted: usize,

@@ -62,7 +62,7 @@ fn check(job: &PoolJob, counts: &Counts, chunks: &[u16]) {
     assert_eq!(ran, all.collect::<Vec<_>>(), "every chunk runs once");
 }
 
-/// Tries every order with at most `preemptions` switches away from a thread that could go on.
+/// Tries every order with at most `preemptions` switches away from a thread that could continue.
 fn model(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut builder = ::loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

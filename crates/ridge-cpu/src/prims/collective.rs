@@ -276,7 +276,7 @@ impl CpuKernel for Collective {
         let to = unsafe { io.output::<u8>(0).part(0..self.output.len() * self.output.dtype.size_bytes()) };
         let Some(group) = &self.group else { return to.copy_from_slice(from) };
         if let Err(error) = self.communicate(&**group, from, to, scratch) {
-            // The step fails, as by any kernel that cannot go on. Nothing is wrong with this program, so no panic is told.
+            // The step fails, as by any kernel that cannot continue. Nothing is wrong with this program, so no panic is told.
             std::panic::resume_unwind(Box::new(error.to_string()));
         }
     }

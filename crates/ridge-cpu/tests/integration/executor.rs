@@ -150,7 +150,7 @@ fn buckets_share_a_workspace_that_grows() {
         bucket.output(0).to_vec()
     };
     let before = run(&mut first, &small);
-    // A bucket that was bound to the smaller workspace goes on in the larger one.
+    // A bucket that was bound to the smaller workspace continues in the larger one.
     let mut second = compiled.bucket(&large.bindings).expect("binds");
     let long = run(&mut second, &large);
     assert_eq!(run(&mut first, &small), before);
@@ -235,7 +235,7 @@ fn a_kernel_that_panics_is_an_error_of_the_step_and_of_those_after_it() {
         let error = bucket.wait().expect_err("the kernel panicked");
         assert!(matches!(&error, RuntimeError::Device { why, .. } if why.contains("rank 1 is gone")), "{error}");
         assert!(bucket.submit().is_err());
-        // The backend goes on with others.
+        // The backend continues with others.
         run(&backend, &fine, &Bindings::new(), &zeros).expect("runs");
     }
 }

@@ -132,12 +132,12 @@ impl StepRanks {
     }
 
     /// # Errors
-    /// When the ranks cannot go on: what was computed is of no use.
+    /// When the ranks cannot continue: what was computed is of no use.
     pub(super) fn check(&self) -> Result<()> {
         self.communicators.iter().find_map(|communicator| communicator.failure()).map_or(Ok(()), |why| Err(failed(why)))
     }
 
-    /// Tells the other ranks that this one cannot go on.
+    /// Tells the other ranks that this one cannot continue.
     pub(super) fn fail(&self, why: &str) {
         self.communicators.iter().for_each(|communicator| communicator.fail(why));
     }

@@ -235,7 +235,7 @@ impl PendingStep {
         let run = &mut self.runs[usize::from(answer)];
         run.tokens.clear();
         let divide = programs.divide();
-        // Of the likeliest tokens in the places of targets.
+        // Of the most likely tokens in the places of targets.
         let mut told = 0;
         let mut inputs = recycled(std::mem::take(&mut self.inputs));
         for (at, row) in rows.iter().enumerate() {

@@ -93,7 +93,7 @@ pub struct Outcome {
     pub next: Next,
     /// How probable that is, if the sequence's sampling asks.
     pub logprobs: Option<Logprobs>,
-    /// How probable the row's targets were, beside as many of the likeliest tokens in their places as the sequence's
+    /// How probable the row's targets were, beside as many of the most likely tokens in their places as the sequence's
     /// sampling asks for.
     pub scores: Vec<Logprobs>,
 }

@@ -100,7 +100,7 @@ fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
     schema
 }
 
-/// Why a grammar cannot go on.
+/// Why a grammar cannot continue.
 fn stuck(why: &str) -> String {
     match why {
         why if why.contains("too many expressions") => {
@@ -180,7 +180,7 @@ impl Grammar {
     /// Takes the token that came, if one did, and works out what may follow.
     ///
     /// # Errors
-    /// Says why the grammar cannot go on: it allows nothing, is too costly, or was cancelled.
+    /// Says why the grammar cannot continue: it allows nothing, is too costly, or was cancelled.
     pub(super) fn advance(&mut self, token: Option<u32>) -> Result<Advanced, String> {
         if let Some(token) = token
             && self.take(token)?
@@ -196,7 +196,7 @@ impl Grammar {
         let stats = self.matcher.last_step_stats().map_err(|e| e.to_string())?;
         self.costly = stats.trie_nodes_walked + stats.all_items > CHEAP;
         if allowed.is_zero() {
-            return Err("no token of the model can go on with it".to_owned());
+            return Err("no token of the model can continue it".to_owned());
         }
         let mut forbidden: Vec<u32> = allowed.as_slice().iter().map(|word| !word).collect();
         forbidden.resize(self.words, u32::MAX);

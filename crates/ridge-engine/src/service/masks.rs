@@ -2,7 +2,7 @@
 //!
 //! The mask of most grammars takes microseconds, and is computed between two steps. A grammar whose last mask was costly
 //! goes to an [`Executor`] of the service's owner instead, with the token that was sampled; its answer has no row in a
-//! step until it is back, and others go on.
+//! step until it is back, and others continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

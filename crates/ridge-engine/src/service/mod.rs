@@ -241,7 +241,7 @@ impl Service {
         }
     }
 
-    /// Ends one answer of a request, as a stop string does: it has [`Finish::Stop`], and the others go on. Nothing where
+    /// Ends one answer of a request, as a stop string does: it has [`Finish::Stop`], and the others continue. Nothing where
     /// it has ended.
     pub fn stop(&mut self, id: RequestId, choice: usize, events: &mut Vec<Event>) {
         let all = || self.scheduler.running.iter().chain(&self.scheduler.waiting);

@@ -34,7 +34,7 @@ pub struct Request {
     pub max_tokens: usize,
     /// Tokens of each answer at least: none of `stop_tokens` comes before.
     pub min_tokens: usize,
-    /// Tokens that end an answer, and are not part of it. To go on over the end of a text (`ignore_eos`), leave the
+    /// Tokens that end an answer, and are not part of it. To continue over the end of a text (`ignore_eos`), leave the
     /// model's end tokens out.
     pub stop_tokens: Arc<[u32]>,
     /// Smaller comes first, under [`Policy::Priority`](crate::service::Policy::Priority).
@@ -48,7 +48,7 @@ pub struct Request {
     pub salt: u64,
     /// What every answer must be.
     pub constraint: Option<Constraint>,
-    /// Tell how probable each token of the prompt was (`echo` with `logprobs`), and which were the likeliest, as many as
+    /// Tell how probable each token of the prompt was (`echo` with `logprobs`), and which were the most likely, as many as
     /// [`Sampling::logprobs`] asks for.
     pub prompt_logprobs: bool,
 }
@@ -141,9 +141,9 @@ pub enum Happened {
     },
     /// All answers are complete.
     Done(Usage),
-    /// It cannot go on, for logits that are not finite or because the device failed.
+    /// It cannot continue, for logits that are not finite or because the device failed.
     Failed(String),
-    /// It cannot go on because of its [`Constraint`]: that allows no token of the model, or takes too long to follow.
+    /// It cannot continue because of its [`Constraint`]: that allows no token of the model, or takes too long to follow.
     /// HTTP says 400.
     Stuck(String),
 }

@@ -2,7 +2,7 @@
 //!
 //! A step is `{sequence: tokens}` within a budget of tokens. Sequences that run come first, in the order of the policy: one
 //! that lacks a single token, the last one sampled, always has it, and prompts share what the others leave. When blocks
-//! run out, the last in order gives its blocks to the first: it waits again, and what it had is computed anew, but for the
+//! run out, the last in order gives its blocks to the first: it waits again, and what it had is computed again, but for the
 //! prefix that is still in the cache then. (A prefix that is left in the cache costs nothing to bring back, and computing
 //! the rest costs less than a way of its own through the host.) What remains of budget, rows and blocks goes to those
 //! that wait, in order; the first of them is never passed by.
@@ -202,7 +202,7 @@ impl Scheduler {
     /// Starts those that wait, in order, while there is room.
     fn admit(&mut self, engine: &mut Engine, budget: &mut usize, now: Duration) {
         while let Some(task) = self.waiting.last().filter(|_| *budget > 0 && self.running.len() < self.rows) {
-            // A whole prompt, and a block for each that runs to go on with: what starts should not have to stop.
+            // A whole prompt, and a block for each that runs to continue: what starts should not have to stop.
             let prompt = task.request.prompt.len();
             let needed = engine.blocks_to_start((task.root, task.sharable()), prompt, task.tokens.len());
             if !self.running.is_empty() && needed + self.running.len() > engine.free_blocks() {

@@ -275,7 +275,7 @@ fn a_step_that_is_watched_gives_the_same_token_and_every_launch() {
         engine.step(&[(id, &answer[..1])], true, &mut next).expect("it runs");
         assert_eq!(next, answer[1..2]);
     }
-    // A device without such a clock says so, and goes on.
+    // A device without such a clock says so, and continues.
     let mut engine = engine_on(Arc::new(Late::new(cpu(1), 1)), OPTIONS);
     let id = engine.start(Sampling::GREEDY, 1).expect("a row");
     let refused = engine.step_timed(&[(id, &[1])], true, &mut Vec::new()).expect_err("no clock").to_string();
@@ -429,7 +429,7 @@ fn an_engine_that_cannot_be_names_the_setting() {
     let refuse = |options| try_engine(cpu(1), options).err().expect("refused").to_string();
     assert_eq!(
         refuse(EngineOptions { context: 513, ..OPTIONS }),
-        "context = 513: the model was made for at most 512 tokens"
+        "context = 513: the model supports at most 512 tokens"
     );
     for (name, options) in [
         ("context", EngineOptions { context: 0, ..OPTIONS }),

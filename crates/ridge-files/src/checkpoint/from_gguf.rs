@@ -47,7 +47,7 @@ impl Checkpoint {
                 return Err(FilesError::Path {
                     path: file.into(),
                     problem: format!("{} at {:?} is outside the file", tensor.name, tensor.range),
-                    remedy: "convert the model anew".to_owned(),
+                    remedy: "convert the model again".to_owned(),
                 });
             }
             let rearranged = rearranged(&tensor).map(Arc::new);
@@ -57,7 +57,7 @@ impl Checkpoint {
                 return Err(FilesError::Path {
                     path: file.into(),
                     problem: format!("it has two tensors that are {name}"),
-                    remedy: "convert the model anew".to_owned(),
+                    remedy: "convert the model again".to_owned(),
                 });
             }
         }

@@ -187,7 +187,7 @@ impl Gguf {
 
     /// The error that `key` has a `problem`.
     pub fn wrong(&self, key: &str, problem: &str) -> FilesError {
-        self.fail(format!("{key} {problem}"), "download the file again, or convert the model anew")
+        self.fail(format!("{key} {problem}"), "download the file again, or convert the model again")
     }
 
     /// The error that this file has a `problem`, with what to do about it.

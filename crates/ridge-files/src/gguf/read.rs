@@ -180,7 +180,7 @@ fn parse(bytes: &[u8]) -> Result<Header, (String, &'static str)> {
             return Err(("is big-endian".to_owned(), "convert it to little-endian, or download such a one"));
         }
         other => {
-            return Err((format!("is of version {other}"), "Ridge reads versions 2 and 3: convert the model anew"));
+            return Err((format!("is of version {other}"), "Ridge reads versions 2 and 3: convert the model again"));
         }
     }
     // Name, axes, type and offset; key, type and a byte.

@@ -43,7 +43,7 @@ impl fmt::Debug for Var {
 
 /// What an argument or output of a function is. Weights and states of the graph's main function are parameters, memory
 /// that outlives a step, and their roles say what this graph does with it: the weight of one program may be the state of
-/// another, by the same name. Step inputs are given anew at each step.
+/// another, by the same name. Step inputs are given again at each step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// An ordinary value passed by the caller.
@@ -54,7 +54,7 @@ pub enum Role {
     State,
     /// A named input of the step, the same for every function.
     StepInput,
-    /// The key that a function derives its random numbers from, which each call gives anew; main has none.
+    /// The key that a function derives its random numbers from, which each call gives again; main has none.
     Key,
 }
 

@@ -1,4 +1,4 @@
-//! DRY ("don't repeat yourself"; p-e-w 2024, text-generation-webui pull request 5677): a token that would go on with
+//! DRY ("don't repeat yourself"; p-e-w 2024, text-generation-webui pull request 5677): a token that would continue
 //! what was said before is the less likely the longer the repetition is.
 
 use super::require::{takes, want};

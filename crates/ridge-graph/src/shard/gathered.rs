@@ -61,7 +61,7 @@ pub fn gather_weights(graph: &Graph, axis: &MeshAxis) -> Result<Graph> {
     })
 }
 
-/// `graph` with every gather of a parameter of main made anew for each node that uses it, before the node that uses
+/// `graph` with every gather of a parameter of main made again for each node that uses it, before the node that uses
 /// parameters ahead of that one: the weights of a layer are on their way while the layer before it is computed, and given
 /// up behind it. What is gathered twice costs communication and no memory.
 ///

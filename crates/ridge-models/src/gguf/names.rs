@@ -145,7 +145,7 @@ pub fn checkpoint(gguf: &Gguf) -> Result<Checkpoint> {
         let wanted: usize = rule.weights.iter().map(|(_, rows)| rows).sum();
         if wanted != 0 && wanted != rows {
             let problem = format!("the tensor {} has {rows} rows, and the metadata asks for {wanted}", rule.file);
-            return Err(gguf.fail(problem, "download the file again, or convert the model anew").into());
+            return Err(gguf.fail(problem, "download the file again, or convert the model again").into());
         }
         // A vector's rows are its elements, of which a block is none.
         let row = match tensor.shape.len() {

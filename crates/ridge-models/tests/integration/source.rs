@@ -97,8 +97,8 @@ fn generation_config_overrides_the_end_tokens() {
 #[test]
 fn repository_name_in_place_of_a_folder_says_how_to_download() {
     let message = refusal(Path::new("meta-llama/Llama-3.1-8B"));
-    assert!(message.contains("Ridge reads local folders"), "{message}");
-    assert!(message.contains("hf download meta-llama/Llama-3.1-8B"), "{message}");
+    assert!(message.contains("there is no such folder"), "{message}");
+    assert!(message.contains("run `ridge pull meta-llama/Llama-3.1-8B`"), "{message}");
 }
 
 #[test]

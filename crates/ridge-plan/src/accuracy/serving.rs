@@ -182,7 +182,7 @@ pub(super) fn sections(folder: &Path, configs: &Path) -> Result<Vec<AccuracySect
                 target,
                 judged: ErrorStatistic::Median,
                 rows,
-                note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads, their weights do not fit, or they belong to a series whose ranks are those of several servers together; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn anew (by device, then model) when programs came in, so that each program has rows to be fitted on{note}{}", if experts { SHOWN } else { "" }),
+                note: format!("{left_out} rows left out: they repeat the times of another layout, their ranks do not divide the heads, their weights do not fit, or they belong to a series whose ranks are those of several servers together; shares of H100 and B200, and what serving programs add, were searched for over the fit rows; halves were drawn again (by device, then model) when programs came in, so that each program has rows to be fitted on{note}{}", if experts { SHOWN } else { "" }),
                 shown: false,
             });
         }

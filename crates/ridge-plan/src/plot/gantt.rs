@@ -9,7 +9,7 @@ use super::colours::{COLOURS, ink};
 pub enum SpanHalf {
     /// All of it.
     Whole,
-    /// The upper half: something goes on beside it.
+    /// The upper half: something else runs at the same time.
     Upper,
     /// The lower half.
     Lower,

@@ -55,7 +55,7 @@ pub struct RankPlacement {
     pub axes: Vec<AxisUse>,
 }
 
-/// Up to so many ranks all rings are tried; beyond, each goes on to the nearest that is left.
+/// Up to so many ranks all rings are tried; beyond, each continues to the nearest that is left.
 const ALL_RINGS: usize = 8;
 
 /// Up to so many GPUs all orders are tried.
@@ -353,7 +353,7 @@ impl PlacementSearch<'_> {
         (longest.map_or(f64::INFINITY, rate), longest)
     }
 
-    /// Does the path that ends at `gpus[at]` go on through all that are left and close, on ways of at least `least`?
+    /// Does the path that ends at `gpus[at]` continue through all that are left and close, on ways of at least `least`?
     fn closes(&self, gpus: &[usize], used: &mut [bool], at: usize, count: usize, least: f64) -> bool {
         let fits = |a: usize, b: usize| self.rates.of(self.matrix.between[gpus[a]][gpus[b]]) >= least;
         if count == gpus.len() {

@@ -194,7 +194,7 @@ pub fn step_time(reading: &Reading, machine: &Machine, layout: &Layout, work: &W
         attention_flops += count * p.attention_flops;
         // Sums are in the forward pass, in the backward pass, and again with what is computed again.
         let times = if layout.recompute == Recompute::Full { 3.0 } else { 2.0 };
-        // With overlap, products are cut so that sums of one part go on behind the next.
+        // With overlap, products are cut so that sums of one part overlap with the next.
         let bare = if work.overlap {
             (p.communication - 0.5 * p.products).max(0.25 * p.communication)
         } else {

@@ -47,7 +47,7 @@ fn runtime() -> Result<Runtime, LoadError> {
     Ok(Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?)
 }
 
-/// Asks the server for a name of its model if none was given, and for one answer. Returns the client to go on with.
+/// Asks the server for a name of its model if none was given, and for one answer. Returns the client to continue.
 ///
 /// # Errors
 /// Says what the server answered instead.

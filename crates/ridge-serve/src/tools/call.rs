@@ -15,6 +15,6 @@ pub(crate) enum ToolOutputPart {
     Text(String),
     /// A call begins: which one of the answer, and its tool.
     Call { index: usize, name: String },
-    /// Arguments of call `index` go on.
+    /// Arguments of call `index` continue.
     Arguments { index: usize, json: String },
 }

@@ -6,7 +6,7 @@ use super::fields::{RequestFields, ids, wrong};
 use super::sampling::{self, CommonParams, MOST_ANSWERS, MOST_LOGPROBS};
 use crate::error::{ApiError, ApiResult};
 
-/// What to go on with.
+/// What to continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PromptInput {
     Text(String),

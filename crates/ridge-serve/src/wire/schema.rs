@@ -19,7 +19,7 @@ pub(crate) struct Enforceable {
 
 /// Makes `schema` into one that can be enforced.
 ///
-/// Objects whose properties are named have no others, unless the schema says something of others: models that may go on with
+/// Objects whose properties are named have no others, unless the schema says something of others: models that may continue
 /// properties of their own do so without end. Where parts of a schema are joined, each names but some, and none is closed.
 pub(crate) fn enforceable(schema: Value) -> Enforceable {
     let mut rewriting = Rewriting { closes: !is_joined(&schema), root: schema.clone(), left_out: Vec::new() };

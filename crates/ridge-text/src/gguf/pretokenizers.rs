@@ -67,7 +67,7 @@ const YOUTU_RUNS: &str = r"[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-
 const KIMI_2: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Digits by three, counted from the last: runs that end at the end of a word, then the beginning of such a run, and
-/// what goes on from it.
+/// what continues from it.
 const THOUSANDS: [&str; 2] = [r"\d+\b", r"\A\d{1,3}(?=(?:\d{3})*+\z)|(?<=\d)\G\d{3}"];
 
 /// As [`THOUSANDS`] for every run: before the first whole three, then after each that another digit follows.

@@ -19,7 +19,7 @@ pub struct ChatInput {
     pub documents: Option<Vec<Data>>,
     /// Should the text end with what begins an answer?
     pub add_generation_prompt: bool,
-    /// The field of the last message that the model is to go on with, `content` as a rule: the text ends in it.
+    /// The field of the last message that the model is to continue, `content` as a rule: the text ends in it.
     pub continue_final_message: Option<String>,
     /// More variables for the template, such as `enable_thinking`, and the special tokens, such as `bos_token`. Later
     /// ones replace earlier ones of the same name.

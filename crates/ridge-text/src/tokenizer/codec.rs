@@ -44,7 +44,7 @@ impl Tokenizer {
         let fail = |problem| TextError::Tokenizer {
             file: file.to_owned(),
             problem,
-            remedy: "download it again, or convert the tokenizer anew".to_owned(),
+            remedy: "download it again, or convert the tokenizer again".to_owned(),
         };
         guard::check(bytes).map_err(fail)?;
         let mut inner = guarded(|| tokenizers::Tokenizer::from_bytes(bytes))

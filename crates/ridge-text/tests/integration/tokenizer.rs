@@ -167,7 +167,7 @@ fn incomplete_character_is_flushed_by_finish() {
     assert_eq!(decoder.finish().unwrap(), "");
     let once = tokenizer.encode("Once", false).unwrap();
     let text: String = once.iter().map(|&id| decoder.push(id).unwrap()).collect();
-    assert_eq!(text, "Once", "a finished decoder starts anew");
+    assert_eq!(text, "Once", "a finished decoder starts again");
 }
 
 #[test]

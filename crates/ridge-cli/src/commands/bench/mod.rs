@@ -55,7 +55,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     let config = files.config()?;
     let most = config.max_context();
     let Some(room) = most.checked_sub(settings.context).filter(|room| *room > 0) else {
-        let why = format!("leaves no room for a test: the model was made for at most {most} tokens");
+        let why = format!("leaves no room for a test: the model supports at most {most} tokens");
         return Err(refused("--context", settings.context, &why));
     };
     let fits = |flag: &str, tokens: usize| {

@@ -27,9 +27,9 @@ pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
     ("/system", "[TEXT|off]", "show the system prompt, or set it, or take it away"),
     ("/clear", "", "forget the conversation, but not the system prompt"),
     ("/undo", "", "take back your last message and its answer"),
-    ("/retry", "", "answer the last message anew"),
+    ("/retry", "", "answer the last message again"),
     ("/save", "FILE", "write the conversation as JSON"),
-    ("/load", "FILE", "go on with a conversation that was written"),
+    ("/load", "FILE", "load a conversation that /save wrote"),
     ("/settings", "", "show what is set"),
     ("/set", "NAME VALUE", "change a setting of sampling, or max_tokens: /set temperature 0.2"),
     ("/quit", "", "leave; so does Ctrl-D"),
@@ -45,7 +45,7 @@ pub(super) fn help() -> String {
            with\na slash is typed with two. Ctrl-C interrupts an answer.\n"
 }
 
-/// Does the message go on in the next line?
+/// Does the message continue in the next line?
 pub(super) fn unfinished(typed: &str) -> bool {
     match typed.trim_start().strip_prefix(BLOCK) {
         Some(inside) => !inside.trim_end().ends_with(BLOCK),

@@ -64,7 +64,7 @@ impl ChatEditor {
         if !self.typed.messages.is_empty() {
             let message = self.typed.messages.remove(0);
             note(&format!("{PROMPT}{message}"));
-            // A history that is full or elsewhere is no reason not to go on.
+            // A history that is full or elsewhere is no reason not to continue.
             let _ = self.lines.add_history_entry(&message);
             return Ok(EditorInput::Text(message));
         }
@@ -82,7 +82,7 @@ impl ChatEditor {
 }
 
 impl Drop for ChatEditor {
-    /// Keeps the history. Where that fails there is nobody to tell who could mend it.
+    /// Keeps the history. Where that fails there is nobody to tell who could fix it.
     fn drop(&mut self) {
         if let Some(file) = &self.history
             && let Some(folder) = file.parent()
@@ -100,7 +100,7 @@ pub(super) fn state_folder() -> Option<PathBuf> {
     Some(state.join("ridge"))
 }
 
-/// Completes commands, and says which messages go on.
+/// Completes commands, and says which messages continue.
 struct Commands;
 
 impl Helper for Commands {}

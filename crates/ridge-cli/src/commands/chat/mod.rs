@@ -65,7 +65,7 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
     let tokenizer = files.tokenizer()?;
     let most = config.max_context();
     if let Some(context) = settings.context.filter(|c| *c > most) {
-        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+        return Err(refused("--context", context, &format!("the model supports at most {most} tokens")));
     }
     let context = settings.context.unwrap_or(CONTEXT.min(most));
     let running = RunSettings {

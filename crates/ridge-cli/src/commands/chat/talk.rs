@@ -246,7 +246,7 @@ impl<'a> Talk<'a> {
         Ok(columns(&rows).trim_end().to_owned())
     }
 
-    /// Writes the conversation where the next one can go on with it.
+    /// Writes the conversation where the next one can continue it.
     fn keep(&self) {
         let Some(file) = state_folder().map(|folder: PathBuf| folder.join("last_chat.json")) else { return };
         if let Some(folder) = file.parent() {
@@ -255,7 +255,7 @@ impl<'a> Talk<'a> {
         }
         match save(&self.conversation, &file) {
             Ok(()) if self.settings.notes => {
-                note(&format!("(kept in {0}; ridge chat --load {0} goes on with it)", file.display()));
+                note(&format!("(kept in {0}; ridge chat --load {0} continues it)", file.display()));
             }
             Ok(()) => {}
             Err(error) => report(&error),

@@ -38,7 +38,7 @@ pub(super) trait AnswerObserver {
     /// So many tokens of the conversation are processed, of so many that are new.
     fn reading(&mut self, done: usize, total: usize);
 
-    /// The text goes on.
+    /// The text continues.
     fn text(&mut self, text: &str) -> Result<()>;
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn run(args: EvalArgs) -> Result<()> {
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
     if let Some(context) = settings.context.filter(|c| *c > config.max_context()) {
-        let why = format!("the model was made for at most {} tokens", config.max_context());
+        let why = format!("the model supports at most {} tokens", config.max_context());
         return Err(refused("--context", context, &why));
     }
     let tokenizer = files.tokenizer()?;

@@ -12,7 +12,7 @@ use crate::error::{Result, refused};
 
 /// Generate text from a prompt
 ///
-/// Without --model, the model is stories260K, a small one that is compiled in. Without PROMPT, generation
+/// Without --model, the embedded stories260K is used. Without PROMPT, generation
 /// starts from the begin token.
 #[derive(Debug, Args)]
 #[command(after_help = "\

@@ -60,7 +60,7 @@ fn agree(settings: &mut GenerateSettings, cluster: &Cluster) -> Result<()> {
 /// How long a rank has to end by itself once another is lost.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Ends this process when the ranks cannot go on and it does not notice: it may be loading, or wait for a device.
+/// Ends this process when the ranks cannot continue and it does not notice: it may be loading, or wait for a device.
 fn give_up_when_ranks_do(cluster: &Arc<Cluster>) -> Result<()> {
     let cluster = Arc::downgrade(cluster);
     let watch = move || {
@@ -185,7 +185,7 @@ impl PromptTokens {
 /// PromptTokens that the cache must hold.
 fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<usize> {
     if let Some(context) = settings.context.filter(|c| *c > most) {
-        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+        return Err(refused("--context", context, &format!("the model supports at most {most} tokens")));
     }
     let full = |context| settings.max_tokens > 0 && prompt >= context || prompt > context;
     match settings.context {

@@ -160,7 +160,7 @@ fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
         }
     };
     if let Some(context) = settings.context.filter(|context| *context > most) {
-        let why = format!("the model was made for at most {most} tokens");
+        let why = format!("the model supports at most {most} tokens");
         return Err(refused("--context", context, &why));
     }
     Ok(settings.context.unwrap_or(CONTEXT.min(most)))

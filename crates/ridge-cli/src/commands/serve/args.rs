@@ -13,12 +13,12 @@ use crate::error::{Result, refused};
 
 /// Serve a model over HTTP with an OpenAI-compatible API
 ///
-/// Without --model, the model is stories260K, a small one that is compiled in. A browser shows a chat and the engine at
+/// Without --model, the embedded stories260K is used. A browser shows a chat and the engine at
 /// work at the same address.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge serve                        the small model that is compiled in
+  ridge serve                        the embedded model
   ridge serve --model DIR --dtype bf16 --cache-dtype bf16
   ridge serve --model DIR --host 0.0.0.0 --api-keys keys.txt
   ridge serve --model DIR --dry-run  what it would allocate

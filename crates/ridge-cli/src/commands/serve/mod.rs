@@ -125,7 +125,7 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
     let config = files.config()?;
     let most = config.max_context();
     if let Some(context) = args.context.filter(|context| *context > most) {
-        return Err(refused("--context", context, &format!("the model was made for at most {most} tokens")));
+        return Err(refused("--context", context, &format!("the model supports at most {most} tokens")));
     }
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(most));
     let (sequences, chunk) = (args.sequences, args.chunk.max(args.sequences));

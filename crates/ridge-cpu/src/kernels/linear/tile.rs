@@ -97,7 +97,7 @@ fn multiply_add<const FMA: bool>(sum: &mut Lanes, x: &Lanes, w: &Lanes) {
 }
 
 vectorised! {
-    /// Weights widened in registers, anew for every few rows of x.
+    /// Weights widened in registers, again for every few rows of x.
     fn direct<W: Source>(tile: &Tile, w: W, x: &[Lanes], room: &mut Room<'_>, out: &mut [f32]) {
         let sums = &mut room.sums[..tile.rows * tile.width()];
         for group in 0..tile.width() / GROUP {

@@ -332,7 +332,7 @@ impl World {
                 assert!(open.answers.iter().all(Vec::is_empty), "a prompt is told after the answer");
             }
             Happened::Token { choice, token, logprobs } => {
-                assert!(open.ended[choice].is_none(), "an answer goes on after its end");
+                assert!(open.ended[choice].is_none(), "an answer continues after its end");
                 if let Some(logprobs) = &logprobs {
                     let said: Vec<u32> = open.request.prompt.iter().chain(&open.answers[choice]).copied().collect();
                     let exact = if self.divided { open.request.prompt.len() } else { said.len() };

@@ -93,7 +93,7 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
                 }
             }
         }
-        // The cache is read, and goes on as it was.
+        // The cache is read, and continues as it was.
         holds(&sample, &[vec![y, kv], scales.into_iter().collect()].concat());
     }
 }

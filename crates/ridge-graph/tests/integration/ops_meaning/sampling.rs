@@ -18,7 +18,7 @@ struct Keys {
 
 const ALL: Keys = Keys { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, typical_p: 1.0 };
 
-/// The tokens that may come, likeliest first, with their weights: by the definition, one step after another.
+/// The tokens that may come, most likely first, with their weights: by the definition, one step after another.
 fn kept(logits: &[f64], keys: &Keys) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|a, b| logits[*b].partial_cmp(&logits[*a]).expect("no NaN").then(a.cmp(b)));

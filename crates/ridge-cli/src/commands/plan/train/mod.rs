@@ -278,7 +278,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     if fit == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
 }
 
-/// Seconds from a failure until training goes on.
+/// Seconds from a failure until training continues.
 const RESTART: f64 = 300.0;
 
 fn answer(args: &PlanTrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) -> String {
