@@ -216,5 +216,5 @@ fn help_is_a_command_too() {
     }
     assert_eq!(stdout(&["help"]), stdout(&["--help"]));
     let help = stdout(&["help", "generate"]);
-    assert!(help.contains("generation_config.json are") && help.contains("after `--`"), "{help}");
+    assert!(help.contains("generation_config.json") && help.contains("after `--`"), "{help}");
 }
