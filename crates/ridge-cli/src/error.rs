@@ -189,7 +189,7 @@ impl Error {
     }
 
     /// Has the command said so itself, as its answer?
-    pub(crate) fn is_said(&self) -> bool {
+    pub(crate) fn is_reported(&self) -> bool {
         matches!(self, Self::DoesNotFit)
     }
 

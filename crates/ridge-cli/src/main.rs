@@ -52,7 +52,7 @@ fn failure(error: &Error) -> ExitCode {
     if error.reader_left() {
         return ExitCode::SUCCESS;
     }
-    if !error.is_said() {
+    if !error.is_reported() {
         output::report(error);
     }
     error.exit_code()

@@ -16,7 +16,7 @@ use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, Preparation};
 use crate::lane::{Communication, Lane};
 use crate::memory::AlignedMemory;
-use crate::pool::{LaunchSequence, MAX_CHUNKS, said};
+use crate::pool::{LaunchSequence, MAX_CHUNKS, panic_message};
 use crate::scratch::{POISON, Scratch};
 use crate::slot::{BoundSlot, SlotMemory};
 use crate::weight::BoundWeight;
@@ -422,7 +422,7 @@ impl Communication for QueuedCollective {
         }
         let run = || bucket.run_kernel(&**kernel, self.slot, self.launch, 0..step.pieces, scratch);
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-            bucket.fail(self.slot, &said(&*panic));
+            bucket.fail(self.slot, &panic_message(&*panic));
         }
     }
 

@@ -117,7 +117,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// What a panic said.
-pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let said = panic.downcast_ref::<String>().map(String::as_str);
     said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a kernel panicked").to_owned()
 }
@@ -287,7 +287,7 @@ impl PoolState {
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
-            let said = said(&*panic);
+            let said = panic_message(&*panic);
             job.steps.failed(&said);
             *lock(&job.failure) = Some(said);
             job.failed.store(true, Ordering::Release);

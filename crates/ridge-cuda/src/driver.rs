@@ -424,9 +424,9 @@ impl CudaDriver {
     /// Lets a kernel be launched with so many bytes of shared memory beside its own.
     pub(crate) fn reserve_shared(&self, function: Handle, bytes: u32) -> Result<()> {
         // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        const MOST_SHARED: c_int = 8;
+        const MAX_SHARED: c_int = 8;
         // SAFETY: a function of a module that lives.
-        let code = unsafe { (self.function_set)(function, MOST_SHARED, bytes as c_int) };
+        let code = unsafe { (self.function_set)(function, MAX_SHARED, bytes as c_int) };
         self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
     }
 

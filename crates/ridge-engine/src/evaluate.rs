@@ -162,7 +162,7 @@ pub fn encode_choices(
 }
 
 /// The largest, the first of equals.
-pub fn likeliest(values: &[f64]) -> usize {
+pub fn most_likely(values: &[f64]) -> usize {
     (1..values.len()).fold(0, |best, i| if values[i] > values[best] { i } else { best })
 }
 

@@ -115,17 +115,17 @@ pub fn component_offsets(ty: &Type, bindings: &Bindings) -> Result<(Vec<usize>, 
     let mut offsets = Vec::with_capacity(sizes.len());
     for size in sizes {
         let start = round_up(end);
-        end = start.checked_add(size).filter(|e| *e <= MOST_BYTES).ok_or_else(|| too_large(ty))?;
+        end = start.checked_add(size).filter(|e| *e <= MAX_BYTES).ok_or_else(|| too_large(ty))?;
         offsets.push(start);
     }
     Ok((offsets, end))
 }
 
 /// The most bytes of one value: far beyond any machine, and far from where sums of offsets wrap.
-const MOST_BYTES: usize = usize::MAX >> 16;
+const MAX_BYTES: usize = usize::MAX >> 16;
 
 fn too_large(ty: &Type) -> RuntimeError {
-    RuntimeError::OutOfMemory { what: ty.to_string(), needed: MOST_BYTES, remedy: "check the extents of the step" }
+    RuntimeError::OutOfMemory { what: ty.to_string(), needed: MAX_BYTES, remedy: "check the extents of the step" }
 }
 
 fn plain_bytes(ty: &Type, bindings: &Bindings) -> Result<usize> {
@@ -135,7 +135,7 @@ fn plain_bytes(ty: &Type, bindings: &Bindings) -> Result<usize> {
         return Ok(0);
     }
     let bytes = extents.iter().try_fold(ty.dtype.size_bytes(), |bytes, extent| bytes.checked_mul(*extent));
-    bytes.filter(|b| *b <= MOST_BYTES).ok_or_else(|| too_large(ty))
+    bytes.filter(|b| *b <= MAX_BYTES).ok_or_else(|| too_large(ty))
 }
 
 pub(crate) fn round_up(bytes: usize) -> usize {

@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc;
 use tokio::time::Sleep;
 
-use crate::choice::{AnswerChoice, AnswerPiece, Ending, Told};
+use crate::choice::{AnswerChoice, AnswerPiece, Ending, TokenInfo};
 use crate::error::{ApiError, ApiResult};
 use crate::tools::ToolOutputPart;
 use crate::worker::{JobEvent, JobTicket};
@@ -196,7 +196,7 @@ pub(crate) struct WholeAnswer {
     pub(crate) reasoning: String,
     /// Names of tools and the arguments in JSON.
     pub(crate) calls: Vec<(String, String)>,
-    pub(crate) logprobs: Vec<Told>,
+    pub(crate) logprobs: Vec<TokenInfo>,
     pub(crate) ids: Vec<u32>,
     pub(crate) ending: Option<Ending>,
 }

@@ -26,7 +26,7 @@ pub(crate) struct AnswerPiece {
     pub(crate) reasoning: String,
     /// Calls and arguments; no texts.
     pub(crate) calls: Vec<ToolOutputPart>,
-    pub(crate) logprobs: Vec<Told>,
+    pub(crate) logprobs: Vec<TokenInfo>,
     pub(crate) ids: Vec<u32>,
     pub(crate) ending: Option<Ending>,
 }
@@ -40,7 +40,7 @@ impl AnswerPiece {
 
 /// What is told of a token's probability.
 #[derive(Clone, Debug)]
-pub(crate) struct Told {
+pub(crate) struct TokenInfo {
     pub(crate) token: Spelt,
     /// Not known of the first token of a prompt.
     pub(crate) logprob: Option<f32>,
@@ -211,18 +211,18 @@ impl AnswerChoice {
     pub(crate) fn prompt(&mut self, logprobs: &[Logprobs]) -> ApiResult<()> {
         let logprobs = std::iter::once(None).chain(logprobs.iter().map(Some));
         for (id, logprobs) in std::mem::take(&mut self.echo).into_iter().zip(logprobs) {
-            let told = self.told(id, logprobs)?;
-            self.waiting.logprobs.push(told);
+            let token_info = self.token_info(id, logprobs)?;
+            self.waiting.logprobs.push(token_info);
         }
         Ok(())
     }
 
     /// What is told of the next token.
-    fn told(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<Told> {
+    fn token_info(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<TokenInfo> {
         let offset = self.places.as_mut().map_or(Ok(0), |places| places.next(id))?;
         let top = logprobs.map_or(&[][..], |l| &l.top).iter();
         let top = top.map(|(id, logprob)| (self.speller.spell(*id), *logprob)).collect();
-        Ok(Told { token: self.speller.spell(id), logprob: logprobs.map(|l| l.chosen), top, offset })
+        Ok(TokenInfo { token: self.speller.spell(id), logprob: logprobs.map(|l| l.chosen), top, offset })
     }
 
     /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
@@ -233,8 +233,8 @@ impl AnswerChoice {
         self.tokens += 1;
         self.waiting.ids.push(id);
         if let Some(logprobs) = logprobs {
-            let told = self.told(id, Some(logprobs))?;
-            self.waiting.logprobs.push(told);
+            let token_info = self.token_info(id, Some(logprobs))?;
+            self.waiting.logprobs.push(token_info);
         }
         let (text, stopped) = match &mut self.text {
             Text::Stream(stream) => {

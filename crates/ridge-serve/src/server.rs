@@ -28,8 +28,8 @@ use crate::metrics::Metrics;
 use crate::worker::Worker;
 
 /// Bytes of a request's head at most.
-const MOST_HEAD: usize = 64 << 10;
-const MOST_HEADERS: usize = 100;
+const MAX_HEAD: usize = 64 << 10;
+const MAX_HEADERS: usize = 100;
 /// Threads that serve connections; what computes has its own.
 const THREADS: usize = 2;
 
@@ -235,8 +235,8 @@ fn connection(stream: TcpStream, router: &Router, app: &App, again: bool) -> Con
         .timer(TokioTimer::new())
         .keep_alive(again)
         .header_read_timeout(app.options.read_timeout)
-        .max_buf_size(MOST_HEAD)
-        .max_headers(MOST_HEADERS)
+        .max_buf_size(MAX_HEAD)
+        .max_headers(MAX_HEADERS)
         .serve_connection(io, TowerToHyperService::new(router.clone()))
 }
 

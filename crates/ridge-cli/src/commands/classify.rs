@@ -82,11 +82,11 @@ pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
         let pixels = batch.iter().map(|path| prepared(path, &preprocessing, classifier.size));
         let pixels = pixels.collect::<Result<Vec<_>>>()?;
         for (path, probabilities) in batch.iter().zip(running.classify(&pixels)?) {
-            let likeliest = likeliest(&probabilities, args.top);
+            let most_likely = most_likely(&probabilities, args.top);
             if args.json {
-                shown.push(object(path, &likeliest, &classifier.labels));
+                shown.push(object(path, &most_likely, &classifier.labels));
             } else {
-                print(&table(path, &likeliest, &classifier.labels))?;
+                print(&table(path, &most_likely, &classifier.labels))?;
             }
         }
     }
@@ -111,20 +111,20 @@ fn prepared(path: &Path, preprocessing: &Preprocessing, size: [usize; 2]) -> Res
 }
 
 /// The `most` most likely classes with their probabilities, the most likely first.
-fn likeliest(probabilities: &[f64], most: usize) -> Vec<(usize, f64)> {
+fn most_likely(probabilities: &[f64], most: usize) -> Vec<(usize, f64)> {
     let mut classes: Vec<(usize, f64)> = probabilities.iter().copied().enumerate().collect();
     classes.sort_by(|(a, p), (b, q)| q.total_cmp(p).then(a.cmp(b)));
     classes.truncate(most);
     classes
 }
 
-fn table(path: &Path, likeliest: &[(usize, f64)], labels: &[String]) -> String {
+fn table(path: &Path, most_likely: &[(usize, f64)], labels: &[String]) -> String {
     let rows: Vec<Vec<String>> =
-        likeliest.iter().map(|(class, p)| vec![format!("  {p:.4}"), labels[*class].clone()]).collect();
+        most_likely.iter().map(|(class, p)| vec![format!("  {p:.4}"), labels[*class].clone()]).collect();
     format!("{}\n{}", path.display(), columns(&rows))
 }
 
-fn object(path: &Path, likeliest: &[(usize, f64)], labels: &[String]) -> Value {
+fn object(path: &Path, most_likely: &[(usize, f64)], labels: &[String]) -> Value {
     let class = |(class, p): &(usize, f64)| json!({ "class": class, "label": labels[*class], "probability": p });
-    json!({ "image": path.display().to_string(), "classes": likeliest.iter().map(class).collect::<Vec<_>>() })
+    json!({ "image": path.display().to_string(), "classes": most_likely.iter().map(class).collect::<Vec<_>>() })
 }

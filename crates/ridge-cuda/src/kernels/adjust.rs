@@ -12,8 +12,8 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let dry = "dry(x, history, table, lengths, multiplier, base, allowed, range, breakers)";
     vec![
         CudaKernelEntry::new("logit_bias", "logit_bias(x, ids, values)", |_| true, |s| listed(s, "BIAS", "logit_bias")),
-        CudaKernelEntry::new("penalties", penalties, |_| true, |s| said(s, "PENALTIES", "penalties")),
-        CudaKernelEntry::new("dry", dry, |_| true, |s| said(s, "DRY", "dry")),
+        CudaKernelEntry::new("penalties", penalties, |_| true, |s| by_history(s, "PENALTIES", "penalties")),
+        CudaKernelEntry::new("dry", dry, |_| true, |s| by_history(s, "DRY", "dry")),
         CudaKernelEntry::new(
             "forbid_tokens",
             "forbid_tokens(x, forbidden)",
@@ -43,7 +43,7 @@ fn listed(spec: &CudaKernelSpec<'_>, what: &str, entry: &'static str) -> Result<
 }
 
 /// By what was said.
-fn said(spec: &CudaKernelSpec<'_>, what: &str, entry: &'static str) -> Result<CudaKernel, String> {
+fn by_history(spec: &CudaKernelSpec<'_>, what: &str, entry: &'static str) -> Result<CudaKernel, String> {
     let (history, table) = (&spec.inputs[1], &spec.inputs[2]);
     let rows = [history.shape[0], history.shape[1].max(1), table.shape[1]];
     let breakers = (what == "DRY").then(|| spec.inputs[8].shape[1]);

@@ -19,7 +19,7 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 
 /// Threads of a block, and 16-byte vectors that each holds at most.
 const THREADS: usize = 256;
-const MOST_VECTORS: usize = 16;
+const MAX_VECTORS: usize = 16;
 
 /// Threads among which `kernels/norm.cu` divides a row of so many 16-byte vectors.
 pub(super) fn threads_of(vectors: usize) -> usize {
@@ -30,7 +30,7 @@ pub(super) fn threads_of(vectors: usize) -> usize {
 pub(super) fn wide(x: &Type) -> bool {
     let size = x.dtype.size_bytes();
     x.shape.last().as_const().is_some_and(|row| {
-        row > 0 && (row * size).is_multiple_of(16) && row * size <= 16 * THREADS * MOST_VECTORS && size >= 2
+        row > 0 && (row * size).is_multiple_of(16) && row * size <= 16 * THREADS * MAX_VECTORS && size >= 2
     })
 }
 

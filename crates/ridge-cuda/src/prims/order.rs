@@ -12,7 +12,7 @@ pub(super) const SORT: KernelText<'_> = KernelText::new(include_str!("../../kern
 const MAX_LINES: usize = 256;
 
 /// Elements that are selected from a line at most, and from more than how many: fewer are sorted as fast.
-const MOST_SELECTED: usize = 1024;
+const MAX_SELECTED: usize = 1024;
 const LEAST_SELECTED_FROM: usize = 2048;
 
 pub(super) fn sort(spec: &CudaKernelSpec<'_>, axis: usize, descending: bool) -> Result<CudaKernel, String> {
@@ -26,7 +26,7 @@ pub(super) fn sort(spec: &CudaKernelSpec<'_>, axis: usize, descending: bool) -> 
         return Err(format!("an extent of {extent} is beyond what its 32-bit indices number"));
     }
     let size = extent.next_power_of_two();
-    let select = x.dtype.is_float() && keep > 0 && keep <= MOST_SELECTED && extent > LEAST_SELECTED_FROM;
+    let select = x.dtype.is_float() && keep > 0 && keep <= MAX_SELECTED && extent > LEAST_SELECTED_FROM;
     if select {
         let defines =
             [("SELECT", "1"), ("D", name(x.dtype)), ("DESCENDING", if descending { "true" } else { "false" })];

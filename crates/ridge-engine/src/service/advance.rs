@@ -102,7 +102,7 @@ impl Advance<'_> {
             TaskGrammar::Here(mut grammar) => {
                 let outcome = grammar.advance(Some(next));
                 task.grammar = TaskGrammar::Here(grammar);
-                go_on(task, outcome, self.vocab, self.context)
+                apply_advance(task, outcome, self.vocab, self.context)
             }
             none => {
                 task.grammar = none;
@@ -113,7 +113,12 @@ impl Advance<'_> {
 }
 
 /// Takes over what the grammar of an answer makes of its last token. How does the answer end, if it does?
-pub(super) fn go_on(task: &mut Task, outcome: Result<Advanced, String>, vocab: usize, context: usize) -> Option<End> {
+pub(super) fn apply_advance(
+    task: &mut Task,
+    outcome: Result<Advanced, String>,
+    vocab: usize,
+    context: usize,
+) -> Option<End> {
     match outcome {
         Ok(Advanced { complete: true, .. }) => Some(End::Finished(Finish::Stop, None)),
         // What may follow does not matter at the end.

@@ -35,7 +35,7 @@ use crate::draft::{Ngram, NgramDraft};
 use crate::engine::{Engine, Outcome, Row, STEPS_IN_FLIGHT, SequenceId, recycled};
 use crate::error::{EngineError, Result};
 use crate::generate::Finish;
-use advance::{Advance, End, Ticket, go_on};
+use advance::{Advance, End, Ticket, apply_advance};
 use grammar::{Grammar, Grammars};
 use masks::{Masks, TaskGrammar};
 use scheduler::Scheduler;
@@ -323,7 +323,7 @@ impl Service {
             // An answer that was cancelled needs no mask.
             let Some(task) = all.into_iter().find(waits) else { continue };
             task.grammar.come_back(done.grammar);
-            over.extend(go_on(task, done.outcome, vocab, context).map(|end| (task.id, task.choice, end)));
+            over.extend(apply_advance(task, done.outcome, vocab, context).map(|end| (task.id, task.choice, end)));
         }
         for task in self.scheduler.running.iter_mut().chain(&mut self.scheduler.waiting) {
             if let TaskGrammar::Away(away) = &mut task.grammar {

@@ -123,7 +123,7 @@ impl Scheduler {
             self.running.sort_by_key(|task| Self::order(policy, served, task));
         }
         let mut budget = self.budget;
-        let preempted = self.go_on(engine, &mut budget);
+        let preempted = self.schedule_running(engine, &mut budget);
         if !preempted && budget > 0 && self.running.len() < self.rows && !self.waiting.is_empty() {
             let (policy, served) = (self.policy, &self.served);
             self.waiting.sort_by_key(|task| Reverse(Self::order(policy, served, task)));
@@ -156,7 +156,7 @@ impl Scheduler {
     }
 
     /// Plans tokens of those that run. Had one to give its blocks away?
-    fn go_on(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
+    fn schedule_running(&mut self, engine: &mut Engine, budget: &mut usize) -> bool {
         let context = self.context;
         let mut all = std::mem::take(&mut self.runnable);
         all.clear();

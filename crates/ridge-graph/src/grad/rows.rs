@@ -9,7 +9,7 @@ use crate::shape::Shape;
 use crate::types::Type;
 
 /// Sorted values whose gradient is found by comparing every kept index with every position.
-const MOST_KEPT: usize = 64;
+const MAX_KEPT: usize = 64;
 
 /// The cotangent of a prefix sum: sums from each element to the end.
 pub(super) fn reverse_scan_sum(g: &mut Builder, c: Var, axis: usize) -> Result<Var> {
@@ -89,8 +89,8 @@ fn is_last(g: &mut Builder, indices: Var, extent: &Dim) -> Result<Var> {
 
 /// Each kept value's cotangent goes to where the value came from.
 pub(super) fn sort(at: &mut SweptNode<'_, '_>, axis: usize, keep: &Dim, c: Var) -> Result<()> {
-    if keep.as_const().is_none_or(|n| n > MOST_KEPT) {
-        return Err(at.error(format!("the gradient of more than {MOST_KEPT} sorted values is not defined; keep fewer")));
+    if keep.as_const().is_none_or(|n| n > MAX_KEPT) {
+        return Err(at.error(format!("the gradient of more than {MAX_KEPT} sorted values is not defined; keep fewer")));
     }
     let from = at.output(1)?;
     let shape = at.ty(0).shape.clone();

@@ -81,7 +81,7 @@ pub struct Measured {
 /// A gap that a launch explains: launches take some 5 microseconds, with the framework's part 10 to 20.
 pub(super) const SHORT: f64 = 30e-6;
 /// Gaps that are looked into.
-const MOST_GAPS: usize = 2000;
+const MAX_GAPS: usize = 2000;
 /// Names that are told.
 const TOLD: usize = 5;
 
@@ -296,7 +296,7 @@ impl Measured {
         let short: f64 = gaps.iter().map(|(a, b)| b - a).filter(|g| *g < SHORT).sum();
         self.short_gaps = short / total;
         gaps.sort_by(|a, b| (b.1 - b.0).total_cmp(&(a.1 - a.0)));
-        gaps.truncate(MOST_GAPS);
+        gaps.truncate(MAX_GAPS);
         gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
         let looked = length(&gaps);
         // The shortest event that covers a gap's middle is what the host was in.

@@ -10,11 +10,11 @@ use super::event::{FieldsVisitor, TraceEvent};
 use crate::error::PlanError;
 
 /// EventListSeed that are kept at most: hours of a step's kernels in 1 GB of memory.
-const MOST_EVENTS: usize = 20_000_000;
+const MAX_EVENTS: usize = 20_000_000;
 /// Names that are kept; what comes behind is all one.
-const MOST_NAMES: usize = 200_000;
+const MAX_NAMES: usize = 200_000;
 /// Microseconds beyond which a time is none: thousands of years.
-const MOST_TIME: f64 = 1e17;
+const MAX_TIME: f64 = 1e17;
 
 /// An event that takes time, in seconds.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +97,7 @@ impl Trace {
         if let Some(&known) = self.known.get(&name) {
             return known;
         }
-        let (name, number) = if self.names.len() >= MOST_NAMES {
+        let (name, number) = if self.names.len() >= MAX_NAMES {
             ("(other)".to_owned(), self.names.len() as u32)
         } else {
             (name, self.names.len() as u32)
@@ -120,11 +120,11 @@ impl Trace {
             self.ignored += 1;
             return true;
         };
-        if !(start.abs() <= MOST_TIME && (0.0..=MOST_TIME).contains(&duration)) {
+        if !(start.abs() <= MAX_TIME && (0.0..=MAX_TIME).contains(&duration)) {
             self.ignored += 1;
             return true;
         }
-        if self.kernels.len() + self.host.len() >= MOST_EVENTS {
+        if self.kernels.len() + self.host.len() >= MAX_EVENTS {
             return false;
         }
         let category = event.category.to_ascii_lowercase();
@@ -247,7 +247,7 @@ impl<'de> Visitor<'de> for EventListSeed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         while let Some(event) = list.next_element::<TraceEvent>()? {
             if !self.trace.take(event) {
-                let why = format!("more than {MOST_EVENTS} events that take time: record fewer steps");
+                let why = format!("more than {MAX_EVENTS} events that take time: record fewer steps");
                 return Err(serde::de::Error::custom(why));
             }
         }

@@ -9,10 +9,10 @@ use ridge_text::template::Clock;
 use serde_json::{Map, Value, json};
 
 use super::caller::Caller;
-use super::submit::{Head, fitted, submit, told, usage, with_ending};
+use super::submit::{Head, fitted, submit, token_json, usage, with_ending};
 use crate::answers::{TokenUsage, WholeAnswer};
 use crate::app::{App, new_id};
-use crate::choice::{AnswerPiece, OutputParsing, Told};
+use crate::choice::{AnswerPiece, OutputParsing, TokenInfo};
 use crate::error::{ApiError, ApiResult, json_response};
 use crate::reasoning::Reasoning;
 use crate::sse::{self, Chunks};
@@ -192,10 +192,10 @@ impl ChatWriter {
     }
 }
 
-fn logprobs(all: &[Told]) -> Value {
-    let each = |t: &Told| {
-        let mut entry = told(&t.token, t.logprob.unwrap_or_default());
-        entry["top_logprobs"] = t.top.iter().map(|(token, logprob)| told(token, *logprob)).collect();
+fn logprobs(all: &[TokenInfo]) -> Value {
+    let each = |t: &TokenInfo| {
+        let mut entry = token_json(&t.token, t.logprob.unwrap_or_default());
+        entry["top_logprobs"] = t.top.iter().map(|(token, logprob)| token_json(token, *logprob)).collect();
         entry
     };
     json!({ "content": all.iter().map(each).collect::<Vec<_>>(), "refusal": null })

@@ -10,7 +10,7 @@ use super::caller::Caller;
 use super::submit::{Head, finite, fitted, submit, usage, with_ending};
 use crate::answers::{TokenUsage, WholeAnswer};
 use crate::app::App;
-use crate::choice::{AnswerPiece, OutputParsing, Told};
+use crate::choice::{AnswerPiece, OutputParsing, TokenInfo};
 use crate::error::{ApiResult, json_response};
 use crate::sse::{self, Chunks};
 use crate::wire::completion::{self, CompletionRequest, PromptInput};
@@ -140,8 +140,8 @@ impl CompletionWriter {
     }
 }
 
-fn logprobs(told: &[Told]) -> Value {
-    let top = |t: &Told| {
+fn logprobs(told: &[TokenInfo]) -> Value {
+    let top = |t: &TokenInfo| {
         let Some(logprob) = t.logprob else { return Value::Null };
         let chosen = (t.token.text.clone(), json!(finite(logprob)));
         let top = t.top.iter().map(|(token, logprob)| (token.text.clone(), json!(finite(*logprob))));

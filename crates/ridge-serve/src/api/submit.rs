@@ -44,7 +44,7 @@ fn max_tokens(app: &App, common: &CommonParams, prompt: usize) -> usize {
 }
 
 /// Answers to one request at most, over all of its prompts.
-const MOST_ANSWERS: usize = 1024;
+const MAX_ANSWERS: usize = 1024;
 
 /// Hands the prompts to the engine, each for `n` answers. `told` asks how probable their tokens are, `apart` says how an
 /// answer to a prompt is taken apart.
@@ -60,9 +60,9 @@ pub(super) async fn submit(
     let worker = app.engine()?;
     heeded(app, common)?;
     let answers = n * prompts.len();
-    if answers > MOST_ANSWERS {
+    if answers > MAX_ANSWERS {
         let why = format!(
-            "{n} for each of {} prompts are {answers} answers, and one request may have {MOST_ANSWERS}",
+            "{n} for each of {} prompts are {answers} answers, and one request may have {MAX_ANSWERS}",
             prompts.len()
         );
         return Err(ApiError::param("n", why));
@@ -185,7 +185,7 @@ pub(super) fn with_ending(mut choice: Value, ending: Option<&Ending>) -> Value {
 }
 
 /// A token beside its log-probability, with its bytes, as chats tell it.
-pub(super) fn told(spelt: &Spelt, logprob: f32) -> Value {
+pub(super) fn token_json(spelt: &Spelt, logprob: f32) -> Value {
     json!({ "token": spelt.text, "logprob": finite(logprob), "bytes": spelt.bytes })
 }
 

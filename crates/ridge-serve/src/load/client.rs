@@ -17,8 +17,8 @@ use super::events::SseEvents;
 use super::prompts::GeneratedPrompt;
 
 /// Bytes of an answer that is no stream at most, and characters of an error that are shown.
-const MOST_BODY: usize = 16 << 20;
-const MOST_SHOWN: usize = 300;
+const MAX_BODY: usize = 16 << 20;
+const MAX_SHOWN: usize = 300;
 
 /// Which of a server's endpoints is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,7 +160,7 @@ pub struct RequestFailure {
 impl RequestFailure {
     fn new(kind: impl Into<String>, message: impl Into<String>) -> Self {
         let message: String = message.into();
-        Self { kind: kind.into(), message: message.chars().filter(|c| !c.is_control()).take(MOST_SHOWN).collect() }
+        Self { kind: kind.into(), message: message.chars().filter(|c| !c.is_control()).take(MAX_SHOWN).collect() }
     }
 }
 
@@ -295,7 +295,7 @@ impl Client {
 }
 
 async fn whole(response: Response<Incoming>) -> Result<Bytes, RequestFailure> {
-    let body = Limited::new(response.into_body(), MOST_BODY).collect().await;
+    let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
     body.map(http_body_util::Collected::to_bytes).map_err(|error| RequestFailure::new("closed", error.to_string()))
 }
 

@@ -21,7 +21,7 @@ pub struct RateSweep {
 }
 
 /// How far from the first rate one may go: some 1000 times.
-const MOST_DOUBLINGS: usize = 10;
+const MAX_DOUBLINGS: usize = 10;
 
 /// Doubles the rate, or halves it, until the objective stops or begins to be kept, then halves the ratio of the two rates
 /// until they differ by less than `precision` (0.05: 5%). `keeps` tries a rate.
@@ -37,7 +37,7 @@ pub fn sweep<E>(first: f64, precision: f64, mut keeps: impl FnMut(f64) -> Result
     };
     let (mut low, mut high) = (None, None);
     let mut rate = first;
-    for _ in 0..=MOST_DOUBLINGS {
+    for _ in 0..=MAX_DOUBLINGS {
         if at(rate)? {
             low = Some(rate);
             if high.is_some() {

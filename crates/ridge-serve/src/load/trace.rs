@@ -9,7 +9,7 @@ use super::LoadError;
 /// Tokens that one of the ids of a Mooncake trace stands for (Qin et al. 2024, section 4).
 pub const TRACE_BLOCK: usize = 512;
 /// Tokens of a request at most; more is a mistake of the file.
-const MOST_TOKENS: u64 = 1 << 24;
+const MAX_TOKENS: u64 = 1 << 24;
 
 /// A request of a trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,8 +71,8 @@ pub fn read_trace(path: &Path) -> Result<Vec<TraceRequest>, LoadError> {
 
 fn tokens(name: &str, value: Option<u64>, least: u64) -> Result<usize, String> {
     match value {
-        Some(n) if (least..=MOST_TOKENS).contains(&n) => Ok(n as usize),
-        _ => Err(format!("{name} must be a whole number from {least} to {MOST_TOKENS}")),
+        Some(n) if (least..=MAX_TOKENS).contains(&n) => Ok(n as usize),
+        _ => Err(format!("{name} must be a whole number from {least} to {MAX_TOKENS}")),
     }
 }
 

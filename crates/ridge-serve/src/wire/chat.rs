@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::constraint::{Asked, Form, checked};
 use super::fields::{RequestFields, shown, wrong};
 use super::messages::{self, Tool};
-use super::sampling::{self, CommonParams, MOST_LOGPROBS};
+use super::sampling::{self, CommonParams, MAX_LOGPROBS};
 use super::schema::Enforceable;
 use crate::error::{ApiError, ApiResult};
 
@@ -46,7 +46,7 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<ChatRequest> {
 pub(crate) fn of_fields(mut fields: RequestFields) -> ApiResult<ChatRequest> {
     let mut common = sampling::read(&mut fields, (&["max_completion_tokens", "max_tokens"], 1))?;
     let told = fields.bool("logprobs")?.unwrap_or(false);
-    let top = fields.whole("top_logprobs", 0, MOST_LOGPROBS)?;
+    let top = fields.whole("top_logprobs", 0, MAX_LOGPROBS)?;
     if top.is_some_and(|n| n > 0) && !told {
         return Err(ApiError::param("top_logprobs", "needs logprobs to be true"));
     }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fields::{RequestFields, ids, wrong};
-use super::sampling::{self, CommonParams, MOST_ANSWERS, MOST_LOGPROBS};
+use super::sampling::{self, CommonParams, MAX_ANSWERS, MAX_LOGPROBS};
 use crate::error::{ApiError, ApiResult};
 
 /// What to continue.
@@ -26,7 +26,7 @@ pub(crate) struct CompletionRequest {
 }
 
 /// Prompts of one request at most.
-const MOST_PROMPTS: usize = 256;
+const MAX_PROMPTS: usize = 256;
 /// Tokens of an answer where the request says nothing, as OpenAI has it.
 pub(crate) const USUAL_TOKENS: usize = 16;
 
@@ -35,10 +35,10 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
     let mut common = sampling::read(&mut fields, (&["max_tokens"], 0))?;
     let prompt = fields.take("prompt");
     let prompts = prompts(fields.needed("prompt", prompt)?)?;
-    let logprobs = fields.whole("logprobs", 0, MOST_LOGPROBS)?;
+    let logprobs = fields.whole("logprobs", 0, MAX_LOGPROBS)?;
     common.sampling.logprobs = logprobs.map(|n| n as u32);
     let echo = fields.bool("echo")?.unwrap_or(false);
-    let best_of = fields.whole("best_of", 1, MOST_ANSWERS)?.map_or(common.n, |n| n as usize);
+    let best_of = fields.whole("best_of", 1, MAX_ANSWERS)?.map_or(common.n, |n| n as usize);
     if best_of < common.n {
         return Err(ApiError::param("best_of", format!("{best_of} is less than n = {}", common.n)));
     }
@@ -64,8 +64,8 @@ pub(crate) fn prompts(value: Value) -> ApiResult<Vec<PromptInput>> {
         Some(Value::Number(_)) => return Ok(vec![PromptInput::Ids(ids("prompt", &list)?)]),
         Some(_) => {}
     }
-    if list.len() > MOST_PROMPTS {
-        return Err(ApiError::param("prompt", format!("has {} prompts, and may have {MOST_PROMPTS}", list.len())));
+    if list.len() > MAX_PROMPTS {
+        return Err(ApiError::param("prompt", format!("has {} prompts, and may have {MAX_PROMPTS}", list.len())));
     }
     let each = |(i, value): (usize, Value)| match value {
         Value::String(text) => Ok(PromptInput::Text(text)),

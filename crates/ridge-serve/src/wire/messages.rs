@@ -130,11 +130,11 @@ pub(crate) struct Tool {
 }
 
 /// Tools of one request at most.
-const MOST_TOOLS: usize = 128;
+const MAX_TOOLS: usize = 128;
 
 pub(crate) fn tools(list: Vec<Value>) -> ApiResult<Vec<Tool>> {
-    if list.len() > MOST_TOOLS {
-        return Err(ApiError::param("tools", format!("has {} tools, and may have {MOST_TOOLS}", list.len())));
+    if list.len() > MAX_TOOLS {
+        return Err(ApiError::param("tools", format!("has {} tools, and may have {MAX_TOOLS}", list.len())));
     }
     let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
     for (i, value) in list.into_iter().enumerate() {

@@ -13,12 +13,12 @@ use super::fields::{RequestFields, shown, wrong};
 use crate::error::{ApiError, ApiResult};
 
 /// Answers to one prompt at most.
-pub(crate) const MOST_ANSWERS: u64 = 128;
+pub(crate) const MAX_ANSWERS: u64 = 128;
 /// Alternatives told for each token at most.
-pub(crate) const MOST_LOGPROBS: u64 = 20;
-const MOST_STOPS: usize = 64;
+pub(crate) const MAX_LOGPROBS: u64 = 20;
+const MAX_STOPS: usize = 64;
 const LONGEST_STOP: usize = 1024;
-const MOST_BIASES: usize = 1024;
+const MAX_BIASES: usize = 1024;
 
 /// What may be asked of any answer.
 #[derive(Clone, Debug)]
@@ -95,7 +95,7 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
     Ok(CommonParams {
         model,
         sampling,
-        n: fields.whole("n", 1, MOST_ANSWERS)?.unwrap_or(1) as usize,
+        n: fields.whole("n", 1, MAX_ANSWERS)?.unwrap_or(1) as usize,
         max_tokens: limit.map(|n| n as usize),
         min_tokens: min_tokens as usize,
         stops: stops(fields)?,
@@ -182,8 +182,8 @@ fn stops(fields: &mut RequestFields) -> ApiResult<Vec<String>> {
         Some(text @ Value::String(_)) => vec![text],
         Some(other) => return Err(wrong("stop", &other, "a string or a list of strings")),
     };
-    if list.len() > MOST_STOPS {
-        return Err(ApiError::param("stop", format!("has {} texts, and may have {MOST_STOPS}", list.len())));
+    if list.len() > MAX_STOPS {
+        return Err(ApiError::param("stop", format!("has {} texts, and may have {MAX_STOPS}", list.len())));
     }
     let text = |(i, v): (usize, &Value)| match v.as_str() {
         Some(text) if (1..=LONGEST_STOP).contains(&text.len()) => Ok(text.to_owned()),
@@ -198,8 +198,8 @@ fn logit_bias(fields: &mut RequestFields) -> ApiResult<Vec<(u32, f32)>> {
         Some(Value::Object(map)) => map,
         Some(other) => return Err(wrong("logit_bias", &other, "an object of token ids and numbers")),
     };
-    if map.len() > MOST_BIASES {
-        return Err(ApiError::param("logit_bias", format!("has {} tokens, and may have {MOST_BIASES}", map.len())));
+    if map.len() > MAX_BIASES {
+        return Err(ApiError::param("logit_bias", format!("has {} tokens, and may have {MAX_BIASES}", map.len())));
     }
     let bias = |(id, value): (&String, &Value)| {
         let number = value.as_f64().map(|x| x as f32).filter(|x| (-100.0..=100.0).contains(x));

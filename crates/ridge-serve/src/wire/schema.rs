@@ -50,7 +50,7 @@ const SILENT: [&str; 5] = ["$dynamicAnchor", "$recursiveAnchor", "maxContains", 
 /// References that are followed one behind the other at most.
 const LONGEST_CHAIN: usize = 16;
 /// Alternatives that are compared with each other at most.
-const MOST_COMPARED: usize = 100;
+const MAX_COMPARED: usize = 100;
 
 struct Rewriting {
     root: Value,
@@ -244,8 +244,7 @@ impl Rewriting {
     /// Can no value match two of these schemas?
     fn excludes_each_other(&self, list: &Value) -> bool {
         let list: Vec<&Value> = list.as_array().into_iter().flatten().map(|one| self.followed(one)).collect();
-        list.len() <= MOST_COMPARED
-            && list.iter().enumerate().all(|(i, a)| list[..i].iter().all(|b| self.exclude(a, b)))
+        list.len() <= MAX_COMPARED && list.iter().enumerate().all(|(i, a)| list[..i].iter().all(|b| self.exclude(a, b)))
     }
 
     fn exclude(&self, a: &Value, b: &Value) -> bool {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use ridge_engine::evaluate::{Encoded, encode_choices, likeliest, mean_stderr};
+use ridge_engine::evaluate::{Encoded, encode_choices, mean_stderr, most_likely};
 use ridge_engine::scoring::Question;
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ impl Judged {
         let sums: Vec<f64> = sums.take(item.choices.len()).collect();
         let by = |length: fn(&str) -> usize| {
             let over = sums.iter().zip(&item.choices).map(|(sum, text)| sum / length(text).max(1) as f64);
-            likeliest(&over.collect::<Vec<_>>())
+            most_likely(&over.collect::<Vec<_>>())
         };
         let chosen = [by(|_| 1), by(|text| text.chars().count()), by(str::len)];
         Self { sums, chosen, right: chosen.map(|c| c == item.gold) }

@@ -95,7 +95,7 @@ impl AttentionKernel {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
                 self.scale_scores(io, (head, 0), rows, &span, state.scores);
-                self.soften(rows, from, state);
+                self.online_softmax(rows, from, state);
                 self.scale_scores(io, (head, 1), rows, &span, state.scores);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
@@ -171,7 +171,7 @@ impl AttentionKernel {
     }
 
     /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
-    fn soften(&self, rows: &TokenRows, from: usize, state: &mut LaneState<'_>) {
+    fn online_softmax(&self, rows: &TokenRows, from: usize, state: &mut LaneState<'_>) {
         let (group, chained) = (self.group(), self.chained());
         for i in 0..rows.tokens.len() * group {
             let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);

@@ -143,7 +143,7 @@ impl AttentionKernel {
                 if let Some(cap) = self.softcap {
                     cap_all(cap, of, seen_by, state);
                 }
-                soften_all(of, seen_by, state);
+                online_softmax_rows(of, seen_by, state);
             }
             let values = self.vectors::<DIM>(io, [head, 1], rows, &span, room, places);
             // SAFETY: as above.
@@ -347,18 +347,18 @@ fn lanes_in(keys: &Range<usize>, nth: usize) -> __mmask16 {
 /// Turns the scores of all rows into exponentials, takes note of the largest score and adds to the sums, and scales what
 /// came before.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn soften_all((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut PackedState<'_>) {
+fn online_softmax_rows((count, group): Counts, seen_by: impl Fn(usize) -> Range<usize>, state: &mut PackedState<'_>) {
     for (token, first) in (0..count).step_by(group).enumerate() {
         let keys = seen_by(token);
         if !keys.is_empty() {
-            (first..first + group).for_each(|row| soften(row, &keys, state));
+            (first..first + group).for_each(|row| online_softmax(row, &keys, state));
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")]
-fn soften(row: usize, keys: &Range<usize>, state: &mut PackedState<'_>) {
+fn online_softmax(row: usize, keys: &Range<usize>, state: &mut PackedState<'_>) {
     let log2_e = _mm512_set1_ps(std::f32::consts::LOG2_E);
     let (before, here) = (state.largest[row], _mm512_reduce_max_ps(load(&state.most[row])));
     let largest = if here > before { here } else { before };

@@ -6,7 +6,7 @@ use super::lexer::Tok;
 use super::parser::Parser;
 
 /// Brackets and prefixes nest no deeper than this.
-const MOST_NESTED: u32 = 80;
+const MAX_NESTED: u32 = 80;
 /// No tree of operators is deeper than this, chains included.
 const DEEPEST: u32 = 160;
 
@@ -21,8 +21,8 @@ impl Parser {
 
     fn enter(&mut self) -> Res<()> {
         self.nested += 1;
-        if self.nested > MOST_NESTED {
-            return limit(format!("an expression nests more than {MOST_NESTED} deep"));
+        if self.nested > MAX_NESTED {
+            return limit(format!("an expression nests more than {MAX_NESTED} deep"));
         }
         Ok(())
     }

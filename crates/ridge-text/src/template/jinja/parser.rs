@@ -8,7 +8,7 @@ use super::lexer::{Tok, tokenize};
 use super::symbols;
 
 /// Blocks nest no deeper than this.
-const MOST_BLOCKS: u32 = 40;
+const MAX_BLOCKS: u32 = 40;
 
 /// Parses a template and finds out its scopes.
 pub(crate) fn parse(source: &str) -> Res<Template> {
@@ -120,8 +120,8 @@ impl Parser {
     /// Statements up to a tag that begins with one of `ends`, whose name is the current token then.
     fn until(&mut self, ends: &[&str]) -> Res<Vec<Node>> {
         self.blocks += 1;
-        if self.blocks > MOST_BLOCKS {
-            return limit(format!("blocks nest more than {MOST_BLOCKS} deep"));
+        if self.blocks > MAX_BLOCKS {
+            return limit(format!("blocks nest more than {MAX_BLOCKS} deep"));
         }
         let mut nodes = Vec::new();
         loop {

@@ -146,7 +146,7 @@ impl AttentionKernel {
         let sums = (&mut state.largest[nth], &mut state.total[nth]);
         // SAFETY: there is AMX, and every machine that has it has AVX-512.
         unsafe {
-            softmax::soften::<TERMS>(&sight, scales, &mut scores, sums, weights, rescale, &mut || {});
+            softmax::online_softmax::<TERMS>(&sight, scales, &mut scores, sums, weights, rescale, &mut || {});
             for (term, turned) in weights.chunks_exact(STEPS).zip(turned.chunks_exact_mut(STEPS)) {
                 term.iter().zip(turned).take(steps).for_each(|(tile, to)| turn(tile, to));
             }

@@ -123,7 +123,9 @@ impl AttentionKernel {
                     }
                 };
                 // SAFETY: there is AMX, and every machine that has it has AVX-512.
-                unsafe { softmax::soften::<TERMS>(&span, scales, &mut scores, sums, weights, rescale, &mut between) };
+                unsafe {
+                    softmax::online_softmax::<TERMS>(&span, scales, &mut scores, sums, weights, rescale, &mut between);
+                };
             }
             (pair.steps() * together..to_score + to_weigh).for_each(|_| between());
             if let Some(before) = &before {

@@ -91,7 +91,7 @@ impl Sight {
 /// weights it gives `rescale` what came before is to be multiplied by, and every 32 keys of them it calls `between`.
 /// Of codes it multiplies scores by the scales of their keys, and weights, once they are summed, by those of values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-pub(super) fn soften<const TERMS: usize>(
+pub(super) fn online_softmax<const TERMS: usize>(
     span: &SpanSight,
     scales: Option<&Scales>,
     scores: &mut OfTile<'_>,
@@ -101,8 +101,8 @@ pub(super) fn soften<const TERMS: usize>(
     between: &mut impl FnMut(),
 ) {
     match scales {
-        None => soften_with::<TERMS, false>(span, &ONES, scores, sums, weights, rescale, between),
-        Some(scales) => soften_with::<TERMS, true>(span, scales, scores, sums, weights, rescale, between),
+        None => online_softmax_with::<TERMS, false>(span, &ONES, scores, sums, weights, rescale, between),
+        Some(scales) => online_softmax_with::<TERMS, true>(span, scales, scores, sums, weights, rescale, between),
     }
 }
 
@@ -110,7 +110,7 @@ pub(super) fn soften<const TERMS: usize>(
 const ONES: Scales = [[1.0; SPAN]; 2];
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c")]
-fn soften_with<const TERMS: usize, const CODES: bool>(
+fn online_softmax_with<const TERMS: usize, const CODES: bool>(
     span: &SpanSight,
     [of_keys, of_values]: &Scales,
     scores: &mut OfTile<'_>,
