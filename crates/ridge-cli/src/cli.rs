@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use clap::{Arg, Command, CommandFactory as _, Parser, Subcommand};
+use clap::{Arg, ArgAction, Command, CommandFactory as _, Parser, Subcommand};
 use ridge_hub::{HubCache, HubModel};
 
 use crate::commands::bench::{self, BenchArgs};
@@ -54,9 +54,9 @@ pub(crate) struct Cli {
     pub(crate) command: CliCommand,
 }
 
-/// The arguments with `--model` before a model that stands directly behind a command which takes one: a GGUF file, a folder
-/// with a config.json, or a name of the Hub. Where a command takes a text there, too, the model of that name must have been
-/// downloaded.
+/// The arguments with `--model` before a model that directly follows a command which takes one: a GGUF file, a folder
+/// with a config.json, or a name on the Hub. If the command also takes a text there, the model of that name must have been
+/// downloaded, or another argument must follow that can be the text.
 pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let takes_model = |command: &&Command| {
@@ -73,7 +73,10 @@ pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &C
         let hub = || first.to_str()?.parse::<HubModel>().ok();
         let is_hub = hub().is_some_and(|model| {
             let is_there = || HubCache::from_environment().is_some_and(|cache| cache.commit(&model).is_some());
-            command.get_positionals().next().is_none() || is_there()
+            let has_text = || args.get(3).is_some_and(|next| next == "-" || !next.to_string_lossy().starts_with('-'));
+            let mut positionals = command.get_positionals();
+            positionals.next().is_none_or(|text| matches!(text.get_action(), ArgAction::Set) && has_text())
+                || is_there()
         });
         if is_gguf || path.join("config.json").is_file() || is_hub {
             args.insert(2, "--model".into());
@@ -146,6 +149,8 @@ mod tests {
         assert_eq!(named(&["ridge", "generate", folder, "Once"]), format!("ridge generate --model {folder} Once"));
         assert_eq!(named(&["ridge", "chat", "none.GGUF"]), "ridge chat --model none.GGUF");
         assert_eq!(named(&["ridge", "chat", "Qwen/Qwen3-0.6B"]), "ridge chat --model Qwen/Qwen3-0.6B");
+        assert_eq!(named(&["ridge", "generate", "a/b", "Once"]), "ridge generate --model a/b Once");
+        assert_eq!(named(&["ridge", "generate", "a/b", "-"]), "ridge generate --model a/b -");
         for args in [
             "generate Once",
             "generate either/or",
