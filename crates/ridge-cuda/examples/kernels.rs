@@ -67,8 +67,8 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
             seen.extend(sources(&registry, &lowered, &Bindings::new()).map_err(|e| format!("{name} in {dtype}: {e}"))?);
         }
     }
-    for case in cases::linears().into_iter().chain(cases::norms()).chain(cases::quantised()).chain(cases::attentions())
-    {
+    let cases = [cases::linears(), cases::norms(), cases::quantised(), cases::blocks(), cases::attentions()];
+    for case in cases.into_iter().flatten() {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
         let lowered = ridge_runtime::lower(&case.graph, &outputs, &registry.claims());

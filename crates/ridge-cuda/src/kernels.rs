@@ -7,6 +7,7 @@ mod entry;
 mod experts;
 mod grouped_linear;
 mod linear;
+mod linear_blocks;
 mod linear_scaled;
 mod norm;
 mod quantize;
@@ -22,7 +23,7 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 16] = [
     adjust::ADJUST,
     attention::ATTENTION,
     attention::TILES,
@@ -31,6 +32,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
     grouped_linear::TILES,
     linear::AFTER,
     linear::ROWS,
+    linear_blocks::DECODE,
+    linear_blocks::ROWS,
     linear_scaled::SCALED,
     norm::NORM,
     quantize::QUANTIZE,
@@ -54,6 +57,7 @@ impl CudaKernelRegistry {
             experts::entries(),
             grouped_linear::entries(),
             linear::entries(),
+            linear_blocks::entries(),
             linear_scaled::entries(),
             norm::entries(),
             quantize::entries(),

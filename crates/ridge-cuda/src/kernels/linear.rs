@@ -1,5 +1,7 @@
 //! Linears with what follows them: `kernels/linear_rows.cu` for few rows, matrix products with a second pass for many.
 
+use std::sync::Arc;
+
 use ridge_graph::ops::{Linear, LinearGroup, RmsNorm};
 use ridge_graph::{DType, Function, Op};
 
@@ -53,7 +55,7 @@ const RING: u32 = 64 << 10;
 
 /// What is done to the product.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum LinearEpilogue {
+pub(super) enum LinearEpilogue {
     Nothing,
     /// Input 0 is added.
     Add,
@@ -71,64 +73,130 @@ fn normed(body: &Function) -> bool {
     supports(body) && norm::wide(&body.args[0].ty)
 }
 
-/// Nothing is broadcast.
 fn adds(body: &Function) -> bool {
-    let sum = body.ty(body.outputs[0].var);
-    let product = body.nodes.iter().find(|n| matches!(n.op, Op::Composite(_)));
-    supports(body) && body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
+    supports(body) && sums(body)
 }
 
 fn gates(body: &Function) -> bool {
-    supports(body) && composite::<LinearGroup>(body).is_some_and(|g| g.count == 2 && !g.biases)
+    supports(body) && gated_pair(body)
+}
+
+/// The product and what it is added to have one type: nothing is broadcast.
+pub(super) fn sums(body: &Function) -> bool {
+    let sum = body.ty(body.outputs[0].var);
+    let product = body.nodes.iter().find(|n| matches!(n.op, Op::Composite(_)));
+    body.args[0].ty == *sum && product.is_some_and(|n| n.outputs[0] == *sum)
+}
+
+/// Two linears without biases, of which the first is the gate of the other.
+pub(super) fn gated_pair(body: &Function) -> bool {
+    composite::<LinearGroup>(body).is_some_and(|g| g.count == 2 && !g.biases)
 }
 
 /// A linear or several of one input.
-struct LinearCall<'a> {
-    spec: &'a CudaKernelSpec<'a>,
-    after: LinearEpilogue,
+pub(super) struct LinearCall<'a> {
+    pub(super) spec: &'a CudaKernelSpec<'a>,
+    pub(super) after: LinearEpilogue,
     /// The input that is x.
-    x: usize,
+    pub(super) x: usize,
     /// Is a norm taken of it, by the weight behind it?
-    norm: Option<&'a RmsNorm>,
+    pub(super) norm: Option<&'a RmsNorm>,
     /// The first weight; the others and then biases follow.
-    first: usize,
-    count: usize,
-    biases: bool,
-    rows: usize,
-    depth: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+    pub(super) biases: bool,
+    pub(super) rows: usize,
+    pub(super) depth: usize,
 }
 
 fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
-    let (count, biases) = match (spec.composite::<Linear>(), spec.composite::<LinearGroup>()) {
-        (Some(one), _) => (1, one.bias),
-        (_, Some(group)) => (group.count, group.biases),
-        _ => return Err("no linear in the group".into()),
-    };
-    let x = usize::from(after == LinearEpilogue::Add);
-    let norm = spec.composite::<RmsNorm>();
-    let shape = &spec.inputs[x].shape;
-    let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
-    let first = x + 1 + usize::from(norm.is_some());
-    let linears = LinearCall { spec, after, x, norm, first, count, biases, rows, depth };
-    if linears.streams() { linears.streamed() } else { linears.multiplied() }
+    let linears = LinearCall::new(spec, after)?;
+    if linears.streams() {
+        return linears.streamed();
+    }
+    let (kernel, x) = linears.normed()?;
+    let weights: Vec<_> = (0..linears.count).map(|i| (OperandSlot::Input(linears.first + i), 0)).collect();
+    let dtypes: Vec<_> = linears.weights().iter().map(|w| w.dtype).collect();
+    linears.multiplied(kernel, x, &weights, &dtypes)
 }
 
-fn flag(on: bool) -> &'static str {
+pub(super) fn flag(on: bool) -> &'static str {
     if on { "1" } else { "0" }
 }
 
-impl LinearCall<'_> {
-    fn x(&self) -> &CudaOperand {
+impl<'a> LinearCall<'a> {
+    /// The linears of a group, which ends with `after`.
+    pub(super) fn new(spec: &'a CudaKernelSpec<'a>, after: LinearEpilogue) -> Result<Self, String> {
+        let (count, biases) = match (spec.composite::<Linear>(), spec.composite::<LinearGroup>()) {
+            (Some(one), _) => (1, one.bias),
+            (_, Some(group)) => (group.count, group.biases),
+            _ => return Err("no linear in the group".into()),
+        };
+        let x = usize::from(after == LinearEpilogue::Add);
+        let norm = spec.composite::<RmsNorm>();
+        let shape = &spec.inputs[x].shape;
+        let (depth, rows) = (shape.last().copied().unwrap_or(1), shape[..shape.len() - 1].iter().product());
+        let first = x + 1 + usize::from(norm.is_some());
+        Ok(Self { spec, after, x, norm, first, count, biases, rows, depth })
+    }
+
+    pub(super) fn x(&self) -> &CudaOperand {
         &self.spec.inputs[self.x]
     }
 
-    fn weights(&self) -> &[CudaOperand] {
+    pub(super) fn weights(&self) -> &[CudaOperand] {
         &self.spec.inputs[self.first..][..self.count]
     }
 
     /// The input that is bias `i`, or the first where there is none.
-    fn bias(&self, i: usize) -> usize {
+    pub(super) fn bias(&self, i: usize) -> usize {
         if self.biases { self.first + self.count + i } else { 0 }
+    }
+
+    /// The arguments of a launch that streams the weights of x at `x`: x, the summand, the norm's weight and epsilon, the
+    /// addresses of weights, outputs and biases, rows, depth and columns.
+    pub(super) fn streaming_args(&self, x: SlotOffset) -> Vec<LaunchArg> {
+        let gated = self.after == LinearEpilogue::Swiglu;
+        let weights = (0..self.count).map(|i| OperandSlot::Input(self.first + i));
+        // A gated group has one output.
+        let outputs = (0..self.count).map(|i| OperandSlot::Output(if gated { 0 } else { i }));
+        let biases = (0..self.count).map(|i| OperandSlot::Input(self.bias(i)));
+        let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
+        vec![
+            LaunchArg::Pointer(x.0, x.1),
+            input(0),
+            input(self.x + usize::from(self.norm.is_some())),
+            LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
+            LaunchArg::Pointers(weights.chain(outputs).chain(biases).collect()),
+            numbers(&[&[self.rows, self.depth][..], &columns].concat()),
+        ]
+    }
+
+    /// The blocks of 16 columns that a launch makes.
+    pub(super) fn column_blocks(&self) -> usize {
+        let across = |w: &CudaOperand| w.shape[0].div_ceil(16);
+        match self.after {
+            LinearEpilogue::Swiglu => across(&self.weights()[0]),
+            _ => self.weights().iter().map(across).sum(),
+        }
+    }
+
+    /// A launch of `source` with so much shared memory, which may ask for weights before the launch ahead has ended.
+    pub(super) fn streaming_launch(
+        &self,
+        source: Arc<CudaSource>,
+        threads: u32,
+        shared_bytes: u32,
+        x: SlotOffset,
+    ) -> Result<CudaKernel, String> {
+        let mut launch = grid(source, [self.column_blocks(), 1, 1], threads, self.streaming_args(x))?;
+        for action in &mut launch.actions {
+            if let DeviceAction::Launch { shared, prefetched, .. } = action {
+                *shared = shared_bytes;
+                prefetched.extend((0..self.count).map(|i| OperandSlot::Input(self.first + i)));
+            }
+        }
+        Ok(launch)
     }
 
     /// Are there few rows, of a dtype that tensor cores take?
@@ -142,7 +210,7 @@ impl LinearCall<'_> {
     }
 
     /// The norm of x into scratch memory, where there is one, and where x is from then on.
-    fn normed(&self) -> Result<(CudaKernel, SlotOffset), String> {
+    pub(super) fn normed(&self) -> Result<(CudaKernel, SlotOffset), String> {
         if self.norm.is_none() {
             return Ok((CudaKernel::default(), (OperandSlot::Input(self.x), 0)));
         }
@@ -155,9 +223,6 @@ impl LinearCall<'_> {
     /// Every weight read once, by one launch.
     fn streamed(&self) -> Result<CudaKernel, String> {
         let gated = self.after == LinearEpilogue::Swiglu;
-        let columns: Vec<usize> = self.weights().iter().map(|w| w.shape[0]).collect();
-        let across = columns.iter().map(|n| n.div_ceil(16));
-        let tiles = if gated { columns[0].div_ceil(16) } else { across.sum() };
         let warps = if self.depth >= DEEP && !gated { 16 } else { 8 };
         // One row's norm is made on the way; those of several would keep the weights waiting.
         let on_the_way = self.norm.is_some() && self.rows == 1;
@@ -177,33 +242,22 @@ impl LinearCall<'_> {
             ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
             ("NORM_TYPE", name(gain.dtype)),
         ];
-        let weights = (0..self.count).map(|i| OperandSlot::Input(self.first + i));
-        // A gated group has one output.
-        let outputs = (0..self.count).map(|i| OperandSlot::Output(if gated { 0 } else { i }));
-        let biases = (0..self.count).map(|i| OperandSlot::Input(self.bias(i)));
-        let args = vec![
-            LaunchArg::Pointer(x.0, x.1),
-            input(0),
-            input(self.x + usize::from(self.norm.is_some())),
-            LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
-            LaunchArg::Pointers(weights.chain(outputs).chain(biases).collect()),
-            numbers(&[&[self.rows, self.depth][..], &columns].concat()),
-        ];
-        let mut launch = grid(CudaSource::new("linear_rows", &defines, &ROWS), [tiles, 1, 1], 32 * warps, args)?;
-        for action in &mut launch.actions {
-            if let DeviceAction::Launch { shared, prefetched, .. } = action {
-                *shared = RING;
-                prefetched.extend((0..self.count).map(|i| OperandSlot::Input(self.first + i)));
-            }
-        }
+        let source = CudaSource::new("linear_rows", &defines, &ROWS);
+        let launch = self.streaming_launch(source, 32 * warps, RING, x)?;
         kernel.actions.extend(launch.actions);
         Ok(kernel)
     }
 
-    /// A matrix product for each weight, and a pass over what needs one.
-    fn multiplied(&self) -> Result<CudaKernel, String> {
+    /// After `kernel`, which prepares x at `x` and plain weights of `dtypes` at `weights`: a matrix product for each weight, and
+    /// a pass over what needs one.
+    pub(super) fn multiplied(
+        &self,
+        mut kernel: CudaKernel,
+        x: SlotOffset,
+        weights: &[SlotOffset],
+        dtypes: &[DType],
+    ) -> Result<CudaKernel, String> {
         let dtype = self.x().dtype;
-        let (mut kernel, x) = self.normed()?;
         let beside = kernel.scratch;
         let gated = self.after == LinearEpilogue::Swiglu;
         let (ahead, alone) = (kernel.actions.len(), self.after == LinearEpilogue::Nothing && !self.biases);
@@ -225,7 +279,7 @@ impl LinearCall<'_> {
                 columns: w.shape[0],
                 depth: self.depth,
                 a: (x, dtype),
-                b: ((OperandSlot::Input(self.first + i), 0), w.dtype),
+                b: (weights[i], dtypes[i]),
                 out: (y, result),
                 transposed: (false, true),
             };
@@ -246,7 +300,7 @@ impl LinearCall<'_> {
         }
         let after = match self.after {
             LinearEpilogue::Add if !self.biases => Some(gemm::Epilogue::Add((OperandSlot::Input(0), 0))),
-            LinearEpilogue::Swiglu => Some(gemm::Epilogue::Swiglu((OperandSlot::Input(self.first + 1), 0))),
+            LinearEpilogue::Swiglu => Some(gemm::Epilogue::Swiglu(weights[1])),
             _ => None,
         };
         if let (Some(after), Some(of)) = (after, first) {

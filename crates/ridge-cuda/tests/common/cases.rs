@@ -1,6 +1,6 @@
 //! Graphs at whose sizes hand-written kernels change their ways: few and many rows, long and ragged contexts, odd columns.
 
-use ridge_graph::format::{CodeType, ScaleLayout, ScaledFormat};
+use ridge_graph::format::{self, CodeType, ScaleLayout, ScaledFormat};
 use ridge_graph::ops::{PagedAttention, Rope, rope_frequencies};
 use ridge_graph::{Builder, DType, FormatRef, Graph, Result, Sym, Tensor, Type, Var};
 
@@ -154,6 +154,59 @@ pub(crate) fn quantised() -> Vec<KernelCase> {
                     let w = g.weight("w", stored(w, [columns, depth]))?;
                     let b = g.weight("b", Type::tensor(DType::BF16, [columns]))?;
                     Ok(vec![g.linear_bias(x, w, bias.then_some(b))?])
+                }));
+            }
+        }
+    }
+    cases
+}
+
+/// Linears by weights in block formats: few rows, whose weights are read in their own bits, and many, and depths of whole
+/// chunks of 256 and of halves.
+pub(crate) fn blocks() -> Vec<KernelCase> {
+    let formats = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "mxfp4", "q4_k", "q5_k", "q6_k"];
+    let mut cases = Vec::new();
+    for name in formats {
+        let format = ridge_graph::format::all().into_iter().find(|f| f.name() == name).expect("is there");
+        let whole = format.granularity(1)[0] == 256;
+        for (dtype, rows) in [(DType::BF16, 1), (DType::BF16, 3), (DType::BF16, 17), (DType::BF16, 40), (DType::F16, 9)] {
+            for (depth, columns) in [(256, 5), (2304, 33), (640, 16)] {
+                if whole && depth % 256 != 0 {
+                    continue;
+                }
+                let what = format!("{name}, {dtype}, {rows} x {depth} x {columns}");
+                let stored = |g: &mut Builder, name: &str, columns: usize, format: &FormatRef| {
+                    g.weight(name, Type::tensor(DType::F32, [columns, depth]).stored_as(format.clone()))
+                };
+                let weight = |g: &mut Builder, name: &str, columns: usize| stored(g, name, columns, &format);
+                let input =
+                    |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+                let normed = |g: &mut Builder| {
+                    let x = input(g, "x", depth)?;
+                    let gain = g.weight("gain", Type::tensor(DType::F32, [depth]))?;
+                    g.rms_norm(x, gain, 1e-5)
+                };
+                cases.push(case("linear_blocks", &what, |g| {
+                    let (x, w) = (input(g, "x", depth)?, weight(g, "w", columns)?);
+                    Ok(vec![g.linear(x, w)?])
+                }));
+                cases.push(case("linear_blocks_bias_add", &what, |g| {
+                    let (x, r, w) = (input(g, "x", depth)?, input(g, "r", columns)?, weight(g, "w", columns)?);
+                    let b = g.weight("b", Type::tensor(DType::F32, [columns]))?;
+                    let y = g.linear_bias(x, w, Some(b))?;
+                    Ok(vec![g.add(r, y)?])
+                }));
+                // Weights of two formats.
+                cases.push(case("norm_linear_blocks_group", &what, |g| {
+                    let x = normed(g)?;
+                    let (q, k) = (weight(g, "q", columns)?, stored(g, "k", 17, &FormatRef::new(format::Q8_0))?);
+                    Ok(vec![g.linear(x, q)?, g.linear(x, k)?])
+                }));
+                cases.push(case("norm_linear_blocks_swiglu", &what, |g| {
+                    let x = normed(g)?;
+                    let (gate, up) = (weight(g, "gate", columns)?, weight(g, "up", columns)?);
+                    let (gate, up) = (g.linear(x, gate)?, g.linear(x, up)?);
+                    Ok(vec![g.swiglu(gate, up)?])
                 }));
             }
         }

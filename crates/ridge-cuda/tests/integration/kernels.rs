@@ -75,6 +75,12 @@ fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
 }
 
 #[test]
+fn weights_in_blocks_are_multiplied_as_they_are_stored() {
+    let Some(gpu) = gpu() else { return };
+    cases::blocks().iter().for_each(|case| holds(&gpu, case));
+}
+
+#[test]
 fn attention_of_long_ragged_and_windowed_steps() {
     let Some(gpu) = gpu() else { return };
     cases::attentions().iter().for_each(|case| holds(&gpu, case));

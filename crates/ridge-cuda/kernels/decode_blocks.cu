@@ -1,0 +1,37 @@
+// The values of a weight in a block format as plain elements. Floor: both once over bandwidth.
+// A thread takes the eight elements of a group of 32 that a quarter of a warp's lanes holds.
+// Defines: D of the values; FORMAT.
+// Numbers: groups of 32 elements, those of a row.
+
+extern "C" __global__ void decode_blocks(const u8* __restrict__ w, D::Raw* __restrict__ out, Numbers<2> n) {
+    others_may_begin();
+    after_others();
+    const i64 all = n.v[0] * 4, step = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
+        const int quarter = (int)(i & 3);
+        const i64 place = i >> 2, row = place / n.v[1], within = place % n.v[1];
+        const u8* chunk = w + row * (n.v[1] * FORMAT::BYTES / 8) + (within >> 3) * FORMAT::BYTES;
+        const int group = (int)(within & 7);
+        u32 codes[4];
+        FORMAT::codes<D>(chunk, group, quarter, codes);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int part = FORMAT::GROUP == 16 ? group * 2 + half : group;
+            float scale, minimum;
+            FORMAT::scale(chunk, part, scale, minimum);
+            u32 pairs[2];
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const u32 pair = codes[2 * half + e];
+                const float offset = FORMAT::SHIFTED ? (float)(Half<D>::OFFSET + FORMAT::CENTRE) : 0.0f;
+                float first = scale * (D::load((u16)pair) - offset);
+                float second = scale * (D::load((u16)(pair >> 16)) - offset);
+                if (FORMAT::MINIMA) { first -= minimum; second -= minimum; }
+                pairs[e] = Mma<D>::pack(first, second);
+            }
+            // Pairs are (0, 2) and (1, 3).
+            const uint2 four = make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[0], pairs[1], 0x7632));
+            *(uint2*)(out + place * 32 + half * 16 + quarter * 4) = four;
+        }
+    }
+}

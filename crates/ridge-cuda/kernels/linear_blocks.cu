@@ -1,0 +1,234 @@
+// Linears of one input for few rows by weights in block formats, read once in their own bits: y = x w^T on tensor cores.
+// Floor: the weights' bytes over bandwidth.
+// A block makes 16 columns; its warps take turns along the depth, 256 elements of each column at a time, through a ring of
+// their own in shared memory. Codes are multiplied as exact integers, and the sums of a group of codes are scaled in f32:
+// scale * sum(code * x) - minimum * sum(x), where the sum of x comes from a product with ones.
+// The order of sums is fixed by depth alone: a row's result does not depend on the others.
+// Defines: D of x and results; ROWS, 8, 16 or 32; ONE, 1 where there is one row, which is staged in shared memory; WARPS;
+// STAGES of a ring; RING, its bytes; COUNT weights; EACH_FORMAT(F), `F(i, format)` of each format, and FORMATS, which of
+// them each weight has; ADD, BIAS (of dtype BIAS_TYPE) and SWIGLU (of two weights of one format), 0 or 1; NORM, the threads
+// among which a norm of the one row is made, 0 for none, with its NORM_TYPE.
+// Numbers: rows, depth (a multiple of 256), then the columns of each weight.
+
+#define CHUNK 256
+#define TILES (ROWS / 8)
+#define SIDES (SWIGLU ? 2 : 1)
+
+struct Pointers { const u8* weight[COUNT]; D::Raw* out[COUNT]; const void* bias[COUNT]; };
+
+// A chunk of a column in a stage: PIECES of 16 bytes from the multiple of 16 at or below its address. An odd number of
+// pieces between columns puts the words that a warp reads at once into different banks.
+template <class F> struct Column {
+    static const bool ALIGNED = F::BYTES % 16 == 0;
+    static const int PIECES = (F::BYTES + (ALIGNED ? 0 : 14) + 15) / 16;
+    static const int STRIDE = (PIECES | 1) * 16;
+    __device__ static int skew(const u8* chunk) { return ALIGNED ? 0 : (int)((u64)chunk & 15); }
+};
+
+// Elements 4 quarter .. 4 quarter + 3 as the pairs (0, 2) and (1, 3).
+__device__ inline void pair_up(uint2 x, u32* b) {
+    b[0] = __byte_perm(x.x, x.y, 0x5410);
+    b[1] = __byte_perm(x.x, x.y, 0x7632);
+}
+
+// Scale and minimum of each group of a chunk of 16 columns, by group and column.
+template <class F> struct Scales { float2 of[CHUNK / F::GROUP][16]; };
+
+template <class F> __device__ inline void sums_of_columns(
+    const D::Raw* x, const NORM_TYPE::Raw* gain, float eps, const u8* const* w, i64 column, i64 columns, int rows,
+    i64 depth, u8* shared, float sums[SIDES][TILES][4]
+) {
+    typedef Column<F> C;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
+    const int chunks = (int)(depth / CHUNK), stage_bytes = SIDES * 16 * C::STRIDE;
+    const i64 row_bytes = chunks * (i64)F::BYTES;
+    u8* ring = shared + warp * (STAGES * stage_bytes + SIDES * (int)sizeof(Scales<F>));
+    Scales<F>* scales = (Scales<F>*)(ring + STAGES * stage_bytes);
+    D::Raw* staged = (D::Raw*)(shared + RING);
+    auto chunk_of = [&](int s, int c, int chunk) {
+        return w[s] + min(column + c, columns - 1) * row_bytes + (i64)chunk * F::BYTES;
+    };
+    auto fetch = [&](int chunk, int stage) {
+        if (chunk < chunks) {
+#pragma unroll
+            for (int s = 0; s < SIDES; ++s) {
+                const u32 to = shared_address(ring) + stage * stage_bytes + s * 16 * C::STRIDE;
+#pragma unroll
+                for (int base = 0; base < 16 * C::PIECES; base += 32) {
+                    const int i = base + lane, c = i / C::PIECES, piece = i % C::PIECES;
+                    if (i >= 16 * C::PIECES) break;
+                    const u8* from = chunk_of(s, c, chunk);
+                    const u8* at = from - C::skew(from) + 16 * piece;
+                    // Nothing behind the chunk, which may be the end of the weight, is read.
+                    const int left = (int)(from + F::BYTES - at);
+                    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;"
+                        :: "r"(to + c * C::STRIDE + 16 * piece), "l"(left > 0 ? at : from),
+                           "r"(C::ALIGNED ? 16 : min(16, max(left, 0))) : "memory");
+                }
+            }
+        }
+        copies_end();
+    };
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) fetch(warp + i * WARPS, i);
+    others_may_begin();
+    after_others();
+#if NORM
+    __shared__ float squares[32];
+    const float unit = unit_of_row<D, NORM>(x, (int)depth, eps, squares);
+#endif
+#if ONE
+    for (int k = threadIdx.x * 8; k < depth; k += WARPS * 32 * 8) {
+        uint4 part = *(const uint4*)(x + k);
+#if NORM
+        part = normed<D, NORM_TYPE>(part, gain + k, unit);
+#endif
+        u32 pairs[4];
+        pair_up(make_uint2(part.x, part.y), pairs);
+        pair_up(make_uint2(part.z, part.w), pairs + 2);
+        *(uint4*)(staged + k) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+    __syncthreads();
+#endif
+    const D::Raw* from[TILES];
+#pragma unroll
+    for (int t = 0; t < TILES; ++t) from[t] = (ONE ? staged : x + (i64)min(row + 8 * t, rows - 1) * depth) + 4 * quarter;
+
+    int stage = 0;
+    for (int chunk = warp; chunk < chunks; chunk += WARPS) {
+        copies_wait<STAGES - 2>();
+        __syncwarp();
+        fetch(chunk + (STAGES - 1) * WARPS, stage == 0 ? STAGES - 1 : stage - 1);
+        const u8 *upper[SIDES], *lower[SIDES];
+#pragma unroll
+        for (int s = 0; s < SIDES; ++s) {
+            const u8* at = ring + stage * stage_bytes + s * 16 * C::STRIDE;
+            auto place = [&](int c) { return at + c * C::STRIDE + C::skew(chunk_of(s, c, chunk)); };
+            upper[s] = place(row);
+            lower[s] = place(row + 8);
+            const u8* mine = place(lane & 15);
+#pragma unroll
+            for (int base = 0; base < CHUNK / F::GROUP; base += 2) {
+                const int group = base + (lane >> 4);
+                float scale, minimum;
+                F::scale(mine, group, scale, minimum);
+                if (F::SHIFTED) minimum = fmaf(scale, (float)(Half<D>::OFFSET + F::CENTRE), minimum);
+                scales[s].of[group][lane & 15] = make_float2(scale, minimum);
+            }
+        }
+        __syncwarp();
+// More rows take registers that several groups at a time would need.
+#pragma unroll(F::GROUP == 16 || ROWS > 8 ? 2 : ONE ? 8 : 4)
+        for (int group = 0; group < CHUNK / 32; ++group) {
+            u32 b[TILES][4];
+            float ones[TILES][4];
+#pragma unroll
+            for (int t = 0; t < TILES; ++t) {
+                const D::Raw* at = from[t] + chunk * CHUNK + group * 32;
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    if (ONE) *(uint2*)(b[t] + 2 * half) = *(const uint2*)(at + 16 * half);
+                    else pair_up(__ldg((const uint2*)(at + 16 * half)), b[t] + 2 * half);
+                }
+            }
+#pragma unroll
+            for (int s = 0; s < SIDES; ++s) {
+                u32 u[4], l[4];
+                F::template codes<D>(upper[s], group, quarter, u);
+                F::template codes<D>(lower[s], group, quarter, l);
+#pragma unroll
+                for (int part = 0; part < 32 / F::GROUP; ++part) {
+                    const int g = group * (32 / F::GROUP) + part, i = 2 * part;
+                    const float2 above = scales[s].of[g][row], below = scales[s].of[g][row + 8];
+                    const u32 one = Half<D>::UNIT;
+#pragma unroll
+                    for (int t = 0; t < TILES; ++t) {
+                        float sum[4] = {};
+                        Mma<D>::of(sum, u[i], l[i], u[i + 1], l[i + 1], b[t][i], b[t][i + 1]);
+                        if (F::GROUP == 32) Mma<D>::of(sum, u[2], l[2], u[3], l[3], b[t][2], b[t][3]);
+                        if ((F::MINIMA || F::SHIFTED) && s == 0) {
+                            ones[t][0] = ones[t][1] = ones[t][2] = ones[t][3] = 0.0f;
+                            Mma<D>::of(ones[t], one, one, one, one, b[t][i], b[t][i + 1]);
+                            if (F::GROUP == 32) Mma<D>::of(ones[t], one, one, one, one, b[t][2], b[t][3]);
+                        }
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            float& total = sums[s][t][e];
+                            total = fmaf(e < 2 ? above.x : below.x, sum[e], total);
+                            if (F::MINIMA || F::SHIFTED) total = fmaf(e < 2 ? -above.y : -below.y, ones[t][e & 1], total);
+                        }
+                    }
+                }
+            }
+        }
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+        // The next chunk's scales take the place of these.
+        __syncwarp();
+    }
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * 32, ROWS == 8 ? 2 : 1) void linear_blocks(
+    const D::Raw* __restrict__ x, const D::Raw* __restrict__ r, const NORM_TYPE::Raw* __restrict__ gain, float eps,
+    Pointers p, Numbers<2 + COUNT> n
+) {
+    extern __shared__ uint4 shared[];
+    __shared__ float parts[WARPS][SIDES][16][ROWS + 1];
+    const int formats[] = {FORMATS};
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, quarter = lane & 3;
+    const int rows = (int)n.v[0];
+    const i64 depth = n.v[1];
+    // Which weight, and which tile of its columns.
+    i64 tile = blockIdx.x, columns = n.v[2];
+    const u8* w[SIDES] = {p.weight[0]};
+    D::Raw* out = p.out[0];
+    const void* bias = p.bias[0];
+    int format = formats[0];
+    if (SWIGLU) w[SIDES - 1] = p.weight[COUNT - 1];
+    i64 before = (columns + 15) / 16;
+#pragma unroll
+    for (int i = 1; i < COUNT && !SWIGLU; ++i) {
+        if ((i64)blockIdx.x < before) continue;
+        tile = blockIdx.x - before;
+        columns = n.v[2 + i];
+        w[0] = p.weight[i];
+        out = p.out[i];
+        bias = p.bias[i];
+        format = formats[i];
+        before += (columns + 15) / 16;
+    }
+    const i64 column = tile * 16;
+    float sums[SIDES][TILES][4] = {};
+    switch (format) {
+#define SUMS(i, F) \
+    case i: sums_of_columns<F>(x, gain, eps, w, column, columns, rows, depth, (u8*)shared, sums); break;
+        EACH_FORMAT(SUMS)
+    }
+#pragma unroll
+    for (int s = 0; s < SIDES; ++s)
+#pragma unroll
+        for (int t = 0; t < TILES; ++t)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                parts[warp][s][row + 8 * (i >> 1)][t * 8 + quarter * 2 + (i & 1)] = sums[s][t][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < 16 * rows; i += WARPS * 32) {
+        const int c = i & 15, y = i >> 4;
+        if (column + c >= columns) continue;
+        float total[SIDES];
+#pragma unroll
+        for (int s = 0; s < SIDES; ++s) {
+            total[s] = 0.0f;
+#pragma unroll
+            for (int part = 0; part < WARPS; ++part) total[s] += parts[part][s][c][y];
+        }
+        const i64 place = (i64)y * columns + column + c;
+        float value = total[0];
+        if (BIAS) value = value + at<BIAS_TYPE>(bias, column + c);
+        if (SWIGLU) {
+            const float gate = D::wrap(value), up = D::wrap(total[SIDES - 1]);
+            value = gate * op_sigmoid(gate) * up;
+        }
+        if (ADD) value = D::load(r[place]) + D::wrap(value);
+        out[place] = D::store(value);
+    }
+}

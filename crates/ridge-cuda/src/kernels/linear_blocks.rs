@@ -1,0 +1,228 @@
+//! Linears by weights in the block formats of GGUF: `kernels/linear_blocks.cu` reads them in their own bits for few rows; for
+//! many, `kernels/decode_blocks.cu` decodes them ahead of matrix products.
+
+use ridge_graph::format::{self, BlockFormat};
+use ridge_graph::ops::{Linear, LinearGroup};
+use ridge_graph::{DType, FormatRef, Function};
+
+use super::entry::CudaKernelEntry;
+use super::linear::{LinearCall, LinearEpilogue, flag, gated_pair, sums};
+use super::norm;
+use crate::kernel::{
+    CudaKernel, CudaKernelSpec, CudaSource, KernelText, LaunchArg, OperandSlot, blocks, composite, input, name, numbers,
+};
+
+/// The weights are prefetched; see [`crate::kernel::DeviceAction::Launch`].
+pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/norm.cuh"),
+    include_str!("../../kernels/linear_blocks.cu")
+))
+.with_tiles()
+.early_launch();
+pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/blocks.cuh"),
+    include_str!("../../kernels/decode_blocks.cu")
+))
+.with_tiles()
+.early_launch();
+
+pub(super) fn entries() -> Vec<CudaKernelEntry> {
+    let entries = [
+        CudaKernelEntry::new("linear_blocks", "linear(x, w)", supports, |s| make(s, LinearEpilogue::Nothing)),
+        CudaKernelEntry::new("linear_blocks_bias", "linear(x, w, b)", supports, |s| make(s, LinearEpilogue::Nothing)),
+        CudaKernelEntry::new("linear_blocks_group", "linear_group(x, ...)", supports, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
+        CudaKernelEntry::new("norm_linear_blocks_group", "linear_group(rms_norm(x, w), ...)", normed, |s| {
+            make(s, LinearEpilogue::Nothing)
+        }),
+        CudaKernelEntry::new("linear_blocks_add", "add(r, linear(x, w))", adds, |s| make(s, LinearEpilogue::Add)),
+        CudaKernelEntry::new("linear_blocks_bias_add", "add(r, linear(x, w, b))", adds, |s| {
+            make(s, LinearEpilogue::Add)
+        }),
+        CudaKernelEntry::new("linear_blocks_swiglu", "swiglu(g@linear_group(x, ...).0, g.1)", gates, |s| {
+            make(s, LinearEpilogue::Swiglu)
+        }),
+        CudaKernelEntry::new(
+            "norm_linear_blocks_swiglu",
+            "swiglu(g@linear_group(rms_norm(x, w), ...).0, g.1)",
+            |body| gates(body) && normed(body),
+            |s| make(s, LinearEpilogue::Swiglu),
+        ),
+    ];
+    // Few rows are streamed, many go by tiles: their sums are in other orders.
+    entries.map(CudaKernelEntry::numerics_by_extents).into()
+}
+
+/// Elements of a column that a warp takes at a time: `CHUNK` of the text.
+const CHUNK: usize = 256;
+/// What chunks of all formats begin at multiples of 4 bytes for; those of one format need 2.
+const ALIGNED_DEPTH: usize = 128;
+/// Maximum number of rows whose weights are streamed.
+const FEW_ROWS: usize = 32;
+/// What begins in scratch memory begins at a multiple of this many bytes.
+const ALIGN: usize = 256;
+/// Shared memory of a block's ring: at most, so that every GPU has it, and up to which a third stage is worth its room.
+const MAX_RING_BYTES: usize = 80 << 10;
+const SMALL_RING_BYTES: usize = 48 << 10;
+
+/// A format as the text has it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct BlockText {
+    /// Its struct.
+    name: &'static str,
+    /// Bytes of a chunk.
+    bytes: usize,
+    /// Scales of a chunk.
+    scales: usize,
+}
+
+impl BlockText {
+    const fn of<F: BlockFormat>(name: &'static str) -> Self {
+        Self { name, bytes: CHUNK / F::ELEMENTS * F::BYTES, scales: CHUNK / F::GROUP }
+    }
+
+    fn find(format: &FormatRef) -> Option<Self> {
+        let is = |text: Self, found: bool| found.then_some(text);
+        is(Self::of::<format::Q8_0>("Q8_0"), format.downcast::<format::Q8_0>().is_some())
+            .or_else(|| is(Self::of::<format::Q4_0>("Q4_0"), format.downcast::<format::Q4_0>().is_some()))
+            .or_else(|| is(Self::of::<format::Q4_1>("Q4_1"), format.downcast::<format::Q4_1>().is_some()))
+            .or_else(|| is(Self::of::<format::Q5_0>("Q5_0"), format.downcast::<format::Q5_0>().is_some()))
+            .or_else(|| is(Self::of::<format::Q5_1>("Q5_1"), format.downcast::<format::Q5_1>().is_some()))
+            .or_else(|| is(Self::of::<format::Mxfp4>("MXFP4"), format.downcast::<format::Mxfp4>().is_some()))
+            .or_else(|| is(Self::of::<format::Q4K>("Q4K"), format.downcast::<format::Q4K>().is_some()))
+            .or_else(|| is(Self::of::<format::Q5K>("Q5K"), format.downcast::<format::Q5K>().is_some()))
+            .or_else(|| is(Self::of::<format::Q6K>("Q6K"), format.downcast::<format::Q6K>().is_some()))
+    }
+
+    /// Bytes of a stage of a warp's ring: 16 columns, an odd number of 16-byte pieces apart.
+    fn stage_bytes(self) -> usize {
+        let skew = if self.bytes.is_multiple_of(16) { 0 } else { 14 };
+        16 * 16 * ((self.bytes + skew).div_ceil(16) | 1)
+    }
+
+    /// Bytes of a warp's ring of so many stages, with the scales of a chunk.
+    fn ring_bytes(self, stages: usize) -> usize {
+        stages * self.stage_bytes() + 16 * 8 * self.scales
+    }
+}
+
+/// The weights of a linear or a group.
+fn weights(body: &Function) -> &[ridge_graph::Arg] {
+    let count = composite::<LinearGroup>(body).map_or(1, |group| group.count);
+    let biases = match (composite::<Linear>(body), composite::<LinearGroup>(body)) {
+        (Some(one), _) => usize::from(one.bias),
+        (_, Some(group)) if group.biases => group.count,
+        _ => 0,
+    };
+    let end = body.args.len() - biases;
+    &body.args[end - count..end]
+}
+
+/// Everything is plain but the weights, each in a format of blocks that the text has; x is a 16-bit float.
+fn supports(body: &Function) -> bool {
+    let weights = weights(body);
+    let plain = body.args.iter().filter(|a| a.ty.format.is_some()).count() == weights.len();
+    plain
+        && matches!(body.args[0].ty.dtype, DType::BF16 | DType::F16)
+        && weights.iter().all(|w| {
+            let depth = w.ty.shape.last().as_const().unwrap_or(1);
+            depth.is_multiple_of(ALIGNED_DEPTH) && w.ty.format.as_ref().is_some_and(|f| BlockText::find(f).is_some())
+        })
+}
+
+fn normed(body: &Function) -> bool {
+    supports(body) && norm::wide(&body.args[0].ty)
+}
+
+fn adds(body: &Function) -> bool {
+    supports(body) && sums(body)
+}
+
+/// Gate and up have one format.
+fn gates(body: &Function) -> bool {
+    let weights = weights(body);
+    supports(body) && gated_pair(body) && weights[0].ty.format == weights[1].ty.format
+}
+
+fn make(spec: &CudaKernelSpec<'_>, after: LinearEpilogue) -> Result<CudaKernel, String> {
+    let linears = LinearCall::new(spec, after)?;
+    let formats: Option<Vec<BlockText>> =
+        linears.weights().iter().map(|w| w.format.as_ref().and_then(BlockText::find)).collect();
+    let formats = formats.ok_or("a weight is not in blocks")?;
+    let streams = (1..=FEW_ROWS).contains(&linears.rows) && linears.depth.is_multiple_of(CHUNK) && linears.depth > 0;
+    if streams { streamed(&linears, &formats) } else { decoded(&linears, &formats) }
+}
+
+/// Every weight read once, by one launch.
+fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKernel, String> {
+    let mut distinct: Vec<BlockText> = Vec::new();
+    for format in formats {
+        if !distinct.contains(format) {
+            distinct.push(*format);
+        }
+    }
+    let place = |format: &BlockText| distinct.iter().position(|d| d == format).unwrap_or(0).to_string();
+    let places: Vec<String> = formats.iter().map(place).collect();
+    let each: Vec<String> = distinct.iter().enumerate().map(|(i, f)| format!("F({i}, {})", f.name)).collect();
+
+    let gated = linears.after == LinearEpilogue::Swiglu;
+    let one = linears.rows == 1;
+    // One row's norm is made on the way; those of several would keep the weights waiting.
+    let on_the_way = linears.norm.is_some() && one;
+    let (mut kernel, x) =
+        if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
+    let threads = norm::threads_of(linears.depth * linears.x().dtype.size_bytes() / 16);
+    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
+    let sides = if gated { 2 } else { 1 };
+    let ring = |warps, stages| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
+    let warps = if ring(8, 2) <= MAX_RING_BYTES { 8 } else { 4 };
+    let stages = if ring(warps, 3) <= SMALL_RING_BYTES { 3 } else { 2 };
+    let ring = ring(warps, stages);
+    let rows = linears.rows.next_power_of_two().max(8);
+    let defines = [
+        ("D", name(linears.x().dtype)),
+        ("ROWS", &*rows.to_string()),
+        ("ONE", flag(one)),
+        ("WARPS", &*warps.to_string()),
+        ("STAGES", &*stages.to_string()),
+        ("RING", &*ring.to_string()),
+        ("COUNT", &*linears.count.to_string()),
+        ("EACH_FORMAT(F)", &*each.join(" ")),
+        ("FORMATS", &*places.join(", ")),
+        ("ADD", flag(linears.after == LinearEpilogue::Add)),
+        ("BIAS", flag(linears.biases)),
+        ("BIAS_TYPE", name(linears.spec.inputs[linears.bias(0)].dtype)),
+        ("SWIGLU", flag(gated)),
+        ("NORM", if on_the_way { &*threads.to_string() } else { "0" }),
+        ("NORM_TYPE", name(gain.dtype)),
+    ];
+    let staged = if one { linears.depth * linears.x().dtype.size_bytes() } else { 0 };
+    let source = CudaSource::new("linear_blocks", &defines, &ROWS);
+    let launch = linears.streaming_launch(source, 32 * warps as u32, (ring + staged) as u32, x)?;
+    kernel.actions.extend(launch.actions);
+    Ok(kernel)
+}
+
+/// Products of weights that are decoded to the dtype of x first.
+fn decoded(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKernel, String> {
+    let (mut kernel, x) = linears.normed()?;
+    let dtype = linears.x().dtype;
+    let mut places = Vec::new();
+    for (i, (w, format)) in linears.weights().iter().zip(formats).enumerate() {
+        let groups = w.len() / 32;
+        let place = (OperandSlot::Scratch, kernel.scratch);
+        let defines = [("D", name(dtype)), ("FORMAT", format.name)];
+        let args = vec![
+            input(linears.first + i),
+            LaunchArg::Pointer(place.0, place.1),
+            numbers(&[groups, linears.depth / 32]),
+        ];
+        let source = CudaSource::new("decode_blocks", &defines, &DECODE);
+        kernel.actions.extend(blocks(source, groups.div_ceil(64), 256, args).actions);
+        kernel.scratch += (w.len() * dtype.size_bytes()).next_multiple_of(ALIGN);
+        places.push(place);
+    }
+    linears.multiplied(kernel, x, &places, &vec![dtype; places.len()])
+}
