@@ -229,7 +229,7 @@ impl From<ridge::Error> for Error {
                 model,
                 &format!("is of the family {family}, which can only be planned so far, not run"),
             ),
-            ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not {wanted}")),
+            ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not a {wanted}")),
             ridge::Error::Device { device, why } => refused("--device", device, &why),
             ridge::Error::Model(error) => Self::Model(error),
             ridge::Error::Files(error) => Self::Files(error),

@@ -2,12 +2,13 @@
 
 use std::error::Error as _;
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use ridge::{LoadNote, LoadObserver};
 
 use crate::error::{Error, Result, refused};
@@ -202,7 +203,14 @@ impl Progress {
         if self.bar.is_none() && self.started.elapsed() > NOTICED && io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template(&template(self.counts, terminal_width())) {
-                bar.set_style(style.progress_chars("=> "));
+                // Before any progress there is no estimate.
+                let eta = |state: &ProgressState, to: &mut dyn fmt::Write| {
+                    let _ = match state.pos() {
+                        0 => to.write_str("-"),
+                        _ => write!(to, "{:#}", HumanDuration(state.eta())),
+                    };
+                };
+                bar.set_style(style.progress_chars("=> ").with_key("eta", eta));
             }
             bar.set_message(self.what);
             self.bar = Some(bar);

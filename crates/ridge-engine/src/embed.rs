@@ -133,7 +133,7 @@ impl Embedder {
                 tables.iter().find(|(known, _)| *known == name).ok_or_else(|| RuntimeError::Argument {
                     kind: "input",
                     why: format!(
-                        "the embedder does not fill it; it has {}",
+                        "the embedder does not provide it; it provides {}",
                         tables.iter().map(|(n, _)| n.as_str()).collect::<Vec<_>>().join(", ")
                     ),
                     name: name.clone(),

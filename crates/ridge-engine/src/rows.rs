@@ -57,7 +57,7 @@ impl Rows {
                 *index = bucket.input_index(&name)?.ok_or_else(|| RuntimeError::Argument {
                     kind: "input",
                     name: name.clone(),
-                    why: "is not read by the changes of rows".into(),
+                    why: "is not an input of the row-update program".into(),
                 })?;
             }
             mirrors.push(Mirror {
@@ -78,7 +78,7 @@ impl Rows {
         let (table, at) = tables.column(name).ok_or_else(|| RuntimeError::Argument {
             kind: "column",
             name: name.to_owned(),
-            why: "is not among the rows of the model's graph".into(),
+            why: "is not a row of the model's graph".into(),
         })?;
         Ok(Column { table, at })
     }

@@ -26,7 +26,7 @@ pub fn object(file: &str, text: &[u8]) -> Result<Map<String, Value>> {
     };
     match value {
         Value::Object(map) => Ok(map),
-        other => Err(fail(format!("it holds {} and not an object", shown(&other)))),
+        other => Err(fail(format!("it is {}, not an object", shown(&other)))),
     }
 }
 

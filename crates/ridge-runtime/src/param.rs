@@ -164,7 +164,8 @@ impl Param {
         match &self.derivation {
             Some(derivation) if derivation.refresh == Refresh::Explicit => {
                 let sources: Vec<&str> = derivation.sources.iter().map(|source| &*source.name).collect();
-                let why = format!("is a stale copy of {}, which changed; refresh it explicitly", sources.join(", "));
+                let why =
+                    format!("is a stale copy of {}, which have changed; refresh it explicitly", sources.join(", "));
                 Err(self.error(why))
             }
             _ => self.refresh(),

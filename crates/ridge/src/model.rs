@@ -217,7 +217,7 @@ impl PlacedModel {
             Network::Encoder(encoder) => Embedder::of_encoder(loaded.session, encoder, options)?,
             Network::Decoder(model) => Embedder::of_decoder(loaded.session, model, options)?,
             Network::ImageClassifier(_) => {
-                return Err(Error::Kind { model: files.to_string(), wanted: "model of texts" });
+                return Err(Error::Kind { model: files.to_string(), wanted: "text model" });
             }
         })
     }

@@ -164,7 +164,7 @@ impl PendingStep {
             return Err(EngineError::Setting {
                 name: "step",
                 value: "of prompts and answers".into(),
-                why: "is run by two programs; time one of either".into(),
+                why: "uses two programs; time a step of one kind".into(),
             });
         };
         let steps = programs.ready(run.wanted, run.extents)?.steps();

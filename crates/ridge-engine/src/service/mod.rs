@@ -97,7 +97,7 @@ impl Service {
             return Err(EngineError::Setting {
                 name: "chunk",
                 value: chunk.to_string(),
-                why: format!("a step must have room for a token of each of {sequences} sequences"),
+                why: format!("a step must have room for one token of each of {sequences} sequences"),
             });
         }
         let engine = Engine::new(session, model, options.engine)?;

@@ -93,6 +93,7 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
         stop_tokens: model.eos_token_ids.iter().copied().chain(tokenizer.eos()).collect(),
         max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
         context,
+        max_context: most,
         chunk: settings.chunk.min(context),
         tokenizer,
         sequence: None,

@@ -13,14 +13,13 @@ pub(super) fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatA
         return;
     }
     let context = count(limits.context, "token");
+    let remedy = if limits.context < limits.max_context { "; --context N raises the limit" } else { "" };
     if answer.left_out > left_out_before {
         let left_out = count(answer.left_out, "message");
-        note(&format!(
-            "(the context of {context} is full: the oldest {left_out} are omitted; --context N raises the limit)"
-        ));
+        note(&format!("(the context of {context} is full: the oldest {left_out} are omitted{remedy})"));
     }
     if answer.finish == Finish::Context {
-        note(&format!("(cut off: the context of {context} is full; --context N raises the limit)"));
+        note(&format!("(cut off: the context of {context} is full{remedy})"));
     }
     if answer.finish == Finish::Length {
         let max = count(limits.max_tokens, "token");
@@ -31,16 +30,18 @@ pub(super) fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatA
     }
 }
 
-/// The text that terminates a reply.
+/// The limits that can cut off a reply.
 #[derive(Clone, Copy)]
 pub(super) struct ChatLimits {
     pub(super) context: usize,
+    /// The longest context that the model supports.
+    max_context: usize,
     max_tokens: usize,
 }
 
 impl ChatModel {
     pub(super) fn limits(&self) -> ChatLimits {
-        ChatLimits { context: self.context, max_tokens: self.max_tokens }
+        ChatLimits { context: self.context, max_context: self.max_context, max_tokens: self.max_tokens }
     }
 }
 

@@ -253,7 +253,14 @@ impl<'a> Talk<'a> {
             // The write reports the error.
             let _ = std::fs::create_dir_all(folder);
         }
-        match save(&self.conversation, &file) {
+        let saved = save(&self.conversation, &file);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            // Conversations are private, as the input history is.
+            let _ = std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600));
+        }
+        match saved {
             Ok(()) if self.settings.notes => {
                 note(&format!("(saved to {0}; ridge chat --load {0} continues it)", file.display()));
             }

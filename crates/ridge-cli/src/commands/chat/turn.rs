@@ -27,6 +27,8 @@ pub(super) struct ChatModel {
     pub(super) stop_tokens: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) context: usize,
+    /// The longest context that the model supports.
+    pub(super) max_context: usize,
     pub(super) chunk: usize,
     /// The sequence whose cached tokens are `cached`.
     pub(super) sequence: Option<SequenceId>,

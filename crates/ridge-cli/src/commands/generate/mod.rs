@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ridge::{Cluster, CollectiveError, LoadedEngine, Placement, RunSettings, TensorParallel};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
+use ridge_hub::HubModel;
 use ridge_hw::units::Seconds;
 use ridge_models::{Model, ModelConfig, ModelFiles};
 use ridge_text::Tokenizer;
@@ -108,6 +109,11 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
         let seed = settings.sampling.values.seed;
         note(&format!("seed {seed}; --seed {seed} reproduces this text"));
     }
+    if let (true, None, GeneratePrompt::Text(text)) = (settings.notes, &settings.model.path, &settings.prompt)
+        && looks_like_a_model(text)
+    {
+        note(&format!("{text} is used as the prompt of the embedded model; to use it as the model, give -m {text}"));
+    }
     if settings.notes && !settings.json && prompt.tokenizer.is_none() {
         note(&format!("no tokenizer.json in {files}; printing token ids"));
     }
@@ -138,6 +144,12 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Whether a prompt was probably meant as a model: a name on the Hub, or a path.
+fn looks_like_a_model(text: &str) -> bool {
+    let is_path = ["/", "./", "../", "~/"].iter().any(|begin| text.starts_with(begin));
+    text.parse::<HubModel>().is_ok() || is_path && !text.contains(char::is_whitespace)
 }
 
 /// The prompt as tokens.

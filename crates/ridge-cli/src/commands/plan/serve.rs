@@ -90,7 +90,7 @@ pub(crate) struct PlanServeArgs {
 
 /// Serving software from the table.
 fn software(name: &str) -> std::result::Result<&'static Software, String> {
-    Software::find(name, "").ok_or_else(|| format!("is none of {}", Software::names().join(", ")))
+    Software::find(name, "").ok_or_else(|| format!("is not one of {}", Software::names().join(", ")))
 }
 
 /// Median error of these figures in percent, for dense and for mixture-of-experts models, from `cargo xtask accuracy` on
