@@ -1,4 +1,4 @@
-//! The columns of rows on the device: what each holds of a sequence.
+//! The columns of the row tables on the device: the data of a sequence that each contains.
 
 use ridge_models::{RowTables, block_table_name};
 

@@ -1,4 +1,4 @@
-//! Texts to vectors: batches of whole texts through an encoder, or through a decoder whose cache is used again each time.
+//! Text embeddings: batches of whole texts through an encoder, or through a decoder whose cache is reused for each batch.
 
 use std::ops::Range;
 

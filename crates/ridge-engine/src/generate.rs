@@ -1,4 +1,4 @@
-//! One answer at a time: the token loop of whoever has one conversation.
+//! Generation of one sequence at a time, for a single user.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,4 @@
-//! The programs of a model, compiled when they are first needed, and their buckets: what a step writes its inputs to.
+//! The programs of a model, compiled on first use, and their buckets.
 
 use std::sync::Arc;
 

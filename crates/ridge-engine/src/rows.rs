@@ -1,4 +1,4 @@
-//! What the host knows of the tables of rows on the device, and sends of them: only what changed.
+//! The host's mirror of the row tables on the device; only changes are sent.
 
 use ridge_graph::Bindings;
 use ridge_models::{LENGTH, RowTables, row_changes, symbols};

@@ -1,7 +1,6 @@
-//! Strict JSON: one object, with no key named twice.
+//! Strict JSON: one object without duplicate keys.
 //!
-//! `serde_json` keeps the last of two equal keys, and another program might keep the first. A file that is read in two
-//! ways is refused.
+//! `serde_json` keeps the last of two equal keys, and another program might keep the first. Such ambiguous files are rejected.
 
 use std::fmt;
 

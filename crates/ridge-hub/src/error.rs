@@ -1,4 +1,4 @@
-//! Why a model could not be downloaded.
+//! The errors of downloads.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Which files a revision of a model has.
+//! The files of a revision of a model.
 
 use ridge_files::hub::{HubModel, is_commit};
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Which of a model's files Ridge needs.
+//! Selection of the files that Ridge needs.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! What the environment says about the Hub, in the variables that `huggingface_hub` reads.
+//! Settings from the environment, in the variables that `huggingface_hub` reads.
 
 use std::path::PathBuf;
 use std::time::Duration;

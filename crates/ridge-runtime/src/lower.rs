@@ -1,4 +1,4 @@
-//! The compile pipeline: from the graph that a model wrote to groups that a backend runs.
+//! The compile pipeline: from a model's graph to groups that a backend runs.
 
 use std::sync::Arc;
 

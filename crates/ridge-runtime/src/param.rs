@@ -1,5 +1,5 @@
-//! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are all
-//! of one kind here, found by name, read by some programs and updated by others.
+//! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are handled
+//! uniformly: found by name, read by some programs and updated by others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! Compiled graphs with the parameters they use, and their buckets: what is submitted step by step.
+//! Compiled graphs with their parameters, and the buckets that are submitted step by step.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Several ranks of one process as one backend: whatever is done to it is done to each of them, in the same order.
+//! Several ranks of one process as one backend: each operation is applied to every rank, in the same order.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Why a model could not be opened, placed or run.
+//! Errors of opening, placing and running a model.
 
 use ridge_comm::CommError;
 use ridge_engine::EngineError;

@@ -1,4 +1,4 @@
-//! The short way: a model, opened, placed and run.
+//! The short form of the library: a model, opened, placed and run.
 
 use std::fmt;
 use std::ops::ControlFlow;

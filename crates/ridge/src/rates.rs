@@ -1,4 +1,4 @@
-//! Rates of memory and arithmetic that a device reaches, with which a model's speed is compared.
+//! Measured memory and arithmetic rates of a device, with which a model's speed is compared.
 
 use ridge_cpu::measure::{MemoryProbe, matmul};
 use ridge_graph::ops::Quantize;

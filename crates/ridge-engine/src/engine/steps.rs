@@ -1,4 +1,4 @@
-//! Steps of an engine: run to their end one by one, or submitted and completed with two in flight.
+//! Steps of an engine: run to completion one by one, or submitted and completed with two in flight.
 
 use ridge_runtime::LaunchTime;
 

@@ -1,4 +1,4 @@
-//! Which tokens may come next where an answer must be of some language, by `llguidance`.
+//! Token masks of grammars and schemas, by `llguidance`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Masks of grammars that take long, computed beside the steps.
+//! Expensive grammar masks, computed concurrently with steps.
 //!
-//! The mask of most grammars takes microseconds, and is computed between two steps. A grammar whose last mask was costly
-//! goes to an [`Executor`] of the service's owner instead, with the token that was sampled; its answer has no row in a
-//! step until it is back, and others continue.
+//! The mask of most grammars takes microseconds and is computed between two steps. A grammar whose last mask was expensive is passed
+//! to an [`Executor`] of the service's owner, with the sampled token. Its sequence has no row in a step until the mask is ready;
+//! other sequences continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! What users ask of a service, and what they are told.
+//! Requests to a service, and its events.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Weights that are several published tensors of one shape. Where these lie one behind another in one file, the weight
-//! is that range of it; otherwise they are copied together when the weight is first read.
+//! Weights that are composed of several published tensors of one shape. If these are contiguous in one file, the weight is that
+//! range of it; otherwise they are copied together when the weight is first read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
-//! Reads a file's header: `GGUF`, a version, counts, metadata, and where the tensors are. Everything is little-endian;
-//! a text is its length in 64 bits and its bytes.
+//! Reads a file's header: `GGUF`, a version, counts, metadata, and the positions of tensors. Everything is little-endian; a string
+//! is its length in 64 bits followed by its bytes.
 //!
-//! Nothing is allocated by a claimed length: texts are cut out of what is there, and an array stays in the file, where
-//! it was walked once, so memory is within a small multiple of the file's header.
+//! No allocation depends on a claimed length: strings are slices of the file, and an array stays in the file after one validation
+//! pass, so memory is within a small multiple of the file's header.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The types of tensors.
+//! Tensor types.
 
 use ridge_graph::{DType, FormatRef};
 

@@ -1,4 +1,4 @@
-//! Writes a file: the header, then each tensor as it comes.
+//! Writes a file: the header, then the tensors in order.
 
 use std::io::{self, Write};
 

@@ -139,9 +139,9 @@ pub enum Reject {
     },
     /// It does not fit.
     Memory {
-        /// MiB that are needed on the fullest rank.
+        /// Memory needed on the rank with the highest use, in MiB.
         needed_mib: u64,
-        /// MiB that there are.
+        /// Available memory, in MiB.
         has_mib: u64,
     },
 }
