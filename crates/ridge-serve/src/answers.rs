@@ -175,7 +175,7 @@ impl Drop for Answers {
         } else if self.ended() {
             "done"
         } else {
-            "left"
+            "cancelled"
         };
         tracing::info!(
             id = self.id,
@@ -184,7 +184,7 @@ impl Drop for Answers {
             cached_tokens = usage.cached,
             completion_tokens = usage.completion,
             seconds = self.began.elapsed().as_secs_f64(),
-            "answered"
+            "completed"
         );
     }
 }

@@ -178,7 +178,7 @@ impl App {
         match spawn_blocking(move || work(&app)).await {
             Ok(outcome) => outcome,
             Err(error) => {
-                tracing::error!(%error, "a request could not be prepared");
+                tracing::error!(%error, "a request could not be tokenised or rendered");
                 Err(ApiError::internal("the request could not be prepared; see the server's log"))
             }
         }

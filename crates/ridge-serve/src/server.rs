@@ -128,7 +128,7 @@ pub fn serve(
         worker.drain();
     }
     let engine_stopped = drained && thread_ends(&thread, Duration::from_secs(5), app);
-    tracing::info!(drained, engine_stopped, "ended");
+    tracing::info!(drained, engine_stopped, "shut down");
     Ok(())
 }
 

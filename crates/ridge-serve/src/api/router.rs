@@ -31,7 +31,7 @@ macro_rules! takes_body {
             let caller = request.extensions().get::<Caller>().cloned().ok_or_else(|| ApiError::internal("no caller"))?;
             let body = read_body(&app, request).await?;
             if app.options.log_prompts {
-                tracing::info!(id = caller.id, body = %String::from_utf8_lossy(&body), "asked");
+                tracing::info!(id = caller.id, body = %String::from_utf8_lossy(&body), "request body");
             }
             $handler(&app, &caller, body).await
         })
