@@ -1,4 +1,4 @@
-//! The command line as a whole: all commands, what each is run by.
+//! The command line as a whole: all commands and their dispatch.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -33,30 +33,30 @@ use crate::error::Result;
     max_term_width = 100,
     after_help = "\
 Examples:
-  ridge generate                              a story from the embedded model
-  ridge generate DIR \"Once upon a\"            a downloaded model continues a prompt
+  ridge generate                              generates a story with the embedded model
+  ridge generate DIR \"Once upon a\"            continues a prompt with a downloaded model
   ridge pull Qwen/Qwen3-0.6B                  downloads a model from the Hugging Face Hub
-  ridge chat Qwen/Qwen3-0.6B                  a conversation with it
-  ridge serve model.gguf                      OpenAI-compatible API and a web page
-  ridge tokenize \"Once upon a\"                token ids and spellings
-  ridge eval --perplexity FILE                perplexity of a text
-  ridge bench DIR                             throughput, with its floor
-  ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
-  ridge inspect DIR                           structure, parameters, cost per token
-  ridge doctor                                hardware and measured rates
-  ridge plan fit DIR --device H100            whether it fits, and for how many users
+  ridge chat Qwen/Qwen3-0.6B                  chats with it
+  ridge serve model.gguf                      serves an OpenAI-compatible API and a web page
+  ridge tokenize \"Once upon a\"                lists token ids and spellings
+  ridge eval --perplexity FILE                computes the perplexity of a text
+  ridge bench DIR                             measures throughput and its roofline floor
+  ridge quantize DIR out.gguf --format q4_k   quantises, for Ridge and llama.cpp
+  ridge inspect DIR                           shows structure, parameters and cost per token
+  ridge doctor                                shows the hardware and measured rates
+  ridge plan fit DIR --device H100            whether it fits, and for how many sequences
 
-DIR is a folder in the Hugging Face layout. Commands take it, a GGUF file, or the ORG/NAME of a model that
-`ridge pull` downloaded, as the first argument, or anywhere as -m or --model."
+DIR is a folder in the Hugging Face layout. A GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`, works as \
+well. The model is the first argument of a command, or follows -m or --model anywhere."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: CliCommand,
 }
 
-/// The arguments with `--model` before a model that directly follows a command which takes one: a GGUF file, a folder
-/// with a config.json, or a name on the Hub. If the command also takes a text there, the model of that name must have been
-/// downloaded, or another argument must follow that can be the text.
+/// Inserts `--model` before a model that directly follows its command: a GGUF file, a folder with a config.json, or a name
+/// on the Hub. If the command also accepts a text there, a name counts as a model only if that model was downloaded or the
+/// text follows it.
 pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let takes_model = |command: &&Command| {
