@@ -15,15 +15,6 @@
 #define SLICE_A (ROWS * DEPTH * 2)
 #define SLICE (SLICE_A + COLUMNS * DEPTH * 2)
 
-// Of four lanes that each hold pair `lane % 4` of four blocks, each gets all pairs of block `lane % 4`.
-__device__ inline void turn(u32* v, int lane) {
-    const bool odd = lane & 1, high = lane & 2;
-    u32 x = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
-    if (odd) { v[0] = x; v[2] = y; } else { v[1] = x; v[3] = y; }
-    x = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2), y = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
-    if (high) { v[0] = x; v[1] = y; } else { v[2] = x; v[3] = y; }
-}
-
 __device__ inline u32 pack(float low, float high) { return Mma<D>::pack(low, high); }
 __device__ inline float low(u32 x) { return D::load((u16)x); }
 __device__ inline float high(u32 x) { return D::load((u16)(x >> 16)); }
@@ -68,7 +59,7 @@ __device__ inline void store(const float* d, void* out, const void* r, i64 row, 
                 v[i] = pack(gated(low(v[i]), low(up)), gated(high(v[i]), high(up)));
 #endif
             }
-            turn(v, lane);
+            quad_transpose(v, lane);
             const i64 c = column + 8 * (j + lane % 4);
             if (at < m && c < n) {
 #if ADD

@@ -40,6 +40,13 @@ __device__ inline void copy_box(u32 to, const TensorMap* map, u32 barrier, int c
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
+// Of a matrix that is described in groups of eight rows, slice by slice of 64 columns: the box from `group` on. Each slice of a
+// group is 1024 bytes of shared memory, and the slices of a group follow each other.
+__device__ inline void copy_groups(u32 to, const TensorMap* map, u32 barrier, int group) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %3, %4}], [%2];"
+        :: "r"(to), "l"(map), "r"(barrier), "r"(0), "r"(group) : "memory");
+}
 __device__ inline void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
 }
@@ -49,10 +56,26 @@ template <int N> __device__ inline void registers_raise() { asm volatile("setmax
 template <int N> __device__ inline void registers_lower() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
 // A matrix in shared memory of rows of 128 bytes, swizzled by 128 bytes, from `at` on, which is a multiple of 1024 and
-// then of 32 along the row.
-__device__ inline u64 swizzled(u32 at) {
-    const u64 groups = 1024 >> 4;  // from eight rows to the next eight
-    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | groups << 32 | (u64)1 << 62;
+// then of 32 along the row; `groups` bytes from eight rows to the next eight.
+__device__ inline u64 swizzled(u32 at, u32 groups = 1024) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(groups >> 4) << 32 | (u64)1 << 62;
+}
+
+// A matrix that is multiplied along its rows: slices of 64 columns, `slices` bytes from one to the next, each with rows of 128
+// bytes swizzled by 128 bytes, `groups` bytes from eight rows to the next eight. `at` is a multiple of 1024.
+__device__ inline u64 swizzled_columns(u32 at, u32 slices, u32 groups) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)(slices >> 4) << 16 | (u64)(groups >> 4) << 32 | (u64)1 << 62;
+}
+
+// Stores of this thread to shared memory come before what the copy engine and wgmma do there behind the next barrier.
+__device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barriers of some of a block's threads: `threads` of them wait or arrive at number `id` in each phase.
+__device__ inline void group_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+__device__ inline void group_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -97,4 +120,20 @@ template <class D, int COLUMNS> struct Wgmma;
         SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64), SUMS_32(d, 96))
 WGMMAS(BF16, "bf16")
 WGMMAS(F16, "f16")
+
+// As above, with a in registers, as mma.sync takes it for each warp's 16 rows, and b 16 x COLUMNS (`swizzled_columns`).
+template <class D, int COLUMNS> struct WgmmaRows;
+#define WGMMA_ROWS(D, TYPE, COLUMNS, PLACES, A, B, ADD, ...) \
+    template <> struct WgmmaRows<D, COLUMNS> { \
+        __device__ static void of(float* d, const u32* a, u64 b, int add) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n" \
+                "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" PLACES "}, {" A "}, " B \
+                ", p, 1, 1, 1;\n}" : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+        } \
+    };
+#define WGMMAS_ROWS(D, TYPE) \
+    WGMMA_ROWS(D, TYPE, 64, PLACES_0, "%32, %33, %34, %35", "%36", "%37", SUMS_32(d, 0)) \
+    WGMMA_ROWS(D, TYPE, 128, PLACES_0 ", " PLACES_1, "%64, %65, %66, %67", "%68", "%69", SUMS_32(d, 0), SUMS_32(d, 32))
+WGMMAS_ROWS(BF16, "bf16")
+WGMMAS_ROWS(F16, "f16")
 #endif

@@ -14,7 +14,7 @@ pub(crate) fn words(arg: &LaunchArg) -> usize {
         LaunchArg::Pointer(..) | LaunchArg::Float(_) => 1,
         LaunchArg::Pointers(slots) => slots.len(),
         LaunchArg::Numbers(numbers) => numbers.len(),
-        LaunchArg::Matrix { .. } => 16,
+        LaunchArg::Matrix { .. } | LaunchArg::Groups { .. } => 16,
     }
 }
 
@@ -36,6 +36,10 @@ pub(crate) fn write(
             LaunchArg::Matrix { at: (slot, offset), dtype, extents, tile } => {
                 let matrix = address(*slot) + *offset as u64;
                 to.copy_from_slice(&device.tensor_map(matrix, *dtype, *extents, *tile)?);
+            }
+            LaunchArg::Groups { at: (slot, offset), dtype, extents, groups } => {
+                let matrix = address(*slot) + *offset as u64;
+                to.copy_from_slice(&device.tensor_map_of_groups(matrix, *dtype, *extents, *groups)?);
             }
         }
         rest = behind;

@@ -9,11 +9,10 @@ use crate::kernel::{
     numbers,
 };
 
-pub(crate) const TEXT: KernelText<'_> = KernelText::new(SOURCE).with_hopper().early_launch();
+pub(crate) const TEXT: KernelText<'_> = KernelText::new(SOURCE).with_hopper().early_launch().persistent();
 /// The text of the kernel alone.
 pub(crate) const SOURCE: &str = include_str!("../kernels/gemm_sm90.cu");
-/// The name of the kernel, whose blocks take tiles in turn: more blocks than processors are of no use.
-pub(crate) const ENTRY: &str = "gemm_sm90";
+const ENTRY: &str = "gemm_sm90";
 /// The architecture that it is made for.
 pub(crate) const ARCH: &str = "sm_90a";
 

@@ -122,6 +122,18 @@ pub enum LaunchArg {
         /// Rows and columns of a box.
         tile: [usize; 2],
     },
+    /// A `TensorMap` of an operand: a matrix of `extents` rows and columns, multiples of 8 and 64, in groups of eight rows
+    /// whose slices of 64 columns follow each other, copied in boxes of `groups` groups.
+    Groups {
+        /// Where the matrix begins.
+        at: SlotOffset,
+        /// The dtype of its elements.
+        dtype: DType,
+        /// Its rows and columns.
+        extents: [usize; 2],
+        /// Groups of a box.
+        groups: usize,
+    },
 }
 
 /// One operation that the device runs.
@@ -152,6 +164,8 @@ pub(crate) enum DeviceAction {
     /// The candidate that takes least time on this GPU, timed on random operands with these numbers of elements; the
     /// choice is stored under the key. The first candidate runs on every GPU.
     Autotuned { key: String, operands: Vec<(SlotOffset, DType, usize)>, candidates: Vec<KernelCandidate> },
+    /// `actions` on GPUs of the architecture `arch`, such as `sm_90a`, and `otherwise` on others.
+    ByArch { arch: &'static str, actions: Vec<Self>, otherwise: Vec<Self> },
     /// Moves bytes between operands.
     Copy { from: OperandSlot, to: OperandSlot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
@@ -227,12 +241,13 @@ pub struct KernelText<'a> {
     headers: &'static [&'static str],
     body: &'a str,
     early_launch: bool,
+    persistent: bool,
 }
 
 impl<'a> KernelText<'a> {
     /// A text over the common header, whose launches begin when all earlier work has ended.
     pub const fn new(body: &'a str) -> Self {
-        Self { headers: &[HEADER], body, early_launch: false }
+        Self { headers: &[HEADER], body, early_launch: false, persistent: false }
     }
 
     /// This text, including the header of tiles too.
@@ -258,6 +273,11 @@ impl<'a> KernelText<'a> {
     pub const fn early_launch(self) -> Self {
         Self { early_launch: true, ..self }
     }
+
+    /// Declares that blocks take their work in turn, so that no more are launched than there are multiprocessors.
+    pub const fn persistent(self) -> Self {
+        Self { persistent: true, ..self }
+    }
 }
 
 /// The source of one kernel, ready to be compiled.
@@ -269,6 +289,8 @@ pub struct CudaSource {
     pub text: String,
     /// See [`KernelText::early_launch`].
     pub(crate) early_launch: bool,
+    /// See [`KernelText::persistent`].
+    pub(crate) persistent: bool,
 }
 
 impl CudaSource {
@@ -279,7 +301,8 @@ impl CudaSource {
             source += &format!("#define {name} {value}\n");
         }
         source += text.body;
-        Arc::new(Self { entry: entry.into(), text: source, early_launch: text.early_launch })
+        let KernelText { early_launch, persistent, .. } = *text;
+        Arc::new(Self { entry: entry.into(), text: source, early_launch, persistent })
     }
 
     /// The text without its headers.

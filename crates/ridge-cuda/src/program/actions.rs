@@ -99,6 +99,11 @@ impl BoundActions {
                         actions.extend(candidates[choice].actions.iter().rev());
                         continue;
                     }
+                    DeviceAction::ByArch { arch, actions: there, otherwise } => {
+                        let chosen = if device.arch() == *arch { there } else { otherwise };
+                        actions.extend(chosen.iter().rev());
+                        continue;
+                    }
                     DeviceAction::Launch { source, grid, threads, shared, args, prefetched } => {
                         let first = words;
                         words += args.iter().map(args::words).sum::<usize>();

@@ -111,6 +111,7 @@ fn may_be_product(action: &DeviceAction) -> bool {
     match action {
         DeviceAction::Product { .. } => true,
         DeviceAction::Autotuned { candidates, .. } => candidates.iter().flat_map(|c| &c.actions).any(may_be_product),
+        DeviceAction::ByArch { actions, otherwise, .. } => actions.iter().chain(otherwise).any(may_be_product),
         DeviceAction::Launch { .. }
         | DeviceAction::Copy { .. }
         | DeviceAction::Constant { .. }
