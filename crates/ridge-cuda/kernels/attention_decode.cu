@@ -2,14 +2,15 @@
 // bytes of the keys and values that the tokens see, read once for all query heads that share them, over the bandwidth.
 // The work is (token, key head) units of STEP positions a step, laid end to end and divided evenly over the blocks of the
 // grid, which compute their shares from the positions (stream-K: Osama et al. 2023, section 4): long and short sequences
-// balance whatever the batch. A unit that lies in one block is complete; others leave a piece in each of their blocks, which
-// `attention_decode_join` puts together.
+// balance whatever the batch. A unit that lies in one block is complete; others leave a piece in each of their blocks, and the
+// block that is the last to leave one puts them together.
 // A warp takes 16 positions at a time through a ring of its own in shared memory, so warps never wait for each other. The
 // query heads that share a key head are the rows of a 16-row matrix tile.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 16; SHARE, query heads of a key head; HEADS of a
 // unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
 // WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
-// MAX_BLOCKS of the grid; JOIN, 0 or 1. Shared memory holds the rings, or the warps' results, and an int for each token and one more.
+// MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
+// rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks.
 
 #define CHUNKS (DIM / 8)
@@ -23,6 +24,9 @@
 #define SIDE_BYTES (16 * ROW_CHUNKS * 16)
 #define RING_BYTES (WARPS * STAGES * 2 * SIDE_BYTES)
 #define RESULT_BYTES (WARPS * HEADS * DIM * 4)
+#define WEIGHT_BYTES (HEADS * MAX_BLOCKS * 4)
+#define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
+#define ROOM_BYTES MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES))
 
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * ROW_CHUNKS + (CHUNKS % 8 == 0 ? c ^ (r & 7) : c)) * 16; }
 
@@ -32,13 +36,10 @@ __device__ inline float power(float x) {
     return y;
 }
 
-// A unit of which a block has a part, for the join: its token and first query head, its first step and how many it has.
-struct alignas(16) Unit { int token, head, begin, steps; };
-
 // A block's pieces in scratch memory: of the unit it begins within, and of the one it ends within. Each has the maximum and
 // sum of every head in front of its values.
-struct Piece { float most[HEADS], total[HEADS], value[HEADS][DIM]; };
-struct Share { Unit first; int all, unused[3]; Piece pieces[2]; };
+struct alignas(16) Piece { float most[HEADS], total[HEADS]; float4 value[HEADS][DIM / 4]; };
+struct Share { Piece pieces[2]; };
 
 // `all` steps in their order over the blocks, as evenly as they divide: the first `extra` blocks have one more than `each`.
 struct Division {
@@ -57,55 +58,17 @@ struct Division {
     }
 };
 
-#if JOIN
-// A block puts together one head of the unit that begins in block x and ends behind it. Numbers: query heads, blocks.
-extern "C" __global__ __launch_bounds__(256) void attention_decode_join(
-    const Share* __restrict__ shares, D::Raw* __restrict__ out, Numbers<2> n
-) {
-    __shared__ float weights[MAX_BLOCKS], parts[256], room[32];
-    others_may_begin();
-    after_others();
-    const int heads = (int)n.v[0], from = blockIdx.x, h = blockIdx.y;
-    const Division division(shares[0].all, (int)n.v[1]);
-    if (from + 1 >= division.blocks) return;
-    const Unit unit = shares[from + 1].first;
-    if (unit.begin >= division.begin(from + 1) || unit.begin < division.begin(from)) return;
-    if (h >= (unit.head / SHARE + 1) * SHARE - unit.head) return;
-    const int count = division.block_of(unit.begin + unit.steps - 1) - from + 1;
-    auto piece = [&](int i) { return &shares[from + i].pieces[i == 0 ? 1 : 0]; };
-    float most = MASKED, total = 0.0f;
-    for (int i = threadIdx.x; i < count; i += 256) most = fmaxf(most, weights[i] = piece(i)->most[h]);
-    most = block_reduce<Max>(most, room);
-    for (int i = threadIdx.x; i < count; i += 256) {
-        weights[i] = power(weights[i] - most);
-        total += piece(i)->total[h] * weights[i];
-    }
-    total = block_reduce<Sum>(total, room);
-    __syncthreads();
-    // Several groups of threads take the pieces in turns, and are added in their order.
-    const int groups = 256 / DIM, group = threadIdx.x / DIM, e = threadIdx.x % DIM;
-    float value = 0.0f;
-    if (group < groups) {
-#pragma unroll 8
-        for (int i = group; i < count; i += groups) value += piece(i)->value[h][e] * weights[i];
-    }
-    parts[threadIdx.x] = value;
-    __syncthreads();
-    if (group != 0) return;
-    for (int g = 1; g < groups; ++g) value += parts[g * DIM + e];
-    out[((i64)unit.token * heads + unit.head + h) * DIM + e] = D::store(total == 0.0f ? 0.0f : value / total);
-}
-#else
 extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
     const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
-    Share* __restrict__ shares, float scale, Numbers<4> n
+    Share* shares, u32* counters, float scale, Numbers<4> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
     // Steps of all key heads of the tokens before each token.
-    int* before = (int*)(room + (RING_BYTES > RESULT_BYTES ? RING_BYTES : RESULT_BYTES));
+    int* before = (int*)(room + ROOM_BYTES);
     __shared__ int sums[WARPS];
     __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
+    __shared__ bool last;
 #if PAIRS
     __shared__ float cosine[PAIRS], sine[PAIRS];
 #endif
@@ -149,7 +112,6 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
     const int all = before[tokens];
     const Division division(all, gridDim.x);
     Share* share = shares + blockIdx.x;
-    if (threadIdx.x == 0) share->all = all;
     if (blockIdx.x >= division.blocks) return;
     const int low = division.begin(blockIdx.x), high = division.begin(blockIdx.x + 1);
     // The last token that begins at a step or before.
@@ -173,7 +135,6 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
         const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
         const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
         const int real = min(HEADS, (key + 1) * SHARE - head);
-        if (at == low && threadIdx.x == 0) share->first = Unit{token, head, begin, steps};
         const int id = ids[token], position = positions[token], seen = first_of(position);
         const int stop = min(high, begin + steps);
         const int first = seen + (at - begin) * STEP, end = min(end_of(id, position), seen + (stop - begin) * STEP);
@@ -344,10 +305,61 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
             if (whole) {
                 out[((i64)token * heads + head + h) * DIM + e] = D::store(sum == 0.0f ? 0.0f : result / sum);
             } else {
-                piece->value[h][e] = result;
+                ((float*)piece->value[h])[e] = result;
                 if (e == 0) {
                     piece->most[h] = largest;
                     piece->total[h] = sum;
+                }
+            }
+        }
+        if (!whole) {
+            // The block in which the unit begins, and how many have a piece of it.
+            const int from = division.block_of(begin), count = division.block_of(begin + steps - 1) - from + 1;
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                last = atomicAdd(counters + from, 1) == count - 1;
+                if (last) counters[from] = 0;
+            }
+            __syncthreads();
+            if (last) {
+                __threadfence();
+                auto piece_of = [&](int i) { return &shares[from + i].pieces[i == 0 ? 1 : 0]; };
+                float* weights = (float*)room;
+                for (int h = warp; h < real; h += WARPS) {
+                    float largest = MASKED, sum = 0.0f;
+                    for (int i = lane; i < count; i += 32) {
+                        weights[h * count + i] = __ldcg(piece_of(i)->most + h);
+                        largest = fmaxf(largest, weights[h * count + i]);
+                    }
+#pragma unroll
+                    for (int step = 16; step > 0; step >>= 1)
+                        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+                    for (int i = lane; i < count; i += 32) {
+                        const float factor = power(weights[h * count + i] - largest);
+                        weights[h * count + i] = factor;
+                        sum += __ldcg(piece_of(i)->total + h) * factor;
+                    }
+#pragma unroll
+                    for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                    if (lane == 0) totals[0][h] = sum == 0.0f ? 0.0f : 1.0f / sum;
+                }
+                __syncthreads();
+                for (int i = threadIdx.x; i < real * (DIM / 4); i += WARPS * 32) {
+                    const int h = i / (DIM / 4), e = i % (DIM / 4);
+                    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+                    for (int j = 0; j < count; ++j) {
+                        const float4 x = __ldcg(&piece_of(j)->value[h][e]);
+                        const float w = weights[h * count + j];
+                        sum.x = fmaf(x.x, w, sum.x);
+                        sum.y = fmaf(x.y, w, sum.y);
+                        sum.z = fmaf(x.z, w, sum.z);
+                        sum.w = fmaf(x.w, w, sum.w);
+                    }
+                    const float inverse = totals[0][h];
+                    *(uint2*)(out + ((i64)token * heads + head + h) * DIM + e * 4) = make_uint2(
+                        Mma<D>::pack(sum.x * inverse, sum.y * inverse), Mma<D>::pack(sum.z * inverse, sum.w * inverse));
                 }
             }
         }
@@ -355,4 +367,3 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
         at = stop;
     }
 }
-#endif

@@ -4,8 +4,8 @@
 // tiles compute twice what is seen, so 16,384 tokens run at the rate of two products, some 640 TFLOP/s, and 4,096 at 560. At
 // DIM 64 products and powers take 1,024 cycles each, and some 450 TFLOP/s remain.
 // A block takes (ROWS tokens, query head) items in turn, long ones first, in alternating directions so that sums of lengths are
-// even. Its first two warps are producers, of q and keys and of values: they have the copy engine bring tiles of COLUMNS positions
-// into two rings, a box for each cache block; the first divides an item's tokens into segments of one sequence. Each of CONSUMERS
+// even. Its first three warps are producers, of keys, of values and of q: they have the copy engine bring tiles of COLUMNS positions
+// into two rings, a box for each cache block; the third divides an item's tokens into segments of one sequence. Each of CONSUMERS
 // warpgroups multiplies 64 rows: it issues the scores of the next tile, then the values of this one, and takes the next tile's
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
@@ -147,7 +147,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
             barrier_init(item_full + 8 * s, 1);
-            barrier_init(item_free + 8 * s, CONSUMERS + 1);
+            barrier_init(item_free + 8 * s, CONSUMERS + 2);
         }
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(k_full + 8 * s, 1);
@@ -182,35 +182,42 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     if (group == 0) {
         registers_lower<CONSUMERS == 2 ? 40 : 32>();
         const int warp = threadIdx.x / 32;
-        if (warp >= 2) return;
-        if (threadIdx.x == 0) {
-            prefetch_map(&q);
+        u32 count = 0;
+        if (warp == 2) {
+            if (lane == 0) prefetch_map(&q);
+            for (int round = 0; round < rounds; ++round) {
+                const int at = item_of(round, all);
+                if (at < 0) continue;
+                const int token = token_of(at), slot = count & 1;
+                const u32 full = item_full + 8 * slot;
+                barrier_wait(item_free + 8 * slot, ~(count >> 1) & 1);
+                divide(items[slot], ids, positions, token, tokens, n.v[2] * BLOCK);
+                __syncwarp();
+                if (lane == 0) {
+                    barrier_expect(full, Q_BYTES);
+#pragma unroll
+                    for (int s = 0; s < SLICES; ++s)
+                        copy_box(room + slot * Q_BYTES + s * (ROWS * 128), &q, full, at % heads * DIM + s * 64, token);
+                }
+                __syncwarp();
+                ++count;
+            }
+            return;
+        }
+        if (warp > 2) return;
+        if (lane == 0) {
             prefetch_map(&cache);
 #if !PAGED
             prefetch_map(&values);
 #endif
         }
         const u32 ring = warp == 0 ? k_ring : v_ring, full = warp == 0 ? k_full : v_full, free = warp == 0 ? k_free : v_free;
-        u32 count = 0, stage = 0, parity = 1;
+        u32 stage = 0, parity = 1;
         for (int round = 0; round < rounds; ++round) {
             const int at = item_of(round, all);
             if (at < 0) continue;
-            const int head = at % heads, key = head / SHARE, token = token_of(at), slot = count & 1;
-            Item& item = items[slot];
-            if (warp == 0) {
-                barrier_wait(item_free + 8 * slot, ~(count >> 1) & 1);
-                divide(item, ids, positions, token, tokens, n.v[2] * BLOCK);
-                __syncwarp();
-                if (lane == 0) {
-                    barrier_expect(item_full + 8 * slot, Q_BYTES);
-#pragma unroll
-                    for (int s = 0; s < SLICES; ++s)
-                        copy_box(room + slot * Q_BYTES + s * (ROWS * 128), &q, item_full + 8 * slot, head * DIM + s * 64, token);
-                }
-                __syncwarp();
-            } else {
-                barrier_wait(item_full + 8 * slot, count >> 1 & 1);
-            }
+            const int key = at % heads / SHARE, slot = count & 1;
+            barrier_wait(item_full + 8 * slot, count >> 1 & 1);
             ++count;
 #if PAGED
             // Lanes know the groups of eight cache rows where the tile's blocks begin; past the cache are zeros.
@@ -222,7 +229,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 return block >= 0 && block < n.v[3] ? ((block * 2 + warp) * keys + key) * (BLOCK / 8) : past;
             };
 #endif
-            Cursor cursor(item);
+            Cursor cursor(items[slot]);
 #if PAGED
             int line = line_of(cursor);
 #endif
@@ -252,7 +259,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 __syncwarp();
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
-            if (warp == 1 && lane == 0) barrier_arrive(item_free + 8 * slot);
+            __syncwarp();
+            if (lane == 0) barrier_arrive(item_free + 8 * slot);
         }
     } else {
         registers_raise<CONSUMERS == 2 ? 232 : 160>();

@@ -28,6 +28,34 @@ __device__ inline void barrier_wait(u32 barrier, u32 parity) {
         "@!done bra again_%=; }"
         :: "r"(barrier), "r"(parity) : "memory");
 }
+// Blocks of a cluster: a barrier of all their threads in two halves, and an address of this block's shared memory in that of
+// block `rank`.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline u32 of_rank(u32 at, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// Four floats to another block's shared memory, which arrive at its barrier as bytes.
+__device__ inline void store_remote(u32 to, const float* x, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+        :: "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier) : "memory");
+}
+__device__ inline void arrive_remote(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+__device__ inline void wait_for_cluster(u32 barrier, u32 parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again_%=; }"
+        :: "r"(barrier), "r"(parity) : "memory");
+}
+__device__ inline void load_shared(float* x, u32 from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+        : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
+}
 // `bytes` (a multiple of 16) from global to shared memory, which arrive at `barrier`.
 __device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -30,7 +30,9 @@ pub(crate) fn write(
         let (to, behind) = rest.split_at_mut(words(arg));
         match arg {
             LaunchArg::Pointer(slot, offset) => to[0] = address(*slot) + *offset as u64,
-            LaunchArg::Pointers(slots) => to.iter_mut().zip(slots).for_each(|(word, slot)| *word = address(*slot)),
+            LaunchArg::Pointers(slots) => {
+                to.iter_mut().zip(slots).for_each(|(word, (slot, offset))| *word = address(*slot) + *offset as u64);
+            }
             LaunchArg::Float(value) => to[0] = u64::from(value.to_bits()),
             LaunchArg::Numbers(numbers) => to.iter_mut().zip(numbers).for_each(|(word, n)| *word = *n as u64),
             LaunchArg::Matrix { at: (slot, offset), dtype, extents, tile } => {

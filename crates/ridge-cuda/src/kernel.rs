@@ -19,6 +19,9 @@ const TILE: &str = include_str!("../kernels/tile.cuh");
 /// The header of kernels for Hopper.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
+/// Bytes of [`OperandSlot::Zeros`].
+pub(crate) const ZERO_BYTES: usize = 4096;
+
 /// Maximum number of blocks of a launch of the simple kernels, which loop over what is left.
 const MAX_BLOCKS: usize = 1 << 16;
 
@@ -95,6 +98,8 @@ pub enum OperandSlot {
     Output(usize),
     /// Memory that no other launch uses meanwhile.
     Scratch,
+    /// [`ZERO_BYTES`] bytes that are zeros when a launch begins, and that it leaves as zeros.
+    Zeros,
 }
 
 /// An operand and an offset into it in bytes.
@@ -105,8 +110,8 @@ pub type SlotOffset = (OperandSlot, usize);
 pub enum LaunchArg {
     /// The address of an operand plus an offset in bytes.
     Pointer(OperandSlot, usize),
-    /// A struct of addresses, by value.
-    Pointers(Vec<OperandSlot>),
+    /// A struct of addresses as of [`LaunchArg::Pointer`], by value.
+    Pointers(Vec<SlotOffset>),
     /// `Numbers<N>`, by value.
     Numbers(Vec<i64>),
     /// A `float`.
@@ -241,13 +246,14 @@ pub struct KernelText<'a> {
     headers: &'static [&'static str],
     body: &'a str,
     early_launch: bool,
-    persistent: bool,
+    /// Blocks of a cluster, where blocks take their work in turn; 0 where they do not.
+    persistent: u32,
 }
 
 impl<'a> KernelText<'a> {
     /// A text over the common header, whose launches begin when all earlier work has ended.
     pub const fn new(body: &'a str) -> Self {
-        Self { headers: &[HEADER], body, early_launch: false, persistent: false }
+        Self { headers: &[HEADER], body, early_launch: false, persistent: 0 }
     }
 
     /// This text, including the header of tiles too.
@@ -274,9 +280,10 @@ impl<'a> KernelText<'a> {
         Self { early_launch: true, ..self }
     }
 
-    /// Declares that blocks take their work in turn, so that no more are launched than there are multiprocessors.
-    pub const fn persistent(self) -> Self {
-        Self { persistent: true, ..self }
+    /// Declares that blocks take their work in turn, so that no more are launched than there are multiprocessors, and only whole
+    /// clusters of so many.
+    pub const fn persistent(self, cluster: u32) -> Self {
+        Self { persistent: cluster, ..self }
     }
 }
 
@@ -290,7 +297,7 @@ pub struct CudaSource {
     /// See [`KernelText::early_launch`].
     pub(crate) early_launch: bool,
     /// See [`KernelText::persistent`].
-    pub(crate) persistent: bool,
+    pub(crate) persistent: u32,
 }
 
 impl CudaSource {

@@ -188,6 +188,9 @@ impl CudaDevice {
 
     /// Blocks of a launch: no more than run at once where they take their work in turn.
     pub(crate) fn grid(&self, source: &CudaSource, grid: [u32; 3]) -> [u32; 3] {
-        if source.persistent { [grid[0].min(self.context.processors), 1, 1] } else { grid }
+        match source.persistent {
+            0 => grid,
+            cluster => [grid[0].min(self.context.processors / cluster * cluster), 1, 1],
+        }
     }
 }

@@ -8,8 +8,8 @@ use ridge_graph::{DType, Function, Sym};
 use super::entry::CudaKernelEntry;
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, name,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ATTENTION: KernelText<'_> =
@@ -27,7 +27,7 @@ pub(super) const PROMPT: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/runs.cuh"), include_str!("../../kernels/attention_sm90.cu")))
         .with_hopper()
         .early_launch()
-        .persistent();
+        .persistent(1);
 pub(super) const TILES: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
 
@@ -70,8 +70,9 @@ const MANY: usize = 8;
 const ROWS: usize = 128;
 const COLUMNS: usize = 64;
 
-/// Blocks of the decode kernel: two for each multiprocessor of a full GPU.
+/// Blocks of the decode kernel: two for each multiprocessor of a full GPU. Each has a counter in [`OperandSlot::Zeros`].
 const DECODE_BLOCKS: usize = 264;
+const _: () = assert!(DECODE_BLOCKS * 4 <= ZERO_BYTES);
 /// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory: 32 kB of them.
 const DECODE_TOKENS: usize = 8192;
 /// Stages of a warp's ring in the decode kernel.
@@ -214,28 +215,23 @@ impl AttentionCall<'_> {
             ("STAGES", DECODE_STAGES.to_string()),
             ("MAX_BLOCKS", DECODE_BLOCKS.to_string()),
         ]);
-        let source_of = |entry, join: &str| {
-            let mut all = defines.clone();
-            all.push(("JOIN", join.into()));
-            source(entry, &all, &DECODE)
-        };
         let used = used.next_multiple_of(16);
         let scratch = LaunchArg::Pointer(OperandSlot::Scratch, used);
         let mut args = self.inputs(q);
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
-        args.extend([output(0), scratch.clone(), LaunchArg::Float(self.op.scale as f32), n]);
-        let mut kernel = grid(source_of("attention_decode", "0"), [blocks, 1, 1], warps as u32 * 32, args)?;
+        let counters = LaunchArg::Pointer(OperandSlot::Zeros, 0);
+        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32), n]);
+        let source = source("attention_decode", &defines, &DECODE);
+        let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
         // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks.
         let chunks = self.dim / 8;
         let row = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
         let ring = warps * DECODE_STAGES * 2 * 16 * row;
         let results = warps * heads * self.dim * 4;
-        set_shared(&mut kernel, ring.max(results) + (self.tokens + 1) * 4);
-        let args = vec![scratch, output(0), numbers(&[self.heads, blocks])];
-        let join = grid(source_of("attention_decode_join", "1"), [blocks - 1, heads, 1], 256, args)?;
-        kernel.actions.extend(join.actions);
-        // `Share` of the text: a unit, a number, and two pieces of every head's maximum, sum and values.
-        kernel.scratch = used + blocks * (32 + 2 * heads * (2 + self.dim) * 4).next_multiple_of(16);
+        let weights = heads * DECODE_BLOCKS * 4;
+        set_shared(&mut kernel, ring.max(results).max(weights) + (self.tokens + 1) * 4);
+        // `Share` of the text: two pieces of every head's maximum, sum and values.
+        kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
     }
 
