@@ -22,9 +22,11 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 16] = [
     adjust::ADJUST,
     attention::ATTENTION,
+    attention::DECODE,
+    attention::PROMPT,
     attention::TILES,
     experts::EXPERTS,
     grouped_linear::ROWS,

@@ -3,7 +3,7 @@
 use ridge_graph::DType;
 
 use crate::cublaslt::{GemmScales, GemmShape};
-use crate::gemm::{self, Epilogue, GemmProblem};
+use crate::gemm::{self, Epilogue, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, name,
     numbers,
@@ -44,17 +44,26 @@ pub(super) fn matmul(spec: &CudaKernelSpec<'_>, trans_a: bool, trans_b: bool) ->
         out: ((OperandSlot::Output(0), 0), out.dtype),
         transposed: (trans_a, trans_b),
     };
-    of.fastest(Epilogue::Nothing, product(&of))
+    let made = product(&of);
+    MatrixProduct::fastest(&[of], Epilogue::Nothing, made)
 }
 
 impl MatrixProduct {
-    /// The fastest of `kernel`, which makes the product and what follows, and of others that do.
-    pub(crate) fn fastest(&self, after: Epilogue, kernel: CudaKernel) -> CudaKernel {
-        let Self { batches, rows, columns, depth, a: (x, dtype), b: (w, other), out: (y, result), transposed } = *self;
-        if batches != 1 || transposed != (false, true) || dtype != other || rows <= 16 {
+    /// The fastest of `kernel`, which makes these products of one left side and what follows, and of others that do.
+    pub(crate) fn fastest(products: &[Self], after: Epilogue, kernel: CudaKernel) -> CudaKernel {
+        let Some(first) = products.first() else { return kernel };
+        let Self { rows, depth, a: (x, dtype), out: (_, result), .. } = *first;
+        let takes = |of: &Self| {
+            let same =
+                of.rows == rows && of.depth == depth && of.a == (x, dtype) && of.b.1 == dtype && of.out.1 == result;
+            same && of.batches == 1 && of.transposed == (false, true)
+        };
+        if rows <= 16 || !products.iter().all(takes) {
             return kernel;
         }
-        gemm::fastest(kernel, &GemmProblem { rows, columns, depth, operands: dtype, result, x, w, y, after })
+        let side = |of: &Self| GemmSide { columns: of.columns, w: of.b.0, y: of.out.0 };
+        let sides = products.iter().map(side).collect();
+        gemm::fastest(kernel, &GemmProblem { rows, depth, operands: dtype, result, x, sides, after })
     }
 }
 
