@@ -3,6 +3,7 @@
 
 mod adjust;
 mod attention;
+mod attention_training;
 mod entry;
 mod experts;
 mod grouped_linear;
@@ -13,6 +14,7 @@ mod quantize;
 mod rope;
 mod sampling;
 mod tokens;
+mod training;
 
 use ridge_graph::passes;
 
@@ -22,10 +24,11 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 17] = [
     adjust::ADJUST,
     attention::ATTENTION,
     attention::TILES,
+    attention_training::TRAINING,
     experts::EXPERTS,
     grouped_linear::ROWS,
     grouped_linear::TILES,
@@ -37,6 +40,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 14] = [
     rope::ROPE,
     sampling::SAMPLE,
     tokens::TOKENS,
+    training::LOSS,
+    training::SUMS,
 ];
 
 /// The kernels that may claim patterns, by name. A backend has one, to which its caller may add.
@@ -51,6 +56,7 @@ impl CudaKernelRegistry {
         let entries = [
             adjust::entries(),
             attention::entries(),
+            attention_training::entries(),
             experts::entries(),
             grouped_linear::entries(),
             linear::entries(),
@@ -60,6 +66,7 @@ impl CudaKernelRegistry {
             rope::entries(),
             sampling::entries(),
             tokens::entries(),
+            training::entries(),
         ];
         Self { entries: entries.concat() }
     }

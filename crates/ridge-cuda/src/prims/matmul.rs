@@ -76,9 +76,17 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         args.push(numbers(&[batches, m, n, k]));
         return blocks(source, (batches * n).div_ceil(8), 256, args);
     }
-    let shape =
-        GemmShape { rows: m, columns: n, depth: k, operands: at, result: ot, added: false, scales: GemmScales::None };
-    let tensor_cores = at == bt && batches == 1 && transposed == (false, true) && shape.fits() && m > 0 && n > 0;
+    let shape = GemmShape {
+        rows: m,
+        columns: n,
+        depth: k,
+        operands: at,
+        result: ot,
+        added: false,
+        scales: GemmScales::None,
+        by_depth: [trans_a, !trans_b],
+    };
+    let tensor_cores = at == bt && batches == 1 && shape.fits() && m > 0 && n > 0;
     args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
     let simple =
         blocks(CudaSource::new("matmul", &defines, &MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args);
