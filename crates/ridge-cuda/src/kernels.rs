@@ -8,6 +8,7 @@ mod entry;
 mod experts;
 mod grouped_linear;
 mod linear;
+mod linear_cross_entropy;
 mod linear_scaled;
 mod norm;
 mod quantize;
@@ -60,6 +61,7 @@ impl CudaKernelRegistry {
             experts::entries(),
             grouped_linear::entries(),
             linear::entries(),
+            linear_cross_entropy::entries(),
             linear_scaled::entries(),
             norm::entries(),
             quantize::entries(),

@@ -12,6 +12,7 @@
 
 mod accept_candidates;
 mod adamw;
+mod adamw_update;
 mod attention;
 mod builtin;
 mod cross_entropy;
@@ -28,6 +29,7 @@ mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod linear_gradient;
 mod log_softmax;
 mod logit_bias;
@@ -50,6 +52,7 @@ mod token_layout;
 
 pub use accept_candidates::AcceptCandidates;
 pub use adamw::AdamW;
+pub use adamw_update::AdamWUpdate;
 pub use attention::PagedAttention;
 pub use builtin::registry;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
@@ -65,6 +68,7 @@ pub use grouped_linear::GroupedLinear;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearForward, LinearGroup};
+pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyBackward, LinearCrossEntropySaving};
 pub use linear_gradient::{LinearBackward, LinearInputGradient, LinearWeightGradient, SumRows};
 pub use log_softmax::{LogSoftmax, LogSoftmaxBackward};
 pub use logit_bias::LogitBias;

@@ -64,6 +64,7 @@ fn input_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         b: operand(spec, 1),
         out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
         transposed: (false, false),
+        added: false,
     }))
 }
 
@@ -79,6 +80,7 @@ fn weight_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         b: operand(spec, 1),
         out: ((OperandSlot::Output(0), 0), spec.outputs[0].dtype),
         transposed: (true, false),
+        added: false,
     }))
 }
 

@@ -1,10 +1,10 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adamw, attention, cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation,
-    fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear, linear_gradient, log_softmax,
-    logit_bias, moe_router, norm_gradient, penalties, quantize, ragged_attention, rms_norm, rope, sampling, softmax,
-    swiglu, table_write, token_layout,
+    accept_candidates, adamw, adamw_update, attention, cross_entropy, dropout, dry, embedding, expert_combine,
+    expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
+    linear_cross_entropy, linear_gradient, log_softmax, logit_bias, moe_router, norm_gradient, penalties, quantize,
+    ragged_attention, rms_norm, rope, sampling, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -13,6 +13,7 @@ pub fn registry() -> OpRegistry {
     OpRegistry::new([
         OpEntry::new("accept_candidates", accept_candidates::samples),
         OpEntry::new("adamw", adamw::samples),
+        OpEntry::new("adamw_update", adamw_update::samples),
         OpEntry::new("attention", attention::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
@@ -34,6 +35,9 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("layer_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, true)),
         OpEntry::new("linear", linear::samples),
         OpEntry::new("linear_backward", linear_gradient::samples),
+        OpEntry::new("linear_cross_entropy", linear_cross_entropy::samples),
+        OpEntry::new("linear_cross_entropy_backward", linear_cross_entropy::samples_backward),
+        OpEntry::new("linear_cross_entropy_saving", linear_cross_entropy::samples_saving),
         OpEntry::new("linear_forward", linear::samples_forward),
         OpEntry::new("linear_group", linear::samples_group),
         OpEntry::new("linear_input_gradient", linear_gradient::samples_input),
