@@ -1,6 +1,7 @@
 //! The patterns that hand-written kernels of this crate claim, one file a subject.
 
 mod accept_candidates;
+mod adamw;
 mod attention;
 mod cross_entropy;
 mod embedding;
@@ -10,7 +11,9 @@ mod history;
 mod int8;
 mod kv_write;
 mod linear;
+mod linear_gradient;
 mod norm;
+mod norm_gradient;
 mod penalties;
 mod quant;
 mod quantize;
@@ -23,6 +26,7 @@ mod table_write;
 #[cfg(target_arch = "x86_64")]
 mod tile_product;
 mod token_layout;
+mod training_attention;
 
 use crate::kernel::KernelEntry;
 
@@ -30,6 +34,7 @@ use crate::kernel::KernelEntry;
 pub(crate) fn builtin() -> Vec<KernelEntry> {
     let mut entries = Vec::new();
     entries.extend(accept_candidates::entries());
+    entries.extend(adamw::entries());
     entries.extend(attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());
@@ -37,7 +42,9 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(grouped_linear::entries());
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
+    entries.extend(linear_gradient::entries());
     entries.extend(norm::entries());
+    entries.extend(norm_gradient::entries());
     entries.extend(penalties::entries());
     entries.extend(quantize::entries());
     entries.extend(ragged_attention::entries());
@@ -47,5 +54,6 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(swiglu::entries());
     entries.extend(table_write::entries());
     entries.extend(token_layout::entries());
+    entries.extend(training_attention::entries());
     entries
 }

@@ -228,6 +228,7 @@ impl LinearCall<'_> {
                 b: ((OperandSlot::Input(self.first + i), 0), w.dtype),
                 out: (y, result),
                 transposed: (false, true),
+                added: false,
             };
             let made = product(&of);
             kernel.actions.extend(made.actions);
