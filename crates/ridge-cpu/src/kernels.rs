@@ -10,7 +10,9 @@ mod history;
 mod int8;
 mod kv_write;
 mod linear;
+mod linear_gradient;
 mod norm;
+mod norm_gradient;
 mod penalties;
 mod quant;
 mod quantize;
@@ -23,6 +25,7 @@ mod table_write;
 #[cfg(target_arch = "x86_64")]
 mod tile_product;
 mod token_layout;
+mod training_attention;
 
 use crate::kernel::KernelEntry;
 
@@ -37,7 +40,9 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(grouped_linear::entries());
     entries.extend(kv_write::entries());
     entries.extend(linear::entries());
+    entries.extend(linear_gradient::entries());
     entries.extend(norm::entries());
+    entries.extend(norm_gradient::entries());
     entries.extend(penalties::entries());
     entries.extend(quantize::entries());
     entries.extend(ragged_attention::entries());
@@ -47,5 +52,6 @@ pub(crate) fn builtin() -> Vec<KernelEntry> {
     entries.extend(swiglu::entries());
     entries.extend(table_write::entries());
     entries.extend(token_layout::entries());
+    entries.extend(training_attention::entries());
     entries
 }

@@ -36,6 +36,7 @@ mod bytes;
 mod device;
 mod fused;
 mod gate;
+mod gemm;
 mod io;
 mod kernel;
 mod kernels;

@@ -205,6 +205,11 @@ pub trait Composite: fmt::Debug + Send + Sync + DynEq {
         Gradient::Derived
     }
 
+    /// Is it only a name for its decomposition, which takes its place wherever a gradient is built with it?
+    fn is_shorthand(&self) -> bool {
+        false
+    }
+
     /// Which placements of inputs over one mesh axis give which placements of outputs, besides all replicated.
     /// Rules are tried in order. The default allows replication only.
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

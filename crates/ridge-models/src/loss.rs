@@ -17,18 +17,33 @@ pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
     let loss = g.scoped("loss", |g| {
         let targets = targets(g)?;
         let losses = g.cross_entropy(logits, targets)?;
-        let sum = g.reduce_sum(losses, 0)?;
-        let zero = g.constant(DType::I32, 0.0)?;
-        let asked = g.ge(targets, zero)?;
-        let asked = g.cast(asked, DType::F32)?;
-        let count = g.reduce_sum(asked, 0)?;
-        let one = g.constant(DType::F32, 1.0)?;
-        let count = g.max(count, one)?;
-        let mean = g.div(sum, count)?;
-        g.reshape(mean, Shape::default())
+        mean_loss(g, losses, targets)
     })?;
-    outputs.push(("loss".into(), loss));
+    outputs.push(("loss".into(), loss.mean));
     g.finish(outputs)
+}
+
+/// The loss of a step, as f32 scalars.
+pub(crate) struct Loss {
+    /// Over the targets asked for; 0 without any.
+    pub(crate) mean: Var,
+    pub(crate) sum: Var,
+    /// Targets asked for.
+    pub(crate) count: Var,
+}
+
+/// Of the losses of tokens, 0 where no target is asked for.
+pub(crate) fn mean_loss(g: &mut Builder, losses: Var, targets: Var) -> GraphResult<Loss> {
+    let sum = g.reduce_sum(losses, 0)?;
+    let zero = g.constant(DType::I32, 0.0)?;
+    let asked = g.ge(targets, zero)?;
+    let asked = g.cast(asked, DType::F32)?;
+    let count = g.reduce_sum(asked, 0)?;
+    let one = g.constant(DType::F32, 1.0)?;
+    let divisor = g.max(count, one)?;
+    let mean = g.div(sum, divisor)?;
+    let [mean, sum, count] = [mean, sum, count].map(|x| g.reshape(x, Shape::default()));
+    Ok(Loss { mean: mean?, sum: sum?, count: count? })
 }
 
 /// `graph`, a decoder's, with the step input `targets` as [`with_loss`] has it, and the output `scores`, f32
@@ -67,6 +82,7 @@ fn all_logits(outputs: &[(String, Var)], at: &str) -> GraphResult<Var> {
     })
 }
 
-fn targets(g: &mut Builder) -> GraphResult<Var> {
+/// The step input `targets`.
+pub(crate) fn targets(g: &mut Builder) -> GraphResult<Var> {
     g.step_input("targets", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))
 }

@@ -5,8 +5,8 @@
 
 use std::ops::Range;
 
-use ridge_graph::DType;
 use ridge_graph::ops::RaggedAttention;
+use ridge_graph::{DType, Function, Op};
 
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
@@ -14,7 +14,16 @@ use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
 pub(super) fn entries() -> [KernelEntry; 1] {
-    [KernelEntry::new("ragged_attention", "ragged_attention(q, k, v, seq_ids)", |_| true, make)]
+    [KernelEntry::new("ragged_attention", "ragged_attention(q, k, v, seq_ids)", both_ways, make)]
+}
+
+/// In both directions, without a cap.
+fn both_ways(body: &Function) -> bool {
+    let op = body.nodes.iter().find_map(|node| match &node.op {
+        Op::Composite(op) => op.downcast::<RaggedAttention>(),
+        _ => None,
+    });
+    op.is_some_and(|op| !op.causal && op.softcap.is_none())
 }
 
 /// Tokens of a piece.

@@ -55,7 +55,10 @@ impl SweptNode<'_, '_> {
         }
         let floats = (0..cotangents.len()).filter(|i| self.node.outputs[*i].dtype.is_float());
         inputs.extend(self.filled(cotangents, floats)?);
-        let given = self.g().emit(Op::Composite(backward.clone()), &inputs)?;
+        let given = match backward.is_shorthand() {
+            true => backward.decompose(self.g(), &inputs)?,
+            false => self.g().emit(Op::Composite(backward.clone()), &inputs)?,
+        };
         if given.len() != wrt.len() {
             return Err(self.error(format!("its gradient gives {} cotangents, not {}", given.len(), wrt.len())));
         }

@@ -2,9 +2,9 @@
 
 use super::{
     accept_candidates, adafactor, adamw, adamw8, attention, cross_entropy, dropout, dry, embedding, expert_combine,
-    expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear, lion, log_softmax,
-    logit_bias, moe_router, muon, penalties, quantize, ragged_attention, rms_norm, rope, sampling, sgd, softmax,
-    swiglu, table_write, token_layout,
+    expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear, linear_gradient,
+    lion, log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties, quantize, ragged_attention, rms_norm,
+    rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -31,8 +31,15 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("grouped_linear", grouped_linear::samples),
         OpEntry::new("kv_write", kv_write::samples),
         OpEntry::new("layer_norm", layer_norm::samples),
+        OpEntry::new("layer_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, true)),
+        OpEntry::new("layer_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, true)),
+        OpEntry::new("layer_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, true)),
         OpEntry::new("linear", linear::samples),
+        OpEntry::new("linear_backward", linear_gradient::samples),
+        OpEntry::new("linear_forward", linear::samples_forward),
         OpEntry::new("linear_group", linear::samples_group),
+        OpEntry::new("linear_input_gradient", linear_gradient::samples_input),
+        OpEntry::new("linear_weight_gradient", linear_gradient::samples_weight),
         OpEntry::new("lion", lion::samples),
         OpEntry::new("log_softmax", log_softmax::samples),
         OpEntry::new("log_softmax_backward", log_softmax::samples_backward),
@@ -42,13 +49,19 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("penalties", penalties::samples),
         OpEntry::new("quantize", quantize::samples),
         OpEntry::new("ragged_attention", ragged_attention::samples),
+        OpEntry::new("ragged_attention_backward", ragged_attention::samples_backward),
+        OpEntry::new("ragged_attention_saving", ragged_attention::samples_saving),
         OpEntry::new("rms_norm", rms_norm::samples),
+        OpEntry::new("rms_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, false)),
+        OpEntry::new("rms_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, false)),
+        OpEntry::new("rms_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, false)),
         OpEntry::new("rope", rope::samples),
         OpEntry::new("sample_token", sampling::samples),
         OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
+        OpEntry::new("sum_rows", linear_gradient::samples_sum),
         OpEntry::new("table_write", table_write::samples),
         OpEntry::new("token_layout", token_layout::samples),
     ])

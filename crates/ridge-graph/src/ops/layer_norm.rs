@@ -1,11 +1,12 @@
 //! Layer normalisation (Ba, Kiros and Hinton 2016, "Layer Normalization", eq. 3 and 4).
 
+use super::norm_gradient::NormBackward;
 use super::require::{takes, want_float};
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::dyn_eq::eq_by_bits;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shard::{ShardingRule, rowwise_rules};
 use crate::types::Type;
@@ -67,6 +68,15 @@ impl Composite for LayerNorm {
         // For each element two sums, a difference, a square, two products and the bias.
         let vector_flops = inputs[0].shape.elements() * 7;
         Cost { vector_flops, ..Cost::moving(inputs, outputs) }
+    }
+
+    fn gradient(&self) -> Gradient {
+        Gradient::Explicit {
+            forward: CompositeRef::new(*self),
+            saved: vec![Saved::Input(0), Saved::Input(1), Saved::Input(2)],
+            backward: CompositeRef::new(NormBackward { eps: self.eps, centred: true }),
+            wrt: &[0, 1, 2],
+        }
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

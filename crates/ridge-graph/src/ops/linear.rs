@@ -1,11 +1,12 @@
 //! Matrix product with a parameter, and several that share their input.
 
+use super::linear_gradient::LinearBackward;
 use super::require::{flat, takes, want_floats, want_weight};
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
 use crate::format::{self, CodeType, FormatRef, Q2K, Q4K, Q6K, Q8_0, ScaleLayout, ScaledFormat};
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
 use crate::shard::{Placement, ShardingRule, rowwise_rules};
@@ -21,6 +22,13 @@ use crate::work::Work;
 /// are multiplied as they decode to f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Linear {
+    /// Is there a third input to add?
+    pub bias: bool,
+}
+
+/// [`Linear`] as a differentiated graph has it: of many rows, whose bits need not be those that a row has alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinearForward {
     /// Is there a third input to add?
     pub bias: bool,
 }
@@ -139,8 +147,50 @@ impl Composite for Linear {
         Work::Product { weight: 1 }
     }
 
+    fn gradient(&self) -> Gradient {
+        let inputs = if self.bias { 3 } else { 2 };
+        Gradient::Explicit {
+            forward: CompositeRef::new(LinearForward { bias: self.bias }),
+            saved: (0..inputs).map(Saved::Input).collect(),
+            backward: CompositeRef::new(LinearBackward { bias: self.bias }),
+            wrt: &[0, 1, 2][..inputs],
+        }
+    }
+
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         rules(&inputs[0].shape, 1, self.bias)
+    }
+}
+
+impl LinearForward {
+    fn plain(self) -> Linear {
+        Linear { bias: self.bias }
+    }
+}
+
+impl Composite for LinearForward {
+    fn name(&self) -> &'static str {
+        "linear_forward"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        self.plain().infer(inputs)
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        g.composite(self.plain(), inputs)
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        self.plain().cost(inputs, outputs)
+    }
+
+    fn work(&self) -> Work {
+        self.plain().work()
+    }
+
+    fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<ShardingRule> {
+        self.plain().shard(inputs, outputs)
     }
 }
 
@@ -281,6 +331,25 @@ fn samples_quantised(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         }
     }
     samples
+}
+
+pub(super) fn samples_forward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let cases: [(&[usize], usize, bool); 8] = [
+        (&[0, 8], 5, false),
+        (&[1, 1], 1, true),
+        (&[3, 0], 2, true),
+        (&[7], 3, false),
+        (&[5, 33], 17, true),
+        (&[2, 3, 64], 40, false),
+        (&[230, 13], 35, true),
+        (&[3, 1040], 200, false),
+    ];
+    let sample = |(x, n, bias): (&[usize], usize, bool)| {
+        let sample = Sample::new(LinearForward { bias }).input(rng.normal(dtype, x));
+        let sample = sample.input(rng.normal(dtype, &[n, x[x.len() - 1]]));
+        if bias { sample.input(rng.normal(DType::F32, &[n])) } else { sample }
+    };
+    cases.into_iter().map(sample).collect()
 }
 
 pub(super) fn samples_group(rng: &mut Rng, dtype: DType) -> Vec<Sample> {

@@ -1,11 +1,12 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", eq. 4).
 
+use super::norm_gradient::NormBackward;
 use super::require::want_float;
 use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::dyn_eq::eq_by_bits;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shard::{ShardingRule, rowwise_rules};
 use crate::types::Type;
@@ -58,6 +59,15 @@ impl Composite for RmsNorm {
         // A square and an add, then two products, for each element.
         let vector_flops = inputs[0].shape.elements() * 4;
         Cost { vector_flops, ..Cost::moving(inputs, outputs) }
+    }
+
+    fn gradient(&self) -> Gradient {
+        Gradient::Explicit {
+            forward: CompositeRef::new(*self),
+            saved: vec![Saved::Input(0), Saved::Input(1)],
+            backward: CompositeRef::new(NormBackward { eps: self.eps, centred: false }),
+            wrt: &[0, 1],
+        }
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {

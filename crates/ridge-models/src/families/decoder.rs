@@ -5,14 +5,15 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::DerefMut;
 
-use ridge_graph::ops::{PagedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::ops::{PagedAttention, RaggedAttention, Rope};
+use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{NormKind, linear, rope, weight};
+use super::blocks::{NormKind, linear, rope, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
+use crate::loss::{mean_loss, targets};
 use crate::model::{
     BuildOptions, Model, StepInputs, attend_cached, attention_symbols, block_table, finish_decoder, history_group,
     kv_bytes, kv_states, symbols,
@@ -108,9 +109,9 @@ pub(crate) trait DecoderFamily: ConfigValue {
     /// One layer: `x`, `[tokens, hidden]`, to the next.
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var>;
 
-    /// What becomes of the output projection's f32 logits.
-    fn logits(&self, _g: &mut Builder, logits: Var) -> GraphResult<Var> {
-        Ok(logits)
+    /// The output projection's f32 logits stay within this, by a hyperbolic tangent.
+    fn logit_softcap(&self) -> Option<f64> {
+        None
     }
 
     /// Weights that are parts of published tensors, or transposed ones.
@@ -146,7 +147,16 @@ pub(crate) struct DecoderLayer<'a> {
     /// [`DecoderFamily::kind`].
     pub(super) kind: &'static str,
     positions: Var,
-    slots: Var,
+    keys: KeySource,
+}
+
+/// Where a layer's tokens find the keys and values that they attend to.
+#[derive(Clone, Copy, Debug)]
+enum KeySource {
+    /// In a paged cache, to which the step's are added at these slots, i32 `[tokens]`.
+    Cache { slots: Var },
+    /// Among those of the step's tokens, whose sequences are i32 `[tokens]`.
+    Step { seq_ids: Var },
 }
 
 /// How a layer's attention scores pairs.
@@ -209,18 +219,91 @@ impl DecoderLayer<'_> {
         g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
     }
 
-    /// Causal attention over the layer's cache, to which `k` and `v` are added: from `[tokens, heads, dim]` each to
-    /// `[tokens, heads * dim]`.
+    /// Causal attention over the layer's cache, to which `k` and `v` are added, or over those of the step if there is no
+    /// cache: from `[tokens, heads, dim]` each to `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
         let (q, k) = match &scores.rope {
             Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
             None => (q, k),
         };
         let (pairs, cached) = attention_symbols(self.window);
-        let op = PagedAttention { scale: scores.scale, window: self.window, softcap: scores.softcap, pairs, cached };
-        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], op, self.options)?;
+        let (scale, window, softcap) = (scores.scale, self.window, scores.softcap);
+        let a = match self.keys {
+            KeySource::Cache { slots } => {
+                let op = PagedAttention { scale, window, softcap, pairs, cached };
+                attend_cached(g, [q, k, v], [self.positions, slots], op, self.options)?
+            }
+            KeySource::Step { seq_ids } => {
+                let op = RaggedAttention { scale, causal: true, window, softcap, pairs };
+                g.ragged_attention([q, k, v], seq_ids, op)?
+            }
+        };
         self.join_heads(g, a)
     }
+}
+
+/// The functions of a decoder's layers, one for each window and kind.
+#[derive(Default)]
+struct LayerFunctions(Vec<(Option<usize>, &'static str, FuncId)>);
+
+impl LayerFunctions {
+    /// That of layer `index`: from `x`, `[tokens, hidden]`, and `positions`, i32 `[tokens]`, to the next `x`; with a cache
+    /// it takes `slots`, i32 `[tokens]`, behind them.
+    fn of(
+        &mut self,
+        g: &mut Builder,
+        family: &dyn DecoderFamily,
+        index: usize,
+        options: &BuildOptions,
+        cached: bool,
+    ) -> GraphResult<FuncId> {
+        let (window, kind) = (family.window(index), family.kind(index));
+        if let Some((_, _, function)) = self.0.iter().find(|(w, k, _)| (*w, *k) == (window, kind)) {
+            return Ok(*function);
+        }
+        let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
+        let name = if kind.is_empty() { name.to_owned() } else { format!("{kind}_{name}") };
+        let function = g.function(&name, |g| {
+            let (config, tokens) = (family.decoder(), Dim::sym(symbols::TOKENS));
+            let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), config.hidden_size.into()]));
+            let row = Type::tensor(DType::I32, Shape(vec![tokens]));
+            let positions = g.arg("positions", row.clone());
+            let keys = match cached {
+                true => KeySource::Cache { slots: g.arg("slots", row) },
+                false => KeySource::Step { seq_ids: g.step_input("seq_ids", row)? },
+            };
+            let at = DecoderLayer { config, options, window, kind, positions, keys };
+            Ok(vec![family.layer(g, x, &at)?])
+        })?;
+        self.0.push((window, kind, function));
+        Ok(function)
+    }
+}
+
+/// The table of token embeddings.
+fn embedding_table(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -> GraphResult<Var> {
+    g.scoped(tensors.embedding.scope, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]))
+}
+
+/// The weight of the output projection, `[vocab, hidden]`.
+fn head_weight(g: &mut Builder, tensors: &TensorTable, config: &DecoderConfig) -> GraphResult<Var> {
+    match config.tie_word_embeddings {
+        true => embedding_table(g, tensors, config),
+        false => g.scoped(tensors.head.scope, |g| weight(g, "weight", [config.vocab_size, config.hidden_size])),
+    }
+}
+
+/// F32 logits of hidden states.
+fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: Var) -> GraphResult<Var> {
+    let w = head_weight(g, tensors, family.decoder())?;
+    g.scoped(tensors.head.scope, |g| {
+        let logits = g.linear(x, w)?;
+        let logits = g.cast(logits, DType::F32)?;
+        match family.logit_softcap() {
+            Some(cap) => soft_cap(g, logits, cap),
+            None => Ok(logits),
+        }
+    })
 }
 
 /// Builds the graph of the family called `name`, with weights of the names in `tensors`.
@@ -235,18 +318,14 @@ pub(super) fn build(
     let step = StepInputs::ask(&mut g)?;
     let (positions, slots) =
         g.token_layout(step.seq_ids, step.query_start, step.lengths, step.block_table, options.block_size)?;
-    let table = |g: &mut Builder| {
-        g.scoped(tensors.embedding.scope, |g| weight(g, "weight", [config.vocab_size, config.hidden_size]))
-    };
-    let embedding = table(&mut g)?;
+    let embedding = embedding_table(&mut g, tensors, config)?;
     let x = g.embedding(embedding, step.token_ids, options.activations)?;
     let mut x = family.embed(&mut g, x, positions)?;
 
     let mut groups: Vec<StateGroup> = Vec::new();
     // Of each group, the slots of the step's tokens in its blocks.
     let mut slots_of_groups = Vec::new();
-    // Functions of layers, by window and kind.
-    let mut functions = Vec::new();
+    let mut functions = LayerFunctions::default();
     for index in 0..config.num_hidden_layers {
         let window = family.window(index);
         let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
@@ -261,18 +340,7 @@ pub(super) fn build(
                 }
             });
         }
-        let kind = family.kind(index);
-        let known = functions.iter().find(|(w, k, _)| (*w, *k) == (window, kind)).map(|(_, _, function)| *function);
-        let function = match known {
-            Some(function) => function,
-            None => {
-                let name = if window.is_some() { "local_decoder_layer" } else { "decoder_layer" };
-                let name = if kind.is_empty() { name.to_owned() } else { format!("{kind}_{name}") };
-                let function = g.function(&name, |g| layer(g, family, (window, kind), options))?;
-                functions.push((window, kind, function));
-                function
-            }
-        };
+        let function = functions.of(&mut g, family, index, options, true)?;
         let scope = format!("{}.{index}", tensors.layers);
         let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
@@ -281,17 +349,7 @@ pub(super) fn build(
     }
 
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
-    let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| {
-        let logits = match config.tie_word_embeddings {
-            true => {
-                let embedding = table(g)?;
-                g.scoped(tensors.head.scope, |g| g.linear(x, embedding))?
-            }
-            false => linear(g, tensors.head.scope, x, config.vocab_size, false)?,
-        };
-        let logits = g.cast(logits, DType::F32)?;
-        g.scoped(tensors.head.scope, |g| family.logits(g, logits))
-    })?;
+    let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| head(g, tensors, family, x))?;
     Ok(Model {
         module: Module { family: name, graph, state_groups: groups, activations: options.activations, shares: None },
         answers: None,
@@ -304,20 +362,42 @@ pub(super) fn build(
     })
 }
 
-/// A function of `x`, `[tokens, hidden]`, `positions` and `slots`, i32 `[tokens]`; gives the next `x`.
-fn layer(
-    g: &mut Builder,
+/// Builds the graph that the family called `name` is trained with; see [`ModelConfig::build_training`].
+///
+/// [`ModelConfig::build_training`]: super::ModelConfig::build_training
+pub(super) fn build_training(
+    name: &'static str,
+    tensors: &TensorTable,
     family: &dyn DecoderFamily,
-    (window, kind): (Option<usize>, &'static str),
     options: &BuildOptions,
-) -> GraphResult<Vec<Var>> {
-    let (config, tokens) = (family.decoder(), Dim::sym(symbols::TOKENS));
-    let x = g.arg("x", Type::tensor(options.activations, [tokens.clone(), config.hidden_size.into()]));
-    let row = Type::tensor(DType::I32, Shape(vec![tokens]));
-    let positions = g.arg("positions", row.clone());
-    let slots = g.arg("slots", row);
-    let at = DecoderLayer { config, options, window, kind, positions, slots };
-    Ok(vec![family.layer(g, x, &at)?])
+) -> GraphResult<Module> {
+    let config = family.decoder();
+    let mut g = Builder::new();
+    let row = Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]);
+    let token_ids = g.step_input("token_ids", row.clone())?;
+    let positions = g.step_input("positions", row)?;
+    let embedding = embedding_table(&mut g, tensors, config)?;
+    let x = g.embedding(embedding, token_ids, options.activations)?;
+    let mut x = family.embed(&mut g, x, positions)?;
+    let mut functions = LayerFunctions::default();
+    for index in 0..config.num_hidden_layers {
+        let function = functions.of(&mut g, family, index, options, false)?;
+        x = g.scoped(&format!("{}.{index}", tensors.layers), |g| g.call(function, &[x, positions]))?[0];
+    }
+    let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
+    let all_logits = head(&mut g, tensors, family, x)?;
+    let hidden = g.cast(x, DType::F32)?;
+    let targets = targets(&mut g)?;
+    let losses = g.scoped("loss", |g| g.cross_entropy(all_logits, targets))?;
+    let loss = mean_loss(&mut g, losses, targets)?;
+    let graph = g.finish(vec![
+        ("hidden".into(), hidden),
+        ("all_logits".into(), all_logits),
+        ("loss".into(), loss.mean),
+        ("loss_sum".into(), loss.sum),
+        ("target_count".into(), loss.count),
+    ])?;
+    Ok(Module { family: name, graph, state_groups: Vec::new(), activations: options.activations, shares: None })
 }
 
 /// A published checkpoint of a family with the names and shapes that its graph's weights have.

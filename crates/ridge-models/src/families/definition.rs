@@ -14,6 +14,7 @@ use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, Fields};
 use crate::error::Result;
 use crate::model::{BuildOptions, Model};
+use crate::module::Module;
 use ridge_files::Checkpoint;
 use ridge_files::checkpoint::Published;
 
@@ -91,6 +92,11 @@ impl FamilyDefinition {
     pub(crate) fn build(&self, config: &dyn DecoderFamily, options: &BuildOptions) -> GraphResult<Model> {
         decoder::build(self.name, &self.tensors, config, options)
     }
+
+    /// The training graph of `config`, which is of this family.
+    pub(crate) fn build_training(&self, config: &dyn DecoderFamily, options: &BuildOptions) -> GraphResult<Module> {
+        decoder::build_training(self.name, &self.tensors, config, options)
+    }
 }
 
 /// The configuration of a decoder of one of the families that Ridge knows. Derefs to what all of them have.
@@ -123,6 +129,25 @@ impl ModelConfig {
     /// A mistake of ours: the configuration has been checked.
     pub fn build(&self, options: &BuildOptions) -> GraphResult<Model> {
         self.family.build(&*self.config, options)
+    }
+
+    /// Builds the graph that this model is trained with: the same weights without a cache, each token attending to those of
+    /// its own sequence in the step. The cache and block size of `options` do not matter.
+    ///
+    /// Step inputs, each i32 `[tokens]`: `token_ids`; `positions`, from 0 in each sequence; `seq_ids`, the sequence of each
+    /// token, negative for padding: tokens of a sequence stand together and in order, and documents that are packed into one
+    /// row have ids of their own; and `targets`, the token that should follow each, negative where none is asked for.
+    ///
+    /// Outputs, of which a program is compiled for those that it needs ([`prune`](ridge_graph::passes::prune) the graph
+    /// before it is differentiated):
+    /// - `loss`: f32 scalar, the mean over the targets asked for of their negative log likelihood; 0 without targets;
+    /// - `loss_sum`, `target_count`: f32 scalars, of which `loss` is the quotient;
+    /// - `all_logits`: f32 `[tokens, vocab]`; `hidden`: f32 `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// As [`ModelConfig::build`].
+    pub fn build_training(&self, options: &BuildOptions) -> GraphResult<Module> {
+        self.family.build_training(&*self.config, options)
     }
 
     /// `checkpoint` with the names and shapes that the graph's weights have: fused tensors are divided and transposed

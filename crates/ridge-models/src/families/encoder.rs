@@ -137,7 +137,7 @@ pub(super) fn attend_all(g: &mut Builder, x: Var, seq_ids: Var, heads: usize, bi
         let flat = linear(g, name, x, hidden, bias)?;
         *y = g.reshape(flat, [shape.0[0].clone(), heads.into(), dim.into()])?;
     }
-    let op = RaggedAttention { scale: 1.0 / (dim as f64).sqrt(), pairs: Sym::new(symbols::PAIRS) };
+    let op = RaggedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new(symbols::PAIRS));
     let a = g.ragged_attention(qkv, seq_ids, op)?;
     g.reshape(a, shape)
 }

@@ -6,7 +6,7 @@ use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear, soft_cap};
+use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, window_metadata};
@@ -229,11 +229,8 @@ impl DecoderFamily for GemmaConfig {
             .add(g, x, "mlp", |g, x| gated_mlp(g, x, self.intermediate_size, MlpGate::Gelu(Gelu::Tanh), false))
     }
 
-    fn logits(&self, g: &mut Builder, logits: Var) -> GraphResult<Var> {
-        match self.final_logit_softcapping {
-            Some(cap) => soft_cap(g, logits, cap),
-            None => Ok(logits),
-        }
+    fn logit_softcap(&self) -> Option<f64> {
+        self.final_logit_softcapping
     }
 
     fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {

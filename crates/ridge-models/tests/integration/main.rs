@@ -26,5 +26,6 @@ mod published;
 mod sampling;
 mod source;
 mod summary;
+mod training_graph;
 mod vit;
 mod weights;

@@ -1,0 +1,270 @@
+//! The gradient: for a block of tokens, first the cotangents of its queries over spans of keys, then those of its keys and
+//! values over spans of queries.
+
+use std::ops::Range;
+
+use super::forward::as_floats;
+use super::spans::{SequenceRun, keys_of, mask, queries_of, runs, seeing, seen, spans};
+use super::{Attention, Lines, PIECE, SPAN};
+use crate::io::KernelIo;
+use crate::kernel::CpuKernel;
+use crate::scratch::Scratch;
+use crate::simd::{self, vectorised};
+
+pub(super) struct Backward(pub(super) Attention);
+
+/// Inputs.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const Y: usize = 4;
+const LSE: usize = 5;
+const DY: usize = 6;
+
+/// Memory of a thread. The block's own tokens are rows of A; the span's are columns of B, by token for products of
+/// scores, and by element for what is summed over the span.
+struct Room<'a> {
+    own: [&'a mut [u32]; 2],
+    by_token: [&'a mut [u32]; 2],
+    by_element: [&'a mut [u32]; 2],
+    packed: &'a mut [u32],
+    scores: &'a mut [f32],
+    dshares: &'a mut [f32],
+    sums: [&'a mut [f32]; 2],
+    /// `sum(dy * y)` and logarithms of sums, of a query each.
+    along: &'a mut [f32],
+    lse: &'a mut [f32],
+    line: [&'a mut [f32]; 2],
+}
+
+impl CpuKernel for Backward {
+    fn pieces(&self) -> usize {
+        self.0.pieces()
+    }
+
+    fn nanos_per_piece(&self) -> f64 {
+        self.0.nanos(7.0)
+    }
+
+    fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
+        let a = &self.0;
+        let (rows, width, span) = (a.tile.rows(PIECE), a.tile.columns(a.dim), a.tile.columns(SPAN));
+        let [own, by_token, by_element, tile] = [rows * a.dim, span * a.dim, width * SPAN, rows * span];
+        let sizes = [
+            own,
+            own,
+            by_token,
+            by_token,
+            by_element,
+            by_element,
+            rows * SPAN,
+            tile,
+            tile,
+            rows * width,
+            rows * width,
+            rows,
+            rows,
+            a.dim,
+            a.dim,
+        ];
+        let [o0, o1, t0, t1, e0, e1, packed, rest @ ..] = scratch.slices::<u32, 15>(sizes);
+        let [scores, dshares, s0, s1, along, lse, l0, l1] = rest.map(as_floats);
+        let mut room = Room {
+            own: [o0, o1],
+            by_token: [t0, t1],
+            by_element: [e0, e1],
+            packed,
+            scores,
+            dshares,
+            sums: [s0, s1],
+            along,
+            lse,
+            line: [l0, l1],
+        };
+        let ids = &io.input::<i32>(3)[..a.tokens];
+        for piece in pieces {
+            let (head, block) = (piece / a.blocks(), piece % a.blocks());
+            let tokens = block * PIECE..((block + 1) * PIECE).min(a.tokens);
+            self.pad(io, ids, head, tokens.clone(), room.line[0]);
+            for run in runs(ids, tokens) {
+                simd::with_element!(a.dtype, T => {
+                    for head in head * a.group()..(head + 1) * a.group() {
+                        self.queries::<T>(io, ids, head, &run, &mut room);
+                    }
+                    self.keys::<T>(io, ids, head, &run, &mut room);
+                });
+            }
+        }
+    }
+}
+
+vectorised! {
+    /// `scores`, from logarithms to shares: `e^(score - lse)`; and `dshares` to the cotangents of products,
+    /// `share (dshare - along) scale`.
+    fn row_gradient(scores: &mut [f32], dshares: &mut [f32], lse: f32, along: f32, scale: f32) {
+        for (score, dshare) in scores.iter_mut().zip(dshares) {
+            *score = simd::exp::<FMA>(*score - lse);
+            *dshare = *score * (*dshare - along) * scale;
+        }
+    }
+}
+
+vectorised! {
+    /// The same for a column of tokens, each with its own logarithm.
+    fn column_gradient(scores: &mut [f32], dshares: &mut [f32], lse: &[f32], along: &[f32], scale: f32) {
+        for (((score, dshare), lse), along) in scores.iter_mut().zip(dshares).zip(lse).zip(along) {
+            *score = simd::exp::<FMA>(*score - lse);
+            *dshare = *score * (*dshare - along) * scale;
+        }
+    }
+}
+
+impl Backward {
+    /// Zeros for padding.
+    fn pad(&self, io: &KernelIo<'_>, ids: &[i32], kv_head: usize, tokens: Range<usize>, zeros: &mut [f32]) {
+        let a = &self.0;
+        zeros.fill(0.0);
+        for token in tokens.filter(|token| ids[*token] < 0) {
+            // SAFETY: these heads of this token are this piece's alone.
+            unsafe {
+                for head in kv_head * a.group()..(kv_head + 1) * a.group() {
+                    simd::store(io, 0, a.dtype, a.at(a.heads, token, head), zeros);
+                }
+                for output in [1, 2] {
+                    simd::store(io, output, a.dtype, a.at(a.kv_heads, token, kv_head), zeros);
+                }
+            }
+        }
+    }
+
+    /// `sum(dy * y)` and logarithms of sums of the tokens of one head.
+    fn statistics(&self, io: &KernelIo<'_>, head: usize, tokens: Range<usize>, room: &mut Room<'_>) {
+        let a = &self.0;
+        let lse = io.input::<f32>(LSE);
+        for (row, token) in tokens.enumerate() {
+            let at = a.at(a.heads, token, head);
+            let [y, dy] = &mut room.line;
+            let (y, dy) = (simd::view(io, Y, a.dtype, at, y), simd::view(io, DY, a.dtype, at, dy));
+            room.along[row] = simd::dot(y, dy);
+            room.lse[row] = lse[token * a.heads + head];
+        }
+    }
+
+    /// The slopes of capped `scores`, times `dshares`.
+    fn uncap(&self, scores: &[f32], dshares: &mut [f32]) {
+        if let Some(cap) = self.0.op.softcap {
+            let cap = cap as f32;
+            for (dshare, score) in dshares.iter_mut().zip(scores) {
+                *dshare *= 1.0 - (score / cap) * (score / cap);
+            }
+        }
+    }
+
+    fn queries<T: simd::Element>(
+        &self,
+        io: &KernelIo<'_>,
+        ids: &[i32],
+        head: usize,
+        run: &SequenceRun,
+        room: &mut Room<'_>,
+    ) {
+        let a = &self.0;
+        let (kv_head, count, id) = (head / a.group(), run.tokens.len(), ids[run.tokens.start]);
+        let (width, stride, scale) = (a.tile.columns(a.dim), a.tile.columns(SPAN), a.op.scale as f32);
+        self.statistics(io, head, run.tokens.clone(), room);
+        let first = a.at(a.heads, run.tokens.start, head);
+        for (input, to) in [Q, DY].into_iter().zip(&mut room.own) {
+            a.tile.pack_a(&io.input::<T>(input)[first..], a.by_token(a.heads, count), a.dim, to);
+        }
+        room.sums[0][..a.tile.rows(count) * width].fill(0.0);
+        for span in spans(&run.sequence, &keys_of(&a.op, run)) {
+            let (keys, at) = (span.len(), a.at(a.kv_heads, span.start, kv_head));
+            for (input, to) in [K, V].into_iter().zip(&mut room.by_token) {
+                a.tile.pack_b(&io.input::<T>(input)[at..], a.by_token(a.kv_heads, keys), a.dim, to);
+            }
+            a.tile.pack_b(&io.input::<T>(K)[at..], a.by_element(a.kv_heads), keys, room.by_element[0]);
+            self.score(count, keys, room);
+            for (row, query) in run.tokens.clone().enumerate() {
+                let scores = &mut room.scores[row * stride..][..keys];
+                let dshares = &mut room.dshares[row * stride..][..keys];
+                a.scale(scores);
+                let capped = a.op.softcap.is_some().then(|| scores.to_vec());
+                mask(scores, &ids[span.clone()], id, &seen(&a.op, query, &span), f32::NEG_INFINITY);
+                row_gradient(scores, dshares, room.lse[row], room.along[row], scale);
+                if let Some(capped) = capped {
+                    self.uncap(&capped, dshares);
+                }
+            }
+            let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
+            a.tile.pack_a(room.dshares, lines, keys, room.packed);
+            a.tile.multiply(keys, [&*room.packed, &*room.by_element[0]], [count, a.dim], room.sums[0], width, true);
+        }
+        for (row, token) in run.tokens.clone().enumerate() {
+            // SAFETY: this head of this token is this piece's alone.
+            unsafe { simd::store(io, 0, a.dtype, a.at(a.heads, token, head), &room.sums[0][row * width..][..a.dim]) };
+        }
+    }
+
+    /// Products of the block's tokens with the span's: of scores, and of cotangents with values.
+    fn score(&self, count: usize, others: usize, room: &mut Room<'_>) {
+        let a = &self.0;
+        let stride = a.tile.columns(SPAN);
+        let [own, other] = [&room.own, &room.by_token];
+        a.tile.multiply(a.dim, [&*own[0], &*other[0]], [count, others], room.scores, stride, false);
+        a.tile.multiply(a.dim, [&*own[1], &*other[1]], [count, others], room.dshares, stride, false);
+    }
+
+    fn keys<T: simd::Element>(
+        &self,
+        io: &KernelIo<'_>,
+        ids: &[i32],
+        kv_head: usize,
+        run: &SequenceRun,
+        room: &mut Room<'_>,
+    ) {
+        let a = &self.0;
+        let (count, id) = (run.tokens.len(), ids[run.tokens.start]);
+        let (width, stride, scale) = (a.tile.columns(a.dim), a.tile.columns(SPAN), a.op.scale as f32);
+        let first = a.at(a.kv_heads, run.tokens.start, kv_head);
+        for (input, to) in [K, V].into_iter().zip(&mut room.own) {
+            a.tile.pack_a(&io.input::<T>(input)[first..], a.by_token(a.kv_heads, count), a.dim, to);
+        }
+        room.sums.iter_mut().for_each(|sums| sums[..a.tile.rows(count) * width].fill(0.0));
+        for head in kv_head * a.group()..(kv_head + 1) * a.group() {
+            for span in spans(&run.sequence, &queries_of(&a.op, run)) {
+                let (queries, at) = (span.len(), a.at(a.heads, span.start, head));
+                self.statistics(io, head, span.clone(), room);
+                for (i, input) in [Q, DY].into_iter().enumerate() {
+                    let from = &io.input::<T>(input)[at..];
+                    a.tile.pack_b(from, a.by_token(a.heads, queries), a.dim, room.by_token[i]);
+                    a.tile.pack_b(from, a.by_element(a.heads), queries, room.by_element[i]);
+                }
+                self.score(count, queries, room);
+                for (row, key) in run.tokens.clone().enumerate() {
+                    let scores = &mut room.scores[row * stride..][..queries];
+                    let dshares = &mut room.dshares[row * stride..][..queries];
+                    a.scale(scores);
+                    let capped = a.op.softcap.is_some().then(|| scores.to_vec());
+                    mask(scores, &ids[span.clone()], id, &seeing(&a.op, key, &span), f32::NEG_INFINITY);
+                    column_gradient(scores, dshares, room.lse, room.along, scale);
+                    if let Some(capped) = capped {
+                        self.uncap(&capped, dshares);
+                    }
+                }
+                let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
+                for (i, from) in [&room.dshares, &room.scores].into_iter().enumerate() {
+                    a.tile.pack_a(from, lines, queries, room.packed);
+                    let sums = &mut room.sums[i];
+                    a.tile.multiply(queries, [&*room.packed, &*room.by_element[i]], [count, a.dim], sums, width, true);
+                }
+            }
+        }
+        for (row, token) in run.tokens.clone().enumerate() {
+            for (output, sums) in [1, 2].into_iter().zip(&room.sums) {
+                let at = a.at(a.kv_heads, token, kv_head);
+                // SAFETY: this head of this token is this piece's alone.
+                unsafe { simd::store(io, output, a.dtype, at, &sums[row * width..][..a.dim]) };
+            }
+        }
+    }
+}

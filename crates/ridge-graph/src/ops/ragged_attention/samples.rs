@@ -1,0 +1,125 @@
+//! Instances of attention without a cache.
+
+use super::RaggedAttentionSaving;
+use super::backward::RaggedAttentionBackward;
+use super::terms::RaggedAttention;
+use crate::dim::Sym;
+use crate::dtype::DType;
+use crate::sample::{Rng, Sample};
+use crate::tensor::Tensor;
+
+/// An instance: its attributes, q, k, v and ids.
+struct Instance {
+    op: RaggedAttention,
+    qkv: [Tensor; 3],
+    ids: Tensor,
+}
+
+/// Shape of an instance: lengths of the sequences, padding, heads, kv heads, dim.
+type Case<'a> = (&'a [usize], usize, usize, usize, usize);
+
+fn instance(rng: &mut Rng, dtype: DType, op: RaggedAttention, ids: Vec<i64>, sizes: [usize; 3]) -> Instance {
+    let (tokens, [heads, kv_heads, dim]) = (ids.len(), sizes);
+    let qkv = [heads, kv_heads, kv_heads].map(|heads| rng.normal(dtype, &[tokens, heads, dim]));
+    Instance { op, qkv, ids: Tensor::int(DType::I32, &[tokens], ids) }
+}
+
+fn instances(rng: &mut Rng, dtype: DType, longest: Case<'_>) -> Vec<Instance> {
+    let both = |dim: usize| RaggedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"));
+    let causal = |dim| RaggedAttention { causal: true, ..both(dim) };
+    let window = |dim, window| RaggedAttention { window: Some(window), ..causal(dim) };
+    let capped = |op, cap| RaggedAttention { softcap: Some(cap), ..op };
+    let cases: [(Case<'_>, RaggedAttention); 16] = [
+        ((&[], 0, 2, 1, 8), both(8)),
+        ((&[], 3, 2, 2, 8), causal(8)),
+        ((&[1], 0, 1, 1, 1), both(1)),
+        ((&[7, 1, 0, 12], 2, 4, 4, 16), both(16)),
+        ((&[17, 5], 0, 4, 2, 33), both(33)),
+        ((&[40], 1, 6, 2, 10), both(10)),
+        ((&[3, 60], 0, 2, 2, 64), both(64)),
+        (longest, both(8)),
+        ((&[1, 1, 30], 1, 2, 1, 16), causal(16)),
+        ((&[40, 9], 3, 4, 2, 33), causal(33)),
+        ((&[67], 0, 2, 2, 64), causal(64)),
+        ((&[33, 20], 2, 2, 1, 128), window(128, 5)),
+        ((&[9, 30], 0, 2, 2, 16), window(16, 1)),
+        ((&[35], 0, 2, 1, 64), window(64, 100)),
+        ((&[21, 5], 1, 4, 2, 16), capped(causal(16), 0.5)),
+        ((&[40], 0, 2, 2, 8), capped(window(8, 16), 50.0)),
+    ];
+    let mut all = Vec::new();
+    for ((lengths, padding, heads, kv_heads, dim), op) in cases {
+        let mut ids: Vec<i64> =
+            lengths.iter().enumerate().flat_map(|(id, n)| std::iter::repeat_n(id as i64, *n)).collect();
+        ids.resize(ids.len() + padding, -1);
+        all.push(instance(rng, dtype, op, ids, [heads, kv_heads, dim]));
+    }
+    // Tokens of a sequence need not lie together.
+    for op in [both(4), causal(4), window(4, 3)] {
+        all.push(instance(rng, dtype, op, vec![1, 0, 1, -1, 0, 1], [2, 2, 4]));
+    }
+    all
+}
+
+const LONG: Case<'static> = (&[530], 2, 1, 1, 8);
+
+pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let sample = |Instance { op, qkv, ids }| qkv.into_iter().fold(Sample::new(op), Sample::input).input(ids);
+    instances(rng, dtype, LONG).into_iter().map(sample).collect()
+}
+
+pub(crate) fn samples_saving(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let sample = |Instance { op, qkv, ids }| {
+        qkv.into_iter().fold(Sample::new(RaggedAttentionSaving(op)), Sample::input).input(ids)
+    };
+    instances(rng, dtype, (&[130], 2, 1, 1, 8)).into_iter().map(sample).collect()
+}
+
+pub(crate) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let mut samples = Vec::new();
+    for i in instances(rng, dtype, (&[130], 2, 1, 1, 8)) {
+        let (y, lse) = i.forward(dtype);
+        let dy = rng.normal(dtype, &i.qkv[0].shape);
+        let sample = i.qkv.into_iter().fold(Sample::new(RaggedAttentionBackward(i.op)), Sample::input);
+        samples.push(sample.input(i.ids).input(y).input(lse).input(dy));
+    }
+    samples
+}
+
+impl Instance {
+    /// Output and logarithms of sums by plain loops, rounded.
+    fn forward(&self, dtype: DType) -> (Tensor, Tensor) {
+        let [q, k, v] = &self.qkv;
+        let (tokens, heads, kv_heads, dim) = (q.shape[0], q.shape[1], k.shape[1], q.shape[2]);
+        let (mut y, mut lse) = (vec![0.0; q.len()], vec![0.0; tokens * heads]);
+        for row in 0..tokens * heads {
+            let (query, head) = (row / heads, row % heads);
+            let at = |key: usize| (key * kv_heads + head / (heads / kv_heads)) * dim;
+            let keys: Vec<usize> = (0..tokens).filter(|key| self.sees(query, *key)).collect();
+            let score = |key: usize| {
+                let products = q.floats()[row * dim..][..dim].iter().zip(&k.floats()[at(key)..][..dim]);
+                let score = products.map(|(q, k)| q * k).sum::<f64>() * self.op.scale;
+                self.op.softcap.map_or(score, |cap| cap * (score / cap).tanh())
+            };
+            let weights: Vec<f64> = keys.iter().map(|key| score(*key).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            if keys.is_empty() {
+                continue;
+            }
+            lse[row] = total.ln();
+            for (key, weight) in keys.iter().zip(&weights) {
+                let values = &v.floats()[at(*key)..][..dim];
+                y[row * dim..][..dim].iter_mut().zip(values).for_each(|(y, v)| *y += weight / total * v);
+            }
+        }
+        let y = Tensor::float(dtype, &q.shape, y).rounded();
+        (y, Tensor::float(DType::F32, &[tokens, heads], lse).rounded())
+    }
+
+    fn sees(&self, query: usize, key: usize) -> bool {
+        let ids = self.ids.ints();
+        let same = ids[query] == ids[key] && ids[query] >= 0;
+        let near = self.op.window.is_none_or(|window| key + window > query);
+        same && (!self.op.causal || key <= query && near)
+    }
+}

@@ -1,0 +1,109 @@
+//! The graph that a family is trained with, without a cache, beside the one that serves it.
+
+use crate::common::{
+    BLOCKS, Evaluated, FAMILIES, Fixture, SHUFFLED, Sequence, empty_state, find, relative, rows, step_of,
+};
+use ridge_graph::grad::{float_weights, gradient};
+use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, evaluate, passes};
+use ridge_models::{BuildOptions, WeightSource, symbols, with_loss};
+use std::sync::Arc;
+
+/// The training graph of a fixture, its weights stored as the checkpoint has them.
+fn training_graph(fixture: &Fixture, context: Option<usize>) -> Graph {
+    let module = fixture.config.build_training(&BuildOptions { context, ..BuildOptions::default() }).expect("builds");
+    let source = WeightSource::Checkpoint(Arc::clone(&fixture.checkpoint));
+    source.retype(&module.graph, None).expect("has the weights")
+}
+
+/// Step inputs of whole texts, one after another, each token's target being the next one, then padding.
+fn packed(texts: &[&[i64]], padding: usize) -> (Vec<(&'static str, Tensor)>, Bindings) {
+    let (mut tokens, mut positions, mut ids, mut targets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (id, text) in texts.iter().enumerate() {
+        tokens.extend_from_slice(text);
+        positions.extend(0..text.len() as i64);
+        ids.resize(ids.len() + text.len(), id as i64);
+        targets.extend_from_slice(&text[1..]);
+        targets.push(-1);
+    }
+    for column in [&mut tokens, &mut positions] {
+        column.resize(column.len() + padding, 0);
+    }
+    for column in [&mut ids, &mut targets] {
+        column.resize(column.len() + padding, -1);
+    }
+    let count = tokens.len();
+    let column = |name, values| (name, Tensor::int(DType::I32, &[count], values));
+    let inputs = vec![
+        column("token_ids", tokens),
+        column("positions", positions),
+        column("seq_ids", ids),
+        column("targets", targets),
+    ];
+    (inputs, Bindings::new().with(symbols::TOKENS, count))
+}
+
+fn run(fixture: &Fixture, graph: &Graph, texts: &[&[i64]], padding: usize) -> Vec<(String, Tensor)> {
+    let (inputs, bindings) = packed(texts, padding);
+    let value = |arg: &Arg| match arg.role {
+        Role::Weight => fixture.weight(&arg.name),
+        _ => inputs.iter().find(|(name, _)| **name == *arg.name).map(|(_, tensor)| tensor.clone().into()),
+    };
+    let outputs = evaluate(graph, &value, &bindings, Precision::Exact).expect("evaluates");
+    outputs.into_iter().map(|(name, value)| (name, value.tensor().clone())).collect()
+}
+
+#[test]
+fn a_training_graph_has_the_logits_of_the_one_that_serves() {
+    for (name, context) in FAMILIES {
+        let fixture = Fixture::family(name, context);
+        let mut graph = training_graph(&fixture, context);
+        passes::prune(&mut graph, &["all_logits"]).expect("has them");
+        assert_eq!(graph.args(Role::State).count(), 0, "{name} has a cache");
+        let text = fixture.prompt();
+        let mut cached = Evaluated::new(&fixture, Precision::Exact);
+        let want = cached.run(&mut [Sequence::new(&text, &SHUFFLED[0])], &[text.len()]);
+        // Alone, and packed between others and padding.
+        let others = [&text[3..12], &text[..5]];
+        let alone = run(&fixture, &graph, &[&text], 0);
+        let between = run(&fixture, &graph, &[others[0], &text, others[1]], 2);
+        let [alone, between] =
+            [alone, between].map(|outputs| find(&outputs, "all_logits").cloned().expect("asked for"));
+        let between = rows(&between, others[0].len()..others[0].len() + text.len());
+        for (what, got) in [("alone", alone), ("packed", between)] {
+            let off = relative(got.floats(), want.floats());
+            assert!(off < 1e-12, "{name}, {what}: off by {off:e}");
+        }
+    }
+}
+
+#[test]
+fn a_training_graph_has_the_loss_and_gradients_of_the_one_that_serves() {
+    // A window, caps of scores and of logits, tied embeddings; and biases with learned positions.
+    for name in ["gemma2", "gpt2"] {
+        let fixture = Fixture::family(name, None);
+        let text = fixture.prompt();
+        let differentiated = |mut graph: Graph| {
+            passes::prune(&mut graph, &["loss"]).expect("has it");
+            let weights = float_weights(&graph);
+            gradient(&graph, "loss", &weights).expect("has a gradient")
+        };
+        let served = differentiated(with_loss(&fixture.model.graph).expect("has logits"));
+        let (mut inputs, bindings) = step_of(&served, &mut [Sequence::new(&text, &SHUFFLED[0])], &[text.len()]);
+        let (ours, _) = packed(&[&text], 0);
+        inputs.extend(ours.into_iter().filter(|(name, _)| *name == "targets").map(|(name, t)| (name.to_owned(), t)));
+        let value = |arg: &Arg| match arg.role {
+            Role::Weight => fixture.weight(&arg.name),
+            Role::State => Some(empty_state(arg, &bindings)),
+            _ => find(&inputs, &arg.name).cloned().map(Value::from),
+        };
+        let want = evaluate(&served, &value, &bindings, Precision::Exact).expect("evaluates");
+        let got = run(&fixture, &differentiated(training_graph(&fixture, None)), &[&text], 0);
+        assert!(got.len() > 10 && BLOCKS > 0, "{name} has weights");
+        for (output, got) in &got {
+            let want = find(&want, output).unwrap_or_else(|| panic!("{name} has no {output}")).tensor();
+            let norm = want.floats().iter().map(|x| x * x).sum::<f64>().sqrt();
+            let off = got.floats().iter().zip(want.floats()).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+            assert!(off <= 1e-11 * norm + 1e-13, "{name}: {output} is off by {off:e} of {norm:e}");
+        }
+    }
+}
