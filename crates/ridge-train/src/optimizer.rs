@@ -50,15 +50,6 @@ pub struct UpdateState {
     pub fill: u8,
 }
 
-/// The scalars that all updates of a step share.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UpdateScalars {
-    /// The learning rate, f32.
-    pub(crate) lr: Var,
-    /// The step, f32, counted from 1.
-    pub(crate) step: Var,
-}
-
 /// The updates of weights, each a name and a shape, in their order. `is_hidden` says which matrices stand between an
 /// embedding and an output projection.
 ///
@@ -164,12 +155,18 @@ impl UpdateOp {
     }
 
     /// The next parameter and states from the parameter, its gradient and its states.
-    pub(crate) fn apply(
+    ///
+    /// `lr` and `step` are f32 scalars, steps counted from 1.
+    ///
+    /// # Errors
+    /// When a value is of another type than [`states`](Self::states) says.
+    pub fn apply(
         &self,
         g: &mut Builder,
         [param, grad]: [Var; 2],
         states: &[Var],
-        UpdateScalars { lr, step }: UpdateScalars,
+        lr: Var,
+        step: Var,
     ) -> GraphResult<Vec<Var>> {
         let mut inputs = vec![param, grad];
         inputs.extend(states);

@@ -12,7 +12,7 @@ use ridge_graph::grad::{Differentiated, float_weights};
 use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
-use crate::optimizer::{UpdateScalars, WeightUpdate};
+use crate::optimizer::WeightUpdate;
 
 /// The stage that runs for each micro-batch.
 pub const ACCUMULATE: &str = "accumulate";
@@ -162,8 +162,7 @@ impl StepPlan<'_> {
                 let factor = g.constant(DType::F32, update.rate_scale)?;
                 rate = g.mul(lr, factor)?;
             }
-            let scalars = UpdateScalars { lr: rate, step };
-            let next = update.op.apply(&mut g, [param, gradient], &values, scalars)?;
+            let next = update.op.apply(&mut g, [param, gradient], &values, rate, step)?;
             let names = std::iter::once(trained.as_str()).chain(states.iter().map(|state| state.name.as_str()));
             for (name, value) in names.zip(&next) {
                 write(&mut g, name, *value)?;
