@@ -10,6 +10,7 @@ use crate::commands::bench::{self, BenchArgs};
 use crate::commands::chat::{self, ChatArgs};
 use crate::commands::classify::{self, ClassifyArgs};
 use crate::commands::convert::{self, ConvertArgs};
+use crate::commands::data::{self, DataArgs};
 use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::embed::{self, EmbedArgs};
 use crate::commands::eval::{self, EvalArgs};
@@ -22,9 +23,10 @@ use crate::commands::quantize::{self, QuantizeArgs};
 use crate::commands::serve::{self, ServeArgs};
 use crate::commands::shell::{self, CompletionsArgs, ManArgs};
 use crate::commands::tokenize::{self, TokenizeArgs};
+use crate::commands::train::{self, TrainArgs};
 use crate::error::Result;
 
-/// Run, serve, quantise and plan language models.
+/// Run, serve, train, quantise and plan language models.
 #[derive(Debug, Parser)]
 #[command(
     name = "ridge",
@@ -42,6 +44,8 @@ Examples:
   ridge eval --perplexity FILE                computes the perplexity of a text
   ridge bench DIR                             measures throughput and its roofline floor
   ridge quantize DIR out.gguf --format q4_k   quantises, for Ridge and llama.cpp
+  ridge train run.toml                        trains a model from scratch, or continues from weights
+  ridge data corpus/ -o shards                converts texts to token shards
   ridge inspect DIR                           shows structure, parameters and cost per token
   ridge doctor                                shows the hardware and measured rates
   ridge plan fit DIR --device H100            whether it fits, and for how many sequences
@@ -102,6 +106,8 @@ pub(crate) enum CliCommand {
     Plan(PlanArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    Train(TrainArgs),
+    Data(DataArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -117,6 +123,8 @@ impl CliCommand {
             Self::Chat(args) => chat::run(args),
             Self::Convert(args) => convert::run(&args),
             Self::Quantize(args) => quantize::run(&args),
+            Self::Train(args) => train::run(&args),
+            Self::Data(args) => data::run(&args),
             Self::Embed(args) => embed::run(args),
             Self::Classify(args) => classify::run(args),
             Self::Serve(args) => serve::run(args),

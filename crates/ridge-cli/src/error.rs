@@ -16,6 +16,7 @@ use ridge_runtime::RuntimeError;
 use ridge_serve::ServeError;
 use ridge_serve::load::LoadError;
 use ridge_text::TextError;
+use ridge_train::TrainError;
 
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
@@ -180,6 +181,9 @@ pub(crate) enum Error {
 
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+
+    #[error(transparent)]
+    Train(Box<TrainError>),
 }
 
 impl Error {
@@ -195,6 +199,9 @@ impl Error {
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
+            Self::Train(error) if matches!(**error, TrainError::Setting { .. } | TrainError::UnknownKey { .. }) => {
+                ExitCode::from(2)
+            }
             Self::Setting { .. }
             | Self::Load(LoadError::Url { .. })
             | Self::Hub(HubError::Setting { .. })
@@ -203,6 +210,12 @@ impl Error {
             Self::Interrupted => ExitCode::from(130),
             _ => ExitCode::FAILURE,
         }
+    }
+}
+
+impl From<TrainError> for Error {
+    fn from(error: TrainError) -> Self {
+        Self::Train(Box::new(error))
     }
 }
 
@@ -236,6 +249,7 @@ impl From<ridge::Error> for Error {
             ridge::Error::Text(error) => Self::Text(error),
             ridge::Error::Engine(error) => Self::Engine(error),
             ridge::Error::Runtime(error) => Self::Runtime(error),
+            ridge::Error::Train(error) => Self::Train(error),
             error => Self::Ridge(error),
         }
     }

@@ -8,6 +8,7 @@ use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
 use ridge_runtime::RuntimeError;
 use ridge_text::TextError;
+use ridge_train::TrainError;
 
 /// The result of what the library does.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -79,6 +80,10 @@ pub enum Error {
     /// See [`RuntimeError`].
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+
+    /// See [`TrainError`].
+    #[error(transparent)]
+    Train(Box<TrainError>),
 }
 
 /// What would need less memory.

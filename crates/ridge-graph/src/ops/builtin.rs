@@ -1,10 +1,10 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adamw, adamw_update, attention, cross_entropy, dropout, dry, embedding, expert_combine,
-    expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
-    linear_cross_entropy, linear_gradient, log_softmax, logit_bias, moe_router, norm_gradient, penalties, quantize,
-    ragged_attention, rms_norm, rope, sampling, softmax, swiglu, table_write, token_layout,
+    accept_candidates, adafactor, adamw, adamw8, adamw_update, attention, cross_entropy, dropout, dry, embedding,
+    expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
+    linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties,
+    quantize, ragged_attention, rms_norm, rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -12,8 +12,10 @@ use crate::registry::{OpEntry, OpRegistry};
 pub fn registry() -> OpRegistry {
     OpRegistry::new([
         OpEntry::new("accept_candidates", accept_candidates::samples),
+        OpEntry::new("adafactor", adafactor::samples),
         OpEntry::new("adamw", adamw::samples),
         OpEntry::new("adamw_update", adamw_update::samples),
+        OpEntry::new("adamw8", adamw8::samples),
         OpEntry::new("attention", attention::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
@@ -42,10 +44,12 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("linear_group", linear::samples_group),
         OpEntry::new("linear_input_gradient", linear_gradient::samples_input),
         OpEntry::new("linear_weight_gradient", linear_gradient::samples_weight),
+        OpEntry::new("lion", lion::samples),
         OpEntry::new("log_softmax", log_softmax::samples),
         OpEntry::new("log_softmax_backward", log_softmax::samples_backward),
         OpEntry::new("logit_bias", logit_bias::samples),
         OpEntry::new("moe_router", moe_router::samples),
+        OpEntry::new("muon", muon::samples),
         OpEntry::new("penalties", penalties::samples),
         OpEntry::new("quantize", quantize::samples),
         OpEntry::new("ragged_attention", ragged_attention::samples),
@@ -57,6 +61,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("rms_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, false)),
         OpEntry::new("rope", rope::samples),
         OpEntry::new("sample_token", sampling::samples),
+        OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
