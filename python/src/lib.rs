@@ -21,7 +21,7 @@ use ridge_text::template::Data;
 
 use tensor::Tensor;
 
-/// The error as Python's own kinds have it.
+/// Converts the error to the matching Python exception.
 fn raised(error: ridge::Error) -> PyErr {
     let text = error.to_string();
     match error {
@@ -44,7 +44,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where a model is and how it is to run, as often as it is loaded.
+/// The path and settings of a model, from which it can be loaded repeatedly.
 #[derive(Clone)]
 struct Source {
     model: Option<String>,
@@ -77,7 +77,7 @@ impl Source {
         };
         let format = format.map(|name| {
             FormatRef::from_name(&name.to_ascii_lowercase())
-                .ok_or_else(|| wrong(format!("format {name:?}: is not one")))
+                .ok_or_else(|| wrong(format!("format {name:?}: is not a storage format")))
         });
         let dtype = dtype.map(|name| match DType::from_name(&name.to_ascii_lowercase()) {
             Some(dtype @ (DType::F32 | DType::BF16 | DType::F16)) => Ok(dtype),
@@ -110,14 +110,14 @@ impl Source {
     }
 }
 
-/// What is to be continued.
+/// The text to continue.
 #[derive(FromPyObject)]
 enum Prompt {
     Text(String),
     Messages(Vec<Py<PyAny>>),
 }
 
-/// A model that generates.
+/// A generating model.
 #[pyclass(frozen)]
 struct Model {
     source: Source,
@@ -125,7 +125,7 @@ struct Model {
     scorer: Mutex<Option<Scorer>>,
 }
 
-/// A prompt, as tokens or to be tokenised.
+/// A prompt, as tokens or as text.
 enum Asked {
     Text(String),
     Messages(Vec<Data>),
@@ -147,7 +147,7 @@ impl Asked {
     }
 }
 
-/// The prompt with messages as templates take them, by way of JSON.
+/// Converts messages to the template's data type, through JSON.
 fn asked(py: Python<'_>, prompt: Prompt) -> PyResult<Asked> {
     let messages = match prompt {
         Prompt::Text(text) => return Ok(Asked::Text(text)),
@@ -162,12 +162,12 @@ fn asked(py: Python<'_>, prompt: Prompt) -> PyResult<Asked> {
     }
 }
 
-/// Raises what a signal asks for, such as KeyboardInterrupt.
+/// Raises the exception of a pending signal, such as KeyboardInterrupt.
 fn check_signals(py: Python<'_>) -> PyResult<()> {
     py.check_signals()
 }
 
-/// The settings of sampling, checked.
+/// Validated sampling settings.
 fn sampling(
     (temperature, top_k, top_p, min_p): (f32, u32, f32, f32),
     (repetition_penalty, frequency_penalty, presence_penalty): (f32, f32, f32),
@@ -251,7 +251,7 @@ impl Model {
         penalties: (f32, f32, f32),
         seed: Option<u64>,
     ) -> PyResult<TextStream> {
-        /// Pieces that wait for their reader.
+        /// Pieces that have not been read yet.
         const WAITING: usize = 256;
         let (asked, sampling) = (asked(py, prompt)?, sampling(first, penalties, seed)?);
         let (sender, pieces) = sync_channel(WAITING);
@@ -296,7 +296,7 @@ impl Model {
     }
 }
 
-/// The pieces of a text, as they come.
+/// An iterator over the pieces of a generated text.
 #[pyclass(frozen)]
 struct TextStream {
     pieces: Mutex<Receiver<ridge::Result<String>>>,
@@ -316,7 +316,7 @@ impl TextStream {
     }
 }
 
-/// A model that makes vectors of texts.
+/// An embedding model.
 #[pyclass(frozen)]
 struct TextEmbedder {
     embedder: Mutex<Embedder>,
@@ -337,7 +337,7 @@ impl TextEmbedder {
         dtype: Option<&str>,
         normalize: Option<bool>,
     ) -> PyResult<Self> {
-        /// Tokens of a step, unless one text alone has more.
+        /// Maximum tokens per step; a single longer text is allowed.
         const STEP: usize = 4096;
         let source = Source::new(model, (device, threads, 1), format, dtype, None)?;
         py.detach(|| {
@@ -363,7 +363,7 @@ impl TextEmbedder {
     }
 }
 
-/// Downloads a model and gives its folder.
+/// Downloads a model and returns its folder.
 #[pyfunction]
 #[pyo3(signature = (model, revision, include))]
 fn pull(py: Python<'_>, model: &str, revision: Option<&str>, include: Vec<String>) -> PyResult<String> {
@@ -378,7 +378,7 @@ fn pull(py: Python<'_>, model: &str, revision: Option<&str>, include: Vec<String
     Ok(pulled.folder.display().to_string())
 }
 
-/// What a model would take on a device, as JSON.
+/// The memory plan of a model on a device, as JSON.
 #[pyfunction]
 #[pyo3(signature = (model, device, context, weights, cache_bits, tp))]
 fn plan_fit(

@@ -1,5 +1,5 @@
 //! Numbers that other libraries read without a copy, by DLPack (<https://dmlc.github.io/dlpack/latest/>).
-#![allow(unsafe_code, reason = "a capsule of DLPack is a C structure that its reader frees")]
+#![allow(unsafe_code, reason = "a DLPack capsule is a C structure that its consumer frees")]
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi::{PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New, PyObject};
 use pyo3::prelude::*;
 
-/// A matrix of f32 in rows, in host memory.
+/// A row-major f32 matrix in host memory.
 #[pyclass(frozen)]
 pub(crate) struct Tensor {
     values: Arc<[f32]>,
@@ -16,7 +16,7 @@ pub(crate) struct Tensor {
 }
 
 impl Tensor {
-    /// Rows of equal lengths.
+    /// From rows of equal length.
     pub(crate) fn of_rows(rows: Vec<Vec<f32>>) -> Self {
         let shape = [rows.len() as i64, rows.first().map_or(0, Vec::len) as i64];
         Self { values: rows.into_iter().flatten().collect(), shape }
@@ -58,7 +58,7 @@ struct DlManagedTensor {
     deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 
-/// What a capsule points to, the C structure first.
+/// The target of a capsule; the C structure must be its first field.
 #[repr(C)]
 struct Shared {
     managed: DlManagedTensor,
@@ -67,19 +67,19 @@ struct Shared {
     _values: Arc<[f32]>,
 }
 
-/// Capsules are called so until a reader takes them.
+/// The name of a capsule until it is consumed.
 const NAME: &CStr = c"dltensor";
 
-/// Frees what [`Tensor::__dlpack__`] made.
+/// Frees an allocation of [`Tensor::__dlpack__`].
 ///
 /// # Safety
-/// `managed` comes from there, and nobody uses it any more.
+/// `managed` was allocated there and is no longer used.
 unsafe extern "C" fn free(managed: *mut DlManagedTensor) {
     // SAFETY: it is the first field of a `Shared` that was leaked from a box.
     drop(unsafe { Box::from_raw(managed.cast::<Shared>()) });
 }
 
-/// Frees a capsule that no reader took.
+/// Frees a capsule that was not consumed.
 ///
 /// # Safety
 /// Python calls it with a capsule of [`Tensor::__dlpack__`].
@@ -128,7 +128,9 @@ impl Tensor {
     ) -> PyResult<Py<PyAny>> {
         let _ = max_version; // The capsule is one of version 0, which every reader takes.
         if stream.is_some() || dl_device.is_some_and(|device| device != (1, 0)) {
-            return Err(PyBufferError::new_err("the tensor is in host memory: it has no stream and no other device"));
+            return Err(PyBufferError::new_err(
+                "the tensor is in host memory and supports neither streams nor other devices",
+            ));
         }
         let values: Arc<[f32]> =
             if copy == Some(true) { Arc::from(&self.values[..]) } else { Arc::clone(&self.values) };

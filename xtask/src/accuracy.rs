@@ -1,4 +1,4 @@
-//! `cargo xtask accuracy`: how near plans come to published measurements.
+//! `cargo xtask accuracy`: errors of plans against published measurements.
 
 use std::path::Path;
 use std::process;
@@ -8,15 +8,15 @@ use crate::task::{Task, TaskOutcome, TaskRun};
 
 pub(crate) const TASK: Task = Task {
     name: "accuracy",
-    summary: "Hold plans against published measurements, row by row",
+    summary: "Compare plans with published measurements, row by row",
     help: "\
-Hold the plans of ridge-plan against the measurements in fixtures/planner: training time and memory of four sources, and
-latencies of some thousand serving runs. Prints each row's error, mean, median and worst by half (the one that was in
-view when efficiencies were chosen, and the one held out), and which targets are reached.
+Compare the plans of ridge-plan with the measurements in fixtures/planner: training time and memory from four sources, and
+latencies of some thousand serving runs. Prints each row's error; mean, median and worst error of the fitted half (used to choose
+efficiencies) and of the held-out half; and which targets are reached.
 
 Usage: cargo xtask accuracy
 
-Serving rows are many, and only summed up: see each with
+Serving rows are only summarised; list them with
   cargo run --release -p ridge-plan --example accuracy -- --rows
 ",
     run: TaskRun::Plain(run),

@@ -1,4 +1,4 @@
-//! `cargo xtask conformance OP`: everything that is checked of an op because it is in the registry.
+//! `cargo xtask conformance OP`: all checks that apply to every op in the registry, for one op.
 
 use std::path::Path;
 use std::process;
@@ -8,11 +8,11 @@ use crate::task::{Task, TaskOutcome, TaskRun};
 
 pub(crate) const TASK: Task = Task {
     name: "conformance",
-    summary: "Check one op: its meaning on every backend, its gradient and its sharding",
+    summary: "Check one op: semantics on every backend, gradient and sharding",
     help: "\
-Check one op, by the name that it has in the registry: its samples on every backend, in every dtype and with every
-instruction set that this machine has, against their f64 meaning; its gradient against finite differences; its rules of
-sharding against the unsharded result. Prints what the tests print.
+Check one op, given by its registry name: its samples on every backend, in every dtype and with every instruction set of this
+machine, against the f64 semantics; its gradient against finite differences; its sharding rules against the unsharded result.
+Prints the output of the tests.
 
 Usage: cargo xtask conformance OP
 

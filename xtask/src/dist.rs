@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: what a release consists of, in `target/dist`.
+//! `cargo xtask dist`: builds a release in `target/dist`.
 //!
 //! [`target`] says which targets this machine can build, [`archive`] writes the archives, [`image`] the container image.
 
@@ -29,7 +29,7 @@ pub(crate) const TASK: Task = Task {
     name: "dist",
     summary: "Build release archives, a container image and the Python wheel",
     help: "\
-Build what a release consists of and put it into target/dist:
+Build a release in target/dist:
 
   ridge-VERSION-TARGET.tar.gz   the binary, completions, man pages and licences
   ridge-VERSION-TARGET.oci.tar  a container image of less than 80 MB, for docker load, podman load and skopeo
@@ -39,8 +39,8 @@ Build what a release consists of and put it into target/dist:
 Usage: cargo xtask dist
 
 Targets are Linux and macOS on x86-64 and 64-bit Arm. Those whose standard library or linker is missing are skipped, and
-the report says what to install. The container image is of this machine's target, on Linux, and the wheel needs
-maturin. File times are those of the commit, so the same compiler and commit give the same bytes.
+the report says what to install. The container image is built on Linux, for this machine's target; the wheel needs maturin.
+File times are those of the commit, so the same compiler and commit give the same bytes.
 ",
     run: TaskRun::Plain(run),
 };

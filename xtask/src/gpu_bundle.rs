@@ -18,12 +18,12 @@ pub(crate) const TASK: Task = Task {
     summary: "Put the GPU tests and the ridge binary into one folder",
     help: "\
 Build the ridge binary and the tests that need an NVIDIA GPU, and put them, stripped and with their fixtures, into
-target/gpu-bundle, which holds less than 80 MB, a third of that compressed.
+target/gpu-bundle: less than 80 MB, about a third of that compressed.
 
 Usage: cargo xtask gpu-bundle
 
-Copy that folder to a machine with a GPU, which needs no Rust, and run `run.sh` there: it prints how many passed.
-`run.sh memcheck` (or racecheck, initcheck) runs ops and kernels under that tool of compute-sanitizer.
+Copy that folder to a machine with a GPU, which does not need Rust, and run `run.sh` there: it prints the number of passed tests.
+`run.sh memcheck` (or racecheck, initcheck) runs ops and kernels under the compute-sanitizer tool of that name.
 ",
     run: TaskRun::Plain(run),
 };

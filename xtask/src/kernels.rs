@@ -16,13 +16,13 @@ pub(crate) const TASK: Task = Task {
     name: "kernels",
     summary: "Compile the GPU kernels, without a GPU",
     help: "\
-Compile the kernels that ridge-cuda makes for every op of the registry in every dtype, for sm_80, sm_89 and sm_90a, and
+Compile the kernels of ridge-cuda for every op of the registry in every dtype, for sm_80, sm_89 and sm_90a, and
 print the registers, spills and shared memory of each. A kernel that does not compile, or spills, fails the check.
 
 Usage: cargo xtask kernels
 
-It needs no GPU but NVRTC, which is found as `ridge doctor` finds it: in the system, in CUDA_HOME, or in the Python
-environment that is active (pip install nvidia-cuda-nvrtc). Without it the check is skipped, says so, and passes.
+It needs NVRTC but no GPU. NVRTC is searched like in `ridge doctor`: in the system, in CUDA_HOME, and in the active Python
+environment (pip install nvidia-cuda-nvrtc). Without NVRTC the check is skipped with a message and passes.
 ",
     run: TaskRun::Plain(run),
 };

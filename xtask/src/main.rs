@@ -1,9 +1,8 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
-//! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
-//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes
-//! the GPU tests to another machine, [`dist`] builds a release.
-//! A new command is a file, a line in [`TASKS`] and nothing else.
+//! One file per command: [`tidy`] checks the house rules, [`kernels`] compiles the GPU kernels, [`conformance`] checks one op,
+//! [`accuracy`] compares plans with published measurements, [`gpu_bundle`] packs the GPU tests for another machine, [`dist`]
+//! builds a release. A new command needs only a file and a line in [`TASKS`].
 
 mod accuracy;
 mod conformance;
@@ -74,7 +73,7 @@ fn overview() -> String {
     for command in TASKS {
         text += &format!("  {:<12}{}\n", command.name, command.summary);
     }
-    text += "  help        Print this text, or with a command's name what that command does\n";
+    text += "  help        Print this text, or the help of a command\n";
     text += "\nExit code: 0 when the tree passes, 1 when it does not, 2 when the command could not run.\n";
     text += "The whole gate (tests, fmt, clippy, doc and these checks) is .ci/run.\n";
     text

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: the rules of the house that neither rustc, clippy nor rustfmt checks.
+//! `cargo xtask tidy`: house rules that rustc, clippy and rustfmt do not check.
 //!
 //! Each rule is one file below, a pure function from a path and its text to [`Finding`]s, so that its tests need no
 //! tree. Read [`files_of_the_repository`](tree::files_of_the_repository) for what is checked, [`check_file`] for the
@@ -31,25 +31,25 @@ use tree::RepoFile;
 
 pub(crate) const TASK: Task = Task {
     name: "tidy",
-    summary: "Check the rules of the house over every file of the repository",
+    summary: "Check the house rules for every file of the repository",
     help: "\
-Check the rules of the house over every file that git tracks, and every new one that it does not ignore.
+Check the house rules for every file that git tracks, and every untracked file that git does not ignore.
 
 Usage: cargo xtask tidy
 
 A finding is a line `path:line: what is wrong; what to do`. Warnings are marked as such and do not fail the check.
 
   edges       a crate depends only on crates below it, as ARCHITECTURE.md lists them
-  cycles      inside a crate, no file imports a file that imports it back, directly or through others
-  manifests   every crate takes the workspace's lints and has a description
-  headers     every source file opens with a `//!` comment that tells what lives there
-  unsafe      only in ridge-cpu, ridge-cuda and ridge-files/src/mapped*
-  unfinished  no placeholder macros, no notes to self, no ignored test without a reason
-  size        .rs files: warned past 500 lines, refused past 700; no file over 4 MB outside models/
+  cycles      no import cycles between the files of a crate
+  manifests   every crate uses the workspace's lints and has a description
+  headers     every source file opens with a `//!` comment that describes its contents
+  unsafe      only in ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory*, ridge-files/src/mapped* and python/src/tensor*
+  unfinished  no placeholder macros, no TODO notes, no ignored test without a reason
+  size        .rs files: warning above 500 lines, failure above 700; no file above 4 MB outside models/
   characters  no trailing whitespace, CRLF or non-ASCII identifiers, no tabs in .rs, .md and .toml, one newline at the
-              end of a file; models/, tests/data/ and .jinja files are kept byte for byte as they are
+              end of a file; models/, tests/data/ and .jinja files are exempt
   paths       no absolute path of one machine in any text
-  links       relative links in Markdown lead to a file of the repository
+  links       relative links in Markdown point to a file of the repository
 
 Exit code: 0 without failures, 1 with failures, 2 when git or a file could not be read.
 ",

@@ -1,4 +1,4 @@
-//! The command line as a whole: all commands, what each is run by.
+//! The command line as a whole: all commands and their dispatch.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -10,6 +10,7 @@ use crate::commands::bench::{self, BenchArgs};
 use crate::commands::chat::{self, ChatArgs};
 use crate::commands::classify::{self, ClassifyArgs};
 use crate::commands::convert::{self, ConvertArgs};
+use crate::commands::data::{self, DataArgs};
 use crate::commands::doctor::{self, DoctorArgs};
 use crate::commands::embed::{self, EmbedArgs};
 use crate::commands::eval::{self, EvalArgs};
@@ -22,9 +23,10 @@ use crate::commands::quantize::{self, QuantizeArgs};
 use crate::commands::serve::{self, ServeArgs};
 use crate::commands::shell::{self, CompletionsArgs, ManArgs};
 use crate::commands::tokenize::{self, TokenizeArgs};
+use crate::commands::train::{self, TrainArgs};
 use crate::error::Result;
 
-/// Run, serve, quantise and plan language models.
+/// Run, serve, train, quantise and plan language models.
 #[derive(Debug, Parser)]
 #[command(
     name = "ridge",
@@ -33,30 +35,32 @@ use crate::error::Result;
     max_term_width = 100,
     after_help = "\
 Examples:
-  ridge generate                              a story from the embedded model
-  ridge generate DIR \"Once upon a\"            a downloaded model continues a prompt
+  ridge generate                              generates a story with the embedded model
+  ridge generate DIR \"Once upon a\"            continues a prompt with a downloaded model
   ridge pull Qwen/Qwen3-0.6B                  downloads a model from the Hugging Face Hub
-  ridge chat Qwen/Qwen3-0.6B                  a conversation with it
-  ridge serve model.gguf                      OpenAI-compatible API and a web page
-  ridge tokenize \"Once upon a\"                token ids and spellings
-  ridge eval --perplexity FILE                perplexity of a text
-  ridge bench DIR                             throughput, with its floor
-  ridge quantize DIR out.gguf --format q4_k   smaller weights, in a file that llama.cpp reads too
-  ridge inspect DIR                           structure, parameters, cost per token
-  ridge doctor                                hardware and measured rates
-  ridge plan fit DIR --device H100            whether it fits, and for how many users
+  ridge chat Qwen/Qwen3-0.6B                  chats with it
+  ridge serve model.gguf                      serves an OpenAI-compatible API and a web page
+  ridge tokenize \"Once upon a\"                lists token ids and spellings
+  ridge eval --perplexity FILE                computes the perplexity of a text
+  ridge bench DIR                             measures throughput and its roofline floor
+  ridge quantize DIR out.gguf --format q4_k   quantises, for Ridge and llama.cpp
+  ridge train run.toml                        trains a model from scratch, or continues from weights
+  ridge data corpus/ -o shards                converts texts to token shards
+  ridge inspect DIR                           shows structure, parameters and cost per token
+  ridge doctor                                shows the hardware and measured rates
+  ridge plan fit DIR --device H100            whether it fits, and for how many sequences
 
-DIR is a folder in the Hugging Face layout. Commands take it, a GGUF file, or the ORG/NAME of a model that
-`ridge pull` downloaded, as the first argument, or anywhere as -m or --model."
+DIR is a folder in the Hugging Face layout. A GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`, works as \
+well. The model is the first argument of a command, or follows -m or --model anywhere."
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: CliCommand,
 }
 
-/// The arguments with `--model` before a model that directly follows a command which takes one: a GGUF file, a folder
-/// with a config.json, or a name on the Hub. If the command also takes a text there, the model of that name must have been
-/// downloaded, or another argument must follow that can be the text.
+/// Inserts `--model` before a model that directly follows its command: a GGUF file, a folder with a config.json, or a name
+/// on the Hub. If the command also accepts a text there, a name counts as a model only if that model was downloaded or the
+/// text follows it.
 pub(crate) fn with_model_named(args: impl IntoIterator<Item = OsString>, cli: &Command) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let takes_model = |command: &&Command| {
@@ -102,6 +106,8 @@ pub(crate) enum CliCommand {
     Plan(PlanArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    Train(TrainArgs),
+    Data(DataArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -117,6 +123,8 @@ impl CliCommand {
             Self::Chat(args) => chat::run(args),
             Self::Convert(args) => convert::run(&args),
             Self::Quantize(args) => quantize::run(&args),
+            Self::Train(args) => train::run(&args),
+            Self::Data(args) => data::run(&args),
             Self::Embed(args) => embed::run(args),
             Self::Classify(args) => classify::run(args),
             Self::Serve(args) => serve::run(args),

@@ -1,4 +1,4 @@
-//! Conversations: their messages, read from JSON and written to it, and the chat templates that turn them into text.
+//! Conversations: messages, as JSON, and the chat templates that render them as text.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use crate::input;
 /// The model's chat templates, or the one in `file`.
 ///
 /// # Errors
-/// When neither has one, or it does not parse.
+/// When there is no template, or it does not parse.
 pub(crate) fn chat_templates(files: &ModelFiles, file: Option<&Path>) -> Result<ChatTemplates> {
     let templates = files.chat_templates()?;
     if let Some(file) = file {
@@ -27,19 +27,19 @@ pub(crate) fn chat_templates(files: &ModelFiles, file: Option<&Path>) -> Result<
     }
 }
 
-/// The template of the embedded model, as name, file and text. It was not trained on conversations: all messages are one
-/// story, which it continues.
+/// The template of the embedded model, as name, file and text. The model was not trained on conversations: messages are
+/// concatenated to one story, which it continues.
 pub(crate) fn story_template() -> (String, String, String) {
     const STORY: &str = "{{ bos_token }}{% for message in messages %}{{ message['content'] }}{% endfor %}";
     ("default".to_owned(), "the template of the embedded model".to_owned(), STORY.to_owned())
 }
 
-/// A system prompt and the messages behind it.
+/// A system prompt and the following messages.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversation {
     pub(crate) system: Option<String>,
     messages: Vec<Value>,
-    /// Messages before this one are left out of what the model reads: the context does not hold them.
+    /// Messages before this index are omitted from the prompt, because they do not fit the context.
     first: usize,
 }
 
@@ -61,12 +61,12 @@ impl Conversation {
         if value.is_object() {
             value = value["messages"].take();
         }
-        let Value::Array(mut messages) = value else { return Err(fail("it is no list".to_owned())) };
+        let Value::Array(mut messages) = value else { return Err(fail("it is not a list".to_owned())) };
         for (index, message) in messages.iter().enumerate() {
             if !message["role"].is_string() {
                 return Err(fail(format!("message {} has no role", index + 1)));
             }
-            // A call of tools has no content; parts of content are the template's business.
+            // A tool call has no content; content parts are handled by the template.
             if message["content"].is_null() && message["tool_calls"].is_null() {
                 return Err(fail(format!("message {} has no content", index + 1)));
             }
@@ -86,7 +86,7 @@ impl Conversation {
         system.chain(self.messages.iter().cloned()).collect()
     }
 
-    /// What the model is to read.
+    /// The messages of the prompt.
     pub(crate) fn read(&self) -> Result<Vec<Data>> {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         let messages = system.chain(self.messages[self.first..].iter().cloned());
@@ -102,24 +102,24 @@ impl Conversation {
         self.messages.len()
     }
 
-    /// Leaves out so many of the oldest messages.
+    /// Omits this many of the oldest messages.
     pub(crate) fn leave_out(&mut self, messages: usize) {
         self.first = messages.min(self.messages.len().saturating_sub(1));
     }
 
-    /// How many messages are left out.
+    /// The number of omitted messages.
     pub(crate) fn left_out(&self) -> usize {
         self.first
     }
 
-    /// Leaves out the oldest turn that is not yet, unless it is the last one.
+    /// Omits one more turn, the oldest, unless it is the last one.
     pub(crate) fn leave_out_a_turn(&mut self) -> bool {
         let next = (self.first + 1..self.messages.len()).find(|i| role(&self.messages[*i]) == "user");
         self.first = next.unwrap_or(self.first);
         next.is_some()
     }
 
-    /// Forgets a last message of the user: its answer was interrupted before it began.
+    /// Removes a trailing user message, whose reply was interrupted before it started.
     pub(crate) fn forget_unanswered(&mut self) {
         if self.messages.last().is_some_and(|m| role(m) == "user") {
             self.undo();
@@ -134,13 +134,13 @@ impl Conversation {
         self.keep(0);
     }
 
-    /// Forgets the last message of the user and all behind it. False if there is none.
+    /// Removes the last user message and everything after it. False if there is none.
     pub(crate) fn undo(&mut self) -> bool {
         let last = self.last_of_user();
         last.map(|at| self.keep(at)).is_some()
     }
 
-    /// Forgets all behind the last message of the user. False if there is none.
+    /// Removes everything after the last user message. False if there is none.
     pub(crate) fn take_back_answer(&mut self) -> bool {
         let last = self.last_of_user();
         last.map(|at| self.keep(at + 1)).is_some()
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(contents(&c), ["s", "5"]);
         assert!(!c.leave_out_a_turn());
         assert_eq!((contents(&c), c.left_out()), (vec!["s".to_owned(), "5".to_owned()], 4));
-        // What is left out is still saved, and comes back when what follows it goes.
+        // Omitted messages are still saved, and return when later messages are removed.
         assert_eq!(c.to_json().as_array().unwrap().len(), 6);
         assert!(c.undo());
         assert_eq!(contents(&c), ["s", "1", "2", "3", "4"]);
@@ -214,8 +214,8 @@ mod tests {
     fn what_is_no_conversation_says_where() {
         for (text, said) in [
             ("[", "EOF"),
-            ("7", "it is no list"),
-            ("{}", "it is no list"),
+            ("7", "it is not a list"),
+            ("{}", "it is not a list"),
             (r#"[{"role": "user", "content": "a"}, 3]"#, "message 2 has no role"),
             (r#"[{"role": "user"}]"#, "message 1 has no content"),
         ] {

@@ -1,4 +1,4 @@
-//! Why a command failed, and with which exit code.
+//! Errors of commands and their exit codes.
 
 use std::io;
 use std::process::ExitCode;
@@ -16,49 +16,50 @@ use ridge_runtime::RuntimeError;
 use ridge_serve::ServeError;
 use ridge_serve::load::LoadError;
 use ridge_text::TextError;
+use ridge_train::TrainError;
 
 /// The result of a command.
 pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An argument that is well formed and cannot be used: `flag` with `value`, and why.
+/// An error for an argument that is well formed but invalid: `flag` with `value`, and why.
 pub(crate) fn refused(flag: &str, value: impl ToString, why: &str) -> Error {
     Error::Setting { flag: flag.to_owned(), value: value.to_string(), why: why.to_owned() }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// An argument that is well formed and has no meaning. A mistake of use: exit code 2.
+    /// An argument that is well formed but invalid. A usage error: exit code 2.
     #[error("{flag} {value}: {why}")]
     Setting { flag: String, value: String, why: String },
 
     #[error("a prompt needs a tokenizer; --prompt-tokens N needs none")]
     PromptWithoutTokenizer(#[source] ModelError),
 
-    #[error("--stop needs a tokenizer: without one there is no text to look for a string in")]
+    #[error("--stop needs a tokenizer, because it searches the text for a string")]
     StopWithoutTokenizer,
 
-    #[error("the model has no token that begins a text; give a prompt")]
+    #[error("the model has no begin token; give a prompt")]
     NoBeginToken,
 
     #[error(
-        "the model has no token that begins a text, and there is no tokenizer.json to read a prompt with; \
+        "the model has no begin token, and there is no tokenizer.json to tokenise a prompt; \
          give --prompt-tokens N"
     )]
     NothingToBeginWith,
 
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; \
+        "the prompt has {prompt} tokens and the context holds {context}, which leaves no room to generate; \
          shorten the prompt or raise --context"
     )]
     PromptBeyondContext { prompt: usize, context: usize },
 
     #[error(
-        "the prompt has {prompt} tokens and the model was made for {most} at most, prompt and answer together; \
+        "the prompt has {prompt} tokens, but the model supports at most {most}, prompt plus generated text; \
          shorten the prompt"
     )]
     PromptBeyondModel { prompt: usize, most: usize },
 
-    #[error("{what} need {needed}, and this process can take {available}; {remedy}")]
+    #[error("{what} need {needed}, but only {available} is available to this process; {remedy}")]
     Memory { what: &'static str, needed: Bytes, available: Bytes, remedy: &'static str },
 
     #[error("the ranks cannot continue: {why}")]
@@ -80,7 +81,7 @@ pub(crate) enum Error {
     #[error("standard input is not UTF-8 at byte {at}; convert it first, for example with iconv -f LATIN1 -t UTF-8")]
     StdinNotText { at: usize },
 
-    #[error("standard input holds more than {most}, the most that a prompt may have; shorten it")]
+    #[error("standard input exceeds {most}, the maximum size of a prompt; shorten it")]
     StdinTooLong { most: Bytes },
 
     #[error("cannot read {path}; check the path and its permissions")]
@@ -100,12 +101,12 @@ pub(crate) enum Error {
     #[error("{path} is not UTF-8 at byte {at}; save it as UTF-8")]
     FileNotText { path: String, at: usize },
 
-    #[error("{path} holds more than {most}, the most that is read; shorten it")]
+    #[error("{path} exceeds {most}, the maximum size of an input; shorten it")]
     FileTooLong { path: String, most: Bytes },
 
     #[error(
-        "{model} has no chat template, as is usual for base models: `ridge generate` continues a text, and \
-             --template-file FILE gives a template"
+        "{model} has no chat template, as is usual for base models; use `ridge generate` to continue a text, or \
+             supply a template with --template-file FILE"
     )]
     NoChatTemplate { model: String },
 
@@ -116,7 +117,7 @@ pub(crate) enum Error {
     Conversation { what: String, problem: String },
 
     #[error(
-        "the last message and what must go with it have {tokens} tokens, and the context holds {context}; shorten \
+        "the last message with the template and system prompt has {tokens} tokens, but the context holds {context}; shorten \
              the message, or raise --context"
     )]
     TurnBeyondContext { tokens: usize, context: usize },
@@ -124,7 +125,7 @@ pub(crate) enum Error {
     #[error("token {id} is not in the vocabulary of {tokens} tokens; check that the ids belong to this model")]
     NoSuchToken { id: u32, tokens: usize },
 
-    /// A file, or a line of one, that cannot be used.
+    /// An unusable file, or line of a file.
     #[error("{place}: {problem}")]
     Data { place: String, problem: String },
 
@@ -137,7 +138,7 @@ pub(crate) enum Error {
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] io::Error),
 
-    /// Ended by the user. Exit code 130, as shells tell it.
+    /// Interrupted by the user. Exit code 130, the shell convention for SIGINT.
     #[error("interrupted")]
     Interrupted,
 
@@ -147,7 +148,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Plan(#[from] PlanError),
 
-    /// What was asked does not fit, as the answer has said. Exit code 3.
+    /// The plan does not fit, as already printed. Exit code 3.
     #[error("it does not fit")]
     DoesNotFit,
 
@@ -157,7 +158,7 @@ pub(crate) enum Error {
     #[error(transparent)]
     Load(#[from] LoadError),
 
-    #[error("none of {requests} was answered; the report says why")]
+    #[error("none of {requests} succeeded; see the report for the reasons")]
     NothingAnswered { requests: String },
 
     #[error(transparent)]
@@ -180,21 +181,27 @@ pub(crate) enum Error {
 
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+
+    #[error(transparent)]
+    Train(Box<TrainError>),
 }
 
 impl Error {
-    /// Did whoever reads the output stop reading? Then there is nothing to say and nothing failed.
+    /// Whether the reader of standard output closed it, which is not an error.
     pub(crate) fn reader_left(&self) -> bool {
         matches!(self, Self::Stdout(cause) if cause.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// Has the command said so itself, as its answer?
+    /// Whether the command has already reported this as its result.
     pub(crate) fn is_reported(&self) -> bool {
         matches!(self, Self::DoesNotFit)
     }
 
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
+            Self::Train(error) if matches!(**error, TrainError::Setting { .. } | TrainError::UnknownKey { .. }) => {
+                ExitCode::from(2)
+            }
             Self::Setting { .. }
             | Self::Load(LoadError::Url { .. })
             | Self::Hub(HubError::Setting { .. })
@@ -206,34 +213,43 @@ impl Error {
     }
 }
 
+impl From<TrainError> for Error {
+    fn from(error: TrainError) -> Self {
+        Self::Train(Box::new(error))
+    }
+}
+
 impl From<GraphError> for Error {
     fn from(error: GraphError) -> Self {
         Self::Runtime(error.into())
     }
 }
 
-/// The library's errors by the names of the command line.
+/// Translates the library's errors to the names of the command line.
 impl From<ridge::Error> for Error {
     fn from(error: ridge::Error) -> Self {
         match error {
             ridge::Error::Memory { what, needed, available, smaller } => {
                 let remedy = match smaller {
-                    Smaller::Model => "choose a smaller model, or --format q8_0",
+                    Smaller::Model => "use a smaller model, or --format q8_0",
                     Smaller::Cache => "lower --context, or use --cache-dtype bf16",
                     Smaller::Chunk => "lower --chunk",
                 };
                 Self::Memory { what, needed, available, remedy }
             }
-            ridge::Error::Planned { model, family } => {
-                refused("--model", model, &format!("is of the family {family}, which can be planned and not run yet"))
-            }
-            ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is no {wanted}")),
+            ridge::Error::Planned { model, family } => refused(
+                "--model",
+                model,
+                &format!("is of the family {family}, which can only be planned so far, not run"),
+            ),
+            ridge::Error::Kind { model, wanted } => refused("--model", model, &format!("is not a {wanted}")),
             ridge::Error::Device { device, why } => refused("--device", device, &why),
             ridge::Error::Model(error) => Self::Model(error),
             ridge::Error::Files(error) => Self::Files(error),
             ridge::Error::Text(error) => Self::Text(error),
             ridge::Error::Engine(error) => Self::Engine(error),
             ridge::Error::Runtime(error) => Self::Runtime(error),
+            ridge::Error::Train(error) => Self::Train(error),
             error => Self::Ridge(error),
         }
     }

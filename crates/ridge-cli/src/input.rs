@@ -1,4 +1,4 @@
-//! What commands read besides models: standard input and files of text.
+//! Input besides models: standard input and text files.
 
 use std::io::Read as _;
 use std::path::Path;
@@ -7,10 +7,10 @@ use ridge_hw::units::Bytes;
 
 use crate::error::{Error, Result};
 
-/// Maximum size of a prompt: more than the longest contexts hold.
+/// Maximum size of a prompt: larger than the longest contexts.
 const MAX_PROMPT: Bytes = Bytes::from_mib(64);
 
-/// Standard input, less the newline that ends its last line.
+/// Standard input, without a final newline.
 pub(crate) fn stdin() -> Result<String> {
     let mut bytes = Vec::new();
     std::io::stdin().take(MAX_PROMPT.0 + 1).read_to_end(&mut bytes).map_err(Error::Stdin)?;
@@ -27,13 +27,13 @@ pub(crate) fn stdin() -> Result<String> {
     Ok(text)
 }
 
-/// A file of text, of at most as many bytes as a prompt may have.
+/// A text file of at most the maximum size of a prompt.
 pub(crate) fn file(path: &Path) -> Result<String> {
     String::from_utf8(bytes(path)?)
         .map_err(|e| Error::FileNotText { path: path.display().to_string(), at: e.utf8_error().valid_up_to() })
 }
 
-/// A file of at most as many bytes as a prompt may have.
+/// A file of at most the maximum size of a prompt.
 pub(crate) fn bytes(path: &Path) -> Result<Vec<u8>> {
     let fail = |cause| Error::Read { path: path.display().to_string(), cause };
     let mut bytes = Vec::new();

@@ -1,16 +1,16 @@
-//! The `ridge` command: parses what was typed, resolves it into settings, calls the crates that do the work.
+//! The `ridge` command: parses arguments, resolves them into settings, and calls the crates that do the work.
 //!
-//! The modules form layers, each of which uses those below it alone:
+//! The modules form layers, each of which uses only those below it:
 //!
 //! 1. `main`: the process, its exit code.
-//! 2. `cli`: the command line as a whole. It names the arguments of every command and runs the one that was typed.
-//! 3. `commands`: a file or folder for each, with its arguments, the settings that they resolve to, and what it prints.
+//! 2. `cli`: the command line as a whole. It lists the arguments of every command and dispatches.
+//! 3. `commands`: a file or folder for each, with its arguments, the settings that they resolve to, and its output.
 //! 4. `args`: arguments that several commands share, and parsers of their values. Beside it `conversation` (messages and
 //!    chat templates) and `target_file` (files that are written).
 //! 5. `input` and `output`: the terminal, standard streams and files of text.
-//! 6. `error`: what can go wrong, and with which exit code.
+//! 6. `error`: errors and exit codes.
 //!
-//! From the files of a model to an engine on a device is the library's part, the crate `ridge`.
+//! The library, the crate `ridge`, opens models and creates engines on devices.
 
 mod args;
 mod cli;
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse_from(with_model_named(std::env::args_os(), &Cli::command())) {
         Ok(cli) => cli,
         Err(refusal) => {
-            // Help and version arrive as errors, too; they fail only if they cannot be written.
+            // clap also returns help and version as errors; they fail only if they cannot be written.
             let printed = refusal.print().and_then(|()| std::io::stdout().flush());
             return match printed.map_err(Error::Stdout) {
                 Err(error) if !refusal.use_stderr() => failure(&error),

@@ -1,29 +1,30 @@
-//! How things are shown: text on standard output, everything else on standard error.
+//! Output: text on standard output, everything else on standard error.
 
 use std::error::Error as _;
 use std::ffi::OsStr;
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use ridge::{LoadNote, LoadObserver};
 
 use crate::error::{Error, Result, refused};
 
-/// Is standard output another process's to write?
+/// Whether another process writes to standard output.
 static SILENT: AtomicBool = AtomicBool::new(false);
 
-/// Prints nothing from now on: of several ranks that do the same, the first prints.
+/// Disables output: of several identical ranks, only the first prints.
 pub(crate) fn be_silent() {
     SILENT.store(true, Ordering::Relaxed);
 }
 
-/// Writes to standard output at once, so that text is seen as it comes.
+/// Writes to standard output and flushes it, so that text is streamed.
 ///
-/// Much of it was written by a model, or by whoever made a file. A terminal is not given control characters but newlines and
-/// tabs: escape sequences could recolour it, retitle it, or answer in the user's name. A file gets them as they are.
+/// The text may come from a model or an untrusted file. Control characters except newline and tab are removed if the output is a
+/// terminal, because escape sequences could change its state or inject input. A file or pipe gets the text unchanged.
 pub(crate) fn print(text: &str) -> Result<()> {
     if SILENT.load(Ordering::Relaxed) {
         return Ok(());
@@ -36,7 +37,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
     written.and_then(|()| out.flush()).map_err(Error::Stdout)
 }
 
-/// Is it a control character that a terminal might obey?
+/// Whether it is a control character that a terminal may interpret.
 fn is_unsafe(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t')
 }
@@ -45,11 +46,11 @@ fn without_controls(text: &str) -> String {
     text.chars().filter(|c| !is_unsafe(*c)).collect()
 }
 
-/// The longest word of a message that is shown whole. Names in files may be of any length.
+/// Maximum length of a word in a message. Names in files can have any length.
 const MAX_WORD: usize = 256;
 
-/// A message as it is shown: control characters are written as Rust writes them, and words that nobody would read to their end
-/// are cut in the middle. Messages name what stands in files, whoever made these.
+/// A message in printable form: control characters are escaped as in Rust, and long words are truncated in the middle.
+/// Messages may contain names from untrusted files.
 fn shown(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
     for part in message.split_inclusive(char::is_whitespace) {
@@ -75,16 +76,16 @@ pub(crate) fn print_json(value: &serde_json::Value) -> Result<()> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes a file, such as a plot or a trace: beside `path`, and then under that name, so that no half of it is ever there.
+/// Writes a file, such as a plot or a trace, under a temporary name and renames it, so that no partial file is ever visible.
 ///
 /// # Errors
-/// When it cannot be written, or is what the command reads; the message names it.
+/// When it cannot be written, or is an input of the command.
 pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
     let failed = |cause| Error::Write { path: path.display().to_string(), cause };
     if is_read(path) {
-        return Err(refused("the output", path.display(), "is what is read: give another name"));
+        return Err(refused("the output", path.display(), "is an input of this command; give another name"));
     }
-    // What a link leads to is replaced, and what is no file, such as a pipe, is written to.
+    // The target of a link is replaced; special files such as pipes are written directly.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     if path.metadata().is_ok_and(|there| !there.is_file()) {
         return std::fs::write(path, text).map_err(failed);
@@ -99,7 +100,7 @@ pub(crate) fn write_file(path: &Path, text: &str) -> Result<()> {
     written.map_err(failed)
 }
 
-/// Is the file one that another argument names, or one of a model in a folder that one names?
+/// Whether the file is named by another argument, or is a model file in a folder named by one.
 fn is_read(path: &Path) -> bool {
     let Ok(target) = path.canonicalize() else { return false };
     let of_model = ["json", "safetensors", "gguf", "jinja", "model"];
@@ -114,7 +115,7 @@ fn is_read(path: &Path) -> bool {
         || of_model && args.iter().any(|arg| target.parent() == Some(arg.as_path()))
 }
 
-/// Writes a line to standard error. One that nobody can read is no failure.
+/// Writes a line to standard error. A closed standard error is not an error.
 pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", shown(line));
 }
@@ -145,14 +146,14 @@ pub(crate) fn count(n: usize, noun: &str) -> String {
     format!("{} {noun}{}", grouped(n as u64), if n == 1 { "" } else { "s" })
 }
 
-/// The widest column: that of the longest names that there are in published models.
+/// Maximum column width: that of the longest tensor names in published models.
 const MAX_CELL: usize = 120;
 
-/// Rows in columns as wide as they need to be: the first aligned to the left, with the last unpadded.
+/// Rows as aligned columns; the last column is not padded.
 pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     let widths: Vec<usize> = (0..rows.iter().map(Vec::len).max().unwrap_or(0))
         .map(|c| rows.iter().filter_map(|r| r.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0))
-        // One name that is longer than a screen does not push the others from it.
+        // A single very long name does not widen the column for all rows.
         .map(|width| width.min(MAX_CELL))
         .collect();
     let mut text = String::new();
@@ -164,17 +165,17 @@ pub(crate) fn columns(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A bar over bytes, or over tokens, shown on a terminal once the wait is one.
+/// A progress bar over bytes, tokens or requests, shown on a terminal after a noticeable delay.
 pub(crate) struct Progress {
     what: &'static str,
-    /// What is done and what is left, as a template.
+    /// The template of the counts.
     counts: &'static str,
     total: u64,
     started: Instant,
     bar: Option<ProgressBar>,
 }
 
-/// A wait that one notices.
+/// Delay before the bar is shown.
 const NOTICED: Duration = Duration::from_millis(300);
 
 impl Progress {
@@ -202,7 +203,14 @@ impl Progress {
         if self.bar.is_none() && self.started.elapsed() > NOTICED && io::stderr().is_terminal() {
             let bar = ProgressBar::with_draw_target(Some(self.total), ProgressDrawTarget::stderr());
             if let Ok(style) = ProgressStyle::with_template(&template(self.counts, terminal_width())) {
-                bar.set_style(style.progress_chars("=> "));
+                // Before any progress there is no estimate.
+                let eta = |state: &ProgressState, to: &mut dyn fmt::Write| {
+                    let _ = match state.pos() {
+                        0 => to.write_str("-"),
+                        _ => write!(to, "{:#}", HumanDuration(state.eta())),
+                    };
+                };
+                bar.set_style(style.progress_chars("=> ").with_key("eta", eta));
             }
             bar.set_message(self.what);
             self.bar = Some(bar);
@@ -213,8 +221,8 @@ impl Progress {
     }
 }
 
-/// The template of a line that fits a terminal of so many columns: the bar takes what the rest leaves, and a narrow terminal
-/// has neither bar nor counts.
+/// The template of a line for a terminal of this width: the bar takes the remaining columns; narrow terminals get neither bar
+/// nor counts.
 fn template(counts: &str, columns: usize) -> String {
     match columns {
         60.. => format!("{{msg}} [{{wide_bar}}] {counts}"),
@@ -222,7 +230,7 @@ fn template(counts: &str, columns: usize) -> String {
     }
 }
 
-/// Columns of the terminal at standard error; 80 if it does not say.
+/// Columns of the terminal at standard error; 80 if unknown.
 fn terminal_width() -> usize {
     rustix::termios::tcgetwinsize(io::stderr()).ok().map_or(80, |size| usize::from(size.ws_col)).max(1)
 }
@@ -235,7 +243,7 @@ impl Drop for Progress {
     }
 }
 
-/// How loading goes: a bar on a terminal, and notes where they are wanted.
+/// Reports loading: a progress bar on a terminal, and notes if enabled.
 pub(crate) struct LoadProgress {
     notes: bool,
     bar: Option<Progress>,
@@ -258,14 +266,12 @@ impl LoadObserver for LoadProgress {
     fn note(&mut self, about: LoadNote) {
         let LoadNote::LeftOut { format, matrices, of, example, why } = about;
         if self.notes {
-            note(&format!(
-                "--format {format} leaves {matrices} of {of} matrices as they are, such as {example}: {why}"
-            ));
+            note(&format!("--format {format} does not convert {matrices} of {of} matrices, such as {example}: {why}"));
         }
     }
 }
 
-/// What is going on, on a terminal. It turns only when told: a thread of its own would disturb what is measured.
+/// A spinner on a terminal. It advances only on calls, because a separate thread would disturb measurements.
 pub(crate) struct Spinner(ProgressBar);
 
 impl Spinner {

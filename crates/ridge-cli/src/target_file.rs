@@ -1,4 +1,4 @@
-//! Files that `ridge convert` and `ridge quantize` write: where they may be, and how writing them is interrupted.
+//! Output files of `ridge convert` and `ridge quantize`: validation of the path, and interruption of the write.
 
 use std::io;
 use std::path::Path;
@@ -12,12 +12,12 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use crate::error::{Error, Result, refused};
 use crate::output::{Progress, report};
 
-/// Whether it is the name of a GGUF file.
+/// Whether the path has the extension of a GGUF file.
 pub(crate) fn is_gguf(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"))
 }
 
-/// Refuses to write over what is there, or over what is read, of which every part is needed, and where no file can be.
+/// Rejects a path that exists, is an input (including each part of a split file), or is in a missing folder.
 pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bool) -> Result<()> {
     let shown = to.display().to_string();
     let mut read: Vec<&Path> = vec![from];
@@ -25,26 +25,27 @@ pub(crate) fn check_target(files: &ModelFiles, from: &Path, to: &Path, force: bo
     if let Ok(to) = to.canonicalize()
         && read.iter().any(|path| path.canonicalize().is_ok_and(|path| path == to))
     {
-        return Err(refused("the output", &shown, "is what is read: give another name"));
+        return Err(refused("the output", &shown, "is an input of this command; give another name"));
     }
     let file = is_gguf(to);
     if file && to.is_dir() {
-        return Err(refused("the output", &shown, "is a folder: give the name of a file"));
+        return Err(refused("the output", &shown, "is a folder; give a file name"));
     }
     if to.exists() && !force {
-        return Err(refused("the output", &shown, "already exists: give another name, or --force"));
+        return Err(refused("the output", &shown, "already exists; give another name, or --force"));
     }
     if file && to.parent().is_some_and(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
-        return Err(refused("the output", &shown, "is in a folder that is not there: make it first"));
+        return Err(refused("the output", &shown, "is in a folder that does not exist; create it first"));
     }
     Ok(())
 }
 
-/// How long an interruption waits for the current tensor.
-const GRACE: Duration = Duration::from_millis(200);
+/// How long an interruption waits for the current tensor to finish. Removing a large partial file takes a few tenths of a
+/// second too, and both together should stay within 0.3 s.
+const GRACE: Duration = Duration::from_millis(40);
 
-/// Runs `write`, which writes `to`, with a callback that takes the bytes done and the total. An interrupt ends it after the
-/// current tensor, or, where that takes long, at once; no part of a file is left.
+/// Runs `write`, which writes `to`, with a callback for the bytes done and the total. An interrupt ends it after the current
+/// tensor, or immediately if that takes long; no partial file remains.
 pub(crate) fn interruptible<T: Send>(
     what: &'static str,
     to: &Path,
@@ -67,9 +68,9 @@ pub(crate) fn interruptible<T: Send>(
         while !writer.is_finished() {
             std::thread::sleep(Duration::from_millis(20));
             if is_interrupted() && heard.get_or_insert_with(Instant::now).elapsed() > GRACE {
-                remove_parts(to);
                 report(&Error::Interrupted);
-                #[expect(clippy::exit, reason = "the thread that writes does not notice before its tensor is done")]
+                remove_parts(to);
+                #[expect(clippy::exit, reason = "the writing thread checks for interruption only between tensors")]
                 std::process::exit(130);
             }
         }
@@ -81,14 +82,14 @@ pub(crate) fn interruptible<T: Send>(
     Ok(done?)
 }
 
-/// Removes what this process has begun to write, under names that end in its number and `.part`.
+/// Removes the partial files of this process, whose names end in its process id and `.part`.
 fn remove_parts(to: &Path) {
     let ending = format!(".{}.part", std::process::id());
     let parent = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     for folder in [to, parent] {
         for entry in folder.read_dir().into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().ends_with(&ending) {
-                // Nothing is left to do about one that cannot be removed.
+                // Failure to remove one is ignored.
                 let _ = std::fs::remove_file(entry.path());
             }
         }

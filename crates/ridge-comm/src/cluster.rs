@@ -158,15 +158,15 @@ fn gather(settings: &JoinSettings) -> Result<Met, CommError> {
             continue;
         }
         let why = if version != VERSION {
-            format!("it is of another version of Ridge ({version}, here {VERSION})")
+            format!("it runs another version of Ridge ({version}, here {VERSION})")
         } else if of != ranks {
-            format!("it expects {of} ranks, and rank 0 expects {ranks}")
+            format!("it expects {of} ranks, but rank 0 expects {ranks}")
         } else if transport != settings.transport.name() {
-            format!("it communicates by {transport}, and rank 0 by {}", settings.transport.name())
+            format!("it uses the transport {transport}, but rank 0 uses {}", settings.transport.name())
         } else if rank == 0 || rank >= ranks {
-            format!("there are ranks 1 to {} to come", ranks - 1)
+            format!("the expected ranks are 1 to {}", ranks - 1)
         } else if members[rank].is_some() {
-            "there is a rank of that number already".to_owned()
+            "this rank has already joined".to_owned()
         } else {
             let Ok(peer) = lines.stream().peer_addr() else { continue };
             members[rank] = Some((lines, SocketAddr::new(peer.ip(), port)));
@@ -177,7 +177,7 @@ fn gather(settings: &JoinSettings) -> Result<Met, CommError> {
     let segment = match settings.transport {
         Transport::SharedMemory => {
             let name = format!("ridge-{}-{:08x}", std::process::id(), fresh());
-            Some(Segment::create(&name, ranks).map_err(failed(0, "make shared memory for the ranks"))?)
+            Some(Segment::create(&name, ranks).map_err(failed(0, "create shared memory for the ranks"))?)
         }
         Transport::Tcp => None,
     };
@@ -199,7 +199,7 @@ fn gather(settings: &JoinSettings) -> Result<Met, CommError> {
     };
     // All have opened it once each has said so.
     for (rank, line) in &mut lines {
-        line.wait(deadline).map_err(failed(0, &format!("hear from rank {rank} that it is ready")))?;
+        line.wait(deadline).map_err(failed(0, &format!("receive the ready message of rank {rank}")))?;
     }
     if let Some((_, path)) = segment {
         let _ = std::fs::remove_file(path);
@@ -228,7 +228,7 @@ fn come(settings: &JoinSettings) -> Result<Met, CommError> {
     let own = stream.local_addr().map_err(failed(rank, "find its own address"))?.ip();
     let first = stream.peer_addr().map_err(failed(rank, "find the address of rank 0"))?.ip();
     let data = DataListener::new(own, rank)?;
-    let mut lines = Lines::new(stream).map_err(failed(rank, "talk to rank 0"))?;
+    let mut lines = Lines::new(stream).map_err(failed(rank, "send to rank 0"))?;
     let hello = Message::Hello {
         version: VERSION,
         token: settings.token.clone(),
@@ -237,16 +237,16 @@ fn come(settings: &JoinSettings) -> Result<Met, CommError> {
         transport: settings.transport.name().to_owned(),
         port: data.address.port(),
     };
-    lines.send(&hello).map_err(failed(rank, "talk to rank 0"))?;
+    lines.send(&hello).map_err(failed(rank, "send to rank 0"))?;
     let (addresses, segment) = match lines.wait(deadline + Duration::from_secs(5)) {
         Ok(Message::Table { addresses, segment }) if addresses.len() == ranks => (addresses, segment),
         Ok(Message::Refused { why }) => return Err(CommError::Refused { rank, why }),
-        Ok(_) => return Err(CommError::Refused { rank, why: "its answer makes no sense".into() }),
+        Ok(_) => return Err(CommError::Refused { rank, why: "its response is invalid".into() }),
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-            let why = "it closed the connection; perhaps the tokens differ, or other ranks did not come".into();
+            let why = "it closed the connection; the tokens may differ, or other ranks may be missing".into();
             return Err(CommError::Refused { rank, why });
         }
-        Err(error) => return Err(failed(rank, "hear from rank 0")(error)),
+        Err(error) => return Err(failed(rank, "receive a message from rank 0")(error)),
     };
     let links = match segment {
         Some(path) => {
@@ -264,7 +264,7 @@ fn come(settings: &JoinSettings) -> Result<Met, CommError> {
             data.link(settings, &addresses, deadline + Duration::from_secs(5))?
         }
     };
-    lines.send(&Message::Beat { number: 0, within: false }).map_err(failed(rank, "talk to rank 0"))?;
+    lines.send(&Message::Beat { number: 0, within: false }).map_err(failed(rank, "send to rank 0"))?;
     Ok((vec![(0, lines)], links))
 }
 
@@ -322,7 +322,7 @@ impl DataListener {
                     let Some(other) = Greeting::receive(&stream, settings) else { continue };
                     if let Some(at) = missing.iter().position(|rank| *rank == other) {
                         missing.swap_remove(at);
-                        keep(other, stream).map_err(failed(rank, &format!("talk to rank {other}")))?;
+                        keep(other, stream).map_err(failed(rank, &format!("communicate with rank {other}")))?;
                     }
                 }
                 Err(_) if Instant::now() > deadline => {

@@ -17,7 +17,7 @@ pub enum CommError {
         why: String,
     },
     /// Rank 0 cannot listen where the ranks meet.
-    #[error("rank 0 cannot listen on {address}, where the ranks are to meet; choose a free port of this machine")]
+    #[error("rank 0 cannot listen on the rendezvous address {address}; choose a free port of this machine")]
     Listen {
         /// The address.
         address: String,
@@ -26,7 +26,7 @@ pub enum CommError {
         cause: io::Error,
     },
     /// Rank 0 was not found where the ranks meet.
-    #[error("rank {rank} found no rank 0 at {address} within {} s; check that it runs and that the address can be reached", waited.as_secs())]
+    #[error("rank {rank} could not reach rank 0 at {address} within {} s; check that it runs and that the address is reachable", waited.as_secs())]
     NoMeeting {
         /// This rank.
         rank: usize,
@@ -39,7 +39,7 @@ pub enum CommError {
         cause: io::Error,
     },
     /// Some ranks did not come.
-    #[error("of {ranks} ranks, {} did not come within {} s; check that they were started, and with the same address", list(absent), waited.as_secs())]
+    #[error("of {ranks} ranks, {} did not join within {} s; check that they were started with the same address", list(absent), waited.as_secs())]
     Absent {
         /// How many ranks there are to be.
         ranks: usize,
@@ -49,7 +49,7 @@ pub enum CommError {
         waited: Duration,
     },
     /// Rank 0 does not take this rank.
-    #[error("rank 0 does not take rank {rank}: {why}")]
+    #[error("rank 0 rejects rank {rank}: {why}")]
     Refused {
         /// This rank.
         rank: usize,

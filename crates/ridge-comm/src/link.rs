@@ -178,7 +178,8 @@ impl LinkedGroup {
             for (rank, link) in links.iter_mut().enumerate() {
                 let Some(link) = link else { continue };
                 let lost = |cause: io::Error| {
-                    self.health.verdict(CollectiveError::Lost { rank, why: format!("its connection ended: {cause}") })
+                    self.health
+                        .verdict(CollectiveError::Lost { rank, why: format!("its connection was lost: {cause}") })
                 };
                 let (to, from) = (&mut outgoing[rank], &mut incoming[rank]);
                 if !to.is_done() {

@@ -84,7 +84,7 @@ impl JoinSettings {
     fn from_variables(value: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, CommError> {
         let Some(rank) = value(variables::RANK) else { return Ok(None) };
         let needed = |name: &'static str| {
-            let why = format!("is needed where {} is set", variables::RANK);
+            let why = format!("is required if {} is set", variables::RANK);
             value(name).ok_or(CommError::Setting { name, value: String::new(), why })
         };
         let bad = |name: &'static str, value: &str, why: &str| CommError::Setting {

@@ -66,7 +66,7 @@ impl Segment {
 
     fn map(file: &File, ranks: usize) -> io::Result<Self> {
         if file.metadata()?.len() != (ranks * ranks * STRIDE) as u64 {
-            return Err(io::Error::other(format!("the shared memory is not that of {ranks} ranks")));
+            return Err(io::Error::other(format!("the shared memory is not for {ranks} ranks")));
         }
         Ok(Self { map: Arc::new(MmapRaw::map_raw(file)?), ranks })
     }

@@ -162,14 +162,14 @@ impl Watcher {
                     Message::Lost { rank, why } => lost.push((rank, why)),
                     Message::Failed { why } => {
                         member.left = true;
-                        lost.push((member.rank, format!("it gave up: {why}")));
+                        lost.push((member.rank, format!("it aborted: {why}")));
                     }
                     Message::Bye { number } => {
                         (member.number, member.within, member.left) = (number, false, true);
                     }
                     Message::Hello { .. } | Message::Table { .. } | Message::Refused { .. } => {
                         member.lines = None;
-                        lost.push((member.rank, "it says what nobody says after joining".into()));
+                        lost.push((member.rank, "it sent an unexpected message".into()));
                     }
                 }
             }
@@ -187,7 +187,7 @@ impl Watcher {
         for member in &self.members {
             if member.lines.is_some() && !member.left && member.heard.elapsed() > SILENCE {
                 let seconds = member.heard.elapsed().as_secs();
-                let why = format!("no sign of life for {seconds} s; its process is stopped or cannot be reached");
+                let why = format!("no heartbeat for {seconds} s; its process is stopped or unreachable");
                 lost.push((member.rank, why));
             }
             let Some((who, number, since)) =
@@ -196,13 +196,15 @@ impl Watcher {
                 continue;
             };
             if member.left {
-                let why =
-                    format!("it ended after {} collectives, and rank {who} is in collective {number}", member.number);
+                let why = format!(
+                    "it exited after {} collectives, while rank {who} is in collective {number}",
+                    member.number
+                );
                 lost.push((member.rank, why));
             } else if since.elapsed() > self.patience.0 && !member.within {
                 let waited = since.elapsed().as_secs();
                 let why =
-                    format!("it has not come to collective {number}, in which rank {who} has waited for {waited} s");
+                    format!("it has not reached collective {number}, in which rank {who} has waited for {waited} s");
                 lost.push((member.rank, why));
             }
         }

@@ -178,7 +178,7 @@ fn a_rank_that_fails_or_ends_early_or_never_comes_is_named_by_all_others() {
         }
         // It ends in peace, and the others continue.
         for (said, took) in with_a_last_one(transport, 3, long, |cluster| cluster.leave()) {
-            let wanted = "rank 2 was lost: it ended after 1 collectives, and rank";
+            let wanted = "rank 2 was lost: it exited after 1 collectives, while rank";
             assert!(said.starts_with(wanted) || said.contains("connection ended"), "{said}");
             assert!(said.starts_with("rank 2 was lost") && took < Duration::from_secs(5), "{said} {took:?}");
         }
@@ -211,12 +211,12 @@ fn ranks_that_do_not_fit_are_refused_and_those_that_do_not_come_are_named() {
             Cluster::join(&JoinSettings { token: "guessed".into(), ..short(2, 3) }).err().expect("a stranger")
         });
         let said = other.join().expect("no panic").to_string();
-        assert_eq!(said, "rank 0 does not take rank 1: it expects 2 ranks, and rank 0 expects 3");
+        assert_eq!(said, "rank 0 rejects rank 1: it expects 2 ranks, but rank 0 expects 3");
         let said = by.join().expect("no panic").to_string();
-        assert_eq!(said, "rank 0 does not take rank 2: it communicates by shm, and rank 0 by tcp");
+        assert_eq!(said, "rank 0 rejects rank 2: it uses the transport shm, but rank 0 uses tcp");
         assert!(stranger.join().expect("no panic").to_string().contains("it closed the connection"));
         let said = zero.join().expect("no panic").to_string();
-        assert!(said.starts_with("of 3 ranks, rank 2 did not come within"), "{said}");
+        assert!(said.starts_with("of 3 ranks, rank 2 did not join within"), "{said}");
         assert!(matches!(one.join().expect("no panic"), CommError::Refused { .. } | CommError::Connection { .. }));
     });
     let error = Cluster::join(&short(1, 2)).err().expect("nobody is there");

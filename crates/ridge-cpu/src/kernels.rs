@@ -1,6 +1,7 @@
 //! The patterns that hand-written kernels of this crate claim, one file a subject.
 
 mod accept_candidates;
+mod adamw;
 mod attention;
 mod cross_entropy;
 mod embedding;
@@ -33,6 +34,7 @@ use crate::kernel::KernelEntry;
 pub(crate) fn builtin() -> Vec<KernelEntry> {
     let mut entries = Vec::new();
     entries.extend(accept_candidates::entries());
+    entries.extend(adamw::entries());
     entries.extend(attention::entries());
     entries.extend(cross_entropy::entries());
     entries.extend(embedding::entries());

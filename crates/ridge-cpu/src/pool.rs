@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
 use std::sync::PoisonError;
-#[cfg(not(loom))]
+#[cfg(not(ridge_loom))]
 use std::time::{Duration, Instant};
 
 use crate::gate::{Gate, Waiting};
@@ -45,7 +45,7 @@ pub(crate) trait LaunchSequence: Send + Sync {
 pub(crate) const MAX_CHUNKS: u16 = u16::MAX - 1;
 
 /// How long a thread looks for work before it sleeps.
-#[cfg(not(loom))]
+#[cfg(not(ridge_loom))]
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A step in flight.
@@ -375,7 +375,7 @@ impl PoolState {
     }
 
     /// Spins for a moment. Gives whether there is something to do or to return for.
-    #[cfg(not(loom))]
+    #[cfg(not(ridge_loom))]
     fn spin(&self, until: &Until<'_>) -> bool {
         let start = Instant::now();
         loop {
@@ -392,7 +392,7 @@ impl PoolState {
     }
 
     /// A thread may always be too late to find work while it spins.
-    #[cfg(loom)]
+    #[cfg(ridge_loom)]
     #[allow(clippy::unused_self)] // as where it spins
     fn spin(&self, _until: &Until<'_>) -> bool {
         false
@@ -417,7 +417,7 @@ impl PoolState {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(all(test, ridge_loom))]
 mod loom;
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(ridge_loom)))]
 mod tests;

@@ -1,7 +1,7 @@
-//! The primitives that the thread pool synchronises with: those of `std`, or under `--cfg loom` those of loom, which
+//! The primitives that the thread pool synchronises with: those of `std`, or under `--cfg ridge_loom` those of loom, which
 //! runs a test under every order of threads and memory operations that the memory model allows.
 
-#[cfg(not(loom))]
+#[cfg(not(ridge_loom))]
 mod primitives {
     pub(crate) use std::hint::spin_loop;
     pub(crate) use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ mod primitives {
     pub(crate) fn order_sequentially_consistent_accesses() {}
 }
 
-#[cfg(loom)]
+#[cfg(ridge_loom)]
 mod primitives {
     pub(crate) use loom::hint::spin_loop;
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};

@@ -4,8 +4,11 @@
 // ring of STAGES, and each of CONSUMERS warpgroups multiplies 64 rows of every tile or, with ALTERNATE, every other tile,
 // so that one multiplies while the other stores. Neighbouring tiles share rows, so that L2 holds
 // what they read. With SWIGLU the columns of a tile are half of one matrix and half of another, gate and value.
-// Numbers: m, n, k. D, CONSUMERS, COLUMNS, STAGES, ALTERNATE, ADD, SWIGLU and OUT_WIDE, whether the result is in
-// f32, come from the instance; n and k divide by 8. For other architectures it is empty, and is not launched.
+// Where tiles are fewer than multiprocessors, SPLIT blocks of a cluster take a part of k each, and then each adds up a part of the
+// tile's columns, which the others write to its shared memory; the order of sums is that of k. COUNT right sides have a result each.
+// The first slices of the right sides, which are weights, are copied before earlier launches have ended.
+// Numbers: m, k, and n of each right side. D, CONSUMERS, COLUMNS, STAGES, ALTERNATE, SPLIT, COUNT, ADD, SWIGLU and OUT_WIDE, whether
+// the result is in f32, come from the instance; n and k divide by 8. For other architectures it is empty, and is not launched.
 
 #define DEPTH 64
 #define GROUP 8
@@ -15,31 +18,39 @@
 #define SLICE_A (ROWS * DEPTH * 2)
 #define SLICE (SLICE_A + COLUMNS * DEPTH * 2)
 
-// Of four lanes that each hold pair `lane % 4` of four blocks, each gets all pairs of block `lane % 4`.
-__device__ inline void turn(u32* v, int lane) {
-    const bool odd = lane & 1, high = lane & 2;
-    u32 x = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
-    if (odd) { v[0] = x; v[2] = y; } else { v[1] = x; v[3] = y; }
-    x = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2), y = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
-    if (high) { v[0] = x; v[1] = y; } else { v[2] = x; v[3] = y; }
-}
-
 __device__ inline u32 pack(float low, float high) { return Mma<D>::pack(low, high); }
 __device__ inline float low(u32 x) { return D::load((u16)x); }
 __device__ inline float high(u32 x) { return D::load((u16)(x >> 16)); }
 
 __device__ inline float gated(float gate, float up) { return gate * op_sigmoid(gate) * up; }
 
-// Where tile `t` begins: rows in groups, columns within a group.
+// Columns of a tile that a block adds up and stores.
+#define SHARE (COLUMNS / SPLIT)
+
+struct Outputs { void* out[COUNT]; };
+
+// Where tile `t` begins: rows in groups, columns within a group, and of which right side.
 struct Tiles {
-    u32 rows, columns;
-    __device__ Tiles(i64 m, i64 n) : rows((u32)((m + ROWS - 1) / ROWS)), columns((u32)((n + WIDTH - 1) / WIDTH)) {}
+    u32 rows, columns, before[COUNT];
+    __device__ Tiles(const Numbers<2 + COUNT>& n) : rows((u32)((n.v[0] + ROWS - 1) / ROWS)), columns(0) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            before[i] = columns;
+            columns += (u32)((n.v[2 + i] + WIDTH - 1) / WIDTH);
+        }
+    }
     __device__ u32 all() const { return rows * columns; }
-    __device__ void of(u32 t, int& row, int& column) const {
+    __device__ void of(u32 t, int& row, int& column, int& side) const {
         const u32 group = t / (GROUP * columns), rest = t - group * GROUP * columns;
         const u32 high = min(rows - group * GROUP, (u32)GROUP);
         row = (int)((group * GROUP + rest % high) * ROWS);
-        column = (int)(rest / high * WIDTH);
+        const u32 at = rest / high;
+        u32 from = 0;
+        side = 0;
+#pragma unroll
+        for (int i = 1; i < COUNT; ++i)
+            if (at >= before[i]) side = i, from = before[i];
+        column = (int)((at - from) * WIDTH);
     }
 };
 
@@ -50,14 +61,14 @@ __device__ inline void store(const float* d, void* out, const void* r, i64 row, 
         const i64 at = row + lane / 4 + 8 * half;
 #if OUT_WIDE
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; ++j) {
+        for (int j = 0; j < WIDTH / SPLIT / 8; ++j) {
             const i64 c = column + 8 * j + 2 * (lane % 4);
             const float* s = d + 4 * j + 2 * half;
             if (at < m && c < n) *(float2*)((float*)out + at * n + c) = make_float2(s[0], s[1]);
         }
 #else
 #pragma unroll
-        for (int j = 0; j < WIDTH / 8; j += 4) {
+        for (int j = 0; j < WIDTH / SPLIT / 8; j += 4) {
             u32 v[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -68,7 +79,7 @@ __device__ inline void store(const float* d, void* out, const void* r, i64 row, 
                 v[i] = pack(gated(low(v[i]), low(up)), gated(high(v[i]), high(up)));
 #endif
             }
-            turn(v, lane);
+            quad_transpose(v, lane);
             const i64 c = column + 8 * (j + lane % 4);
             if (at < m && c < n) {
 #if ADD
@@ -84,20 +95,33 @@ __device__ inline void store(const float* d, void* out, const void* r, i64 row, 
     }
 }
 
-extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
-    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-#if SWIGLU
-    const __grid_constant__ TensorMap up,
+extern "C" __global__
+#if SPLIT > 1
+__cluster_dims__(SPLIT, 1, 1)
 #endif
-    void* __restrict__ out, const void* __restrict__ r, Numbers<3> n
+__launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90(
+    const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+#if COUNT > 1 || SWIGLU
+    const __grid_constant__ TensorMap b1,
+#endif
+#if COUNT > 2
+    const __grid_constant__ TensorMap b2,
+#endif
+    const Outputs outputs, const void* __restrict__ r, const Numbers<2 + COUNT> n
 ) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
     extern __shared__ u8 shared[];
-    __shared__ u64 barriers[2 * STAGES + 2];
+    __shared__ u64 barriers[2 * STAGES + 4];
     const u32 ring = (shared_address(shared) + 1023) & ~1023u, full = shared_address(barriers);
     const u32 empty = full + 8 * STAGES, turns_at = empty + 8 * STAGES;
-    const Tiles tiles(n.v[0], n.v[1]);
-    const int slices = (int)((n.v[2] + DEPTH - 1) / DEPTH);
+#if SPLIT > 1
+    const u32 parts_come = turns_at + 16, parts_free = turns_at + 24, parts = ring + STAGES * SLICE;
+#endif
+    const Tiles tiles(n);
+    const int slices = (int)((n.v[1] + DEPTH - 1) / DEPTH);
+    const int rank = SPLIT > 1 ? (int)(blockIdx.x % SPLIT) : 0;
+    const int begin = slices * rank / SPLIT, end = slices * (rank + 1) / SPLIT, own = end - begin;
+    const u32 first_tile = blockIdx.x / SPLIT, stride = gridDim.x / SPLIT;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
@@ -105,54 +129,86 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90
             barrier_init(empty + 8 * s, ALTERNATE ? 4 : 4 * CONSUMERS);
         }
         for (int g = 0; g < 2; ++g) barrier_init(turns_at + 8 * g, 4);
+#if SPLIT > 1
+        barrier_init(parts_come, CONSUMERS);
+        barrier_init(parts_free, (SPLIT - 1) * 4 * CONSUMERS);
+#endif
         barriers_ready();
     }
     __syncthreads();
+#if SPLIT > 1
+    cluster_arrive();
+#endif
     others_may_begin();
-    after_others();
     if (group == 0) {
 #if CONSUMERS > 1
-        registers_lower<40>();
+        registers_lower<56>();
 #endif
         if (threadIdx.x == 0) {
             prefetch_map(&a);
             prefetch_map(&b);
-            u32 at = 0;
-            for (u32 t = blockIdx.x; t < tiles.all(); t += gridDim.x) {
-                int row, column;
-                tiles.of(t, row, column);
-                for (int s = 0; s < slices; ++s, ++at) {
-                    const u32 stage = at % STAGES, to = ring + stage * SLICE, done = full + 8 * stage;
-                    barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
-                    barrier_expect(done, SLICE);
-                    copy_box(to, &a, done, s * DEPTH, row);
-                    copy_box(to + SLICE_A, &b, done, s * DEPTH, column);
-#if SWIGLU
-                    copy_box(to + SLICE_A + WIDTH * DEPTH * 2, &up, done, s * DEPTH, column);
+            auto fetch_right = [&](u32 to, u32 done, int s, int column, int side) {
+                const TensorMap* map = &b;
+#if COUNT > 1
+                if (side == 1) map = &b1;
 #endif
+#if COUNT > 2
+                if (side == 2) map = &b2;
+#endif
+                copy_box(to + SLICE_A, map, done, s * DEPTH, column);
+#if SWIGLU
+                copy_box(to + SLICE_A + WIDTH * DEPTH * 2, &b1, done, s * DEPTH, column);
+#endif
+            };
+            // Slices of the first tile whose right sides are on their way.
+            const u32 ahead = first_tile < tiles.all() ? min(own, STAGES) : 0;
+            int row, column, side;
+            tiles.of(first_tile, row, column, side);
+            for (u32 s = 0; s < ahead; ++s) {
+                barrier_expect(full + 8 * s, SLICE);
+                fetch_right(ring + s * SLICE, full + 8 * s, begin + (int)s, column, side);
+            }
+            after_others();
+            u32 at = 0;
+            for (u32 t = first_tile; t < tiles.all(); t += stride) {
+                tiles.of(t, row, column, side);
+                for (int s = begin; s < end; ++s, ++at) {
+                    const u32 stage = at % STAGES, to = ring + stage * SLICE, done = full + 8 * stage;
+                    if (at >= ahead) {
+                        barrier_wait(empty + 8 * stage, ~(at / STAGES) & 1);
+                        barrier_expect(done, SLICE);
+                        fetch_right(to, done, s, column, side);
+                    }
+                    copy_box(to, &a, done, s * DEPTH, row);
                 }
             }
+        } else {
+            after_others();
         }
     } else {
+        after_others();
 #if CONSUMERS > 1
-        registers_raise<232>();
+        registers_raise<224>();
 #endif
         // Of tiles in turn, each warpgroup's own, while the other stores; or 64 rows of every tile.
         const int turn = ALTERNATE ? group - 1 : 0, turns = ALTERNATE ? CONSUMERS : 1, part = ALTERNATE ? 0 : group - 1;
-        u32 at = turn * slices;
-        for (u32 t = blockIdx.x + turn * gridDim.x; t < tiles.all(); t += turns * gridDim.x) {
-            int row, column;
-            tiles.of(t, row, column);
+        u32 at = turn * own;
+#if SPLIT > 1
+        u32 nth = 0;
+#endif
+        for (u32 t = first_tile + turn * stride; t < tiles.all(); t += turns * stride) {
+            int row, column, side;
+            tiles.of(t, row, column, side);
             float d[PARTS][COLUMNS / 2];
 #if ALTERNATE
             // A slice is waited for when the one before it in its place has come: parity tells no more.
-            barrier_wait(turns_at + 8 * turn, (t / (turns * gridDim.x) + turn + 1) & 1);
+            barrier_wait(turns_at + 8 * turn, (t / (turns * stride) + turn + 1) & 1);
 #endif
-            for (int s = 0; s < slices; ++s, ++at) {
+            for (int s = 0; s < own; ++s, ++at) {
                 const u32 stage = at % STAGES, from = ring + stage * SLICE;
                 barrier_wait(full + 8 * stage, at / STAGES & 1);
 #if ALTERNATE
-                if (s == slices - 1 && lane == 0) barrier_arrive(turns_at + 8 * (turn ^ 1));
+                if (s == own - 1 && lane == 0) barrier_arrive(turns_at + 8 * (turn ^ 1));
 #endif
                 const u64 x = swizzled(from + part * 64 * DEPTH * 2), w = swizzled(from + SLICE_A);
                 products_begin();
@@ -168,14 +224,71 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void gemm_sm90
             }
             products_wait<0>();
             if (lane == 0) barrier_arrive(empty + 8 * ((at - 1) % STAGES));
-            at += (turns - 1) * slices;
+            at += (turns - 1) * own;
             const i64 first = row + part * 64 + threadIdx.x / 32 % 4 * 16;
+            void* out = outputs.out[0];
+            i64 columns = n.v[2];
 #pragma unroll
-            for (int i = 0; i < PARTS; ++i) {
-                products_done<COLUMNS / 2>(d[i]);
-                store(d[i], out, r, first + 64 * i, column, n.v[0], n.v[1], lane);
+            for (int i = 1; i < COUNT; ++i)
+                if (side == i) out = outputs.out[i], columns = n.v[2 + i];
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) products_done<COLUMNS / 2>(d[i]);
+#if SPLIT > 1
+            // A block's parts of others lie one behind another, for each warpgroup, 16 bytes of each thread together.
+            const u32 mine = parts + part * (SPLIT - 1) * (64 * SHARE * 4) + threadIdx.x % 128 * 16;
+            if (threadIdx.x % 128 == 0) barrier_expect(parts_come, (SPLIT - 1) * 64 * SHARE * 4);
+            if (nth == 0) cluster_wait();
+            else wait_for_cluster(parts_free, ~nth & 1);
+#pragma unroll
+            for (int other = 0; other < SPLIT; ++other) {
+                if (other == rank) continue;
+                const u32 to = of_rank(mine + (rank - (rank > other)) * (64 * SHARE * 4), other);
+                const u32 done = of_rank(parts_come, other);
+#pragma unroll
+                for (int i = 0; i < SHARE / 8; ++i) store_remote(to + i * 2048, d[0] + other * (SHARE / 2) + 4 * i, done);
             }
+            wait_for_cluster(parts_come, nth & 1);
+            float total[SHARE / 2];
+#pragma unroll
+            for (int other = 0; other < SPLIT; ++other) {
+                if (other == rank) {
+#pragma unroll
+                    for (int q = 0; q < SPLIT; ++q)
+                        if (q == other)
+#pragma unroll
+                            for (int i = 0; i < SHARE / 2; ++i) {
+                                const float x = d[0][q * (SHARE / 2) + i];
+                                total[i] = other == 0 ? x : total[i] + x;
+                            }
+                } else {
+                    const u32 from = mine + (other - (other > rank)) * (64 * SHARE * 4);
+#pragma unroll
+                    for (int i = 0; i < SHARE / 8; ++i) {
+                        float x[4];
+                        load_shared(x, from + i * 2048);
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) total[4 * i + j] = other == 0 ? x[j] : total[4 * i + j] + x[j];
+                    }
+                }
+            }
+            __syncwarp();
+            if (lane == 0 && t + stride < tiles.all())
+#pragma unroll
+                for (int other = 0; other < SPLIT; ++other)
+                    if (other != rank) arrive_remote(of_rank(parts_free, other));
+            store(total, out, r, first, column + rank * SHARE, n.v[0], columns, lane);
+            ++nth;
+#else
+#pragma unroll
+            for (int i = 0; i < PARTS; ++i) store(d[i], out, r, first + 64 * i, column, n.v[0], columns, lane);
+#endif
         }
     }
+#if SPLIT > 1
+    // Shared memory stays while others write to it.
+    if (group == 0 || first_tile >= tiles.all()) cluster_wait();
+    cluster_arrive();
+    cluster_wait();
+#endif
 #endif
 }

@@ -28,6 +28,34 @@ __device__ inline void barrier_wait(u32 barrier, u32 parity) {
         "@!done bra again_%=; }"
         :: "r"(barrier), "r"(parity) : "memory");
 }
+// Blocks of a cluster: a barrier of all their threads in two halves, and an address of this block's shared memory in that of
+// block `rank`.
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ inline u32 of_rank(u32 at, int rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
+    return there;
+}
+// Four floats to another block's shared memory, which arrive at its barrier as bytes.
+__device__ inline void store_remote(u32 to, const float* x, u32 barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+        :: "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier) : "memory");
+}
+__device__ inline void arrive_remote(u32 barrier) {
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(barrier) : "memory");
+}
+__device__ inline void wait_for_cluster(u32 barrier, u32 parity) {
+    asm volatile(
+        "{ .reg .pred done;\n"
+        "again_%=: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again_%=; }"
+        :: "r"(barrier), "r"(parity) : "memory");
+}
+__device__ inline void load_shared(float* x, u32 from) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+        : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "r"(from) : "memory");
+}
 // `bytes` (a multiple of 16) from global to shared memory, which arrive at `barrier`.
 __device__ inline void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -40,6 +68,13 @@ __device__ inline void copy_box(u32 to, const TensorMap* map, u32 barrier, int c
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
         :: "r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
+// Of a matrix that is described in groups of eight rows, slice by slice of 64 columns: the box from `group` on. Each slice of a
+// group is 1024 bytes of shared memory, and the slices of a group follow each other.
+__device__ inline void copy_groups(u32 to, const TensorMap* map, u32 barrier, int group) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %3, %3, %4}], [%2];"
+        :: "r"(to), "l"(map), "r"(barrier), "r"(0), "r"(group) : "memory");
+}
 __device__ inline void prefetch_map(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");
 }
@@ -49,10 +84,26 @@ template <int N> __device__ inline void registers_raise() { asm volatile("setmax
 template <int N> __device__ inline void registers_lower() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(N)); }
 
 // A matrix in shared memory of rows of 128 bytes, swizzled by 128 bytes, from `at` on, which is a multiple of 1024 and
-// then of 32 along the row.
-__device__ inline u64 swizzled(u32 at) {
-    const u64 groups = 1024 >> 4;  // from eight rows to the next eight
-    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | groups << 32 | (u64)1 << 62;
+// then of 32 along the row; `groups` bytes from eight rows to the next eight.
+__device__ inline u64 swizzled(u32 at, u32 groups = 1024) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(groups >> 4) << 32 | (u64)1 << 62;
+}
+
+// A matrix that is multiplied along its rows: slices of 64 columns, `slices` bytes from one to the next, each with rows of 128
+// bytes swizzled by 128 bytes, `groups` bytes from eight rows to the next eight. `at` is a multiple of 1024.
+__device__ inline u64 swizzled_columns(u32 at, u32 slices, u32 groups) {
+    return (u64)((at & 0x3ffff) >> 4) | (u64)(slices >> 4) << 16 | (u64)(groups >> 4) << 32 | (u64)1 << 62;
+}
+
+// Stores of this thread to shared memory come before what the copy engine and wgmma do there behind the next barrier.
+__device__ inline void stores_before_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Barriers of some of a block's threads: `threads` of them wait or arrive at number `id` in each phase.
+__device__ inline void group_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
+}
+__device__ inline void group_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
 }
 
 __device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -97,4 +148,20 @@ template <class D, int COLUMNS> struct Wgmma;
         SUMS_32(d, 0), SUMS_32(d, 32), SUMS_32(d, 64), SUMS_32(d, 96))
 WGMMAS(BF16, "bf16")
 WGMMAS(F16, "f16")
+
+// As above, with a in registers, as mma.sync takes it for each warp's 16 rows, and b 16 x COLUMNS (`swizzled_columns`).
+template <class D, int COLUMNS> struct WgmmaRows;
+#define WGMMA_ROWS(D, TYPE, COLUMNS, PLACES, A, B, ADD, ...) \
+    template <> struct WgmmaRows<D, COLUMNS> { \
+        __device__ static void of(float* d, const u32* a, u64 b, int add) { \
+            asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " ADD ", 0;\n" \
+                "wgmma.mma_async.sync.aligned.m64n" #COLUMNS "k16.f32." TYPE "." TYPE " {" PLACES "}, {" A "}, " B \
+                ", p, 1, 1, 1;\n}" : __VA_ARGS__ : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)); \
+        } \
+    };
+#define WGMMAS_ROWS(D, TYPE) \
+    WGMMA_ROWS(D, TYPE, 64, PLACES_0, "%32, %33, %34, %35", "%36", "%37", SUMS_32(d, 0)) \
+    WGMMA_ROWS(D, TYPE, 128, PLACES_0 ", " PLACES_1, "%64, %65, %66, %67", "%68", "%69", SUMS_32(d, 0), SUMS_32(d, 32))
+WGMMAS_ROWS(BF16, "bf16")
+WGMMAS_ROWS(F16, "f16")
 #endif

@@ -70,8 +70,11 @@ extern "C" __global__ __launch_bounds__(256, 1) void matmul(
         for (int i = 0; i < PART; ++i)
             for (int j = 0; j < PART; ++j) {
                 const i64 row = row0 + ty + 16 * i, column = column0 + tx + 16 * j;
-                if (row < rows && column < columns)
-                    put<OUT>(out, (batch * rows + row) * columns + column, Acc::done(sums[i][j]));
+                if (row >= rows || column >= columns) continue;
+                const i64 place = (batch * rows + row) * columns + column;
+                OUT::Value sum = Acc::done(sums[i][j]);
+                if (ADDED) sum = (OUT::Value)(sum + at<OUT>(out, place));
+                put<OUT>(out, place, sum);
             }
     }
 }

@@ -57,3 +57,12 @@ template <> struct Mma<F16> {
         return r;
     }
 };
+
+// Of four lanes that each hold pair `lane % 4` of four blocks, each gets all pairs of block `lane % 4`.
+__device__ inline void quad_transpose(u32* v, int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+    u32 x = __shfl_xor_sync(~0u, odd ? v[0] : v[1], 1), y = __shfl_xor_sync(~0u, odd ? v[2] : v[3], 1);
+    if (odd) { v[0] = x; v[2] = y; } else { v[1] = x; v[3] = y; }
+    x = __shfl_xor_sync(~0u, high ? v[0] : v[2], 2), y = __shfl_xor_sync(~0u, high ? v[1] : v[3], 2);
+    if (high) { v[0] = x; v[1] = y; } else { v[2] = x; v[3] = y; }
+}

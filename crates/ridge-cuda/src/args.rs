@@ -14,7 +14,7 @@ pub(crate) fn words(arg: &LaunchArg) -> usize {
         LaunchArg::Pointer(..) | LaunchArg::Float(_) => 1,
         LaunchArg::Pointers(slots) => slots.len(),
         LaunchArg::Numbers(numbers) => numbers.len(),
-        LaunchArg::Matrix { .. } => 16,
+        LaunchArg::Matrix { .. } | LaunchArg::Groups { .. } => 16,
     }
 }
 
@@ -30,12 +30,18 @@ pub(crate) fn write(
         let (to, behind) = rest.split_at_mut(words(arg));
         match arg {
             LaunchArg::Pointer(slot, offset) => to[0] = address(*slot) + *offset as u64,
-            LaunchArg::Pointers(slots) => to.iter_mut().zip(slots).for_each(|(word, slot)| *word = address(*slot)),
+            LaunchArg::Pointers(slots) => {
+                to.iter_mut().zip(slots).for_each(|(word, (slot, offset))| *word = address(*slot) + *offset as u64);
+            }
             LaunchArg::Float(value) => to[0] = u64::from(value.to_bits()),
             LaunchArg::Numbers(numbers) => to.iter_mut().zip(numbers).for_each(|(word, n)| *word = *n as u64),
             LaunchArg::Matrix { at: (slot, offset), dtype, extents, tile } => {
                 let matrix = address(*slot) + *offset as u64;
                 to.copy_from_slice(&device.tensor_map(matrix, *dtype, *extents, *tile)?);
+            }
+            LaunchArg::Groups { at: (slot, offset), dtype, extents, groups } => {
+                let matrix = address(*slot) + *offset as u64;
+                to.copy_from_slice(&device.tensor_map_of_groups(matrix, *dtype, *extents, *groups)?);
             }
         }
         rest = behind;

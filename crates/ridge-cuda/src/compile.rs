@@ -72,6 +72,9 @@ fn sources_of(action: &DeviceAction) -> Vec<&Arc<CudaSource>> {
         DeviceAction::Autotuned { candidates, .. } => {
             candidates.iter().flat_map(|c| &c.actions).flat_map(sources_of).collect()
         }
+        DeviceAction::ByArch { actions, otherwise, .. } => {
+            actions.iter().chain(otherwise).flat_map(sources_of).collect()
+        }
         DeviceAction::Copy { .. } | DeviceAction::Constant { .. } | DeviceAction::Collective(_) => Vec::new(),
     }
 }

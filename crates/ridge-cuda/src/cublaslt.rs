@@ -47,6 +47,8 @@ pub(crate) struct GemmShape {
     pub(crate) added: bool,
     /// Of x and w.
     pub(crate) scales: GemmScales,
+    /// Is x stored as `[depth, rows]`, and w as `[depth, columns]`?
+    pub(crate) by_depth: [bool; 2],
 }
 
 impl GemmShape {
@@ -56,11 +58,13 @@ impl GemmShape {
         let aligned = |multiple| self.columns.is_multiple_of(multiple) && self.depth.is_multiple_of(multiple);
         if self.scales != GemmScales::None {
             // Tensor cores add 8-bit floats with fewer bits than f32 has: what is to be f32 is for others.
-            return self.operands == DType::F8E4M3 && sixteen(self.result) && aligned(16) && self.depth > 0;
+            let by_rows = self.by_depth == [false; 2];
+            return by_rows && self.operands == DType::F8E4M3 && sixteen(self.result) && aligned(16) && self.depth > 0;
         }
         sixteen(self.operands)
             && (self.result == self.operands || self.result == DType::F32)
             && aligned(8)
+            && (!self.by_depth[0] || self.rows.is_multiple_of(8))
             && self.depth > 0
     }
 
@@ -71,15 +75,21 @@ impl GemmShape {
 
     /// The key under which its algorithm is stored on disk.
     pub(crate) fn key(&self) -> String {
-        let Self { rows, columns, depth, operands, result, added, scales } = self;
+        let Self { rows, columns, depth, operands, result, added, scales, by_depth } = self;
         let scales = match scales {
             GemmScales::None => "",
             GemmScales::Tensor => ", scaled",
             GemmScales::Rows => ", scaled by rows",
         };
+        let turned = match by_depth {
+            [false, false] => "",
+            [true, false] => ", x by depth",
+            [false, true] => ", w by depth",
+            [true, true] => ", both by depth",
+        };
         format!(
             "cublasLt Shape {{ rows: {rows}, columns: {columns}, depth: {depth}, operands: {operands:?}, \
-             result: {result:?}, added: {added}{scales} }}"
+             result: {result:?}, added: {added}{scales}{turned} }}"
         )
     }
 }
@@ -297,10 +307,10 @@ impl CublasProduct {
     }
 
     fn new(lt: &CublasLt, shape: GemmShape) -> Result<Self> {
-        // CUBLAS_COMPUTE_32F, CUDA_R_32F, CUBLASLT_MATMUL_DESC_TRANSA; CUBLAS_OP_T is 1
+        // CUBLAS_COMPUTE_32F, CUDA_R_32F, CUBLASLT_MATMUL_DESC_TRANSA and _TRANSB; CUBLAS_OP_T is 1
         const COMPUTE_F32: c_int = 68;
         const SCALE_F32: c_int = 0;
-        const TRANSPOSE_A: c_int = 3;
+        const TRANSPOSES: [c_int; 2] = [3, 4];
         let f = &lt.functions;
         let mut made = Self {
             desc: std::ptr::null_mut(),
@@ -313,12 +323,15 @@ impl CublasProduct {
             workspace: 0,
         };
         let what = "describe a product";
-        let transposed: c_int = 1;
         // SAFETY: writes one handle.
         check(unsafe { (f.desc_create)(&raw mut made.desc, COMPUTE_F32, SCALE_F32) }, what)?;
-        // By columns y^T = w x^T, and w lies there transposed.
-        // SAFETY: the attribute is one 32-bit number.
-        check(unsafe { (f.desc_set)(made.desc, TRANSPOSE_A, (&raw const transposed).cast(), 4) }, what)?;
+        // By columns y^T = w x^T, and w by rows lies there transposed, as does x by depth.
+        let [x_by_depth, w_by_depth] = shape.by_depth;
+        for (attribute, transposed) in TRANSPOSES.into_iter().zip([!w_by_depth, x_by_depth]) {
+            let transposed = c_int::from(transposed);
+            // SAFETY: the attribute is one 32-bit number.
+            check(unsafe { (f.desc_set)(made.desc, attribute, (&raw const transposed).cast(), 4) }, what)?;
+        }
         if shape.scales == GemmScales::Rows {
             // CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE
             const SCALE_MODES: [c_int; 2] = [31, 32];
@@ -332,7 +345,9 @@ impl CublasProduct {
         // What is asked for an algorithm looks whether there are scales, and not at them.
         made.point([ALIGNED as Address; 2])?;
         let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
-        let [w, x, y] = [(shape.operands, k, n), (shape.operands, k, m), (shape.result, n, m)];
+        let turned = |by_depth: bool, lines: u64| if by_depth { (lines, k) } else { (k, lines) };
+        let (w, x) = (turned(w_by_depth, n), turned(x_by_depth, m));
+        let [w, x, y] = [(shape.operands, w.0, w.1), (shape.operands, x.0, x.1), (shape.result, n, m)];
         for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip([w, x, y]) {
             // SAFETY: writes one handle.
             let code = unsafe { (f.layout_create)(layout, data_type(dtype), rows, columns, rows as i64) };
@@ -456,6 +471,7 @@ mod tests {
             result: DType::BF16,
             added: false,
             scales: GemmScales::None,
+            by_depth: [false; 2],
         };
         let scaled = GemmShape { operands: DType::F8E4M3, scales: GemmScales::Tensor, ..shape };
         assert!(scaled.fits() && GemmShape { scales: GemmScales::Rows, result: DType::F16, ..scaled }.fits());

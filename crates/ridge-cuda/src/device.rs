@@ -307,6 +307,28 @@ impl CudaDevice {
         extents: [usize; 2],
         tile: [usize; 2],
     ) -> Result<[u64; 16]> {
-        self.context.driver.tensor_map(matrix, dtype, extents, tile)
+        let ([rows, columns], [high, wide]) = (extents.map(|n| n as u64), tile.map(|n| n as u32));
+        self.context.driver.tensor_map(
+            matrix,
+            dtype,
+            &[columns, rows],
+            &[columns * dtype.size_bytes() as u64],
+            &[wide, high],
+        )
+    }
+
+    /// The `TensorMap` of a matrix in groups of rows; see [`LaunchArg::Groups`](crate::kernel::LaunchArg::Groups).
+    pub(crate) fn tensor_map_of_groups(
+        &self,
+        matrix: Address,
+        dtype: DType,
+        extents: [usize; 2],
+        groups: usize,
+    ) -> Result<[u64; 16]> {
+        let ([rows, columns], size) = (extents.map(|n| n as u64), dtype.size_bytes() as u64);
+        // Columns of a slice, rows of a group, slices, groups.
+        let (extents, row) = ([64, 8, columns / 64, rows / 8], columns * size);
+        let tile = [64, 8, (columns / 64) as u32, groups as u32];
+        self.context.driver.tensor_map(matrix, dtype, &extents, &[row, 64 * size, 8 * row], &tile)
     }
 }

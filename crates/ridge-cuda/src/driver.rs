@@ -430,25 +430,41 @@ impl CudaDriver {
         self.check(code, &format!("give a kernel {bytes} bytes of shared memory"))
     }
 
-    /// What the copy engine is told of a matrix of 16-bit floats: boxes of `tile` rows and columns, swizzled by 128 bytes.
-    pub(crate) fn tensor_map(
+    /// What the copy engine is told of an array of 16-bit floats: extents from the innermost on, strides in bytes of all axes
+    /// but that one, and boxes of `tile`, swizzled by 128 bytes.
+    pub(crate) fn tensor_map<const RANK: usize>(
         &self,
         matrix: Address,
         dtype: DType,
-        [rows, columns]: [usize; 2],
-        tile: [usize; 2],
+        extents: &[u64; RANK],
+        strides: &[u64],
+        tile: &[c_uint; RANK],
     ) -> Result<[u64; 16]> {
+        assert_eq!(strides.len() + 1, RANK, "a stride for each axis but the first");
         // CU_TENSOR_MAP_DATA_TYPE_FLOAT16 and _BFLOAT16, _SWIZZLE_128B, _L2_PROMOTION_L2_128B.
         let number = if dtype == DType::F16 { 6 } else { 9 };
         const SWIZZLE: c_int = 3;
         const PROMOTION: c_int = 2;
         let mut map = TensorMap::default();
-        let (extents, stride) = ([columns as u64, rows as u64], (columns * dtype.size_bytes()) as u64);
-        let (tile, steps) = ([tile[1] as c_uint, tile[0] as c_uint], [1, 1]);
-        let (extents, stride, tile, steps) = (extents.as_ptr(), &raw const stride, tile.as_ptr(), steps.as_ptr());
-        // SAFETY: writes one map, and reads two numbers of each and one stride; the matrix is not touched.
+        let steps = [1; RANK];
+        let (extents, strides, tile, steps) = (extents.as_ptr(), strides.as_ptr(), tile.as_ptr(), steps.as_ptr());
+        let rank = RANK as c_uint;
+        // SAFETY: writes one map, and reads `RANK` numbers of each and a stride less; the matrix is not touched.
         let code = unsafe {
-            (self.tensor_map)(&raw mut map, number, 2, matrix, extents, stride, tile, steps, 0, SWIZZLE, PROMOTION, 0)
+            (self.tensor_map)(
+                &raw mut map,
+                number,
+                rank,
+                matrix,
+                extents,
+                strides,
+                tile,
+                steps,
+                0,
+                SWIZZLE,
+                PROMOTION,
+                0,
+            )
         };
         self.check(code, "describe a matrix to the copy engine").map(|()| map.0)
     }

@@ -12,8 +12,7 @@ use crate::kernel::{
 pub(crate) const TEXT: KernelText<'_> = KernelText::new(SOURCE).with_hopper().early_launch();
 /// The text of the kernel alone.
 pub(crate) const SOURCE: &str = include_str!("../kernels/gemm_sm90.cu");
-/// The name of the kernel, whose blocks take tiles in turn: more blocks than processors are of no use.
-pub(crate) const ENTRY: &str = "gemm_sm90";
+const ENTRY: &str = "gemm_sm90";
 /// The architecture that it is made for.
 pub(crate) const ARCH: &str = "sm_90a";
 
@@ -28,15 +27,24 @@ struct Tiling {
     stages: usize,
     /// Does each warpgroup make tiles of its own, one multiplying while the other stores?
     alternate: bool,
+    /// Blocks that share a tile, each with a part of the depth.
+    split: usize,
 }
 
-/// Large tiles for many rows, small ones for few.
-const TILINGS: [Tiling; 4] = [
-    Tiling { consumers: 2, columns: 128, stages: 6, alternate: true },
-    Tiling { consumers: 2, columns: 256, stages: 4, alternate: false },
-    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false },
-    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false },
+/// Large tiles for many rows, small ones for few, and those that are split where tiles are fewer than multiprocessors.
+const TILINGS: [Tiling; 8] = [
+    Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1 },
+    Tiling { consumers: 2, columns: 256, stages: 4, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
+    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
+    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 4 },
+    Tiling { consumers: 2, columns: 128, stages: 5, alternate: false, split: 2 },
+    Tiling { consumers: 2, columns: 128, stages: 5, alternate: false, split: 4 },
 ];
+
+/// Multiprocessors of a full GPU: tiles are not split beyond them by much.
+const PROCESSORS: usize = 132;
 
 impl Tiling {
     fn rows(self) -> usize {
@@ -45,14 +53,16 @@ impl Tiling {
 
     /// Its name in the choice file.
     fn name(self) -> String {
-        let Self { consumers, columns, stages, alternate } = self;
+        let Self { consumers, columns, stages, alternate, split } = self;
         let how = if alternate { "alternating" } else { "together" };
-        format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages")
+        let split = if split > 1 { format!(", split by {split}") } else { String::new() };
+        format!("{ENTRY}, {consumers} consumers {how}, {columns} columns, {stages} stages{split}")
     }
 
-    /// Bytes of the ring, with room to align it.
+    /// Bytes of the ring and of the sums of other blocks, with room to align them.
     fn shared(self) -> usize {
-        self.stages * (self.rows() + self.columns) * DEPTH * 2 + 1024
+        let parts = (self.split - 1) * self.rows() * (self.columns / self.split) * 4;
+        self.stages * (self.rows() + self.columns) * DEPTH * 2 + parts + 1024
     }
 }
 
@@ -66,18 +76,25 @@ pub(crate) enum Epilogue {
     Swiglu(SlotOffset),
 }
 
-/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T` with what follows.
+/// A right side of a product, and its result.
 #[derive(Clone, Copy, Debug)]
+pub(crate) struct GemmSide {
+    pub(crate) columns: usize,
+    pub(crate) w: SlotOffset,
+    pub(crate) y: SlotOffset,
+}
+
+/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T` for each of `sides`, one to three, with what follows, which only a
+/// single one has.
+#[derive(Clone, Debug)]
 pub(crate) struct GemmProblem {
     pub(crate) rows: usize,
-    pub(crate) columns: usize,
     pub(crate) depth: usize,
     /// Of x and w.
     pub(crate) operands: DType,
     pub(crate) result: DType,
     pub(crate) x: SlotOffset,
-    pub(crate) w: SlotOffset,
-    pub(crate) y: SlotOffset,
+    pub(crate) sides: Vec<GemmSide>,
     pub(crate) after: Epilogue,
 }
 
@@ -86,22 +103,42 @@ impl GemmProblem {
     fn fits(&self) -> bool {
         // Below this a launch takes longer than the sums.
         const LEAST: usize = 1 << 22;
-        let Self { rows, columns, depth, operands, result, after, .. } = *self;
+        let Self { rows, depth, operands, result, ref sides, after, .. } = *self;
+        let columns = sides.iter().map(|side| side.columns).sum();
         let all = [rows, columns, depth].into_iter().try_fold(1usize, usize::checked_mul);
         matches!(operands, DType::BF16 | DType::F16)
             && (result == operands || (result == DType::F32 && after == Epilogue::Nothing))
-            && columns.is_multiple_of(8)
+            && (1..=if after == Epilogue::Nothing { 3 } else { 1 }).contains(&sides.len())
+            && sides.iter().all(|side| side.columns.is_multiple_of(8))
             && depth.is_multiple_of(8)
             && [rows, columns, depth].into_iter().all(|extent| extent < 1 << 31)
             && all.is_some_and(|all| all >= LEAST)
     }
 
+    /// Is the tiling worth a trial? Splitting is where tiles are few, and of rows for which it was made.
+    fn suits(&self, tiling: Tiling) -> bool {
+        let few = self.tiles(tiling) * tiling.split <= PROCESSORS + PROCESSORS / 2;
+        let rows = if tiling.consumers == 1 { 1..=64 } else { 65..=256 };
+        tiling.split == 1 || (few && self.splits(tiling) && rows.contains(&self.rows))
+    }
+
+    /// Can the tiling be split so? Every block needs a slice.
+    fn splits(&self, tiling: Tiling) -> bool {
+        !matches!(self.after, Epilogue::Swiglu(_)) && self.depth.div_ceil(DEPTH) >= tiling.split
+    }
+
+    fn tiles(&self, tiling: Tiling) -> usize {
+        let width = if matches!(self.after, Epilogue::Swiglu(_)) { tiling.columns / 2 } else { tiling.columns };
+        self.rows.div_ceil(tiling.rows()) * self.sides.iter().map(|side| side.columns.div_ceil(width)).sum::<usize>()
+    }
+
     /// One launch in this tiling.
     fn launch(&self, tiling: Tiling) -> DeviceAction {
-        let Self { rows, columns, depth, operands, x, w, y, after, .. } = *self;
+        let Self { rows, depth, operands, x, ref sides, after, .. } = *self;
         let flag = |on: bool| if on { "1" } else { "0" };
         let gated = matches!(after, Epilogue::Swiglu(_));
-        let [consumers, across, stages] = [tiling.consumers, tiling.columns, tiling.stages].map(|n| n.to_string());
+        let extents = [tiling.consumers, tiling.columns, tiling.stages, tiling.split, sides.len()];
+        let [consumers, across, stages, split, count] = extents.map(|n| n.to_string());
         let defines = [
             ("D", name(operands)),
             ("OUT_WIDE", flag(self.result == DType::F32)),
@@ -109,33 +146,46 @@ impl GemmProblem {
             ("COLUMNS", &*across),
             ("STAGES", &*stages),
             ("ALTERNATE", flag(tiling.alternate)),
+            ("SPLIT", &*split),
+            ("COUNT", &*count),
             ("ADD", flag(matches!(after, Epilogue::Add(_)))),
             ("SWIGLU", flag(gated)),
         ];
         let width = if gated { tiling.columns / 2 } else { tiling.columns };
         let map =
             |at, rows, tile| LaunchArg::Matrix { at, dtype: operands, extents: [rows, depth], tile: [tile, DEPTH] };
-        let mut args = vec![map(x, rows, tiling.rows()), map(w, columns, width)];
-        let mut r = y;
+        let mut args = vec![map(x, rows, tiling.rows())];
+        args.extend(sides.iter().map(|side| map(side.w, side.columns, width)));
+        let mut prefetched: Vec<OperandSlot> = sides.iter().map(|side| side.w.0).collect();
+        let mut r = sides[0].y;
         match after {
             Epilogue::Nothing => {}
             Epilogue::Add(at) => r = at,
-            Epilogue::Swiglu(up) => args.push(map(up, columns, width)),
+            Epilogue::Swiglu(up) => {
+                args.push(map(up, sides[0].columns, width));
+                prefetched.push(up.0);
+            }
         }
-        args.extend([LaunchArg::Pointer(y.0, y.1), LaunchArg::Pointer(r.0, r.1), numbers(&[rows, columns, depth])]);
+        let columns: Vec<usize> = sides.iter().map(|side| side.columns).collect();
+        args.extend([
+            LaunchArg::Pointers(sides.iter().map(|side| side.y).collect()),
+            LaunchArg::Pointer(r.0, r.1),
+            numbers(&[&[rows, depth][..], &columns].concat()),
+        ]);
         DeviceAction::Launch {
-            source: CudaSource::new(ENTRY, &defines, &TEXT),
-            grid: [(rows.div_ceil(tiling.rows()) * columns.div_ceil(width)).min(i32::MAX as usize) as u32, 1, 1],
+            source: CudaSource::new(ENTRY, &defines, &TEXT.persistent(tiling.split as u32)),
+            grid: [(self.tiles(tiling) * tiling.split).min(i32::MAX as usize) as u32, 1, 1],
             threads: 128 * (tiling.consumers as u32 + 1),
             shared: tiling.shared() as u32,
             args,
-            prefetched: Vec::new(),
+            prefetched,
         }
     }
 
     /// What a choice is kept under.
     fn key(&self) -> String {
-        let Self { rows, columns, depth, operands, result, after, .. } = self;
+        let Self { rows, depth, operands, result, sides, after, .. } = self;
+        let columns = sides.iter().map(|side| side.columns.to_string()).collect::<Vec<_>>().join(" and ");
         let after = match after {
             Epilogue::Nothing => "",
             Epilogue::Add(_) => ", added",
@@ -148,13 +198,15 @@ impl GemmProblem {
 
     /// The operands, to be timed on.
     fn operands(&self, scratch: usize) -> Vec<(SlotOffset, DType, usize)> {
-        let Self { rows, columns, depth, operands, result, .. } = *self;
+        let Self { rows, depth, operands, result, .. } = *self;
         let mut all = vec![
             (self.x, operands, rows * depth),
-            (self.w, operands, columns * depth),
-            (self.y, result, rows * columns),
             ((OperandSlot::Scratch, 0), operands, scratch / operands.size_bytes()),
         ];
+        for side in &self.sides {
+            all.extend([(side.w, operands, side.columns * depth), (side.y, result, rows * side.columns)]);
+        }
+        let columns = self.sides[0].columns;
         match self.after {
             Epilogue::Nothing => {}
             Epilogue::Add(r) => all.push((r, result, rows * columns)),
@@ -171,7 +223,7 @@ pub(crate) fn fastest(kernel: CudaKernel, of: &GemmProblem) -> CudaKernel {
     }
     let scratch = kernel.scratch;
     let mut candidates = vec![KernelCandidate { name: "cuBLASLt".into(), actions: kernel.actions, arch: None }];
-    candidates.extend(TILINGS.map(|tiling| KernelCandidate {
+    candidates.extend(TILINGS.into_iter().filter(|tiling| of.suits(*tiling)).map(|tiling| KernelCandidate {
         name: tiling.name(),
         actions: vec![of.launch(tiling)],
         arch: Some(ARCH),
@@ -192,24 +244,35 @@ mod tests {
     use super::*;
     use crate::device::{CudaDevice, DeviceMemory};
 
+    /// Right side `i` of so many columns.
+    fn side(columns: usize, i: usize) -> GemmSide {
+        GemmSide { columns, w: (OperandSlot::Input(1 + i), 0), y: (OperandSlot::Output(i), 0) }
+    }
+
     #[test]
     fn only_what_the_kernel_takes_is_chosen_among() {
         let of = GemmProblem {
             rows: 64,
-            columns: 512,
             depth: 512,
             operands: DType::BF16,
             result: DType::BF16,
             x: (OperandSlot::Input(0), 0),
-            w: (OperandSlot::Input(1), 0),
-            y: (OperandSlot::Output(0), 0),
+            sides: vec![side(512, 0)],
             after: Epilogue::Nothing,
         };
-        assert!(of.fits() && GemmProblem { result: DType::F32, ..of }.fits());
-        assert!(!GemmProblem { rows: 8, ..of }.fits(), "too little");
-        assert!(!GemmProblem { columns: 516, ..of }.fits() && !GemmProblem { depth: 516, ..of }.fits(), "unaligned");
-        assert!(!GemmProblem { operands: DType::F32, result: DType::F32, ..of }.fits());
-        assert!(!GemmProblem { result: DType::F32, after: Epilogue::Add((OperandSlot::Input(2), 0)), ..of }.fits());
+        let with = |change: &dyn Fn(&mut GemmProblem)| {
+            let mut other = of.clone();
+            change(&mut other);
+            other.fits()
+        };
+        assert!(of.fits() && with(&|p| p.result = DType::F32));
+        assert!(with(&|p| p.sides = vec![side(512, 0), side(256, 1), side(8, 2)]));
+        assert!(!with(&|p| p.sides = vec![side(512, 0); 4]), "too many right sides");
+        assert!(!with(&|p| p.rows = 8), "too little");
+        assert!(!with(&|p| p.sides[0].columns = 516) && !with(&|p| p.depth = 516), "unaligned");
+        assert!(!with(&|p| (p.operands, p.result) = (DType::F32, DType::F32)));
+        let add = Epilogue::Add((OperandSlot::Input(2), 0));
+        assert!(!with(&|p| (p.result, p.after) = (DType::F32, add)));
         assert!(TILINGS.iter().all(|t| t.shared() <= 227 << 10), "a ring is larger than shared memory");
     }
 
@@ -239,65 +302,91 @@ mod tests {
             for (operands, result) in [(DType::BF16, DType::BF16), (DType::F16, DType::F16), (DType::BF16, DType::F32)]
             {
                 for after in after.into_iter().filter(|a| result != DType::F32 || *a == Epilogue::Nothing) {
-                    let (x, w, y) =
-                        ((OperandSlot::Input(0), 0), (OperandSlot::Input(1), 0), (OperandSlot::Output(0), 0));
-                    holds(&device, &GemmProblem { rows, columns, depth, operands, result, x, w, y, after });
+                    let (x, sides) = ((OperandSlot::Input(0), 0), vec![side(columns, 0)]);
+                    holds(&device, &GemmProblem { rows, depth, operands, result, x, sides, after });
                 }
             }
         }
     }
 
+    /// Right sides of any number of columns have their own results.
+    #[test]
+    fn every_tiling_makes_several_products_of_one_left_side() {
+        let device = match hopper() {
+            Ok(device) => device,
+            Err(why) => ridge_testing::skip!("{why}"),
+        };
+        for rows in [17, 40, 130] {
+            for sides in [vec![side(1000, 0), side(136, 1)], vec![side(264, 0), side(8, 1), side(520, 2)]] {
+                let (operands, result) = (DType::BF16, DType::BF16);
+                let (x, after) = ((OperandSlot::Input(0), 0), Epilogue::Nothing);
+                holds(&device, &GemmProblem { rows, depth: 776, operands, result, x, sides, after });
+            }
+        }
+    }
+
     fn holds(device: &CudaDevice, of: &GemmProblem) {
-        let GemmProblem { rows, columns, depth, operands, result, after, .. } = *of;
-        let third = if matches!(after, Epilogue::Add(_)) { [rows, columns] } else { [columns, depth] };
+        let GemmProblem { rows, depth, operands, result, after, .. } = *of;
         // Sums of about 1, so that a gate is neither open nor shut.
         let draw = |salt, shape: [usize; 2], scale: f64| {
             let drawn = Rng::new(salt).normal(operands, &shape);
             Tensor::float(operands, &shape, drawn.floats().iter().map(|v| rounded(operands, v * scale)).collect())
         };
         let scale = 1.0 / (depth as f64).sqrt();
-        let inputs = [draw(1, [rows, depth], 1.0), draw(2, [columns, depth], scale), draw(3, third, scale)];
+        let mut inputs = vec![draw(1, [rows, depth], 1.0)];
+        inputs.extend(of.sides.iter().zip(2..).map(|(side, salt)| draw(salt, [side.columns, depth], scale)));
+        match after {
+            Epilogue::Nothing => {}
+            Epilogue::Add(_) => inputs.push(draw(9, [rows, of.sides[0].columns], scale)),
+            Epilogue::Swiglu(_) => inputs.push(draw(9, [of.sides[0].columns, depth], scale)),
+        }
+        let room = |bytes| device.allocate(bytes, ridge_runtime::MemoryOwner::States).expect("fits");
         let upload = |tensor: &Tensor| {
             let bytes = tensor.to_bytes();
-            let memory = device.allocate(bytes.len(), ridge_runtime::MemoryOwner::States).expect("fits");
+            let memory = room(bytes.len());
             device.upload(&memory, 0, &bytes).expect("copies");
             memory
         };
         let held: Vec<DeviceMemory> = inputs.iter().map(upload).collect();
-        let y =
-            device.allocate(rows * columns * result.size_bytes(), ridge_runtime::MemoryOwner::States).expect("fits");
+        let outputs: Vec<DeviceMemory> =
+            of.sides.iter().map(|side| room(rows * side.columns * result.size_bytes())).collect();
         let address = |slot| match slot {
             OperandSlot::Input(i) => held[i].address(),
-            _ => y.address(),
+            OperandSlot::Output(i) => outputs[i].address(),
+            OperandSlot::Scratch | OperandSlot::Zeros => 0,
         };
-        let [a, b, c] = [0, 1, 2].map(|i| inputs[i].floats());
         let sum = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
-        for tiling in TILINGS {
-            device.queue().expect("enters").fill(&y, 0xff, y.bytes()).expect("fills");
+        let line = |of: usize, nth: usize| &inputs[of].floats()[nth * depth..][..depth];
+        for tiling in TILINGS.into_iter().filter(|tiling| tiling.split == 1 || of.splits(*tiling)) {
+            for y in &outputs {
+                device.queue().expect("enters").fill(y, 0xff, y.bytes()).expect("fills");
+            }
             device.run(&[of.launch(tiling)], &address).expect("runs");
-            let got = Tensor::from_bytes(result, &[rows, columns], &device.download(&y).expect("copies"));
-            let got = got.floats();
-            assert!(got.iter().all(|v| v.is_finite()), "{of:?}, {tiling:?}: not all is written");
-            for at in (0..rows * columns).step_by(rows * columns / 997 + 1).chain([rows * columns - 1]) {
-                let (row, column) = (at / columns, at % columns);
-                let x = &a[row * depth..][..depth];
-                let product = sum(x, &b[column * depth..][..depth]);
-                let wanted = match after {
-                    Epilogue::Nothing => product,
-                    Epilogue::Add(_) => c[at] + rounded(result, product),
-                    Epilogue::Swiglu(_) => {
-                        let (gate, up) =
-                            (rounded(result, product), rounded(result, sum(x, &c[column * depth..][..depth])));
-                        gate / (1.0 + (-gate).exp()) * up
-                    }
-                };
-                // Rounded once, and before that perhaps to the neighbour of what f64 gives.
-                let unit = if result == DType::BF16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
-                // Products are summed in f32, those of one instruction with their low bits cut off.
-                let summed = 2f64.powi(-20) * (depth as f64).sqrt();
-                let allowed = if result == DType::F32 { summed } else { unit * (1.0 + wanted.abs()) };
-                let error = (got[at] - wanted).abs();
-                assert!(error <= allowed, "{of:?}, {tiling:?} at [{row}, {column}]: {} is not {wanted}", got[at]);
+            for (i, (side, y)) in of.sides.iter().zip(&outputs).enumerate() {
+                let columns = side.columns;
+                let got = Tensor::from_bytes(result, &[rows, columns], &device.download(y).expect("copies"));
+                let got = got.floats();
+                assert!(got.iter().all(|v| v.is_finite()), "{of:?}, {tiling:?}: not all is written");
+                for at in (0..rows * columns).step_by(rows * columns / 997 + 1).chain([rows * columns - 1]) {
+                    let (row, column) = (at / columns, at % columns);
+                    let product = sum(line(0, row), line(1 + i, column));
+                    let wanted = match after {
+                        Epilogue::Nothing => product,
+                        Epilogue::Add(_) => inputs[2].floats()[at] + rounded(result, product),
+                        Epilogue::Swiglu(_) => {
+                            let up = rounded(result, sum(line(0, row), line(2, column)));
+                            let gate = rounded(result, product);
+                            gate / (1.0 + (-gate).exp()) * up
+                        }
+                    };
+                    // Rounded once, and before that perhaps to the neighbour of what f64 gives.
+                    let unit = if result == DType::BF16 { 2f64.powi(-7) } else { 2f64.powi(-10) };
+                    // Products are summed in f32, those of one instruction with their low bits cut off.
+                    let summed = 2f64.powi(-20) * (depth as f64).sqrt();
+                    let allowed = if result == DType::F32 { summed } else { unit * (1.0 + wanted.abs()) };
+                    let error = (got[at] - wanted).abs();
+                    assert!(error <= allowed, "{of:?}, {tiling:?} at [{row}, {column}]: {} is not {wanted}", got[at]);
+                }
             }
         }
     }

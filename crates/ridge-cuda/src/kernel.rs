@@ -19,6 +19,9 @@ const TILE: &str = include_str!("../kernels/tile.cuh");
 /// The header of kernels for Hopper.
 const HOPPER: &str = include_str!("../kernels/hopper.cuh");
 
+/// Bytes of [`OperandSlot::Zeros`].
+pub(crate) const ZERO_BYTES: usize = 4096;
+
 /// Maximum number of blocks of a launch of the simple kernels, which loop over what is left.
 const MAX_BLOCKS: usize = 1 << 16;
 
@@ -95,6 +98,8 @@ pub enum OperandSlot {
     Output(usize),
     /// Memory that no other launch uses meanwhile.
     Scratch,
+    /// [`ZERO_BYTES`] bytes that are zeros when a launch begins, and that it leaves as zeros.
+    Zeros,
 }
 
 /// An operand and an offset into it in bytes.
@@ -105,8 +110,8 @@ pub type SlotOffset = (OperandSlot, usize);
 pub enum LaunchArg {
     /// The address of an operand plus an offset in bytes.
     Pointer(OperandSlot, usize),
-    /// A struct of addresses, by value.
-    Pointers(Vec<OperandSlot>),
+    /// A struct of addresses as of [`LaunchArg::Pointer`], by value.
+    Pointers(Vec<SlotOffset>),
     /// `Numbers<N>`, by value.
     Numbers(Vec<i64>),
     /// A `float`.
@@ -121,6 +126,18 @@ pub enum LaunchArg {
         extents: [usize; 2],
         /// Rows and columns of a box.
         tile: [usize; 2],
+    },
+    /// A `TensorMap` of an operand: a matrix of `extents` rows and columns, multiples of 8 and 64, in groups of eight rows
+    /// whose slices of 64 columns follow each other, copied in boxes of `groups` groups.
+    Groups {
+        /// Where the matrix begins.
+        at: SlotOffset,
+        /// The dtype of its elements.
+        dtype: DType,
+        /// Its rows and columns.
+        extents: [usize; 2],
+        /// Groups of a box.
+        groups: usize,
     },
 }
 
@@ -152,6 +169,8 @@ pub(crate) enum DeviceAction {
     /// The candidate that takes least time on this GPU, timed on random operands with these numbers of elements; the
     /// choice is stored under the key. The first candidate runs on every GPU.
     Autotuned { key: String, operands: Vec<(SlotOffset, DType, usize)>, candidates: Vec<KernelCandidate> },
+    /// `actions` on GPUs of the architecture `arch`, such as `sm_90a`, and `otherwise` on others.
+    ByArch { arch: &'static str, actions: Vec<Self>, otherwise: Vec<Self> },
     /// Moves bytes between operands.
     Copy { from: OperandSlot, to: OperandSlot, to_offset: usize, bytes: usize },
     /// Brings these bytes to an operand.
@@ -227,12 +246,14 @@ pub struct KernelText<'a> {
     headers: &'static [&'static str],
     body: &'a str,
     early_launch: bool,
+    /// Blocks of a cluster, where blocks take their work in turn; 0 where they do not.
+    persistent: u32,
 }
 
 impl<'a> KernelText<'a> {
     /// A text over the common header, whose launches begin when all earlier work has ended.
     pub const fn new(body: &'a str) -> Self {
-        Self { headers: &[HEADER], body, early_launch: false }
+        Self { headers: &[HEADER], body, early_launch: false, persistent: 0 }
     }
 
     /// This text, including the header of tiles too.
@@ -258,6 +279,12 @@ impl<'a> KernelText<'a> {
     pub const fn early_launch(self) -> Self {
         Self { early_launch: true, ..self }
     }
+
+    /// Declares that blocks take their work in turn, so that no more are launched than there are multiprocessors, and only whole
+    /// clusters of so many.
+    pub const fn persistent(self, cluster: u32) -> Self {
+        Self { persistent: cluster, ..self }
+    }
 }
 
 /// The source of one kernel, ready to be compiled.
@@ -269,6 +296,8 @@ pub struct CudaSource {
     pub text: String,
     /// See [`KernelText::early_launch`].
     pub(crate) early_launch: bool,
+    /// See [`KernelText::persistent`].
+    pub(crate) persistent: u32,
 }
 
 impl CudaSource {
@@ -279,7 +308,8 @@ impl CudaSource {
             source += &format!("#define {name} {value}\n");
         }
         source += text.body;
-        Arc::new(Self { entry: entry.into(), text: source, early_launch: text.early_launch })
+        let KernelText { early_launch, persistent, .. } = *text;
+        Arc::new(Self { entry: entry.into(), text: source, early_launch, persistent })
     }
 
     /// The text without its headers.

@@ -3,17 +3,20 @@
 
 mod adjust;
 mod attention;
+mod attention_training;
 mod entry;
 mod experts;
 mod grouped_linear;
 mod linear;
 mod linear_blocks;
+mod linear_cross_entropy;
 mod linear_scaled;
 mod norm;
 mod quantize;
 mod rope;
 mod sampling;
 mod tokens;
+mod training;
 
 use ridge_graph::passes;
 
@@ -23,10 +26,13 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 16] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 21] = [
     adjust::ADJUST,
     attention::ATTENTION,
+    attention::DECODE,
+    attention::PROMPT,
     attention::TILES,
+    attention_training::TRAINING,
     experts::EXPERTS,
     grouped_linear::ROWS,
     grouped_linear::TILES,
@@ -40,6 +46,8 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 16] = [
     rope::ROPE,
     sampling::SAMPLE,
     tokens::TOKENS,
+    training::LOSS,
+    training::SUMS,
 ];
 
 /// The kernels that may claim patterns, by name. A backend has one, to which its caller may add.
@@ -54,16 +62,19 @@ impl CudaKernelRegistry {
         let entries = [
             adjust::entries(),
             attention::entries(),
+            attention_training::entries(),
             experts::entries(),
             grouped_linear::entries(),
             linear::entries(),
             linear_blocks::entries(),
+            linear_cross_entropy::entries(),
             linear_scaled::entries(),
             norm::entries(),
             quantize::entries(),
             rope::entries(),
             sampling::entries(),
             tokens::entries(),
+            training::entries(),
         ];
         Self { entries: entries.concat() }
     }

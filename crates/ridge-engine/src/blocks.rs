@@ -1,9 +1,8 @@
-//! Which blocks of the cache are free, who owns the others, and which begin alike.
+//! Allocation, ownership and sharing of cache blocks.
 //!
-//! A block has as many owners as sequences that read it. Only full blocks get a name (the prefix that they end), and
-//! nobody writes a full block again, so sharing needs no copies: sequences that begin alike share the full blocks, and
-//! each computes its last, partial one for itself. A block without owners keeps its name until it is taken for
-//! something else, the one that was left longest ago first.
+//! A block has one owner per sequence that reads it. Only full blocks are identified (by the prefix that they end), and a full block
+//! is never written again, so sharing needs no copies: sequences with a common prefix share its full blocks, and each computes its
+//! last, partial block itself. A block without owners keeps its identity until it is reused, in least-recently-used order.
 
 use ahash::AHashMap;
 

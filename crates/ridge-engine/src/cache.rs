@@ -1,10 +1,9 @@
-//! Blocks of groups of layers with a window: a pool of its own for each window, whose blocks a sequence holds only while
-//! the window may still reach them.
+//! Cache blocks of layer groups with a sliding window: each window has its own pool, and a sequence holds a block only while the
+//! window can still reach it.
 //!
-//! Blocks in front of a window are given back when a step is complete. Steps that are in flight then start at the length
-//! that is complete or later, so none of them reads what was given back. A given-back block keeps its name until it is
-//! taken, which is the prefix that the block of the full group at the same place ends: a prefix is found at a length at
-//! which all groups have the blocks that a token there reads.
+//! Blocks before a window are freed when a step completes. Steps in flight then start at the completed length or later, so none of
+//! them reads a freed block. A freed block keeps its identity until it is reused: the prefix that ends with the block of the full
+//! group at the same position. A prefix match is the longest length at which all groups have the blocks that the next token reads.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Images to probabilities of classes: batches of images through a classifier.
+//! Image classification: batches of images to class probabilities.
 
 use ridge_graph::{Bindings, DType, Tensor};
 use ridge_models::{ImageClassifier, symbols};

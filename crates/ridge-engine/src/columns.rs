@@ -1,4 +1,4 @@
-//! The columns of rows on the device: what each holds of a sequence.
+//! The columns of the row tables on the device: the data of a sequence that each contains.
 
 use ridge_models::{RowTables, block_table_name};
 
@@ -33,7 +33,8 @@ impl Columns {
         let filled = || COLUMNS.iter().map(|(name, _)| *name).chain(others).chain(LISTS).chain(of_windows());
         let columns = tables.tables.iter().flat_map(|table| &table.columns);
         if let Some(name) = columns.into_iter().find(|name| !filled().any(|filled| filled == *name)) {
-            let why = format!("the engine does not fill it; it fills {}", filled().collect::<Vec<_>>().join(", "));
+            let why =
+                format!("the engine does not provide it; it provides {}", filled().collect::<Vec<_>>().join(", "));
             let error = ridge_runtime::RuntimeError::Argument { kind: "input", name: name.clone(), why };
             return Err(error.into());
         }

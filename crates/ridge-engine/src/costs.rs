@@ -1,4 +1,4 @@
-//! What a step costs, read off the graph as a backend runs it.
+//! The cost of a step, from the graph as lowered for a backend.
 
 use ridge_graph::passes::Kernel;
 use ridge_graph::{Bindings, Cost, FuncId, Graph, GraphError, Poly};

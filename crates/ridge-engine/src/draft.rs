@@ -1,5 +1,5 @@
-//! Candidates from what a sequence said before: prompt lookup decoding (Saxena 2023, "Prompt Lookup Decoding"), which
-//! needs no second model. Where the last tokens stand earlier in the sequence too, what followed them there is proposed.
+//! Draft tokens by n-gram lookup in the sequence itself (Saxena 2023, "Prompt Lookup Decoding"), without a second model: if the
+//! last tokens occurred earlier in the sequence, their continuation there is proposed.
 
 use std::collections::HashMap;
 

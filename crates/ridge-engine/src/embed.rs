@@ -1,4 +1,4 @@
-//! Texts to vectors: batches of whole texts through an encoder, or through a decoder whose cache is used again each time.
+//! Text embeddings: batches of whole texts through an encoder, or through a decoder whose cache is reused for each batch.
 
 use std::ops::Range;
 
@@ -133,7 +133,7 @@ impl Embedder {
                 tables.iter().find(|(known, _)| *known == name).ok_or_else(|| RuntimeError::Argument {
                     kind: "input",
                     why: format!(
-                        "the embedder does not fill it; it has {}",
+                        "the embedder does not provide it; it provides {}",
                         tables.iter().map(|(n, _)| n.as_str()).collect::<Vec<_>>().join(", ")
                     ),
                     name: name.clone(),

@@ -1,4 +1,4 @@
-//! Steps over sequences, whose tokens are in blocks of the cache.
+//! Steps over sequences whose tokens are stored in cache blocks.
 
 mod pending;
 mod sequence;

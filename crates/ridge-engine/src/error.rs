@@ -18,11 +18,11 @@ pub enum EngineError {
         why: String,
     },
     /// A prompt without tokens.
-    #[error("the prompt has no tokens, and the model has no token that begins a text; give a prompt")]
+    #[error("the prompt has no tokens, and the model has no begin token; give a prompt")]
     EmptyPrompt,
     /// A token that the model does not have.
     #[error(
-        "token {token} of the prompt is not below the model's vocabulary of {vocab}; check that the tokenizer belongs to this model"
+        "token {token} of the prompt is outside the model's vocabulary of {vocab}; check that the tokenizer belongs to this model"
     )]
     UnknownToken {
         /// The token.
@@ -32,7 +32,7 @@ pub enum EngineError {
     },
     /// A prompt that leaves no room.
     #[error(
-        "the prompt has {prompt} tokens and the context holds {context}, which leaves none to generate; shorten the prompt or raise the context"
+        "the prompt has {prompt} tokens and the context holds {context}, which leaves no room to generate; shorten the prompt or raise the context"
     )]
     PromptTooLong {
         /// Tokens of the prompt.
@@ -42,7 +42,7 @@ pub enum EngineError {
     },
     /// No free cache blocks.
     #[error(
-        "the cache has no block left for another {tokens} tokens of the sequence; raise the context or run fewer sequences"
+        "the cache has no free block for another {tokens} tokens of the sequence; raise the context or run fewer sequences"
     )]
     CacheFull {
         /// Tokens that were to be stored.
@@ -50,7 +50,7 @@ pub enum EngineError {
     },
     /// Logits that no token can be chosen from.
     #[error(
-        "the model's output is not finite after {position} tokens; the weights are damaged, or overflow in this dtype: \
+        "the model's output is not finite after {position} tokens; the weights are damaged, or values overflow in this dtype: \
          download them again, or compute in a wider one"
     )]
     NotFinite {

@@ -1,7 +1,7 @@
-//! Measures of a model by the probabilities that it gives to texts: perplexity, and choices among answers.
+//! Evaluation of a model from token probabilities: perplexity and multiple choice.
 //!
-//! What a text's first token is predicted from is the caller's: texts come as tokens, with the token that begins a text
-//! in front where the model is used to one ([`beginning`]).
+//! The caller decides what the first token is predicted from: texts are given as tokens, including the begin token if the model
+//! uses one ([`beginning`]).
 
 use ridge_text::Tokenizer;
 

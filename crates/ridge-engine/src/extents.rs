@@ -1,4 +1,4 @@
-//! What a step gives, and its extents: together they say which bucket of which program runs it.
+//! The outputs and extents of a step, which select the bucket and the program that run it.
 
 use ridge_graph::Bindings;
 use ridge_models::symbols;

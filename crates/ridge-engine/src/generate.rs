@@ -1,4 +1,4 @@
-//! One answer at a time: the token loop of whoever has one conversation.
+//! Generation of one sequence at a time, for a single user.
 
 use std::ops::ControlFlow;
 
@@ -90,7 +90,7 @@ impl Engine {
             return Err(EngineError::Setting {
                 name: "logit_bias",
                 value: token.to_string(),
-                why: format!("is no token of a vocabulary of {}", self.vocab),
+                why: format!("is outside the vocabulary of {}", self.vocab),
             });
         }
         if prompt.is_empty() {

@@ -1,4 +1,4 @@
-//! What a step's inputs hold: its tokens and the rows that they belong to, padded to the extents of its bucket.
+//! The inputs of a step: its tokens and the rows that they belong to, padded to the extents of its bucket.
 
 use ridge_graph::ops::AcceptCandidates;
 use ridge_runtime::Slot;

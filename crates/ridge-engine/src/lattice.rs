@@ -1,8 +1,8 @@
-//! The few buckets that serve all steps of an engine, which are made ready before it serves.
+//! The set of buckets that serves all steps of an engine, bound before serving starts.
 //!
-//! A step of single tokens has as many tokens as lines; one of prompts has many tokens, and few or most lines, each of which
-//! takes a row of logits. What else varies is which outputs a step gives: steps that only sample have the finest lattice,
-//! since nearly all are; for others there are fewer points, of which the last gives everything at once.
+//! A step of single tokens has as many tokens as lines. A step of prompts has many tokens and few or the maximum number of lines,
+//! each with one row of logits. Steps also differ in their outputs: steps that only sample have the finest lattice, because nearly
+//! all steps are of this kind; other outputs have fewer points, of which the last provides all outputs.
 
 use crate::extents::{Extents, Wanted};
 

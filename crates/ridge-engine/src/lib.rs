@@ -1,13 +1,13 @@
 //! The token loop: sequences, cache blocks, sampling and stopping.
 //!
-//! The engine has no clock, device or thread of its own: it is given a session with a model's weights, and it turns
-//! requests into steps. A step is a list of `(sequence, tokens)`, so a chunk of a prompt and one token of a running
-//! answer are the same thing. Read `engine` first; `service` schedules many requests over it, `generate` runs one
-//! answer. `programs` are what steps run, `rows` keeps the tables on the device as they should be, `columns` fills
-//! them, `inputs` fills steps, `extents` says which bucket runs one, `lattice` which buckets serve all of them, `blocks` says which cache blocks a sequence
-//! owns, `cache` which of groups with a window, `sampling` what may be asked of a sampler, `text` how tokens become text that stops where it should. `scoring` runs the
-//! other way, how probable given texts are, which `evaluate` makes perplexities and choices of; `embed` makes vectors of
-//! texts. `costs` is what a step costs.
+//! The engine has no clock, device or thread of its own: it gets a session with a model's weights and turns requests into steps. A
+//! step is a list of `(sequence, tokens)`, so prompt chunks and single decode tokens are handled uniformly. Read `engine` first.
+//! `service` schedules many requests over it; `generate` runs one. `programs` has the compiled programs of steps, `rows` keeps the
+//! tables on the device up to date, `columns` defines them, `inputs` fills the inputs of steps, `extents` selects a step's bucket,
+//! and `lattice` lists the buckets that serve all steps. `blocks` allocates cache blocks, `cache` those of groups with a window, and
+//! `states` fixed-size states. `sampling` has the sampling settings, and `text` converts tokens to text up to a stop string.
+//! `scoring` computes log-probabilities of given texts, which `evaluate` turns into perplexity and multiple choice; `embed` and
+//! `classify` compute embeddings and class probabilities. `costs` estimates a step's cost.
 
 mod blocks;
 mod cache;

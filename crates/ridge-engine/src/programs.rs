@@ -1,4 +1,4 @@
-//! The programs of a model, compiled when they are first needed, and their buckets: what a step writes its inputs to.
+//! The programs of a model, compiled on first use, and their buckets.
 
 use std::sync::Arc;
 
@@ -392,7 +392,7 @@ impl Programs {
         let bucket = program.compiled.bucket(&bindings)?;
         self.bound += 1;
         if let Some(name) = bucket.input_names().find(|name| !INPUT_NAMES.contains(name)) {
-            let why = format!("the engine does not fill it; it fills {}", INPUT_NAMES.join(", "));
+            let why = format!("the engine does not provide it; it provides {}", INPUT_NAMES.join(", "));
             return Err(RuntimeError::Argument { kind: "input", name: name.to_owned(), why }.into());
         }
         let mut inputs = [None; INPUT_NAMES.len()];

@@ -1,4 +1,4 @@
-//! What the host knows of the tables of rows on the device, and sends of them: only what changed.
+//! The host's mirror of the row tables on the device; only changes are sent.
 
 use ridge_graph::Bindings;
 use ridge_models::{LENGTH, RowTables, row_changes, symbols};
@@ -57,7 +57,7 @@ impl Rows {
                 *index = bucket.input_index(&name)?.ok_or_else(|| RuntimeError::Argument {
                     kind: "input",
                     name: name.clone(),
-                    why: "is not read by the changes of rows".into(),
+                    why: "is not an input of the row-update program".into(),
                 })?;
             }
             mirrors.push(Mirror {
@@ -78,7 +78,7 @@ impl Rows {
         let (table, at) = tables.column(name).ok_or_else(|| RuntimeError::Argument {
             kind: "column",
             name: name.to_owned(),
-            why: "is not among the rows of the model's graph".into(),
+            why: "is not a row of the model's graph".into(),
         })?;
         Ok(Column { table, at })
     }

@@ -1,4 +1,4 @@
-//! What may be asked of the sampler.
+//! Sampling settings.
 
 use std::fmt::Display;
 

@@ -1,8 +1,8 @@
-//! How probable a model finds given texts: the log-probabilities of continuations behind a context.
+//! Scores of given texts: log-probabilities of continuations of a context.
 //!
-//! The scores are computed on the device, from a reading of the model's graph in which each token has a target; logits
-//! never come to the host. Questions run together, in steps of a bounded number of tokens. Each context is computed once,
-//! and then, one continuation of every question at a time, the continuations, each in the place of the one before it.
+//! Scores are computed on the device, by a variant of the model's graph in which each token has a target; logits are never copied to
+//! the host. Questions run together, in steps of a bounded number of tokens. Each context is computed once, and then its
+//! continuations, one of every question at a time, each overwriting the previous one.
 
 use std::collections::HashMap;
 

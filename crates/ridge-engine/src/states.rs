@@ -1,9 +1,9 @@
-//! Lines of states of a fixed size: one pool for what running sequences need next and for snapshots.
+//! Lines of fixed-size states: one pool for running sequences and for snapshots.
 //!
-//! A step reads the state of a sequence from one line and writes it to another, so the state behind the tokens that are
-//! complete stays while steps are in flight, and a step that fails or is taken back needs nothing undone. A line that is
-//! given the name of the prefix it stands behind is a snapshot: nobody writes it again, a sequence that starts there reads
-//! it in place, and it is reused when no sequence owns it, the one that was left longest ago first.
+//! A step reads the state of a sequence from one line and writes it to another. The state after the completed tokens therefore
+//! survives while steps are in flight, and nothing has to be undone for a failed or cancelled step. A line that is identified by the
+//! preceding prefix is a snapshot: it is never written again, a sequence that starts there reads it in place, and it is reused when
+//! no sequence owns it, in least-recently-used order.
 
 use std::collections::VecDeque;
 

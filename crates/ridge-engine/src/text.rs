@@ -1,4 +1,4 @@
-//! From tokens to text that can be shown, and that ends before a stop string.
+//! From tokens to text that can be shown, up to a stop string.
 
 use ridge_text::{StreamDecoder, Tokenizer};
 

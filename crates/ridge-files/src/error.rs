@@ -98,7 +98,7 @@ impl fmt::Display for TensorMismatch {
         section(f, "missing", &self.missing, |(name, shape)| format!("{name} {shape:?}"))?;
         section(f, "not in the model", &self.extra, |(name, shape)| format!("{name} {shape:?}"))?;
         section(f, "of another shape", &self.misshapen, |(name, want, is)| {
-            format!("{name} is {is:?}, the model has {want:?}")
+            format!("{name} is {is:?}, expected {want:?}")
         })?;
         write!(f, "\ncheck that config.json belongs to this checkpoint and that every shard was downloaded")
     }

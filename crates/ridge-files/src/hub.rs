@@ -67,7 +67,7 @@ impl HubModel {
 
 /// A text that is not the name of a model on the Hub.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} is not a model of the Hugging Face Hub; give ORG/NAME or ORG/NAME@REVISION")]
+#[error("{0} is not the name of a model on the Hugging Face Hub; give ORG/NAME or ORG/NAME@REVISION")]
 pub struct InvalidHubName(String);
 
 impl FromStr for HubModel {
@@ -192,7 +192,7 @@ impl HubCache {
             remedy,
         };
         let Some(commit) = self.commit(model) else {
-            let problem = format!("there is no such folder, and no such model in {}", self.root.display());
+            let problem = format!("this folder does not exist, and there is no such model in {}", self.root.display());
             return Err(fail(problem, format!("run `ridge pull {model}` to download it")));
         };
         let folder = self.snapshot(model, &commit);
@@ -207,18 +207,18 @@ impl HubCache {
         match &files[..] {
             [file] => Ok(file.clone()),
             [] if model.file.is_some() => Err(fail(
-                format!("no downloaded GGUF file has that in its name ({})", folder.display()),
+                format!("no downloaded GGUF file matches this name ({})", folder.display()),
                 format!("run `ridge pull {model}` to download it"),
             )),
             [] => Err(fail(
-                format!("what was downloaded has neither a config.json nor a GGUF file ({})", folder.display()),
+                format!("the download has neither a config.json nor a GGUF file ({})", folder.display()),
                 format!("run `ridge pull {model}` to complete it"),
             )),
             several => {
                 let names = several.iter().filter_map(|path| path.file_name()?.to_str()).collect::<Vec<_>>();
                 Err(fail(
-                    format!("{} GGUF files would do: {}", several.len(), names.join(", ")),
-                    format!("name one by a part of its name: {}:PART", model.id()),
+                    format!("{} GGUF files match: {}", several.len(), names.join(", ")),
+                    format!("select one by a part of its name: {}:PART", model.id()),
                 ))
             }
         }
@@ -309,7 +309,7 @@ mod tests {
             std::fs::write(snapshot.join(name), "").unwrap();
         }
         let said = cache.find(&model).unwrap_err().to_string();
-        assert!(said.contains("2 GGUF files would do: x-Q4_K_M.gguf, x-Q8_0-00001-of-00002.gguf"), "{said}");
+        assert!(said.contains("2 GGUF files match: x-Q4_K_M.gguf, x-Q8_0-00001-of-00002.gguf"), "{said}");
         let found = |text: &str| cache.find(&text.parse().unwrap()).unwrap();
         assert_eq!(found("o/n:q8_0"), snapshot.join("x-Q8_0-00001-of-00002.gguf"));
         assert_eq!(found(&format!("o/n@{commit}:q4")), snapshot.join("x-Q4_K_M.gguf"));

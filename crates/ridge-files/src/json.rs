@@ -1,7 +1,6 @@
-//! Strict JSON: one object, with no key named twice.
+//! Strict JSON: one object without duplicate keys.
 //!
-//! `serde_json` keeps the last of two equal keys, and another program might keep the first. A file that is read in two
-//! ways is refused.
+//! `serde_json` keeps the last of two equal keys, and another program might keep the first. Such ambiguous files are rejected.
 
 use std::fmt;
 
@@ -26,7 +25,7 @@ pub fn object(file: &str, text: &[u8]) -> Result<Map<String, Value>> {
     };
     match value {
         Value::Object(map) => Ok(map),
-        other => Err(fail(format!("it holds {} and not an object", shown(&other)))),
+        other => Err(fail(format!("it is {}, not an object", shown(&other)))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing a file whole or not at all.
+//! Atomic replacement of a file.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};

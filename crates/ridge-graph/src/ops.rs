@@ -5,13 +5,16 @@
 //! `rms_norm` or `layer_norm`, `linear`, `rope`, `kv_write`, `attention` (or `ragged_attention`), `swiglu` or `gelu`, or
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
-//! (by keys of `fold_key`), `cross_entropy` and `adamw`
+//! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
 //! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
-//! `rope_scaling.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, check types, and make the
+//! `rope_scaling.rs`, `optimizer.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check types, and make the
 //! valid block tables of samples. `builtin.rs` is the registry.
 
 mod accept_candidates;
+mod adafactor;
 mod adamw;
+mod adamw8;
+mod adamw_update;
 mod attention;
 mod builtin;
 mod cross_entropy;
@@ -28,11 +31,15 @@ mod history;
 mod kv_write;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod linear_gradient;
+mod lion;
 mod log_softmax;
 mod logit_bias;
 mod moe_router;
+mod muon;
 mod norm_gradient;
+mod optimizer;
 mod paging;
 mod penalties;
 pub mod planned;
@@ -43,13 +50,17 @@ mod rms_norm;
 mod rope;
 mod rope_scaling;
 mod sampling;
+mod sgd;
 mod softmax;
 mod swiglu;
 mod table_write;
 mod token_layout;
 
 pub use accept_candidates::AcceptCandidates;
+pub use adafactor::Adafactor;
 pub use adamw::AdamW;
+pub use adamw_update::AdamWUpdate;
+pub use adamw8::AdamW8;
 pub use attention::PagedAttention;
 pub use builtin::registry;
 pub use cross_entropy::{CrossEntropy, CrossEntropyBackward, CrossEntropySaving};
@@ -65,10 +76,13 @@ pub use grouped_linear::GroupedLinear;
 pub use kv_write::KvWrite;
 pub use layer_norm::LayerNorm;
 pub use linear::{Linear, LinearForward, LinearGroup};
+pub use linear_cross_entropy::{LinearCrossEntropy, LinearCrossEntropyBackward, LinearCrossEntropySaving};
 pub use linear_gradient::{LinearBackward, LinearInputGradient, LinearWeightGradient, SumRows};
+pub use lion::Lion;
 pub use log_softmax::{LogSoftmax, LogSoftmaxBackward};
 pub use logit_bias::LogitBias;
 pub use moe_router::MoeRouter;
+pub use muon::Muon;
 pub use norm_gradient::{NormBackward, NormInputGradient, NormWeightGradient};
 pub use penalties::Penalties;
 pub use quantize::{Dequantize, Quantize, StraightThrough};
@@ -77,6 +91,7 @@ pub use rms_norm::RmsNorm;
 pub use rope::Rope;
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
 pub use sampling::SampleToken;
+pub use sgd::Sgd;
 pub use softmax::Softmax;
 pub use swiglu::Swiglu;
 pub use table_write::TableWrite;

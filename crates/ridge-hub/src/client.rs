@@ -104,7 +104,8 @@ impl Client {
                 let said = response.headers().get("content-range").and_then(|v| v.to_str().ok());
                 let at = said.and_then(|v| v.strip_prefix("bytes ")?.split('-').next()?.parse().ok());
                 if at != Some(start) {
-                    let problem = format!("a part from byte {start} on was asked for, the answer is {said:?}");
+                    let problem =
+                        format!("bytes from {start} on were requested, but the response has the range {said:?}");
                     return Err(Failure::Lasting(HubError::Answer { url: self.url(path), problem }));
                 }
                 start
@@ -135,11 +136,11 @@ impl Client {
             }
             (408 | 425 | 429 | 500..=599, _) => {
                 let wait = header("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-                return Err(Failure::Passing { problem: format!("the server answers {status}"), wait });
+                return Err(Failure::Passing { problem: format!("the server responded with {status}"), wait });
             }
             _ => {
                 let said = header("x-error-message").map(|said| format!(": {said}")).unwrap_or_default();
-                let problem = format!("the server answers {status}{said}");
+                let problem = format!("the server responded with {status}{said}");
                 HubError::Request { url: self.url(path), problem }
             }
         };
@@ -180,7 +181,7 @@ impl Attempts {
         };
         self.failed += 1;
         if self.failed >= self.max {
-            return Err(HubError::Request { url: url(), problem: format!("{problem}, {} times", self.max) });
+            return Err(HubError::Request { url: url(), problem: format!("{problem} ({} attempts)", self.max) });
         }
         let wait = wait.unwrap_or(Duration::from_secs(1 << (self.failed - 1)));
         std::thread::sleep(wait.min(MAX_WAIT));
@@ -199,7 +200,7 @@ fn authorities(file: &std::path::Path) -> Result<RootCerts> {
         }
     }
     if certificates.is_empty() {
-        return Err(unusable("holds no certificate in PEM".to_owned()));
+        return Err(unusable("contains no PEM certificate".to_owned()));
     }
     Ok(RootCerts::Specific(Arc::new(certificates)))
 }

@@ -1,4 +1,4 @@
-//! Downloading one file: continued where an earlier attempt ended, checked, and renamed into place.
+//! Download of one file: resumed where an earlier attempt stopped, verified, and renamed into place.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read as _, Write as _};

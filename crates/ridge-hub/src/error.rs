@@ -1,4 +1,4 @@
-//! Why a model could not be downloaded.
+//! The errors of downloads.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub enum HubError {
     },
 
     /// The server does not have the model, or does not show it.
-    #[error("{model}: {endpoint} has no such model, or does not show it {}; check the name", if *.with_token {
+    #[error("{model}: {endpoint} has no such model, or it is not visible {}; check the name", if *.with_token {
         "to the owner of this token"
     } else {
         "without a token (HF_TOKEN)"
@@ -48,7 +48,7 @@ pub enum HubError {
 
     /// The owner of the model decides who may download it.
     #[error(
-        "{model}: access is restricted; ask for it at {endpoint}/{model}, then set HF_TOKEN to a token of your account"
+        "{model}: access is restricted; request it at {endpoint}/{model}, then set HF_TOKEN to a token of your account"
     )]
     Gated {
         /// The model.
@@ -59,7 +59,7 @@ pub enum HubError {
 
     /// The server refuses the token.
     #[error(
-        "{endpoint} refuses the token of HF_TOKEN or of the token file; make a new one at {endpoint}/settings/tokens"
+        "{endpoint} rejects the token in HF_TOKEN or in the token file; create a new one at {endpoint}/settings/tokens"
     )]
     Token {
         /// The server.
@@ -85,7 +85,7 @@ pub enum HubError {
     },
 
     /// A request failed, several times where another attempt may help.
-    #[error("{url}: {problem}; run the command again to continue")]
+    #[error("{url}: {problem}; run the command again to resume")]
     Request {
         /// What was asked for.
         url: String,
@@ -94,7 +94,7 @@ pub enum HubError {
     },
 
     /// The server's answer makes no sense.
-    #[error("{url}: the answer is not one of the Hugging Face Hub: {problem}; check HF_ENDPOINT")]
+    #[error("{url}: this is not a response of the Hugging Face Hub: {problem}; check HF_ENDPOINT")]
     Answer {
         /// What was asked for.
         url: String,
@@ -103,9 +103,7 @@ pub enum HubError {
     },
 
     /// What arrived is not what the server promised.
-    #[error(
-        "{file}: the checksum is {is} and should be {should}; what was downloaded is deleted, run the command again"
-    )]
+    #[error("{file}: the checksum is {is} but should be {should}; the download was deleted, run the command again")]
     Checksum {
         /// The file of the model.
         file: String,
@@ -127,6 +125,6 @@ pub enum HubError {
     },
 
     /// Another file failed first.
-    #[error("given up, for another file failed")]
+    #[error("cancelled because another file failed")]
     GivenUp,
 }

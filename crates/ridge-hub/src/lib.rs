@@ -1,10 +1,9 @@
-//! Downloads models from the Hugging Face Hub, or from a server that speaks as it does, into the cache that
-//! `huggingface_hub` and other tools share.
+//! Downloads models from the Hugging Face Hub, or a compatible server, into the cache that `huggingface_hub` and other tools share.
 //!
-//! [`pull`] asks which files a revision has (`listing`), chooses those that Ridge reads (`selection`), and downloads several at
-//! a time (`download`): each to `blobs/CHECKSUM.incomplete`, continued where an earlier attempt ended, and renamed once its
-//! checksum is right. The reference to the revision is written last, so a model that is found by name is complete. `client`
-//! makes requests, `settings` reads the environment.
+//! [`pull`] lists the files of a revision (`listing`), selects those that Ridge reads (`selection`), and downloads several in
+//! parallel (`download`): each to `blobs/CHECKSUM.incomplete`, resumed where an earlier attempt stopped, and renamed once its
+//! checksum is verified. The reference to the revision is written last, so a model that is found by name is complete. `client` sends
+//! requests, `settings` reads the environment.
 //!
 //! ```no_run
 //! use ridge_hub::{HubSettings, PullRequest, pull};

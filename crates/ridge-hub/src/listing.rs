@@ -1,4 +1,4 @@
-//! Which files a revision of a model has.
+//! The files of a revision of a model.
 
 use ridge_files::hub::{HubModel, is_commit};
 use serde::Deserialize;
@@ -87,7 +87,7 @@ impl Sibling {
         let path = self.rfilename;
         let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0', ':']);
         if !path.split('/').all(plain) {
-            return Err(format!("the file name {path:?} leaves the model's folder"));
+            return Err(format!("the file name {path:?} is outside the model's folder"));
         }
         let of_digits = |digits: &String, length: usize| {
             digits.len() == length && digits.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -101,7 +101,7 @@ impl Sibling {
         };
         match (size, checksum) {
             (Some(size), Some(checksum)) => Ok(RemoteFile { path, size, checksum }),
-            _ => Err(format!("{path} has no size or no checksum")),
+            _ => Err(format!("{path} has no size or checksum")),
         }
     }
 }

@@ -105,7 +105,8 @@ pub fn pull(request: &PullRequest, settings: &HubSettings, observer: &mut dyn Pu
     make_parent(&snapshot.join("a"))?;
     let chosen = files.len();
     let downloaded = fetch_all(&downloads, files, request.connections, observer)?;
-    if model.revision() != listing.commit {
+    // An unchanged reference is not written again, so that a complete model in a read-only cache is no error.
+    if model.revision() != listing.commit && cache.commit(model).as_deref() != Some(listing.commit.as_str()) {
         let reference = cache.reference(model);
         make_parent(&reference)?;
         std::fs::write(&reference, &listing.commit).map_err(|cause| HubError::Io {

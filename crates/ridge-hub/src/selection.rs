@@ -1,4 +1,4 @@
-//! Which of a model's files Ridge needs.
+//! Selection of the files that Ridge needs.
 
 use std::path::Path;
 
@@ -46,13 +46,13 @@ pub(crate) fn select(model: &HubModel, files: Vec<RemoteFile>, patterns: &Patter
     if chosen.is_empty() {
         let all: Vec<_> = files.iter().collect();
         let why =
-            if by_name || model.file().is_some() { "no file has such a name" } else { "there is nothing Ridge reads" };
+            if by_name || model.file().is_some() { "no file matches" } else { "there are no files that Ridge reads" };
         return Err(fail(format!("{why}; its files are {}", names(&all))));
     }
     let first_parts: Vec<_> = chosen.iter().copied().filter(|f| model.chooses(&f.path)).collect();
     if !by_name && first_parts.len() > 1 {
         let problem = format!(
-            "{} GGUF files would do; name one by a part of its name, {}:PART: {}",
+            "{} GGUF files match; select one by a part of its name, {}:PART: {}",
             first_parts.len(),
             model.id(),
             names(&first_parts)
@@ -62,7 +62,7 @@ pub(crate) fn select(model: &HubModel, files: Vec<RemoteFile>, patterns: &Patter
     if !by_name && of_transformers && model.file().is_none() && !chosen.iter().any(|f| is_safetensors(&f.path)) {
         let weights = foreign_weights(&files);
         return Err(fail(format!(
-            "there are no safetensors files, and Ridge reads no other checkpoints{}; --include '*.json' downloads the rest",
+            "there are no safetensors files, the only checkpoints that Ridge reads{}; --include '*.json' downloads the other files",
             if weights.is_empty() { String::new() } else { format!(" ({})", names(&weights)) }
         )));
     }
@@ -171,13 +171,13 @@ mod tests {
         let names = ["README.md", "x-Q4_K_M.gguf", "x-Q8_0-00001-of-00002.gguf", "x-Q8_0-00002-of-00002.gguf"];
         let said = selected("o/n", &names, &[]).unwrap_err().to_string();
         assert!(
-            said.contains("2 GGUF files would do") && said.contains("o/n:PART: x-Q4_K_M.gguf, x-Q8_0-00001"),
+            said.contains("2 GGUF files match") && said.contains("o/n:PART: x-Q4_K_M.gguf, x-Q8_0-00001"),
             "{said}"
         );
         assert_eq!(selected("o/n", &["config.json", "x.gguf"], &[]).unwrap(), ["x.gguf"]);
         assert_eq!(selected("o/n:q8", &names, &[]).unwrap(), names[2..]);
         let said = selected("o/n:f16", &names, &[]).unwrap_err().to_string();
-        assert!(said.contains("no file has such a name; its files are README.md"), "{said}");
+        assert!(said.contains("no file matches; its files are README.md"), "{said}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the environment says about the Hub, in the variables that `huggingface_hub` reads.
+//! Settings from the environment, in the variables that `huggingface_hub` reads.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -37,7 +37,7 @@ impl HubSettings {
         let set = |name: &str| std::env::var(name).ok().map(|v| v.trim().to_owned()).filter(|v| !v.is_empty());
         let endpoint = set("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
-            let why = "is not the address of a server, such as https://huggingface.co".to_owned();
+            let why = "is not a URL such as https://huggingface.co".to_owned();
             return Err(HubError::Setting { name: "HF_ENDPOINT", value: endpoint, why });
         }
         let cache = HubCache::from_environment().ok_or(HubError::Setting {

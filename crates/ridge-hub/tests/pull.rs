@@ -77,6 +77,13 @@ fn what_is_pulled_is_found_by_name_and_not_pulled_again() {
     assert_eq!((again.downloaded, &again.folder), (0, &pulled.folder));
     assert_eq!(server.seen().len(), asked + 1, "the list of files alone");
 
+    // Nothing is written, so that the cache may be read-only.
+    let reference = cache.path().join("models--org--model/refs/main");
+    let with_newline = format!("{}\n", pulled.commit);
+    std::fs::write(&reference, &with_newline).unwrap();
+    pull(&request(), &settings, &mut ()).unwrap();
+    assert_eq!(std::fs::read_to_string(&reference).unwrap(), with_newline);
+
     let offline = HubSettings { offline: true, endpoint: "http://127.0.0.1:9".to_owned(), ..settings.clone() };
     assert_eq!(pull(&request(), &offline, &mut ()).unwrap().folder, pulled.folder);
     let other = PullRequest::new("org/other".parse().unwrap());

@@ -32,7 +32,7 @@ pub enum HwError {
     },
 
     /// A figure cites a source that its sheet does not list.
-    #[error("{file}: {key} cites the source \"{cited}\", which [sources] does not list; it lists: {}; add it there", .listed.join(", "))]
+    #[error("{file}: {key} cites the source \"{cited}\", which [sources] does not list (it lists: {}); add it there", .listed.join(", "))]
     SheetSource {
         /// File name of the sheet.
         file: String,

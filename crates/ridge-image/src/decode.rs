@@ -113,7 +113,7 @@ fn jpeg(file: &str, bytes: &[u8]) -> Result<Stored> {
         .jpeg_set_out_colorspace(ColorSpace::RGB);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(|e| wrong(e.to_string()))?;
-    let (width, height) = decoder.dimensions().ok_or_else(|| wrong("it says no size".to_owned()))?;
+    let (width, height) = decoder.dimensions().ok_or_else(|| wrong("it has no size".to_owned()))?;
     check(file, width, height)?;
     let exif = decoder.exif().cloned();
     let pixels = decoder.decode().map_err(|e| wrong(e.to_string()))?;
@@ -127,7 +127,7 @@ fn jpeg(file: &str, bytes: &[u8]) -> Result<Stored> {
 /// Refuses an image with too few or too many pixels for its sides.
 fn whole(file: &str, image: Image) -> Result<Image> {
     if image.width == 0 || image.height == 0 || image.rgb.len() != 3 * image.width * image.height {
-        return Err(damaged(file)("it has not the pixels that it says".to_owned()));
+        return Err(damaged(file)("its pixel data do not match its size".to_owned()));
     }
     Ok(image)
 }

@@ -15,7 +15,7 @@ pub enum ImageError {
     },
 
     /// The file is damaged, or uses something that is not supported.
-    #[error("{file}: cannot be decoded: {problem}; check that it opens elsewhere, or save it again")]
+    #[error("{file}: cannot be decoded: {problem}; check that another program opens it, or save it again")]
     Damaged {
         /// The file.
         file: String,
@@ -24,7 +24,7 @@ pub enum ImageError {
     },
 
     /// The image has more pixels than are read.
-    #[error("{file}: has {width} x {height} pixels, and {most} are read at most; make it smaller")]
+    #[error("{file}: has {width} x {height} pixels, more than the limit of {most}; reduce its size")]
     TooLarge {
         /// The file.
         file: String,

@@ -30,6 +30,7 @@ mod rows;
 mod shares;
 pub mod source;
 pub mod summary;
+mod training;
 mod weights;
 
 pub use config::{DecoderConfig, GenerationConfig, RopeConfig, RopeScaling};
@@ -53,4 +54,5 @@ pub use rows::{
 pub use shares::Shares;
 pub use source::ModelFiles;
 pub use summary::Summary;
+pub use training::{PublishedTensor, WeightRole};
 pub use weights::WeightSource;

@@ -17,7 +17,8 @@ pub fn with_loss(graph: &Graph) -> GraphResult<Graph> {
     let loss = g.scoped("loss", |g| {
         let targets = targets(g)?;
         let losses = g.cross_entropy(logits, targets)?;
-        mean_loss(g, losses, targets)
+        let sum = g.reduce_sum(losses, 0)?;
+        mean_loss(g, sum, targets)
     })?;
     outputs.push(("loss".into(), loss.mean));
     g.finish(outputs)
@@ -32,18 +33,17 @@ pub(crate) struct Loss {
     pub(crate) count: Var,
 }
 
-/// Of the losses of tokens, 0 where no target is asked for.
-pub(crate) fn mean_loss(g: &mut Builder, losses: Var, targets: Var) -> GraphResult<Loss> {
-    let sum = g.reduce_sum(losses, 0)?;
+/// Of the sum of the losses of tokens, 0 where no target is asked for.
+pub(crate) fn mean_loss(g: &mut Builder, sum: Var, targets: Var) -> GraphResult<Loss> {
     let zero = g.constant(DType::I32, 0.0)?;
     let asked = g.ge(targets, zero)?;
     let asked = g.cast(asked, DType::F32)?;
     let count = g.reduce_sum(asked, 0)?;
     let one = g.constant(DType::F32, 1.0)?;
     let divisor = g.max(count, one)?;
-    let mean = g.div(sum, divisor)?;
-    let [mean, sum, count] = [mean, sum, count].map(|x| g.reshape(x, Shape::default()));
-    Ok(Loss { mean: mean?, sum: sum?, count: count? })
+    let [sum, count, divisor] = [sum, count, divisor].map(|x| g.reshape(x, Shape::default()));
+    let (sum, count, divisor) = (sum?, count?, divisor?);
+    Ok(Loss { mean: g.div(sum, divisor)?, sum, count })
 }
 
 /// `graph`, a decoder's, with the step input `targets` as [`with_loss`] has it, and the output `scores`, f32

@@ -9,7 +9,7 @@ use ridge_graph::{
 
 /// How a model's graph is to be built. Storage of weights is not here: that is a rewrite of the graph, see
 /// `weights.rs`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BuildOptions {
     /// Dtype of activations.
     pub activations: DType,
@@ -20,11 +20,14 @@ pub struct BuildOptions {
     /// The longest context that the model will run, in tokens; the longest that it was made for if `None`. Scalings of
     /// rotary frequencies that depend on the context take it from here.
     pub context: Option<usize>,
+    /// Factor of the z-loss of a training graph, the square of the logarithm of each token's sum of exponentials; 0 for
+    /// none.
+    pub z_loss: f64,
 }
 
 impl Default for BuildOptions {
     fn default() -> Self {
-        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None }
+        Self { activations: DType::F32, cache: DType::F32, block_size: 16, context: None, z_loss: 0.0 }
     }
 }
 

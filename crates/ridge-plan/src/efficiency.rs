@@ -89,11 +89,11 @@ impl Calibration {
         for e in &parsed.device {
             for (key, share) in e.shares() {
                 if !(share > 0.0 && share <= 1.0) {
-                    return Err(wrong(format!("has {key} = {share} for {}, which is no share", e.name)));
+                    return Err(wrong(format!("has {key} = {share} for {}, which is not a share", e.name)));
                 }
             }
             if !(e.scale_out.is_finite() && e.scale_out > 0.0) {
-                return Err(wrong(format!("has scale_out = {} for {}, which is no rate", e.scale_out, e.name)));
+                return Err(wrong(format!("has scale_out = {} for {}, which is not a rate", e.scale_out, e.name)));
             }
         }
         let sheet = parsed.sheet.map(|table| DeviceSpec::parse(file, &table.to_string())).transpose()?;

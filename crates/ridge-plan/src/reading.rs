@@ -167,7 +167,7 @@ impl Reading {
             PlanError::setting("--software", "ridge", format!("does not train this family: {why}"), remedy)
         };
         if family_kind(file, text)? == Some(FamilyKind::Planned) {
-            return Err(refused("it only is planned so far".into()));
+            return Err(refused("it can only be planned so far".into()));
         }
         let model = build(file, text)?;
         let mut reading = Self::new(&model)?;

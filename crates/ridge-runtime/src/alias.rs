@@ -1,8 +1,7 @@
 //! Reads of states alias them: a `state_read` is another name for the state's memory, without a launch or a copy.
 //!
-//! That is right where everything that uses the value runs before the state's next update. Here the nodes of a function
-//! are put in an order in which that holds. Where no order does, the value is copied before the update; [`crate::plan`]
-//! counts such copies.
+//! That is correct if all users of the value run before the state's next update. This pass orders the nodes of a function
+//! accordingly. If no such order exists, the value is copied before the update; [`crate::plan`] counts such copies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

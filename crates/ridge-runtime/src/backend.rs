@@ -1,4 +1,4 @@
-//! What a device is to the rest of Ridge.
+//! The interface of a device.
 
 use std::any::Any;
 use std::fmt;

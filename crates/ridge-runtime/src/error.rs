@@ -34,7 +34,7 @@ pub enum RuntimeError {
         why: String,
     },
     /// More memory than there is.
-    #[error("{what} needs {}, which this machine does not give; {remedy}", binary(*needed))]
+    #[error("{what} needs {}, which could not be allocated; {remedy}", binary(*needed))]
     OutOfMemory {
         /// What was to be allocated.
         what: String,

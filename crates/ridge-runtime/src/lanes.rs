@@ -1,9 +1,8 @@
-//! Which launches communicate while others compute, and what waits for them.
+//! Assignment of collectives to the communication lane, and the launches that wait for them.
 //!
-//! Launches keep the order of the plan. A collective that something else can be computed beside is begun at its place and
-//! continues in the lane of communication, whose launches run one after another in their order; a launch that reads what it
-//! gives, or writes over what it reads or gives, waits for it. Memory is planned as if nothing overlapped: what that leaves to
-//! wait for follows from where operands lie.
+//! Launches keep the order of the plan. A collective that can overlap with computation starts at its position and continues on the
+//! communication lane, whose launches run one after another. A launch that reads its results, or overwrites memory that it reads or
+//! writes, waits for it. Memory is planned as if nothing overlapped; the remaining dependencies follow from the operands' offsets.
 
 use ridge_graph::{Bindings, CollectiveKind, Graph, Op, Prim, Type};
 

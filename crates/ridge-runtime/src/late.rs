@@ -1,6 +1,5 @@
-//! A backend for tests that completes as late as the contract allows: a step runs only when somebody has polled it
-//! several times or waits for it, and staging memory is poisoned while the device has it. Callers that rely on more fail
-//! here.
+//! A backend for tests that completes as late as the contract allows: a step runs only after it was polled several times or is
+//! waited for, and staging memory is poisoned while the device owns it. Callers that rely on earlier completion fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};

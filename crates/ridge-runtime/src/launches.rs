@@ -1,4 +1,4 @@
-//! What a plan consists of: launches with their operands' places in memory.
+//! The contents of a plan: launches with the memory offsets of their operands.
 
 use ridge_graph::{Bindings, FuncId, Type};
 

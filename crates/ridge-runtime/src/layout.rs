@@ -1,8 +1,8 @@
-//! One layout for each parameter, settled over all programs that use it.
+//! One layout for each parameter, fixed over all programs that use it.
 //!
-//! Kernels' offers name the layouts that they want. A parameter gets one if all that reads it wants that one; an embedding
-//! of which rows are looked up, a view, or a program that updates the parameter want rows. A kernel gets all operands that
-//! it asked for or none, so an operand that stays in rows keeps the others of the kernel in rows too.
+//! Kernels' offers name the layouts that they request. A parameter gets a layout if all its readers request it; an embedding that is
+//! looked up by row, a view, or a program that updates the parameter require row-major storage. A kernel gets all requested operands
+//! or none, so an operand that stays row-major keeps the kernel's other operands row-major too.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

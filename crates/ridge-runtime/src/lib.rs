@@ -1,11 +1,12 @@
-//! Backends and compiled programs: the traits every device implements, memory and the compile pipeline.
+//! Backends and compiled programs: the traits that every device implements, memory, and the compile pipeline.
 //!
-//! Read `backend` first (what a device is), then `lower` (graph to groups that kernels run), `alias` (values that share
-//! memory), `launches` and `plan` (groups to launches at places in memory), `lanes` (launches that communicate while others compute), `param` (memory that outlives a step), `layout` (how it
-//! lies), `steps` (steps of one bucket in
-//! flight) and `order` (steps of a device), `program` (a graph bound to parameters), `program_cache` (graphs that were compiled, and why) and `session` (parameters and programs of
-//! models on one device). `mesh` is how ranks communicate and `ranks` several of them as one backend. `memory` is the ledger of what a backend allocates, `snapshot` what a step has in memory.
-//! `late` is a backend for tests that completes as late as the contract allows.
+//! Read `backend` first (the device interface), then `lower` (from the graph to groups that kernels run), `alias` (values that share
+//! memory), `launches` and `plan` (from groups to launches with memory offsets), `lanes` (collectives that overlap with
+//! computation), `param` (memory that outlives a step), `layout` (parameter layouts), `steps` (steps of one bucket in flight),
+//! `order` (steps of a device), `program` (a graph bound to parameters), `program_cache` (compiled graphs) and `session` (parameters
+//! and programs of models on one device). `mesh` has the communication between ranks, `ranks` several ranks as one backend. `memory`
+//! is the ledger of a backend's allocations, `snapshot` lists the memory contents of a step. `late` is a backend for tests that
+//! completes as late as the contract allows.
 
 mod alias;
 mod backend;
@@ -23,6 +24,7 @@ mod plan;
 mod program;
 mod program_cache;
 mod ranks;
+mod schedule;
 mod session;
 mod snapshot;
 mod steps;
@@ -39,6 +41,7 @@ pub use plan::plan;
 pub use program::{Bucket, Compiled};
 pub use program_cache::{CachedProgram, CompileReason, ProgramCache};
 pub use ranks::Ranks;
+pub use schedule::{BoundSchedule, Schedule, ScheduleDriver, Stage, StageInputs, StageOutputs, Times};
 pub use session::{Recipe, Session};
 pub use snapshot::{LiveValue, MemorySnapshot, NamedBytes, memory_snapshot};
 pub use steps::{Slot, Steps, Ticket};

@@ -1,4 +1,4 @@
-//! The compile pipeline: from the graph that a model wrote to groups that a backend runs.
+//! The compile pipeline: from a model's graph to groups that a backend runs.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn states_are_named(function: &Function) -> Result<()> {
             kind,
             name: name.to_string(),
             why: format!(
-                "of {} is a state; ask for it by name with `state`, and give what it holds by `state_read`",
+                "of {} is a state; request it by name with `state`, and pass its value with `state_read`",
                 function.name
             ),
         }),
@@ -78,7 +78,10 @@ fn separate_outputs(function: &mut Function) -> Result<()> {
                 return Err(RuntimeError::Argument {
                     kind: "output",
                     name: function.outputs[i].name.to_string(),
-                    why: format!("of {} is given as {ty} and not computed; give what it decodes to", function.name),
+                    why: format!(
+                        "of {} is returned as {ty} without being computed; return its decoded value",
+                        function.name
+                    ),
                 });
             }
             let copy = Node {

@@ -1,4 +1,4 @@
-//! The order of the steps of one device, and what a step that failed means for those behind it. Backends share it.
+//! The order of the steps of one device, and the effect of a failed step on later ones. Backends share it.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};

@@ -1,5 +1,5 @@
-//! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are all
-//! of one kind here, found by name, read by some programs and updated by others.
+//! Parameters: memory that outlives a step. Weights, optimiser states, accumulators, caches and derived copies are handled
+//! uniformly: found by name, read by some programs and updated by others.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -164,7 +164,8 @@ impl Param {
         match &self.derivation {
             Some(derivation) if derivation.refresh == Refresh::Explicit => {
                 let sources: Vec<&str> = derivation.sources.iter().map(|source| &*source.name).collect();
-                let why = format!("is a stale copy of {}, which changed; refresh it explicitly", sources.join(", "));
+                let why =
+                    format!("is a stale copy of {}, which have changed; refresh it explicitly", sources.join(", "));
                 Err(self.error(why))
             }
             _ => self.refresh(),

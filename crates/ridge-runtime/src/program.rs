@@ -1,4 +1,4 @@
-//! Compiled graphs with the parameters they use, and their buckets: what is submitted step by step.
+//! Compiled graphs with their parameters, and the buckets that are submitted step by step.
 
 use std::sync::Arc;
 
@@ -184,7 +184,7 @@ impl Bucket {
         let Some(index) = self.input_index(name)? else { return Ok(()) };
         let (dtype, shape) = &self.inputs[index].1;
         if (*dtype, shape) != (tensor.dtype, &tensor.shape) {
-            let why = format!("must be {dtype}{shape:?}, got {}{:?}", tensor.dtype, tensor.shape);
+            let why = format!("must be {dtype}{shape:?}, but is {}{:?}", tensor.dtype, tensor.shape);
             return Err(RuntimeError::Argument { kind: "input", name: name.into(), why });
         }
         self.input(index).copy_from_slice(&tensor.to_bytes());

@@ -1,8 +1,8 @@
-//! Compiled programs of one backend, each compiled once, with why it was compiled.
+//! Compiled programs of one backend, each compiled once, with the reason of its compilation.
 //!
-//! A program follows from the graph, the outputs, the device with its kernels and choices, and the version of Ridge. The
-//! last two cannot change within the life of a backend, to which a cache belongs, so graph and outputs are the key.
-//! Graphs are compared whole: a hash could take one model's program for another's.
+//! A program is determined by the graph, the outputs, the device with its kernels and choices, and the version of Ridge. The last two
+//! cannot change during the lifetime of a backend, to which a cache belongs, so graph and outputs are the key. Graphs are compared
+//! completely, because a hash collision would run the wrong program.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};

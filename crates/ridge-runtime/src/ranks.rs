@@ -1,4 +1,4 @@
-//! Several ranks of one process as one backend: whatever is done to it is done to each of them, in the same order.
+//! Several ranks of one process as one backend: each operation is applied to every rank, in the same order.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ impl Backend for Ranks {
 
     fn upload_shares(&self, ty: &Type, shares: Vec<Vec<WeightData>>) -> Result<Buffer> {
         if shares.len() != self.ranks.len() {
-            let why = format!("{} shares of a weight for {} ranks", shares.len(), self.ranks.len());
+            let why = format!("{} shards of a weight for {} ranks", shares.len(), self.ranks.len());
             return Err(RuntimeError::Device { backend: "ranks", why });
         }
         let mut shares = shares.into_iter();

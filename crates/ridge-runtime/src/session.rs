@@ -152,7 +152,7 @@ impl Session {
                     GivenWeight::Whole(parts) => self.overwrite(&param, buffer, ty, &parts)?,
                     GivenWeight::Shares(_) => {
                         return Err(
-                            param.error("is used by programs; drop them before loading its shares again".into())
+                            param.error("is used by programs; drop them before loading its shards again".into())
                         );
                     }
                 }
@@ -209,13 +209,13 @@ impl Session {
         for (offset, part) in offsets.iter().zip(parts) {
             let part = part.bytes();
             if offset + part.len() > *ends.next().unwrap_or(&bytes) {
-                return Err(param.error(format!("{} bytes are more than {ty} has there", part.len())));
+                return Err(param.error(format!("{} bytes exceed the size of {ty}", part.len())));
             }
             whole[*offset..offset + part.len()].copy_from_slice(part);
         }
         if parts.len() != offsets.len() || (parts.len() == 1 && parts[0].bytes().len() != bytes) {
             let given: Vec<usize> = parts.iter().map(|p| p.bytes().len()).collect();
-            return Err(param.error(format!("{ty} takes {bytes} bytes, given are {given:?}")));
+            return Err(param.error(format!("{ty} has {bytes} bytes, but {given:?} were given")));
         }
         self.backend.write(buffer, &whole)
     }
@@ -229,7 +229,7 @@ impl Session {
         let known = self.find(name);
         if let Some(param) = &known {
             if param.kind != ParamKind::Weight || param.ty != *ty {
-                return Err(param.error(format!("is {} and no weight of {ty}", param.ty)));
+                return Err(param.error(format!("is {}, not a weight of {ty}", param.ty)));
             }
             if param.memory().as_ref().is_some_and(|b| b.owners() > 1) {
                 return Err(param.error("is used by programs; drop them before replacing it".into()));
@@ -373,7 +373,7 @@ impl Session {
     pub fn evict(&mut self, name: &str) -> Result<usize> {
         let param = self.known(name)?;
         let Some(derivation) = param.derivation.as_ref().filter(|d| d.evictable) else {
-            return Err(param.error("is no evictable copy".into()));
+            return Err(param.error("is not an evictable copy".into()));
         };
         let mut memory = param.memory();
         let mut recipe = lock(&derivation.recipe);
@@ -455,9 +455,9 @@ impl Session {
             let made = makes.filter(|param| param.name == arg.name).cloned();
             let param = made
                 .or_else(|| self.find(&arg.name))
-                .ok_or_else(|| wrong(arg, format!("the graph needs it as {}, and it is not loaded", arg.ty)))?;
+                .ok_or_else(|| wrong(arg, format!("the graph needs it as {}, but it is not loaded", arg.ty)))?;
             if param.ty != (Type { state: false, ..arg.ty.clone() }) {
-                return Err(wrong(arg, format!("the graph needs {}, loaded is {}", arg.ty, param.ty)));
+                return Err(wrong(arg, format!("the graph needs {}, but {} is loaded", arg.ty, param.ty)));
             }
             if param.kind == ParamKind::Weight && role == Role::State {
                 self.make_writable(&param)?;

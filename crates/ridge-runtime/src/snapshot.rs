@@ -1,4 +1,4 @@
-//! A memory snapshot of a step, read off its plan: which values live where in the workspace over which launches.
+//! A memory snapshot of a step, from its plan: the values in the workspace with their offsets and lifetimes.
 
 use ridge_graph::{Bindings, Graph, Role};
 

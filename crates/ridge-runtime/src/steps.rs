@@ -213,7 +213,10 @@ impl Steps {
         if self.slots[at].progress != Progress::Held {
             return match late {
                 [] => Ok(()),
-                _ => Err(step_error("release", "the step was queued whole, since all its late inputs were staged")),
+                _ => Err(step_error(
+                    "release",
+                    "the step was queued completely, because all its late inputs were staged",
+                )),
             };
         }
         for (index, bytes) in late {

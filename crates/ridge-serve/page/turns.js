@@ -15,7 +15,7 @@ export async function copy(text, button) {
     area.value = text;
     document.body.append(area);
     area.select();
-    button.textContent = document.execCommand("copy") ? "Copied" : "Not copied";
+    button.textContent = document.execCommand("copy") ? "Copied" : "Copy failed";
     area.remove();
   }
   setTimeout(() => (button.textContent = before), 1500);
@@ -39,9 +39,9 @@ export function userTurn(text) {
 export function errorTurn(message, retry) {
   const turn = make("div", "turn error");
   turn.setAttribute("role", "alert");
-  turn.append(make("strong", "", "No answer: "), message);
+  turn.append(make("strong", "", "Error: "), message);
   if (retry) {
-    const button = make("button", "", "Try again");
+    const button = make("button", "", "Retry");
     button.type = "button";
     button.addEventListener("click", retry);
     turn.append(" ", button);

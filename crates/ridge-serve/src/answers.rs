@@ -1,4 +1,4 @@
-//! The answers to one request, as their pieces come from the engine.
+//! The choices (completions) of one request, assembled from the engine's events.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -14,33 +14,33 @@ use crate::error::{ApiError, ApiResult};
 use crate::tools::ToolOutputPart;
 use crate::worker::{JobEvent, JobTicket};
 
-/// Tokens of a request, as OpenAI counts them.
+/// Token usage of a request, in OpenAI's terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TokenUsage {
     pub(crate) prompt: usize,
-    /// Tokens of the prompt that were in the cache already.
+    /// Prompt tokens found in the prefix cache.
     pub(crate) cached: usize,
     pub(crate) completion: usize,
 }
 
-/// The answers to one request. Dropping them cancels what still runs.
+/// The choices of one request. Dropping this cancels the running ones.
 pub(crate) struct Answers {
     choices: Vec<AnswerChoice>,
     events: mpsc::Receiver<JobEvent>,
-    /// The jobs that give the answers.
+    /// The engine jobs that generate the choices.
     tickets: Vec<JobTicket>,
     prompt_tokens: usize,
-    /// Tokens that the client named to end answers.
+    /// Stop tokens given by the client.
     own_stops: Vec<u32>,
-    /// What the client calls the form that answers are held to.
+    /// The client's parameter for the output constraint.
     form: Option<String>,
     cached_tokens: usize,
-    /// Jobs that are over.
+    /// Finished jobs.
     jobs_over: usize,
     deadline: Option<Pin<Box<Sleep>>>,
-    /// Completes when the server ends before the answers do.
+    /// Completes when the server shuts down before the choices are complete.
     cutting: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// What went wrong, once something has.
+    /// The first error.
     failed: bool,
     id: String,
     began: Instant,
@@ -79,12 +79,12 @@ impl Answers {
         TokenUsage { prompt: self.prompt_tokens, cached: self.cached_tokens, completion }
     }
 
-    /// Have all answers ended, and all jobs said what they took?
+    /// Whether all choices have ended and all jobs have reported their usage.
     fn ended(&self) -> bool {
         self.failed || self.jobs_over == self.tickets.len() && self.choices.iter().all(|c| c.ended)
     }
 
-    /// The next piece that is not empty, and the answer that it belongs to; `None` when all have ended.
+    /// The next non-empty piece and the index of its choice; `None` when all have ended.
     pub(crate) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<ApiResult<(usize, AnswerPiece)>>> {
         let next = self.poll_piece(cx);
         if let Poll::Ready(Some(Err(_))) = next {
@@ -100,12 +100,12 @@ impl Answers {
                 Poll::Ready(Some(event)) => event,
                 Poll::Ready(None) => return Poll::Ready(Some(Err(self.broken_off()))),
                 Poll::Pending if self.cutting.as_mut().poll(cx).is_ready() => {
-                    let message = "the server ended before the answer did; ask again";
+                    let message = "the server shut down before the response was complete; retry the request";
                     return Poll::Ready(Some(Err(ApiError::unavailable(message))));
                 }
                 Poll::Pending => {
                     let late = self.deadline.as_mut().is_some_and(|d| d.as_mut().poll(cx).is_ready());
-                    let message = "the answer takes longer than this server allows";
+                    let message = "the request exceeds the server's time limit (--request-timeout)";
                     let error = || Some(Err(ApiError::timeout(StatusCode::GATEWAY_TIMEOUT, message)));
                     return if late { Poll::Ready(error()) } else { Poll::Pending };
                 }
@@ -150,13 +150,13 @@ impl Answers {
         Ok(Some((index, piece)).filter(|(_, piece)| !piece.is_empty()))
     }
 
-    /// Why the engine says nothing more.
+    /// The error for a closed event channel.
     fn broken_off(&self) -> ApiError {
         let cut = self.tickets.first().and_then(JobTicket::why_cut);
         cut.unwrap_or_else(crate::worker::stopped)
     }
 
-    /// All of the answers, whole.
+    /// Waits for all choices.
     pub(crate) async fn whole(&mut self) -> ApiResult<Vec<WholeAnswer>> {
         let mut wholes: Vec<WholeAnswer> = self.choices.iter().map(|_| WholeAnswer::default()).collect();
         while let Some(next) = poll_fn(|cx| self.poll_next(cx)).await {
@@ -175,7 +175,7 @@ impl Drop for Answers {
         } else if self.ended() {
             "done"
         } else {
-            "left"
+            "cancelled"
         };
         tracing::info!(
             id = self.id,
@@ -184,12 +184,12 @@ impl Drop for Answers {
             cached_tokens = usage.cached,
             completion_tokens = usage.completion,
             seconds = self.began.elapsed().as_secs_f64(),
-            "answered"
+            "completed"
         );
     }
 }
 
-/// One answer, whole.
+/// One complete choice.
 #[derive(Debug, Default)]
 pub(crate) struct WholeAnswer {
     pub(crate) text: String,
@@ -221,7 +221,7 @@ impl WholeAnswer {
         self.ending = self.ending.take().or(piece.ending);
     }
 
-    /// How likely a token of it was on average: what the best of several is chosen by.
+    /// Mean log-probability per token, by which `best_of` selects.
     pub(crate) fn mean_logprob(&self) -> f64 {
         let sum: f64 = self.logprobs.iter().map(|t| t.logprob.map_or(0.0, f64::from)).sum();
         sum / self.logprobs.len().max(1) as f64

@@ -1,4 +1,4 @@
-//! What every handler may use, and what the server was told.
+//! The state shared by all handlers, and the server's options.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -18,58 +18,58 @@ use crate::keys::Keys;
 use crate::metrics::Metrics;
 use crate::worker::{Floor, Worker};
 
-/// The model that a server has.
+/// The served model.
 pub struct ServedModel {
-    /// What clients call it.
+    /// Its name for clients.
     pub name: String,
-    /// Without one, prompts are ids of tokens and answers are ids, too.
+    /// Without a tokenizer, prompts and outputs are token ids.
     pub tokenizer: Option<Tokenizer>,
     /// The chat templates, if it has any.
     pub templates: ChatTemplates,
-    /// Tokens that end an answer.
+    /// End tokens.
     pub eos: Vec<u32>,
-    /// Tokens of prompt and answer together at most.
+    /// Context length: maximum tokens of prompt plus generated text.
     pub context: usize,
 }
 
-/// What runs a model.
+/// The backend of a model.
 pub enum Runs {
-    /// It generates; perhaps with what tells the floor of a step.
+    /// A generating engine, optionally with an estimator of the floor of a step.
     Engine(Box<Service>, Option<Floor>),
-    /// It makes vectors of texts.
+    /// An embedder.
     Embedder(Box<Embedder>),
 }
 
-/// What a server allows.
+/// Server options.
 pub struct ServeOptions {
-    /// Who may use it.
+    /// Accepted API keys.
     pub keys: Keys,
-    /// Origins whose pages may use it; `*` for all, none for those of the server alone.
+    /// Allowed CORS origins; `*` for all, empty for same-origin only.
     pub cors: Vec<String>,
-    /// Bytes of a request at most.
+    /// Maximum size of a request, in bytes.
     pub max_body: usize,
-    /// Connections at a time at most.
+    /// Maximum number of concurrent connections.
     pub max_connections: usize,
-    /// What the engine heeds of a request: its priority, or the times that it wants tokens in.
+    /// The scheduling policy: which of a request's priority and latency targets are used.
     pub policy: Policy,
-    /// Requests that run or wait at most.
+    /// Maximum number of running and waiting requests.
     pub max_requests: usize,
-    /// How long a client may take to send the head of a request, and its body.
+    /// Timeout for reading a request's header, and for its body.
     pub read_timeout: Duration,
-    /// How long a client may take nothing of its answer.
+    /// Timeout of a blocked write.
     pub write_timeout: Duration,
-    /// How long an answer may take.
+    /// Timeout of a request.
     pub request_timeout: Option<Duration>,
-    /// How long a step may take before the server calls itself ill.
+    /// Duration of a step after which the server reports itself unhealthy.
     pub stall: Duration,
-    /// How long answers that run may continue when the server is to end.
+    /// Time for running requests to finish on shutdown.
     pub drain: Duration,
-    /// Write prompts and answers' settings to the log.
+    /// Log prompts and settings.
     pub log_prompts: bool,
     /// Share cached prefixes only between requests with the same API key.
     pub prefixes_by_key: bool,
-    /// How the model writes calls of tools, one of [`tool_call_parsers`](crate::tool_call_parsers), where its chat template
-    /// does not tell.
+    /// The notation of tool calls, one of [`tool_call_parsers`](crate::tool_call_parsers); `None` detects it from the chat
+    /// template.
     pub tool_call_parser: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Default for ServeOptions {
     }
 }
 
-/// What the handlers share.
+/// State shared by the handlers.
 pub(crate) struct App {
     pub(crate) model: ServedModel,
     /// When the server started, in Unix seconds.
@@ -103,27 +103,27 @@ pub(crate) struct App {
     pub(crate) options: ServeOptions,
     pub(crate) worker: ModelWorker,
     pub(crate) metrics: Arc<Metrics>,
-    /// Is the server about to end?
+    /// Whether the server is shutting down.
     pub(crate) draining: AtomicBool,
-    /// Turns true when answers that still run are cut, since the time that the server had to end is over.
+    /// True once the drain timeout has passed and running requests are aborted.
     cutting: watch::Sender<bool>,
-    /// KiB of bodies that may be held at a time.
+    /// Budget for concurrently held request bodies, in KiB.
     pub(crate) body_budget: Semaphore,
-    /// How much is rendered and tokenised at a time.
+    /// Limits concurrent rendering and tokenisation.
     blocking: Semaphore,
-    /// Characters that no prompt that fits has.
+    /// Text length above which no prompt can fit the context.
     longest_prompt: usize,
-    /// What makes the salts of keys unforeseeable.
+    /// A random secret from which per-key cache salts are derived.
     salts: RandomState,
 }
 
-/// The thread that has the device.
+/// The handle of the thread that owns the device.
 pub(crate) enum ModelWorker {
     Engine(Worker),
     Embedder(EmbedWorker),
 }
 
-/// KiB of bodies that may be held at a time, unless one alone has more.
+/// Budget for concurrently held request bodies, in KiB; a single larger body is allowed.
 pub(crate) const BODY_BUDGET: usize = 256 << 10;
 const BLOCKING: usize = 4;
 
@@ -149,26 +149,26 @@ impl App {
         }
     }
 
-    /// What requests of this `key` that name `salt` share cached prefixes by.
+    /// The cache salt of a request with this API `key` and `cache_salt`.
     pub(crate) fn salt(&self, salt: u64, key: &str) -> u64 {
         if self.options.prefixes_by_key { self.salts.hash_one((salt, key)) } else { salt }
     }
 
-    /// Cuts all answers that still run.
+    /// Aborts all running requests.
     pub(crate) fn cut(&self) {
         self.cutting.send_replace(true);
     }
 
-    /// Completes when answers that still run are cut.
+    /// Completes when running requests are aborted.
     pub(crate) fn cutting(&self) -> impl Future<Output = ()> + Send + 'static {
         let mut cutting = self.cutting.subscribe();
         async move {
-            // The sender lives as long as the server.
+            // The sender is never dropped before the server.
             let _ = cutting.wait_for(|cut| *cut).await;
         }
     }
 
-    /// Runs what takes long and does not wait, away from the threads that serve connections.
+    /// Runs CPU-bound work outside the threads that serve connections.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce(&Self) -> ApiResult<T> + Send + 'static,
@@ -178,14 +178,14 @@ impl App {
         match spawn_blocking(move || work(&app)).await {
             Ok(outcome) => outcome,
             Err(error) => {
-                tracing::error!(%error, "a request could not be prepared");
+                tracing::error!(%error, "a request could not be tokenised or rendered");
                 Err(ApiError::internal("the request could not be prepared; see the server's log"))
             }
         }
     }
 
     pub(crate) fn tokenizer(&self, param: &str) -> ApiResult<&Tokenizer> {
-        let why = "the model has no tokenizer, so that prompts must be ids of tokens";
+        let why = "the model has no tokenizer, so prompts must be token ids";
         self.model.tokenizer.as_ref().ok_or_else(|| ApiError::unsupported(param, why))
     }
 
@@ -205,7 +205,8 @@ impl App {
         match &self.worker {
             ModelWorker::Engine(worker) => Ok(worker),
             ModelWorker::Embedder(_) => {
-                let message = format!("{} makes vectors and does not generate; use /v1/embeddings", self.model.name);
+                let message =
+                    format!("{} is an encoder and does not generate text; use /v1/embeddings", self.model.name);
                 Err(ApiError::not_found("model_not_supported", message))
             }
         }
@@ -216,7 +217,7 @@ pub(crate) fn unix_now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
-/// A name for a request or a thing of one: `prefix` and 24 hexadecimal digits.
+/// A random id: `prefix` and 24 hexadecimal digits.
 pub(crate) fn new_id(prefix: &str) -> String {
     let (a, b) = (crate::wire::sampling::random(), crate::wire::sampling::random());
     format!("{prefix}{a:016x}{:08x}", b as u32)

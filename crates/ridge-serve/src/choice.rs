@@ -1,6 +1,6 @@
-//! One answer on its way to the client: tokens become text, reasoning and calls of tools.
+//! One choice: converts tokens to text, reasoning and tool calls.
 //!
-//! Streams and whole answers are made of the same pieces, so they cannot differ.
+//! Streams and complete responses are built from the same pieces, so they cannot differ.
 
 use ridge_engine::{Logprobs, TextStream};
 use ridge_text::Tokenizer;
@@ -10,21 +10,21 @@ use crate::error::ApiResult;
 use crate::reasoning::Reasoning;
 use crate::tools::{ToolCallParser, ToolOutputPart};
 
-/// Why an answer ended.
+/// The end of a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Ending {
     /// `stop`, `length` or `tool_calls`.
     pub(crate) reason: &'static str,
-    /// The stop string or token that ended it, if one did that the client named.
+    /// The client's stop string or token that ended it, if any.
     pub(crate) by: Value,
 }
 
-/// What a token adds to an answer.
+/// The increment of a choice from one token.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct AnswerPiece {
     pub(crate) text: String,
     pub(crate) reasoning: String,
-    /// Calls and arguments; no texts.
+    /// Tool calls and arguments, without text.
     pub(crate) calls: Vec<ToolOutputPart>,
     pub(crate) logprobs: Vec<TokenInfo>,
     pub(crate) ids: Vec<u32>,
@@ -32,20 +32,20 @@ pub(crate) struct AnswerPiece {
 }
 
 impl AnswerPiece {
-    /// Is there nothing in it that a client could read?
+    /// Whether it has no content for the client.
     pub(crate) fn is_empty(&self) -> bool {
         self.text.is_empty() && self.reasoning.is_empty() && self.calls.is_empty() && self.ending.is_none()
     }
 }
 
-/// What is told of a token's probability.
+/// Log-probability data of a token.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenInfo {
     pub(crate) token: Spelt,
-    /// Not known of the first token of a prompt.
+    /// `None` for the first token of a prompt.
     pub(crate) logprob: Option<f32>,
     pub(crate) top: Vec<(Spelt, f32)>,
-    /// Characters of the text before it, that of the prompt included where it is given back.
+    /// Character offset in the returned text, including the prompt if `echo` is set.
     pub(crate) offset: usize,
 }
 
@@ -134,27 +134,27 @@ impl TokenPlaces {
     }
 }
 
-/// How an answer is taken apart.
+/// How a choice is parsed.
 #[derive(Default)]
 pub(crate) struct OutputParsing {
     pub(crate) reasoning: Option<Reasoning>,
     pub(crate) parser: Option<ToolCallParser>,
-    /// End the answer behind this many calls.
+    /// End the choice after this many calls.
     pub(crate) most_calls: Option<usize>,
-    /// Do calls that end the answer make it end with `tool_calls`?
+    /// Whether calls set the finish reason to `tool_calls`.
     pub(crate) calls_end: bool,
 }
 
-/// One answer.
+/// One choice.
 pub(crate) struct AnswerChoice {
     text: Text,
     apart: OutputParsing,
     speller: Speller,
-    /// Log-probabilities and ids that wait for a text to go with.
+    /// Log-probabilities and ids that are sent with the next text.
     waiting: AnswerPiece,
-    /// The tokens of the prompt, where it is given back with log-probabilities.
+    /// The tokens of the prompt, for `echo` with log-probabilities.
     echo: Vec<u32>,
-    /// Where tokens stand in the text, if log-probabilities are told.
+    /// Text offsets of tokens, if log-probabilities were requested.
     places: Option<TokenPlaces>,
     /// Tokens so far.
     pub(crate) tokens: usize,
@@ -162,7 +162,7 @@ pub(crate) struct AnswerChoice {
 }
 
 impl AnswerChoice {
-    /// An answer to `prompt`.
+    /// A choice for `prompt`.
     pub(crate) fn new(
         tokenizer: Option<&Tokenizer>,
         prompt: &[u32],
@@ -170,7 +170,7 @@ impl AnswerChoice {
         apart: OutputParsing,
         speller: Speller,
     ) -> ApiResult<Self> {
-        // Marks of reasoning and calls are special tokens in some vocabularies.
+        // Reasoning and tool-call markers are special tokens in some vocabularies.
         let marks = apart.reasoning.is_some() || apart.parser.is_some();
         let text = match tokenizer {
             Some(tokenizer) => {
@@ -193,7 +193,7 @@ impl AnswerChoice {
         })
     }
 
-    /// This answer to `prompt` with log-probabilities, also of the prompt if that is given back.
+    /// A choice for `prompt` with log-probabilities, including those of the prompt if `echo` is set.
     pub(crate) fn with_logprobs(
         mut self,
         tokenizer: Option<&Tokenizer>,
@@ -217,7 +217,7 @@ impl AnswerChoice {
         Ok(())
     }
 
-    /// What is told of the next token.
+    /// Log-probability data of the next token.
     fn token_info(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<TokenInfo> {
         let offset = self.places.as_mut().map_or(Ok(0), |places| places.next(id))?;
         let top = logprobs.map_or(&[][..], |l| &l.top).iter();
@@ -225,7 +225,7 @@ impl AnswerChoice {
         Ok(TokenInfo { token: self.speller.spell(id), logprob: logprobs.map(|l| l.chosen), top, offset })
     }
 
-    /// Takes a token. An answer that has ended by itself takes no more, and says so by `ending`.
+    /// Adds a token. A choice that has ended ignores further tokens; see `ending`.
     pub(crate) fn token(&mut self, id: u32, logprobs: Option<&Logprobs>) -> ApiResult<AnswerPiece> {
         if self.ended {
             return Ok(AnswerPiece::default());
@@ -254,7 +254,7 @@ impl AnswerChoice {
         Ok(self.with_waiting(piece))
     }
 
-    /// The engine has ended the answer, for `reason`, by the token `by` if the client named it.
+    /// The engine has ended the choice for `reason`, by the token `by` if it is one of the client's stop tokens.
     pub(crate) fn end(&mut self, reason: &'static str, by: Option<u32>) -> ApiResult<AnswerPiece> {
         if self.ended {
             return Ok(AnswerPiece::default());
@@ -294,7 +294,7 @@ impl AnswerChoice {
         piece.ending = Some(Ending { reason: if calls { "tool_calls" } else { reason }, by });
     }
 
-    /// Takes `text` apart.
+    /// Parses `text`.
     fn apart(&mut self, text: &str) -> AnswerPiece {
         let mut piece = AnswerPiece::default();
         match &mut self.apart.reasoning {
@@ -315,7 +315,7 @@ impl AnswerChoice {
         }
     }
 
-    /// What waited goes with the first piece that a client can read.
+    /// Attaches pending data to the first piece with content.
     fn with_waiting(&mut self, mut piece: AnswerPiece) -> AnswerPiece {
         if !piece.is_empty() {
             let waiting = std::mem::take(&mut self.waiting);

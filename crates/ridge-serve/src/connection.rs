@@ -1,4 +1,4 @@
-//! Connections: what a client may take, and when one is cut.
+//! Connections with a write timeout.
 
 use std::io;
 use std::pin::Pin;
@@ -9,12 +9,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-/// A connection that fails when its client takes nothing for some time: a reader that stands still would otherwise hold
-/// its answer forever.
+/// A connection that fails when its client reads nothing for some time; otherwise a stalled reader would hold its response
+/// forever.
 pub(crate) struct Impatient {
     inner: TcpStream,
     patience: Duration,
-    /// When a write that waits is given up.
+    /// The deadline of a blocked write.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -33,7 +33,7 @@ impl Impatient {
         let deadline =
             self.deadline.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + patience)));
         ready!(deadline.as_mut().poll(cx));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client takes nothing")))
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client reads nothing")))
     }
 }
 

@@ -17,7 +17,7 @@ struct EmbedOrder {
     reply: oneshot::Sender<Vectors>,
 }
 
-/// The way to the embedder's thread.
+/// The handle of the embedder's thread.
 pub(crate) struct EmbedWorker {
     orders: std_mpsc::Sender<EmbedOrder>,
     jobs: Arc<AtomicUsize>,
@@ -53,7 +53,7 @@ impl EmbedWorker {
     pub(crate) async fn embed(&self, texts: Vec<Vec<u32>>) -> Vectors {
         let _job = EmbedJob::new(&self.jobs);
         if self.jobs() > self.most {
-            return Err(ApiError::overloaded("as many requests wait as this server takes; try again later"));
+            return Err(ApiError::overloaded("the request queue is full; retry later"));
         }
         let dead = || ApiError::unavailable("the embedder has stopped; see the server's log");
         let (reply, vectors) = oneshot::channel();
@@ -85,7 +85,7 @@ impl Drop for MarkDeadOnDrop {
     }
 }
 
-/// Takes all orders that wait at once: small ones share steps.
+/// Processes all pending requests together, so that small ones share steps.
 fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<EmbedOrder>) {
     while let Ok(first) = inbox.recv() {
         let mut orders = vec![first];

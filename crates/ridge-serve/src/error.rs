@@ -12,11 +12,13 @@ use serde_json::{Value, json};
 #[non_exhaustive]
 pub enum ServeError {
     /// The address cannot be listened at.
-    #[error("cannot listen on {address}: {cause}; choose another --port or --host, or end what listens there")]
+    #[error(
+        "cannot listen on {address}: {cause}; choose another --port or --host, or stop the process that listens there"
+    )]
     Listen {
         /// Host and port.
         address: String,
-        /// The system's answer.
+        /// The system's error.
         cause: std::io::Error,
     },
     /// A file of keys.
@@ -24,7 +26,7 @@ pub enum ServeError {
     Keys {
         /// The file or the variable.
         place: String,
-        /// What is wrong with it, and the way out.
+        /// What is wrong, and how to fix it.
         problem: String,
     },
     /// The system refused threads or signals.
@@ -32,14 +34,14 @@ pub enum ServeError {
     System(#[from] std::io::Error),
 }
 
-/// Why a request is not answered, as OpenAI's clients read it.
+/// An error response in OpenAI's format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     /// `invalid_request_error` and the like.
     pub(crate) kind: &'static str,
     pub(crate) message: String,
-    /// The parameter that is at fault.
+    /// The invalid parameter.
     pub(crate) param: Option<String>,
     pub(crate) code: Option<&'static str>,
 }
@@ -52,18 +54,18 @@ impl ApiError {
         Self { status, kind, message: message.into(), param: None, code }
     }
 
-    /// A request that has no meaning.
+    /// An invalid request.
     pub(crate) fn bad(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", None, message)
     }
 
-    /// A parameter that has no meaning.
+    /// An invalid parameter.
     pub(crate) fn param(param: impl Into<String>, message: impl std::fmt::Display) -> Self {
         let param = param.into();
         Self { message: format!("{param}: {message}"), param: Some(param), ..Self::bad("") }
     }
 
-    /// This error with its parameter called as the client calls it.
+    /// This error with its parameter renamed to the client's name.
     pub(crate) fn of_param(self, param: &str) -> Self {
         let message = match &self.param {
             Some(old) => self.message.replacen(old.as_str(), param, 1),
@@ -77,38 +79,38 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "authentication_error", Some("invalid_api_key"), message)
     }
 
-    /// A thing that is not there.
+    /// A resource that does not exist.
     pub(crate) fn not_found(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", Some(code), message)
     }
 
     /// A body that is too large.
     pub(crate) fn too_large(most: usize) -> Self {
-        let message = format!("the request has more than {most} bytes, the most that this server takes");
+        let message = format!("the request exceeds the server's limit of {most} bytes (--max-body)");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", Some("request_too_large"), message)
     }
 
-    /// A client that does not send what it began, or an answer that takes longer than it may.
+    /// A request that was not received in time, or exceeds the time limit.
     pub(crate) fn timeout(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, "timeout_error", Some("timeout"), message)
     }
 
-    /// More requests than are taken.
+    /// Too many requests.
     pub(crate) fn overloaded(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", Some("server_overloaded"), message)
     }
 
-    /// The server is about to end, or its engine has.
+    /// The server is shutting down, or its engine has stopped.
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", Some("unavailable"), message)
     }
 
-    /// A failure that is not the client's.
+    /// An internal error.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", None, message)
     }
 
-    /// A thing of this name that the server does not do.
+    /// An unsupported parameter or value.
     pub(crate) fn unsupported(param: impl Into<String>, why: impl std::fmt::Display) -> Self {
         Self { code: Some("unsupported_parameter"), ..Self::param(param, why) }
     }
@@ -127,7 +129,7 @@ impl IntoResponse for ApiError {
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        // A client that is slow in sending must not keep the connection.
+        // A client that sends too slowly must not keep the connection.
         if self.status == StatusCode::REQUEST_TIMEOUT || self.status == StatusCode::PAYLOAD_TOO_LARGE {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
@@ -135,7 +137,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// What the engine or a model refuses of a request is the client's; what fails is ours.
+/// Errors that the engine or a model reports about a request are client errors; all others are internal errors.
 impl From<EngineError> for ApiError {
     fn from(error: EngineError) -> Self {
         match error {
@@ -152,17 +154,17 @@ impl From<EngineError> for ApiError {
 
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
-        // Where the server keeps its files is nothing that clients should read.
+        // Clients must not see the server's paths.
         match error {
-            // What the template says to whoever sent the conversation.
+            // The template's message for the sender of the conversation.
             TextError::TemplateRefusal { message, .. } => Self::param("messages", message),
             TextError::Template { line, problem, .. } => {
-                let line = line.map_or_else(String::new, |line| format!(", line {line}"));
-                Self::param("messages", format!("the model's chat template{line}, cannot render them: {problem}"))
+                let line = line.map_or_else(String::new, |line| format!(" (line {line})"));
+                Self::param("messages", format!("the model's chat template{line} cannot render them: {problem}"))
             }
             TextError::Tokenizer { problem, .. } => Self::bad(format!("the model's tokenizer: {problem}")),
             error => {
-                tracing::error!(%error, "a text could not be prepared");
+                tracing::error!(%error, "a text could not be tokenised or rendered");
                 Self::internal("the text could not be prepared; see the server's log")
             }
         }
@@ -205,7 +207,7 @@ mod tests {
         });
         assert_eq!(
             error.message,
-            "messages: the model's chat template, line 3, cannot render them: 'dict object' has no attribute 'x'"
+            "messages: the model's chat template (line 3) cannot render them: 'dict object' has no attribute 'x'"
         );
         let error = ApiError::from(EngineError::PromptTooLong { prompt: 9, context: 4 });
         assert_eq!(error.code, Some("context_length_exceeded"));

@@ -1,4 +1,4 @@
-//! Who may use the server: keys from a file or the environment.
+//! API keys from a file or the environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -11,7 +11,7 @@ use crate::error::{ApiError, ApiResult, ServeError};
 /// The variable that may hold one key.
 pub const KEY_VARIABLE: &str = "RIDGE_API_KEY";
 
-/// The keys that are accepted; with none, everybody is.
+/// The accepted keys; if empty, all requests are accepted.
 #[derive(Default)]
 pub struct Keys {
     /// Where they come from.
@@ -25,11 +25,11 @@ struct ApiKey {
     secret: String,
 }
 
-/// What logs call the holder of a key, and the scheduler, which is fair between them.
+/// The name of a key's holder, for logs and fair scheduling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder(pub(crate) Arc<str>);
 
-/// Where there are no keys.
+/// The holder if there are no keys.
 impl Default for Holder {
     fn default() -> Self {
         Self("-".into())
@@ -37,7 +37,7 @@ impl Default for Holder {
 }
 
 impl Keys {
-    /// Keys of a file, one a line, perhaps with a name before it and white space between; `#` begins a comment. And the
+    /// Reads the keys of a file, one per line, optionally preceded by a name and white space; `#` starts a comment. Adds the
     /// key of the variable [`KEY_VARIABLE`], if it is given as `variable`.
     ///
     /// # Errors
@@ -47,8 +47,8 @@ impl Keys {
         Ok(Self { file: file.map(Path::to_owned), variable: variable.map(str::to_owned), known })
     }
 
-    /// Reads the file again, and gives the number of keys. Holders of keys that are gone are refused from now on; answers
-    /// that run continue.
+    /// Reads the file again and returns the number of keys. Removed keys are rejected from now on; running requests
+    /// continue.
     ///
     /// # Errors
     /// As [`Keys::read`]; the keys are as they were then.
@@ -68,12 +68,12 @@ impl Keys {
         self.known().len()
     }
 
-    /// Is everybody let in?
+    /// Whether all requests are accepted.
     pub fn is_empty(&self) -> bool {
         self.known().is_empty()
     }
 
-    /// Whose key `headers` have.
+    /// The holder of the key in `headers`.
     pub(crate) fn holder<'a>(&self, headers: &'a HeaderMap) -> ApiResult<Holder> {
         let known = self.known();
         if known.is_empty() {
@@ -83,17 +83,17 @@ impl Keys {
         // The scheme's case does not matter (RFC 9110, section 11.1).
         let bearer = |v: &'a [u8]| v.split_at_checked(7).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
         let Some((_, sent)) = value.and_then(bearer) else {
-            let message = "this server needs a key; send the header Authorization: Bearer KEY";
+            let message = "this server requires an API key; send the header Authorization: Bearer KEY";
             return Err(ApiError::unauthorized(message));
         };
-        // Every key is compared, and each in a time that says nothing of where it differs.
+        // Compares all keys in constant time.
         let mut found = None;
         for key in known.iter() {
             if bool::from(key.secret.as_bytes().ct_eq(sent)) {
                 found = Some(&key.holder);
             }
         }
-        found.cloned().ok_or_else(|| ApiError::unauthorized("the key is not one of this server's; check it"))
+        found.cloned().ok_or_else(|| ApiError::unauthorized("the API key is invalid"))
     }
 }
 
@@ -115,19 +115,19 @@ fn read(file: Option<&Path>, variable: Option<&str>) -> Result<Vec<ApiKey>, Serv
                 [secret] => (format!("line {}", line + 1), secret),
                 [name, secret] => (name.to_owned(), secret),
                 _ => {
-                    let problem = "has more than a name and a key; write one key a line".to_owned();
+                    let problem = "has more than a name and a key; write one key per line".to_owned();
                     return Err(fail(Some(line + 1), problem));
                 }
             };
             keys.push(key(&name, secret));
         }
         if keys.is_empty() {
-            return Err(fail(None, "has no key, and everybody would be let in; write one key a line".to_owned()));
+            return Err(fail(None, "has no key, so all requests would be accepted; write one key per line".to_owned()));
         }
     }
     if let Some(secret) = variable {
         if secret.trim().is_empty() {
-            let problem = "is empty, and everybody would be let in; give a key, or unset it".to_owned();
+            let problem = "is empty, so all requests would be accepted; set a key, or unset the variable".to_owned();
             return Err(ServeError::Keys { place: KEY_VARIABLE.to_owned(), problem });
         }
         keys.push(key(KEY_VARIABLE, secret.trim()));
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!(keys.reload().unwrap(), 1);
         assert!(keys.holder(&headers("Bearer sk-1")).is_err());
         assert_eq!(&*keys.holder(&headers("Bearer sk-2")).unwrap().0, "bob");
-        // A file that is no good leaves those that are known.
+        // An invalid file keeps the known keys.
         std::fs::write(file.path(), "").unwrap();
         assert!(keys.reload().is_err());
         assert!(keys.holder(&headers("Bearer sk-2")).is_ok());

@@ -1,10 +1,10 @@
 //! The HTTP server: OpenAI's API over the engine.
 //!
-//! `server` listens and ends; `api` has the endpoints, which read what `wire` checks. A request's prompt is rendered and
-//! tokenised away from all else (`app`), goes to the one thread that owns the engine (`worker`, or `embedding` for
-//! encoders), and comes back as tokens, which `choice` makes text, `reasoning` and `tools` of. `answers` merges those of
-//! one request, `sse` streams them. `keys`, `connection`, `metrics` and `logs` are what each is called, `page` is what a
-//! browser shows at `/`.
+//! `server` accepts connections and shuts down; `api` has the endpoints, `wire` parses and validates their requests. Prompts
+//! are rendered and tokenised on a separate pool (`app`) and sent to the one thread that owns the engine (`worker`, or
+//! `embedding` for encoders). `choice` converts the returned tokens to text, with `reasoning` and `tools`. `answers` merges the
+//! choices of one request, `sse` streams them. `keys`, `connection`, `metrics` and `logs` are as named; `page` is the web page
+//! at `/`.
 
 mod answers;
 mod api;

@@ -1,7 +1,7 @@
 //! Counters and histograms in Prometheus' text format, with vLLM's names under the prefix `ridge:`.
 //!
-//! The text format is written here: a dozen counters and histograms of fixed buckets are fewer lines than a registry's
-//! set-up, and observing one is two atomic additions on the engine's thread.
+//! The text format is written by hand: a dozen counters and fixed-bucket histograms need fewer lines than setting up a
+//! metrics library, and an observation is two atomic additions on the engine's thread.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
@@ -57,10 +57,10 @@ impl Counter {
     }
 }
 
-/// Why answers ended, as the label `finished_reason` says it.
+/// Values of the label `finished_reason`.
 pub(crate) const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// What the server counts. What the engine counts itself comes as gauges.
+/// The server's metrics. Those of the engine are passed as gauges.
 pub(crate) struct Metrics {
     pub(crate) time_to_first_token: Histogram,
     pub(crate) inter_token: Histogram,
@@ -69,7 +69,7 @@ pub(crate) struct Metrics {
     pub(crate) inference: Histogram,
     pub(crate) prefill: Histogram,
     pub(crate) decode: Histogram,
-    /// The mean time between two tokens of an answer.
+    /// Mean time per output token of a request.
     pub(crate) time_per_token: Histogram,
     pub(crate) request_prompt_tokens: Histogram,
     pub(crate) request_generation_tokens: Histogram,
@@ -78,7 +78,7 @@ pub(crate) struct Metrics {
     pub(crate) request_max_tokens: Histogram,
     pub(crate) step: Histogram,
     pub(crate) step_tokens: Histogram,
-    /// The floor of a step over the time that it took.
+    /// The floor of a step divided by its time.
     pub(crate) step_roofline: Histogram,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
@@ -126,17 +126,17 @@ impl Default for Metrics {
     }
 }
 
-/// A value that the engine has at this moment.
+/// A current value of the engine.
 pub(crate) struct Gauge {
     pub(crate) name: &'static str,
     pub(crate) help: &'static str,
-    /// Does it only grow?
+    /// Whether it is a counter.
     pub(crate) counter: bool,
     pub(crate) value: f64,
 }
 
 impl Metrics {
-    /// An answer ended for `reason`, one of [`REASONS`].
+    /// A sequence ended for `reason`, one of [`REASONS`].
     pub(crate) fn finished(&self, reason: &str) {
         if let Some(i) = REASONS.iter().position(|r| *r == reason) {
             self.finished[i].add(1);
@@ -161,51 +161,51 @@ impl Metrics {
             let _ = writeln!(text, "{name}{{{labels}}} {value}");
         }
         for (name, help, counter) in [
-            ("ridge:prompt_tokens_total", "Tokens of prompts of answers that began.", &self.prompt_tokens),
-            ("ridge:generation_tokens_total", "Tokens generated.", &self.generation_tokens),
+            ("ridge:prompt_tokens_total", "Prompt tokens of started requests.", &self.prompt_tokens),
+            ("ridge:generation_tokens_total", "Generated tokens.", &self.generation_tokens),
         ] {
             head(&mut text, name, "counter", help);
             let _ = writeln!(text, "{name}{{{labels}}} {}", counter.get());
         }
         let name = "ridge:request_success_total";
-        head(&mut text, name, "counter", "Answers that ended, by why.");
+        head(&mut text, name, "counter", "Finished sequences, by reason.");
         for (reason, counter) in REASONS.iter().zip(&self.finished) {
             let _ = writeln!(text, "{name}{{{labels},finished_reason=\"{reason}\"}} {}", counter.get());
         }
         let name = "ridge:http_responses_total";
-        head(&mut text, name, "counter", "Responses, by the class of their status.");
+        head(&mut text, name, "counter", "HTTP responses, by status class.");
         for (class, counter) in (1..).zip(&self.responses) {
             let _ = writeln!(text, "{name}{{{labels},status=\"{class}xx\"}} {}", counter.get());
         }
         for (name, help, histogram) in [
-            ("ridge:time_to_first_token_seconds", "From a request to its first token.", &self.time_to_first_token),
-            ("ridge:inter_token_latency_seconds", "Between two tokens of an answer.", &self.inter_token),
-            ("ridge:request_queue_time_seconds", "From a request to its first step.", &self.queue),
-            ("ridge:e2e_request_latency_seconds", "From a request to its last token.", &self.end_to_end),
-            ("ridge:request_inference_time_seconds", "From a request's first step to its last token.", &self.inference),
-            ("ridge:request_prefill_time_seconds", "From a request's first step to its first token.", &self.prefill),
-            ("ridge:request_decode_time_seconds", "From a request's first token to its last.", &self.decode),
+            ("ridge:time_to_first_token_seconds", "Time to first token.", &self.time_to_first_token),
+            ("ridge:inter_token_latency_seconds", "Time between two tokens of a sequence.", &self.inter_token),
+            ("ridge:request_queue_time_seconds", "Time in the queue, until the first step.", &self.queue),
+            ("ridge:e2e_request_latency_seconds", "End-to-end latency of a request.", &self.end_to_end),
+            ("ridge:request_inference_time_seconds", "Time from the first step to the last token.", &self.inference),
+            (
+                "ridge:request_prefill_time_seconds",
+                "Prefill time, from the first step to the first token.",
+                &self.prefill,
+            ),
+            ("ridge:request_decode_time_seconds", "Decode time, from the first token to the last.", &self.decode),
             (
                 "ridge:request_time_per_output_token_seconds",
-                "Between two tokens, on average over an answer.",
+                "Mean time per output token of a request.",
                 &self.time_per_token,
             ),
-            ("ridge:request_prompt_tokens", "Tokens of a prompt.", &self.request_prompt_tokens),
-            ("ridge:request_generation_tokens", "Tokens of an answer.", &self.request_generation_tokens),
+            ("ridge:request_prompt_tokens", "Prompt tokens per request.", &self.request_prompt_tokens),
+            ("ridge:request_generation_tokens", "Generated tokens per sequence.", &self.request_generation_tokens),
             (
                 "ridge:request_max_num_generation_tokens",
-                "Tokens of a request's longest answer.",
+                "Generated tokens of a request's longest sequence.",
                 &self.request_longest_answer,
             ),
-            ("ridge:request_params_n", "Answers that a request asks for.", &self.request_answers),
-            ("ridge:request_params_max_tokens", "Tokens that an answer may have.", &self.request_max_tokens),
-            ("ridge:step_time_seconds", "A step of the engine.", &self.step),
-            ("ridge:iteration_tokens_total", "Tokens of a step.", &self.step_tokens),
-            (
-                "ridge:step_roofline_fraction",
-                "A step's floor by its bytes and FLOPs, over its time.",
-                &self.step_roofline,
-            ),
+            ("ridge:request_params_n", "Parameter n of requests.", &self.request_answers),
+            ("ridge:request_params_max_tokens", "Parameter max_tokens of requests.", &self.request_max_tokens),
+            ("ridge:step_time_seconds", "Time of an engine step.", &self.step),
+            ("ridge:iteration_tokens_total", "Tokens per engine step.", &self.step_tokens),
+            ("ridge:step_roofline_fraction", "Roofline floor of a step divided by its time.", &self.step_roofline),
         ] {
             head(&mut text, name, "histogram", help);
             histogram.write(&mut text, name, &labels);

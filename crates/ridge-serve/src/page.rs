@@ -1,14 +1,14 @@
 //! The page at `/`: a chat, and a live view of the engine.
 //!
-//! Its files are those of `page/`, compiled in as they are. It reads `/live`, which says what the engine does, and asks
-//! `/v1/chat/completions` and `/v1/completions` as any client does.
+//! Its files are those of `page/`, embedded unchanged. It reads the engine's state from `/live` and calls
+//! `/v1/chat/completions` and `/v1/completions` like any client.
 
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, header};
 use axum::routing::get;
 
-/// Nothing but the server's own files may run, be shown or be asked, and no other page may frame this one.
+/// Only the server's own files may be executed, displayed or requested, and no other page may embed this one.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -46,7 +46,7 @@ fn file(kind: &'static str, content: &'static str) -> Response<Body> {
         (header::CONTENT_SECURITY_POLICY, POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
-        // The binary may be another one tomorrow.
+        // The binary may be updated.
         (header::CACHE_CONTROL, "no-cache"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));

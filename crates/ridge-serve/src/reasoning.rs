@@ -1,4 +1,4 @@
-//! What a model thinks before it answers, between `<think>` and `</think>`, taken apart from the answer.
+//! Separates reasoning between `<think>` and `</think>` from the content.
 
 const OPEN: &str = "<think>";
 const CLOSE: &str = "</think>";

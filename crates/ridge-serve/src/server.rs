@@ -1,4 +1,4 @@
-//! Listening, connections, and the end.
+//! Listening, connections, and shutdown.
 
 use std::future::poll_fn;
 use std::io;
@@ -27,16 +27,16 @@ use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
 
-/// Bytes of a request's head at most.
+/// Maximum size of a request's header, in bytes.
 const MAX_HEAD: usize = 64 << 10;
 const MAX_HEADERS: usize = 100;
-/// Threads that serve connections; what computes has its own.
+/// Threads that serve connections, separate from those that compute.
 const THREADS: usize = 2;
 
-/// Connections that wait to be accepted at most.
+/// The listen backlog.
 const BACKLOG: i32 = 4096;
 
-/// An address that is taken, at which nobody listens yet: clients are refused.
+/// A bound address that is not listening yet: connections are refused.
 #[derive(Debug)]
 pub struct ReservedAddress {
     socket: Socket,
@@ -44,10 +44,10 @@ pub struct ReservedAddress {
 }
 
 impl ReservedAddress {
-    /// Takes `host` and `port`; port 0 takes a free one.
+    /// Binds `host` and `port`; port 0 selects a free one.
     ///
     /// # Errors
-    /// Says what is in the way, such as another program at that port.
+    /// When the address is invalid or in use.
     pub fn new(host: &str, port: u16) -> Result<Self, ServeError> {
         let given = format!("{host}:{port}");
         let fail = |cause| ServeError::Listen { address: given.clone(), cause };
@@ -70,7 +70,7 @@ impl ReservedAddress {
         Ok(address.as_socket().map_or(0, |address| address.port()))
     }
 
-    /// Lets clients connect from now on.
+    /// Starts to listen.
     ///
     /// # Errors
     /// When another program that had taken the same address listens there meanwhile.
@@ -96,8 +96,8 @@ fn bind(address: SocketAddr) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Serves `model`, which `runs`, at `listeners` until the process is told to end by SIGTERM or SIGINT: then no more requests are taken,
-/// and those that run have [`ServeOptions::drain`] to end. A second signal ends at once. SIGHUP has the file of keys read again.
+/// Serves `model`, which `runs`, at `listeners` until SIGTERM or SIGINT. Then new requests are rejected, and running ones have
+/// [`ServeOptions::drain`] to finish. A second signal exits immediately. SIGHUP reloads the key file.
 ///
 /// # Errors
 /// When the system refuses threads or signals.
@@ -128,7 +128,7 @@ pub fn serve(
         worker.drain();
     }
     let engine_stopped = drained && thread_ends(&thread, Duration::from_secs(5), app);
-    tracing::info!(drained, engine_stopped, "ended");
+    tracing::info!(drained, engine_stopped, "shut down");
     Ok(())
 }
 
@@ -167,8 +167,8 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
             match of_keys.options.keys.reload() {
-                Ok(keys) => tracing::info!(keys, "read the keys again"),
-                Err(error) => tracing::error!(%error, "the keys are as they were"),
+                Ok(keys) => tracing::info!(keys, "reloaded the API keys"),
+                Err(error) => tracing::error!(%error, "cannot reload the API keys; the previous keys stay in use"),
             }
         }
     });
@@ -186,7 +186,7 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
         });
     }
     app.draining.store(true, Relaxed);
-    tracing::info!(seconds = app.options.drain.as_secs(), "ending: waiting for answers that run");
+    tracing::info!(seconds = app.options.drain.as_secs(), "shutting down: waiting for running requests");
     let mut over = std::pin::pin!(graceful.shutdown());
     let limit = async {
         let end = std::pin::pin!(tokio::time::sleep(app.options.drain));
@@ -194,7 +194,7 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
         futures_util::future::select(end, again).await;
     };
     let mut limit = std::pin::pin!(limit);
-    // Whoever asks meanwhile is told that the server ends: work is refused, and `/ready` says so.
+    // During shutdown, new work is rejected and `/ready` returns 503.
     let refusing = async {
         loop {
             let (stream, place) = accept(&listeners, &places).await;
@@ -215,14 +215,14 @@ async fn run(listeners: Vec<TcpListener>, app: Arc<App>) -> Result<bool, ServeEr
         futures_util::future::Either::Right((never, _)) => never,
     };
     if !drained {
-        // Streams say that they are cut, as long as somebody reads them.
+        // Aborted streams end with an error event, if the client still reads.
         app.cut();
         let _ = tokio::time::timeout(CUTTING, over).await;
     }
     Ok(drained)
 }
 
-/// How long clients have to read that their answers are cut.
+/// Time for clients to read the error of an aborted request.
 const CUTTING: Duration = Duration::from_secs(1);
 
 type Connection = http1::Connection<TokioIo<Impatient>, TowerToHyperService<Router>>;
@@ -242,11 +242,11 @@ fn connection(stream: TcpStream, router: &Router, app: &App, again: bool) -> Con
 
 fn ended(outcome: hyper::Result<()>) {
     if let Err(error) = outcome {
-        tracing::debug!(%error, "a connection broke off");
+        tracing::debug!(%error, "a connection was lost");
     }
 }
 
-/// The next connection, once there is a place for it.
+/// Accepts the next connection, once the number of connections is below the limit.
 async fn accept(
     listeners: &[tokio::net::TcpListener],
     places: &Arc<Semaphore>,
@@ -260,7 +260,7 @@ async fn accept(
         match next.await {
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
-                // Out of files, or the client left already: neither ends the server.
+                // Out of file descriptors, or the client has disconnected: neither stops the server.
                 tracing::warn!(%error, "a connection could not be accepted");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }

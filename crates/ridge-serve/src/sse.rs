@@ -1,4 +1,4 @@
-//! Answers as a stream of server-sent events.
+//! Responses as a stream of server-sent events.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,20 +15,20 @@ use tokio::time::Interval;
 use crate::answers::{Answers, TokenUsage};
 use crate::choice::AnswerPiece;
 
-/// Makes the chunks that a kind of request streams.
+/// Builds the chunks of a streamed response.
 pub(crate) trait Chunks: Send + 'static {
-    /// What comes before all answers.
+    /// The chunks before all choices.
     fn first(&mut self) -> Vec<Value>;
-    /// What a piece of answer `index` becomes. `usage` is that of all answers so far.
+    /// The chunk of a piece of choice `index`. `usage` covers all choices so far.
     fn piece(&mut self, index: usize, piece: AnswerPiece, usage: TokenUsage) -> Vec<Value>;
-    /// What comes behind all answers.
+    /// The chunks after all choices.
     fn last(&mut self, usage: TokenUsage) -> Vec<Value>;
 }
 
-/// A comment is sent when nothing else was for so long: proxies cut connections that are silent.
+/// Interval of keep-alive comments, because proxies close silent connections.
 const SILENCE: Duration = Duration::from_secs(15);
 
-/// The body: it pulls, so that a client that reads slowly is not answered faster than it reads.
+/// The response body. It is pull-based, so events are produced at the rate at which the client reads.
 struct ChunkStream<C> {
     answers: Answers,
     chunks: C,
@@ -53,7 +53,7 @@ pub(crate) fn response<C: Chunks + Unpin>(answers: Answers, chunks: C) -> Respon
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx would hold the events back.
+    // Disables buffering in nginx.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }

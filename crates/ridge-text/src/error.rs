@@ -54,7 +54,7 @@ pub enum TextError {
     },
 
     /// A chat template refuses a conversation by `raise_exception`, for example because of the order of its roles.
-    #[error("{file}{}: the chat template refuses this conversation: {message}", at_line(*line))]
+    #[error("{file}{}: the chat template rejects this conversation: {message}", at_line(*line))]
     TemplateRefusal {
         /// The file.
         file: String,

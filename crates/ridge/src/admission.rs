@@ -1,4 +1,4 @@
-//! What a model allocates on its device, and whether that fits, before anything large is allocated.
+//! The memory that a model allocates on its device, checked before anything large is allocated.
 
 use std::sync::Arc;
 

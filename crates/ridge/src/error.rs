@@ -1,4 +1,4 @@
-//! Why a model could not be opened, placed or run.
+//! Errors of opening, placing and running a model.
 
 use ridge_comm::CommError;
 use ridge_engine::EngineError;
@@ -8,6 +8,7 @@ use ridge_hw::units::Bytes;
 use ridge_models::ModelError;
 use ridge_runtime::RuntimeError;
 use ridge_text::TextError;
+use ridge_train::TrainError;
 
 /// The result of what the library does.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -17,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// What a model allocates does not fit into what this process may take.
-    #[error("{what} need {needed}, and this process can take {available}; {}", smaller.remedy())]
+    #[error("{what} need {needed}, but only {available} is available to this process; {}", smaller.remedy())]
     Memory {
         /// What needs it.
         what: &'static str,
@@ -30,7 +31,7 @@ pub enum Error {
     },
 
     /// A model that can be planned only.
-    #[error("{model} is of the family {family}, which can be planned and not run yet")]
+    #[error("{model} is of the family {family}, which can only be planned so far, not run")]
     Planned {
         /// Where the model comes from.
         model: String,
@@ -39,7 +40,7 @@ pub enum Error {
     },
 
     /// A model of another kind than the one asked for.
-    #[error("{model} is no {wanted}")]
+    #[error("{model} is not a {wanted}")]
     Kind {
         /// Where the model comes from.
         model: String,
@@ -79,6 +80,10 @@ pub enum Error {
     /// See [`RuntimeError`].
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+
+    /// See [`TrainError`].
+    #[error(transparent)]
+    Train(Box<TrainError>),
 }
 
 /// What would need less memory.
@@ -95,9 +100,9 @@ pub enum Smaller {
 impl Smaller {
     fn remedy(self) -> &'static str {
         match self {
-            Self::Model => "choose a smaller model, or store its matrices in q8_0",
-            Self::Cache => "shorten the context, or keep keys and values in bf16",
-            Self::Chunk => "process fewer tokens of a prompt in a step",
+            Self::Model => "use a smaller model, or store its matrices in q8_0",
+            Self::Cache => "shorten the context, or store the cache in bf16",
+            Self::Chunk => "process fewer prompt tokens per step",
         }
     }
 }

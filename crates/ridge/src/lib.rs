@@ -36,7 +36,8 @@
 //!
 //! Behind these stand the functions that `ridge` the command uses, with every setting: `load` brings a model to a device,
 //! `admission` says what it allocates there before it does, `placement` opens devices, `rates` measures what a model's
-//! speed is compared with. Read them in the order `settings`, `placement`, `admission`, `load`, `model`.
+//! speed is compared with. [`train::Trainer`] trains one. Read them in the order `settings`, `placement`, `admission`, `load`, `model`,
+//! `trainer`.
 
 mod admission;
 mod error;
@@ -45,6 +46,15 @@ mod model;
 mod placement;
 mod rates;
 mod settings;
+mod trainer;
+
+/// Training.
+pub mod train {
+    pub use crate::trainer::{TrainMemory, Trainer};
+    pub use ridge_train::log::{StepReport, TrainEvent};
+    pub use ridge_train::settings::Settings;
+    pub use ridge_train::{RunEnd, TrainError};
+}
 
 pub use admission::{CacheSize, EnginePrograms, StepExtents, cache_bytes, engine_bytes, scorer_bytes};
 pub use error::{Error, Result, Smaller};

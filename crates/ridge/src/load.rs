@@ -1,4 +1,4 @@
-//! From the files of a model to a graph, and to weights on a device.
+//! From model files to a graph and to weights on a device.
 
 use std::sync::Arc;
 

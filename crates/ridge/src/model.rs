@@ -1,4 +1,4 @@
-//! The short way: a model, opened, placed and run.
+//! The short form of the library: a model, opened, placed and run.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -217,7 +217,7 @@ impl PlacedModel {
             Network::Encoder(encoder) => Embedder::of_encoder(loaded.session, encoder, options)?,
             Network::Decoder(model) => Embedder::of_decoder(loaded.session, model, options)?,
             Network::ImageClassifier(_) => {
-                return Err(Error::Kind { model: files.to_string(), wanted: "model of texts" });
+                return Err(Error::Kind { model: files.to_string(), wanted: "text model" });
             }
         })
     }

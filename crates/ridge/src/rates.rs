@@ -1,4 +1,4 @@
-//! Rates of memory and arithmetic that a device reaches, with which a model's speed is compared.
+//! Measured memory and arithmetic rates of a device, with which a model's speed is compared.
 
 use ridge_cpu::measure::{MemoryProbe, matmul};
 use ridge_graph::ops::Quantize;
@@ -52,7 +52,7 @@ impl DeviceRates {
         let wide = model.graph.args(Role::Weight).any(|a| a.ty.shape.rank() == 2 && a.ty.dtype == DType::F32);
         let rate = if wide { sheet.vector_f32.as_ref() } else { sheet.dense_rates.get(&Precision::Bf16) };
         let Some(arithmetic) = rate.cloned() else {
-            let why = format!("the sheet of {} gives no rate of products to hold the model against", sheet.name);
+            let why = format!("the sheet of {} has no matrix-product rate to compare with", sheet.name);
             return Err(refused(gpu, why));
         };
         Ok(Self { memory: sheet.memory_bandwidth.clone(), arithmetic })

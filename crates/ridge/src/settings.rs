@@ -1,4 +1,4 @@
-//! In which number formats a model is stored and computes.
+//! The number formats in which a model is stored and computed.
 
 use ridge_graph::passes::Activations;
 use ridge_graph::{DType, FormatRef};

@@ -21,7 +21,7 @@ pub(super) fn check(path: &str, rust: &RustText) -> Vec<Finding> {
         .filter(|word| word.text == "unsafe" || permits_unsafe(word))
         .map(|Word { text, line, .. }| {
             let message = format!(
-                "`{text}` outside ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory*, ridge-files/src/mapped* and python/src/tensor*; move it there behind a safe door, or do without"
+                "`{text}` outside ridge-cpu, ridge-cuda, ridge-comm/src/shared_memory*, ridge-files/src/mapped* and python/src/tensor*; move it there behind a safe interface, or avoid it"
             );
             Finding::failure(path, line, message)
         })

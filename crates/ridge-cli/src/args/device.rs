@@ -1,4 +1,4 @@
-//! Where a model runs.
+//! Arguments for the device and the tensor-parallel ranks.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use ridge::{Cluster, Device, JoinSettings, Placement, TensorParallel};
 use super::numbers::{MAX_THREADS, whole};
 use crate::error::{Error, refused};
 
-/// The device, for every command that runs a network on any.
+/// The device, for every command that can run on any device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Device: cpu, cuda (the first NVIDIA GPU), cuda:N, or auto (a GPU if there is one)
@@ -29,13 +29,13 @@ impl DeviceArgs {
     }
 }
 
-/// The most ranks.
+/// Maximum number of ranks.
 const MAX_RANKS: u64 = 64;
 
-/// Over how many ranks layers are cut, for commands that run a generator.
+/// The number of tensor-parallel ranks, for commands that run a decoder.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ParallelArgs {
-    /// Number of tensor-parallel ranks; on the CPU they share the threads, on GPUs see ridge launch
+    /// Number of tensor-parallel ranks; on the CPU they share the threads; for GPUs see `ridge launch`
     #[arg(
         long = "tp", value_name = "N", value_parser = whole::<usize, 1, MAX_RANKS>,
         allow_negative_numbers = true, default_value_t = 1, help_heading = "Running"
@@ -49,10 +49,10 @@ impl ParallelArgs {
         if self.ranks == 1 { TensorParallel::None } else { TensorParallel::Here(self.ranks) }
     }
 
-    /// Ranks within this process, or the ranks of which this process is one where it was launched so.
+    /// Ranks within this process, or, under `ridge launch`, the group of ranks that this process belongs to.
     ///
     /// # Errors
-    /// When the ranks that were launched are of another number, or do not meet.
+    /// When another number of ranks was launched, or the rendezvous fails.
     pub(crate) fn join(&self) -> Result<TensorParallel, Error> {
         let Some(settings) = JoinSettings::from_environment().map_err(ridge::Error::from)? else {
             return Ok(self.here());

@@ -1,4 +1,4 @@
-//! Arguments that several commands share, and parsers of their values. Arguments of one command are with the command.
+//! Arguments shared by several commands, and parsers of their values. Arguments of a single command are in the command's files.
 
 mod device;
 mod model_numbers;

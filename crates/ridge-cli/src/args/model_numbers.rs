@@ -1,4 +1,4 @@
-//! In which number formats a model is stored and computes.
+//! Arguments for the number formats in which a model is stored and computed.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use ridge_graph::{DType, FormatRef, format};
 
 use crate::error::{Result, refused};
 
-/// Which model is run, and in which number formats.
+/// The model and its number formats.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelSettings {
     /// A folder, a configuration or a GGUF file; the embedded model if `None`.
@@ -25,16 +25,15 @@ pub(crate) struct NumberArgs {
     #[arg(long, value_parser = formats(), ignore_case = true)]
     format: Option<String>,
 
-    /// Dtype of activations [default: what the model names; bf16 for GGUF files but those of f32]
+    /// Dtype of activations [default: that in the model's config; for GGUF files bf16, or f32 if their matrices are f32]
     #[arg(long, value_parser = FLOATS, ignore_case = true, value_name = "DTYPE")]
     dtype: Option<String>,
 
-    /// Dtype of the keys and values in the cache, int8 with a scale for each key and value of each head [default: that of
-    /// activations]
+    /// Dtype of the KV cache; int8 has one scale per key and value of each head [default: the dtype of activations]
     #[arg(long, value_parser = ["f32", "bf16", "f16", "int8"], ignore_case = true, value_name = "DTYPE")]
     cache_dtype: Option<String>,
 
-    /// Activations that the CPU multiplies block-quantised weights by: exact, or rounded to int8 with a scale for every 256
+    /// Activations in products with block-quantised weights on the CPU: exact, or int8 with one scale per 256 values
     #[arg(long, value_enum, default_value = "auto")]
     activations: ActivationArg,
 }
@@ -42,11 +41,11 @@ pub(crate) struct NumberArgs {
 /// Values of `--activations`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ActivationArg {
-    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, else rounded
+    /// The faster one: exact for prompts if activations are bf16 and the CPU has AMX, int8 otherwise
     Auto,
-    /// All rounded
+    /// Always int8
     Int8,
-    /// All exact
+    /// Always exact
     Exact,
 }
 
@@ -79,7 +78,7 @@ impl NumberArgs {
     }
 }
 
-/// Names of the dtypes that activations and unquantised matrices may have.
+/// Dtypes of activations and unquantised matrices, by name.
 pub(crate) const FLOATS: [&str; 3] = ["f32", "bf16", "f16"];
 
 /// Parses the name of a storage format.

@@ -1,11 +1,11 @@
 //! Parsers of numbers.
 
-/// No limit but that of the type: of counts, and of seeds.
+/// Maximum of counts and seeds: that of the type.
 pub(crate) const MAX_COUNT: u64 = u64::MAX;
 /// Maximum number of threads.
 pub(crate) const MAX_THREADS: u64 = 1024;
 
-/// For an abbreviation such as `128k`, the numbers that it may stand for.
+/// A hint for an abbreviation such as `128k`: the numbers that it may mean.
 fn written_out(typed: &str) -> String {
     let thousands = typed.strip_suffix(['k', 'K']).and_then(|n| n.parse::<u32>().ok());
     thousands.map_or(String::new(), |n| {

@@ -1,4 +1,4 @@
-//! How tokens are chosen: what can be typed, and what it means.
+//! Sampling arguments and the settings that they resolve to.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 
@@ -11,11 +11,11 @@ use serde_json::Value;
 use super::numbers::{MAX_COUNT, whole};
 use crate::error::Result;
 
-/// Declares the flags: one for each setting, and what is no single number.
+/// Declares the flags: one for each scalar setting, and those that are not a single number.
 macro_rules! flags {
     (choose { $($chosen:ident: $ct:ident = $cn:expr, $cv:literal $cd:expr, $cok:expr, $cwhy:literal, $chelp:literal;)* }
      adjust { $($adjusted:ident: $at:ident = $an:expr, $av:literal $ad:expr, $aok:expr, $awhy:literal, $ahelp:literal;)* }) => {
-        /// How the next token is chosen. The defaults are those of llama.cpp.
+        /// How the next token is sampled. The defaults are those of llama.cpp.
         #[derive(Debug, Args)]
         #[command(next_help_heading = "Sampling")]
         pub(crate) struct SamplingArgs {
@@ -41,15 +41,15 @@ macro_rules! flags {
                 pub(crate) $adjusted: $at,
             )*
 
-            /// Text that ends a repetition (DRY); may be given several times [default: newline, colon, quotation mark, star]
+            /// Text that resets repetition matching (DRY); may be repeated [default: newline, colon, double quote, asterisk]
             #[arg(long, value_name = "STRING")]
             pub(crate) dry_breaker: Vec<String>,
 
-            /// Add VALUE to the logit of the token ID; may be given several times
+            /// Add VALUE to the logit of the token ID; may be repeated
             #[arg(long, value_name = "ID:VALUE", value_parser = bias, allow_hyphen_values = true)]
             pub(crate) logit_bias: Vec<(u32, f32)>,
 
-            /// Random seed; the same seed gives the same text [default: random, printed]
+            /// Random seed; the same seed gives the same text [default: random, and printed]
             #[arg(long, value_name = "N", value_parser = whole::<u64, 0, MAX_COUNT>, allow_negative_numbers = true)]
             pub(crate) seed: Option<u64>,
         }
@@ -70,7 +70,7 @@ macro_rules! flags {
         /// Changes the setting of this name, as the flag of that name would.
         ///
         /// # Errors
-        /// When there is no such setting, or the value is not one that it can have: with what to say about it.
+        /// A message, when there is no such setting or the value is invalid.
         pub(crate) fn change_setting(sampling: &mut Sampling, name: &str, value: &str) -> Result<(), String> {
             match name {
                 $(stringify!($chosen) => sampling.$chosen = $ct::typed(value, $cok, $cwhy)?,)*
@@ -78,13 +78,13 @@ macro_rules! flags {
                 "seed" => sampling.seed = whole::<u64, 0, MAX_COUNT>(value)?,
                 _ => {
                     let names = [$(stringify!($chosen),)* $(stringify!($adjusted),)* "seed"];
-                    return Err(format!("is not a setting; there are {}", names.join(", ")));
+                    return Err(format!("is not a setting; the settings are {}", names.join(", ")));
                 }
             }
             Ok(())
         }
 
-        /// The settings by name, as they were typed.
+        /// The settings by name, with values as typed.
         pub(crate) fn settings_json(sampling: &Sampling) -> serde_json::Map<String, Value> {
             let mut all = serde_json::Map::new();
             $(all.insert(stringify!($chosen).into(), sampling.$chosen.shown());)*
@@ -96,9 +96,9 @@ macro_rules! flags {
 
 sampler_settings!(flags);
 
-/// A number that a setting can be.
+/// A number that is valid for a setting.
 trait SettingNumber: Sized + Copy {
-    /// Parses and checks it. Refused here so that the message shows it as it was typed.
+    /// Parses and validates it here, so that the message shows the number as typed.
     fn typed(typed: &str, allowed: fn(Self) -> bool, why: &str) -> Result<Self, String>;
 
     /// The number as it was typed.
@@ -132,14 +132,14 @@ pub(crate) fn decimal(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }
 
-/// What was chosen, before it is known what tokens the model has.
+/// The settings before they are resolved against the model's tokenizer.
 #[derive(Clone, Debug)]
 pub(crate) struct SamplingSettings {
-    /// All but DRY's breakers.
+    /// All settings except DRY's sequence breakers.
     pub(crate) values: Sampling,
-    /// Is the seed one that the user cannot know, and the text depends on?
+    /// Whether to print the seed: it was chosen at random and affects the text.
     pub(crate) tell_seed: bool,
-    /// Texts that DRY does not go over.
+    /// DRY's sequence breakers.
     pub(crate) breakers: Vec<String>,
 }
 
@@ -158,8 +158,8 @@ impl SamplingArgs {
 }
 
 impl SamplingSettings {
-    /// The settings for a model with this tokenizer. A text that breaks repetitions stands for the last token that it is
-    /// written with behind a letter, as in the original of DRY; without a tokenizer there are none.
+    /// The settings for a model with this tokenizer. A sequence breaker is the last token of its text when it follows a
+    /// letter, as in the original implementation of DRY; without a tokenizer there are none.
     pub(crate) fn with(&self, tokenizer: Option<&Tokenizer>) -> Result<Sampling> {
         let mut sampling = self.values.clone();
         if let Some(tokenizer) = tokenizer.filter(|_| sampling.dry_multiplier > 0.0) {
@@ -168,7 +168,7 @@ impl SamplingSettings {
         Ok(sampling)
     }
 
-    /// The tokens that break repetitions.
+    /// The tokens that are sequence breakers.
     pub(crate) fn breaker_tokens(&self, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
         let mut tokens = Vec::new();
         for text in &self.breakers {
@@ -181,5 +181,7 @@ impl SamplingSettings {
 /// `ID:VALUE`.
 fn bias(typed: &str) -> Result<(u32, f32), String> {
     let parts = typed.split_once(':').and_then(|(id, value)| Some((id.parse().ok()?, value.parse::<f32>().ok()?)));
-    parts.filter(|(_, value)| value.is_finite()).ok_or_else(|| "must be a token's id, a colon and a number".to_owned())
+    parts
+        .filter(|(_, value)| value.is_finite())
+        .ok_or_else(|| "must be a token id, a colon and a number, such as 13:-1.5".to_owned())
 }

@@ -1,4 +1,4 @@
-//! `ridge classify`: what images show.
+//! `ridge classify`: image classification.
 
 use std::path::{Path, PathBuf};
 
@@ -20,8 +20,8 @@ use crate::output::{LoadProgress, columns, print, print_json};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge classify --model DIR photo.jpg         its most likely classes
-  ridge classify --model DIR --top 1 *.png     one class for each of many images
+  ridge classify --model DIR photo.jpg         most likely classes
+  ridge classify --model DIR --top 1 *.png     most likely class of each image
   ridge classify --model DIR --json photo.jpg  one JSON object
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
@@ -30,7 +30,7 @@ pub(crate) struct ClassifyArgs {
     #[arg(required = true, value_name = "IMAGE")]
     images: Vec<PathBuf>,
 
-    /// Model: a folder in the Hugging Face layout, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, or the ORG/NAME of a model downloaded with `ridge pull`
     #[arg(short, long, value_name = "MODEL")]
     model: PathBuf,
 
@@ -72,7 +72,7 @@ pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
     let LoadedNetwork { session, network } =
         ridge::load_network(&files, &config, &settings.numbers, &placement, args.random_weights, &mut progress)?;
     let Network::ImageClassifier(classifier) = &network else {
-        let why = format!("is of the family {}, which sees no images", network.module().family);
+        let why = format!("is of the family {}, which does not classify images", network.module().family);
         return Err(refused("--model", &files, &why));
     };
     let preprocessing = preprocessing?;
@@ -96,7 +96,7 @@ pub(crate) fn run(args: ClassifyArgs) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of the image at `path` that the model takes.
+/// The preprocessed pixels of the image at `path`.
 fn prepared(path: &Path, preprocessing: &Preprocessing, size: [usize; 2]) -> Result<Vec<f32>> {
     let image = Image::decode(&path.display().to_string(), &input::bytes(path)?)?;
     let made = preprocessing.size.map_or([image.height, image.width], |(size, _)| size);

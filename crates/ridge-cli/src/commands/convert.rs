@@ -1,4 +1,4 @@
-//! `ridge convert`: from a folder in the layout of Hugging Face to a GGUF file, and back.
+//! `ridge convert`: between a folder in the Hugging Face layout and a GGUF file.
 
 use std::path::PathBuf;
 
@@ -16,24 +16,23 @@ use crate::target_file::{check_target, interruptible, is_gguf};
 
 /// Convert between the Hugging Face layout and GGUF
 ///
-/// A folder in the layout of Hugging Face becomes a GGUF file, and a GGUF file such a folder: configuration,
-/// tokenizer, chat template and weights.
+/// Converts configuration, tokenizer, chat template and weights. The direction follows from the input.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge convert DIR model.gguf               a file for llama.cpp
-  ridge convert DIR model.gguf --dtype bf16  with matrices in bf16
+  ridge convert DIR model.gguf --dtype bf16  the same with bf16 matrices
   ridge convert model.gguf DIR               a folder for transformers
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct ConvertArgs {
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     from: PathBuf,
 
-    /// Output: a file that ends in .gguf, or a new folder
+    /// Output: a .gguf file, or a new folder
     to: PathBuf,
 
-    /// Dtype of the matrices [default: as stored; f32 for formats that a folder cannot hold]
+    /// Dtype of the matrices [default: as stored; f32 for quantised matrices written to a folder]
     #[arg(long, value_parser = FLOATS, value_name = "DTYPE")]
     dtype: Option<String>,
 
@@ -69,7 +68,7 @@ pub(crate) fn run(args: &ConvertArgs) -> Result<()> {
         }
         (None, false) => {
             let shown = args.to.display().to_string();
-            return Err(refused("the output", &shown, "does not end in .gguf, and a folder is what is read"));
+            return Err(refused("the output", &shown, "must end in .gguf, because the input is a folder"));
         }
     }
     Ok(())

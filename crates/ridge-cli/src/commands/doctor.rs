@@ -1,4 +1,4 @@
-//! `ridge doctor`: what this machine has and what it reaches.
+//! `ridge doctor`: the machine's hardware and measured rates.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use serde_json::json;
 use crate::error::Result;
 use crate::output::{Spinner, columns, count, print, print_json};
 
-/// Show the hardware and what it was measured to reach
+/// Show the hardware and its measured rates
 ///
-/// Detects the CPU, memory, NVIDIA GPUs and their libraries, and measures for about two seconds
-/// what memory and matrix products reach.
+/// Detects the CPU, memory, NVIDIA GPUs and their libraries, and measures memory bandwidth and matrix-product throughput
+/// for about two seconds.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -30,11 +30,11 @@ pub(crate) struct DoctorArgs {
     json: bool,
 }
 
-/// How long each of the four measurements takes, beside its preparation.
+/// Duration of each of the four measurements, without preparation.
 const BUDGET: Duration = Duration::from_millis(300);
-/// Least memory that is read: far more than the caches of most machines hold.
+/// Minimum size of the memory that is read: far larger than the caches of most machines.
 const MIN_READ: Bytes = Bytes::from_mib(256);
-/// Most memory that is read, so that filling it does not take long.
+/// Maximum size of the memory that is read, to limit the time for filling it.
 const MAX_READ: Bytes = Bytes::from_gib(2);
 
 pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     if args.json { print_json(&object(&cpu, &nvidia, &measured)) } else { print(&text(&cpu, &nvidia, &measured)) }
 }
 
-/// What was measured, by one thread and by as many as there are usable cores.
+/// Measured rates, with one thread and with all usable cores.
 struct DoctorRates {
     threads: usize,
     memory_read: [Figure<BytesPerSecond>; 2],
@@ -68,7 +68,7 @@ fn measure(cpu: &Cpu) -> Result<DoctorRates> {
     Ok(DoctorRates { threads, memory_read, f32_matmul })
 }
 
-/// Four times the last caches, within limits and within a quarter of the memory that is left.
+/// Four times the last-level caches, within limits and at most a quarter of the available memory.
 fn bytes_to_read(cpu: &Cpu) -> Bytes {
     let last = cpu.caches.iter().map(|c| c.level).max();
     let caches: Bytes = cpu.caches.iter().filter(|c| Some(c.level) == last).map(|c| c.size * c.instances as u64).sum();
@@ -133,7 +133,7 @@ fn cpu_rows(cpu: &Cpu) -> Vec<Vec<String>> {
         row(
             "cores",
             format!(
-                "{} usable by this process; the machine has {}, {}, {}, {}",
+                "{} usable by this process; machine: {}, {}, {}, {}",
                 cpu.usable_cores(),
                 number(cpu.physical_cores, "core"),
                 number(cpu.logical_cores, "thread"),
@@ -145,7 +145,7 @@ fn cpu_rows(cpu: &Cpu) -> Vec<Vec<String>> {
     for cache in &cpu.caches {
         let kind = if cache.kind == CacheKind::Data { "d" } else { "" };
         let sharing = count(cache.shared_by, "thread");
-        let value = format!("{} each, {} of them, each for {sharing}", cache.size, cache.instances);
+        let value = format!("{} each, {} in total, each shared by {sharing}", cache.size, cache.instances);
         rows.push(row(&format!("L{}{kind} cache", cache.level), value));
     }
     let value = format!("{} usable, {} available", memory(cpu.usable_memory()), memory(cpu.available_memory()));
@@ -177,7 +177,7 @@ fn nvidia_rows(nvidia: &Nvidia) -> Vec<Vec<String>> {
     rows
 }
 
-/// What mends what is missing, each command once; nothing where there is no GPU to fix it for.
+/// Commands that install missing libraries, each once; none without a GPU.
 fn remedies(nvidia: &Nvidia) -> Vec<&str> {
     let mut remedies = Vec::new();
     if nvidia.gpus.is_empty() && nvidia.kernel_module.is_none() {
@@ -260,7 +260,7 @@ mod tests {
         };
         for (cache, bytes) in [(l3(8, 1), 256), (l3(32, 4), 512), (l3(384, 2), 2048)] {
             cpu.caches = vec![cache];
-            // Where the memory that is left is not known, the least is read.
+            // If the available memory is unknown, the minimum size is read.
             assert_eq!(bytes_to_read(&cpu), Bytes::from_mib(bytes).min(MIN_READ));
             cpu.memory = Some(ridge_hw::cpu::Memory { total: Bytes::from_gib(64), available: Bytes::from_gib(64) });
             assert_eq!(bytes_to_read(&cpu), Bytes::from_mib(bytes));

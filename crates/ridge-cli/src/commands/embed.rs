@@ -1,4 +1,4 @@
-//! `ridge embed`: texts to vectors.
+//! `ridge embed`: text embeddings.
 
 use std::path::PathBuf;
 
@@ -16,14 +16,14 @@ use crate::output::{LoadProgress, columns, count, note, print, print_json};
 
 /// Compute embeddings of texts
 ///
-/// Encoders (bert) and decoders alike. How the vectors of a text's tokens become one is read from the files of
-/// sentence-transformers beside the model, if they are there; else it is their mean.
+/// Works for encoders (BERT) and decoders. The pooling is read from the model's sentence-transformers files if there are
+/// any; the default is the mean.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge embed --model DIR \"a text\" \"another\"       a line of numbers each
-  ridge embed --model DIR --similarity \"a\" \"b\"     their cosine similarity
-  ridge embed --model DIR --json - < lines.txt     a text a line
+  ridge embed --model DIR \"a text\" \"another\"       one line of numbers per text
+  ridge embed --model DIR --similarity \"a\" \"b\"     cosine similarity
+  ridge embed --model DIR --json - < lines.txt     one text per line
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct EmbedArgs {
@@ -31,7 +31,7 @@ pub(crate) struct EmbedArgs {
     #[arg(required = true)]
     texts: Vec<String>,
 
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -40,7 +40,7 @@ pub(crate) struct EmbedArgs {
     #[arg(long)]
     random_weights: bool,
 
-    /// How the vectors of a text's tokens become one
+    /// Pooling of token vectors
     #[arg(long, value_enum, default_value = "auto")]
     pooling: PoolingArg,
 
@@ -48,15 +48,15 @@ pub(crate) struct EmbedArgs {
     #[arg(long, overrides_with = "no_normalize")]
     normalize: bool,
 
-    /// Do not normalise, even if the model's files say so
+    /// Do not normalise, even if the model's files request it
     #[arg(long, overrides_with = "normalize")]
     no_normalize: bool,
 
-    /// Truncate texts that are too long instead of refusing them
+    /// Truncate texts that are too long instead of rejecting them
     #[arg(long)]
     truncate: bool,
 
-    /// Maximum tokens of a step
+    /// Maximum tokens per step
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 4096, help_heading = "Running"
@@ -110,7 +110,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     if matches!(config, NetworkConfig::ImageClassifier(_)) {
         return Err(sees_images(&files));
     }
-    // A way of pooling that was chosen by hand makes the files' own moot, also where Ridge cannot read it.
+    // An explicit pooling overrides that of the files, even if Ridge does not support the latter.
     let said = match args.pooling.chosen() {
         Some(pooling) => Some(SentenceConfig { pooling, normalize: false, max_tokens: None }),
         None => files.sentence_config()?,
@@ -118,7 +118,7 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
     let pooling = said.map_or(Pooling::Mean, |s| s.pooling);
     let normalize = !args.no_normalize && (args.normalize || said.is_some_and(|s| s.normalize));
     if said.is_none() && !args.quiet && !args.json {
-        note("the model does not say how texts become vectors; taking the mean of their tokens' (--pooling)");
+        note("the model's files do not specify a pooling; using the mean (--pooling changes it)");
     }
     let tokenizer = files.tokenizer()?;
     let texts = texts(&args.texts)?;
@@ -159,10 +159,10 @@ pub(crate) fn run(args: EmbedArgs) -> Result<()> {
 }
 
 fn sees_images(files: &ModelFiles) -> Error {
-    refused("--model", files, "sees images, and no texts; name them with `ridge classify`")
+    refused("--model", files, "is an image classifier; use `ridge classify`")
 }
 
-/// What was typed, with the lines of standard input in the place of `-`.
+/// The given texts, with the lines of standard input in place of `-`.
 fn texts(typed: &[String]) -> Result<Vec<String>> {
     let mut texts = Vec::new();
     for text in typed {
@@ -175,7 +175,7 @@ fn texts(typed: &[String]) -> Result<Vec<String>> {
     Ok(texts)
 }
 
-/// The tokens of a text, `most` at most.
+/// The tokens of a text, at most `most`.
 fn tokens(tokenizer: &Tokenizer, text: &str, most: usize, truncate: bool) -> Result<Vec<u32>> {
     let ids = tokenizer.encode(text, true)?;
     if ids.len() <= most {
@@ -183,7 +183,8 @@ fn tokens(tokenizer: &Tokenizer, text: &str, most: usize, truncate: bool) -> Res
     }
     if !truncate {
         let start: String = text.chars().take(30).collect();
-        let why = format!("has {}, and the model takes {most}; --truncate cuts it", count(ids.len(), "token"));
+        let why =
+            format!("has {}, but the model's maximum is {most}; --truncate truncates it", count(ids.len(), "token"));
         return Err(refused("TEXT", format!("{start:?}..."), &why));
     }
     Ok(tokenizer.encode_truncated(text, most)?)

@@ -1,4 +1,4 @@
-//! `ridge launch`: the same command as several ranks, each a process.
+//! `ridge launch`: runs a command as several ranks, one process each.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
@@ -18,8 +18,8 @@ use crate::output::note;
 
 /// Run a command as several ranks, one process each
 ///
-/// Every rank runs the command after `--`, whose --tp divides the model; the first rank prints. When a rank
-/// is lost, the others name it and end.
+/// Every rank runs the command after `--`, whose --tp shards the model; only the first rank prints. When a rank is lost, the
+/// others report it and exit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -27,14 +27,14 @@ Examples:
   ridge launch -n 4 --transport tcp -- generate --tp 4 --model DIR \"A prompt\"
   ridge launch -n 2 -- generate --tp 2 --device cuda --model DIR \"A prompt\"
 
-On two machines, with the same secret in RIDGE_TOKEN, node 0 and then node 1:
+On two machines, with the same secret in RIDGE_TOKEN, for node 0 and node 1:
   ridge launch -n 1 --nodes 2 --node 0 --meet HOST:29500 -- generate --tp 2
   ridge launch -n 1 --nodes 2 --node 1 --meet HOST:29500 -- generate --tp 2
 
-With --device cuda, each rank of a machine has a GPU of its own, from the first on, and ranks communicate by NCCL.
+With --device cuda, each rank of a machine uses one GPU, in order, and ranks communicate over NCCL.
 
-Each rank has RIDGE_RANK, RIDGE_RANKS, RIDGE_LOCAL_RANK, RIDGE_MEET, RIDGE_TOKEN and RIDGE_TRANSPORT in its environment; \
-another launcher may set them as well.")]
+The environment of each rank has RIDGE_RANK, RIDGE_RANKS, RIDGE_LOCAL_RANK, RIDGE_MEET, RIDGE_TOKEN and RIDGE_TRANSPORT; \
+another launcher can set them instead.")]
 pub(crate) struct LaunchArgs {
     /// Ranks on this machine
     #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, 64>, allow_negative_numbers = true)]
@@ -44,29 +44,29 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_enum)]
     transport: Option<TransportArg>,
 
-    /// Machines, each of which has as many ranks
+    /// Number of machines, each with --ranks ranks
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, 1024>,
         allow_negative_numbers = true, default_value_t = 1, requires = "meet"
     )]
     nodes: usize,
 
-    /// Which machine this is, from 0
+    /// Index of this machine, from 0
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, 1023>,
         allow_negative_numbers = true, default_value_t = 0
     )]
     node: usize,
 
-    /// Host and port of machine 0 at which the ranks meet [default: a free port of this machine]
+    /// Rendezvous address: host and port of machine 0 [default: a free port of this machine]
     #[arg(long, value_name = "HOST:PORT")]
     meet: Option<String>,
 
-    /// Seconds to wait in a collective for a missing rank [default: 600]
+    /// Timeout of a collective in seconds [default: 600]
     #[arg(long, value_name = "SECONDS", value_parser = whole::<usize, 1, 1_000_000>, allow_negative_numbers = true)]
     patience: Option<usize>,
 
-    /// The command: generate and its arguments
+    /// The command: `generate` and its arguments
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -80,27 +80,23 @@ enum TransportArg {
     Tcp,
 }
 
-/// Commands that may be ranks of several.
+/// Commands that support multi-process ranks.
 const COMMANDS: [&str; 1] = ["generate"];
 
-/// How long ranks have to end by themselves once one has failed.
+/// Time for ranks to exit by themselves after one has failed.
 const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
     let name = args.command.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     if !COMMANDS.contains(&name.as_str()) {
-        return Err(refused(
-            "COMMAND",
-            name,
-            &format!("is none that runs as ranks; these do: {}", COMMANDS.join(", ")),
-        ));
+        return Err(refused("COMMAND", name, &format!("does not support ranks; supported: {}", COMMANDS.join(", "))));
     }
     if args.node >= args.nodes {
         return Err(refused("--node", args.node, &format!("must be below --nodes {}", args.nodes)));
     }
     let transport = match args.transport {
         Some(TransportArg::Shm) if args.nodes > 1 => {
-            return Err(refused("--transport", "shm", "is of one machine, and there are several; use tcp"));
+            return Err(refused("--transport", "shm", "works on one machine only; use tcp for several"));
         }
         Some(TransportArg::Tcp) => Transport::Tcp,
         None if args.nodes > 1 => Transport::Tcp,
@@ -109,7 +105,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
     let token = match std::env::var(variables::TOKEN) {
         Ok(token) if !token.is_empty() => token,
         _ if args.nodes > 1 => {
-            let why = "must be set to the same text on all machines, one that nobody guesses";
+            let why = "must be set to the same secret on all machines";
             return Err(refused(variables::TOKEN, "", why));
         }
         _ => (0..2).map(|_| format!("{:016x}", RandomState::new().build_hasher().finish())).collect(),
@@ -147,7 +143,7 @@ pub(crate) fn run(args: &LaunchArgs) -> Result<()> {
     ranks.wait(&ended)
 }
 
-/// An address of this machine at which nobody listens.
+/// A free local address.
 fn free_address() -> Result<String> {
     let address = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| listener.local_addr());
     address
@@ -155,7 +151,7 @@ fn free_address() -> Result<String> {
         .map_err(|cause| Error::Ranks { why: format!("no port is free: {cause}") })
 }
 
-/// Prints what a rank says, with its number.
+/// Prints a rank's output with its number.
 fn pass_on(rank: usize, said: impl Read + Send + 'static) -> Result<()> {
     let lines = move || {
         for line in BufReader::new(said).lines().map_while(Result::ok) {
@@ -166,11 +162,11 @@ fn pass_on(rank: usize, said: impl Read + Send + 'static) -> Result<()> {
     started.map(drop).map_err(|cause| Error::Ranks { why: format!("cannot start a thread: {cause}") })
 }
 
-/// The ranks of this machine. What still runs when it is dropped is killed.
+/// The ranks of this machine. Processes that still run when it is dropped are killed.
 struct Ranks(Vec<(usize, Child)>);
 
 impl Ranks {
-    /// Waits until all have ended, or somebody wants them to end. Once one has failed, the others have a moment to end too.
+    /// Waits until all ranks have exited or the launch is interrupted. After one has failed, the others get a grace period.
     fn wait(mut self, interrupted: &AtomicBool) -> Result<()> {
         let mut failed: Option<(usize, ExitStatus, Instant)> = None;
         let mut running: Vec<usize> = (0..self.0.len()).collect();
@@ -200,11 +196,11 @@ impl Ranks {
                 break;
             }
         }
-        // What it has said is printed by another thread.
+        // Another thread prints its remaining output.
         std::thread::sleep(Duration::from_millis(20));
         match failed {
             None => Ok(()),
-            Some((rank, status, _)) => Err(Error::Ranks { why: format!("rank {rank} ended first, with {status}") }),
+            Some((rank, status, _)) => Err(Error::Ranks { why: format!("rank {rank} exited first, with {status}") }),
         }
     }
 }

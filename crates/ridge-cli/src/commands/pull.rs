@@ -13,22 +13,22 @@ use crate::output::{Progress, count, note, print, print_json};
 
 /// Download a model from the Hugging Face Hub
 ///
-/// The files that Ridge reads go into the cache that huggingface_hub and vLLM share, and the folder is printed. Every
-/// command then takes the model by its name. An interrupted download continues where it ended.
+/// Downloads the files that Ridge reads into the cache that huggingface_hub and vLLM share, and prints the folder. Every
+/// command then accepts the model by name. An interrupted download resumes where it stopped.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge pull Qwen/Qwen3-0.6B                  then: ridge chat Qwen/Qwen3-0.6B
-  ridge pull Qwen/Qwen3-0.6B@refs/pr/1        a branch, tag, commit or PR
-  ridge pull ORG/NAME-GGUF:Q4_K_M             the GGUF file named so
-  ridge pull ORG/NAME --include '*.json'      files by their names
+  ridge pull Qwen/Qwen3-0.6B@refs/pr/1        a branch, tag, commit or pull request
+  ridge pull ORG/NAME-GGUF:Q4_K_M             a GGUF file, by a part of its name
+  ridge pull ORG/NAME --include '*.json'      files by pattern
 
-Environment: HF_TOKEN or the token that `hf auth login` saved, for private and gated models; HF_ENDPOINT for a mirror; \
-HF_HUB_CACHE or HF_HOME for the cache; HF_HUB_OFFLINE=1 to use what is downloaded; HF_HUB_DOWNLOAD_TIMEOUT in seconds; \
+Environment: HF_TOKEN, or the token saved by `hf auth login`, for private and gated models; HF_ENDPOINT for a mirror; \
+HF_HUB_CACHE or HF_HOME for the cache; HF_HUB_OFFLINE=1 to use downloaded files only; HF_HUB_DOWNLOAD_TIMEOUT in seconds; \
 HTTPS_PROXY; SSL_CERT_FILE.
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct PullArgs {
-    /// Model on the Hub: ORG/NAME, ORG/NAME@REVISION, and :PART behind either for the GGUF file with PART in its name
+    /// Model on the Hub: ORG/NAME or ORG/NAME@REVISION, with :PART appended to select the GGUF file whose name contains PART
     #[arg(value_name = "MODEL")]
     model: HubModel,
 
@@ -36,15 +36,15 @@ pub(crate) struct PullArgs {
     #[arg(long, value_name = "NAME")]
     revision: Option<String>,
 
-    /// Download the files with this name in place of those that Ridge reads; * and ? stand for others; may be repeated
+    /// Download files that match this pattern (with * and ?) instead of those that Ridge reads; may be repeated
     #[arg(long, value_name = "PATTERN")]
     include: Vec<String>,
 
-    /// Leave out the files with this name; may be repeated
+    /// Skip files that match this pattern; may be repeated
     #[arg(long, value_name = "PATTERN")]
     exclude: Vec<String>,
 
-    /// Number of files downloaded at the same time
+    /// Number of parallel downloads
     #[arg(short, long, value_name = "N", value_parser = whole::<usize, 1, 64>, allow_negative_numbers = true, default_value_t = 8)]
     jobs: usize,
 
@@ -52,7 +52,7 @@ pub(crate) struct PullArgs {
     #[arg(long)]
     json: bool,
 
-    /// Print the folder only
+    /// Print only the folder
     #[arg(short, long)]
     quiet: bool,
 }
@@ -60,7 +60,7 @@ pub(crate) struct PullArgs {
 pub(crate) fn run(args: PullArgs) -> Result<()> {
     let model = match &args.revision {
         Some(revision) => {
-            args.model.at(revision).map_err(|_| refused("--revision", revision, "cannot be the name of a revision"))?
+            args.model.at(revision).map_err(|_| refused("--revision", revision, "is not a valid revision"))?
         }
         None => args.model,
     };

@@ -1,4 +1,4 @@
-//! `ridge quantize`: a model with its matrices in fewer bits, as a GGUF file.
+//! `ridge quantize`: quantises a model's matrices and writes a GGUF file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,34 +18,34 @@ use crate::target_file::{check_target, interruptible, is_gguf};
 
 /// Quantise a model's weights
 ///
-/// Writes a GGUF file, which Ridge and llama.cpp run. Vectors stay f32. Rows that do not divide into the format's
-/// blocks take the nearest format that holds them.
+/// Writes a GGUF file for Ridge and llama.cpp. Vectors stay f32. Matrices whose row length is not a multiple of the
+/// format's block size use the nearest format that fits.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge quantize DIR model.gguf --format q8_0     nearly lossless
-  ridge quantize DIR model.gguf --format q4_k     a quarter of bf16's bytes
-  ridge quantize DIR model.gguf --format q4_k_m   more bits where they matter
+  ridge quantize DIR model.gguf --format q4_k     about 0.28 times the size of bf16
+  ridge quantize DIR model.gguf --format q4_k_m   more bits for sensitive matrices
   ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct QuantizeArgs {
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     model: PathBuf,
 
-    /// Output file; its name ends in .gguf
+    /// Output file, with the extension .gguf
     to: PathBuf,
 
-    /// Format of the matrices, or a mix of formats (_s, _m, _l) as llama-quantize has it
+    /// Format of the matrices, or one of llama-quantize's mixes (_s, _m, _l)
     #[arg(long, value_parser = formats_and_mixes(), ignore_case = true)]
     format: String,
 
     /// Format of the embedding and the output projection [default: that of the mix; q6_k for formats of
-    /// fewer bits; else --format]
+    /// fewer bits; otherwise --format]
     #[arg(long, value_parser = formats(), ignore_case = true, value_name = "FORMAT")]
     outer: Option<String>,
 
-    /// Importance matrix: a file that llama-imatrix wrote, GGUF or the older format
+    /// Importance matrix: a file written by llama-imatrix, GGUF or the older format
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
 
@@ -64,7 +64,7 @@ fn formats_and_mixes() -> PossibleValuesParser {
     names.collect::<Vec<_>>().into()
 }
 
-/// Bits of a stored number.
+/// Bits per stored element.
 fn bits(storage: &TensorStorage) -> f64 {
     let (elements, bytes) = storage.block();
     bytes as f64 * 8.0 / elements as f64
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     };
     if !is_gguf(&args.to) {
         let shown = args.to.display().to_string();
-        return Err(refused("the output", &shown, "does not end in .gguf, which is what is written"));
+        return Err(refused("the output", &shown, "must end in .gguf"));
     }
     let files = ModelFiles::open(Some(&args.model))?;
     check_target(&files, &args.model, &args.to, args.force)?;
@@ -100,22 +100,22 @@ fn say(args: &QuantizeArgs, written: &Written) {
     let each: Vec<String> = written.tensors.iter().map(|(name, n)| format!("{n} in {name}")).collect();
     note(&format!("wrote {}, {}: {}", args.to.display(), Bytes(written.bytes), each.join(", ")));
     let matrices = |n: usize| count(n, "matrix").replace("matrixs", "matrices");
-    // By what was wanted: of --format, of --outer, or of a mix.
+    // Grouped by the requested format: that of --format, of --outer, or of a mix.
     let mut instead: BTreeMap<&str, Vec<&Instead>> = BTreeMap::new();
     for matrix in &written.instead {
         instead.entry(matrix.wanted).or_default().push(matrix);
     }
     for (wanted, all) in instead {
         let (n, Instead { tensor, has, .. }) = (matrices(all.len()), all[0]);
-        note(&format!("{n} whose rows {wanted} cannot hold, such as {tensor}, which is in {has}"));
+        note(&format!("{n} with a row length that does not fit {wanted}, such as {tensor}, stored as {has}"));
     }
     if written.again > 0 {
         let n = matrices(written.again);
         note(&format!(
-            "{n} quantised a second time, and the losses add up: begin with the unquantised model if you can"
+            "{n} were already quantised, so errors accumulate; start from the unquantised model if possible"
         ));
     }
     if written.unweighed > 0 {
-        note(&format!("the importance matrix says nothing of {}", matrices(written.unweighed)));
+        note(&format!("the importance matrix has no entry for {}", matrices(written.unweighed)));
     }
 }

@@ -1,4 +1,4 @@
-//! `ridge completions` and `ridge man`: both are read off the definition of the arguments.
+//! `ridge completions` and `ridge man`: both are generated from the argument definitions.
 
 use std::path::{Path, PathBuf};
 
@@ -13,8 +13,8 @@ use crate::output::print;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  source <(ridge completions bash)                             for this bash
-  ridge completions zsh > ~/.zfunc/_ridge                      a folder in fpath
+  source <(ridge completions bash)                             for the current shell
+  ridge completions zsh > ~/.zfunc/_ridge                      for a folder in fpath
   ridge completions fish > ~/.config/fish/completions/ridge.fish")]
 pub(crate) struct CompletionsArgs {
     /// The shell
@@ -31,16 +31,16 @@ Examples:
   ridge man plan serve | man -l -
   ridge man --folder ~/.local/share/man/man1")]
 pub(crate) struct ManArgs {
-    /// The command whose page is wanted [default: the page that lists them]
+    /// The command to document [default: the page that lists all commands]
     #[arg(value_name = "COMMAND")]
     command: Vec<String>,
 
-    /// Write a file for each command to this folder, which is made if need be
+    /// Write one file per command to this folder, which is created if necessary
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     folder: Option<PathBuf>,
 }
 
-/// Prints the script that completes commands of `ridge`.
+/// Prints a completion script for `ridge`.
 ///
 /// # Errors
 /// When standard output cannot be written.
@@ -50,13 +50,13 @@ pub(crate) fn completions(args: &CompletionsArgs, mut ridge: Command) -> Result<
     print(&String::from_utf8_lossy(&script))
 }
 
-/// Prints or writes pages of the manual of `ridge`.
+/// Prints or writes man pages of `ridge`.
 ///
 /// # Errors
 /// When there is no such command, or a page cannot be written.
 pub(crate) fn man(args: &ManArgs, ridge: Command) -> Result<()> {
     let mut ridge = ridge.disable_help_subcommand(true);
-    // Gives commands the names of their pages, `ridge-generate`.
+    // Assigns page names such as `ridge-generate`.
     ridge.build();
     if let Some(folder) = &args.folder {
         let fail = |path: &Path| {
@@ -76,7 +76,7 @@ pub(crate) fn man(args: &ManArgs, ridge: Command) -> Result<()> {
     for name in &args.command {
         let names: Vec<&str> = page.get_subcommands().map(Command::get_name).collect();
         let why = match names[..] {
-            [] => format!("{} has no commands of its own", page.get_name()),
+            [] => format!("{} has no subcommands", page.get_name()),
             _ => format!("there is no such command; choose one of: {}", names.join(", ")),
         };
         page = page.find_subcommand(name).ok_or_else(|| refused("man", name, &why))?;
@@ -86,7 +86,7 @@ pub(crate) fn man(args: &ManArgs, ridge: Command) -> Result<()> {
 
 fn rendered(command: &Command) -> String {
     let mut page = Vec::new();
-    // A vector takes whatever is written.
+    // Writing to a vector cannot fail.
     let _ = Man::new(command.clone())
         .source(concat!("ridge ", env!("CARGO_PKG_VERSION")))
         .manual("Ridge")

@@ -1,4 +1,4 @@
-//! `ridge tokenize`: a text as tokens, tokens as text.
+//! `ridge tokenize`: text to tokens and back.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -14,10 +14,10 @@ use crate::error::{Error, Result, refused};
 use crate::input;
 use crate::output::{columns, print, print_json};
 
-/// Show a text as tokens, or tokens as text
+/// Convert text to tokens, or tokens to text
 ///
-/// For each token: its id, its spelling in the vocabulary, and its bytes. No weights are
-/// read. Without --model, the tokenizer is that of the embedded model.
+/// For each token: its id, its spelling in the vocabulary, and its bytes. Weights are not read. Without a model, the
+/// tokenizer of the embedded model is used.
 #[derive(Debug, Args)]
 #[command(
     group = clap::ArgGroup::new("input").required(true),
@@ -33,7 +33,7 @@ pub(crate) struct TokenizeArgs {
     #[arg(group = "input")]
     text: Option<String>,
 
-    /// Read the text from this file, as it is
+    /// Read the text from this file, unchanged
     #[arg(short, long, value_name = "FILE", group = "input")]
     file: Option<PathBuf>,
 
@@ -41,16 +41,16 @@ pub(crate) struct TokenizeArgs {
     #[arg(short, long, value_name = "IDS", group = "input")]
     decode: Option<String>,
 
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
 
-    /// Add no begin and end tokens; with --decode, leave special tokens out of the text
+    /// Do not add begin and end tokens; with --decode, omit special tokens from the text
     #[arg(long)]
     no_special: bool,
 
-    /// The text is a JSON conversation: put it into the model's chat template, as `ridge chat` does
+    /// The text is a JSON conversation: render it with the model's chat template, as in `ridge chat`
     #[arg(long, conflicts_with = "decode")]
     chat: bool,
 
@@ -87,7 +87,7 @@ pub(crate) fn run(args: &TokenizeArgs) -> Result<()> {
         (None, Some(text)) => text.to_owned(),
     };
     let text = if args.chat { rendered(args, &files, &text)? } else { text };
-    // Templates spell the begin token themselves.
+    // Templates contain the begin token.
     let tokens = tokenizer.encode_with_offsets(&text, !args.no_special && !args.chat)?;
     if args.count {
         return print(&format!("{}\n", tokens.len()));
@@ -130,7 +130,7 @@ fn table(tokenizer: &Tokenizer, text: &str, tokens: &[(u32, Range<usize>)]) -> S
     columns(&Some(heading).into_iter().chain(tokens.iter().map(row)).collect::<Vec<_>>())
 }
 
-/// The conversation in `text` as the model reads it: up to where the answer begins, unless it ends with one.
+/// Renders the conversation in `text`, with a generation prompt unless it ends with an assistant message.
 fn rendered(args: &TokenizeArgs, files: &ModelFiles, text: &str) -> Result<String> {
     let what = args.file.as_ref().map_or("the text".to_owned(), |file| file.display().to_string());
     let messages = Conversation::from_json(&what, text)?.read()?;
@@ -151,8 +151,7 @@ fn decode(args: &TokenizeArgs, tokenizer: &Tokenizer, typed: &str) -> Result<()>
     };
     let separator = |c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']');
     let id = |word: &str| -> Result<u32> {
-        let id: u32 =
-            word.parse().map_err(|_| refused("--decode", word, "must be the id of a token, a whole number"))?;
+        let id: u32 = word.parse().map_err(|_| refused("--decode", word, "must be a token id, a whole number"))?;
         match tokenizer.id_to_token(id) {
             Some(_) => Ok(id),
             None => Err(Error::NoSuchToken { id, tokens: tokenizer.vocab_size() }),

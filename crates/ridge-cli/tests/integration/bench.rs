@@ -44,7 +44,7 @@ fn a_configuration_is_enough_with_random_weights() {
     let folder = fixture("gqa2_tied");
     let args = ["--random-weights", "--prompt", "0", "--generate", "2", "--repeat", "1"];
     let text = stdout(&[&["bench", "--model", &folder], &args[..]].concat());
-    assert!(text.contains("(measured)") && text.contains("floor modelled"), "{text}");
+    assert!(text.contains("(measured)") && text.contains("floor: modelled"), "{text}");
     assert!(text.contains("\ntg2 ") && !text.contains("\npp"), "{text}");
 }
 
@@ -54,7 +54,7 @@ fn what_does_not_fit_is_refused_with_its_flag() {
         (&["--prompt", "513"][..], "--prompt 513: with 0 in the cache"),
         (&["--context", "500", "--generate", "13"], "--generate 13: with 500 in the cache"),
         (&["--context", "512"], "--context 512: leaves no room"),
-        (&["--prompt", "0", "--generate", "0"], "leave nothing to run"),
+        (&["--prompt", "0", "--generate", "0"], "leave no test to run"),
     ] {
         let ran = ridge(&[&["bench"], args].concat());
         assert_eq!(ran.code, 2, "{}", ran.stderr);
@@ -111,7 +111,7 @@ fn a_calibration_is_what_plans_of_this_machine_read() {
         let ran = plan(&other);
         assert!(ran.code != 0 && ran.stderr.contains(said), "{}", ran.stderr);
     };
-    bad("scores = ", "scores = 7 #", "has scores = 7 for cpu, which is no share");
+    bad("scores = ", "scores = 7 #", "has scores = 7 for cpu, which is not a share");
     bad("[[device]]", "[[devices]]", "unknown field");
     bad("source = \"measured\"", "source = \"heard\"", "heard");
     bad("name = \"cpu\"", "name = \"gpu\"", "no specification sheet for the device \"cpu\"");

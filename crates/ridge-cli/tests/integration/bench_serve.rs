@@ -343,14 +343,14 @@ fn a_sweep_prints_its_steps_and_draws_them() {
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.starts_with("<svg") && svg.matches("<title").count() >= steps.len() * 7, "{svg}");
     let ran = fake.bench(&[&common[..], &["--rate", "500", "--duration", "0.01", "--slo", "ttft=0.000001ms"]].concat());
-    assert!(ran.stdout.contains("no rate tried lets 90.0% keep ttft at most"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("no rate tried is sustained with 90.0% within ttft at most"), "{}", ran.stdout);
     assert_eq!(ran.stderr.matches(" broken ").count(), 11, "{}", ran.stderr);
 }
 
 #[test]
 fn mistakes_are_named_with_their_flags() {
     for (args, said) in [
-        (&["--url", "https://x"][..], "TLS is not spoken"),
+        (&["--url", "https://x"][..], "TLS is not supported"),
         (&["--rate", "0"], "--rate"),
         (&["--rate", "nan"], "--rate"),
         (&["--prompt", "9..3"], "--prompt"),

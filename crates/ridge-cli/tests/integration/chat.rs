@@ -39,7 +39,7 @@ fn the_embedded_model_continues_a_story() {
     let ran = ridge(&args);
     assert_eq!((ran.code, ran.stdout), (0, generated("Once upon a time", "20")));
     assert!(
-        ran.stderr.contains("(cut off at 20 tokens, the maximum of an answer; --max-tokens N raises it"),
+        ran.stderr.contains("(cut off after 20 tokens; --max-tokens N or /set max_tokens N raises the limit"),
         "{}",
         ran.stderr
     );
@@ -236,7 +236,7 @@ mod by_hand {
         };
         assert!(terminal.say("/help").contains("/retry"));
         assert!(terminal.say("/nothing").contains("there is no command /nothing"));
-        assert!(terminal.say("/system Be kind.").contains("(system prompt set; it counts from the next message on)"));
+        assert!(terminal.say("/system Be kind.").contains("(system prompt set; it applies from the next message on)"));
         assert!(terminal.say("The dog").contains("(0 from the cache)"));
         let again = terminal.say("The cat");
         assert!(again.contains("from the cache)") && !again.contains("(0 from the cache)"), "{again}");
@@ -249,11 +249,11 @@ mod by_hand {
         assert_eq!(roles, ["system", "user", "assistant"]);
         assert_eq!(saved[1]["content"], "The dog");
         assert!(terminal.say("/clear").contains("(2 messages cleared; the system prompt stays)"));
-        assert!(terminal.say("/system off").contains("(no system prompt from now on)"));
+        assert!(terminal.say("/system off").contains("(system prompt removed)"));
         assert!(terminal.say(&format!("/load {}", file.display())).contains("(2 messages from"));
         assert!(terminal.say("/settings").contains("greedy"));
         assert!(terminal.say("/set max_tokens 3").contains("(max_tokens = 3)"));
-        assert!(terminal.say("The cat").contains("(cut off at 3 tokens, the maximum of an answer;"));
+        assert!(terminal.say("The cat").contains("(cut off after 3 tokens; "));
         assert!(
             terminal.say("/set temperature -1").contains("(temperature -1: must be 0 (greedy) or a positive number)")
         );
@@ -280,7 +280,7 @@ mod by_hand {
         let said = terminal.until(">>> ");
         if said.contains("(interrupted)") {
             terminal.press("\x03");
-            terminal.until("(once more, or Ctrl-D, to leave)");
+            terminal.until("(Ctrl-C again, or Ctrl-D, to exit)");
             terminal.until(">>> ");
         }
         assert!(!folder.file("ridge").exists());
@@ -316,7 +316,7 @@ mod by_hand {
         };
         terminal.say("The dog");
         terminal.press("\x03");
-        terminal.until("(once more, or Ctrl-D, to leave)");
+        terminal.until("(Ctrl-C again, or Ctrl-D, to exit)");
         terminal.until(">>> ");
         terminal.press("\x03");
         terminal.until("continues it)");

@@ -80,7 +80,10 @@ fn mistakes_name_the_file_and_what_to_do() {
         (vec!["--model", &*model(), &cut], "cut.png: cannot be decoded"),
         (vec!["--model", &*model(), &text], "text.png: is neither a PNG nor a JPEG file; convert it"),
         (vec!["--model", &*model(), "nothing.png"], "cannot read nothing.png"),
-        (vec!["--model", &*repository().join("fixtures/families/bert").display().to_string(), &cut], "sees no images"),
+        (
+            vec!["--model", &*repository().join("fixtures/families/bert").display().to_string(), &cut],
+            "does not classify images",
+        ),
     ] {
         let ran = ridge(&[&["classify"], &args[..]].concat());
         assert!(ran.code != 0 && ran.stderr.contains(expected), "{args:?}: {}", ran.stderr);

@@ -91,7 +91,11 @@ fn no_part_of_what_is_read_is_written_over() {
     let (first, second) = (part(1).display().to_string(), part(2).display().to_string());
     for args in [vec!["convert", &first, &second, "--force"], vec!["quantize", &first, &second, "--format", "q8_0"]] {
         let refused = ridge(&args);
-        assert!(refused.stderr.contains("is what is read: give another name"), "{args:?}: {}", refused.stderr);
+        assert!(
+            refused.stderr.contains("is an input of this command; give another name"),
+            "{args:?}: {}",
+            refused.stderr
+        );
         assert!(std::fs::read(part(2)).unwrap() == before);
     }
 }
@@ -115,7 +119,7 @@ fn a_model_in_parts_runs_from_any_of_them() {
     std::fs::copy(part(1), &alone).unwrap();
     let refused = ridge(&["inspect", &alone.display().to_string()]);
     assert_eq!(refused.code, 1);
-    assert!(refused.stderr.contains("model-00002-of-00003.gguf is not there"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("model-00002-of-00003.gguf does not exist"), "{}", refused.stderr);
 }
 
 #[test]
@@ -127,14 +131,14 @@ fn what_cannot_be_written_is_refused_with_a_way_out() {
         (folder.file("none/y.gguf").display().to_string(), folder.file("z.gguf").display().to_string());
     std::fs::create_dir(&made).unwrap();
     for (args, says) in [
-        (vec!["quantize", &file, &file, "--format", "q8_0"], "is what is read: give another name"),
-        (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "does not end in .gguf"),
+        (vec!["quantize", &file, &file, "--format", "q8_0"], "is an input of this command; give another name"),
+        (vec!["quantize", &file, "y.bin", "--format", "q8_0"], "must end in .gguf"),
         (vec!["quantize", &file, &to, "--format", "q9"], "q4_k_m"),
         (vec!["quantize", &file, &to, "--format", "q8_0", "--imatrix", &file], "says nothing of any matrix"),
-        (vec!["convert", &file, folder.path()], "already exists: give another name, or --force"),
+        (vec!["convert", &file, folder.path()], "already exists; give another name, or --force"),
         (vec!["convert", "/no/such.gguf", &to], "there is no such file"),
-        (vec!["convert", &file, &within], "is in a folder that is not there: make it first"),
-        (vec!["convert", &file, &made, "--force"], "is a folder: give the name of a file"),
+        (vec!["convert", &file, &within], "is in a folder that does not exist; create it first"),
+        (vec!["convert", &file, &made, "--force"], "is a folder; give a file name"),
     ] {
         let refused = ridge(&args);
         assert!(refused.code != 0 && refused.stderr.contains(says), "{args:?}: {}", refused.stderr);

@@ -63,7 +63,7 @@ fn rolling_is_that_of_the_harness() {
 fn the_default_windows_are_told() {
     let text = stdout(&["eval", "--perplexity", &fixture("perplexity.txt")]);
     assert!(text.contains("1,893 predicted") && text.contains("in 7 windows of 512, one every 256"), "{text}");
-    assert!(text.contains("perplexity    5") && text.contains("bits a byte   3."), "{text}");
+    assert!(text.contains("perplexity    5") && text.contains("bits per byte   3."), "{text}");
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn mistakes_are_named_with_file_and_line() {
         (["--perplexity", &path("empty")], 1, "empty: is empty"),
         (["--choices", &path("empty")], 1, "empty: has no line"),
         (["--choices", &path("lines")], 1, "lines:3: is not JSON"),
-        (["--choices", &path("few")], 1, "few:1: `answer` is 7, and there are answers 0 to 1"),
+        (["--choices", &path("few")], 1, "few:1: `answer` is 7, but the answers are 0 to 1"),
         (["--perplexity", &path("latin")], 1, "is not UTF-8 at byte 3"),
         (["--perplexity", &path("none")], 1, "cannot read"),
     ] {
@@ -127,7 +127,7 @@ fn mistakes_are_named_with_file_and_line() {
     }
     folder.write("short", "a");
     let ran = ridge(&["eval", "--perplexity", &path("short"), "--stride", "9", "--context", "8"]);
-    assert!(ran.code == 2 && ran.stderr.contains("--stride 9: is more than the window of 8"), "{}", ran.stderr);
+    assert!(ran.code == 2 && ran.stderr.contains("--stride 9: exceeds the window of 8"), "{}", ran.stderr);
     let ran = ridge(&["eval", "--perplexity", &path("empty"), "--no-special", "--context", "5000"]);
     assert!(ran.code == 2 && ran.stderr.contains("supports at most 512 tokens"), "{}", ran.stderr);
 }

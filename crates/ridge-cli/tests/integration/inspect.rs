@@ -46,7 +46,7 @@ fn a_checkpoint_tells_its_own_storage() {
     let model = fixture("bf16_sharded");
     let object = json(&["inspect", "--model", &model, "--json"]);
     assert_eq!(object["summary"]["storage"][0]["name"], "bf16");
-    assert_eq!(object["sources"]["weight_bytes"], "exact: as the checkpoint stores them");
+    assert_eq!(object["sources"]["weight_bytes"], "exact: as stored in the checkpoint");
 }
 
 #[test]
@@ -72,8 +72,8 @@ fn both_graphs_are_printed_where_prompts_and_answers_have_one_each() {
     let rounds = |text: &str| text.contains("quantize(");
     let both = of(&["--dtype", "bf16"]);
     if std::fs::read_to_string("/proc/cpuinfo").is_ok_and(|cpu| cpu.contains("amx_int8")) {
-        let (prompts, answers) = both.split_once("\n# tokens of answers\n").expect("two graphs");
-        assert!(prompts.starts_with("# tokens of prompts\n"), "{prompts}");
+        let (prompts, answers) = both.split_once("\n# generated tokens\n").expect("two graphs");
+        assert!(prompts.starts_with("# prompt tokens\n"), "{prompts}");
         assert!(!rounds(prompts) && rounds(answers));
         assert!(both.contains(&of(&["--dtype", "bf16", "--activations", "exact"])));
     } else {
@@ -82,7 +82,7 @@ fn both_graphs_are_printed_where_prompts_and_answers_have_one_each() {
     assert!(both.ends_with(&of(&["--dtype", "bf16", "--activations", "int8"])));
     // Activations of f32 are faster by codes in prompts too, and matrices that are in no format have nothing to choose.
     assert_eq!(of(&["--dtype", "f32"]), of(&["--dtype", "f32", "--activations", "int8"]));
-    assert!(!stdout(&["inspect", "--lowered", "--dtype", "bf16"]).contains("# tokens of"));
+    assert!(!stdout(&["inspect", "--lowered", "--dtype", "bf16"]).contains("# prompt tokens"));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn the_memory_of_a_step_is_a_file() {
     assert!(refused.code == 2 && refused.stderr.contains("--tokens 65"), "{}", refused.stderr);
     let model = config("Meta-Llama-3.1-8B.json");
     let refused = crate::common::ridge(&["inspect", &model, "--memory", &model]);
-    assert!(refused.code == 2 && refused.stderr.contains("is what is read"), "{}", refused.stderr);
+    assert!(refused.code == 2 && refused.stderr.contains("is an input of this command"), "{}", refused.stderr);
 }
 
 #[test]

@@ -41,6 +41,8 @@ fn a_pulled_model_is_run_by_its_name() {
     assert_eq!(before.code, 1);
     assert!(before.stderr.contains("run `ridge pull org/stories` to download it"), "{}", before.stderr);
 
+    let prompt = hub.ridge(&["generate", "org/stories", "--greedy", "-n", "5"]);
+    assert!(prompt.code == 0 && prompt.stderr.contains("give -m org/stories"), "{}", prompt.stderr);
     let pulled = hub.ridge(&["pull", "org/stories"]);
     assert_eq!(pulled.code, 0, "{}", pulled.stderr);
     let folder = Path::new(pulled.stdout.trim());
@@ -80,7 +82,7 @@ fn what_cannot_be_pulled_is_said_with_what_to_do() {
         (&["pull", "org/stories", "--revision", "../x"], 2, "cannot be the name of a revision"),
         (&["pull", "org/stories@v3"], 1, "there is no revision v3"),
         (&["pull", "org/none"], 1, "has no such model, or does not show it without a token (HF_TOKEN)"),
-        (&["pull", "org/stories", "--include", "*.gguf"], 1, "no file has such a name; its files are"),
+        (&["pull", "org/stories", "--include", "*.gguf"], 1, "no file matches; its files are"),
     ] {
         let ran = hub.ridge(args);
         assert_eq!(ran.code, code, "{args:?}: {}", ran.stderr);

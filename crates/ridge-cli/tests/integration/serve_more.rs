@@ -178,7 +178,7 @@ fn server_that_ends_says_so_and_ends_streams_with_an_error() {
         let answer = stream.join().unwrap();
         let events = answer.events();
         let last = events.last().unwrap();
-        assert!(last["error"]["message"].as_str().is_some_and(|m| m.contains("the server ended")), "{last}");
+        assert!(last["error"]["message"].as_str().is_some_and(|m| m.contains("the server shut down")), "{last}");
     }
     child.wait().unwrap();
     let mut text = String::new();

@@ -10,6 +10,8 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod lanes;
 mod scale;
 #[cfg(target_arch = "x86_64")]
@@ -36,17 +38,17 @@ pub(super) use x::{ActivationCodes, CodeLayout, CodeMultiplier, by, encode, rows
 /// One row of x waits for memory, which the longest vectors read fastest; more share codes that were taken apart once. Bits
 /// are the same.
 #[cfg(target_arch = "x86_64")]
-fn past<B: avx2::Interleaved>(
+fn past<B: avx512::OneRow>(
     weight: &CodeWeight<'_>,
     rows: Range<usize>,
     x: &ActivationCodes<'_>,
     room: &mut [u8],
     out: &mut [f32],
 ) {
-    if simd::isa() >= simd::Isa::Avx512Vnni && x.layout.rows == 1 {
-        stream::stream::<B>(weight, rows, x, room, out);
-    } else {
-        avx2::multiply::<B>(weight, rows, x, room, out);
+    match simd::isa() {
+        simd::Isa::Avx512Vnni | simd::Isa::Avx512Bf16 => avx512::multiply::<B>(weight, rows, x, room, out),
+        simd::Isa::Amx if x.layout.rows == 1 => stream::stream::<B>(weight, rows, x, room, out),
+        _ => avx2::multiply::<B>(weight, rows, x, room, out),
     }
 }
 
@@ -83,7 +85,7 @@ pub(super) fn room(x: &CodeLayout) -> usize {
         #[cfg(target_arch = "x86_64")]
         CodeMultiplier::Tiles => tiles::room(x),
         #[cfg(target_arch = "x86_64")]
-        CodeMultiplier::Stream => stream::room().max(avx2::room()),
+        CodeMultiplier::Stream => stream::room().max(avx2::room()).max(avx512::room(x)),
         CodeMultiplier::Lanes => 0,
     }
 }

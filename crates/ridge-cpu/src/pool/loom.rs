@@ -1,7 +1,7 @@
 //! The pool's protocol under every order of its threads: each chunk runs once, a launch begins when the one before it has
 //! ended, sleeping threads are woken, queued jobs run in order, and the pool shuts down.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p ridge-cpu --lib --release --target-dir target/loom loom`
+//! `RUSTFLAGS="--cfg ridge_loom" cargo test -p ridge-cpu --lib --profile loom --target-dir target/loom loom`
 
 use super::*;
 

@@ -10,7 +10,6 @@ use crate::args;
 use crate::cublaslt::{CublasProduct, GemmOperands};
 use crate::driver::Address;
 use crate::error::device as failed;
-use crate::gemm;
 use crate::kernel::{CudaSource, DeviceAction, KernelCandidate, LaunchArg, OperandSlot, SlotOffset};
 
 /// An action with its operands, ready to be queued many times.
@@ -143,6 +142,9 @@ impl CudaDevice {
                     }
                     None => self.prepare(otherwise, address, ready)?,
                 },
+                DeviceAction::ByArch { arch, actions, otherwise } => {
+                    self.prepare(if self.arch() == *arch { actions } else { otherwise }, address, ready)?;
+                }
                 DeviceAction::Autotuned { .. }
                 | DeviceAction::Copy { .. }
                 | DeviceAction::Constant { .. }
@@ -186,6 +188,9 @@ impl CudaDevice {
 
     /// Blocks of a launch: no more than run at once where they take their work in turn.
     pub(crate) fn grid(&self, source: &CudaSource, grid: [u32; 3]) -> [u32; 3] {
-        if *source.entry == *gemm::ENTRY { [grid[0].min(self.context.processors), 1, 1] } else { grid }
+        match source.persistent {
+            0 => grid,
+            cluster => [grid[0].min(self.context.processors / cluster * cluster), 1, 1],
+        }
     }
 }

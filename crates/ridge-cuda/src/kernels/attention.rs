@@ -1,19 +1,33 @@
-//! Attention over the paged cache: `kernels/attention.cu` for any step, `kernels/attention_tiles.cu` for prompts.
+//! Attention over the paged cache. On Hopper `kernels/attention_sm90.cu` takes prompts and `kernels/attention_decode.cu` the
+//! tokens that a step has few of a sequence; elsewhere `kernels/attention_tiles.cu` takes steps of prompts.
+//! `kernels/attention.cu` is for any dtype and head size.
 
 use ridge_graph::ops::{PagedAttention, Rope};
-use ridge_graph::{DType, Function};
+use ridge_graph::{DType, Function, Sym};
 
 use super::entry::CudaKernelEntry;
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, grid, input, name,
-    numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
+    name, numbers, output,
 };
 
 pub(super) const ATTENTION: KernelText<'_> =
     KernelText::new(concat!(include_str!("../../kernels/rotate.cuh"), include_str!("../../kernels/attention.cu")))
         .with_tiles()
         .early_launch();
+pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
+    include_str!("../../kernels/rotate.cuh"),
+    include_str!("../../kernels/runs.cuh"),
+    include_str!("../../kernels/attention_decode.cu")
+))
+.with_tiles()
+.early_launch();
+pub(super) const PROMPT: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/runs.cuh"), include_str!("../../kernels/attention_sm90.cu")))
+        .with_hopper()
+        .early_launch()
+        .persistent(1);
 pub(super) const TILES: KernelText<'_> =
     KernelText::new(include_str!("../../kernels/attention_tiles.cu")).with_tiles().early_launch();
 
@@ -50,13 +64,25 @@ const SPANS: usize = 64;
 const FEW: usize = 264;
 /// Blocks beyond which the GPU is full without spans.
 const ENOUGH: usize = 528;
-/// Tokens for each sequence from which on tiles are quicker.
-const PROMPT: usize = 8;
-/// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text.
+/// Tokens of a sequence from which on tiles are quicker.
+const MANY: usize = 8;
+/// Rows and columns of a tile: `ROWS` and `COLUMNS` of the text of tiles.
 const ROWS: usize = 128;
 const COLUMNS: usize = 64;
 
-/// Extents and what both kernels define.
+/// Blocks of the decode kernel: two for each multiprocessor of a full GPU. Each has a counter in [`OperandSlot::Zeros`].
+const DECODE_BLOCKS: usize = 264;
+const _: () = assert!(DECODE_BLOCKS * 4 <= ZERO_BYTES);
+/// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory: 32 kB of them.
+const DECODE_TOKENS: usize = 8192;
+/// Stages of a warp's ring in the decode kernel.
+const DECODE_STAGES: usize = 2;
+
+/// The architecture of the prompt kernel, and the positions of a tile: `COLUMNS` of its text.
+const PROMPT_ARCH: &str = "sm_90a";
+const PROMPT_COLUMNS: usize = 128;
+
+/// Extents and what the kernels define.
 struct AttentionCall<'a> {
     op: &'a PagedAttention,
     /// What is done to q on the way.
@@ -93,29 +119,123 @@ impl AttentionCall<'_> {
         std::iter::once(LaunchArg::Pointer(q, 0)).chain((self.first..self.first + 4).map(input)).collect()
     }
 
+    /// q rotated to scratch memory, once rather than by each block that meets it, and where it is then; q itself without a
+    /// rotation.
+    fn rotated(&self, spec: &CudaKernelSpec<'_>) -> Result<(CudaKernel, OperandSlot), String> {
+        if self.rope.is_none() {
+            return Ok((CudaKernel::default(), OperandSlot::Input(0)));
+        }
+        let kernel = rope::rotate(spec, OperandSlot::Scratch)?;
+        Ok((CudaKernel { scratch: spec.inputs[0].bytes, ..kernel }, OperandSlot::Scratch))
+    }
+
     /// On tensor cores, a tile of tokens at a time.
     fn tiles(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
-        // Many tokens are rotated once, rather than by each block that meets them.
-        let mut kernel = CudaKernel::default();
-        if self.rope.is_some() {
-            kernel = rope::rotate(spec, OperandSlot::Scratch)?;
-            kernel.scratch = spec.inputs[0].bytes;
-        }
-        let mut args = self.inputs(if self.rope.is_some() { OperandSlot::Scratch } else { OperandSlot::Input(0) });
+        let (mut kernel, q) = self.rotated(spec)?;
+        let mut args = self.inputs(q);
         args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
         let source = source("attention_tiles", &self.defines(), &TILES);
         let mut tiles = grid(source, [self.tokens.div_ceil(ROWS), self.heads, 1], 256, args)?;
-        for action in &mut tiles.actions {
-            if let DeviceAction::Launch { shared, .. } = action {
-                *shared = (2 * 2 * COLUMNS * self.dim * 2) as u32;
-            }
-        }
+        set_shared(&mut tiles, 2 * 2 * COLUMNS * self.dim * 2);
         kernel.actions.extend(tiles.actions);
         Ok(kernel)
     }
 
-    /// Each token for itself.
+    /// Does the prompt kernel take this cache?
+    fn fits_prompt(&self) -> bool {
+        matches!(self.dim, 64 | 128) && self.block.is_multiple_of(8) && PROMPT_COLUMNS.is_multiple_of(self.block)
+    }
+
+    /// On Hopper's tensor cores, a tile of tokens at a time; with `mixed`, tokens of sequences that have fewer than [`MANY`]
+    /// in the step each for themselves.
+    fn prompt(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
+        let (mut kernel, q) = self.rotated(spec)?;
+        let few = if mixed { MANY } else { 0 };
+        // Short rows leave room for a third warpgroup, whose softmax hides more of the products.
+        let (consumers, stages) = if self.dim == 64 { (3, 3) } else { (2, 2) };
+        let rows = 64 * consumers;
+        let mut defines = self.defines();
+        defines.extend([
+            ("PAGED", "1".into()),
+            ("LSE", "0".into()),
+            ("FEW", few.to_string()),
+            ("CONSUMERS", consumers.to_string()),
+            ("STAGES", stages.to_string()),
+        ]);
+        let q_rows = LaunchArg::Matrix {
+            at: (q, 0),
+            dtype: self.dtype,
+            extents: [self.tokens, self.heads * self.dim],
+            tile: [rows, 64],
+        };
+        let cache = LaunchArg::Groups {
+            at: (OperandSlot::Input(self.first), 0),
+            dtype: self.cache,
+            extents: [self.blocks * 2 * self.keys * self.block, self.dim],
+            groups: self.block / 8,
+        };
+        let mut args = vec![q_rows, cache];
+        args.extend((self.first + 1..self.first + 4).map(input));
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
+        args.extend([output(0), LaunchArg::Float(self.op.scale as f32), n]);
+        let items = self.tokens.div_ceil(rows) * self.heads;
+        let source = source("attention_sm90", &defines, &PROMPT);
+        let mut tiles = grid(source, [items, 1, 1], 128 * (consumers as u32 + 1), args)?;
+        // Two tiles of q, the rings of keys and values, and room to align them.
+        set_shared(&mut tiles, (2 * rows + 2 * stages * PROMPT_COLUMNS) * self.dim * 2 + 1024);
+        kernel.actions.extend(tiles.actions);
+        if mixed {
+            let singles = self.decode(q, None, kernel.scratch, few)?;
+            kernel.actions.extend(singles.actions);
+            kernel.scratch = singles.scratch;
+        }
+        Ok(kernel)
+    }
+
+    /// On tensor cores, each token for itself: those of runs of fewer than `few` tokens of a sequence, or all where `few` is 0.
+    /// q is rotated by `rope` on the way. Scratch memory is taken behind the first `used` bytes.
+    fn decode(&self, q: OperandSlot, rope: Option<&Rope>, used: usize, few: usize) -> Result<CudaKernel, String> {
+        if self.tokens == 0 {
+            return Ok(CudaKernel::default());
+        }
+        let share = self.heads / self.keys;
+        let heads = share.min(16);
+        // Wide heads take more registers and shared memory for each warp.
+        let warps = if self.dim > 128 { 2 } else { 4 };
+        // Few units are cut into fewer pieces.
+        let units = self.tokens * self.keys * share.div_ceil(heads);
+        let blocks = if few == 0 && units <= DECODE_BLOCKS / 8 { DECODE_BLOCKS / 2 } else { DECODE_BLOCKS };
+        let mut defines = self.defines();
+        defines.extend(rope::rotation(rope));
+        defines.extend([
+            ("HEADS", heads.to_string()),
+            ("FEW", few.to_string()),
+            ("WARPS", warps.to_string()),
+            ("STAGES", DECODE_STAGES.to_string()),
+            ("MAX_BLOCKS", DECODE_BLOCKS.to_string()),
+        ]);
+        let used = used.next_multiple_of(16);
+        let scratch = LaunchArg::Pointer(OperandSlot::Scratch, used);
+        let mut args = self.inputs(q);
+        let n = numbers(&[self.tokens, self.heads, self.columns, self.blocks]);
+        let counters = LaunchArg::Pointer(OperandSlot::Zeros, 0);
+        args.extend([output(0), scratch, counters, LaunchArg::Float(self.op.scale as f32), n]);
+        let source = source("attention_decode", &defines, &DECODE);
+        let mut kernel = grid(source, [blocks, 1, 1], warps as u32 * 32, args)?;
+        // A row of a ring is a multiple of 128 bytes, or an odd number of 16-byte chunks.
+        let chunks = self.dim / 8;
+        let row = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
+        let ring = warps * DECODE_STAGES * 2 * 16 * row;
+        let results = warps * heads * self.dim * 4;
+        let weights = heads * DECODE_BLOCKS * 4;
+        set_shared(&mut kernel, ring.max(results).max(weights) + (self.tokens + 1) * 4);
+        // `Share` of the text: two pieces of every head's maximum, sum and values.
+        kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
+        Ok(kernel)
+    }
+
+    /// Each token for itself, in any dtype.
     fn tokens(&self) -> Result<CudaKernel, String> {
         let share = self.heads / self.keys;
         let size = self.cache.size_bytes();
@@ -195,9 +315,37 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         cache: kv.dtype,
         dtype: q.dtype,
     };
-    let tiled =
-        op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype && matches!(dim, 64 | 128);
-    if tiled && *tokens >= PROMPT * table.shape[0].max(1) { call.tiles(spec) } else { call.tokens() }
+    let cores = op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
+    // Rows of the cache are numbered by 32 bits there.
+    let numbered = blocks * 2 * keys * block <= i32::MAX as usize;
+    let decodes = cores && dim.is_multiple_of(16) && *tokens <= DECODE_TOKENS && numbered;
+    let sequences = table.shape[0].max(1);
+    let elsewhere = if cores && *tokens >= MANY * sequences && matches!(dim, 64 | 128) {
+        call.tiles(spec)?
+    } else if decodes {
+        call.decode(OperandSlot::Input(0), rope, 0, 0)?
+    } else {
+        call.tokens()?
+    };
+    // A step that gives as many rows of logits as it has tokens is one of single tokens.
+    let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= *tokens);
+    if *tokens < MANY || singles || !(cores && numbered && call.fits_prompt()) || (sequences > 1 && !decodes) {
+        return Ok(elsewhere);
+    }
+    let there = call.prompt(spec, sequences > 1)?;
+    Ok(CudaKernel {
+        scratch: there.scratch.max(elsewhere.scratch),
+        actions: vec![DeviceAction::ByArch { arch: PROMPT_ARCH, actions: there.actions, otherwise: elsewhere.actions }],
+    })
+}
+
+/// Gives the launches of `kernel` this much shared memory in bytes.
+fn set_shared(kernel: &mut CudaKernel, bytes: usize) {
+    for action in &mut kernel.actions {
+        if let DeviceAction::Launch { shared, .. } = action {
+            *shared = bytes as u32;
+        }
+    }
 }
 
 #[cfg(test)]

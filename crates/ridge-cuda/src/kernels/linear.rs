@@ -167,7 +167,7 @@ impl<'a> LinearCall<'a> {
             input(0),
             input(self.x + usize::from(self.norm.is_some())),
             LaunchArg::Float(self.norm.map_or(0.0, |norm| norm.eps as f32)),
-            LaunchArg::Pointers(weights.chain(outputs).chain(biases).collect()),
+            LaunchArg::Pointers(weights.chain(outputs).chain(biases).map(|slot| (slot, 0)).collect()),
             numbers(&[&[self.rows, self.depth][..], &columns].concat()),
         ]
     }
@@ -260,8 +260,8 @@ impl<'a> LinearCall<'a> {
         let dtype = self.x().dtype;
         let beside = kernel.scratch;
         let gated = self.after == LinearEpilogue::Swiglu;
-        let (ahead, alone) = (kernel.actions.len(), self.after == LinearEpilogue::Nothing && !self.biases);
-        let mut first = None;
+        let ahead = kernel.actions.len();
+        let mut all = Vec::new();
         for (i, w) in self.weights().iter().enumerate() {
             let elements = self.rows * w.shape[0];
             // What is rounded once more, and what is combined with another, waits in scratch memory.
@@ -282,10 +282,11 @@ impl<'a> LinearCall<'a> {
                 b: (weights[i], dtypes[i]),
                 out: (y, result),
                 transposed: (false, true),
+                added: false,
             };
             let made = product(&of);
-            kernel.actions.extend(if alone { of.fastest(gemm::Epilogue::Nothing, made) } else { made }.actions);
-            first.get_or_insert(of);
+            kernel.actions.extend(made.actions);
+            all.push(of);
             if self.biases || self.after == LinearEpilogue::Add || (gated && i == 1) {
                 let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
                 let args = vec![
@@ -299,14 +300,18 @@ impl<'a> LinearCall<'a> {
             }
         }
         let after = match self.after {
+            LinearEpilogue::Nothing if !self.biases => Some(gemm::Epilogue::Nothing),
             LinearEpilogue::Add if !self.biases => Some(gemm::Epilogue::Add((OperandSlot::Input(0), 0))),
-            LinearEpilogue::Swiglu => Some(gemm::Epilogue::Swiglu(weights[1])),
+            LinearEpilogue::Swiglu => {
+                all.truncate(1);
+                Some(gemm::Epilogue::Swiglu(weights[1]))
+            }
             _ => None,
         };
-        if let (Some(after), Some(of)) = (after, first) {
+        if let Some(after) = after {
             let actions = kernel.actions.split_off(ahead);
-            let way = of.fastest(after, CudaKernel { actions, scratch: kernel.scratch });
-            kernel.actions.extend(way.actions);
+            let fastest = MatrixProduct::fastest(&all, after, CudaKernel { actions, scratch: kernel.scratch });
+            kernel.actions.extend(fastest.actions);
         }
         Ok(kernel)
     }

@@ -20,12 +20,10 @@ pub(super) const ROWS: KernelText<'_> = KernelText::new(concat!(
 ))
 .with_tiles()
 .early_launch();
-pub(super) const DECODE: KernelText<'_> = KernelText::new(concat!(
-    include_str!("../../kernels/blocks.cuh"),
-    include_str!("../../kernels/decode_blocks.cu")
-))
-.with_tiles()
-.early_launch();
+pub(super) const DECODE: KernelText<'_> =
+    KernelText::new(concat!(include_str!("../../kernels/blocks.cuh"), include_str!("../../kernels/decode_blocks.cu")))
+        .with_tiles()
+        .early_launch();
 
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     let entries = [
@@ -175,8 +173,9 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
         if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
     let threads = norm::threads_of(linears.depth * linears.x().dtype.size_bytes() / 16);
     let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
-    let sides = if gated { 2 } else { 1 };
-    let ring = |warps, stages| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
+    let sides: usize = if gated { 2 } else { 1 };
+    let ring =
+        |warps: usize, stages: usize| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
     let warps = if ring(8, 2) <= MAX_RING_BYTES { 8 } else { 4 };
     let stages = if ring(warps, 3) <= SMALL_RING_BYTES { 3 } else { 2 };
     let ring = ring(warps, stages);

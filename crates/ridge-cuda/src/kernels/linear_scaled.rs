@@ -76,7 +76,16 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     ];
     let simple = blocks(CudaSource::new("linear_scaled", &defines, &SCALED), y.len().div_ceil(8), 256, args);
     let scales = gemm_scales(of_x, of_w);
-    let shape = GemmShape { rows, columns, depth, operands: DType::F8E4M3, result: y.dtype, added: false, scales };
+    let shape = GemmShape {
+        rows,
+        columns,
+        depth,
+        operands: DType::F8E4M3,
+        result: y.dtype,
+        added: false,
+        scales,
+        by_depth: [false; 2],
+    };
     // Tensor cores add 8-bit floats with fewer bits than f32 has, so what is to be f32 is summed in f32.
     if bias || scales == GemmScales::None || y.len() == 0 || !shape.fits() {
         return Ok(simple);

@@ -3,7 +3,7 @@
 use ridge_graph::DType;
 
 use crate::cublaslt::{GemmScales, GemmShape};
-use crate::gemm::{self, Epilogue, GemmProblem};
+use crate::gemm::{self, Epilogue, GemmProblem, GemmSide};
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, blocks, name,
     numbers,
@@ -29,6 +29,8 @@ pub(crate) struct MatrixProduct {
     pub(crate) out: (SlotOffset, DType),
     /// Is the first stored by columns, the second by rows of its transpose?
     pub(crate) transposed: (bool, bool),
+    /// Is it added to what is in `out`?
+    pub(crate) added: bool,
 }
 
 pub(super) fn matmul(spec: &CudaKernelSpec<'_>, trans_a: bool, trans_b: bool) -> CudaKernel {
@@ -43,47 +45,83 @@ pub(super) fn matmul(spec: &CudaKernelSpec<'_>, trans_a: bool, trans_b: bool) ->
         b: ((OperandSlot::Input(1), 0), b.dtype),
         out: ((OperandSlot::Output(0), 0), out.dtype),
         transposed: (trans_a, trans_b),
+        added: false,
     };
-    of.fastest(Epilogue::Nothing, product(&of))
+    let made = product(&of);
+    MatrixProduct::fastest(&[of], Epilogue::Nothing, made)
 }
 
 impl MatrixProduct {
-    /// The fastest of `kernel`, which makes the product and what follows, and of others that do.
-    pub(crate) fn fastest(&self, after: Epilogue, kernel: CudaKernel) -> CudaKernel {
-        let Self { batches, rows, columns, depth, a: (x, dtype), b: (w, other), out: (y, result), transposed } = *self;
-        if batches != 1 || transposed != (false, true) || dtype != other || rows <= 16 {
+    /// The fastest of `kernel`, which makes these products of one left side and what follows, and of others that do.
+    pub(crate) fn fastest(products: &[Self], after: Epilogue, kernel: CudaKernel) -> CudaKernel {
+        let Some(first) = products.first() else { return kernel };
+        let Self { rows, depth, a: (x, dtype), out: (_, result), .. } = *first;
+        let takes = |of: &Self| {
+            let same =
+                of.rows == rows && of.depth == depth && of.a == (x, dtype) && of.b.1 == dtype && of.out.1 == result;
+            same && of.batches == 1 && of.transposed == (false, true) && !of.added
+        };
+        if rows <= 16 || !products.iter().all(takes) {
             return kernel;
         }
-        gemm::fastest(kernel, &GemmProblem { rows, columns, depth, operands: dtype, result, x, w, y, after })
+        let side = |of: &Self| GemmSide { columns: of.columns, w: of.b.0, y: of.out.0 };
+        let sides = products.iter().map(side).collect();
+        gemm::fastest(kernel, &GemmProblem { rows, depth, operands: dtype, result, x, sides, after })
     }
 }
 
 /// The kernel of a product.
 pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
-    let MatrixProduct { batches, rows: m, columns: n, depth: k, a: (a, at), b: (b, bt), out: (out, ot), transposed } =
-        *of;
+    let MatrixProduct {
+        batches,
+        rows: m,
+        columns: n,
+        depth: k,
+        a: (a, at),
+        b: (b, bt),
+        out: (out, ot),
+        transposed,
+        added,
+    } = *of;
     let (trans_a, trans_b) = transposed;
     let (a_row, a_depth) = if trans_a { (1, m) } else { (k, 1) };
     let (b_depth, b_column) = if trans_b { (1, k) } else { (n, 1) };
-    let defines = [("A", name(at)), ("B", name(bt)), ("OUT", name(ot))];
+    let defines = [("A", name(at)), ("B", name(bt)), ("OUT", name(ot)), ("ADDED", if added { "1" } else { "0" })];
     let mut args: Vec<LaunchArg> =
         [a, b, out].into_iter().map(|(slot, offset)| LaunchArg::Pointer(slot, offset)).collect();
     let streams = !trans_a && trans_b && (k * bt.size_bytes()).is_multiple_of(VECTOR_BYTES);
-    if streams && m <= 16 && batches * n < 1 << 31 && at.is_float() && bt.is_float() {
+    if streams && !added && m <= 16 && batches * n < 1 << 31 && at.is_float() && bt.is_float() {
         // Code for the next power of two of rows.
         let rows = m.next_power_of_two().to_string();
         let source = CudaSource::new("matmul_rows", &[&defines[..], &[("ROWS", &rows)]].concat(), &MATMUL_ROWS);
         args.push(numbers(&[batches, m, n, k]));
         return blocks(source, (batches * n).div_ceil(8), 256, args);
     }
-    let shape =
-        GemmShape { rows: m, columns: n, depth: k, operands: at, result: ot, added: false, scales: GemmScales::None };
-    let tensor_cores = at == bt && batches == 1 && transposed == (false, true) && shape.fits() && m > 0 && n > 0;
+    let shape = GemmShape {
+        rows: m,
+        columns: n,
+        depth: k,
+        operands: at,
+        result: ot,
+        added,
+        scales: GemmScales::None,
+        by_depth: [trans_a, !trans_b],
+    };
+    let tensor_cores = at == bt && batches == 1 && shape.fits() && m > 0 && n > 0;
     args.push(numbers(&[batches, m, n, k, m * k, a_row, a_depth, k * n, b_depth, b_column]));
     let simple =
         blocks(CudaSource::new("matmul", &defines, &MATMUL), batches * m.div_ceil(TILE) * n.div_ceil(TILE), 256, args);
     if !tensor_cores {
         return simple;
     }
-    DeviceAction::Product { shape, x: a, w: b, r: None, y: out, scales: None, otherwise: simple.actions }.into()
+    DeviceAction::Product {
+        shape,
+        x: a,
+        w: b,
+        r: added.then_some(out),
+        y: out,
+        scales: None,
+        otherwise: simple.actions,
+    }
+    .into()
 }

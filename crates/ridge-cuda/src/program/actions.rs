@@ -9,7 +9,7 @@ use crate::args;
 use crate::communicator::Communicator;
 use crate::cublaslt::CublasProduct;
 use crate::device::{CudaDevice, LoadedKernel};
-use crate::kernel::{CollectiveAction, CudaKernel, DeviceAction, LaunchArg, OperandSlot, SlotOffset};
+use crate::kernel::{CollectiveAction, CudaKernel, DeviceAction, LaunchArg, OperandSlot, SlotOffset, ZERO_BYTES};
 
 /// What a launch does.
 pub(super) enum BoundWork {
@@ -60,7 +60,7 @@ pub(super) struct BoundActions {
     pub(super) words: usize,
     /// Maximum number of arguments of a launch.
     pub(super) max_args: usize,
-    /// What is copied from the block of constants.
+    /// What is copied from the block of constants, and [`OperandSlot::Zeros`] behind it.
     pub(super) constants: Vec<u8>,
 }
 
@@ -99,6 +99,11 @@ impl BoundActions {
                         actions.extend(candidates[choice].actions.iter().rev());
                         continue;
                     }
+                    DeviceAction::ByArch { arch, actions: there, otherwise } => {
+                        let chosen = if device.arch() == *arch { there } else { otherwise };
+                        actions.extend(chosen.iter().rev());
+                        continue;
+                    }
                     DeviceAction::Launch { source, grid, threads, shared, args, prefetched } => {
                         let first = words;
                         words += args.iter().map(args::words).sum::<usize>();
@@ -127,6 +132,7 @@ impl BoundActions {
                 bound.push(BoundAction { launch: index, work });
             }
         }
+        constants.resize(constants.len().next_multiple_of(ALIGN) + ZERO_BYTES, 0);
         Ok(Self { actions: bound, words, max_args, constants })
     }
 }
@@ -156,7 +162,7 @@ impl LaunchOrder {
                     let outlives = matches!(region, Region::Weight(_) | Region::State(_) | Region::Input(_));
                     outlives && !self.unsettled.contains(&region)
                 }
-                OperandSlot::Output(_) | OperandSlot::Scratch => false,
+                OperandSlot::Output(_) | OperandSlot::Scratch | OperandSlot::Zeros => false,
             })
     }
 

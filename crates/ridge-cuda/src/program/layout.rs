@@ -5,7 +5,7 @@ use std::ops::Range;
 use ridge_runtime::{MemoryBytes, MemoryOwner, Plan, SLOTS, Staged};
 
 use crate::cublaslt;
-use crate::kernel::{CudaKernel, DeviceAction};
+use crate::kernel::{CudaKernel, DeviceAction, ZERO_BYTES};
 
 /// Alignment of values within a block of inputs, outputs or constants, in bytes.
 pub(super) const ALIGN: usize = 256;
@@ -61,6 +61,8 @@ pub(super) struct BucketLayout {
     pub(super) outputs: BlockLayout,
     /// Bytes of the block of constants.
     pub(super) constants: usize,
+    /// Where [`OperandSlot::Zeros`](crate::kernel::OperandSlot::Zeros) begin in it.
+    pub(super) zeros_offset: usize,
     /// Bytes of cuBLASLt's workspace, which all buckets of a device share; 0 where no kernel can use it.
     pub(super) library: usize,
 }
@@ -79,6 +81,7 @@ impl BucketLayout {
             DeviceAction::Constant { bytes, .. } => end.next_multiple_of(ALIGN) + bytes.len(),
             _ => end,
         });
+        let zeros_offset = constants.next_multiple_of(ALIGN);
         let products = kernels.iter().flat_map(|k| &k.actions).any(may_be_product);
         Self {
             arena: side_scratch_offset + scratch(true),
@@ -86,7 +89,8 @@ impl BucketLayout {
             side_scratch_offset,
             inputs: BlockLayout::new(&plan.input_bytes),
             outputs: BlockLayout::new(&plan.output_bytes),
-            constants,
+            constants: zeros_offset + ZERO_BYTES,
+            zeros_offset,
             library: if products { cublaslt::WORKSPACE } else { 0 },
         }
     }
@@ -111,6 +115,7 @@ fn may_be_product(action: &DeviceAction) -> bool {
     match action {
         DeviceAction::Product { .. } => true,
         DeviceAction::Autotuned { candidates, .. } => candidates.iter().flat_map(|c| &c.actions).any(may_be_product),
+        DeviceAction::ByArch { actions, otherwise, .. } => actions.iter().chain(otherwise).any(may_be_product),
         DeviceAction::Launch { .. }
         | DeviceAction::Copy { .. }
         | DeviceAction::Constant { .. }

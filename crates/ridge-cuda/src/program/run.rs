@@ -185,6 +185,7 @@ impl CudaRun {
     fn address(&self, launch: usize, slot: OperandSlot) -> Address {
         let launch = &self.plan.launches[launch];
         let place = match slot {
+            OperandSlot::Zeros => return self.constants.address() + self.layout.zeros_offset as u64,
             OperandSlot::Input(i) => launch.inputs[i],
             OperandSlot::Output(i) => launch.outputs[i],
             OperandSlot::Scratch if launch.communicates => {

@@ -1,7 +1,7 @@
-//! A step from its rows to their outcomes: the runs of programs that compute it.
+//! A step from its rows to their outcomes: the program runs that compute it.
 //!
-//! Where a model computes tokens of answers otherwise than those of prompts, a step is up to two runs, prompts first, and
-//! a row that crosses the end of its prompt has a part in both. So how a token is computed depends on its place alone.
+//! If a model computes generated tokens and prompt tokens with different graphs, a step is up to two runs, prompts first, and a
+//! row that spans the end of its prompt has a part in both. How a token is computed therefore depends only on its position.
 
 use super::sequence::{Next, Outcome, Row, SAMPLED, Sequence, SequenceId, recycled};
 use ridge_runtime::{LaunchTime, Slot, Ticket};
@@ -164,7 +164,7 @@ impl PendingStep {
             return Err(EngineError::Setting {
                 name: "step",
                 value: "of prompts and answers".into(),
-                why: "is run by two programs; time one of either".into(),
+                why: "uses two programs; time a step of one kind".into(),
             });
         };
         let steps = programs.ready(run.wanted, run.extents)?.steps();

@@ -1,4 +1,4 @@
-//! A sequence: how it is told from others, what it holds, what a step takes of it and brings it.
+//! A sequence: its identity, its state, and the effects of a step on it.
 
 use crate::blocks::{BlockId, Blocks, Prefix};
 use crate::cache::{WindowPools, WindowTable};

@@ -1,4 +1,4 @@
-//! Steps of an engine: run to their end one by one, or submitted and completed with two in flight.
+//! Steps of an engine: run to completion one by one, or submitted and completed with two in flight.
 
 use ridge_runtime::LaunchTime;
 
@@ -169,7 +169,7 @@ impl Engine {
             return Err(EngineError::Setting {
                 name: "steps",
                 value: (self.flights.len() + 1).to_string(),
-                why: "as many are queued already as may be, or one waits for masks; complete or release one first"
+                why: "the maximum number of steps is queued, or one waits for masks; complete or release one first"
                     .into(),
             });
         }
@@ -253,19 +253,19 @@ impl Engine {
                 return Err(EngineError::Setting {
                     name: "candidates",
                     value: candidates.len().to_string(),
-                    why: format!("a row has at most {MAX_CANDIDATES}"),
+                    why: format!("a row has at most {MAX_CANDIDATES} draft tokens"),
                 });
             }
             let may_guess = self.takes_candidates(*id, tokens.len());
             let sequence = self.sequences[id.row].as_mut().ok_or_else(|| wrong("is not running"))?;
             if std::mem::replace(&mut sequence.step, self.steps) == self.steps {
-                return Err(wrong("stands in one step twice; give all its tokens at once"));
+                return Err(wrong("appears twice in one step; give all its tokens together"));
             }
             if sequence.guesses || (!candidates.is_empty() && sequence.flying > 0) {
-                return Err(wrong("has candidates and a step in flight; complete that first"));
+                return Err(wrong("has draft tokens and a step in flight; complete that first"));
             }
             if !may_guess && !candidates.is_empty() {
-                return Err(wrong("has candidates where the model takes none; ask `takes_candidates`"));
+                return Err(wrong("has draft tokens, which the model does not support; see `takes_candidates`"));
             }
             if tokens.is_empty() {
                 return Err(wrong("has no tokens in this step; leave it out"));

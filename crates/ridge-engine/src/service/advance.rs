@@ -1,4 +1,4 @@
-//! What a step brings an answer: its tokens, said one by one, until it ends.
+//! Applies the outcome of a step to a sequence, token by token, until the sequence ends.
 
 use std::time::Duration;
 

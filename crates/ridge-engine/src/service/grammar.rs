@@ -1,4 +1,4 @@
-//! Which tokens may come next where an answer must be of some language, by `llguidance`.
+//! Token masks of grammars and schemas, by `llguidance`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Grammars {
         let wrong = |why: String| EngineError::Setting {
             name: "tokenizer",
             value: "tokenizer.json".into(),
-            why: format!("grammars cannot use its tokens: {why}"),
+            why: format!("its tokenizer cannot be used for grammars: {why}"),
         };
         let json: serde_json::Value = serde_json::from_str(&tokenizer.to_json()?).map_err(|e| wrong(e.to_string()))?;
         let mut bytes = guarded(|| token_bytes_from_tokenizer_json(&json)).map_err(wrong)?;
@@ -78,7 +78,7 @@ impl Grammars {
             }
             Constraint::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Constraint::Choice(choices) if choices.is_empty() => {
-                return Err(wrong("names nothing to choose from".into()));
+                return Err(wrong("has no choices".into()));
             }
             Constraint::Choice(choices) => {
                 let choices: Vec<String> = choices.iter().map(|c| serde_json::json!(c).to_string()).collect();
@@ -104,7 +104,7 @@ fn on_one_line(mut schema: serde_json::Value) -> serde_json::Value {
 fn stuck(why: &str) -> String {
     match why {
         why if why.contains("too many expressions") => {
-            "its regular expressions need more states than the server follows; use fewer nested repetitions or smaller counts"
+            "its regular expressions exceed the limit of automaton states; use fewer nested repetitions or smaller counts"
                 .to_owned()
         }
         why => plain(why),
@@ -139,7 +139,7 @@ pub fn is_supported_pattern(pattern: &str) -> bool {
 fn guarded<T, E: std::fmt::Display>(work: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result.map_err(|e| e.to_string()),
-        Err(_) => Err("the grammar library gave up on it".to_owned()),
+        Err(_) => Err("the grammar library failed on it".to_owned()),
     }
 }
 

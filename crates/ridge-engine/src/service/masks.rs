@@ -1,8 +1,8 @@
-//! Masks of grammars that take long, computed beside the steps.
+//! Expensive grammar masks, computed concurrently with steps.
 //!
-//! The mask of most grammars takes microseconds, and is computed between two steps. A grammar whose last mask was costly
-//! goes to an [`Executor`] of the service's owner instead, with the token that was sampled; its answer has no row in a
-//! step until it is back, and others continue.
+//! The mask of most grammars takes microseconds and is computed between two steps. A grammar whose last mask was expensive is passed
+//! to an [`Executor`] of the service's owner, with the sampled token. Its sequence has no row in a step until the mask is ready;
+//! other sequences continue.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,12 +61,12 @@ impl AwayGrammar {
             self.began = Some(now);
         }
         match self.began {
-            Some(began) if now.saturating_sub(began) > BUDGET => Some(format!(
-                "what may come next took more than {BUDGET:?} to work out; make the grammar less ambiguous"
-            )),
-            None if now.saturating_sub(self.sent) > PATIENCE => Some(format!(
-                "other grammars that are costly to follow have been ahead for {PATIENCE:?}; try again later"
-            )),
+            Some(began) if now.saturating_sub(began) > BUDGET => {
+                Some(format!("computing the next mask took more than {BUDGET:?}; make the grammar less ambiguous"))
+            }
+            None if now.saturating_sub(self.sent) > PATIENCE => {
+                Some(format!("other expensive grammars have occupied the mask threads for {PATIENCE:?}; retry later"))
+            }
             _ => None,
         }
     }
@@ -114,7 +114,7 @@ impl MaskJob {
 
 impl Drop for MaskJob {
     fn drop(&mut self) {
-        self.done(Err("the grammar library gave up on it".to_owned()));
+        self.done(Err("the grammar library failed on it".to_owned()));
     }
 }
 

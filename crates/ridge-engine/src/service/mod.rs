@@ -1,10 +1,10 @@
-//! Many users, one engine: requests come in, steps go out, tokens come back.
+//! Continuous batching of many requests on one engine.
 //!
-//! A [`Service`] is driven by its owner, who has the clock and the thread: [`submit`](Service::submit) and
-//! [`cancel`](Service::cancel) at any time, and [`step`](Service::step) as long as [`is_idle`](Service::is_idle) says
-//! no. Times are [`Duration`]s since a moment of the owner's choice.
+//! A [`Service`] is driven by its owner, which provides the clock and the thread: [`submit`](Service::submit) and
+//! [`cancel`](Service::cancel) at any time, and [`step`](Service::step) until [`is_idle`](Service::is_idle). Times are
+//! [`Duration`]s since an origin of the owner's choice.
 //!
-//! `request` is what users see, `scheduler` decides which tokens a step runs, `task` is one answer on its way.
+//! `request` is the interface for users, `scheduler` decides which tokens a step runs, `task` is one running sequence.
 
 mod advance;
 mod grammar;
@@ -97,7 +97,7 @@ impl Service {
             return Err(EngineError::Setting {
                 name: "chunk",
                 value: chunk.to_string(),
-                why: format!("a step must have room for a token of each of {sequences} sequences"),
+                why: format!("a step must have room for one token of each of {sequences} sequences"),
             });
         }
         let engine = Engine::new(session, model, options.engine)?;

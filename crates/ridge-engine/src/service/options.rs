@@ -1,4 +1,4 @@
-//! How a service is set up.
+//! Options of a service.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What users ask of a service, and what they are told.
+//! Requests to a service, and its events.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ pub enum Constraint {
 #[non_exhaustive]
 pub enum Refused {
     /// Too many wait; HTTP says 429 or 503.
-    #[error("{waiting} requests wait already, and the queue holds {limit}; try again later")]
+    #[error("the queue of {limit} requests is full ({waiting} waiting); retry later")]
     Busy {
         /// Requests that wait.
         waiting: usize,

@@ -1,11 +1,10 @@
-//! Which tokens the next step runs.
+//! Decides which tokens the next step runs.
 //!
-//! A step is `{sequence: tokens}` within a budget of tokens. Sequences that run come first, in the order of the policy: one
-//! that lacks a single token, the last one sampled, always has it, and prompts share what the others leave. When blocks
-//! run out, the last in order gives its blocks to the first: it waits again, and what it had is computed again, but for the
-//! prefix that is still in the cache then. (A prefix that is left in the cache costs nothing to bring back, and computing
-//! the rest costs less than a way of its own through the host.) What remains of budget, rows and blocks goes to those
-//! that wait, in order; the first of them is never passed by.
+//! A step is `{sequence: tokens}` within a token budget. Running sequences come first, in the order of the policy: a decoding
+//! sequence always gets its single token, and prompts share the remaining budget. When blocks run out, the last sequence in order
+//! is preempted for the first: it waits again and is recomputed, except for a prefix that is still cached then. (A cached prefix
+//! costs nothing to restore, and recomputing the rest costs less than swapping it through the host.) The remaining budget, rows and
+//! blocks go to waiting requests, in order; the first of them is never overtaken.
 
 use ahash::AHashMap;
 use std::cmp::Reverse;

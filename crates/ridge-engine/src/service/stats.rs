@@ -1,4 +1,4 @@
-//! What a service tells of itself.
+//! Statistics of a service.
 
 use crate::programs::Made;
 

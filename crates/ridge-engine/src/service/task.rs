@@ -1,4 +1,4 @@
-//! One answer on its way.
+//! One sequence of a request while it is served.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -414,7 +414,7 @@ fn a_step_that_makes_no_sense_changes_nothing() {
         |work: &[(SequenceId, &[u32])]| engine.step(work, true, &mut next).expect_err("refused").to_string();
     assert_eq!(
         refuse(&[(b, &[1]), (a, &[1]), (b, &[2])]),
-        "sequence = 1: stands in one step twice; give all its tokens at once"
+        "sequence = 1: appears twice in one step; give all its tokens together"
     );
     assert_eq!(refuse(&[(a, &[1]), (b, &[])]), "sequence = 1: has no tokens in this step; leave it out");
     assert!(refuse(&[(a, &[1]), (b, &[512])]).contains("512"));

@@ -437,7 +437,7 @@ fn request_whose_mask_never_comes_fails_alone() {
         hear(&mut heard, &mut events);
     }
     assert!(!jobs.lock().expect("whole").is_empty());
-    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("try again later")), "{heard:?}");
+    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("retry later")), "{heard:?}");
     assert_eq!(heard[&plain].answers[&0].0.len(), 100);
     // What comes after all is of no use, and does no harm: cancelled work ends at once.
     jobs.lock().expect("whole").drain(..).for_each(|job| job());

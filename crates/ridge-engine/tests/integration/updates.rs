@@ -142,7 +142,8 @@ fn batch(tokens: &[i64], block_size: usize) -> (Vec<(&'static str, Tensor)>, Bin
 fn between_training_steps_the_engine_generates_what_a_fresh_session_does() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/llama/gqa2_tied");
     let files = ModelFiles::open(Some(&folder)).expect("a model");
-    let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, block_size: 4, context: None };
+    let options =
+        BuildOptions { activations: DType::BF16, cache: DType::BF16, block_size: 4, ..BuildOptions::default() };
     let mut model = files.config().expect("is supported").build(&options).expect("builds");
     let bf16 = |_: &str, ty: &Type| Some(Type { dtype: DType::BF16, ..ty.clone() });
     model.graph = passes::retype(&model.graph, &bf16).expect("fits");

@@ -50,7 +50,7 @@ impl Checkpoint {
             let rows = self.tensors[name].rows(transposed).unwrap_or_default();
             if end != Some(rows) {
                 let asked: usize = ranges.iter().map(ExactSizeIterator::len).sum();
-                return Err(self.wrong(format!("{name} has {rows} rows, and the configuration asks for {asked}")));
+                return Err(self.wrong(format!("{name} has {rows} rows, but the configuration requires {asked}")));
             }
         }
         for (published, _, _) in &whole {
@@ -58,7 +58,7 @@ impl Checkpoint {
         }
         for (_, name, entry) in whole {
             if self.tensors.insert(name.clone(), entry).is_some() {
-                return Err(self.wrong(format!("{name} is there as a tensor and as a part of another")));
+                return Err(self.wrong(format!("{name} exists both as a tensor and as a part of another")));
             }
         }
         Ok(self)
@@ -84,7 +84,7 @@ impl Checkpoint {
         for (name, entry) in std::mem::take(&mut self.tensors) {
             let new = rename(&name).unwrap_or(name);
             if self.tensors.insert(new.clone(), entry).is_some() {
-                return Err(self.wrong(format!("{new} is there under two names")));
+                return Err(self.wrong(format!("{new} exists under two names")));
             }
         }
         Ok(self)
@@ -125,7 +125,7 @@ impl StoredTensor {
         match self.shape[..] {
             [_, columns] if transposed => Ok(columns),
             [rows, _] | [rows] => Ok(rows),
-            _ => Err(format!("has the shape {:?}, and should be a matrix or a vector", self.shape)),
+            _ => Err(format!("has the shape {:?}, but should be a matrix or a vector", self.shape)),
         }
     }
 
@@ -134,7 +134,7 @@ impl StoredTensor {
         let rows = self.rows(part.transposed)?;
         let wanted = part.rows.unwrap_or(Rows::range(0, rows));
         if wanted.end() > rows {
-            return Err(format!("has the shape {:?}, and should have {} rows or more", self.shape, wanted.end()));
+            return Err(format!("has the shape {:?}, but should have at least {} rows", self.shape, wanted.end()));
         }
         let mut extents = self.shape.clone();
         if transposed {

@@ -56,7 +56,7 @@ impl Checkpoint {
             if checkpoint.tensors.insert(name.clone(), entry).is_some() {
                 return Err(FilesError::Path {
                     path: file.into(),
-                    problem: format!("it has two tensors that are {name}"),
+                    problem: format!("two tensors correspond to {name}"),
                     remedy: "convert the model again".to_owned(),
                 });
             }

@@ -59,7 +59,7 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Vec<HeaderTensor>> {
         )));
     }
     let Some((header, data)) = rest.split_at_checked(length as usize) else {
-        return Err(fail(format!("its header claims {length} bytes, and only {} follow", rest.len())));
+        return Err(fail(format!("its header claims {length} bytes, but only {} follow", rest.len())));
     };
     if header.first() != Some(&b'{') {
         return Err(fail("its header does not start with '{'".to_owned()));
@@ -85,7 +85,7 @@ pub(crate) fn read(file: &str, bytes: &[u8]) -> Result<Vec<HeaderTensor>> {
 fn check_metadata(value: &Value) -> Result<(), String> {
     match value.as_object() {
         Some(map) if map.values().all(Value::is_string) => Ok(()),
-        _ => Err("its __metadata__ is not an object of texts".to_owned()),
+        _ => Err("its __metadata__ is not an object of strings".to_owned()),
     }
 }
 
@@ -95,7 +95,7 @@ fn tensor(name: String, value: Value, data_bytes: usize) -> Result<HeaderTensor,
     let (begin, end) = info.data_offsets;
     if begin > end || end > data_bytes {
         return Err(Wrong::from(format!(
-            "the data of tensor {name} is said to lie at {begin}..{end}, outside the file's 0..{data_bytes}"
+            "the data range {begin}..{end} of tensor {name} is outside the file's 0..{data_bytes}"
         )));
     }
     let dtype = dtype(info.dtype).ok_or_else(|| Wrong {
@@ -108,9 +108,9 @@ fn tensor(name: String, value: Value, data_bytes: usize) -> Result<HeaderTensor,
     })?;
     let bytes = info.shape.iter().try_fold(dtype.size_bytes(), |bytes, &extent| bytes.checked_mul(extent));
     if bytes != Some(end - begin) {
-        let needed = bytes.map_or("more than can be counted".to_owned(), |b| b.to_string());
+        let needed = bytes.map_or("more than 2^64".to_owned(), |b| b.to_string());
         return Err(Wrong::from(format!(
-            "the tensor {name} of shape {:?} and dtype {dtype} needs {needed} bytes, and {begin}..{end} holds {}",
+            "the tensor {name} of shape {:?} and dtype {dtype} needs {needed} bytes, but {begin}..{end} has {}",
             info.shape,
             end - begin
         )));
@@ -125,7 +125,7 @@ fn check_cover(tensors: &[HeaderTensor], data_bytes: usize) -> Result<(), String
     for tensor in tensors {
         let Range { start, end } = tensor.range;
         if start != covered {
-            let how = if start < covered { "overlaps" } else { "leaves a gap behind" };
+            let how = if start < covered { "overlaps" } else { "leaves a gap after" };
             return Err(format!(
                 "the tensor {} at {start}..{end} {how} {before}, which ends at {covered}",
                 tensor.name
@@ -134,7 +134,7 @@ fn check_cover(tensors: &[HeaderTensor], data_bytes: usize) -> Result<(), String
         (covered, before) = (end, &tensor.name);
     }
     if covered != data_bytes {
-        return Err(format!("its tensors end at byte {covered} of the data, and the data at {data_bytes}"));
+        return Err(format!("its tensors end at byte {covered} of the data, but the data end at {data_bytes}"));
     }
     Ok(())
 }

@@ -88,7 +88,7 @@ impl Checkpoint {
         for (name, &shard) in &index.shard_of {
             if self.tensors.get(name).is_none_or(|e| e.shard != shard) {
                 let file = &self.shards[shard].file;
-                return Err(wrong(format!("weight_map says that {name} is in {file}, and it is not")));
+                return Err(wrong(format!("weight_map lists {name} in {file}, but it is not there")));
             }
         }
         match self.tensors.iter().find(|(name, _)| !index.shard_of.contains_key(*name)) {

@@ -1,4 +1,4 @@
-//! Patterns of tensor names, in which `*` stands for any characters, also none.
+//! Patterns of tensor names, in which `*` matches any characters, including none.
 
 /// Whether `text` matches `pattern`.
 pub(super) fn matches(pattern: &str, text: &str) -> bool {

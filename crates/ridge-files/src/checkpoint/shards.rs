@@ -41,13 +41,13 @@ pub(crate) fn find(dir: &Path) -> Result<CheckpointFiles> {
         [only] => Ok(CheckpointFiles { paths: vec![only.clone()], index: None }),
         [] => Err(FilesError::Path {
             path: dir.to_owned(),
-            problem: "it holds no *.safetensors file".to_owned(),
+            problem: "it contains no *.safetensors file".to_owned(),
             remedy: no_weights_remedy(dir),
         }),
         several => Err(FilesError::Path {
             path: dir.to_owned(),
-            problem: format!("it holds {} *.safetensors files, and neither {SINGLE} nor {INDEX}", several.len()),
-            remedy: format!("if they are shards, download {INDEX}; else leave only the weights of the model"),
+            problem: format!("it contains {} *.safetensors files, but neither {SINGLE} nor {INDEX}", several.len()),
+            remedy: format!("if they are shards, download {INDEX}; otherwise keep only the weights of the model"),
         }),
     }
 }
@@ -70,7 +70,7 @@ fn candidates(dir: &Path) -> Result<Vec<PathBuf>> {
 fn no_weights_remedy(dir: &Path) -> String {
     let pickled = dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists();
     if pickled {
-        "its pytorch_model*.bin can run code when opened, so Ridge does not: convert it to safetensors".to_owned()
+        "Ridge does not open pytorch_model*.bin, because unpickling can run code: convert it to safetensors".to_owned()
     } else {
         format!("download {SINGLE}, or {INDEX} with its shards, into it")
     }
@@ -93,7 +93,7 @@ fn read_index(dir: &Path, path: &Path) -> Result<CheckpointFiles> {
     let mut shard_of = BTreeMap::new();
     for (tensor, shard) in weight_map {
         let Some(shard) = shard.as_str() else {
-            return Err(wrong(format!("weight_map[{tensor:?}] = {} is not the name of a file", json::shown(shard))));
+            return Err(wrong(format!("weight_map[{tensor:?}] = {} is not a file name", json::shown(shard))));
         };
         let place = match places.get(shard) {
             Some(&place) => place,

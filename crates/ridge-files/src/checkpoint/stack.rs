@@ -1,5 +1,5 @@
-//! Weights that are several published tensors of one shape. Where these lie one behind another in one file, the weight
-//! is that range of it; otherwise they are copied together when the weight is first read.
+//! Weights that are composed of several published tensors of one shape. If these are contiguous in one file, the weight is that
+//! range of it; otherwise they are copied together when the weight is first read.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Checkpoint {
                 }
                 let name = stack.name.replace('*', &star);
                 if self.tensors.insert(name.clone(), entry).is_some() {
-                    return Err(self.wrong(format!("{name} is there as a tensor and as several")));
+                    return Err(self.wrong(format!("{name} exists both as one tensor and as several")));
                 }
             }
         }
@@ -57,14 +57,14 @@ impl Checkpoint {
         }
         if members.len() > stack.count {
             let (asked, there) = (stack.count, members.len());
-            return Err(self.wrong(format!("there are {there} tensors {}, and {asked} are expected", named("*"))));
+            return Err(self.wrong(format!("there are {there} tensors {}, but {asked} are expected", named("*"))));
         }
         let parts: Vec<&StoredTensor> = members.values().map(|name| &self.tensors[name]).collect();
         let first = parts[0];
         for (part, name) in parts.iter().zip(members.values()) {
             if (part.dtype, &part.shape) != (first.dtype, &first.shape) {
                 let problem = format!(
-                    "{name} is {}{:?}, and others are {}{:?}",
+                    "{name} is {}{:?}, but others are {}{:?}",
                     part.dtype, part.shape, first.dtype, first.shape
                 );
                 return Err(self.wrong(problem));

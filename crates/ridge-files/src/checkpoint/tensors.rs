@@ -167,9 +167,10 @@ impl Checkpoint {
         match self.tensors.get(name) {
             Some(entry) if !entry.dtype.is_float() => Err(FilesError::Safetensors {
                 file: self.shards[entry.shard].file.clone(),
-                problem: format!("the tensor {name} is stored as {}, and must be floating-point numbers", entry.dtype),
-                remedy: "choose a checkpoint in f32, bf16 or f16: codes of another program's quantisation are not read"
-                    .to_owned(),
+                problem: format!("the tensor {name} is stored as {}, but must be floating-point", entry.dtype),
+                remedy:
+                    "use a checkpoint in f32, bf16 or f16: quantisation formats of other programs are not supported"
+                        .to_owned(),
             }),
             _ => Ok(()),
         }

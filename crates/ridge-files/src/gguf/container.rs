@@ -1,4 +1,4 @@
-//! A GGUF file that is open: its metadata, its tensors and their bytes.
+//! An open GGUF file: its metadata, its tensors and their bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! ImportanceMatrix matrices: for each matrix of a model, the mean square of each of its inputs over some text. They weigh the
-//! errors of quantisation.
+//! Importance matrices: for each matrix of a model, the mean square of each of its inputs over some text, used as weights of
+//! quantisation errors.
 //!
-//! `llama-imatrix` writes them as GGUF (tensors `NAME.in_sum2` and `NAME.counts`), and wrote them as a list before: a
-//! count, and for each matrix its name, how many runs were summed, and the sums; all numbers of 32 bits.
+//! `llama-imatrix` writes them as GGUF (tensors `NAME.in_sum2` and `NAME.counts`), and formerly as a list: a count, and for each
+//! matrix its name, the number of summed runs, and the sums; all numbers have 32 bits.
 
 use std::collections::BTreeMap;
 use std::path::Path;

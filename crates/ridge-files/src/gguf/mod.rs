@@ -1,8 +1,8 @@
-//! GGUF: one file with a model's metadata and weights. What its keys and names mean is for the caller to know.
+//! GGUF: one file with a model's metadata and weights. The caller interprets keys and names.
 //!
-//! `read.rs` reads a file's header, with values (`value.rs`) and types of tensors (`storage.rs`); `container.rs` has the open
-//! file, `split.rs` opens it with the other parts of its model, and `write.rs` makes a file. `importance.rs` reads
-//! importance matrices, which weigh the errors of quantisation.
+//! `read.rs` reads a file's header, with values (`value.rs`) and tensor types (`storage.rs`); `container.rs` has the open file,
+//! `split.rs` opens it with the other parts of its model, and `write.rs` writes a file. `importance.rs` reads importance matrices,
+//! which weight quantisation errors.
 
 mod container;
 mod importance;

@@ -1,8 +1,8 @@
-//! Reads a file's header: `GGUF`, a version, counts, metadata, and where the tensors are. Everything is little-endian;
-//! a text is its length in 64 bits and its bytes.
+//! Reads a file's header: `GGUF`, a version, counts, metadata, and the positions of tensors. Everything is little-endian; a string
+//! is its length in 64 bits followed by its bytes.
 //!
-//! Nothing is allocated by a claimed length: texts are cut out of what is there, and an array stays in the file, where
-//! it was walked once, so memory is within a small multiple of the file's header.
+//! No allocation depends on a claimed length: strings are slices of the file, and an array stays in the file after one validation
+//! pass, so memory is within a small multiple of the file's header.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -200,7 +200,7 @@ fn parse(bytes: &[u8]) -> Result<Header, (String, &'static str)> {
         None => ALIGNMENT,
         Some((_, Some(n))) if n.is_power_of_two() && n <= 1 << 20 => n as usize,
         Some((value, _)) => {
-            return Err(damaged(format!("has general.alignment = {value}, which is no power of two up to 2^20")));
+            return Err(damaged(format!("has general.alignment = {value}, which is not a power of two up to 2^20")));
         }
     };
     let mut tensors = Vec::new();
@@ -231,7 +231,7 @@ fn tensor(cursor: &mut Cursor<'_>) -> Why<(GgufTensor, Option<String>)> {
     let what = format!("the tensor {}", shortened(&name));
     let axes = cursor.u32(&what)?;
     if !(1..=MAX_AXES).contains(&axes) {
-        return Err(format!("has {what} with {axes} axes, and a tensor has 1 to {MAX_AXES}"));
+        return Err(format!("has {what} with {axes} axes; the number must be 1 to {MAX_AXES}"));
     }
     let mut shape = Vec::new();
     for _ in 0..axes {
@@ -253,7 +253,7 @@ fn tensor(cursor: &mut Cursor<'_>) -> Why<(GgufTensor, Option<String>)> {
 fn place(tensor: &mut GgufTensor, start: usize, alignment: usize, end: usize) -> Why<()> {
     let (offset, bytes) = (tensor.range.start, tensor.storage.bytes(&tensor.shape)?);
     if !offset.is_multiple_of(alignment) {
-        return Err(format!("begins at {offset}, which is no multiple of {alignment}"));
+        return Err(format!("begins at {offset}, which is not a multiple of {alignment}"));
     }
     let from = start.checked_add(offset);
     let to = from.and_then(|from| from.checked_add(bytes));

@@ -58,7 +58,7 @@ pub fn is_split_key(key: &str) -> bool {
 fn count(gguf: &Gguf) -> Result<u64> {
     let count = gguf.int(COUNT)?.unwrap_or(1).max(1);
     if count > MAX_PARTS {
-        return Err(gguf.wrong(COUNT, &format!("= {count} is more than {MAX_PARTS}")));
+        return Err(gguf.wrong(COUNT, &format!("= {count} exceeds {MAX_PARTS}")));
     }
     Ok(count)
 }
@@ -69,8 +69,8 @@ fn join(path: &Path, part: Gguf, count: u64) -> Result<Gguf> {
     let beside = |i: u64| named(path, number, i, count);
     if beside(number).is_none() {
         let name = format!("NAME-{:05}-of-{count:05}.gguf", number + 1);
-        let problem = format!("it is part {} of {count}, and is not called {name}", number + 1);
-        return Err(part.fail(problem, "give the parts the names that they were published with"));
+        let problem = format!("it is part {} of {count}, but its name is not {name}", number + 1);
+        return Err(part.fail(problem, "rename the parts to their published names"));
     }
     let mut all: Option<Gguf> = None;
     let mut given = Some(part);
@@ -89,7 +89,7 @@ fn join(path: &Path, part: Gguf, count: u64) -> Result<Gguf> {
         .map_err(|problem| all.fail(format!("with its parts it {problem}"), "download all parts again"))?;
     match all.int(TENSORS)? {
         Some(said) if said != all.tensors.len() as u64 => {
-            let problem = format!("its {count} parts hold {} tensors, and {TENSORS} = {said}", all.tensors.len());
+            let problem = format!("its {count} parts have {} tensors, but {TENSORS} = {said}", all.tensors.len());
             Err(all.fail(problem, "download all parts again, from one revision"))
         }
         _ => Ok(all),
@@ -100,7 +100,7 @@ fn gguf_number(part: &Gguf) -> Result<u64> {
     let (number, count) = (part.int(NUMBER)?, part.int(COUNT)?.unwrap_or(1));
     let number = part.needed(NUMBER, number)?;
     if number >= count {
-        return Err(part.wrong(NUMBER, &format!("= {number}, and there are {count} parts")));
+        return Err(part.wrong(NUMBER, &format!("= {number}, but there are {count} parts")));
     }
     Ok(number)
 }
@@ -116,13 +116,13 @@ fn open(path: &Path, i: u64, count: u64, of: &Path) -> Result<Gguf> {
     if !path.exists() {
         return Err(FilesError::Gguf {
             file: of.display().to_string(),
-            problem: format!("it is of {count} parts, and {} is not there", path.display()),
+            problem: format!("it has {count} parts, but {} does not exist", path.display()),
             remedy: "download all parts into one folder".to_owned(),
         });
     }
     let part = Gguf::open_alone(path)?;
     if part.int(NUMBER)? != Some(i) || self::count(&part)? != count {
-        let problem = format!("by its name it is part {} of {count}, and by its metadata it is not", i + 1);
+        let problem = format!("its name says part {} of {count}, but its metadata do not", i + 1);
         return Err(part.fail(problem, "download all parts again, from one revision"));
     }
     Ok(part)

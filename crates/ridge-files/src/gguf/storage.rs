@@ -1,4 +1,4 @@
-//! The types of tensors.
+//! Tensor types.
 
 use ridge_graph::{DType, FormatRef};
 
@@ -106,7 +106,7 @@ impl TensorStorage {
         let (elements, bytes) = self.block();
         let last = shape.last().copied().unwrap_or(1);
         if !last.is_multiple_of(elements) {
-            return Err(format!("has rows of {last}, and {} stores blocks of {elements}", self.name()));
+            return Err(format!("has rows of {last}, which blocks of {elements} of {} do not divide", self.name()));
         }
         let all = shape.iter().try_fold(1usize, |all, n| all.checked_mul(*n));
         let bytes = all.and_then(|all| (all / elements).checked_mul(bytes));

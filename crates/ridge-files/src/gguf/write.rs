@@ -1,4 +1,4 @@
-//! Writes a file: the header, then each tensor as it comes.
+//! Writes a file: the header, then the tensors in order.
 
 use std::io::{self, Write};
 
@@ -92,7 +92,7 @@ impl GgufWriter {
     pub fn tensor(&mut self, name: &str, shape: &[usize], storage: &TensorStorage) -> Result<(), String> {
         let bytes = storage.bytes(shape)?;
         if storage.number().is_none() {
-            return Err(format!("is {}, which GGUF has no type for", storage.name()));
+            return Err(format!("is {}, which GGUF cannot store", storage.name()));
         }
         self.tensors.push((name.to_owned(), shape.to_vec(), storage.clone(), bytes));
         Ok(())

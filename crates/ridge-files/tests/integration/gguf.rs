@@ -65,7 +65,7 @@ fn lengths_offsets_and_types_that_cannot_be_are_told_by_name() {
         (a + 1, &[77], "has a of type 77"),
         (d + 5, &[99], "has d of type 99"),
         (d + 9, &huge, "for the elements of d"),
-        (t + 1, &[9], "has the tensor t with 9 axes, and a tensor has 1 to 4"),
+        (t + 1, &[9], "has the tensor t with 9 axes; the number must be 1 to 4"),
         (t + 5, &[31], "which has rows of 31, and q8_0 stores blocks of 32"),
         (t + 5, &huge, "the tensor t"),
         (t + 21, &[200], "type 200, which Ridge does not know"),
@@ -124,7 +124,7 @@ fn keys_and_tensors_that_are_there_twice_are_refused() {
 fn an_alignment_that_is_none_is_refused_and_others_are_kept_to() {
     for n in [0, 3, 33, 1 << 21, u32::MAX] {
         let refused = refusal(made(|w| w.u32("general.alignment", n), &[("t", &[1])]));
-        assert!(refused.contains(&format!("has general.alignment = {n}, which is no power of two")), "{refused}");
+        assert!(refused.contains(&format!("has general.alignment = {n}, which is not a power of two")), "{refused}");
     }
     assert!(refusal(made(|w| w.text("general.alignment", "32"), &[])).contains("general.alignment = \"32\""));
     // The data of the one tensor is where 32 and 8 agree, or the file ends before it.
@@ -139,7 +139,7 @@ fn tensors_without_elements_are_read_and_those_without_axes_refused() {
     let gguf = Gguf::from_bytes("x.gguf", made(|_| (), &[("none", &[0, 7])])).expect("reads");
     assert!(gguf.data(&gguf.tensors()[0]).is_empty());
     let refused = refusal(made(|_| (), &[("one", &[])]));
-    assert!(refused.contains("has the tensor one with 0 axes, and a tensor has 1 to 4"), "{refused}");
+    assert!(refused.contains("has the tensor one with 0 axes; the number must be 1 to 4"), "{refused}");
 }
 
 #[test]

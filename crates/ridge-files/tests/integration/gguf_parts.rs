@@ -34,12 +34,12 @@ fn parts_that_are_missing_renamed_or_anothers_are_refused() {
     std::fs::remove_file(to.join(part(2))).expect("can be removed");
     let says = refusal(to.join(part(3)));
     assert!(
-        says.contains("it is of 3 parts, and") && says.contains("model-00002-of-00003.gguf is not there"),
+        says.contains("it has 3 parts, but") && says.contains("model-00002-of-00003.gguf does not exist"),
         "{says}"
     );
     std::fs::copy(to.join(part(3)), to.join(part(2))).expect("can be written");
     let says = refusal(to.join(part(1)));
-    assert!(says.contains("by its name it is part 2 of 3, and by its metadata it is not"), "{says}");
+    assert!(says.contains("its name says part 2 of 3, but its metadata do not"), "{says}");
     std::fs::rename(to.join(part(1)), to.join("model.gguf")).expect("can be renamed");
     let says = refusal(to.join("model.gguf"));
     assert!(says.contains("it is part 1 of 3, and is not called NAME-00001-of-00003.gguf"), "{says}");
@@ -70,7 +70,7 @@ fn parts_with_the_same_tensor_or_too_few_are_refused() {
     let says = Gguf::open(written(&to, 0, 2, 2, "a")).expect_err("twice").to_string();
     assert!(says.contains("with its parts it has the tensor a twice"), "{says}");
     let says = Gguf::open(written(&to, 0, 2, 3, "b")).expect_err("too few").to_string();
-    assert!(says.contains("its 2 parts hold 2 tensors, and split.tensors.count = 3"), "{says}");
+    assert!(says.contains("its 2 parts have 2 tensors, but split.tensors.count = 3"), "{says}");
     let says = Gguf::open(written(&to, 2, 2, 3, "b")).expect_err("no such part").to_string();
     assert!(says.contains("split.no = 2, and there are 2 parts"), "{says}");
 }

@@ -87,11 +87,11 @@ fn what_does_not_fit_is_refused_by_the_tensor() {
     assert!(message.contains("there is no tensor other.*"), "{message}");
     for (first, len, asked) in [(0, 5, 5), (1, 5, 5), (2, 2, 2)] {
         let message = refusal(&[6, 2], part("w", "x", false, Some(Rows::range(first, len))));
-        assert!(message.contains(&format!("w has 6 rows, and the configuration asks for {asked}")), "{message}");
+        assert!(message.contains(&format!("w has 6 rows, but the configuration requires {asked}")), "{message}");
     }
     let twice = [part("w", "x", false, None), part("w", "y", false, Some(Rows::range(3, 3)))];
     let message = checkpoint(&[("w", &[6, 2])]).divided(&twice).unwrap_err().to_string();
-    assert!(message.contains("w has 6 rows, and the configuration asks for 9"), "{message}");
+    assert!(message.contains("w has 6 rows, but the configuration requires 9"), "{message}");
     let both = checkpoint(&[("w", &[2]), ("x", &[2])]).divided(&[part("w", "x", false, None)]).unwrap_err().to_string();
     assert!(both.contains("x is there as a tensor and as a part of another"), "{both}");
 }

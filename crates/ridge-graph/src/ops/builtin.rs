@@ -1,10 +1,10 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adamw, attention, cross_entropy, dropout, dry, embedding, expert_combine, expert_permutation,
-    fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear, linear_gradient, log_softmax,
-    logit_bias, moe_router, norm_gradient, penalties, quantize, ragged_attention, rms_norm, rope, sampling, softmax,
-    swiglu, table_write, token_layout,
+    accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, cross_entropy, dropout, dry, embedding,
+    expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
+    linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties,
+    quantize, ragged_attention, rms_norm, rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -12,7 +12,10 @@ use crate::registry::{OpEntry, OpRegistry};
 pub fn registry() -> OpRegistry {
     OpRegistry::new([
         OpEntry::new("accept_candidates", accept_candidates::samples),
+        OpEntry::new("adafactor", adafactor::samples),
         OpEntry::new("adamw", adamw::samples),
+        OpEntry::new("adamw_update", adamw_update::samples),
+        OpEntry::new("adamw8", adamw8::samples),
         OpEntry::new("attention", attention::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
@@ -34,14 +37,19 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("layer_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, true)),
         OpEntry::new("linear", linear::samples),
         OpEntry::new("linear_backward", linear_gradient::samples),
+        OpEntry::new("linear_cross_entropy", linear_cross_entropy::samples),
+        OpEntry::new("linear_cross_entropy_backward", linear_cross_entropy::samples_backward),
+        OpEntry::new("linear_cross_entropy_saving", linear_cross_entropy::samples_saving),
         OpEntry::new("linear_forward", linear::samples_forward),
         OpEntry::new("linear_group", linear::samples_group),
         OpEntry::new("linear_input_gradient", linear_gradient::samples_input),
         OpEntry::new("linear_weight_gradient", linear_gradient::samples_weight),
+        OpEntry::new("lion", lion::samples),
         OpEntry::new("log_softmax", log_softmax::samples),
         OpEntry::new("log_softmax_backward", log_softmax::samples_backward),
         OpEntry::new("logit_bias", logit_bias::samples),
         OpEntry::new("moe_router", moe_router::samples),
+        OpEntry::new("muon", muon::samples),
         OpEntry::new("penalties", penalties::samples),
         OpEntry::new("quantize", quantize::samples),
         OpEntry::new("ragged_attention", ragged_attention::samples),
@@ -53,6 +61,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("rms_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, false)),
         OpEntry::new("rope", rope::samples),
         OpEntry::new("sample_token", sampling::samples),
+        OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),

@@ -129,10 +129,10 @@ impl Matrix {
         let tabs = lines[header].1.contains('\t');
         let devices: Vec<&str> = columns.iter().copied().filter(|c| !AFFINITIES.contains(c)).collect();
         if let Some(twice) = (1..devices.len()).find(|&i| devices[..i].contains(&devices[i])) {
-            return Err(refused(line, format!("the column {} is there twice", devices[twice]), CORRUPT));
+            return Err(refused(line, format!("the column {} appears twice", devices[twice]), CORRUPT));
         }
         if devices.len() > MAX_DEVICES {
-            let problem = format!("{} devices are more than any machine has ({MAX_DEVICES} are read)", devices.len());
+            let problem = format!("{} devices exceed the limit of {MAX_DEVICES}", devices.len());
             return Err(refused(line, problem, CORRUPT));
         }
         let mut rows: Vec<Option<MatrixRow<'_>>> = devices.iter().map(|_| None).collect();
@@ -152,7 +152,7 @@ impl Matrix {
                 return Err(refused(*number, problem, CORRUPT));
             };
             if rows[at].is_some() {
-                return Err(refused(*number, format!("the row {label} is there twice"), CORRUPT));
+                return Err(refused(*number, format!("the row {label} appears twice"), CORRUPT));
             }
             if cells.len() < devices.len() + 1 {
                 let problem = format!("the row {label} has {} cells for {} devices", cells.len() - 1, devices.len());
@@ -163,7 +163,7 @@ impl Matrix {
         }
         let mut complete = Vec::with_capacity(rows.len());
         for (row, device) in rows.into_iter().zip(&devices) {
-            complete.push(row.ok_or_else(|| refused(last, format!("{device} has a column and no row"), WHOLE))?);
+            complete.push(row.ok_or_else(|| refused(last, format!("{device} has a column but no row"), WHOLE))?);
         }
         let ways = ways(&devices, &complete)?;
         let affinities = &columns[devices.len()..];
@@ -189,14 +189,14 @@ impl Matrix {
             };
             let cpus = cell(AFFINITIES[0]);
             if let Some(cpus) = cpus.filter(|c| parse_cpu_list(c).is_none()) {
-                let problem = format!("{}: {cpus:?} is no list of CPUs such as 0-31,64-95", devices[i]);
+                let problem = format!("{}: {cpus:?} is not a list of CPUs such as 0-31,64-95", devices[i]);
                 return Err(refused(*line, problem, CORRUPT));
             }
             let numa = cell(AFFINITIES[1]);
             // A GPU that is near to several nodes has a list of them; the first is as good as any.
             let first = numa.map(|n| n.split(['-', ',']).next().unwrap_or(n).parse::<usize>());
             let Ok(numa) = first.transpose() else {
-                let problem = format!("{}: {:?} is no number of a NUMA node", devices[i], numa.unwrap_or_default());
+                let problem = format!("{}: {:?} is not a NUMA node number", devices[i], numa.unwrap_or_default());
                 return Err(refused(*line, problem, CORRUPT));
             };
             let label = devices[i].to_owned();
@@ -224,14 +224,14 @@ impl Matrix {
                 ways.iter().filter_map(|w| if let PathType::NvLink(n) = w { Some(*n) } else { None }).collect();
             let (line, label) = (rows[of_gpus[i]].line, &self.gpus[i].label);
             if let Some(n) = links.iter().find(|n| **n == 0 || **n > MAX_LINKS) {
-                let problem = format!("{label}: NV{n}, and a GPU has from 1 to {MAX_LINKS} NVLinks");
+                let problem = format!("{label}: NV{n}, but a GPU has 1 to {MAX_LINKS} NVLinks");
                 return Err(refused(line, problem, CORRUPT));
             }
             // Behind a switch all GPUs are reached by all links; without one, each link leads to one of them.
             let switched = links.windows(2).all(|w| w[0] == w[1]);
             let sum: u32 = links.iter().sum();
             if !switched && sum > MAX_LINKS {
-                let problem = format!("{label} has {sum} NVLinks in its row, and no GPU has more than {MAX_LINKS}");
+                let problem = format!("{label} has {sum} NVLinks in its row, but the maximum is {MAX_LINKS}");
                 return Err(refused(line, problem, CORRUPT));
             }
             if let Some(n) = self.to_nic[i].iter().position(|w| matches!(w, PathType::NvLink(_))) {
@@ -251,12 +251,12 @@ fn ways(devices: &[&str], rows: &[MatrixRow<'_>]) -> Result<Vec<Vec<PathType>>, 
         for (j, cell) in row.cells[..devices.len()].iter().enumerate() {
             let between = format!("{} to {}", devices[i], devices[j]);
             let Some(way) = PathType::parse(cell) else {
-                let problem = format!("{between}: {cell:?} is none of X, NV#, PIX, PXB, PHB, NODE and SYS");
+                let problem = format!("{between}: {cell:?} is not one of X, NV#, PIX, PXB, PHB, NODE and SYS");
                 return Err(refused(row.line, problem, CORRUPT));
             };
             if (way == PathType::X) != (i == j) {
                 let (is, must) = if i == j { ("not X", "a device is itself") } else { ("X", "they are two devices") };
-                return Err(refused(row.line, format!("{between} is {is} ({way}), and {must}"), CORRUPT));
+                return Err(refused(row.line, format!("{between} is {is} ({way}), but {must}"), CORRUPT));
             }
             of_row.push(way);
         }
@@ -266,7 +266,7 @@ fn ways(devices: &[&str], rows: &[MatrixRow<'_>]) -> Result<Vec<Vec<PathType>>, 
         for j in 0..i {
             if ways[i][j] != ways[j][i] {
                 let (a, b) = (devices[j], devices[i]);
-                let problem = format!("{a} to {b} is {}, and {b} to {a} is {}", ways[j][i], ways[i][j]);
+                let problem = format!("{a} to {b} is {}, but {b} to {a} is {}", ways[j][i], ways[i][j]);
                 return Err(refused(rows[i].line, problem, CORRUPT));
             }
         }

@@ -53,10 +53,10 @@ fn quantity(typed: &str, units: Units, example: &str) -> Result<f64, UnitError> 
     let typed = typed.trim();
     // The longest part that is a number: an `e` belongs to it where an exponent follows.
     let at = (1..=typed.len()).rev().find(|&i| typed.is_char_boundary(i) && typed[..i].trim().parse::<f64>().is_ok());
-    let Some(at) = at else { return Err(error("is no number with a unit", format!("write it as in {example}"))) };
+    let Some(at) = at else { return Err(error("is not a number with a unit", format!("write it as in {example}"))) };
     let (number, unit) = (typed[..at].trim().parse::<f64>().unwrap_or(f64::NAN), typed[at..].trim());
     if !(number.is_finite() && number >= 0.0) {
-        return Err(error("is no amount", format!("give a number of 0 or more, as in {example}")));
+        return Err(error("is not a valid amount", format!("give a number of 0 or more, as in {example}")));
     }
     if let Some((_, one)) = units.iter().find(|(name, _)| *name == unit) {
         return Ok(number * one);
@@ -66,11 +66,11 @@ fn quantity(typed: &str, units: Units, example: &str) -> Result<f64, UnitError> 
         _ if unit.is_empty() => format!("add its unit, as in {example}"),
         _ if names.contains(&format!("{unit}/s").as_str()) => format!("did you mean {unit}/s?"),
         _ if unit.ends_with('b') && units == BYTES && !unit.starts_with(['m', 'g', 't']) => {
-            format!("b is bits: write {unit:?} as bytes, an eighth of them, with B")
+            format!("b means bits; convert {unit:?} to bytes (divide by 8) and write B")
         }
         _ if unit.ends_with("bps") => format!("write {}b/s for bits, {0}B/s for bytes", unit.trim_end_matches("bps")),
         Some(near) => {
-            format!("did you mean {near}? b is bits, B is bytes, and prefixes are k, M, G, T or Ki, Mi, Gi, Ti")
+            format!("did you mean {near}? b means bits, B means bytes; prefixes are k, M, G, T or Ki, Mi, Gi, Ti")
         }
         None => format!("units are {}", names.join(", ")),
     };

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::ops::DerefMut;
 
-use ridge_graph::ops::{PagedAttention, RaggedAttention, Rope};
+use ridge_graph::ops::{LinearCrossEntropy, PagedAttention, RaggedAttention, Rope};
 use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
 use super::blocks::{NormKind, linear, rope, soft_cap, weight};
@@ -388,8 +388,12 @@ pub(super) fn build_training(
     let all_logits = head(&mut g, tensors, family, x)?;
     let hidden = g.cast(x, DType::F32)?;
     let targets = targets(&mut g)?;
-    let losses = g.scoped("loss", |g| g.cross_entropy(all_logits, targets))?;
-    let loss = mean_loss(&mut g, losses, targets)?;
+    let w = head_weight(&mut g, tensors, config)?;
+    let op = LinearCrossEntropy { softcap: family.logit_softcap(), z_loss: options.z_loss };
+    let loss = g.scoped("loss", |g| {
+        let sum = g.linear_cross_entropy(x, w, targets, op)?;
+        mean_loss(g, sum, targets)
+    })?;
     let graph = g.finish(vec![
         ("hidden".into(), hidden),
         ("all_logits".into(), all_logits),

@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use ridge_graph::Result as GraphResult;
 
+use super::blocks::NormKind;
 use super::decoder::{self, DecoderFamily};
 use super::encoder::BertConfig;
 use super::gguf_mapping::{GgufEntry, GgufMapping};
@@ -161,6 +162,11 @@ impl ModelConfig {
     /// The tensors of an arranged checkpoint as the family publishes them.
     pub(crate) fn published<'a>(&self, checkpoint: &'a Checkpoint) -> Vec<Published<'a>> {
         checkpoint.published(&self.config.parts(), &self.config.stacks())
+    }
+
+    /// Is one added to the weights of its norms?
+    pub(crate) fn adds_one_to_norms(&self) -> bool {
+        matches!(self.config.norm(), NormKind::RmsPlusOne(_))
     }
 
     /// Its family.

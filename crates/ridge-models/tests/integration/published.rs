@@ -86,10 +86,10 @@ fn fused_tensors_of_another_number_of_heads_are_refused() {
         }
     };
     let error = Copy::of("families/falcon", |_| (), groups).weights().map(|_| ()).expect_err("rows that nobody reads");
-    assert!(error.contains("query_key_value.weight has 64 rows, and the configuration asks for 48"), "{error}");
+    assert!(error.contains("query_key_value.weight has 64 rows, but the configuration requires 48"), "{error}");
     let message = Copy::of("families/phi3", |config| config["num_key_value_heads"] = 1.into(), |_| ()).weights();
     let message = message.map(|_| ()).expect_err("fewer heads of keys and values");
-    assert!(message.contains("qkv_proj.weight has") && message.contains("the configuration asks for"), "{message}");
+    assert!(message.contains("qkv_proj.weight has") && message.contains("the configuration requires"), "{message}");
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn older_names_of_norms_are_read() {
     let both = Copy::of("families/bert", |_| (), both);
     let config = both.files().encoder_config().expect("reads").expect("an encoder");
     let error = config.arrange(both.files().checkpoint().expect("opens")).expect_err("twice").to_string();
-    assert!(error.contains("is there under two names"), "{error}");
+    assert!(error.contains("exists under two names"), "{error}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ fn collective_of(op: &str) -> Result<Collective, String> {
         "reduce_scatter" => Collective::ReduceScatter,
         "all_to_all" => Collective::AllToAll,
         "p2p" => Collective::SendRecv,
-        other => return Err(format!("op {other:?} is no collective")),
+        other => return Err(format!("op {other:?} is not a collective")),
     })
 }
 

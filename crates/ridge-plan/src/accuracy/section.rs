@@ -109,8 +109,8 @@ impl fmt::Display for AccuracySection {
             ErrorStatistic::Median => "median",
             ErrorStatistic::Worst => "worst",
         };
-        let verdict = if self.reached() { "reached" } else { "NOT reached" };
-        writeln!(f, "  target: {judged} of what was held out within {:.1} %: {verdict}", 100.0 * self.target)?;
+        let verdict = if self.reached() { "reached" } else { "missed" };
+        writeln!(f, "  target: {judged} of held-out rows within {:.1} %: {verdict}", 100.0 * self.target)?;
         if self.note.is_empty() { Ok(()) } else { writeln!(f, "  note: {}", self.note) }
     }
 }

@@ -9,7 +9,7 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use super::event::{FieldsVisitor, TraceEvent};
 use crate::error::PlanError;
 
-/// EventListSeed that are kept at most: hours of a step's kernels in 1 GB of memory.
+/// Maximum number of events kept: hours of a step's kernels in 1 GB of memory.
 const MAX_EVENTS: usize = 20_000_000;
 /// Names that are kept; what comes behind is all one.
 const MAX_NAMES: usize = 200_000;

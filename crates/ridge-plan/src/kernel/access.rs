@@ -31,8 +31,8 @@ impl Access {
             return Err(PlanError::setting(
                 "width",
                 width,
-                "bytes are no load of one lane",
-                "1, 2, 4, 8 and 16 bytes are",
+                "bytes are not a valid load width",
+                "use 1, 2, 4, 8 or 16 bytes",
             ));
         }
         for (what, value) in [("offset", offset), ("stride", stride)] {
@@ -41,7 +41,7 @@ impl Access {
                 return Err(PlanError::setting(
                     what,
                     value,
-                    format!("is no multiple of the {width} bytes that a lane reads, or above 2^40"),
+                    format!("must be a multiple of the {width} bytes that a lane reads, and at most 2^40"),
                     format!("the nearest below is {nearest}"),
                 ));
             }

@@ -61,10 +61,12 @@ impl Limit {
     /// How many blocks it allows.
     pub fn formula(self) -> &'static str {
         match self {
-            Self::Threads => "warps of a multiprocessor / warps of the block",
-            Self::Blocks => "blocks of a multiprocessor",
-            Self::Registers => "65536 / registers of a warp in units of 256, in whole warps of 4 partitions / warps",
-            Self::SharedMemory => "shared memory / that of a block with what the system takes, in units",
+            Self::Threads => "warps per multiprocessor / warps per block",
+            Self::Blocks => "blocks per multiprocessor",
+            Self::Registers => "65536 / registers per warp in units of 256, in whole warps of 4 partitions / warps",
+            Self::SharedMemory => {
+                "shared memory / that of a block including the system's reservation, in allocation units"
+            }
         }
     }
 }
@@ -144,8 +146,8 @@ pub fn occupancy(capability: &str, launch: KernelLaunch) -> Result<Occupancy, Pl
         return Err(PlanError::setting(
             "registers",
             launch.registers,
-            format!("of {} threads are more than the {REGISTERS} of a multiprocessor", launch.threads),
-            format!("{registers} is the most that this block can have"),
+            format!("of {} threads exceed the {REGISTERS} registers per multiprocessor", launch.threads),
+            format!("the maximum for this block is {registers}"),
         ));
     }
     let limited_by = blocks_by.iter().filter(|(_, n)| *n == blocks).map(|(limit, _)| *limit).collect();
@@ -179,7 +181,7 @@ fn find(capability: &str) -> Result<MultiprocessorLimits, PlanError> {
     Err(PlanError::setting(
         "capability",
         capability,
-        format!("is none of {}", known.join(", ")),
+        format!("is not one of {}", known.join(", ")),
         format!("the nearest is {nearest}"),
     ))
 }

@@ -99,7 +99,7 @@ impl Quantisation {
         };
         plain.or_else(blocks).ok_or_else(|| {
             let names: Vec<&str> = Self::ALL.iter().map(|(n, _)| *n).chain(BLOCKS).collect();
-            PlanError::setting("weights", name, "is no known format", format!("choose one of {}", names.join(", ")))
+            PlanError::setting("weights", name, "is not a known format", format!("choose one of {}", names.join(", ")))
         })
     }
 

@@ -137,30 +137,30 @@ pub fn serving(
 ) -> Result<ServingLedger, PlanError> {
     let m = memory;
     if m.ep > 1 && reading.experts == 0 {
-        return Err(PlanError::setting("ep", m.ep, "is above 1 and the model has no experts", "set ep to 1"));
+        return Err(PlanError::setting("ep", m.ep, "is above 1, but the model has no experts", "set ep to 1"));
     }
     for (what, degree, of, name) in [("tp", m.tp, reading.heads, "heads"), ("ep", m.ep, reading.experts, "experts")] {
         if degree == 0 || (of > 0 && !of.is_multiple_of(degree)) {
             let nearest =
                 (1..=of.max(1)).filter(|d| of.is_multiple_of(*d)).min_by_key(|d| d.abs_diff(degree)).unwrap_or(1);
-            let remedy = format!("the nearest that does is {nearest}");
+            let remedy = format!("the nearest divisor is {nearest}");
             return Err(PlanError::setting(what, degree, format!("does not divide {of} {name}"), remedy));
         }
     }
     if m.pp == 0 || m.pp > reading.layers.len() {
         let remedy = format!("choose 1 to {}", reading.layers.len());
-        return Err(PlanError::setting("pp", m.pp, "is no number of stages of this model", remedy));
+        return Err(PlanError::setting("pp", m.pp, "is not a valid number of stages for this model", remedy));
     }
     if context == 0 || context > reading.max_context {
         let remedy = format!("the longest is {}", reading.max_context);
-        return Err(PlanError::setting("context", context, "is outside what the model was made for", remedy));
+        return Err(PlanError::setting("context", context, "exceeds the model's context", remedy));
     }
     let mut ledger = Ledger::default();
     let (weights, matrices) = weight_bytes(reading, m.tp, m.pp, m.ep, m.weights);
     let [bits, of_ends] = m.weights.bits_shown();
     let rest = match m.weights {
         Quantisation::File { .. } => format!("embedding and head x {of_ends} bits, norms x 16 bits"),
-        _ => "the rest x 16 bits".to_owned(),
+        _ => "other weights x 16 bits".to_owned(),
     };
     ledger.add("weights", weights, format!("{matrices:.4e} elements of matrices x {bits} bits, {rest}"));
     // The widest live set of a step: what a layer keeps, as if it were kept, and f32 logits of the rows sampled from.
@@ -184,14 +184,14 @@ pub fn serving(
             reading.heads.is_multiple_of(tp) && weights + workspace + margin < device_bytes.as_f64()
         };
         let remedy = match (m.tp + 1..=reading.heads).find(|tp| fits(*tp)) {
-            Some(tp) => format!("tp {tp} is the least that does, or use fewer bits"),
+            Some(tp) => format!("the smallest sufficient degree is tp {tp}; or use fewer bits"),
             None => "use fewer bits, more stages, or a device with more memory".to_owned(),
         };
         return Err(PlanError::Room { tp: m.tp, needed: ledger.total(), has: device_bytes, remedy });
     };
     let endless = reading.states.iter().filter(|g| g.window.is_none());
     let per_token: f64 = endless.map(|g| group_bytes(reading, g, m, context).0).sum();
-    ledger.entries.push(LedgerEntry { what: "room for sequences", bytes: room, formula: "what is left".into() });
+    ledger.entries.push(LedgerEntry { what: "free for sequences", bytes: room, formula: "remaining memory".into() });
     Ok(ServingLedger {
         ledger,
         room,
@@ -214,8 +214,8 @@ pub fn holding_one(reading: &Reading, device_bytes: Bytes, memory: &ServingMemor
     let ways: Vec<String> =
         tp.map(|tp| format!("tp {tp}")).into_iter().chain(format.map(|(name, _)| format!("{name} weights"))).collect();
     match ways.is_empty() {
-        true => "more stages, a narrower cache or a device with more memory may hold one".to_owned(),
-        false => format!("{} would hold one", ways.join(" or ")),
+        true => "use more stages, a smaller cache dtype or a device with more memory".to_owned(),
+        false => format!("use {} to fit one", ways.join(" or ")),
     }
 }
 

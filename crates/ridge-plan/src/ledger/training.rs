@@ -151,7 +151,7 @@ fn amounts(reading: &Reading, layout: &Layout, work: &Workload, stage: Option<us
     // In 16 bits and as f32, and the f32 gradient; their logarithms too where the loss is not fused.
     let per_logit = if work.fused_loss { 10.0 } else { 14.0 };
     let logits = per_logit * tokens * reading.vocab as f64 / layout.tp as f64;
-    // The first stage has most micro-batches alive, the last the logits: whichever is more.
+    // The first stage has most micro-batches in flight, the last the logits: whichever is more.
     let stage = stage.unwrap_or_else(|| {
         let [first, last] = [0, layout.pp - 1].map(|stage| in_flight(layout, stage, micro_batches));
         if kept * last + logits > kept * first { layout.pp - 1 } else { 0 }
@@ -218,12 +218,12 @@ fn entries(reading: &Reading, layout: &Layout, work: &Workload, a: &Amounts) -> 
     let tokens = layout.micro_batch * work.seq / layout.cp;
     let each = a.activations / (layers * tokens as f64 * a.alive).max(1.0);
     let kept = format!(
-        "{layers} layers x {tokens} tokens x {:.3} micro-batches alive x {each:.0} B that the backward pass reads (recompute: {})",
+        "{layers} layers x {tokens} tokens x {:.3} micro-batches in flight x {each:.0} B saved for the backward pass (recompute: {})",
         a.alive, layout.recompute
     );
     ledger.add("activations", a.activations, kept);
     if a.transient > 0.0 {
-        ledger.add("recomputed layer", a.transient, "one layer computed again, and the gradients of its values");
+        ledger.add("recomputed layer", a.transient, "one recomputed layer and the gradients of its values");
     }
     if a.logits > 0.0 {
         let per = if work.fused_loss { 10 } else { 14 };
@@ -232,7 +232,11 @@ fn entries(reading: &Reading, layout: &Layout, work: &Workload, a: &Amounts) -> 
     if a.buckets > 0.0 {
         let unit = format!("{:.3e} parameters of the largest unit", p.largest_unit);
         match layout.zero {
-            2 => ledger.add("gradient bucket", a.buckets, format!("{unit} x {} B, before it is scattered", s.gradient)),
+            2 => ledger.add(
+                "gradient bucket",
+                a.buckets,
+                format!("{unit} x {} B, before the reduce-scatter", s.gradient),
+            ),
             _ => ledger.add("gathered weights", a.buckets, format!("{unit} x (2 + 2) B")),
         }
     }

@@ -45,13 +45,15 @@ impl Schedule {
     /// gradient of inputs and that of weights of a device's layers.
     pub fn formula(self) -> &'static str {
         match self {
-            Self::GPipe => "(m + p - 1) (F + B + W); bubble (p - 1) / (m + p - 1); m micro-batches alive",
-            Self::OneFOneB => "(m + p - 1) (F + B + W); bubble (p - 1) / (m + p - 1); at most p alive",
-            Self::Interleaved => "(m + (p - 1) / v) (F + B + W); bubble (p - 1) / (v m + p - 1); p + (p - 1) / v alive",
-            Self::ZeroBubbleH1 => "m (F + B + W) + (p - 1) (F + B - W); at most p alive",
-            Self::ZeroBubbleV => "m (F + B + W) + (p - 1) F / 2 if F = B = W: no device waits; at most p alive",
+            Self::GPipe => "(m + p - 1) (F + B + W); bubble (p - 1) / (m + p - 1); m micro-batches in flight",
+            Self::OneFOneB => "(m + p - 1) (F + B + W); bubble (p - 1) / (m + p - 1); at most p in flight",
+            Self::Interleaved => {
+                "(m + (p - 1) / v) (F + B + W); bubble (p - 1) / (v m + p - 1); p + (p - 1) / v in flight"
+            }
+            Self::ZeroBubbleH1 => "m (F + B + W) + (p - 1) (F + B - W); at most p in flight",
+            Self::ZeroBubbleV => "m (F + B + W) + (p - 1) F / 2 if F = B = W: no idle time; at most p in flight",
             Self::DualPipe => {
-                "devices wait (p / 2 - 1) (FB + B + W - 3 W), FB a pair's time; p + 1 alive, weights twice"
+                "idle time (p / 2 - 1) (FB + B + W - 3 W), FB the time of a pair; p + 1 in flight, weights stored twice"
             }
         }
     }

@@ -77,13 +77,18 @@ impl Pipeline {
         let (p, m, v) = (self.devices, self.micro_batches, self.chunks);
         for (what, value) in [("devices", p), ("micro-batches", m), ("chunks", v)] {
             if value == 0 {
-                return Err(PlanError::setting(what, value, "leaves nothing to run", "the least is 1"));
+                return Err(PlanError::setting(what, value, "must be at least 1", "set it to 1 or more"));
             }
         }
         let passes = p.saturating_mul(v).saturating_mul(m).saturating_mul(3);
         if passes > MAX_PASSES {
             let remedy = format!("at most {} with these devices and chunks", MAX_PASSES / (3 * p * v).max(1));
-            return Err(PlanError::setting("micro-batches", m, format!("makes {passes} passes"), remedy));
+            return Err(PlanError::setting(
+                "micro-batches",
+                m,
+                format!("gives {passes} passes, more than can be simulated"),
+                remedy,
+            ));
         }
         let s = self.schedule;
         match s {
@@ -92,7 +97,7 @@ impl Pipeline {
             }
             Schedule::Interleaved if !m.is_multiple_of(p) => {
                 let nearest = (m as f64 / p as f64).round().max(1.0) as usize * p;
-                let why = format!("is no multiple of the {p} devices, as interleaving needs");
+                let why = format!("is not a multiple of the {p} devices, which interleaving requires");
                 return Err(PlanError::setting("micro-batches", m, why, format!("the nearest is {nearest}")));
             }
             Schedule::DualPipe if !p.is_multiple_of(2) => {
@@ -105,11 +110,11 @@ impl Pipeline {
                 return Err(PlanError::setting("micro-batches", m, why, format!("the nearest is {nearest}")));
             }
             Schedule::GPipe | Schedule::OneFOneB | Schedule::ZeroBubbleH1 | Schedule::DualPipe if v > 1 => {
-                let why = format!("has no meaning for {s}, which has one stage a device");
+                let why = format!("does not apply to {s}, which has one stage per device");
                 return Err(PlanError::setting("chunks", v, why, "choose 1, or interleaved"));
             }
             Schedule::ZeroBubbleV if v != 2 => {
-                return Err(PlanError::setting("chunks", v, "does not make a V", "choose 2"));
+                return Err(PlanError::setting("chunks", v, "is not valid for a V schedule", "choose 2"));
             }
             _ => {}
         }
@@ -119,7 +124,7 @@ impl Pipeline {
         }
         let times = self.stages.iter().flat_map(|s| [s.forward, s.input, s.weight, s.activations]);
         if let Some(bad) = times.chain([self.message, self.paired]).find(|t| !(t.is_finite() && *t >= 0.0)) {
-            return Err(PlanError::setting("time", bad, "is no time", "give a number of 0 or more"));
+            return Err(PlanError::setting("time", bad, "is not a time", "give a number of at least 0"));
         }
         Ok(())
     }

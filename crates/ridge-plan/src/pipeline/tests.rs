@@ -80,7 +80,7 @@ fn zb_v_fills_every_device_at_the_memory_of_1f1b() {
 
 #[test]
 fn dualpipe_waits_and_keeps_what_its_table_says() {
-    // DeepSeek-AI 2024, table 2: (p / 2 - 1) (FB + B - 3 W) with B both gradients, p + 1 micro-batches alive.
+    // DeepSeek-AI 2024, table 2: (p / 2 - 1) (FB + B - 3 W) with B both gradients, p + 1 micro-batches in flight.
     for (p, m) in [(2, 4), (4, 8), (4, 16), (8, 16), (8, 20), (8, 40)] {
         let t = simulated(Schedule::DualPipe, p, 1, m, UNIT);
         let wanted = (p as f64 / 2.0 - 1.0) * (3.0 + 2.0 - 3.0);

@@ -24,9 +24,9 @@ pub struct ClosedLoop {
     pub shortest: f64,
     /// Requests of a client.
     pub rounds: usize,
-    /// StepTokens of a step at most.
+    /// Maximum tokens per step.
     pub step_tokens: usize,
-    /// StepTokens that the cache of a replica of attention holds.
+    /// Cache capacity of an attention replica, in tokens.
     pub cache_tokens: f64,
     /// What prompts wait for.
     pub hold: Option<PromptHold>,
@@ -70,7 +70,7 @@ pub fn benchmark(
 #[derive(Clone, Copy, Debug)]
 struct WaitingRequest {
     asked: f64,
-    /// StepTokens that are yet to be computed, and those that are.
+    /// Tokens still to compute, and computed tokens.
     prompt: usize,
     done: usize,
     answer: usize,
@@ -86,7 +86,7 @@ struct Answering {
     prompt: usize,
     answer: usize,
     first: f64,
-    /// StepTokens of the answer that it had when it was taken back.
+    /// Tokens generated before it was preempted.
     before: usize,
 }
 
@@ -100,7 +100,7 @@ struct ReplicaQueue {
     ends: BinaryHeap<Reverse<(u64, usize)>>,
     /// How many answer.
     count: usize,
-    /// StepTokens in the cache, and tokens that are promised.
+    /// Tokens in the cache, and reserved tokens.
     cached: f64,
     promised: f64,
 }

@@ -34,9 +34,9 @@ impl ServeLayout {
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Traffic {
-    /// StepTokens of a prompt.
+    /// Tokens per prompt.
     pub prompt: usize,
-    /// StepTokens of an answer.
+    /// Tokens per response.
     pub answer: usize,
     /// Sequences under way on each replica of attention.
     pub batch: usize,
@@ -65,16 +65,16 @@ pub struct OperatingPoint {
 const KERNEL: f64 = 1.95e-6;
 /// Seconds of the kernels that choose experts, sort tokens by them and add what they return, of a layer.
 const ROUTING: f64 = 35e-6;
-/// StepTokens of a batch choose alike: they reach as many experts as this power of them that chose each for itself.
+/// Tokens of a batch choose similar experts: a batch activates as many experts as this power of its size would with independent choices.
 const ALIKE: f64 = 0.6;
 /// Kernels that an op of the graph becomes, casts and tables included.
 const KERNELS_PER_OP: f64 = 1.0;
 /// Seconds of scheduler, sampling and detokenising that a step does not hide.
 pub(super) const HOST: f64 = 0.7e-3;
-/// StepTokens of a prompt that one step takes at most.
+/// Maximum prompt tokens per step.
 const CHUNK: usize = 8192;
 
-/// StepTokens that attend alike: those of prompts, or the single tokens of answers.
+/// Tokens with the same kind of attention: prompt tokens, or decode tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StepTokens {
     /// StepTokens.
@@ -83,7 +83,7 @@ pub(super) struct StepTokens {
     pub sequences: f64,
     /// (query, key) pairs, of all sequences.
     pub pairs: f64,
-    /// StepTokens of all sequences in the cache, these among them.
+    /// Cached tokens of all sequences, including these.
     pub cached: f64,
 }
 
@@ -108,13 +108,13 @@ impl StepTokens {
 /// What one step computes on the busiest replica of attention.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ServerStep {
-    /// StepTokens of prompts.
+    /// Prompt tokens.
     pub prompts: StepTokens,
-    /// StepTokens of answers, whose attention is the reading of their caches.
+    /// Decode tokens, whose attention is bound by reading their caches.
     pub answers: StepTokens,
     /// Prompts that end, whose logits are needed.
     pub ends: f64,
-    /// StepTokens of all replicas of attention, which share the experts.
+    /// Tokens of all attention replicas, which share the experts.
     pub all: f64,
 }
 

@@ -32,7 +32,7 @@ impl PlacementAdvice {
     /// [`PlanError::Setting`] where the degrees do not fill the machines.
     pub fn new(matrix: &Matrix, rates: &Rates, degrees: Degrees, nodes: usize) -> Result<Self, PlanError> {
         if nodes == 0 {
-            return Err(PlanError::setting("nodes", 0, "is no number of machines", "set 1 or more"));
+            return Err(PlanError::setting("nodes", 0, "is not a number of machines", "set 1 or more"));
         }
         let local = degrees.check(matrix.gpus.len(), nodes)?;
         let place = PlacementSearch { matrix, rates, degrees, local, nodes };

@@ -38,11 +38,11 @@ impl ParallelAxis {
     /// What it sends, and when: why it stands where it stands.
     pub fn reason(self) -> &'static str {
         match self {
-            Self::Tp => "sums activations four times a layer, and the layer waits",
-            Self::Ep => "sends tokens to their experts and back in each layer, and the layer waits",
-            Self::Cp => "passes keys and values round in each layer, beside attention",
-            Self::Dp => "sums gradients once a step, beside the backward pass",
-            Self::Pp => "passes one stage's activations to the next, once a micro-batch",
+            Self::Tp => "reduces activations four times per layer, not overlapped",
+            Self::Ep => "sends tokens to their experts and back in each layer, not overlapped",
+            Self::Cp => "passes keys and values around in each layer, overlapped with attention",
+            Self::Dp => "reduces gradients once per step, overlapped with the backward pass",
+            Self::Pp => "sends activations to the next stage once per micro-batch",
         }
     }
 }
@@ -95,12 +95,7 @@ impl Degrees {
     pub(super) fn check(&self, gpus: usize, nodes: usize) -> Result<usize, PlanError> {
         for axis in ParallelAxis::ALL {
             if self.of(axis) == 0 {
-                return Err(PlanError::setting(
-                    axis.name(),
-                    0,
-                    "is no degree",
-                    "set 1 for an axis that is not divided",
-                ));
+                return Err(PlanError::setting(axis.name(), 0, "is not a valid degree", "set 1 for an unused axis"));
             }
         }
         let ranks = self.ranks();
@@ -110,13 +105,13 @@ impl Degrees {
             return Err(PlanError::setting("ep", self.ep, problem, format!("the nearest below is {nearest}")));
         }
         if !ranks.is_multiple_of(nodes) {
-            let problem = format!("ranks (tp x cp x dp x pp) do not divide over {nodes} nodes alike");
+            let problem = format!("ranks (tp x cp x dp x pp) cannot be divided evenly over {nodes} nodes");
             let remedy = format!("set dp or pp so that they are a multiple of {nodes}");
             return Err(PlanError::setting("ranks", ranks, problem, remedy));
         }
         let local = ranks / nodes;
         if local > gpus {
-            let problem = format!("(tp x cp x dp x pp) is more than the {} GPUs of {nodes} nodes", gpus * nodes);
+            let problem = format!("(tp x cp x dp x pp) exceeds the {} GPUs of {nodes} nodes", gpus * nodes);
             let remedy = format!("set nodes = {}, or lower a degree", ranks.div_ceil(gpus));
             return Err(PlanError::setting("ranks", ranks, problem, remedy));
         }

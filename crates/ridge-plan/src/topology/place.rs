@@ -49,7 +49,7 @@ pub struct AxisUse {
 /// Ranks at their places.
 #[derive(Clone, Debug, Serialize)]
 pub struct RankPlacement {
-    /// PlacementSearch of a node, by rank.
+    /// Placement within a node, by rank.
     pub seats: Vec<Seat>,
     /// What each axis above one has, the busiest first.
     pub axes: Vec<AxisUse>,

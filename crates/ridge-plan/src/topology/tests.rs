@@ -112,10 +112,10 @@ fn degrees_that_do_not_fill_the_machines_are_refused() {
         (degrees(8, 1, 4, 1), 2, "set nodes = 4"),
         (degrees(8, 1, 3, 1), 2, "set nodes = 3"),
         (degrees(2, 1, 1, 1), 3, "multiple of 3"),
-        (degrees(0, 1, 1, 1), 1, "tp = 0 is no degree"),
+        (degrees(0, 1, 1, 1), 1, "tp = 0 is not a valid degree"),
         (degrees(2, 1, 4, 1), 0, "nodes = 0"),
         (Degrees { ep: 3, ..degrees(2, 1, 4, 1) }, 1, "the nearest below is 2"),
-        (Degrees { dp: usize::MAX, ..degrees(8, 1, 1, 1) }, 1, "is more than"),
+        (Degrees { dp: usize::MAX, ..degrees(8, 1, 1, 1) }, 1, "exceeds the"),
     ] {
         let said = PlacementAdvice::new(&matrix, &rates, degrees, nodes).unwrap_err().to_string();
         assert!(said.contains(wanted), "{said}");

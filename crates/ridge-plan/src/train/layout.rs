@@ -139,9 +139,9 @@ pub enum Reject {
     },
     /// It does not fit.
     Memory {
-        /// MiB that are needed on the fullest rank.
+        /// Memory needed on the rank with the highest use, in MiB.
         needed_mib: u64,
-        /// MiB that there are.
+        /// Available memory, in MiB.
         has_mib: u64,
     },
 }
@@ -149,16 +149,16 @@ pub enum Reject {
 impl fmt::Display for Reject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::Zero => f.write_str("a degree is 0; the least is 1"),
+            Self::Zero => f.write_str("a degree is 0; the minimum is 1"),
             Self::Heads { heads, nearest } => {
-                write!(f, "tp does not divide {heads} heads; the nearest that does is {nearest}")
+                write!(f, "tp does not divide {heads} heads; the nearest divisor is {nearest}")
             }
             Self::Layers { layers, nearest } => {
-                write!(f, "pp times interleave does not divide {layers} layers; the nearest pp that does is {nearest}")
+                write!(f, "pp times interleave does not divide {layers} layers; the nearest valid pp is {nearest}")
             }
-            Self::Experts { experts: 0, .. } => f.write_str("ep is above 1 and the model has no experts; set ep to 1"),
+            Self::Experts { experts: 0, .. } => f.write_str("ep is above 1, but the model has no experts; set ep to 1"),
             Self::Experts { experts, nearest } => {
-                write!(f, "ep does not divide {experts} experts; the nearest that does is {nearest}")
+                write!(f, "ep does not divide {experts} experts; the nearest divisor is {nearest}")
             }
             Self::ExpertRanks { ranks } => {
                 write!(f, "ep does not divide dp * cp = {ranks}, whose ranks share the experts")
@@ -171,14 +171,14 @@ impl fmt::Display for Reject {
                 )
             }
             Self::Sequence { seq, cp } => write!(f, "2 cp = {} does not divide sequences of {seq} tokens", 2 * cp),
-            Self::Interleave => f.write_str("interleave is above 1 and there is one stage; set interleave to 1"),
+            Self::Interleave => f.write_str("interleave is above 1, but there is one stage; set interleave to 1"),
             Self::ZeroWithPipeline => f.write_str(
-                "ZeRO 2 and 3 communicate for every micro-batch, which a pipeline has many of; use ZeRO 1, or pp = 1",
+                "ZeRO 2 and 3 communicate in every micro-batch, which is too slow with a pipeline; use ZeRO 1, or pp = 1",
             ),
-            Self::ZeroStage => f.write_str("ZeRO has stages 0 to 3; the nearest is 3"),
+            Self::ZeroStage => f.write_str("ZeRO stages are 0 to 3"),
             Self::NotOfRidge { what } => write!(f, "Ridge does not train with {what}; leave it out, or --software"),
             Self::Memory { needed_mib, has_mib } => {
-                write!(f, "needs {:.1} GiB a GPU of {:.1}", needed_mib as f64 / 1024.0, has_mib as f64 / 1024.0)
+                write!(f, "needs {:.1} GiB per GPU of {:.1}", needed_mib as f64 / 1024.0, has_mib as f64 / 1024.0)
             }
         }
     }
@@ -248,7 +248,7 @@ impl Layout {
             (self.ep > 1, "experts over several ranks (ep)"),
             (self.recompute != Recompute::None, "recomputation"),
             (self.sequence_parallel, "sequence parallelism"),
-            (matches!(self.zero, 1 | 2), "ZeRO 1 and 2: it cuts all states or none"),
+            (matches!(self.zero, 1 | 2), "ZeRO 1 and 2, because it shards all states or none"),
         ];
         missing.into_iter().find_map(|(asked, what)| asked.then_some(what))
     }
@@ -263,7 +263,7 @@ impl Layout {
             let (problem, remedy) =
                 problem.split_once("; ").map_or((problem.clone(), remedy), |(p, r)| (p.to_owned(), r.to_owned()));
             let remedy = if remedy.is_empty() { "choose degrees that divide".to_owned() } else { remedy };
-            PlanError::setting("layout", self, format!("cannot be: {problem}"), remedy)
+            PlanError::setting("layout", self, format!("is not possible: {problem}"), remedy)
         })
     }
 }

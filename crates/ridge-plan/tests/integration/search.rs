@@ -130,9 +130,9 @@ fn impossible_splits_name_the_nearest_possible() {
     let model = reading("Meta-Llama-3.1-8B");
     let said = |layout: Layout| layout.require(&model, 4096, 256).unwrap_err().to_string();
     let message = said(Layout { tp: 6, ..Layout::default() });
-    assert!(message.contains("tp does not divide 32 heads; the nearest that does is 4"), "{message}");
+    assert!(message.contains("tp does not divide 32 heads; the nearest divisor is 4"), "{message}");
     let message = said(Layout { pp: 5, ..Layout::default() });
-    assert!(message.contains("32 layers; the nearest pp that does is 4"), "{message}");
+    assert!(message.contains("32 layers; the nearest valid pp is 4"), "{message}");
     assert!(said(Layout { ep: 2, dp: 2, ..Layout::default() }).contains("no experts"));
     assert!(said(Layout { dp: 7, ..Layout::default() }).contains("the nearest batch is 259"));
     let device = Machine::find("H1000", Precision::Bf16).unwrap_err().to_string();

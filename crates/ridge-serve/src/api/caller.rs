@@ -1,10 +1,10 @@
-//! Who sends a request, as middleware found out.
+//! The authenticated caller of a request, set by middleware.
 
 use crate::app::App;
 use crate::keys::Holder;
 use crate::wire::sampling::CommonParams;
 
-/// Who asks, and under which id.
+/// The holder of the API key, and the request id.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub(super) id: String,
@@ -12,7 +12,7 @@ pub(super) struct Caller {
 }
 
 impl Caller {
-    /// Writes what is asked to the log, if that is wanted.
+    /// Logs the request with its prompt, if enabled.
     pub(super) fn log(&self, app: &App, common: &CommonParams, prompt_tokens: usize) {
         let user = common.user.as_deref().unwrap_or_default();
         tracing::debug!(id = self.id, user, prompt_tokens, n = common.n, stream = common.stream, "accepted");

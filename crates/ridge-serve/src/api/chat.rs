@@ -28,25 +28,25 @@ struct PreparedChat {
     /// The end of the prompt as text.
     end: String,
     calls: Option<Calls>,
-    /// Does the model think aloud?
+    /// Whether the model emits reasoning.
     thinks: bool,
 }
 
-/// How calls are found.
+/// The parser of tool calls.
 #[derive(Clone)]
 struct Calls {
     style: ToolCallStyle,
     tools: Arc<[Callable]>,
     most: Option<usize>,
-    /// Ids of calls as the model's template wants them: Mistral's has nine characters.
+    /// Whether call ids have Mistral's nine-character form, which its template requires.
     short_ids: bool,
 }
 
-/// The text that the model reads, and the chat template's source.
+/// The rendered prompt, and the chat template's source.
 pub(super) fn render(app: &App, request: &ChatRequest) -> ApiResult<(String, String)> {
     if app.model.templates.is_empty() {
         let message = format!(
-            "{} has no chat template, as base models have not; use /v1/completions, or start the server with \
+            "{} has no chat template, as is usual for base models; use /v1/completions, or start the server with \
              --chat-template FILE",
             app.model.name
         );
@@ -80,7 +80,7 @@ fn prepare(app: &App, body: &[u8]) -> ApiResult<PreparedChat> {
     Ok(PreparedChat { request, prompt, end, calls, thinks })
 }
 
-/// How calls are found in the answers to a request, if it has tools.
+/// The parser of tool calls for a request with tools.
 fn calls(app: &App, request: &ChatRequest, source: &str) -> ApiResult<Option<Calls>> {
     if request.tools.is_empty() {
         return Ok(None);
@@ -93,7 +93,7 @@ fn calls(app: &App, request: &ChatRequest, source: &str) -> ApiResult<Option<Cal
         ToolChoice::Required => ToolCallStyle::Array,
         ToolChoice::Named(name) => ToolCallStyle::Arguments(name.clone()),
         ToolChoice::Auto => of_model.ok_or_else(|| {
-            let why = "the model's chat template does not tell how it writes calls; set tool_choice to none, required or a \
+            let why = "the notation of tool calls cannot be detected from the model's chat template; set tool_choice to none, required or a \
                        tool, or start the server with --tool-call-parser";
             ApiError::unsupported("tools", why)
         })?,
@@ -114,7 +114,7 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
         reasoning: thinks.then(|| Reasoning::after(&end)),
         parser: calls.as_ref().map(|c| ToolCallParser::new(c.style.clone(), Arc::clone(&c.tools))),
         most_calls: calls.as_ref().and_then(|c| c.most),
-        // A call that the client named is an answer like any other, as with OpenAI.
+        // With a named tool_choice the finish reason is `stop`, as with OpenAI.
         calls_end: calls.as_ref().is_some_and(|c| !matches!(c.style, ToolCallStyle::Arguments(_))),
     };
     let prompts = [prompt];
@@ -142,12 +142,12 @@ pub(super) async fn chat(app: &Arc<App>, caller: &Caller, body: Bytes) -> ApiRes
     Ok(json_response(StatusCode::OK, &Value::Object(response)))
 }
 
-/// Writes answers in the form of chats.
+/// Serialises choices as chat completions.
 struct ChatWriter {
     head: Head,
     n: usize,
     tell: bool,
-    /// The prompt's tokens, where ids are told.
+    /// The prompt's tokens, if `return_token_ids` is set.
     ids: Option<Vec<u32>>,
     include_usage: bool,
     short_ids: bool,

@@ -16,7 +16,7 @@ use crate::sse::{self, Chunks};
 use crate::wire::completion::{self, CompletionRequest, PromptInput};
 use crate::wire::sampling::check_model;
 
-/// A request that is ready for the engine: its prompts' tokens, and their texts if they are given back.
+/// A request that is ready for the engine: its prompts' tokens, and their texts if `echo` is set.
 struct PreparedCompletion {
     request: CompletionRequest,
     prompts: Vec<Vec<u32>>,
@@ -53,7 +53,7 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
     let (n, best_of) = (request.common.n, request.best_of);
     let tell = request.common.sampling.logprobs.is_some();
     if best_of > n {
-        // The best are known by their probabilities.
+        // Selecting the best needs log-probabilities.
         request.common.sampling.logprobs.get_or_insert(0);
     }
     let head = Head::new("cmpl-", "text_completion", app, &request.common);
@@ -94,22 +94,22 @@ pub(super) async fn completions(app: &Arc<App>, caller: &Caller, body: Bytes) ->
     Ok(json_response(StatusCode::OK, &Value::Object(response)))
 }
 
-/// The answers to each prompt.
+/// The choices for each prompt.
 fn in_chunks(wholes: Vec<WholeAnswer>, each: usize) -> impl Iterator<Item = Vec<WholeAnswer>> {
     let mut wholes = wholes.into_iter().peekable();
     std::iter::from_fn(move || wholes.peek().is_some().then(|| wholes.by_ref().take(each).collect()))
 }
 
-/// Writes answers in the form of completions, whole ones and pieces alike.
+/// Serialises choices as completions, both complete ones and stream chunks.
 struct CompletionWriter {
     head: Head,
-    /// Answers to each prompt.
+    /// Choices per prompt.
     n: usize,
-    /// The prompts, where they are given back.
+    /// The prompts, if `echo` is set.
     echoes: Vec<String>,
-    /// Are log-probabilities told?
+    /// Whether log-probabilities were requested.
     tell: bool,
-    /// The tokens of the prompts, where ids are told.
+    /// The tokens of the prompts, if `return_token_ids` is set.
     ids: Option<Vec<Vec<u32>>>,
     include_usage: bool,
 }

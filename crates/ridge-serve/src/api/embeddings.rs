@@ -43,8 +43,10 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<EmbeddingRequest> {
             return Err(ApiError::param(param, "has no tokens"));
         }
         if ids.len() > most {
-            let message =
-                format!("has {} tokens, and the model takes {most}; truncate_prompt_tokens cuts it", ids.len());
+            let message = format!(
+                "has {} tokens, but the model's maximum is {most}; truncate_prompt_tokens truncates it",
+                ids.len()
+            );
             return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) });
         }
         texts.push(ids);
@@ -52,7 +54,7 @@ fn prepare(app: &App, most: usize, body: &[u8]) -> ApiResult<EmbeddingRequest> {
     Ok(EmbeddingRequest { texts, base64, dimensions })
 }
 
-/// What completions call a prompt is an input here.
+/// Renames the parameter `prompt` of an error to `input`.
 fn renamed(error: ApiError) -> ApiError {
     let param = error.param.map(|p| p.replacen("prompt", "input", 1));
     ApiError { message: error.message.replacen("prompt", "input", 1), param, ..error }
@@ -60,7 +62,7 @@ fn renamed(error: ApiError) -> ApiError {
 
 pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Response<Body>> {
     let ModelWorker::Embedder(worker) = &app.worker else {
-        let message = format!("{} generates, and this server makes vectors with encoders alone", app.model.name);
+        let message = format!("{} is not an encoder; this server supports embeddings of encoders only", app.model.name);
         return Err(ApiError::not_found("model_not_supported", message));
     };
     let most = worker.max_tokens.min(app.model.context);
@@ -70,7 +72,8 @@ pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
     let vectors = worker.embed(texts).await.map_err(renamed)?;
     let size = vectors.first().map_or(0, Vec::len);
     if let Some(other) = dimensions.filter(|d| *d != size) {
-        let why = format!("{other} is not supported: the model's vectors have {size} numbers, and are not cut");
+        let why =
+            format!("{other} is not supported: the model's embeddings have {size} dimensions and cannot be shortened");
         return Err(ApiError::unsupported("dimensions", why));
     }
     let embedding = |(index, vector): (usize, &Vec<f32>)| {
@@ -83,7 +86,7 @@ pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
     Ok(json_response(StatusCode::OK, &response))
 }
 
-/// The bytes of the numbers, least significant first, as OpenAI's client asks for them.
+/// The numbers as little-endian bytes in base64, the default encoding of OpenAI's client.
 fn in_base64(vector: &[f32]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();

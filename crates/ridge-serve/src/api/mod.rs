@@ -1,5 +1,5 @@
-//! The endpoints. `router` says which there are and what every request goes through; `submit` brings prompts to the
-//! engine for `completions` and `chat`; `embeddings`, `tokens` and `status` are the others.
+//! The endpoints. `router` lists them and their middleware; `submit` passes prompts to the engine for `completions` and
+//! `chat`; `embeddings`, `tokens` and `status` are the others.
 
 mod caller;
 mod chat;

@@ -1,4 +1,4 @@
-//! Which endpoints there are, and what every request goes through: an id, a key, a bounded body, a line in the log.
+//! The routes and the middleware of every request: id, API key, bounded body, access log.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,7 +23,7 @@ use crate::page;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// An endpoint that takes a body.
+/// An endpoint with a request body.
 macro_rules! takes_body {
     ($handler:expr) => {
         post(|State(app): State<Arc<App>>, request: Request| async move {
@@ -31,7 +31,7 @@ macro_rules! takes_body {
             let caller = request.extensions().get::<Caller>().cloned().ok_or_else(|| ApiError::internal("no caller"))?;
             let body = read_body(&app, request).await?;
             if app.options.log_prompts {
-                tracing::info!(id = caller.id, body = %String::from_utf8_lossy(&body), "asked");
+                tracing::info!(id = caller.id, body = %String::from_utf8_lossy(&body), "request body");
             }
             $handler(&app, &caller, body).await
         })
@@ -75,7 +75,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
 fn cors(origins: &[String]) -> Option<CorsLayer> {
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::POST])
-        // SDKs send headers of their own; which origins may send any is what the option says.
+        // SDKs send additional headers; the option restricts origins, not headers.
         .allow_headers(AllowHeaders::mirror_request())
         .expose_headers([REQUEST_ID]);
     match origins {
@@ -89,20 +89,20 @@ fn cors(origins: &[String]) -> Option<CorsLayer> {
 
 async fn no_such_path(request: Request) -> ApiError {
     let path: String = request.uri().path().chars().take(100).collect();
-    ApiError::not_found("not_found", format!("there is no {path} here; the API is below /v1"))
+    ApiError::not_found("not_found", format!("{path} does not exist; the API is under /v1"))
 }
 
 async fn no_such_method(request: Request) -> ApiError {
-    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    let message = format!("{} does not support {}", request.uri().path(), request.method());
     ApiError { status: StatusCode::METHOD_NOT_ALLOWED, ..ApiError::not_found("method_not_allowed", message) }
 }
 
-/// Lets those in that have a key, while the server takes requests.
+/// Checks the API key, and rejects requests during shutdown.
 async fn with_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     match app.options.keys.holder(request.headers()) {
         Ok(holder) => {
             if app.draining.load(Relaxed) && request.method() == Method::POST {
-                return ApiError::unavailable("the server is ending; ask another one").into_response();
+                return ApiError::unavailable("the server is shutting down; retry on another server").into_response();
             }
             if let Some(caller) = request.extensions_mut().get_mut::<Caller>() {
                 caller.holder = holder.clone();
@@ -115,7 +115,7 @@ async fn with_key(State(app): State<Arc<App>>, mut request: Request, next: Next)
     }
 }
 
-/// Gives the request an id, and writes a line when its response begins.
+/// Assigns a request id and logs a line when the response starts.
 async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let came = Instant::now();
     let id = id_of(request.headers()).unwrap_or_else(|| new_id("req-"));
@@ -138,7 +138,7 @@ async fn observed(State(app): State<Arc<App>>, mut request: Request, next: Next)
     response
 }
 
-/// Refuses a body that a page of another origin sent without the browser having asked: it asks before it sends JSON.
+/// Rejects cross-origin bodies without a JSON content type, which browsers send without a CORS preflight.
 fn check_content_type(headers: &HeaderMap) -> ApiResult<()> {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
@@ -147,18 +147,18 @@ fn check_content_type(headers: &HeaderMap) -> ApiResult<()> {
     if own || kind.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let message = "a page of another origin must send the header Content-Type: application/json";
+    let message = "a cross-origin request must have the header Content-Type: application/json";
     Err(ApiError { status: StatusCode::UNSUPPORTED_MEDIA_TYPE, ..ApiError::bad(message) })
 }
 
-/// The id that a client gave its request, if it is one that may go into a log.
+/// The client's request id, if it is safe to log.
 fn id_of(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
     let good = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b':');
     ((1..=128).contains(&id.len()) && id.bytes().all(good)).then(|| id.to_owned())
 }
 
-/// The body of a request: whole, no longer than it may be, and in time.
+/// Reads the body of a request, within the size and time limits.
 async fn read_body(app: &App, request: Request) -> ApiResult<Bytes> {
     let most = app.options.max_body;
     let length = request.headers().get(header::CONTENT_LENGTH);
@@ -173,14 +173,14 @@ async fn read_body(app: &App, request: Request) -> ApiResult<Bytes> {
         Limited::new(request.into_body(), most).collect().await
     };
     let late = || {
-        let message = format!("the body of the request did not come within {:?}", app.options.read_timeout);
+        let message = format!("the request body was not received within {:?}", app.options.read_timeout);
         ApiError::timeout(StatusCode::REQUEST_TIMEOUT, message)
     };
     match tokio::time::timeout(app.options.read_timeout, read).await {
         Err(_) => Err(late()),
         Ok(Ok(body)) => Ok(body.to_bytes()),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(ApiError::too_large(most)),
-        Ok(Err(_)) => Err(ApiError::bad("the body of the request broke off")),
+        Ok(Err(_)) => Err(ApiError::bad("the request body is incomplete")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the server is and how it does: `/v1/models`, `/health`, `/ready`, `/metrics`, `/version`, `/live`.
+//! Server status: `/v1/models`, `/health`, `/ready`, `/metrics`, `/version`, `/live`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -36,13 +36,13 @@ pub(super) async fn version() -> Response<Body> {
 }
 
 fn check_health(app: &App) -> ApiResult<()> {
-    let dead = || ApiError::unavailable("the engine has stopped; start the server again");
+    let dead = || ApiError::unavailable("the engine has stopped; restart the server");
     match &app.worker {
         ModelWorker::Engine(worker) => match worker.health(app.options.stall) {
             EngineHealth::Well => Ok(()),
             EngineHealth::Stalled(since) => {
                 let seconds = since.as_secs();
-                Err(ApiError::unavailable(format!("there is work, and no step has ended for {seconds} seconds")))
+                Err(ApiError::unavailable(format!("there is work, but no step has completed for {seconds} seconds")))
             }
             EngineHealth::Dead => Err(dead()),
         },
@@ -56,17 +56,17 @@ fn check_health(app: &App) -> ApiResult<()> {
     }
 }
 
-/// Does the engine make progress?
+/// Health: whether the engine makes progress.
 pub(super) async fn health(State(app): State<Arc<App>>) -> ApiResult<Response<Body>> {
     check_health(&app)?;
     Ok(json_response(StatusCode::OK, &json!({ "status": "ok" })))
 }
 
-/// Are requests taken?
+/// Readiness: whether requests are accepted.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response<Body>> {
     check_health(&app)?;
     if app.draining.load(Relaxed) {
-        return Err(ApiError::unavailable("the server is ending"));
+        return Err(ApiError::unavailable("the server is shutting down"));
     }
     Ok(json_response(StatusCode::OK, &json!({ "status": "ready", "model": app.model.name })))
 }
@@ -77,31 +77,39 @@ fn gauges(stats: &Stats) -> Vec<Gauge> {
     let gauge = |name, help, value| Gauge { name, help, counter: false, value };
     let counter = |name, help, value: u64| Gauge { name, help, counter: true, value: value as f64 };
     vec![
-        gauge("ridge:num_requests_running", "Answers that run.", stats.running as f64),
-        gauge("ridge:num_requests_waiting", "Requests that wait.", stats.waiting as f64),
-        gauge("ridge:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
-        gauge("ridge:kv_cache_unused_perc", "Share of the blocks in use that holds no token, 0 to 1.", unused),
-        gauge("ridge:kv_cache_blocks", "Blocks of the cache.", stats.blocks as f64),
-        gauge("ridge:kv_cache_blocks_cached", "Blocks with a prefix that nobody uses.", stats.blocks_cached as f64),
-        counter("ridge:steps_total", "Steps of the engine.", stats.steps),
-        counter("ridge:steps_failed_total", "Steps that failed.", stats.failed_steps),
-        counter("ridge:prompt_tokens_computed_total", "Tokens of prompts that were computed.", stats.prompt_tokens),
-        counter("ridge:prefix_cache_queries_total", "Tokens of prompts looked up in the cache.", stats.prefix_queries),
-        counter("ridge:prefix_cache_hits_total", "Tokens of prompts found in the cache.", stats.prefix_hits),
-        counter("ridge:spec_decode_num_draft_tokens_total", "Candidates for next tokens.", stats.candidates),
-        counter("ridge:spec_decode_num_accepted_tokens_total", "Candidates that were accepted.", stats.accepted),
-        counter(
-            "ridge:programs_compiled_total",
-            "Programs compiled; none while requests are served.",
-            stats.made.compiled,
+        gauge("ridge:num_requests_running", "Running sequences.", stats.running as f64),
+        gauge("ridge:num_requests_waiting", "Waiting requests.", stats.waiting as f64),
+        gauge("ridge:kv_cache_usage_perc", "Fraction of cache blocks in use, 0 to 1.", usage),
+        gauge(
+            "ridge:kv_cache_unused_perc",
+            "Fraction of the capacity of used blocks that holds no token, 0 to 1.",
+            unused,
         ),
-        counter(
-            "ridge:buckets_bound_total",
-            "Shapes of steps made ready; none while requests are served.",
-            stats.made.bound,
+        gauge("ridge:kv_cache_blocks", "Cache blocks.", stats.blocks as f64),
+        gauge(
+            "ridge:kv_cache_blocks_cached",
+            "Blocks with a cached prefix that no sequence uses.",
+            stats.blocks_cached as f64,
         ),
-        counter("ridge:choices_timed_total", "Choices of kernels made by timing them.", stats.made.timed),
-        counter("ridge:num_preemptions_total", "Answers that gave their blocks to others.", stats.preemptions),
+        counter("ridge:steps_total", "Engine steps.", stats.steps),
+        counter("ridge:steps_failed_total", "Failed engine steps.", stats.failed_steps),
+        counter("ridge:prompt_tokens_computed_total", "Prompt tokens computed.", stats.prompt_tokens),
+        counter(
+            "ridge:prefix_cache_queries_total",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.prefix_queries,
+        ),
+        counter("ridge:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
+        counter(
+            "ridge:spec_decode_num_draft_tokens_total",
+            "Draft tokens proposed by speculative decoding.",
+            stats.candidates,
+        ),
+        counter("ridge:spec_decode_num_accepted_tokens_total", "Draft tokens accepted.", stats.accepted),
+        counter("ridge:programs_compiled_total", "Programs compiled; constant while serving.", stats.made.compiled),
+        counter("ridge:buckets_bound_total", "Step shapes bound; constant while serving.", stats.made.bound),
+        counter("ridge:choices_timed_total", "Kernel choices made by timing.", stats.made.timed),
+        counter("ridge:num_preemptions_total", "Preempted sequences.", stats.preemptions),
     ]
 }
 
@@ -110,7 +118,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     let gauges = match &app.worker {
         ModelWorker::Engine(worker) => gauges(&worker.stats()),
         ModelWorker::Embedder(worker) => {
-            let help = "Requests that run or wait.";
+            let help = "Running and waiting requests.";
             vec![Gauge { name: "ridge:num_requests_running", help, counter: false, value: worker.jobs() as f64 }]
         }
     };
@@ -120,7 +128,7 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
     response
 }
 
-/// What the engine does at this moment, for the page:
+/// The engine's current state, for the page:
 ///
 /// `model`, `context`, and `engine` with `running`, `waiting`, `steps`, `preemptions`, `prefix_queries`, `prefix_hits`,
 /// `blocks` (`total`, `used`, `cached` and `map`: for each block 0 if it is free, -1 if it holds a prefix that nobody

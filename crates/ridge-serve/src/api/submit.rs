@@ -1,4 +1,4 @@
-//! From prompts to answers that run.
+//! Submission of prompts to the engine.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::wire::constraint::Form;
 use crate::wire::sampling::CommonParams;
 use crate::worker::MAX_PENDING_EVENTS;
 
-/// The tokens of a prompt, cut if the request says so, if they leave room for an answer.
+/// The tokens of a prompt, truncated if requested, checked to leave room for generation.
 pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec<u32>) -> ApiResult<Vec<u32>> {
     if let Some(keep) = common.truncate {
         ids.drain(..ids.len().saturating_sub(keep));
@@ -23,7 +23,7 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
     let too_long =
         |message: String| ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) };
     if let Some(asked) = common.max_tokens.filter(|asked| *asked > app.model.context) {
-        let why = format!("{asked} is above the {} tokens of the context, prompt included", app.model.context);
+        let why = format!("{asked} exceeds the context of {} tokens, which includes the prompt", app.model.context);
         return Err(ApiError::param("max_tokens", why));
     }
     if common.max_tokens == Some(0) && ids.len() == app.model.context {
@@ -31,23 +31,23 @@ pub(super) fn fitted(app: &App, common: &CommonParams, param: &str, mut ids: Vec
     }
     if ids.len() >= app.model.context {
         let (prompt, context) = (ids.len(), app.model.context);
-        let message = format!("has {prompt} tokens and the context holds {context}, which leaves none to generate");
+        let message = format!("has {prompt} tokens and the context holds {context}, which leaves no room to generate");
         return Err(too_long(message));
     }
     Ok(ids)
 }
 
-/// Tokens of an answer to `prompt` at most.
+/// Maximum number of generated tokens for `prompt`.
 fn max_tokens(app: &App, common: &CommonParams, prompt: usize) -> usize {
     let room = app.model.context - prompt;
     common.max_tokens.map_or(room, |most| most.min(room))
 }
 
-/// Answers to one request at most, over all of its prompts.
+/// Maximum number of choices per request, over all of its prompts.
 const MAX_ANSWERS: usize = 1024;
 
-/// Hands the prompts to the engine, each for `n` answers. `told` asks how probable their tokens are, `apart` says how an
-/// answer to a prompt is taken apart.
+/// Submits the prompts to the engine, each for `n` choices. `told` requests log-probabilities, `apart` selects the output
+/// parsing for a prompt.
 pub(super) async fn submit(
     app: &Arc<App>,
     caller: &Caller,
@@ -62,7 +62,7 @@ pub(super) async fn submit(
     let answers = n * prompts.len();
     if answers > MAX_ANSWERS {
         let why = format!(
-            "{n} for each of {} prompts are {answers} answers, and one request may have {MAX_ANSWERS}",
+            "{n} for each of {} prompts gives {answers} choices; the maximum per request is {MAX_ANSWERS}",
             prompts.len()
         );
         return Err(ApiError::param("n", why));
@@ -108,11 +108,11 @@ pub(super) async fn submit(
     Ok(Answers::new(id, choices, received, tickets, counts, limit, app.cutting()))
 }
 
-/// Refuses what the scheduling policy would not heed.
+/// Rejects scheduling parameters that the policy does not use.
 fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
     let policy = app.options.policy;
     let refused = |param, name| {
-        let why = format!("is not heeded by this server; it is where `ridge serve` has --policy {name}");
+        let why = format!("is not supported by this server; it needs `ridge serve --policy {name}`");
         Err(ApiError::unsupported(param, why))
     };
     if common.priority != 0 && policy != Policy::Priority {
@@ -124,7 +124,7 @@ fn heeded(app: &App, common: &CommonParams) -> ApiResult<()> {
     Ok(())
 }
 
-/// An error of the engine with the parameter as the client calls it: what an answer is held to has many names.
+/// Replaces the parameter of an engine error by the client's name of the output constraint.
 fn named(error: ApiError, common: &CommonParams) -> ApiError {
     const FORMS: [&str; 6] = ["constraint", "json_schema", "json_object", "regex", "choice", "grammar"];
     match (&common.form, &error.param) {
@@ -133,14 +133,14 @@ fn named(error: ApiError, common: &CommonParams) -> ApiError {
     }
 }
 
-/// What every response and chunk has.
+/// The fields common to all responses and chunks.
 #[derive(Clone, Debug)]
 pub(super) struct Head {
     pub(super) id: String,
     pub(super) object: &'static str,
     pub(super) created: u64,
     pub(super) model: String,
-    /// What the caller should know, told once: what of a schema is not enforced.
+    /// Warnings, sent once: the parts of a schema that are not enforced.
     pub(super) warnings: Vec<String>,
 }
 
@@ -174,22 +174,22 @@ pub(super) fn usage(usage: TokenUsage) -> Value {
     })
 }
 
-/// Adds why an answer ended, with null where it has not.
+/// Adds the finish reason, or null while the choice is running.
 pub(super) fn with_ending(mut choice: Value, ending: Option<&Ending>) -> Value {
     choice["finish_reason"] = ending.map_or(Value::Null, |e| json!(e.reason));
-    // vLLM's, which tells a stop string from the end of the text.
+    // vLLM's field, which distinguishes a stop string from the end of the text.
     if let Some(ending) = ending {
         choice["stop_reason"] = ending.by.clone();
     }
     choice
 }
 
-/// A token beside its log-probability, with its bytes, as chats tell it.
+/// A token with its log-probability and bytes, in the format of chats.
 pub(super) fn token_json(spelt: &Spelt, logprob: f32) -> Value {
     json!({ "token": spelt.text, "logprob": finite(logprob), "bytes": spelt.bytes })
 }
 
-/// JSON has no infinities, and OpenAI says -9999 for them.
+/// JSON has no infinities; OpenAI uses -9999.
 pub(super) fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob } else { -9999.0 }
 }

@@ -1,4 +1,4 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize` and `/detokenize`, compatible with vLLM.
 
 use std::sync::Arc;
 

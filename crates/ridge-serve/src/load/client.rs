@@ -29,22 +29,22 @@ pub enum Api {
     Chat,
 }
 
-/// Whom to ask, and for what.
+/// The target server and the request options.
 #[derive(Clone, Debug)]
 pub struct ServerTarget {
     host: String,
     port: u16,
-    /// What goes before `/v1`.
+    /// Path prefix before `/v1`.
     base: String,
     /// Which endpoint.
     pub api: Api,
-    /// What the server calls the model.
+    /// Model name on the server.
     pub model: String,
-    /// A key of the server.
+    /// API key.
     pub key: Option<String>,
-    /// What goes into the body of every request besides, such as `temperature`.
+    /// Additional body fields of every request, such as `temperature`.
     pub more: Map<String, Value>,
-    /// How long an answer may take.
+    /// Timeout of a request.
     pub timeout: Duration,
 }
 
@@ -56,23 +56,23 @@ impl ServerTarget {
     pub fn new(url: &str, api: Api) -> Result<Self, LoadError> {
         let wrong = |problem: &str| LoadError::Url { url: url.to_owned(), problem: problem.to_owned() };
         let full = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let uri: Uri = full.parse().map_err(|_| wrong("is no address; give one as http://127.0.0.1:8000"))?;
+        let uri: Uri = full.parse().map_err(|_| wrong("is not a valid URL; give one such as http://127.0.0.1:8000"))?;
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => {
                 return Err(wrong(
-                    "TLS is not spoken here; measure the server behind it over http, or through a tunnel",
+                    "TLS is not supported; connect to the server behind the TLS proxy over http, or use a tunnel",
                 ));
             }
             _ => return Err(wrong("must begin with http://")),
         }
         if uri.query().is_some() {
-            return Err(wrong("must have no query"));
+            return Err(wrong("must not have a query"));
         }
         if uri.authority().is_some_and(|a| a.as_str().contains('@')) {
-            return Err(wrong("must have no name and password; a key goes into the variable RIDGE_API_KEY"));
+            return Err(wrong("must not have a user name or password; set the API key in the variable RIDGE_API_KEY"));
         }
-        let host = uri.host().filter(|h| !h.is_empty()).ok_or_else(|| wrong("names no host"))?;
+        let host = uri.host().filter(|h| !h.is_empty()).ok_or_else(|| wrong("has no host"))?;
         let base = uri.path().trim_end_matches('/');
         Ok(Self {
             host: host.trim_matches(['[', ']']).to_owned(),
@@ -196,16 +196,15 @@ impl Client {
             }
             let kind = response.headers().get(header::CONTENT_TYPE).and_then(|k| k.to_str().ok()).unwrap_or_default();
             if !kind.starts_with("text/event-stream") {
-                return Err(RequestFailure::new(
-                    "malformed",
-                    format!("the answer is {kind:?} and not a stream of events"),
-                ));
+                return Err(RequestFailure::new("malformed", format!("the response is {kind:?}, not an event stream")));
             }
             let answer = read(&mut response, sent).await?;
             self.give_back(sender);
             Ok(answer)
         };
-        let late = |_| RequestFailure::new("timeout", format!("no end of the answer within {:?}", self.target.timeout));
+        let late = |_| {
+            RequestFailure::new("timeout", format!("the response did not complete within {:?}", self.target.timeout))
+        };
         tokio::time::timeout(self.target.timeout, asked).await.unwrap_or_else(|e| Err(late(e)))
     }
 
@@ -220,9 +219,9 @@ impl Client {
             self.give_back(sender);
             let models: Value = serde_json::from_slice(&body).unwrap_or_default();
             let name = models["data"][0]["id"].as_str().map(str::to_owned);
-            name.ok_or_else(|| RequestFailure::new("malformed", "/v1/models lists no model; name one by --model"))
+            name.ok_or_else(|| RequestFailure::new("malformed", "/v1/models lists no model; give one with --model"))
         };
-        let late = |_| RequestFailure::new("timeout", "/v1/models gave no answer");
+        let late = |_| RequestFailure::new("timeout", "/v1/models did not respond");
         tokio::time::timeout(self.target.timeout, asked).await.unwrap_or_else(|e| Err(late(e)))
     }
 
@@ -258,7 +257,7 @@ impl Client {
                 Ok(response) => return Ok((response, sender)),
                 // A connection that was closed as it was taken up again says nothing about the request.
                 Err(error) if old && (error.is_canceled() || error.is_incomplete_message()) => {}
-                Err(error) => return Err(RequestFailure::new("closed", format!("no answer: {error}"))),
+                Err(error) => return Err(RequestFailure::new("closed", format!("no response: {error}"))),
             }
         }
     }
@@ -329,7 +328,9 @@ struct Heard {
 async fn read(response: &mut Response<Incoming>, sent: Instant) -> Result<TimedResponse, RequestFailure> {
     let (mut events, mut heard) = (SseEvents::default(), Heard::default());
     while let Some(frame) = response.frame().await {
-        let frame = frame.map_err(|error| RequestFailure::new("closed", format!("the stream broke off: {error}")))?;
+        let frame = frame.map_err(|error| {
+            RequestFailure::new("closed", format!("the connection was lost during the stream: {error}"))
+        })?;
         let now = sent.elapsed().as_secs_f64();
         let mut told = None;
         let read = events.read(frame.data_ref().map_or(&[][..], |data| data), |data| {
@@ -343,7 +344,7 @@ async fn read(response: &mut Response<Incoming>, sent: Instant) -> Result<TimedR
     }
     let e2e = sent.elapsed().as_secs_f64();
     if !heard.done && !heard.finished {
-        return Err(RequestFailure::new("closed", "the stream ended before the answer did"));
+        return Err(RequestFailure::new("closed", "the stream ended before the response was complete"));
     }
     if events.unfinished() {
         return Err(RequestFailure::new("malformed", "the stream ended within an event"));
@@ -391,7 +392,7 @@ impl Heard {
         // Tokens without a text of their own are seen by the choice that they are of.
         let first = self.tokens.first().copied().or(self.choice);
         let (Some(ttft), 1..) = (first, output_tokens) else {
-            return Err(RequestFailure::new("empty", "the answer has no tokens"));
+            return Err(RequestFailure::new("empty", "the response has no tokens"));
         };
         Ok(TimedResponse {
             ttft,
@@ -420,12 +421,12 @@ mod tests {
             assert_eq!(ServerTarget::new(given, Api::Chat).unwrap().url(), url);
         }
         for (given, said) in [
-            ("https://api.example.com", "TLS is not spoken"),
+            ("https://api.example.com", "TLS is not supported"),
             ("ftp://x", "must begin with http://"),
-            ("http://x/?a", "no query"),
-            ("http://me:secret@x", "no name and password"),
-            ("http://", "is no address"),
-            ("a b", "is no address"),
+            ("http://x/?a", "not have a query"),
+            ("http://me:secret@x", "user name or password"),
+            ("http://", "is not a valid URL"),
+            ("a b", "is not a valid URL"),
         ] {
             let error = ServerTarget::new(given, Api::Chat).unwrap_err().to_string();
             assert!(error.contains(said), "{error}");

@@ -32,7 +32,7 @@ pub enum LoadError {
         problem: String,
     },
     /// The server did not answer the request that goes ahead of the others.
-    #[error("the server at {url} did not answer a first request ({kind}): {message}")]
+    #[error("the initial request to {url} failed ({kind}): {message}")]
     NotServing {
         /// The server.
         url: String,

@@ -68,7 +68,7 @@ impl SseEvents {
             b"" | b"event" | b"id" | b"retry" => {}
             other => {
                 let shown: String = String::from_utf8_lossy(other).chars().take(60).collect();
-                return Err(format!("a line that is none of an event: {shown:?}"));
+                return Err(format!("a line that is not part of an event: {shown:?}"));
             }
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! Load for any server that speaks OpenAI's API, and what it makes of it.
+//! Load generator for OpenAI-compatible servers.
 //!
-//! `arrivals` says when requests come and `trace` reads when they came elsewhere; `prompts` makes their texts. `client` is
-//! one request over HTTP, its stream read by `events`; `driver` sends many of them. `report` counts what came, by
-//! `stats`, and `sweep` looks for the highest rate that keeps an objective.
+//! `arrivals` generates arrival times and `trace` reads recorded ones; `prompts` generates prompts. `client` sends one request
+//! over HTTP and reads its stream with `events`; `driver` sends many. `report` aggregates the results with `stats`, and
+//! `sweep` searches the highest rate that meets an objective.
 
 mod arrivals;
 mod client;

@@ -1,4 +1,4 @@
-//! What a run comes to.
+//! The report of a run.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use super::driver::{LoadRun, RequestOutcome};
 use super::stats::quantile;
 use super::{SampleSummary, ServerUsage, TimedResponse};
 
-/// What an answer must keep to be good; seconds.
+/// Latency limits in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Objective {
     /// To the first token at most.
@@ -27,22 +27,22 @@ impl Objective {
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut objective = Self::default();
         for part in text.split(',') {
-            let (name, limit) = part.split_once('=').ok_or("must be as ttft=200ms,tpot=50ms,e2e=2s")?;
+            let (name, limit) = part.split_once('=').ok_or("must have the form ttft=200ms,tpot=50ms,e2e=2s")?;
             let limit = limit.trim();
             let (number, unit) = match limit.strip_suffix("ms") {
                 Some(number) => (number, 1e-3),
                 None => (limit.strip_suffix('s').ok_or_else(|| format!("{limit:?} must end in ms or s"))?, 1.0),
             };
             let number = number.parse::<f64>().ok().filter(|n| *n > 0.0 && n.is_finite());
-            let seconds = number.ok_or_else(|| format!("{limit:?} is no time above 0"))? * unit;
+            let seconds = number.ok_or_else(|| format!("{limit:?} is not a time above 0"))? * unit;
             let place = match name.trim() {
                 "ttft" => &mut objective.ttft,
                 "tpot" => &mut objective.tpot,
                 "e2e" => &mut objective.e2e,
-                other => return Err(format!("{other:?} is none of ttft, tpot, e2e")),
+                other => return Err(format!("{other:?} is not one of ttft, tpot, e2e")),
             };
             if place.replace(seconds).is_some() {
-                return Err(format!("has {} twice", name.trim()));
+                return Err(format!("repeats {}", name.trim()));
             }
         }
         Ok(objective)
@@ -76,7 +76,7 @@ impl Objective {
     }
 }
 
-/// What a run comes to. Answers that failed are counted and are in nothing else.
+/// The results of a run. Failed requests are counted and excluded from all other figures.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
     /// Requests sent.
@@ -333,13 +333,13 @@ mod tests {
         let objective = Objective::parse("ttft=200ms, tpot=0.05s").unwrap();
         assert_eq!((objective.ttft, objective.tpot, objective.e2e), (Some(0.2), Some(0.05), None));
         for (text, said) in [
-            ("", "must be as"),
-            ("ttft", "must be as"),
+            ("", "must have the form"),
+            ("ttft", "must have the form"),
             ("ttft=5", "end in ms or s"),
-            ("ttft=-1s", "no time above 0"),
-            ("ttft=infs", "no time above 0"),
-            ("itl=1s", "none of ttft"),
-            ("e2e=1s,e2e=2s", "twice"),
+            ("ttft=-1s", "not a time above 0"),
+            ("ttft=infs", "not a time above 0"),
+            ("itl=1s", "not one of ttft"),
+            ("e2e=1s,e2e=2s", "repeats e2e"),
         ] {
             assert!(Objective::parse(text).unwrap_err().contains(said), "{text}");
         }

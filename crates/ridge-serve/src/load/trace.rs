@@ -54,7 +54,7 @@ pub fn read_trace(path: &Path) -> Result<Vec<TraceRequest>, LoadError> {
             columns = Some(Columns::of(line).map_err(|problem| wrong(i, problem))?);
             continue;
         } else {
-            Err("is no JSON object, and the lines before it are".to_owned())
+            Err("is not a JSON object, unlike the lines before it".to_owned())
         };
         requests.push(request.map_err(|problem| wrong(i, problem))?);
     }
@@ -98,7 +98,7 @@ fn json_line(line: &str) -> Result<TraceRequest, String> {
     let most = prompt_tokens.div_ceil(TRACE_BLOCK);
     if blocks.len() > most {
         let ids = blocks.len();
-        return Err(format!("has {ids} hash_ids, and {prompt_tokens} tokens are {most} blocks of {TRACE_BLOCK}"));
+        return Err(format!("has {ids} hash_ids, but {prompt_tokens} tokens have {most} blocks of {TRACE_BLOCK}"));
     }
     Ok(TraceRequest { at, prompt_tokens, output_tokens, blocks })
 }
@@ -115,7 +115,7 @@ impl Columns {
         let find = |names: &[&str]| {
             head.split(',').position(|column| names.iter().any(|n| column.trim().eq_ignore_ascii_case(n)))
         };
-        let missing = |names: &[&str]| format!("the first line names no column {}", names.join(" or "));
+        let missing = |names: &[&str]| format!("the header has no column {}", names.join(" or "));
         let (prompt, output) = (["ContextTokens", "input_tokens"], ["GeneratedTokens", "output_tokens"]);
         Ok(Self {
             at: find(&["TIMESTAMP"]),
@@ -134,14 +134,15 @@ fn csv_line(line: &str, columns: &Columns) -> Result<TraceRequest, String> {
         None => None,
         Some(column) => {
             let text = cell(column)?;
-            let problem = || format!("{text:?} is no time as 2023-11-16 18:15:46.6805900, and no number of seconds");
+            let problem =
+                || format!("{text:?} is neither a time such as 2023-11-16 18:15:46.6805900 nor a number of seconds");
             Some(seconds(text).ok_or_else(problem)?)
         }
     };
     Ok(TraceRequest {
         at,
-        prompt_tokens: number("the prompt's tokens", columns.prompt, 1)?,
-        output_tokens: number("the answer's tokens", columns.output, 1)?,
+        prompt_tokens: number("the prompt tokens", columns.prompt, 1)?,
+        output_tokens: number("the output tokens", columns.output, 1)?,
         blocks: Vec::new(),
     })
 }
@@ -238,20 +239,20 @@ mod tests {
         for (text, said) in [
             (b"".as_slice(), "t: has no requests"),
             (b"\n\n", "t: has no requests"),
-            (b"a,b\n1,2\n", "t:1: the first line names no column ContextTokens"),
+            (b"a,b\n1,2\n", "t:1: the header has no column ContextTokens"),
             (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,3\n", "t:2: has 2 columns and needs 3"),
-            (b"input_tokens,output_tokens\n5,-1\n", "t:2: the answer's tokens must be a whole number from 1"),
-            (b"input_tokens,output_tokens\n99999999999999999999,1\n", "t:2: the prompt's tokens must be"),
-            (b"TIMESTAMP,input_tokens,output_tokens\nsoon,1,1\n", "t:2: \"soon\" is no time"),
+            (b"input_tokens,output_tokens\n5,-1\n", "t:2: the output tokens must be a whole number from 1"),
+            (b"input_tokens,output_tokens\n99999999999999999999,1\n", "t:2: the prompt tokens must be"),
+            (b"TIMESTAMP,input_tokens,output_tokens\nsoon,1,1\n", "t:2: \"soon\" is neither a time"),
             (b"input_tokens,output_tokens\n\xff,1\n", "t:2: is not UTF-8"),
             (b"{\"input_length\": 1", "t:1: is not JSON"),
             (b"{\"input_length\": 1.5, \"output_length\": 1}", "t:1: input_length must be"),
-            (json(", \"hash_ids\": [1, 2, 3]").as_bytes(), "t:1: has 3 hash_ids, and 600 tokens are 2 blocks"),
+            (json(", \"hash_ids\": [1, 2, 3]").as_bytes(), "t:1: has 3 hash_ids, but 600 tokens have 2 blocks"),
             (json(", \"hash_ids\": [-1]").as_bytes(), "t:1: hash_ids must be whole"),
             (json(", \"hash_ids\": 7").as_bytes(), "t:1: hash_ids must be a list"),
             (json(", \"timestamp\": \"x\"").as_bytes(), "t:1: timestamp must be"),
-            (format!("{}\nx", json("")).as_bytes(), "t:2: is no JSON object"),
-            ("[".repeat(100_000).as_bytes(), "t:1: the first line"),
+            (format!("{}\nx", json("")).as_bytes(), "t:2: is not a JSON object"),
+            ("[".repeat(100_000).as_bytes(), "t:1: the header"),
             (format!("{{\"a\":{}", "[".repeat(100_000)).as_bytes(), "t:1: is not JSON: recursion limit"),
         ] {
             let error = read(text).unwrap_err();

@@ -1,4 +1,4 @@
-//! Finds calls in an answer while it is written.
+//! Incremental parser of tool calls in generated text.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ enum ToolParserState {
     Close { read: String },
 }
 
-/// Finds calls in one answer.
+/// Parses the tool calls of one choice.
 pub(crate) struct ToolCallParser {
     style: ToolCallStyle,
     /// The tools that may be called.

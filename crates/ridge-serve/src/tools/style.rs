@@ -1,4 +1,4 @@
-//! The notations in which models write calls of tools.
+//! The notations of tool calls.
 
 /// How a model writes calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ const NAMES: [(&str, ToolCallStyle); 9] = [
     ("pythonic", ToolCallStyle::Pythonic),
 ];
 
-/// Names of the notations in which a server finds calls of tools.
+/// Names of the supported notations of tool calls.
 pub fn tool_call_parsers() -> impl Iterator<Item = &'static str> {
     NAMES.iter().map(|(name, _)| *name)
 }

@@ -65,7 +65,7 @@ pub(crate) fn of_fields(mut fields: RequestFields) -> ApiResult<ChatRequest> {
         common,
     };
     let choice = tool_choice(&mut fields, &request.tools)?;
-    fields.only("modalities", &[json!(["text"])], "is not supported: answers are text; give [\"text\"]")?;
+    fields.only("modalities", &[json!(["text"])], "is not supported: output is text; give [\"text\"]")?;
     fields.done()?;
     request.with_choice(choice)
 }
@@ -74,7 +74,7 @@ impl ChatRequest {
     /// A call that must be made fixes the form of the answer.
     fn with_choice(mut self, choice: ToolChoice) -> ApiResult<Self> {
         if self.continue_final_message && self.add_generation_prompt {
-            let why = "excludes add_generation_prompt, which is true unless it is given as false";
+            let why = "cannot be combined with add_generation_prompt, which defaults to true; set it to false";
             return Err(ApiError::param("continue_final_message", why));
         }
         let is_called = |tool: &Tool| match &choice {
@@ -89,7 +89,10 @@ impl ChatRequest {
         }
         if !called.is_empty() {
             if let Some(asked) = &self.common.form {
-                return Err(ApiError::param(asked.param.as_str(), "excludes a tool_choice that must call a tool"));
+                return Err(ApiError::param(
+                    asked.param.as_str(),
+                    "cannot be combined with a tool_choice that requires a tool call",
+                ));
             }
             let left_out = called.iter().flat_map(|(_, parameters)| parameters.left_out.clone()).collect();
             let schema = match choice {
@@ -179,7 +182,7 @@ fn variables(fields: &mut RequestFields) -> ApiResult<Vec<(String, Data)>> {
     for (name, value) in map {
         let place = format!("chat_template_kwargs.{}", name.chars().take(64).collect::<String>());
         if TAKEN.contains(&name.as_str()) {
-            return Err(ApiError::param(place, "is a parameter of its own; give it as one"));
+            return Err(ApiError::param(place, "is a separate request parameter; set it there"));
         }
         let data = Data::from_value(&place, &value).map_err(|error| ApiError::param(&place, error))?;
         variables.push((name, data));
@@ -215,7 +218,7 @@ fn tool_choice(fields: &mut RequestFields, tools: &[Tool]) -> ApiResult<ToolChoi
         other => return Err(wrong("tool_choice", other, "a string or an object")),
     };
     if tools.is_empty() && choice == ToolChoice::Required {
-        return Err(ApiError::param("tool_choice", "must call a tool, and there are no tools"));
+        return Err(ApiError::param("tool_choice", "requires a tool call, but there are no tools"));
     }
     Ok(choice)
 }

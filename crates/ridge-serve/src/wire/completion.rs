@@ -43,9 +43,12 @@ pub(crate) fn read(body: &[u8]) -> ApiResult<CompletionRequest> {
         return Err(ApiError::param("best_of", format!("{best_of} is less than n = {}", common.n)));
     }
     if best_of > common.n && common.stream {
-        return Err(ApiError::unsupported("best_of", "cannot be streamed, for the best is known at the end"));
+        return Err(ApiError::unsupported(
+            "best_of",
+            "cannot be streamed, because the best choice is known only at the end",
+        ));
     }
-    fields.only("suffix", &[json!("")], "is not supported: this server does not fill in")?;
+    fields.only("suffix", &[json!("")], "is not supported: this server does not support infilling")?;
     let add_special_tokens = fields.bool("add_special_tokens")?.unwrap_or(true);
     fields.done()?;
     common.max_tokens.get_or_insert(USUAL_TOKENS.max(common.min_tokens));
@@ -57,7 +60,7 @@ pub(crate) fn prompts(value: Value) -> ApiResult<Vec<PromptInput>> {
     let list = match value {
         Value::String(text) => return Ok(vec![PromptInput::Text(text)]),
         Value::Array(list) => list,
-        other => return Err(wrong("prompt", &other, "a string, a list of token ids, or a list of such")),
+        other => return Err(wrong("prompt", &other, "a string, a list of token ids, or a list of these")),
     };
     match list.first() {
         None => return Err(ApiError::param("prompt", "is an empty list; give a string or tokens")),
@@ -65,7 +68,7 @@ pub(crate) fn prompts(value: Value) -> ApiResult<Vec<PromptInput>> {
         Some(_) => {}
     }
     if list.len() > MAX_PROMPTS {
-        return Err(ApiError::param("prompt", format!("has {} prompts, and may have {MAX_PROMPTS}", list.len())));
+        return Err(ApiError::param("prompt", format!("has {} prompts; the maximum is {MAX_PROMPTS}", list.len())));
     }
     let each = |(i, value): (usize, Value)| match value {
         Value::String(text) => Ok(PromptInput::Text(text)),

@@ -1,4 +1,4 @@
-//! What an answer is held to: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`.
+//! Output constraints: OpenAI's `response_format`, vLLM's `guided_*` and `structured_outputs`.
 
 use serde_json::{Value, json};
 
@@ -74,13 +74,14 @@ pub(crate) fn read(fields: &mut RequestFields) -> ApiResult<Option<Asked>> {
     for Asked { param, form, .. } in &asked {
         let bytes = form.bytes();
         if bytes > LONGEST {
-            return Err(ApiError::param(param.as_str(), format!("has {bytes} bytes, and may have {LONGEST}")));
+            return Err(ApiError::param(param.as_str(), format!("has {bytes} bytes; the maximum is {LONGEST}")));
         }
     }
     match asked.as_slice() {
-        [Asked { param: first, .. }, Asked { param: second, .. }, ..] => {
-            Err(ApiError::param(second.as_str(), format!("excludes {first}: an answer has one form")))
-        }
+        [Asked { param: first, .. }, Asked { param: second, .. }, ..] => Err(ApiError::param(
+            second.as_str(),
+            format!("cannot be combined with {first}: only one output constraint is allowed"),
+        )),
         _ => Ok(asked.pop()),
     }
 }
@@ -126,11 +127,11 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
         let name = fields.name(choice);
         let text = |(i, v): (usize, &Value)| match v.as_str() {
             Some(text) if !text.is_empty() => Ok(text.to_owned()),
-            _ => Err(wrong(&format!("{name}[{i}]"), v, "a text that is not empty")),
+            _ => Err(wrong(&format!("{name}[{i}]"), v, "a non-empty string")),
         };
         let texts = list.iter().enumerate().map(text).collect::<ApiResult<Vec<_>>>()?;
         if texts.is_empty() {
-            return Err(ApiError::param(name, "must have at least one text"));
+            return Err(ApiError::param(name, "must have at least one string"));
         }
         asked.push(Asked::new(name, Form::Choice(texts)));
     }
@@ -144,7 +145,7 @@ fn guided(fields: &mut RequestFields, names: [&'static str; 4], asked: &mut Vec<
 pub(super) fn is_schema(place: &str, value: &Value) -> ApiResult<()> {
     match value {
         Value::Object(_) | Value::Bool(_) => Ok(()),
-        other => Err(ApiError::param(place, format!("must be a JSON schema, and is {}", shown(other)))),
+        other => Err(ApiError::param(place, format!("must be a JSON schema, but is {}", shown(other)))),
     }
 }
 
@@ -153,12 +154,15 @@ pub(super) fn checked(place: &str, schema: Value, strict: bool) -> ApiResult<Enf
     is_schema(place, &schema)?;
     let bytes = schema.to_string().len();
     if bytes > LONGEST {
-        return Err(ApiError::param(place, format!("has {bytes} bytes, and may have {LONGEST}")));
+        return Err(ApiError::param(place, format!("has {bytes} bytes; the maximum is {LONGEST}")));
     }
     let Enforceable { schema, left_out } = enforceable(schema);
     let left_out: Vec<String> = left_out.into_iter().map(|each| format!("{place}{each}")).collect();
     if strict && !left_out.is_empty() {
-        let why = format!("cannot be enforced as strict asks: {}; without strict, the rest is", left_out.join("; "));
+        let why = format!(
+            "cannot be enforced completely, as strict requires: {}; without strict, the other parts are enforced",
+            left_out.join("; ")
+        );
         return Err(ApiError::param(place, why));
     }
     Ok(Enforceable { schema, left_out })
@@ -209,7 +213,7 @@ mod tests {
             let format = json!({ "type": "json_schema", "json_schema": { "schema": schema, "strict": strict } });
             asked(&json!({ "response_format": format }).to_string())
         };
-        let told = "response_format.json_schema.schema/uniqueItems: items may be equal";
+        let told = "response_format.json_schema.schema/uniqueItems: is not enforced";
         assert_eq!(asked(false).unwrap().unwrap().left_out, [told]);
         let refused = asked(true).unwrap_err();
         assert_eq!(refused.param.as_deref(), Some("response_format.json_schema.schema"));

@@ -1,4 +1,4 @@
-//! A JSON object, read key by key: a value of the wrong type and a key that nobody asked for are refused by name.
+//! A JSON object, read key by key: values of the wrong type and unknown keys are rejected by name.
 
 use serde_json::{Map, Value};
 
@@ -20,7 +20,7 @@ impl RequestFields {
             .map_err(|error| ApiError::bad(format!("the request is not valid JSON: {error}")))?;
         match value {
             Value::Object(map) => Ok(Self { map, place: String::new(), known: Vec::new() }),
-            other => Err(ApiError::bad(format!("the request must be a JSON object, and is {}", shown(&other)))),
+            other => Err(ApiError::bad(format!("the request must be a JSON object, but is {}", shown(&other)))),
         }
     }
 
@@ -130,7 +130,7 @@ impl RequestFields {
         let key: String = key.chars().take(64).collect();
         Err(ApiError {
             code: Some("unknown_parameter"),
-            ..ApiError::param(self.name(&key), format!("is not a parameter that this server knows{hint}"))
+            ..ApiError::param(self.name(&key), format!("is not a parameter of this server{hint}"))
         })
     }
 }
@@ -145,14 +145,14 @@ fn whole(value: &Value) -> Option<u64> {
 pub(crate) fn ids(place: &str, list: &[Value]) -> ApiResult<Vec<u32>> {
     let id = |(i, v): (usize, &Value)| {
         let id = whole(v).and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| wrong(&format!("{place}[{i}]"), v, "the id of a token, a whole number"))
+        id.ok_or_else(|| wrong(&format!("{place}[{i}]"), v, "a token id, a whole number"))
     };
     list.iter().enumerate().map(id).collect()
 }
 
 /// A value of the wrong kind.
 pub(crate) fn wrong(place: &str, value: &Value, what: &str) -> ApiError {
-    ApiError::param(place, format!("must be {what}, and is {}", shown(value)))
+    ApiError::param(place, format!("must be {what}, but is {}", shown(value)))
 }
 
 /// A value, shortened: errors go into logs.
@@ -206,12 +206,12 @@ mod tests {
     #[test]
     fn wrong_types_are_named_with_what_was_sent() {
         for (text, said) in [
-            (r#"{"n": "1"}"#, r#"n: must be a whole number from 1 to 8, and is "1""#),
-            (r#"{"n": 1.5}"#, "n: must be a whole number from 1 to 8, and is 1.5"),
-            (r#"{"n": -1}"#, "n: must be a whole number from 1 to 8, and is -1"),
-            (r#"{"n": 9}"#, "n: must be a whole number from 1 to 8, and is 9"),
-            (r#"{"n": [1, 2]}"#, "n: must be a whole number from 1 to 8, and is a list of 2"),
-            (r#"{"n": 1e300}"#, "n: must be a whole number from 1 to 8, and is 1e300"),
+            (r#"{"n": "1"}"#, r#"n: must be a whole number from 1 to 8, but is "1""#),
+            (r#"{"n": 1.5}"#, "n: must be a whole number from 1 to 8, but is 1.5"),
+            (r#"{"n": -1}"#, "n: must be a whole number from 1 to 8, but is -1"),
+            (r#"{"n": 9}"#, "n: must be a whole number from 1 to 8, but is 9"),
+            (r#"{"n": [1, 2]}"#, "n: must be a whole number from 1 to 8, but is a list of 2"),
+            (r#"{"n": 1e300}"#, "n: must be a whole number from 1 to 8, but is 1e300"),
         ] {
             assert_eq!(fields(text).whole("n", 1, 8).unwrap_err().message.replace("1e+300", "1e300"), said);
         }

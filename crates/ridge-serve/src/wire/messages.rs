@@ -77,7 +77,7 @@ fn text(place: &str, content: Value) -> ApiResult<String> {
         let mut fields = RequestFields::of(&format!("{place}[{i}]"), part)?;
         let kind = fields.text("type")?;
         if let Some(kind) = kind.filter(|kind| kind != "text") {
-            let why = format!("{} is not supported: this server reads text", shown(&json!(kind)));
+            let why = format!("{} is not supported: this server accepts text only", shown(&json!(kind)));
             return Err(ApiError::unsupported(fields.name("type"), why));
         }
         let text = fields.text("text")?;
@@ -134,13 +134,13 @@ const MAX_TOOLS: usize = 128;
 
 pub(crate) fn tools(list: Vec<Value>) -> ApiResult<Vec<Tool>> {
     if list.len() > MAX_TOOLS {
-        return Err(ApiError::param("tools", format!("has {} tools, and may have {MAX_TOOLS}", list.len())));
+        return Err(ApiError::param("tools", format!("has {} tools; the maximum is {MAX_TOOLS}", list.len())));
     }
     let mut tools: Vec<Tool> = Vec::with_capacity(list.len());
     for (i, value) in list.into_iter().enumerate() {
         let tool = tool(&format!("tools[{i}]"), value)?;
         if tools.iter().any(|t| t.name == tool.name) {
-            return Err(ApiError::param(format!("tools[{i}].function.name"), "is the name of another tool, too"));
+            return Err(ApiError::param(format!("tools[{i}].function.name"), "is also the name of another tool"));
         }
         tools.push(tool);
     }

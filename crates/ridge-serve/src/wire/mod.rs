@@ -1,5 +1,5 @@
-//! What clients send, checked whole before anything runs. `fields` reads JSON objects strictly, `sampling` the settings
-//! that completions and chats share, `completion` and `chat` one kind of request each.
+//! Requests, fully validated before anything runs. `fields` reads JSON objects strictly, `sampling` the settings common to
+//! completions and chats, `completion` and `chat` one kind of request each.
 
 pub(crate) mod chat;
 pub(crate) mod completion;

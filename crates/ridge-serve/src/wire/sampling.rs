@@ -71,14 +71,14 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
     }
     let min_tokens = fields.whole("min_tokens", 0, most)?.unwrap_or(0);
     if let Some(limit) = limit.filter(|limit| *limit < min_tokens) {
-        return Err(ApiError::param("min_tokens", format!("{min_tokens} is above the limit of {limit} tokens")));
+        return Err(ApiError::param("min_tokens", format!("{min_tokens} exceeds the limit of {limit} tokens")));
     }
     let stream = fields.bool("stream")?.unwrap_or(false);
     let options = fields.object("stream_options")?;
     let mut include_usage = false;
     if let Some(mut options) = options {
         if !stream {
-            return Err(ApiError::param("stream_options", "is for streams alone; set stream to true"));
+            return Err(ApiError::param("stream_options", "requires a stream; set stream to true"));
         }
         include_usage = options.bool("include_usage")?.unwrap_or(false);
         options.only("include_obfuscation", &[json!(false)], "is not supported: give false")?;
@@ -91,7 +91,7 @@ pub(crate) fn read(fields: &mut RequestFields, (max_tokens, least): (&[&'static 
     for key in ["safety_identifier", "prompt_cache_key", "prompt_cache_retention"] {
         fields.text(key)?;
     }
-    fields.only("service_tier", &[json!("auto"), json!("default")], "is not a tier of this server; give auto")?;
+    fields.only("service_tier", &[json!("auto"), json!("default")], "is not supported; give auto")?;
     Ok(CommonParams {
         model,
         sampling,
@@ -172,7 +172,7 @@ impl SettingField for u32 {
 fn priority(fields: &mut RequestFields) -> ApiResult<i32> {
     let Some(value) = fields.take("priority") else { return Ok(0) };
     let number = value.as_i64().and_then(|p| i32::try_from(p).ok());
-    number.ok_or_else(|| wrong("priority", &value, "a whole number of 32 bits; lower ones go first"))
+    number.ok_or_else(|| wrong("priority", &value, "a 32-bit whole number; lower values run first"))
 }
 
 fn stops(fields: &mut RequestFields) -> ApiResult<Vec<String>> {
@@ -183,7 +183,7 @@ fn stops(fields: &mut RequestFields) -> ApiResult<Vec<String>> {
         Some(other) => return Err(wrong("stop", &other, "a string or a list of strings")),
     };
     if list.len() > MAX_STOPS {
-        return Err(ApiError::param("stop", format!("has {} texts, and may have {MAX_STOPS}", list.len())));
+        return Err(ApiError::param("stop", format!("has {} strings; the maximum is {MAX_STOPS}", list.len())));
     }
     let text = |(i, v): (usize, &Value)| match v.as_str() {
         Some(text) if (1..=LONGEST_STOP).contains(&text.len()) => Ok(text.to_owned()),
@@ -199,14 +199,14 @@ fn logit_bias(fields: &mut RequestFields) -> ApiResult<Vec<(u32, f32)>> {
         Some(other) => return Err(wrong("logit_bias", &other, "an object of token ids and numbers")),
     };
     if map.len() > MAX_BIASES {
-        return Err(ApiError::param("logit_bias", format!("has {} tokens, and may have {MAX_BIASES}", map.len())));
+        return Err(ApiError::param("logit_bias", format!("has {} tokens; the maximum is {MAX_BIASES}", map.len())));
     }
     let bias = |(id, value): (&String, &Value)| {
         let number = value.as_f64().map(|x| x as f32).filter(|x| (-100.0..=100.0).contains(x));
         match (id.parse::<u32>(), number) {
             (Ok(id), Some(number)) => Ok((id, number)),
             (Ok(_), None) => Err(wrong(&format!("logit_bias.{id}"), value, "a number from -100 to 100")),
-            (Err(_), _) => Err(wrong("logit_bias", &json!(id), "of ids of tokens, whole numbers")),
+            (Err(_), _) => Err(wrong("logit_bias", &json!(id), "an object whose keys are token ids, whole numbers")),
         }
     };
     map.iter().map(bias).collect()
@@ -217,7 +217,7 @@ pub(crate) fn check_model(asked: Option<&str>, served: &str) -> ApiResult<()> {
     match asked.filter(|asked| *asked != served) {
         Some(asked) => {
             let asked = shown(&json!(asked));
-            let message = format!("there is no model {asked} here; this server has {served:?}");
+            let message = format!("the model {asked} does not exist; this server has {served:?}");
             Err(ApiError { param: Some("model".to_owned()), ..ApiError::not_found("model_not_found", message) })
         }
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! JSON schemas as clients' libraries write them, made into what an answer can be held to while it is generated.
+//! Rewrites JSON schemas into a form that can be enforced during generation.
 //!
 //! A mask decides token by token, so that it enforces types, keys, patterns and bounds, but nothing that needs a look at
 //! the whole value (`uniqueItems`, `contains`, `if`). What pydantic and zod write otherwise than the grammar library reads
@@ -88,7 +88,7 @@ impl Rewriting {
                 }
                 "oneOf" => {
                     if !self.excludes_each_other(&value) {
-                        self.leave_out(place, &key, "that no more than one of them matches");
+                        self.leave_out(place, &key, "exclusivity of the alternatives is not enforced");
                     }
                     also.push(json!({ "anyOf": self.of_each(value, &at) }));
                 }
@@ -98,12 +98,12 @@ impl Rewriting {
                     let format = value.as_str().unwrap_or_default();
                     // A note on how text is shown or packed rather than a form that it has, or said by the pattern.
                     if !has_pattern && !["binary", "byte", "password", "textarea"].contains(&format) {
-                        self.leave_out(place, &key, &format!("there is no grammar for {format}"));
+                        self.leave_out(place, &key, &format!("the format {format} is not enforced"));
                     }
                 }
                 "pattern" => also.extend(self.pattern(value, place, &mut done)),
                 "uniqueItems" if value == json!(false) => {}
-                "uniqueItems" => self.leave_out(place, &key, "items may be equal"),
+                "uniqueItems" => self.leave_out(place, &key, "is not enforced"),
                 // Keys are strings in any case.
                 "propertyNames" if value == json!({ "type": "string" }) || value == json!(true) => {}
                 "propertyNames" => {
@@ -176,10 +176,10 @@ impl Rewriting {
         // Without its assertions a pattern matches whatever it does with them.
         match without_assertions(&pattern).filter(|p| is_supported_pattern(p)) {
             Some(pattern) => {
-                self.leave_out(place, "pattern", "what it says of the text ahead or behind");
+                self.leave_out(place, "pattern", "lookaround assertions are not enforced");
                 done.insert("pattern".to_owned(), json!(pattern));
             }
-            None => self.leave_out(place, "pattern", "it is no regular expression that this server can follow"),
+            None => self.leave_out(place, "pattern", "this regular expression is not supported"),
         }
         also
     }
@@ -223,7 +223,7 @@ impl Rewriting {
         }
         for key in ["minProperties", "maxProperties"] {
             if schema.shift_remove(key).is_some() {
-                self.leave_out(place, key, "optional properties are not counted");
+                self.leave_out(place, key, "is not enforced for optional properties");
             }
         }
     }
@@ -355,9 +355,9 @@ mod tests {
             json!({ "type": "array", "uniqueItems": true, "contains": {}, "minContains": 2, "items": { "format": "path" } }),
             &json!({ "type": "array", "items": {} }),
             &[
-                "/uniqueItems: items may be equal",
+                "/uniqueItems: is not enforced",
                 "/contains: is not enforced",
-                "/items/format: there is no grammar for path",
+                "/items/format: the format path is not enforced",
             ],
         );
         check(
@@ -365,15 +365,11 @@ mod tests {
             &json!({ "properties": { "a/b": { "type": "integer" } }, "additionalProperties": false }),
             &["/properties/a~1b/not: is not enforced", "/dependentRequired: is not enforced"],
         );
-        check(
-            json!({ "pattern": r"^(a)\1$" }),
-            &json!({}),
-            &["/pattern: it is no regular expression that this server can follow"],
-        );
+        check(json!({ "pattern": r"^(a)\1$" }), &json!({}), &["/pattern: this regular expression is not supported"]);
         check(
             json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1, "additionalProperties": true }),
             &json!({ "properties": { "a": {}, "b": {} }, "additionalProperties": true }),
-            &["/minProperties: optional properties are not counted"],
+            &["/minProperties: is not enforced for optional properties"],
         );
         let one = json!({ "properties": { "a": {}, "b": {} }, "minProperties": 1, "additionalProperties": false });
         check(one.clone(), &one, &[]);
@@ -409,7 +405,7 @@ mod tests {
             let properties = json!({ "kind": { "const": kind } });
             json!({ "type": "object", "properties": properties, "required": ["kind"], "additionalProperties": false })
         };
-        let overlapping = "/oneOf: that no more than one of them matches";
+        let overlapping = "/oneOf: exclusivity of the alternatives is not enforced";
         for (list, left_out) in [
             (json!([of("a"), of("b")]), None),
             (json!([{ "type": "integer" }, { "type": "string" }, { "type": ["null", "boolean"] }]), None),
@@ -439,7 +435,7 @@ mod tests {
         check(
             json!({ "pattern": r"^(?=.*[0-9)])[a-z\]0-9]{2,}$" }),
             &json!({ "pattern": r"^[a-z\]0-9]{2,}$" }),
-            &["/pattern: what it says of the text ahead or behind"],
+            &["/pattern: lookaround assertions are not enforced"],
         );
     }
 }

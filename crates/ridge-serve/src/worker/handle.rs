@@ -1,4 +1,4 @@
-//! The handle of the engine's thread: starting it, submitting jobs, asking how it is.
+//! The handle of the engine's thread: start, submission of jobs, health.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,7 +16,7 @@ use super::shared::SharedEngineState;
 use crate::error::{ApiError, ApiResult};
 use crate::metrics::Metrics;
 
-/// The way to the engine's thread. Cheap to clone.
+/// The handle of the engine's thread. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Worker {
     commands: std_mpsc::Sender<EngineCommand>,
@@ -25,7 +25,7 @@ pub(crate) struct Worker {
     max_jobs: usize,
 }
 
-/// Is the engine well?
+/// The engine's health.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum EngineHealth {
     Well,
@@ -57,9 +57,7 @@ impl Worker {
             of_thread.dead.store(true, Relaxed);
             drop(orders);
             if outcome.is_err() {
-                tracing::error!(
-                    "the engine's thread has panicked; no request is answered any more: start the server again"
-                );
+                tracing::error!("the engine's thread has panicked; all requests will fail: restart the server");
             }
         })?;
         Ok((Self { commands, shared, max_jobs }, thread))
@@ -69,7 +67,7 @@ impl Worker {
     /// Its answers are choices `first` and so on of `events`.
     pub(crate) fn submit(&self, job: Request, first: usize, events: mpsc::Sender<JobEvent>) -> ApiResult<SubmittedJob> {
         if let Err(jobs) = self.shared.activity.enter(self.shared.started.elapsed(), self.max_jobs) {
-            let message = format!("{jobs} requests run or wait already, as many as this server takes; try again later");
+            let message = format!("{jobs} requests are running or waiting, which is this server's limit; retry later");
             return Err(ApiError::overloaded(message));
         }
         let id = self.shared.next.fetch_add(1, Relaxed);

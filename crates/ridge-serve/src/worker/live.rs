@@ -1,4 +1,4 @@
-//! What the engine did lately, for the page.
+//! Recent activity of the engine, for the page.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};

@@ -1,8 +1,8 @@
 //! The one thread that owns the engine, and how requests reach it.
 //!
-//! The thread never waits for a client: requests come by a channel that it looks into between steps, and tokens leave by
-//! a bounded channel for each request. A request whose channel is full is cut. If the thread panics, every channel is
-//! dropped, so that every request that waits is told, and [`Worker::health`] says so from then on.
+//! The thread never waits for a client: it polls a request channel between steps and sends tokens to a bounded channel per
+//! request. A request whose channel is full is aborted. If the thread panics, every channel is dropped, so every waiting
+//! request fails, and [`Worker::health`] reports it from then on.
 
 mod activity;
 mod handle;

@@ -195,7 +195,7 @@ impl Runner {
             let over = matches!(what, Happened::Done(_) | Happened::Failed(_) | Happened::Stuck(_));
             let delivered = deliver(entry, what, &self.shared);
             if !delivered {
-                let slow = "the client reads too slowly: more tokens wait for it than this server keeps";
+                let slow = "the client reads too slowly: its buffer of unread tokens is full";
                 let _ = entry.cut.set(ApiError::unavailable(slow));
                 self.shared.metrics.finished("abort");
                 self.service.cancel(id);
@@ -248,12 +248,12 @@ fn deliver(entry: &mut RunningJob, what: Happened, shared: &SharedEngineState) -
         }
         Happened::Failed(why) => {
             metrics.finished("error");
-            tracing::error!(why, "an answer failed");
+            tracing::error!(why, "a sequence failed");
             JobEvent::Failed(ApiError::internal(why))
         }
         Happened::Stuck(why) => {
             metrics.finished("error");
-            JobEvent::Failed(ApiError::param("constraint", format!("cannot be followed any further: {why}")))
+            JobEvent::Failed(ApiError::param("constraint", format!("cannot be evaluated further: {why}")))
         }
     };
     // A client that has left is about to be cancelled, and takes nothing: that is no slowness.

@@ -46,7 +46,7 @@ pub fn tokenizer_json(gguf: &Gguf) -> Result<(String, String)> {
         "t5" => (vocabulary.unigram()?, false, true),
         "gemma4" => (vocabulary.merged_spaces()?, true, false),
         other => {
-            let problem = format!("tokenizer.ggml.model = {other:?} is no kind of tokenizer that Ridge reads");
+            let problem = format!("tokenizer.ggml.model = {other:?} is not a supported tokenizer type");
             return Err(gguf
                 .fail(problem, "choose a model with a tokenizer of llama, gpt2, bert, t5 or gemma4")
                 .into());
@@ -258,7 +258,7 @@ impl<'a> Vocabulary<'a> {
             // A token may begin with a space, and none has one elsewhere.
             let at = merge.char_indices().skip(1).find(|(_, c)| *c == ' ');
             let Some((at, _)) = at else {
-                return Err(self.gguf.wrong(MERGES, &format!("has {merge:?}, which are no two tokens")).into());
+                return Err(self.gguf.wrong(MERGES, &format!("has {merge:?}, which is not a pair of tokens")).into());
             };
             pairs.push(json!([merge[..at], merge[at + 1..]]));
         }
@@ -269,7 +269,7 @@ impl<'a> Vocabulary<'a> {
     fn byte_level(&self) -> Result<(Json, bool, bool)> {
         let pre = self.gguf.text("tokenizer.ggml.pre")?.unwrap_or("default");
         let Some(cut) = cut(pre) else {
-            let problem = format!("tokenizer.ggml.pre = {pre:?} names a way to cut texts that Ridge does not know");
+            let problem = format!("tokenizer.ggml.pre = {pre:?} is an unknown pre-tokenizer");
             return Err(self
                 .gguf
                 .fail(problem, "convert the model from its Hugging Face folder, or use that folder")

@@ -39,7 +39,7 @@ pub fn write_tokenizer(
     let fail = |problem: String| TextError::Tokenizer {
         file: source.name.clone(),
         problem,
-        remedy: "GGUF has no words for it: run the model from its folder".to_owned(),
+        remedy: "GGUF cannot express it: run the model from its folder".to_owned(),
     };
     let json: Json = serde_json::from_str(text).map_err(|e| fail(format!("tokenizer.json is not JSON: {e}")))?;
     let mut pieces = Pieces::read(&json, tokenizer, vocab_size);
@@ -48,7 +48,7 @@ pub fn write_tokenizer(
         "BPE" if byte_level(&json["pre_tokenizer"]) => {
             let pre = expressions(&json["pre_tokenizer"]);
             let whole = model["ignore_merges"].as_bool().unwrap_or(false);
-            let name = named(&pre, whole).ok_or_else(|| fail(format!("it cuts texts by {pre:?}")))?;
+            let name = named(&pre, whole).ok_or_else(|| fail(format!("its pre-tokenizer is {pre:?}")))?;
             to.text("tokenizer.ggml.model", "gpt2");
             to.text("tokenizer.ggml.pre", name);
             let merges: Vec<String> = merges(model).map(|(left, right)| format!("{left} {right}")).collect();
@@ -67,7 +67,7 @@ pub fn write_tokenizer(
             let normalizer = &json["normalizer"];
             let prefix = model["continuing_subword_prefix"].as_str();
             if prefix != Some("##") || normalizer["type"] != "BertNormalizer" || normalizer["lowercase"] == false {
-                return Err(fail("it is of word pieces, and not as BERT has them in lower case".to_owned()));
+                return Err(fail("it is a WordPiece tokenizer, but not BERT's lower-case variant".to_owned()));
             }
             to.text("tokenizer.ggml.model", "bert");
             to.text("tokenizer.ggml.pre", "default");

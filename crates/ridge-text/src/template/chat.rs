@@ -86,7 +86,7 @@ pub(super) fn prepare(input: &ChatInput, source: &str) -> Res<Prepared> {
     let mut variables = HashMap::new();
     for (name, data) in &input.variables {
         if matches!(name.as_str(), "messages" | "tools" | "documents" | "add_generation_prompt") {
-            return refuse(format!("the variable {name} is given by other means"));
+            return refuse(format!("the variable {name} is reserved"));
         }
         variables.insert(name.as_str().into(), value(data)?);
     }
@@ -163,7 +163,7 @@ fn tag(last: &mut Entries, field: &str, source: &str) -> Res<Tagged> {
                     Data::Map(entries) => {
                         if let Some((_, part)) = entries.iter_mut().rev().find(|(key, _)| key == "text") {
                             let Data::Text(text) = part else {
-                                return refuse("the text of the last message is no string");
+                                return refuse("the text of the last message is not a string");
                             };
                             found = Some(text.clone());
                             text.push_str(TAG);
@@ -198,7 +198,7 @@ impl Tagged {
         let Some(at) = found else {
             return refuse(
                 "continue_final_message is set but the last message is not in the rendered text: the template changes \
-                 or leaves out what is to be continued",
+                 or omits the text to be continued",
             );
         };
         // A template that trims messages has trimmed the mark, too, and then what is before it is to be trimmed.

@@ -79,9 +79,9 @@ pub(super) fn error(file: &str, fault: &Fault) -> TextError {
     let message = fault.message.clone();
     let remedy = match fault.kind {
         FaultKind::Raised => return TextError::TemplateRefusal { file, line, message },
-        FaultKind::Template => "check that the template is meant for such messages, or give another one",
-        FaultKind::Unsupported => "change the template there, or give another one",
-        FaultKind::Limit => "shorten the conversation, or give another template",
+        FaultKind::Template => "check that the template supports such messages, or use another one",
+        FaultKind::Unsupported => "change the template, or use another one",
+        FaultKind::Limit => "shorten the conversation, or use another template",
     };
     TextError::Template { file, line, problem: message, remedy: remedy.to_owned() }
 }

@@ -36,7 +36,7 @@ impl Data {
         let mut reader = Reader { text, at: 0 };
         let read = reader.value(DEEPEST).and_then(|value| {
             reader.space();
-            if reader.at == text.len() { Ok(value) } else { Err("there is something behind the value") }
+            if reader.at == text.len() { Ok(value) } else { Err("unexpected text after the value") }
         });
         read.map_err(|problem| {
             let line = text.as_bytes()[..reader.at].iter().filter(|b| **b == b'\n').count() + 1;
@@ -82,7 +82,7 @@ impl Data {
                         file: what.to_owned(),
                         key: "a number".to_owned(),
                         value: number.to_string(),
-                        problem: "may have been an integer of more than 64 bits".to_owned(),
+                        problem: "may be an integer of more than 64 bits".to_owned(),
                         remedy: "write it as a string",
                     });
                 }

@@ -1,4 +1,4 @@
-//! What can be typed behind `ridge bench`, and the settings that it resolves to.
+//! Arguments of `ridge bench`, and the settings that they resolve to.
 
 use std::path::PathBuf;
 
@@ -18,25 +18,26 @@ use crate::error::Result;
     after_help = "\
 Examples:
   ridge bench
-  ridge bench serve --rate 4    how a server answers, see its own help
+  ridge bench serve --rate 4           load-tests a server; see its own help
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
-  ridge bench --model DIR --context 4096 --prompt 0    generation at a depth
+  ridge bench --model DIR --context 4096 --prompt 0    generation with a filled cache
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
-  ridge bench --batch 1,2,4,8,16    throughput over the batch
-  ridge bench --ops    time of each op of a step
-  ridge bench --calibrate this.toml    for `ridge plan --efficiency`
+  ridge bench --batch 1,2,4,8,16       throughput over the batch size
+  ridge bench --ops                    time of each op of a step
+  ridge bench --calibrate this.toml    a file for `ridge plan --efficiency`
   ridge bench --trace step.json && ridge plan diagnose step.json
 
-Every test runs once to warm up, and then --repeat times. Tokens a second are the mean and the standard deviation; time \
-and floor are compared by the median. Memory is measured by reading as many bytes as weights and cache have, up to \
-1 GiB, so a model that fits into a CPU cache is compared with the bandwidth of that cache. On a GPU the rates are those of its specification sheet."
+Every test has one warm-up run and then --repeat measured runs. Tokens per second are mean and standard deviation; the \
+floor is compared with the median time. Memory bandwidth is measured by reading as many bytes as weights and cache have, \
+at most 1 GiB, so a model that fits into a CPU cache is compared with the bandwidth of that cache. On a GPU the rates are \
+those of its specification sheet."
 )]
 pub(crate) struct BenchArgs {
     #[command(subcommand)]
     command: Option<BenchCommand>,
 
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -65,7 +66,7 @@ pub(crate) struct BenchArgs {
     )]
     context: usize,
 
-    /// Concurrent sequences; of several, as 1,2,4,8, each test is run with each
+    /// Concurrent sequences; with several values, such as 1,2,4,8, each test is run with each
     #[arg(
         short, long, value_name = "N", value_delimiter = ',', value_parser = whole::<usize, 1, 4096>,
         allow_negative_numbers = true, default_value = "1"
@@ -96,16 +97,16 @@ pub(crate) struct BenchArgs {
     #[arg(long, help_heading = "Output")]
     ops: bool,
 
-    /// Measure what this machine reaches by class of op, on a model of 8B's width where none is given, and write it to a file
-    /// that `ridge plan --efficiency` reads
+    /// Measure achievable rates by class of op, by default on a model as wide as an 8B one, and write them to a file for
+    /// `ridge plan --efficiency`
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     calibrate: Option<PathBuf>,
 
-    /// Write the launches of the last step of each test as a Chrome trace, which `ridge plan diagnose` judges
+    /// Write the kernel launches of the last step of each test as a Chrome trace, which `ridge plan diagnose` reads
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     trace: Option<PathBuf>,
 
-    /// Print one JSON object: settings, rates of the machine, every run's time
+    /// Print one JSON object: settings, machine rates, time of every run
     #[arg(long, help_heading = "Output")]
     json: bool,
 }
@@ -115,7 +116,7 @@ pub(super) enum BenchCommand {
     Serve(Box<ServeBenchArgs>),
 }
 
-/// What is measured, and how it is shown.
+/// The tests and how their results are shown.
 pub(super) struct BenchSettings {
     pub(super) model: ModelSettings,
     pub(super) random_weights: bool,

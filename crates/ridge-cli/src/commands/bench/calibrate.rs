@@ -1,8 +1,8 @@
-//! What this machine reaches by class of op, as a file that `ridge plan --efficiency` reads.
+//! Achievable rates of this machine by class of op, as a file for `ridge plan --efficiency`.
 //!
-//! The ops are those of a model that runs: products, attention and passes over activations in a prompt, weights streamed
-//! for a token. A share is the time that the planner gives those ops where everything reaches its rate, over the time
-//! that they took, so a plan of the same model comes back to what was measured.
+//! The ops are those of a running model: products, attention and passes over activations in a prompt, streamed weights in
+//! decoding. An efficiency is the time that the planner predicts for these ops at full rates, divided by the measured
+//! time, so a plan of the same model reproduces the measurement.
 
 use std::fmt::Write as _;
 
@@ -17,14 +17,14 @@ use super::report::BenchResult;
 use super::test::BenchTest;
 use crate::error::{Result, refused};
 
-/// A model of products like those of 8B, in two layers.
+/// A two-layer model with the product shapes of an 8B model.
 pub(super) const CONFIG: &str = r#"{
   "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 2,
   "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 4096, "max_position_embeddings": 8192,
   "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": true, "torch_dtype": "bfloat16"
 }"#;
 
-/// Where the measured device is described.
+/// The measured device.
 pub(super) struct CalibratedDevice<'a> {
     /// Its name: the driver's, or `cpu`.
     pub(super) name: &'a str,
@@ -42,8 +42,8 @@ struct ClassWork {
     bytes: f64,
 }
 
-/// Those of `outcome` that `wanted` takes. Launches that are timed one by one take longer than a step that is one launch:
-/// together they take no longer than the step.
+/// The launches of `outcome` that `wanted` selects. Launches timed one by one take longer than within a step, so their sum is
+/// scaled to at most the time of the step.
 fn sum(outcome: &BenchResult, steps: usize, wanted: fn(&OpTime) -> bool) -> ClassWork {
     let all: f64 = outcome.ops.iter().map(|op| op.seconds).sum();
     let scale = (outcome.median() / steps as f64 / all).min(1.0);
@@ -62,7 +62,7 @@ fn is_attention(op: &OpTime) -> bool {
     op.name.contains("attention")
 }
 
-/// The text of the file, of tests whose prompts were taken in steps of `chunk` tokens.
+/// The text of the file, from tests whose prompts were processed in chunks of `chunk` tokens.
 pub(super) fn file(
     device: &CalibratedDevice<'_>,
     model: &Model,
@@ -73,7 +73,11 @@ pub(super) fn file(
     let prompt = of(|t| matches!(t, BenchTest::Prompt(_)));
     let token = of(|t| matches!(t, BenchTest::Generate(_)));
     let (Some(prompt), Some(token)) = (prompt, token) else {
-        return Err(refused("--calibrate", "", "needs a prompt and tokens: leave --prompt and --generate above 0"));
+        return Err(refused(
+            "--calibrate",
+            "",
+            "needs a prompt test and a generation test: set --prompt and --generate above 0",
+        ));
     };
     let chunks = prompt.test.steps(chunk).len();
     let products = sum(prompt, chunks, is_product);
@@ -81,14 +85,13 @@ pub(super) fn file(
     let passes = sum(prompt, chunks, |op| !is_product(op) && !is_attention(op));
     let streamed = sum(token, token.test.tokens(), is_product);
     if [products, attention, passes, streamed].iter().any(|s| s.seconds <= 0.0) {
-        return Err(refused("--calibrate", "", "found no products, attention or passes in the model"));
+        return Err(refused("--calibrate", "", "found no products, attention or elementwise passes in the model"));
     }
     let best = prompt.ops.iter().filter(|op| is_product(op)).map(|op| op.flops / op.seconds).fold(0.0, f64::max);
     let stream = streamed.bytes / streamed.seconds;
     let name = device.name.trim_start_matches("NVIDIA ");
-    let mut text = String::from(
-        "# What `ridge bench --calibrate` measured: `ridge plan fit|train|serve --efficiency` reads it.\n\n",
-    );
+    let mut text =
+        String::from("# Written by `ridge bench --calibrate` for `ridge plan fit|train|serve --efficiency`.\n\n");
     let reading = Reading::new(model)?;
     let rows = prompt.test.steps(chunk).last().copied().unwrap_or(1) as f64;
     let sheet_of = |rate: f64| -> Result<(String, DeviceSpec)> {
@@ -97,14 +100,14 @@ pub(super) fn file(
             Some(threads) => {
                 let text = cpu_sheet(threads, device.memory.max(stream), rate, model);
                 let read = Calibration::parse("the sheet", &text)?.sheet;
-                Ok((text, read.ok_or_else(|| refused("--calibrate", "", "made no sheet"))?))
+                Ok((text, read.ok_or_else(|| refused("--calibrate", "", "produced no specification sheet"))?))
             }
         }
     };
     let (mut described, mut sheet) = sheet_of(best)?;
     let mut matmul = ideal_seconds(&reading, &sheet, rows)? / products.seconds;
     if matmul > 1.0 && device.threads.is_some() {
-        // By the planner's arithmetic of shapes the machine has more than its best product shows.
+        // The planner's shape efficiencies imply a peak above the rate of the best product.
         (described, sheet) = sheet_of(best * matmul)?;
         matmul = ideal_seconds(&reading, &sheet, rows)? / products.seconds;
     }
@@ -126,8 +129,8 @@ pub(super) fn file(
         stream: share(stream / bandwidth),
         source: format!(
             "measured by ridge bench --calibrate on {name}: matmul, serving, attention, memory and stream; the others are \
-             those that Ridge comes with for {}",
-            if shipped.name == sheet.name { &sheet.name } else { "devices that were not measured" }
+             Ridge's defaults for {}",
+            if shipped.name == sheet.name { &sheet.name } else { "unmeasured devices" }
         ),
         ..shipped
     };
@@ -151,7 +154,7 @@ fn found(name: &str) -> Result<DeviceSpec> {
     sheet.cloned().map_err(|why| refused("--device", name, &format!("has no specification sheet: {why}")))
 }
 
-/// Seconds that the planner gives the products of a prompt of `rows` tokens if its best shapes reach the sheet's rate.
+/// Seconds that the planner predicts for the products of a prompt of `rows` tokens if the best shapes reach the sheet's rate.
 fn ideal_seconds(reading: &Reading, sheet: &DeviceSpec, rows: f64) -> Result<f64> {
     let unit = Efficiency { matmul: 1.0, ..Efficiency::embedded(&sheet.name)? };
     let ideal = Machine::of(sheet, unit, Precision::Bf16)?;
@@ -161,7 +164,7 @@ fn ideal_seconds(reading: &Reading, sheet: &DeviceSpec, rows: f64) -> Result<f64
     Ok(ops.map(|op| of(op.n, op.k)).sum::<f64>() + head)
 }
 
-/// The sheet of this machine's CPU: its rates are what the measurement reached.
+/// The sheet of this machine's CPU, with the measured rates.
 fn cpu_sheet(threads: usize, bandwidth: f64, products: f64, model: &Model) -> String {
     let memory = ridge_hw::cpu::Cpu::detect().available_memory().map_or(model.weight_bytes(), |b| b.0);
     format!(

@@ -1,8 +1,8 @@
-//! `ridge bench`: the speed of a model beside the least time that its costs need on this machine. `serve` measures a
-//! server instead.
+//! `ridge bench`: the speed of a model compared with its roofline floor on this machine. The subcommand `serve` load-tests a
+//! server.
 //!
-//! `args` is what can be typed and `test` what is measured; `ops` times the ops of a step; `report`, `calibrate` and
-//! `trace` are the three forms of results. This file runs the tests.
+//! `args` has the arguments and `test` the tests; `ops` times the ops of a step; `report`, `calibrate` and `trace` write
+//! the three forms of results. This file runs the tests.
 
 mod args;
 mod calibrate;
@@ -39,7 +39,7 @@ const DEFAULT_GENERATE: usize = 128;
 /// Runs the command, or its subcommand.
 ///
 /// # Errors
-/// When a setting is out of range, the model cannot be loaded or run, or a file not written.
+/// When a setting is out of range, the model cannot be loaded or run, or a file cannot be written.
 pub(crate) fn run(mut args: BenchArgs) -> Result<()> {
     match args.take_command() {
         Some(BenchCommand::Serve(args)) => serve::run(*args),
@@ -59,7 +59,8 @@ fn measure(settings: &BenchSettings) -> Result<()> {
         return Err(refused("--context", settings.context, &why));
     };
     let fits = |flag: &str, tokens: usize| {
-        let why = format!("with {} in the cache, the model was made for {room} more at most", settings.context);
+        let why =
+            format!("with {} in the cache, the model's context has room for at most {room} more", settings.context);
         if tokens > room { Err(refused(flag, tokens, &why)) } else { Ok(tokens) }
     };
     let default = [DEFAULT_PROMPT.min(room)];
@@ -71,12 +72,12 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     tests.push(BenchTest::Generate(fits("--generate", settings.generate.unwrap_or(DEFAULT_GENERATE.min(room)))?));
     tests.retain(|test| test.tokens() > 0);
     let Some(longest) = tests.iter().map(|t| t.tokens()).max() else {
-        return Err(refused("--generate", 0, "and --prompt 0 leave nothing to run"));
+        return Err(refused("--generate", 0, "and --prompt 0 leave no test to run"));
     };
 
     let most = settings.batch.iter().copied().max().unwrap_or(1);
     if let ([_, _, ..], Some(file)) = (&settings.batch[..], &settings.calibrate) {
-        return Err(refused("--calibrate", file.display(), "measures one batch; give --batch one number"));
+        return Err(refused("--calibrate", file.display(), "measures one batch size; give --batch a single number"));
     }
     let context = settings.context + longest;
     let chunk = settings.chunk.min(context);
@@ -150,7 +151,7 @@ fn measure(settings: &BenchSettings) -> Result<()> {
     if settings.json { print_json(&shown.object()) } else { print(&shown.text()) }
 }
 
-/// From how many sequences arithmetic bounds a step of generation behind `depth` tokens.
+/// The smallest batch from which a decode step at `depth` cached tokens is compute-bound.
 fn generation_limit(cost: &StepCost, rates: &DeviceRates, depth: usize) -> Result<GenerationLimit> {
     const MOST: usize = 4096;
     let roofline = rates.roofline();
@@ -169,7 +170,7 @@ fn generation_limit(cost: &StepCost, rates: &DeviceRates, depth: usize) -> Resul
     Ok(GenerationLimit(Some(from)))
 }
 
-/// Fills the cache to `depth`, then times the test: all of its steps, with the token that each gives at its end.
+/// Fills the cache to `depth`, then times all steps of the test, including the transfer of each sampled token.
 fn timed(
     engine: &mut Engine,
     model: &Model,

@@ -1,4 +1,4 @@
-//! What each op takes of a step.
+//! The time of each op of a step.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -22,11 +22,11 @@ pub(super) struct OpTime {
     pub(super) launches: usize,
     /// Median over the runs.
     pub(super) seconds: f64,
-    /// Of the time of all of them.
+    /// Share of the total time.
     share: f64,
     pub(super) flops: f64,
     pub(super) bytes: u64,
-    /// The launches' floors one after another.
+    /// Sum of the launches' floors.
     floor: f64,
     bound: Bound,
 }
@@ -34,13 +34,13 @@ pub(super) struct OpTime {
 /// A launch of a step.
 pub(super) struct LaunchWork {
     pub(super) name: String,
-    /// Where in the model it is, such as `model.layers.3.self_attn`.
+    /// Scope in the model, such as `model.layers.3.self_attn`.
     pub(super) place: String,
     pub(super) flops: f64,
     pub(super) bytes: u64,
 }
 
-/// A step that was timed: when it began, counted from the first, what it took, and seconds of its launches.
+/// A timed step: its start relative to the first step, its duration, and the seconds of its launches.
 pub(super) struct TimedStep {
     pub(super) start: f64,
     pub(super) seconds: f64,
@@ -88,7 +88,7 @@ pub(super) fn measure(
         let seconds = began.elapsed().as_secs_f64();
         for (id, text) in ids.iter().zip(&texts) {
             engine.truncate(*id, depth);
-            // A window may have given back what it needs there.
+            // A sliding window may have freed blocks that the step would need at that depth.
             while let Some(at) = engine.length(*id).filter(|at| *at < depth) {
                 engine.step(&[(*id, &text[at..(at + settings.chunk).min(depth)])], false, &mut next)?;
             }
@@ -113,7 +113,7 @@ pub(super) fn measure(
 }
 
 impl StepProfile {
-    /// The launches added up by kernel; those that take longest come first.
+    /// The launches summed by kernel, in decreasing order of time.
     pub(super) fn by_kernel(&self, roofline: &Roofline) -> Vec<OpTime> {
         let mut ops: Vec<OpTime> = Vec::new();
         let mut of_name: HashMap<&str, usize> = HashMap::new();

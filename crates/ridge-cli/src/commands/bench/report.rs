@@ -1,4 +1,4 @@
-//! What was measured, for people and as JSON.
+//! Results as text and as JSON.
 
 use ridge::DeviceRates;
 use ridge_graph::Role;
@@ -12,10 +12,10 @@ use super::ops;
 use super::test::BenchTest;
 use crate::output::{columns, count, grouped};
 
-/// A spread of the runs, standard deviation over mean, that says more about the machine than about the model.
+/// The relative standard deviation above which runs are reported as noisy.
 const NOISY: f64 = 0.1;
 
-/// The costs of a test's steps, and their floors one after another.
+/// The costs of a test's steps, and the sum of their floors.
 #[derive(Default)]
 pub(super) struct StepWork {
     pub(super) flops: f64,
@@ -31,7 +31,7 @@ impl StepWork {
     }
 }
 
-/// What a test measured.
+/// The result of a test.
 pub(super) struct BenchResult {
     pub(super) test: BenchTest,
     /// Sequences at a time.
@@ -39,7 +39,7 @@ pub(super) struct BenchResult {
     /// Seconds of each run.
     pub(super) times: Vec<f64>,
     pub(super) total: StepWork,
-    /// What each op takes of the last step, if that was asked for.
+    /// The time of each op of the last step, if requested.
     pub(super) ops: Vec<ops::OpTime>,
 }
 
@@ -60,7 +60,7 @@ impl BenchResult {
     }
 }
 
-/// All results, with what they depend on.
+/// All results, with the settings that they depend on.
 pub(super) struct BenchReport<'a> {
     pub(super) settings: &'a BenchSettings,
     pub(super) files: &'a ModelFiles,
@@ -73,7 +73,7 @@ pub(super) struct BenchReport<'a> {
     pub(super) limit: Option<GenerationLimit>,
 }
 
-/// The least number of sequences whose step of generation is bound by arithmetic, by its floor; `None` if none is.
+/// The smallest batch whose decode step has a compute-bound floor; `None` if there is none.
 #[derive(Clone, Copy)]
 pub(super) struct GenerationLimit(pub(super) Option<usize>);
 
@@ -94,7 +94,7 @@ impl BenchReport<'_> {
         let batches = &self.settings.batch;
         let many = batches.len() > 1;
         let mut text = format!(
-            "{}: {}, {} parameters, weights of {}; {}, {}\n",
+            "{}: {}, {} parameters, {} of weights; {}, {}\n",
             self.files,
             self.model.family,
             grouped(self.model.parameter_count()),
@@ -111,7 +111,8 @@ impl BenchReport<'_> {
             let (prompts, answers) =
                 self.settings.model.numbers.activations.for_prompts_and_answers(self.model.activations);
             let (prompts, answers) = (prompts.name(), answers.name());
-            text += &format!("activations {prompts} in prompts, {answers} in generation, by weights in blocks\n");
+            text +=
+                &format!("activations {prompts} in prompts, {answers} in generation, with block-quantised weights\n");
         }
         text.push('\n');
         let head = ["test", "tok/s", "time a token", "floor", "of floor", "limit"];
@@ -134,16 +135,16 @@ impl BenchReport<'_> {
         }
         text += &columns(&rows);
         text += &format!(
-            "\ntok/s and time measured over {}; floor modelled: costs of the graph at the rates above\n",
+            "\ntok/s and time: measured over {}; floor: modelled, costs of the graph at the rates above\n",
             count(self.settings.repeat, "run")
         );
         text += &match self.limit {
             None => String::new(),
             Some(GenerationLimit(Some(batch))) => {
-                format!("generation: arithmetic is the limit from {batch} sequences, by the floor\n")
+                format!("generation: the floor is compute-bound from {batch} sequences\n")
             }
             Some(GenerationLimit(None)) => {
-                "generation: memory is the limit of any number of sequences, by the floor\n".to_owned()
+                "generation: the floor is memory-bound for any number of sequences\n".to_owned()
             }
         };
         for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
@@ -151,7 +152,8 @@ impl BenchReport<'_> {
             text += &ops::text(&result.ops);
         }
         if self.noisy() {
-            text += "the runs differ much: the machine is busy with other work, or changes its clock\n";
+            text +=
+                "the runs differ considerably: the machine is busy with other work, or its clock frequency varies\n";
         }
         text
     }

@@ -1,4 +1,4 @@
-//! What is measured: prompts of so many tokens, or generation.
+//! The tests: prompts of a given length, or generation.
 
 /// A test of `ridge bench`.
 #[derive(Clone, Copy)]
@@ -15,7 +15,7 @@ impl BenchTest {
         tokens
     }
 
-    /// Tokens of the prompt of its sequences: all of them, or those that are in the cache before.
+    /// Prompt tokens per sequence: those of the test, or those in the cache before it.
     pub(super) fn prompt(self, depth: usize) -> usize {
         match self {
             Self::Prompt(tokens) => depth + tokens,
@@ -23,7 +23,7 @@ impl BenchTest {
         }
     }
 
-    /// Are its tokens those of an answer?
+    /// Whether its tokens are generated.
     pub(super) fn answers(self) -> bool {
         matches!(self, Self::Generate(_))
     }

@@ -1,5 +1,5 @@
-//! The launches of steps as a Chrome trace, with FLOPs and bytes of each, which `ridge plan diagnose` judges by the rates
-//! that the machine was measured or specified to reach.
+//! The launches of steps as a Chrome trace, with FLOPs and bytes of each. `ridge plan diagnose` compares them with the
+//! measured or specified rates of the machine.
 
 use std::path::Path;
 
@@ -10,17 +10,17 @@ use super::ops::StepProfile;
 use crate::error::Result;
 use crate::output::write_file;
 
-/// Steps of all tests, one test behind the other.
+/// Steps of all tests, one test after the other.
 #[derive(Default)]
 pub(super) struct LaunchTrace {
     events: Vec<Value>,
-    /// Seconds up to which there are steps.
+    /// End of the last step, in seconds.
     end: f64,
 }
 
 impl LaunchTrace {
-    /// Adds the steps of a test. A step is an event of the host, its launches follow one another on the device from its
-    /// begin on: what is left of it is the host's.
+    /// Adds the steps of a test. A step is an event of the host; its launches are laid out back to back on the device from its
+    /// start, and the remaining time is the host's.
     pub(super) fn add(&mut self, test: &str, profile: &StepProfile) {
         let origin = self.end;
         for step in &profile.steps {

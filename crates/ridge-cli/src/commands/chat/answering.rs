@@ -1,4 +1,4 @@
-//! Answers on a thread of their own, so that an interruption is heard at once and not after the step that is computed.
+//! Generates replies on a separate thread, so that an interruption takes effect immediately and not after the current step.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,18 +10,18 @@ use super::turn::{AnswerObserver, ChatAnswer, ChatModel};
 use crate::conversation::Conversation;
 use crate::error::{Error, Result};
 
-/// How often an interruption is looked for.
+/// Polling interval for interruptions.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A model, or the thread that has it until the step after an interruption ends.
+/// A model, or the thread that owns it until the step that was interrupted ends.
 pub(super) enum Answering {
     Idle(Box<ChatModel>),
     Busy(JoinHandle<ChatModel>),
-    /// Between the two.
+    /// Neither: ownership is being transferred.
     Gone,
 }
 
-/// What the thread says.
+/// A message of the thread.
 enum AnswerEvent {
     Reading { done: usize, total: usize },
     Text(String),
@@ -33,7 +33,7 @@ impl Answering {
         Self::Idle(Box::new(model))
     }
 
-    /// The model, once it is idle.
+    /// Waits until the model is idle and returns it.
     ///
     /// # Errors
     /// When the user interrupts the wait for it.
@@ -54,8 +54,8 @@ impl Answering {
         }
     }
 
-    /// Answers the conversation as [`ChatModel::answer`]. After an interruption it gives what there is of the answer, with
-    /// `Finish::Cancelled`, whatever the device still computes.
+    /// Generates a reply as [`ChatModel::answer`] does. After an interruption it returns the partial reply with
+    /// `Finish::Cancelled`, even if the device is still computing.
     pub(super) fn answer(
         &mut self,
         conversation: &mut Conversation,
@@ -94,7 +94,7 @@ impl Answering {
                     return Ok(answer);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
-                // It panicked: taking the model back says so.
+                // The thread panicked; taking the model back reports it.
                 Err(RecvTimeoutError::Disconnected) => {
                     self.model(interrupted)?;
                     return Err(Error::Interrupted);

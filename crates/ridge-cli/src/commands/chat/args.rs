@@ -1,4 +1,4 @@
-//! What can be typed behind `ridge chat`, and what it means.
+//! Arguments of `ridge chat`, and the settings that they resolve to.
 
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
@@ -24,15 +24,15 @@ Examples:
   ridge chat --model DIR --message \"What is a roofline?\" > answer.txt
   ridge chat --model DIR --load talk.json --json < question.txt
 
-On a terminal, /help lists the chat commands; Ctrl-C interrupts an answer, Ctrl-D exits. A conversation \
-that was not saved is kept in ~/.local/state/ridge/last_chat.json, unless --no-history is given. With --message, \
-or if standard input is not a terminal, the given turns are answered and the command exits. When the context is full, the \
-oldest turns are left out, with a note.
+On a terminal, /help lists the chat commands; Ctrl-C interrupts a reply, Ctrl-D exits. On exit, an unsaved conversation \
+is written to ~/.local/state/ridge/last_chat.json, unless --no-history is given. With --message, or if standard input is \
+not a terminal, the command replies to the given turns and exits. When the context is full, the oldest turns are omitted, \
+with a note.
 
-Answers are streamed to standard output; everything else goes to standard error.
+Replies are streamed to standard output; everything else goes to standard error.
 Exit codes: 0 done, 1 failed, 2 usage error, 130 interrupted.")]
 pub(crate) struct ChatArgs {
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -41,21 +41,21 @@ pub(crate) struct ChatArgs {
     #[arg(short, long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// Answer this message and exit; may be repeated for several turns; `-` is standard input
+    /// Reply to this message and exit; may be repeated for several turns; `-` reads standard input
     #[arg(short = 'p', long, value_name = "TEXT")]
     message: Vec<String>,
 
-    /// Continue a conversation: a JSON list of messages, as /save writes it
+    /// Continue a conversation from a JSON list of messages, as written by /save
     #[arg(long, value_name = "FILE")]
     load: Option<PathBuf>,
 
-    /// Maximum tokens of an answer [default: as many as the context holds]
+    /// Maximum tokens per reply [default: the rest of the context]
     #[arg(
         short = 'n', long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true
     )]
     max_tokens: Option<usize>,
 
-    /// Stop an answer before this text; may be given several times
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "STRING")]
     stop: Vec<String>,
 
@@ -67,7 +67,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "FILE", help_heading = "Template")]
     template_file: Option<PathBuf>,
 
-    /// Set a template variable, such as enable_thinking=false; the value is JSON, or else a string
+    /// Set a template variable, such as enable_thinking=false; a value that is not JSON is a string
     #[arg(long, value_name = "NAME=VALUE", help_heading = "Template")]
     template_variable: Vec<String>,
 
@@ -85,7 +85,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, help_heading = "Running")]
     random_weights: bool,
 
-    /// Context length in tokens, all turns together [default: 8192, or the model's maximum if that is less]
+    /// Context length in tokens, over all turns [default: 8192, or the model's maximum if that is less]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -109,7 +109,7 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     parallel: ParallelArgs,
 
-    /// Write neither the input history nor the last conversation to disk
+    /// Do not write the input history or the last conversation to disk
     #[arg(long, help_heading = "Running")]
     no_history: bool,
 
@@ -121,7 +121,7 @@ pub(crate) struct ChatArgs {
     #[arg(short, long, help_heading = "Output")]
     verbose: bool,
 
-    /// Print only answers and errors
+    /// Print only replies and errors
     #[arg(short, long, help_heading = "Output", conflicts_with = "verbose")]
     quiet: bool,
 }
@@ -131,7 +131,7 @@ pub(crate) struct ChatSettings {
     pub(crate) model: ModelSettings,
     pub(crate) random_weights: bool,
     pub(crate) system: Option<String>,
-    /// The turns to answer; a conversation by hand if `None`.
+    /// The turns to reply to; an interactive conversation if `None`.
     pub(crate) turns: Option<Vec<String>>,
     pub(crate) load: Option<PathBuf>,
     pub(crate) max_tokens: Option<usize>,
@@ -152,11 +152,11 @@ pub(crate) struct ChatSettings {
 }
 
 impl ChatArgs {
-    /// Reads the small files that are named, too: a mistake in one should not wait for a model to load.
+    /// Also reads the small files that are named, so that an error in one is reported before the model is loaded.
     pub(crate) fn resolve(self) -> Result<ChatSettings> {
         let sampling = self.sampling.resolve(false)?;
         if self.stop.iter().any(String::is_empty) {
-            return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
+            return Err(refused("--stop", "''", "must not be empty"));
         }
         if self.message.iter().filter(|m| *m == "-").count() > 1 {
             return Err(refused("--message", "-", "standard input can be read once"));
@@ -166,7 +166,7 @@ impl ChatArgs {
             Some(self.message.into_iter().map(message).collect::<Result<_>>()?)
         } else if std::io::stdin().is_terminal() {
             if self.json {
-                return Err(refused("--json", "", "is for turns that are given; add --message TEXT"));
+                return Err(refused("--json", "", "requires given turns; add --message TEXT"));
             }
             None
         } else {

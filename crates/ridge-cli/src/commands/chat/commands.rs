@@ -1,6 +1,6 @@
-//! The commands of a conversation: what begins with a slash.
+//! The slash commands of a conversation.
 
-/// What a line asks for.
+/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChatLine<'a> {
     Nothing,
@@ -17,22 +17,22 @@ pub(super) enum ChatLine<'a> {
     /// Changes the setting of this name to this value.
     Set(&'a str, &'a str),
     Quit,
-    /// With what to say about it.
+    /// An invalid line, with the error message.
     Wrong(String),
 }
 
 /// Name, argument and meaning of each, in the order of the help.
 pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
     ("/help", "", "show this"),
-    ("/system", "[TEXT|off]", "show the system prompt, or set it, or take it away"),
-    ("/clear", "", "forget the conversation, but not the system prompt"),
-    ("/undo", "", "take back your last message and its answer"),
-    ("/retry", "", "answer the last message again"),
+    ("/system", "[TEXT|off]", "show, set or remove the system prompt"),
+    ("/clear", "", "clear the conversation and keep the system prompt"),
+    ("/undo", "", "remove your last message and its reply"),
+    ("/retry", "", "generate the last reply again"),
     ("/save", "FILE", "write the conversation as JSON"),
-    ("/load", "FILE", "load a conversation that /save wrote"),
-    ("/settings", "", "show what is set"),
-    ("/set", "NAME VALUE", "change a setting of sampling, or max_tokens: /set temperature 0.2"),
-    ("/quit", "", "leave; so does Ctrl-D"),
+    ("/load", "FILE", "load a conversation written by /save"),
+    ("/settings", "", "show the settings"),
+    ("/set", "NAME VALUE", "change a sampling setting or max_tokens: /set temperature 0.2"),
+    ("/quit", "", "exit (also Ctrl-D)"),
 ];
 
 const BLOCK: &str = "\"\"\"";
@@ -45,7 +45,7 @@ pub(super) fn help() -> String {
            with\na slash is typed with two. Ctrl-C interrupts an answer.\n"
 }
 
-/// Does the message continue in the next line?
+/// Whether the message continues on the next line.
 pub(super) fn unfinished(typed: &str) -> bool {
     match typed.trim_start().strip_prefix(BLOCK) {
         Some(inside) => !inside.trim_end().ends_with(BLOCK),
@@ -53,7 +53,7 @@ pub(super) fn unfinished(typed: &str) -> bool {
     }
 }
 
-/// What `typed` means.
+/// Parses `typed`.
 pub(super) fn parse(typed: &str) -> ChatLine<'_> {
     let trimmed = typed.trim();
     if trimmed.is_empty() {
@@ -73,13 +73,13 @@ pub(super) fn parse(typed: &str) -> ChatLine<'_> {
     let argument = argument.trim();
     let line = match name {
         "/system" => return ChatLine::System(Some(argument).filter(|a| !a.is_empty())),
-        "/save" | "/load" if argument.is_empty() => ChatLine::Wrong(format!("{name} needs the name of a file")),
+        "/save" | "/load" if argument.is_empty() => ChatLine::Wrong(format!("{name} needs a file name")),
         "/save" => return ChatLine::Save(argument),
         "/load" => return ChatLine::Load(argument),
         "/set" => match argument.split_once([' ', '=']) {
             Some((name, value)) => return ChatLine::Set(name, value.trim()),
             None if argument.is_empty() => return ChatLine::Settings,
-            None => ChatLine::Wrong(format!("/set {argument} needs a value behind it")),
+            None => ChatLine::Wrong(format!("/set {argument} needs a value")),
         },
         "/help" | "/?" => ChatLine::Help,
         "/clear" => ChatLine::Clear,
@@ -89,11 +89,11 @@ pub(super) fn parse(typed: &str) -> ChatLine<'_> {
         "/quit" | "/exit" | "/bye" => ChatLine::Quit,
         _ => {
             return ChatLine::Wrong(format!(
-                "there is no command {name}; /help lists them, and // begins a message with a slash"
+                "unknown command {name}; /help lists the commands; start a message with // to send a slash"
             ));
         }
     };
-    if argument.is_empty() { line } else { ChatLine::Wrong(format!("{name} takes nothing behind it")) }
+    if argument.is_empty() { line } else { ChatLine::Wrong(format!("{name} takes no argument")) }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Reading lines from a terminal, with editing, completion of commands and a history.
+//! Line input from a terminal, with editing, command completion and a history.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use super::keys::TypedAhead;
 use crate::error::{Error, Result};
 use crate::output::note;
 
-/// What the user did.
+/// The user's input.
 pub(super) enum EditorInput {
     Text(String),
     /// Ctrl-C.
@@ -30,12 +30,12 @@ const MAX_HISTORY: usize = 1000;
 pub(super) struct ChatEditor {
     lines: Lines<Commands, DefaultHistory>,
     history: Option<PathBuf>,
-    /// What was typed while an answer came.
+    /// Keys typed during a reply.
     typed: TypedAhead,
 }
 
 impl ChatEditor {
-    /// With the history of former conversations, unless it is not wanted.
+    /// Loads the input history, unless it is disabled.
     pub(super) fn new(history: bool) -> Result<Self> {
         let config = Config::builder()
             .max_history_size(MAX_HISTORY)
@@ -48,13 +48,13 @@ impl ChatEditor {
         lines.set_helper(Some(Commands));
         let history = history.then(state_folder).flatten().map(|folder| folder.join("chat_history"));
         if let Some(file) = &history {
-            // There is none the first time.
+            // The file does not exist the first time.
             let _ = lines.load_history(file);
         }
         Ok(Self { lines, history, typed: TypedAhead::default() })
     }
 
-    /// Takes keys that were typed while nobody read.
+    /// Takes keys that were typed during a reply.
     pub(super) fn take_keys(&mut self, keys: &str) {
         self.typed.read(keys);
     }
@@ -64,7 +64,7 @@ impl ChatEditor {
         if !self.typed.messages.is_empty() {
             let message = self.typed.messages.remove(0);
             note(&format!("{PROMPT}{message}"));
-            // A history that is full or elsewhere is no reason not to continue.
+            // Failing to add to the history is not an error.
             let _ = self.lines.add_history_entry(&message);
             return Ok(EditorInput::Text(message));
         }
@@ -82,7 +82,7 @@ impl ChatEditor {
 }
 
 impl Drop for ChatEditor {
-    /// Keeps the history. Where that fails there is nobody to tell who could fix it.
+    /// Writes the history. A failure is ignored.
     fn drop(&mut self) {
         if let Some(file) = &self.history
             && let Some(folder) = file.parent()
@@ -93,14 +93,14 @@ impl Drop for ChatEditor {
     }
 }
 
-/// Where the XDG base directory specification wants what programs keep between their runs.
+/// The state directory of the XDG base directory specification.
 pub(super) fn state_folder() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")))?;
     Some(state.join("ridge"))
 }
 
-/// Completes commands, and says which messages continue.
+/// Completes commands, and detects messages that continue on the next line.
 struct Commands;
 
 impl Helper for Commands {}

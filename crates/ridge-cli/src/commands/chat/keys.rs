@@ -1,4 +1,4 @@
-//! Keys that are typed while an answer comes.
+//! Keys that are typed during a reply.
 
 use std::io::stdin;
 
@@ -6,7 +6,7 @@ use rustix::termios::{InputModes, LocalModes, OptionalActions, SpecialCodeIndex,
 
 use super::commands::unfinished;
 
-/// As long as it lives, keys are not shown but wait. Ctrl-C stays a signal.
+/// While this guard exists, typed keys are buffered and not echoed. Ctrl-C is still a signal.
 pub(super) struct HeldKeys(Option<Termios>);
 
 impl HeldKeys {
@@ -17,7 +17,7 @@ impl HeldKeys {
             // Ctrl-C does not discard them.
             modes.local_modes.insert(LocalModes::NOFLSH);
             modes.input_modes.remove(InputModes::ICRNL);
-            // Reading does not wait.
+            // Non-blocking reads.
             modes.special_codes[SpecialCodeIndex::VMIN] = 0;
             modes.special_codes[SpecialCodeIndex::VTIME] = 0;
             let _ = tcsetattr(stdin(), OptionalActions::Drain, &modes);
@@ -25,9 +25,9 @@ impl HeldKeys {
         Self(before)
     }
 
-    /// What was typed until now, as the terminal sends it.
+    /// The keys typed so far, as the terminal sends them.
     pub(super) fn typed(&self) -> String {
-        /// Of a key that is stuck.
+        /// Limits the input of a stuck key.
         const MAX: usize = 1 << 16;
         let mut bytes = Vec::new();
         let mut buffer = [0; 1024];
@@ -49,7 +49,7 @@ impl Drop for HeldKeys {
     }
 }
 
-/// What a line editor makes of keys: whole messages, a line that is begun, and whether Ctrl-D ends it all.
+/// Typed keys as a line editor interprets them: complete messages, an unfinished line, and whether Ctrl-D was typed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct TypedAhead {
     pub(super) messages: Vec<String>,
@@ -58,7 +58,7 @@ pub(super) struct TypedAhead {
 }
 
 impl TypedAhead {
-    /// Reads keys as the terminal sends them, behind the line that is begun. Cursor and function keys are left out.
+    /// Appends keys as the terminal sends them to the unfinished line. Cursor and function keys are ignored.
     pub(super) fn read(&mut self, keys: &str) {
         let mut keys = keys.chars().peekable();
         while let Some(key) = keys.next() {

@@ -1,8 +1,8 @@
-//! `ridge chat`: a conversation, by hand or with turns that are given.
+//! `ridge chat`: an interactive conversation, or one with given turns.
 //!
-//! `args` is what can be typed and the settings that it resolves to; `turn` makes an answer of a conversation, on a thread of its
-//! own where someone may interrupt it (`answering`), and `show` shows it. `talk` is a conversation on a terminal, with its slash commands
-//! (`commands`), its line editor (`editor`) and the keys that are typed during an answer (`keys`).
+//! `args` has the arguments and the settings that they resolve to; `turn` generates a reply, on a separate thread if it can be
+//! interrupted (`answering`), and `show` prints it. `talk` is a conversation on a terminal, with its slash commands
+//! (`commands`), its line editor (`editor`) and the keys that are typed during a reply (`keys`).
 
 mod answering;
 mod args;
@@ -31,7 +31,7 @@ use crate::conversation::{Conversation, chat_templates};
 use crate::error::{Error, Result, refused};
 use crate::output::{LoadProgress, note, print, print_json};
 
-/// Tokens of the context, if the model was made for so many.
+/// Default context length, limited by the model's maximum.
 const CONTEXT: usize = 8192;
 
 /// Runs the command.
@@ -93,6 +93,7 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
         stop_tokens: model.eos_token_ids.iter().copied().chain(tokenizer.eos()).collect(),
         max_tokens: settings.max_tokens.unwrap_or(usize::MAX),
         context,
+        max_context: most,
         chunk: settings.chunk.min(context),
         tokenizer,
         sequence: None,
@@ -102,7 +103,7 @@ fn chat_model(settings: &ChatSettings, files: &ModelFiles, templates: ChatTempla
     Ok(chat)
 }
 
-/// Answers turns that are given, then ends.
+/// Replies to the given turns, then exits.
 fn answer_turns(
     settings: &ChatSettings,
     mut chat: ChatModel,
@@ -111,9 +112,9 @@ fn answer_turns(
 ) -> Result<()> {
     if settings.notes && settings.sampling.tell_seed && !settings.json {
         let seed = settings.sampling.values.seed;
-        note(&format!("seed {seed}; --seed {seed} gives these answers again"));
+        note(&format!("seed {seed}; --seed {seed} reproduces these replies"));
     }
-    // Ctrl-C ends the process as it does any other.
+    // Ctrl-C ends the process by the default action.
     let interrupted = AtomicBool::new(false);
     let mut last = None;
     for turn in turns {

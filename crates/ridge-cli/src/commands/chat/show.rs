@@ -1,4 +1,4 @@
-//! How answers are shown, and what is said about them.
+//! Printing of replies and of notes about them.
 
 use ridge_engine::Finish;
 
@@ -7,42 +7,45 @@ use super::turn::{AnswerObserver, ChatAnswer, ChatModel};
 use crate::error::Result;
 use crate::output::{Progress, count, note, print};
 
-/// What is worth saying about an answer.
+/// Prints notes about a reply.
 pub(super) fn remark(settings: &ChatSettings, limits: ChatLimits, answer: &ChatAnswer, left_out_before: usize) {
     if settings.json || !settings.notes {
         return;
     }
     let context = count(limits.context, "token");
+    let remedy = if limits.context < limits.max_context { "; --context N raises the limit" } else { "" };
     if answer.left_out > left_out_before {
         let left_out = count(answer.left_out, "message");
-        note(&format!("(the context of {context} is full: the oldest {left_out} are left out; --context N raises it)"));
+        note(&format!("(the context of {context} is full: the oldest {left_out} are omitted{remedy})"));
     }
     if answer.finish == Finish::Context {
-        note(&format!("(cut off: the context of {context} is full; --context N raises it)"));
+        note(&format!("(cut off: the context of {context} is full{remedy})"));
     }
     if answer.finish == Finish::Length {
         let max = count(limits.max_tokens, "token");
-        note(&format!("(cut off at {max}, the maximum of an answer; --max-tokens N raises it, or /set max_tokens N)"));
+        note(&format!("(cut off after {max}; --max-tokens N or /set max_tokens N raises the limit)"));
     }
     if settings.verbose {
         note(&format!("({})", answer.line()));
     }
 }
 
-/// What ends an answer.
+/// The limits that can cut off a reply.
 #[derive(Clone, Copy)]
 pub(super) struct ChatLimits {
     pub(super) context: usize,
+    /// The longest context that the model supports.
+    max_context: usize,
     max_tokens: usize,
 }
 
 impl ChatModel {
     pub(super) fn limits(&self) -> ChatLimits {
-        ChatLimits { context: self.context, max_tokens: self.max_tokens }
+        ChatLimits { context: self.context, max_context: self.max_context, max_tokens: self.max_tokens }
     }
 }
 
-/// Shows an answer as it comes, and before it, on a terminal, how much of the conversation is processed.
+/// Streams a reply; before it, on a terminal, shows the progress of the prompt.
 pub(super) struct ShowAnswer<'a> {
     settings: &'a ChatSettings,
     progress: Option<Progress>,

@@ -27,13 +27,13 @@ pub(super) struct Talk<'a> {
     answering: Answering,
     limits: ChatLimits,
     editor: ChatEditor,
-    /// Ctrl-C was pressed while an answer came.
+    /// Ctrl-C was pressed during a reply.
     interrupted: Arc<AtomicBool>,
-    /// The conversation is in a file as it is.
+    /// The conversation is saved in its current state.
     is_saved: bool,
 }
 
-/// What follows a line.
+/// The next action after a line.
 enum LineResult {
     Continue,
     Answer,
@@ -52,11 +52,11 @@ impl<'a> Talk<'a> {
         let limits = chat.limits();
         if settings.notes {
             note(&format!(
-                "{files}, context of {}; /help lists commands, Ctrl-D leaves",
+                "{files}, context of {}; /help lists the commands, Ctrl-D exits",
                 count(limits.context, "token")
             ));
             if files.is_embedded() {
-                note("(this small model tells stories: begin one, such as: Once upon a time, a cat)");
+                note("(this small model only continues stories; for example: Once upon a time, a cat)");
             }
         }
         let editor = ChatEditor::new(settings.history)?;
@@ -64,7 +64,7 @@ impl<'a> Talk<'a> {
         Ok(Self { settings, conversation, answering, limits, editor, interrupted, is_saved: true })
     }
 
-    /// Talks until the user leaves. Then the conversation is in a file, unless nothing is to be kept.
+    /// Runs the conversation until the user exits, then saves it, unless saving is disabled.
     pub(super) fn run(mut self) -> Result<()> {
         let left = self.converse();
         if !self.is_saved && !self.conversation.is_empty() && self.settings.history {
@@ -81,13 +81,13 @@ impl<'a> Talk<'a> {
                 EditorInput::Interrupt if leaving => return Err(Error::Interrupted),
                 EditorInput::Interrupt => {
                     leaving = true;
-                    note("(once more, or Ctrl-D, to leave)");
+                    note("(Ctrl-C again, or Ctrl-D, to exit)");
                     continue;
                 }
                 EditorInput::End => return Ok(()),
             };
             leaving = false;
-            // What the line editor was interrupted by is no interruption of what follows.
+            // An interruption of the line editor does not interrupt the following reply.
             self.interrupted.store(false, Ordering::Relaxed);
             let held = HeldKeys::new();
             match self.run_line(&typed) {
@@ -125,7 +125,7 @@ impl<'a> Talk<'a> {
             }
             Err(error) if error.reader_left() => return Err(error),
             Err(error) => {
-                // As if it had not been said: a message without an answer would precede the next one.
+                // Removes the message: otherwise a message without a reply would precede the next one.
                 self.conversation.undo();
                 match error {
                     Error::Interrupted => note("(interrupted)"),
@@ -136,14 +136,14 @@ impl<'a> Talk<'a> {
         Ok(())
     }
 
-    /// Runs a line, up to an answer.
+    /// Runs a line; stops before generating a reply.
     fn run_line(&mut self, typed: &str) -> Result<LineResult> {
         let conversation = &mut self.conversation;
         let messages = |conversation: &Conversation| count(conversation.len(), "message");
         match commands::parse(typed) {
             ChatLine::Nothing => {}
             ChatLine::Message(text) => {
-                // What was said before and never answered would make two messages of the user.
+                // An earlier message without a reply would result in two consecutive user messages.
                 conversation.forget_unanswered();
                 conversation.say("user", &text);
                 return Ok(LineResult::Answer);
@@ -152,36 +152,36 @@ impl<'a> Talk<'a> {
             ChatLine::System(None) => note(conversation.system.as_deref().unwrap_or("(no system prompt)")),
             ChatLine::System(Some("off")) => {
                 conversation.system = None;
-                note("(no system prompt from now on)");
+                note("(system prompt removed)");
             }
             ChatLine::System(Some(text)) => {
                 conversation.system = Some(text.to_owned());
-                note("(system prompt set; it counts from the next message on)");
+                note("(system prompt set; it applies from the next message on)");
             }
             ChatLine::Clear => {
                 let cleared = messages(conversation);
                 conversation.clear();
                 self.is_saved = true;
-                let kept = if conversation.system.is_some() { "; the system prompt stays" } else { "" };
+                let kept = if conversation.system.is_some() { "; the system prompt is kept" } else { "" };
                 note(&format!("({cleared} cleared{kept})"));
             }
-            ChatLine::Undo if conversation.undo() => note(&format!("({} left)", messages(conversation))),
+            ChatLine::Undo if conversation.undo() => note(&format!("({} remaining)", messages(conversation))),
             ChatLine::Retry if conversation.take_back_answer() => {
                 let chat = self.answering.model(&self.interrupted)?;
-                // The same numbers would give the same answer.
+                // The same seed would give the same reply.
                 chat.sampling.seed = chat.sampling.seed.wrapping_add(1);
                 return Ok(LineResult::Answer);
             }
-            ChatLine::Undo | ChatLine::Retry => note("(nothing was said yet)"),
+            ChatLine::Undo | ChatLine::Retry => note("(there is no message yet)"),
             ChatLine::Save(path) => {
                 save(conversation, Path::new(path))?;
                 self.is_saved = true;
-                note(&format!("({} in {path})", messages(&self.conversation)));
+                note(&format!("({} saved to {path})", messages(&self.conversation)));
             }
             ChatLine::Load(path) => {
                 *conversation = Conversation::from_file(Path::new(path))?;
                 self.is_saved = true;
-                note(&format!("({} from {path})", messages(&self.conversation)));
+                note(&format!("({} loaded from {path})", messages(&self.conversation)));
             }
             ChatLine::Settings => note(&self.shown()?),
             ChatLine::Set(name, value) => note(&self.set(name, value)?),
@@ -191,7 +191,7 @@ impl<'a> Talk<'a> {
         Ok(LineResult::Continue)
     }
 
-    /// Changes a setting, and gives what to say about it.
+    /// Changes a setting and returns the message to show.
     fn set(&mut self, name: &str, value: &str) -> Result<String> {
         let plain = name.trim_start_matches('-').replace('-', "_");
         let chat = self.answering.model(&self.interrupted)?;
@@ -201,7 +201,7 @@ impl<'a> Talk<'a> {
                 let mut sampling = chat.sampling.clone();
                 let changed = change_setting(&mut sampling, &plain, value);
                 changed.and_then(|()| sampling.check().map_err(|error| error.to_string())).map(|()| {
-                    // DRY needs its breakers.
+                    // DRY needs its sequence breakers.
                     if sampling.dry_multiplier > 0.0 && sampling.dry_breakers.is_empty() {
                         let settings = &self.settings.sampling;
                         sampling.dry_breakers = settings.breaker_tokens(&chat.tokenizer).unwrap_or_default();
@@ -222,13 +222,13 @@ impl<'a> Talk<'a> {
         let (sampling, conversation) = (&chat.sampling, &self.conversation);
         let row = |name: &str, value: String| vec![name.to_owned(), value];
         let most = if chat.max_tokens == usize::MAX {
-            "as many as fit".to_owned()
+            "the rest of the context".to_owned()
         } else {
             format!("at most {}", count(chat.max_tokens, "token"))
         };
         let mut rows = vec![
             row("system prompt", conversation.system.clone().unwrap_or("none".to_owned())),
-            row("messages", format!("{}, {} of them left out", conversation.len(), conversation.left_out())),
+            row("messages", format!("{}, {} of them omitted", conversation.len(), conversation.left_out())),
             row("context", format!("{} of {}", chat.cached.len(), count(chat.context, "token"))),
             row("answers", most),
         ];
@@ -246,16 +246,23 @@ impl<'a> Talk<'a> {
         Ok(columns(&rows).trim_end().to_owned())
     }
 
-    /// Writes the conversation where the next one can continue it.
+    /// Writes the conversation to the file from which it can be continued.
     fn keep(&self) {
         let Some(file) = state_folder().map(|folder: PathBuf| folder.join("last_chat.json")) else { return };
         if let Some(folder) = file.parent() {
-            // Writing says what is wrong.
+            // The write reports the error.
             let _ = std::fs::create_dir_all(folder);
         }
-        match save(&self.conversation, &file) {
+        let saved = save(&self.conversation, &file);
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt as _;
+            // Conversations are private, as the input history is.
+            let _ = std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600));
+        }
+        match saved {
             Ok(()) if self.settings.notes => {
-                note(&format!("(kept in {0}; ridge chat --load {0} continues it)", file.display()));
+                note(&format!("(saved to {0}; ridge chat --load {0} continues it)", file.display()));
             }
             Ok(()) => {}
             Err(error) => report(&error),

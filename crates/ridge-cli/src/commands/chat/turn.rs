@@ -1,4 +1,4 @@
-//! One turn: from the conversation to what is new to the cache, and to an answer.
+//! One turn: from the conversation to its uncached tokens and a reply.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,12 +13,12 @@ use crate::conversation::Conversation;
 use crate::error::{Error, Result};
 use crate::output::count;
 
-/// A model that reads and answers conversations.
+/// A model with the cached tokens of one conversation.
 pub(super) struct ChatModel {
     pub(super) engine: Engine,
     pub(super) tokenizer: Tokenizer,
     pub(super) templates: ChatTemplates,
-    /// The template to take, if not the one that templates choose.
+    /// The name of the template, if not the default.
     pub(super) template: Option<String>,
     pub(super) variables: Vec<(String, Data)>,
     pub(super) tools: Option<Vec<Data>>,
@@ -27,38 +27,40 @@ pub(super) struct ChatModel {
     pub(super) stop_tokens: Vec<u32>,
     pub(super) max_tokens: usize,
     pub(super) context: usize,
+    /// The longest context that the model supports.
+    pub(super) max_context: usize,
     pub(super) chunk: usize,
-    /// The sequence that has `cached` in the cache.
+    /// The sequence whose cached tokens are `cached`.
     pub(super) sequence: Option<SequenceId>,
     pub(super) cached: Vec<u32>,
 }
 
-/// Who sees an answer come.
+/// Receives a reply as it is generated.
 pub(super) trait AnswerObserver {
-    /// So many tokens of the conversation are processed, of so many that are new.
+    /// Prompt progress: tokens processed, of the total that is not cached.
     fn reading(&mut self, done: usize, total: usize);
 
     /// The text continues.
     fn text(&mut self, text: &str) -> Result<()>;
 }
 
-/// An answer, and what it took.
+/// A reply and its cost.
 #[derive(Debug)]
 pub(super) struct ChatAnswer {
     pub(super) text: String,
     pub(super) finish: Finish,
-    /// Tokens of the conversation, and how many of them were in the cache.
+    /// Tokens of the conversation, and the number of cached ones among them.
     pub(super) prompt: usize,
     pub(super) reused: usize,
     pub(super) generated: usize,
-    /// Messages that had to be left out for it, now and before.
+    /// Total number of messages omitted to fit the context.
     pub(super) left_out: usize,
     reading: Duration,
     answering: Duration,
 }
 
 impl ChatAnswer {
-    /// What there is of an answer that was interrupted.
+    /// The partial reply after an interruption.
     pub(super) fn cancelled(text: String, left_out: usize) -> Self {
         Self {
             text,
@@ -74,7 +76,7 @@ impl ChatAnswer {
 
     pub(super) fn line(&self) -> String {
         format!(
-            "read {} ({} from the cache) in {}; answered {} in {}",
+            "prompt {} ({} cached) in {}; generated {} in {}",
             count(self.prompt, "token"),
             self.reused,
             Seconds::from(self.reading),
@@ -96,23 +98,23 @@ impl ChatModel {
         let mut input = self.input(conversation.read()?);
         input.add_generation_prompt = true;
         let text = self.templates.render(self.template.as_deref(), &input)?.text;
-        // Templates spell the begin token themselves.
+        // Templates contain the begin token.
         Ok(self.tokenizer.encode(&text, false)?)
     }
 
-    /// The special token that the template puts behind an answer, if it does.
+    /// The special token with which the template ends a reply, if any.
     pub(super) fn end_of_turn(&self) -> Option<u32> {
         self.templates.end_of_turn(self.template.as_deref(), &self.input(Vec::new()), &self.tokenizer)
     }
 
-    /// The tokens of the conversation; where they leave too little room for an answer, without its oldest turns.
+    /// The tokens of the conversation, without its oldest turns if they leave too little room for a reply.
     fn fitting(&self, conversation: &mut Conversation) -> Result<Vec<u32>> {
         let mut ids = self.ids(conversation)?;
         let room = self.max_tokens.min(self.context / 4).max(1);
         if ids.len() + room <= self.context {
             return Ok(ids);
         }
-        // Down to half, so that what the cache has is not new at every turn from now on.
+        // Drop to half the context, so that the cached prefix stays valid over several turns.
         while ids.len() > self.context / 2 && conversation.leave_out_a_turn() {
             ids = self.ids(conversation)?;
         }
@@ -122,8 +124,8 @@ impl ChatModel {
         Ok(ids)
     }
 
-    /// Answers the conversation, whose last message is the user's. `interrupted` ends the answer, or the processing of the
-    /// conversation before it.
+    /// Generates the reply to a conversation whose last message is the user's. `interrupted` ends the reply, or the prompt
+    /// processing before it.
     pub(super) fn answer(
         &mut self,
         conversation: &mut Conversation,
@@ -132,7 +134,7 @@ impl ChatModel {
     ) -> Result<ChatAnswer> {
         let started = Instant::now();
         let ids = self.fitting(conversation)?;
-        // The last token is read again if need be: the answer's first token follows from it.
+        // The last token is recomputed if it is cached: the first token of the reply is sampled from its logits.
         let same = ids.iter().zip(&self.cached).take_while(|(a, b)| a == b).count().min(ids.len().saturating_sub(1));
         let sequence = match self.sequence {
             Some(sequence) => sequence,
@@ -140,7 +142,7 @@ impl ChatModel {
         };
         self.sequence = Some(sequence);
         self.engine.truncate(sequence, same);
-        // Where a window has given back what it needs there, the text is read again.
+        // If a sliding window has freed the blocks needed there, the prompt is recomputed.
         let same = self.engine.length(sequence).unwrap_or(0).min(same);
         self.engine.set_prompt(sequence, ids.len());
         self.cached.truncate(same);

@@ -1,4 +1,4 @@
-//! EvalTask can be typed behind `ridge eval`, and the settings that it resolves to.
+//! Arguments of `ridge eval`, and the settings that they resolve to.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::error::{Result, refused};
 
 /// Evaluate a model: perplexity or multiple choice
 ///
-/// Both come from the probabilities that the model gives to tokens; nothing is generated.
+/// Both are computed from token probabilities; no text is generated.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("what").required(true),
@@ -20,17 +20,17 @@ Examples:
   ridge eval --perplexity book.txt --rolling --context 2047 --json
   ridge eval --choices arc.jsonl --model DIR --limit 100
 
-Perplexity: the text, with the tokens that the tokenizer puts before it, is read in windows of --context tokens, one \
-every --stride. Each window's new tokens count; its first token is never predicted, so with a stride as long as the \
-window the first token of each window is left out. The defaults are the procedure of Hugging Face's guide to the \
-perplexity of fixed-length models; --rolling is the loglikelihood_rolling of lm-evaluation-harness, whose windows read \
---context tokens each. Bits per byte are those of all counted tokens over the bytes of the file.
+Perplexity: the text, including special tokens that the tokenizer adds, is evaluated in windows of --context tokens at \
+distance --stride. Each window scores only the tokens after the previous window. Its first token cannot be predicted, so \
+if the stride equals the window, the first token of each window is skipped. The defaults follow Hugging Face's guide to \
+the perplexity of fixed-length models; --rolling is loglikelihood_rolling of lm-evaluation-harness, with windows of \
+--context tokens. Bits per byte relate the scored tokens to the bytes of the file.
 
-Choices: a file of JSON lines, each with a text (context, question, prompt, query or ctx), answers (choices or endings: \
-texts, or an object with lists text and label) and which is right (answer, gold, label or answerKey: its number from 0, \
-or its letter). Tokens are made and scored as in lm-evaluation-harness, with a space between text and answer: acc takes \
-the most likely answer, acc_norm the most likely per character, acc_bytes per UTF-8 byte. Texts too long for --context lose \
-their beginning."
+Choices: a JSON Lines file. Each line has a text (context, question, prompt, query or ctx), answers (choices or endings: a \
+list of texts, or an object with lists text and label) and the correct answer (answer, gold, label or answerKey: an index \
+from 0, or a letter). Tokenisation and scoring follow lm-evaluation-harness, with a space between text and answer: acc \
+selects the most likely answer, acc_norm the most likely per character, acc_bytes per UTF-8 byte. Texts that exceed \
+--context are truncated at the beginning."
 )]
 pub(crate) struct EvalArgs {
     /// Compute the perplexity of the text in this file
@@ -41,7 +41,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "FILE", group = "what")]
     choices: Option<PathBuf>,
 
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -54,7 +54,7 @@ pub(crate) struct EvalArgs {
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
     context: Option<usize>,
 
-    /// Tokens from a window's beginning to the next one's [default: half of --context]
+    /// Distance between the starts of consecutive windows, in tokens [default: half of --context]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true,
         requires = "perplexity", conflicts_with = "rolling"
@@ -72,18 +72,18 @@ pub(crate) struct EvalArgs {
     )]
     limit: Option<usize>,
 
-    /// Text between a question and an answer
+    /// Text between a question and an answer [default: a space]
     #[arg(long, value_name = "TEXT", default_value = " ", requires = "choices", hide_default_value = true)]
     delimiter: String,
 
-    /// Put no begin token before texts
+    /// Do not add a begin token before texts
     #[arg(long)]
     no_special: bool,
 
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Maximum tokens that one step processes, of all texts together
+    /// Maximum tokens that one step processes, over all texts
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
@@ -100,7 +100,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     parallel: ParallelArgs,
 
-    /// Print one JSON object: results, settings, every question's scores
+    /// Print one JSON object: results, settings, scores of every question
     #[arg(long, help_heading = "Output")]
     json: bool,
 
@@ -109,7 +109,7 @@ pub(crate) struct EvalArgs {
     quiet: bool,
 }
 
-/// EvalTask is evaluated, and how it is shown.
+/// The task, and how its result is shown.
 pub(super) struct EvalSettings {
     pub(super) task: EvalTask,
     pub(super) model: ModelSettings,
@@ -123,13 +123,13 @@ pub(super) struct EvalSettings {
     pub(super) quiet: bool,
 }
 
-/// EvalTask is evaluated.
+/// The evaluation to run.
 pub(super) enum EvalTask {
     Perplexity { file: PathBuf, windows: WindowKind },
     Choices { file: PathBuf, limit: Option<usize>, delimiter: String },
 }
 
-/// How a text is cut.
+/// How a text is divided into windows.
 #[derive(Clone, Copy)]
 pub(super) enum WindowKind {
     /// Half of the context, if `None`.
@@ -143,7 +143,7 @@ impl EvalArgs {
             (Some(file), _) if self.rolling => EvalTask::Perplexity { file, windows: WindowKind::Rolling },
             (Some(file), _) => EvalTask::Perplexity { file, windows: WindowKind::Sliding(self.stride) },
             (None, Some(file)) => EvalTask::Choices { file, limit: self.limit, delimiter: self.delimiter },
-            (None, None) => return Err(refused("--perplexity", "", "or --choices must be given")),
+            (None, None) => return Err(refused("--perplexity", "", "or --choices is required")),
         };
         Ok(EvalSettings {
             task,

@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::input;
 use crate::output::{columns, count, note};
 
-/// A question as a line states it.
+/// A question, parsed from a line.
 struct ChoiceQuestion {
     line: usize,
     context: String,
@@ -36,17 +36,17 @@ pub(super) fn run(
         let texts: Vec<String> = item.choices.iter().map(|choice| format!("{delimiter}{choice}")).collect();
         let tokens = encode_choices(&opened.tokenizer, &item.context, &texts, &opened.begin, end)?;
         if tokens.context.is_empty() {
-            return Err(unusable(place(), "its text is empty, and the model has no token that begins one"));
+            return Err(unusable(place(), "its text is empty, and the model has no begin token"));
         }
         if let Some(i) = tokens.continuations.iter().position(Vec::is_empty) {
-            return Err(unusable(place(), format!("answer {i} makes no token of its own; it cannot be scored")));
+            return Err(unusable(place(), format!("answer {i} adds no token and cannot be scored")));
         }
         if let Some(long) = tokens.continuations.iter().map(Vec::len).find(|n| *n > most) {
-            return Err(unusable(place(), format!("an answer has {long} tokens, and the context holds {most}")));
+            return Err(unusable(place(), format!("an answer has {long} tokens, more than the context of {most}")));
         }
         encoded.push(tokens);
     }
-    // Where one answer makes the text too long, each is asked alone, behind as much of the text as fits.
+    // If one answer makes the text too long, each answer is scored separately, after as much of the end of the text as fits.
     let mut questions = Vec::with_capacity(encoded.len());
     let mut cut = 0;
     for Encoded { context, continuations } in &encoded {
@@ -62,7 +62,7 @@ pub(super) fn run(
         }
     }
     if cut > 0 && !settings.quiet && !settings.json {
-        note(&format!("{} lost the beginning of the text to a context of {most}", count(cut, "question")));
+        note(&format!("{} truncated at the beginning to fit the context of {most}", count(cut, "question")));
     }
     let scored = opened.score(settings, &questions)?;
     let mut sums = scored.scores.iter().flatten().map(|s| s.iter().map(|v| f64::from(*v)).sum::<f64>());
@@ -100,7 +100,7 @@ pub(super) fn run(
     show(settings, opened, file, &scored, (text, object))
 }
 
-/// EvalTask the model chose: by the sums of log-probabilities, by these over characters, and over bytes.
+/// The model's choices: by total log-probability, by log-probability per character, and per byte.
 struct Judged {
     sums: Vec<f64>,
     chosen: [usize; 3],
@@ -131,7 +131,7 @@ fn read(file: &Path, limit: Option<usize>) -> Result<Vec<ChoiceQuestion>> {
     };
     let items: Vec<ChoiceQuestion> = lines.take(limit.unwrap_or(usize::MAX)).map(item).collect::<Result<_>>()?;
     if items.is_empty() {
-        return Err(unusable(file.display(), "has no line; give a file of JSON lines, a question each"));
+        return Err(unusable(file.display(), "is empty; give a JSON Lines file with one question per line"));
     }
     Ok(items)
 }
@@ -140,14 +140,14 @@ const CONTEXT: [&str; 5] = ["context", "question", "prompt", "query", "ctx"];
 const CHOICES: [&str; 2] = ["choices", "endings"];
 const ANSWER: [&str; 4] = ["answer", "gold", "label", "answerKey"];
 
-/// The first of these fields that `value` has.
+/// The first of these fields that is present in `value`.
 fn field<'a>(value: &'a Value, names: &[&'static str]) -> std::result::Result<(&'static str, &'a Value), String> {
     let found = names.iter().find_map(|name| value.get(name).map(|v| (*name, v)));
     found.ok_or_else(|| format!("has none of the fields {}", names.join(", ")))
 }
 
 impl ChoiceQuestion {
-    /// Reads a line's value; what is wrong with it otherwise.
+    /// Parses a line; the error states what is wrong with it.
     fn new(line: usize, value: &Value) -> std::result::Result<Self, String> {
         let (name, context) = field(value, &CONTEXT)?;
         let context = context.as_str().ok_or_else(|| format!("`{name}` is not a text"))?.to_owned();
@@ -159,7 +159,7 @@ impl ChoiceQuestion {
         let choices = texts(choices.get("text").unwrap_or(choices));
         let choices = choices.ok_or_else(|| format!("`{name}` is not a list of texts"))?;
         if choices.len() < 2 {
-            return Err(format!("`{name}` has {}, and a choice needs two", count(choices.len(), "answer")));
+            return Err(format!("`{name}` has {}; at least two are needed", count(choices.len(), "answer")));
         }
         let (name, answer) = field(value, &ANSWER)?;
         let letter = |typed: &str| match typed.as_bytes() {
@@ -178,7 +178,7 @@ impl ChoiceQuestion {
         };
         match gold.filter(|gold| *gold < choices.len()) {
             Some(gold) => Ok(Self { line, context, choices, gold }),
-            None => Err(format!("`{name}` is {answer}, and there are answers 0 to {}", choices.len() - 1)),
+            None => Err(format!("`{name}` is {answer}, but the answers are 0 to {}", choices.len() - 1)),
         }
     }
 }
@@ -206,8 +206,8 @@ mod tests {
         let said = |line: &str| gold(line).unwrap_err();
         assert!(said("{}").contains("context, question"));
         assert!(said(r#"{"prompt": 1}"#).contains("`prompt` is not a text"));
-        assert!(said(r#"{"prompt": "", "choices": ["x"]}"#).contains("needs two"));
-        assert!(said(r#"{"prompt": "", "choices": ["x", "y"], "answer": 2}"#).contains("answers 0 to 1"));
-        assert!(said(r#"{"prompt": "", "choices": ["x", "y"], "answer": "C"}"#).contains("answers 0 to 1"));
+        assert!(said(r#"{"prompt": "", "choices": ["x"]}"#).contains("at least two"));
+        assert!(said(r#"{"prompt": "", "choices": ["x", "y"], "answer": 2}"#).contains("answers are 0 to 1"));
+        assert!(said(r#"{"prompt": "", "choices": ["x", "y"], "answer": "C"}"#).contains("answers are 0 to 1"));
     }
 }

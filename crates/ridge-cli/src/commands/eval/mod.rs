@@ -1,6 +1,6 @@
-//! `ridge eval`: how well a model predicts a text, or chooses among answers.
+//! `ridge eval`: perplexity of a text, or multiple choice.
 //!
-//! `args` is what can be typed and the settings that it resolves to, `scoring` loads the model and scores, and
+//! `args` has the arguments and the settings that they resolve to, `scoring` loads the model and scores texts, and
 //! `perplexity` and `choices` are the two evaluations.
 
 mod args;

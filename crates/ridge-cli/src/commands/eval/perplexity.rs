@@ -11,7 +11,7 @@ use crate::error::{Result, refused};
 use crate::input;
 use crate::output::{columns, count, grouped};
 
-/// The window where neither the user nor the model says a shorter one.
+/// The default window, unless the model's maximum is shorter.
 const CONTEXT: usize = 2048;
 
 pub(super) fn run(settings: &EvalSettings, opened: &EvalModel, file: &Path, windows: WindowKind) -> Result<()> {
@@ -21,23 +21,23 @@ pub(super) fn run(settings: &EvalSettings, opened: &EvalModel, file: &Path, wind
         WindowKind::Rolling => context,
     };
     if stride > context {
-        let why = format!("is more than the window of {context}: tokens between windows would be left out");
+        let why = format!("exceeds the window of {context}: tokens between windows would be skipped");
         return Err(refused("--stride", stride, &why));
     }
     if matches!(windows, WindowKind::Sliding(_)) && context < 2 {
         return Err(refused(
             "--context",
             context,
-            "a window needs two tokens: one to predict, and one to predict it from",
+            "a window needs at least two tokens: one to predict and one before it",
         ));
     }
     let text = input::file(file)?;
     if text.is_empty() {
-        return Err(unusable(file.display(), "is empty; give a file with a text"));
+        return Err(unusable(file.display(), "is empty; give a file that contains text"));
     }
     let mut tokens = opened.begin.clone();
     if tokens.is_empty() && matches!(windows, WindowKind::Rolling) {
-        // The harness predicts the first token, too, from the token that ends a text where none begins one.
+        // The harness also predicts the first token, from the end token if there is no begin token.
         tokens.extend(opened.tokenizer.bos().or(opened.tokenizer.eos()));
     }
     tokens.extend(opened.tokenizer.encode(&text, false)?);
@@ -46,8 +46,10 @@ pub(super) fn run(settings: &EvalSettings, opened: &EvalModel, file: &Path, wind
         WindowKind::Rolling => rolling_windows(tokens.len(), context),
     };
     if windows.is_empty() {
-        let problem =
-            format!("has {} only, and none to predict it from; give a longer text", count(tokens.len(), "token"));
+        let problem = format!(
+            "has only {} and no token before it to predict it from; give a longer text",
+            count(tokens.len(), "token")
+        );
         return Err(unusable(file.display(), problem));
     }
     let scored = opened.score(settings, &questions(&tokens, &windows))?;
@@ -56,7 +58,7 @@ pub(super) fn run(settings: &EvalSettings, opened: &EvalModel, file: &Path, wind
         return Err(unusable(file.display(), "has no token to predict"));
     };
     let what = format!(
-        "{}, {} ({} predicted), in {} of {context}, one every {stride}",
+        "{}, {} ({} predicted), in {} of {context}, stride {stride}",
         count(text.len(), "byte"),
         count(tokens.len(), "token"),
         grouped(result.tokens as u64),
@@ -65,8 +67,8 @@ pub(super) fn run(settings: &EvalSettings, opened: &EvalModel, file: &Path, wind
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let table = columns(&[
         row("perplexity", format!("{:.6} ± {:.6}", result.perplexity, result.perplexity_stderr)),
-        row("nats a token", format!("{:.6} ± {:.6}", result.nll, result.nll_stderr)),
-        row("bits a byte", format!("{:.6}", result.bits_per_byte)),
+        row("nats per token", format!("{:.6} ± {:.6}", result.nll, result.nll_stderr)),
+        row("bits per byte", format!("{:.6}", result.bits_per_byte)),
     ]);
     let object = json!({
         "bytes": text.len(),

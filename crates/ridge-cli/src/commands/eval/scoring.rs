@@ -1,4 +1,4 @@
-//! Scores of texts by a model, and what all results show.
+//! Scoring of texts by a model, and the parts that all results have in common.
 
 use std::path::Path;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use super::args::EvalSettings;
 use crate::error::{Error, Result};
 use crate::output::{LoadProgress, Progress, print, print_json};
 
-/// A model without its weights, which are loaded when the questions are known.
+/// An opened model; its weights are loaded once the questions are known.
 pub(super) struct EvalModel {
     pub(super) files: ModelFiles,
     pub(super) config: ModelConfig,
@@ -23,7 +23,7 @@ pub(super) struct EvalModel {
     pub(super) begin: Vec<u32>,
 }
 
-/// Scores, and how they were made.
+/// Scores, with the settings that produced them.
 pub(super) struct ScoredQuestions {
     pub(super) scores: Vec<Vec<Vec<f32>>>,
     seconds: f64,
@@ -31,7 +31,7 @@ pub(super) struct ScoredQuestions {
     threads: usize,
 }
 
-/// Maximum number of questions at a time: enough to fill a step with short ones.
+/// Maximum number of concurrent questions: enough to fill a step with short ones.
 const MAX_QUESTIONS: usize = 64;
 
 impl EvalModel {
@@ -81,7 +81,7 @@ impl EvalModel {
     }
 }
 
-/// Prints a result with what all results have.
+/// Prints a result with the parts that all results have in common.
 pub(super) fn show(
     settings: &EvalSettings,
     opened: &EvalModel,

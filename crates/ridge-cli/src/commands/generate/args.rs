@@ -1,4 +1,4 @@
-//! What can be typed behind `ridge generate`, and the settings that it resolves to.
+//! Arguments of `ridge generate`, and the settings that they resolve to.
 
 use std::io::IsTerminal as _;
 use std::path::PathBuf;
@@ -12,27 +12,27 @@ use crate::error::{Result, refused};
 
 /// Generate text from a prompt
 ///
-/// Without --model, the embedded stories260K is used. Without PROMPT, generation
-/// starts from the begin token.
+/// Without a model, the embedded stories260K is used. Without PROMPT, generation starts from the begin token.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge generate --greedy
   ridge generate --model ~/Llama-3.2-1B --dtype bf16 \"The ridge point is\"
   ridge generate --seed 7 --stop $'\\n' - < prompt.txt
-  ridge generate -- \"--greedy is a flag that\"  # after `--`, dashes are text
+  ridge generate -- \"--greedy is a flag that\"  # after `--`, arguments are text
   ridge generate --model DIR --random-weights --prompt-tokens 512 -v
 
-Standard input is read only if the prompt is `-`. The sampling settings in generation_config.json are ignored, so \
-that a command samples every model alike; its end tokens are used.
+The first argument is the model if it is a GGUF file, a model folder or a downloaded ORG/NAME. Standard input is read \
+only if the prompt is `-`. The sampling settings in generation_config.json are ignored, so that the same command uses the \
+same settings for every model; its end tokens are used.
 
 Text is streamed to standard output; everything else goes to standard error.
-Exit codes: 0 done, 1 failed, 2 usage error.")]
+Exit codes: 0 done, 1 failed, 2 usage error, 130 interrupted.")]
 pub(crate) struct GenerateArgs {
     /// Prompt; `-` reads it from standard input, without its last newline
     prompt: Option<String>,
 
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     model: Option<PathBuf>,
@@ -55,11 +55,11 @@ pub(crate) struct GenerateArgs {
     )]
     max_tokens: usize,
 
-    /// Stop before this text; may be given several times
+    /// Stop before this text; may be repeated
     #[arg(long, value_name = "STRING")]
     stop: Vec<String>,
 
-    /// Continue past the tokens that end a text
+    /// Continue past end tokens
     #[arg(long)]
     ignore_eos: bool,
 
@@ -73,14 +73,14 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     numbers: NumberArgs,
 
-    /// Context length in tokens, prompt and answer together [default: as long as needed]
+    /// Context length in tokens, prompt plus generated text [default: as long as needed]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
     )]
     context: Option<usize>,
 
-    /// Maximum tokens of the prompt that one step processes
+    /// Maximum prompt tokens per step
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
@@ -93,7 +93,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     parallel: ParallelArgs,
 
-    /// Print the prompt before the answer
+    /// Print the prompt before the generated text
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     echo: bool,
 
@@ -119,7 +119,7 @@ pub(super) struct GenerateSettings {
     pub(super) stops: Vec<String>,
     pub(super) ignore_eos: bool,
     pub(super) max_tokens: usize,
-    /// As many tokens as prompt and answer need, if `None`.
+    /// The prompt plus the maximum number of generated tokens, if `None`.
     pub(super) context: Option<usize>,
     pub(super) chunk: usize,
     pub(super) place: DeviceArgs,
@@ -136,7 +136,7 @@ pub(super) struct GenerateSettings {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum GeneratePrompt {
-    /// The token that begins a text.
+    /// The begin token.
     Begin,
     Text(String),
     Stdin,
@@ -149,7 +149,7 @@ impl GenerateArgs {
         let mut sampling = self.sampling.resolve(self.prompt_tokens.is_some())?;
         sampling.values.logprobs = self.logprobs;
         if self.stop.iter().any(String::is_empty) {
-            return Err(refused("--stop", "''", "must not be empty, for every text ends with nothing"));
+            return Err(refused("--stop", "''", "must not be empty"));
         }
         Ok(GenerateSettings {
             model: self.numbers.settings(self.model)?,

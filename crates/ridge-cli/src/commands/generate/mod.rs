@@ -1,4 +1,4 @@
-//! `ridge generate`: one answer, as it comes.
+//! `ridge generate`: streams one completion.
 
 mod args;
 
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use ridge::{Cluster, CollectiveError, LoadedEngine, Placement, RunSettings, TensorParallel};
 use ridge_engine::{Engine, Finish, Generated, Request, TextStream};
 use ridge_graph::sample::Rng;
+use ridge_hub::HubModel;
 use ridge_hw::units::Seconds;
 use ridge_models::{Model, ModelConfig, ModelFiles};
 use ridge_text::Tokenizer;
@@ -35,7 +36,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     outcome
 }
 
-/// Makes all ranks do the same: the prompt and the seed are those of the first, which alone prints.
+/// Synchronises the ranks: all use the prompt and the seed of the first rank, and only the first rank prints.
 fn agree(settings: &mut GenerateSettings, cluster: &Cluster) -> Result<()> {
     let failed = |error: CollectiveError| Error::Ranks { why: error.to_string() };
     let prompt = match &settings.prompt {
@@ -57,10 +58,11 @@ fn agree(settings: &mut GenerateSettings, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// How long a rank has to end by itself once another is lost.
+/// Time for a rank to end by itself after another rank was lost.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Ends this process when the ranks cannot continue and it does not notice: it may be loading, or wait for a device.
+/// Ends this process if the group has failed and the main thread does not detect it, for example while it loads or waits for
+/// a device.
 fn give_up_when_ranks_do(cluster: &Arc<Cluster>) -> Result<()> {
     let cluster = Arc::downgrade(cluster);
     let watch = move || {
@@ -69,7 +71,7 @@ fn give_up_when_ranks_do(cluster: &Arc<Cluster>) -> Result<()> {
                 drop(cluster);
                 std::thread::sleep(GRACE);
                 note(&format!("error: {failure}"));
-                #[expect(clippy::exit, reason = "the thread that would end it does not notice")]
+                #[expect(clippy::exit, reason = "the main thread may be blocked")]
                 std::process::exit(1);
             }
             drop(cluster);
@@ -85,7 +87,7 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
     let files = ModelFiles::open(settings.model.path.as_deref())?;
     let config = files.config()?;
     if let GeneratePrompt::Random(count) = settings.prompt {
-        // Before so many are made.
+        // Checked before the tokens are allocated.
         context(settings, count, config.max_context())?;
     }
     let prompt = PromptTokens::read(settings, &files, &config)?;
@@ -105,7 +107,12 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
 
     if settings.notes && settings.sampling.tell_seed && !settings.json {
         let seed = settings.sampling.values.seed;
-        note(&format!("seed {seed}; --seed {seed} gives this text again"));
+        note(&format!("seed {seed}; --seed {seed} reproduces this text"));
+    }
+    if let (true, None, GeneratePrompt::Text(text)) = (settings.notes, &settings.model.path, &settings.prompt)
+        && looks_like_a_model(text)
+    {
+        note(&format!("{text} is used as the prompt of the embedded model; to use it as the model, give -m {text}"));
     }
     if settings.notes && !settings.json && prompt.tokenizer.is_none() {
         note(&format!("no tokenizer.json in {files}; printing token ids"));
@@ -137,6 +144,12 @@ fn generate(settings: &GenerateSettings, parallel: &TensorParallel) -> Result<()
         }
     }
     Ok(())
+}
+
+/// Whether a prompt was probably meant as a model: a name on the Hub, or a path.
+fn looks_like_a_model(text: &str) -> bool {
+    let is_path = ["/", "./", "../", "~/"].iter().any(|begin| text.starts_with(begin));
+    text.parse::<HubModel>().is_ok() || is_path && !text.contains(char::is_whitespace)
 }
 
 /// The prompt as tokens.
@@ -182,7 +195,7 @@ impl PromptTokens {
     }
 }
 
-/// PromptTokens that the cache must hold.
+/// The number of tokens that the cache must hold.
 fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<usize> {
     if let Some(context) = settings.context.filter(|c| *c > most) {
         return Err(refused("--context", context, &format!("the model supports at most {most} tokens")));
@@ -195,10 +208,10 @@ fn context(settings: &GenerateSettings, prompt: usize, most: usize) -> Result<us
     }
 }
 
-/// What was generated, and how long it took.
+/// The generated text and its timings.
 struct GenerateAnswer {
     generated: Generated,
-    /// Without a tokenizer there is none.
+    /// `None` without a tokenizer.
     text: Option<String>,
     stopped: bool,
     times: GenerateTimes,
@@ -207,13 +220,13 @@ struct GenerateAnswer {
 #[derive(Clone, Copy, Default)]
 struct GenerateTimes {
     load: Duration,
-    /// Until the first token was there, the making of the first steps' buckets included.
+    /// Time to the first token, including binding of the first buckets.
     prompt: Duration,
     /// From the first token to the last.
     generate: Duration,
 }
 
-/// Generates, printing as it goes unless JSON is asked for.
+/// Generates, and streams the text unless JSON output was requested.
 fn answer(
     engine: &mut Engine,
     request: &Request,
@@ -268,7 +281,7 @@ fn answer(
 }
 
 impl GenerateTimes {
-    /// PromptTokens a second of the prompt, and of the answer after its first token; `None` where nothing was timed.
+    /// Tokens per second of the prompt, and of generation after the first token; `None` if nothing was timed.
     fn rates(&self, prompt: usize, generated: usize) -> (Option<f64>, Option<f64>) {
         let rate =
             |tokens: usize, time: Duration| (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64());
@@ -283,7 +296,7 @@ impl GenerateTimes {
         };
         let (prompt_rate, rate) = self.rates(prompt, generated);
         let prompt = part(prompt, "prompt ", self.prompt, prompt_rate);
-        let generated = part(generated, "answer ", self.generate, rate);
+        let generated = part(generated, "generated ", self.generate, rate);
         format!("loaded in {}; {prompt}; {generated}", Seconds::from(self.load))
     }
 }
@@ -304,7 +317,7 @@ fn object(
 ) -> serde_json::Value {
     let (prompt_rate, rate) = times.rates(prompt.ids.len(), answer.generated.tokens.len());
     let finish = match answer.generated.finish {
-        // Nothing but a stop string cancels here.
+        // Only a stop string cancels here.
         Finish::Stop | Finish::Cancelled => "stop",
         Finish::Length => "length",
         Finish::Context => "context",

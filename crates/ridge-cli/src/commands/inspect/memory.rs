@@ -1,4 +1,4 @@
-//! What a step has in memory, and when, as JSON or as a figure: `ridge inspect --memory`.
+//! `ridge inspect --memory`: the memory contents of a step over its launches, as JSON or as a figure.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ pub(super) fn output(network: &Network) -> &'static str {
     }
 }
 
-/// Tokens of a step, unless another number is asked for.
+/// Default number of tokens of a step.
 const TOKENS: usize = 128;
 
 /// The step whose memory is shown.
@@ -31,28 +31,28 @@ pub(super) struct InspectedStep {
     bindings: Bindings,
     /// Its extents, for JSON.
     extents: Value,
-    /// What it is a step of, such as `128 tokens`.
+    /// Description of the step's input, such as `128 tokens`.
     of: String,
 }
 
 impl InspectedStep {
-    /// A step of a decoder of `tokens` tokens of one sequence, which has room for `context`, that samples the next token; of
-    /// an encoder, of one text of so many tokens; of a classifier, of one image.
+    /// For a decoder, a step of `tokens` tokens of one sequence in a cache for `context` that samples the next token; for an
+    /// encoder, one text of `tokens` tokens; for a classifier, one image.
     ///
     /// # Errors
-    /// When the step is longer than the context, or tokens are asked for of a network that sees none.
+    /// When the step is longer than the context, or `tokens` is given for an image classifier.
     pub(super) fn new(network: &Network, tokens: Option<usize>, context: usize) -> Result<Self> {
         let output = output(network);
         if let Network::ImageClassifier(_) = network {
             if let Some(tokens) = tokens {
-                return Err(refused("--tokens", tokens, "is of texts, and the model sees images"));
+                return Err(refused("--tokens", tokens, "applies to texts, but the model classifies images"));
             }
             let bindings = Bindings::new().with(symbols::IMAGES, 1);
             return Ok(Self { output, bindings, extents: json!({ "images": 1 }), of: "an image".to_owned() });
         }
         let tokens = tokens.unwrap_or(TOKENS.min(context));
         if tokens > context {
-            let why = format!("is more than the context of {context}: lower it, or raise --context");
+            let why = format!("exceeds the context of {context}: lower it, or raise --context");
             return Err(refused("--tokens", tokens, &why));
         }
         let mut bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::SEQS, 1);
@@ -70,11 +70,11 @@ impl InspectedStep {
 /// Writes the snapshot of a step of `graph`, as the CPU runs it.
 ///
 /// # Errors
-/// When `file` is what is read, or cannot be written.
+/// When `file` is an input of the command, or cannot be written.
 pub(super) fn write(graph: &Graph, step: &InspectedStep, input: Option<&Path>, file: &Path) -> Result<()> {
     let is_input = |input: &Path| matches!((input.canonicalize(), file.canonicalize()), (Ok(a), Ok(b)) if a == b);
     if input.is_some_and(is_input) {
-        return Err(refused("--memory", file.display(), "is what is read: give another name"));
+        return Err(refused("--memory", file.display(), "is an input of this command; give another name"));
     }
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() })?;
     let lowered = lower(graph, &[step.output], cpu.kernels())?;
@@ -108,15 +108,15 @@ fn object(snapshot: &MemorySnapshot, extents: &Value) -> Value {
         "states": named(&snapshot.states),
         "inputs": named(&snapshot.inputs),
         "outputs": named(&snapshot.outputs),
-        "sources": { "bytes": "exact: the plan of the step as the CPU runs it, beside scratch memory of kernels" },
+        "sources": { "bytes": "exact: the plan of the step as the CPU runs it, without scratch memory of kernels" },
     })
 }
 
-/// Kinds of values with a colour of their own; what is smaller shares the last.
+/// Number of ops with their own colour; smaller ones share the last colour.
 const KINDS: usize = 7;
 
 fn figure(snapshot: &MemorySnapshot, of: &str) -> String {
-    // By op, those first that take most memory over the step.
+    // By op, in decreasing order of memory over the step.
     let mut ops: Vec<(String, usize)> = Vec::new();
     for value in &snapshot.values {
         let area = value.bytes * (value.last - value.first + 1);

@@ -1,5 +1,5 @@
-//! `ridge inspect`: what a network is made of and what a step of it costs. `show.rs` has its tables, `memory.rs` what a
-//! step has in memory.
+//! `ridge inspect`: a network's structure and the cost of a step. `show.rs` has its tables, `memory.rs` the memory contents
+//! of a step.
 
 mod memory;
 mod show;
@@ -21,8 +21,8 @@ use show::Inspected;
 
 /// Show a model's structure, parameters and cost per token
 ///
-/// Works for decoders, encoders and image classifiers. Nothing is loaded or run: the figures are read off the
-/// model's graph. A config.json alone is enough, of any size.
+/// Works for decoders, encoders and image classifiers. Nothing is loaded or run: all figures are computed from the model's
+/// graph, and a config.json is sufficient.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,8 +32,8 @@ Examples:
   ridge inspect --lowered
   ridge inspect --memory step.svg --tokens 128")]
 pub(crate) struct InspectArgs {
-    /// Model: a folder in the Hugging Face layout, a GGUF file, a config.json, or the ORG/NAME of one that `ridge pull`
-    /// downloaded [default: the embedded model]
+    /// Model: a folder in the Hugging Face layout, a GGUF file, a config.json, or the ORG/NAME of a model downloaded with
+    /// `ridge pull` [default: the embedded model]
     #[arg(value_name = "MODEL")]
     path: Option<PathBuf>,
 
@@ -41,7 +41,7 @@ pub(crate) struct InspectArgs {
     #[arg(short, long, value_name = "MODEL", conflicts_with = "path")]
     model: Option<PathBuf>,
 
-    /// Tokens in the cache for which costs are computed, or of an encoder's text [default: 4096, or the model's maximum if that is less]
+    /// Cached tokens, or for encoders tokens of the text, for which costs are computed [default: 4096, or the model's maximum if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>, allow_negative_numbers = true)]
     context: Option<usize>,
 
@@ -52,15 +52,15 @@ pub(crate) struct InspectArgs {
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     graph: bool,
 
-    /// Print the graph as the CPU runs it: claimed by kernels, fused
+    /// Print the graph as lowered for the CPU: claimed by kernels, fused
     #[arg(long, help_heading = "Output", conflicts_with = "json")]
     lowered: bool,
 
-    /// Write which values a step has in memory, and when, as the CPU runs it: JSON, or a figure if FILE ends in .svg
+    /// Write the memory contents of a step over its launches, as lowered for the CPU: JSON, or a figure if FILE ends in .svg
     #[arg(long, help_heading = "Output", value_name = "FILE", conflicts_with_all = ["graph", "lowered"])]
     memory: Option<PathBuf>,
 
-    /// Tokens of the step that --memory shows, of one sequence [default: 128, or --context if that is less; an encoder's text]
+    /// Tokens of the step shown by --memory, in one sequence [default: 128, or --context if that is less; for encoders the whole text]
     #[arg(long, help_heading = "Output", value_name = "N", requires = "memory", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true)]
     tokens: Option<usize>,
@@ -105,7 +105,7 @@ impl InspectArgs {
     }
 }
 
-/// Tokens of the cache for which costs are computed, if the model was made for so many.
+/// Default number of cached tokens for which costs are computed, limited by the model's maximum.
 const CONTEXT: usize = 4096;
 
 pub(crate) fn run(args: InspectArgs) -> Result<()> {
@@ -147,14 +147,16 @@ fn inspect(settings: &InspectSettings) -> Result<()> {
     }
 }
 
-/// Tokens in the cache, or of an encoder's text, for which costs are computed.
+/// Cached tokens, or for encoders tokens of the text, for which costs are computed.
 fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
     let most = match network {
         Network::Decoder(model) => model.max_context,
         Network::Encoder(encoder) => encoder.max_context,
         Network::ImageClassifier(_) => {
             return match settings.context {
-                Some(context) => Err(refused("--context", context, "is of texts, and the model sees images")),
+                Some(context) => {
+                    Err(refused("--context", context, "applies to texts, but the model classifies images"))
+                }
                 None => Ok(0),
             };
         }
@@ -166,14 +168,14 @@ fn context(network: &Network, settings: &InspectSettings) -> Result<usize> {
     Ok(settings.context.unwrap_or(CONTEXT.min(most)))
 }
 
-/// Where the figures of storage come from.
+/// The provenance of storage figures.
 fn storage_source(files: &ModelFiles, config: &NetworkConfig, settings: &ModelSettings) -> String {
     let stored = files.has_weights() && !matches!(config, NetworkConfig::Planned(_));
     match (&settings.numbers.format, config.torch_dtype()) {
-        (Some(format), _) => format!("modelled: as --format {} makes them", format.name()),
-        (None, _) if stored => "exact: as the checkpoint stores them".to_owned(),
-        (None, Some(_)) => "modelled: as if stored in the dtype that the configuration names".to_owned(),
-        (None, None) => "modelled: as if stored in f32, for the configuration names no dtype".to_owned(),
+        (Some(format), _) => format!("modelled: as converted by --format {}", format.name()),
+        (None, _) if stored => "exact: as stored in the checkpoint".to_owned(),
+        (None, Some(_)) => "modelled: for the dtype named in the configuration".to_owned(),
+        (None, None) => "modelled: for f32, because the configuration names no dtype".to_owned(),
     }
 }
 
@@ -183,10 +185,10 @@ fn lowered(network: &Network) -> Result<String> {
     graphs(network, |graph| Ok(ridge_runtime::lower(graph, &[output(network)], cpu.kernels())?.to_string()))
 }
 
-/// The text of a network's graph; of both, each under a heading, where tokens of answers have one of their own.
+/// The text of a network's graph; of both graphs, each under a heading, if generated tokens use a separate one.
 fn graphs(network: &Network, text: impl Fn(&Graph) -> Result<String>) -> Result<String> {
     let prompts = text(&network.module().graph)?;
     let Network::Decoder(model) = network else { return Ok(prompts) };
     let Some(answers) = &model.answers else { return Ok(prompts) };
-    Ok(format!("# tokens of prompts\n{prompts}\n# tokens of answers\n{}", text(answers)?))
+    Ok(format!("# prompt tokens\n{prompts}\n# generated tokens\n{}", text(answers)?))
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::args::ModelSettings;
 use crate::output::{columns, count, grouped};
 
-/// A network in numbers.
+/// The summary of a network.
 pub(super) enum Inspected {
     /// A decoder, and the dtype of its cache.
     Decoder(Summary, DType),
@@ -37,17 +37,17 @@ impl Inspected {
         }
     }
 
-    /// What the ops of the step compute, for people.
+    /// What the step computes, as text.
     fn costs(&self) -> String {
         let computes = match self {
-            Self::Decoder(..) => "makes one token",
+            Self::Decoder(..) => "generates one token",
             Self::Encoder(_) => "encodes one text",
             Self::ImageClassifier(_) => "classifies one image",
         };
-        format!("modelled: the formulas of all ops of the step that {computes}")
+        format!("modelled: sum over all ops of the step that {computes}")
     }
 
-    /// One JSON object; `storage` says where the figures of storage come from.
+    /// One JSON object; `storage` is the provenance of storage figures.
     pub(super) fn object(
         &self,
         files: &ModelFiles,
@@ -76,7 +76,7 @@ impl Inspected {
         })
     }
 
-    /// Tables; `storage` says where the figures of storage come from.
+    /// Tables; `storage` is the provenance of storage figures.
     pub(super) fn text(&self, files: &ModelFiles, storage: &str) -> String {
         let module = self.module();
         let mut rows = Vec::new();
@@ -99,11 +99,11 @@ impl Inspected {
         }
         if let Self::Decoder(s, cache) = self {
             let source = format!("exact: keys and values in {cache} (--cache-dtype)");
-            facts.push(row("cache of a token", bytes(s.kv_bytes_per_token), &source));
+            facts.push(row("cache per token", bytes(s.kv_bytes_per_token), &source));
             facts.push(row(&format!("cache of {}", grouped(s.token.context as u64)), bytes(s.token.kv_bytes), "exact"));
             if s.state_bytes_per_sequence > 0 {
                 let of_sequence = bytes(s.state_bytes_per_sequence);
-                facts.push(row("state of a sequence", of_sequence, "exact: of recurrences, however long it is"));
+                facts.push(row("state per sequence", of_sequence, "exact: recurrent state, independent of the length"));
             }
         }
         let (step, cost) = self.step();
@@ -120,16 +120,16 @@ impl Inspected {
         title + &columns(&rows) + "\n" + &columns(&facts) + &heading + &indented
     }
 
-    /// What it takes and gives.
+    /// Its inputs and outputs.
     fn extents(&self) -> String {
         match self {
             Self::Decoder(s, _) => {
                 let context = count(s.max_context, "token");
-                format!("{} in its vocabulary, context of {context}", count(s.vocab_size, "token"))
+                format!("vocabulary of {}, context of {context}", count(s.vocab_size, "token"))
             }
             Self::Encoder(s) => {
                 let (words, text) = (count(s.vocab_size, "token"), count(s.max_context, "token"));
-                format!("{words} in its vocabulary, texts of {text}, vectors of {}", grouped(s.hidden_size as u64))
+                format!("vocabulary of {words}, texts of up to {text}, vectors of {}", grouped(s.hidden_size as u64))
             }
             Self::ImageClassifier(s) => {
                 let [channels, height, width] = s.image;
@@ -152,13 +152,13 @@ fn row(name: &str, value: String, source: &str) -> Vec<String> {
     vec![name.to_owned(), value, source.to_owned()]
 }
 
-/// A line for each scope: name, type, parameters and bytes. Below a scope that repeats stands one of the repeats.
+/// A line for each scope: name, type, parameters and bytes. A repeated scope is followed by one instance.
 fn tree(scopes: &[Scope], depth: usize, rows: &mut Vec<Vec<String>>) {
     for scope in scopes {
         let repeats = if scope.repeats > 1 { format!(" x{}", scope.repeats) } else { String::new() };
         let ty = match &scope.ty {
             Some(ty) => ty.clone(),
-            None if scope.repeats > 1 => "below: one of them".to_owned(),
+            None if scope.repeats > 1 => "one instance below".to_owned(),
             None => String::new(),
         };
         let name = format!("{:indent$}{}{repeats}", "", scope.name, indent = 2 * depth);

@@ -1,4 +1,4 @@
-//! `ridge plan comm`: how long a collective takes, by algorithm and protocol, and what of it compute hides.
+//! `ridge plan comm`: the time of a collective, by algorithm and protocol, and how much of it overlaps with computation.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::output::write_file;
 
 /// Estimate the time of a collective, per algorithm
 ///
-/// BYTES are those of the larger buffer of a rank, as nccl-tests counts them.
+/// BYTES is the size of a rank's larger buffer, as in nccl-tests.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +26,7 @@ Examples:
   ridge plan comm all-reduce 1GB --gpus 1024 --network 400Gb/s --explain
   ridge plan comm all-reduce 16GB --gpus 64 --compute 300ms --buckets 25 --trace overlap.json")]
 pub(crate) struct PlanCommArgs {
-    /// What: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast or send-recv
+    /// Collective: all-reduce, all-gather, reduce-scatter, all-to-all, broadcast or send-recv
     #[arg(value_name = "COLLECTIVE", value_parser = |typed: &str| named(typed, &Collective::ALL, Collective::name))]
     collective: Collective,
 
@@ -38,31 +38,31 @@ pub(crate) struct PlanCommArgs {
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     device: String,
 
-    /// Ranks
+    /// Number of ranks
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole::<usize, 1, 1_000_000>)]
     gpus: usize,
 
-    /// From one rank of the group to the next, such as the tensor parallel ranks between data parallel ones
+    /// Rank stride of the group, such as the tensor-parallel degree for a data-parallel group
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 1_000_000>)]
     stride: usize,
 
-    /// GPUs of a node
+    /// GPUs per node
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     node: Option<usize>,
 
-    /// Rate of the link in a node that a GPU reaches one way, such as 360GB/s
+    /// Achievable one-way bandwidth per GPU within a node, such as 360GB/s
     #[arg(long, value_name = "RATE")]
     link: Option<BytesPerSecond>,
 
-    /// Rate of each GPU's port to other nodes, such as 400Gb/s
+    /// Network bandwidth per GPU, such as 400Gb/s
     #[arg(long, value_name = "RATE")]
     network: Option<BytesPerSecond>,
 
-    /// Reduce in the switches of a node (NVLink SHARP)
+    /// In-network reduction in the node's switches (NVLink SHARP)
     #[arg(long)]
     in_network: bool,
 
-    /// Computation that it overlaps with, such as 300ms of a backward pass
+    /// Duration of overlapping computation, such as 300ms for a backward pass
     #[arg(long, value_name = "TIME")]
     compute: Option<Seconds>,
 
@@ -78,9 +78,9 @@ pub(crate) struct PlanCommArgs {
     page: PageArgs,
 }
 
-/// Most bytes of a collective.
+/// Maximum size of a collective, in bytes.
 const MAX_BYTES: u64 = 1_000_000_000_000_000_000;
-/// Most seconds of compute beside it.
+/// Maximum duration of overlapping computation, in seconds.
 const MAX_SECONDS: f64 = 1e6 * 3600.0;
 
 impl PlanCommArgs {
@@ -91,7 +91,7 @@ impl PlanCommArgs {
         fabric.node = self.node.unwrap_or(fabric.node);
         for (flag, rate) in [("--link", self.link), ("--network", self.network)] {
             if let Some(rate) = rate.filter(|r| r.0 < 1.0) {
-                return Err(refused(flag, rate, "is no rate of a link; the least is 1 B/s"));
+                return Err(refused(flag, rate, "is not a valid bandwidth; the minimum is 1 B/s"));
             }
         }
         fabric.inside.rate = self.link.map_or(fabric.inside.rate, |r| r.0);
@@ -106,13 +106,17 @@ pub(super) fn run(args: &PlanCommArgs) -> Result<()> {
     let (device, fabric) = args.fabric()?;
     let collective = args.collective;
     if collective == Collective::SendRecv && args.gpus != 2 {
-        return Err(refused("--gpus", args.gpus, "send-recv has two ranks; set 2, and --stride for those between"));
+        return Err(refused(
+            "--gpus",
+            args.gpus,
+            "send-recv has two ranks; set --gpus 2, and --stride for the distance between them",
+        ));
     }
     if args.bytes.0 > MAX_BYTES {
-        return Err(refused("BYTES", args.bytes, "is more than a collective may move here; the most is 1000000 TB"));
+        return Err(refused("BYTES", args.bytes, "is too large; the maximum is 1000000 TB"));
     }
     if let Some(compute) = args.compute.filter(|c| c.0 > MAX_SECONDS) {
-        return Err(refused("--compute", compute, "is more than can be planned; the most is 1000000 h"));
+        return Err(refused("--compute", compute, "is too large; the maximum is 1000000 h"));
     }
     let group = RankGroup { ranks: args.gpus, stride: args.stride };
     let bytes = args.bytes.as_f64();
@@ -120,7 +124,7 @@ pub(super) fn run(args: &PlanCommArgs) -> Result<()> {
         CollectiveAlgorithm::ALL.into_iter().filter_map(|a| fabric.best(collective, bytes, group, &[a])).collect();
     ways.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     let nccl = fabric.nccl(collective, bytes, group);
-    // Compute hides parts that are sent one after another.
+    // Buckets are sent one after another and overlap with computation.
     let beside = args.compute.zip(nccl).map(|(compute, _)| {
         let part = fabric.nccl(collective, bytes / args.buckets as f64, group).map_or(0.0, |e| e.seconds);
         overlap(compute.0, args.buckets, part)
@@ -136,7 +140,7 @@ pub(super) fn run(args: &PlanCommArgs) -> Result<()> {
         "overlap": beside.as_ref().map(|b| json!({ "hidden": b.hidden, "exposed": b.exposed })),
         "sources": { "inside": fabric.inside.source, "outside": fabric.outside.source },
     });
-    let mut table = PageTable::with_head("", ["algorithm", "protocol", "time", "of it latency", "bus bandwidth"]);
+    let mut table = PageTable::with_head("", ["algorithm", "protocol", "time", "latency part", "bus bandwidth"]);
     for e in &ways {
         let bus = BytesPerSecond(e.bus_bandwidth(collective, bytes, args.gpus)).to_string();
         let cells = [e.algorithm.to_string(), e.protocol.to_string(), seconds(e.seconds), seconds(e.latency), bus];
@@ -144,11 +148,11 @@ pub(super) fn run(args: &PlanCommArgs) -> Result<()> {
     }
     let mut answer = String::new();
     if let Some(e) = nccl {
-        answer += &format!("NCCL would take {} in {}: {}\n", e.algorithm, e.protocol, seconds(e.seconds));
+        answer += &format!("NCCL is expected to choose {} with {}: {}\n", e.algorithm, e.protocol, seconds(e.seconds));
     }
     if let (Some(beside), Some(compute)) = (&beside, args.compute) {
         answer += &format!(
-            "beside {compute} of compute in {} buckets: {} hidden, {} on the critical path\n",
+            "with {compute} of computation in {} buckets: {} overlapped, {} exposed\n",
             args.buckets,
             seconds(beside.hidden),
             seconds(beside.exposed)

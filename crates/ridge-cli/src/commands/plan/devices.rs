@@ -1,4 +1,4 @@
-//! `ridge plan devices`: the devices that plans know, with what their makers state.
+//! `ridge plan devices`: the known devices with their specifications.
 
 use clap::Args;
 use ridge_hw::spec::{DeviceSpec, Precision};
@@ -13,9 +13,9 @@ use crate::output::{print, print_json};
 #[command(after_help = "\
 Examples:
   ridge plan devices
-  ridge plan devices --explain    each figure's source
+  ridge plan devices --explain    with the source of each figure
 
-For a device that is not here, write a sheet with `ridge bench --calibrate FILE` and give --efficiency FILE.")]
+For any other device, create a sheet with `ridge bench --calibrate FILE` and pass it with --efficiency FILE.")]
 pub(crate) struct PlanDevicesArgs {
     #[command(flatten)]
     shown: PlanOutputArgs,

@@ -1,4 +1,4 @@
-//! `ridge plan diagnose`: what a recorded step waits for.
+//! `ridge plan diagnose`: the bottleneck of a recorded step.
 
 use std::fs::File;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -15,8 +15,8 @@ use crate::output::{columns, print, print_json};
 
 /// Find what bounds a trace, and what to try next
 ///
-/// Reads Chrome traces of torch.profiler, of programs that write its format, and of `ridge bench --trace`; and what `ridge
-/// bench serve --json` printed, of which it tells whether requests waited for the queue, prompts, answers or the cache.
+/// Reads Chrome traces of torch.profiler, of programs that write its format, and of `ridge bench --trace`. From the output of
+/// `ridge bench serve --json`, it reports whether requests waited for the queue, prefill, decoding or the cache.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,11 +24,11 @@ Examples:
   ridge bench serve --rate 20 --json | ridge plan diagnose -
   gunzip -c trace.json.gz | ridge plan diagnose - --device H200 --json")]
 pub(crate) struct PlanDiagnoseArgs {
-    /// The trace; - for standard input
+    /// Trace file; `-` reads standard input
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
 
-    /// Device, where the trace does not name it
+    /// Device, if the trace does not name it
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
@@ -58,7 +58,7 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
     let head = String::from_utf8_lossy(source.fill_buf().map_err(fail)?).into_owned();
     if LOAD_MARKS.iter().all(|mark| head.contains(mark)) {
         let object = serde_json::from_reader(source)
-            .map_err(|e| refused("TRACE", args.trace.display(), &format!("is no JSON: {e}")))?;
+            .map_err(|e| refused("TRACE", args.trace.display(), &format!("is not JSON: {e}")))?;
         return show_load(&diagnose_load(&object)?, args.json);
     }
     let found = diagnose(source, roofline)?;
@@ -70,7 +70,7 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
     }
     let m = &found.measured;
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
-    print(&format!("{}, sure: {} ({})\n\n", found.verdict, found.sure, found.because))?;
+    print(&format!("{}, confidence {} ({})\n\n", found.verdict, found.sure, found.because))?;
     let rows: Vec<Vec<String>> = [
         ("matrix products", m.matmul),
         ("attention", m.attention),
@@ -92,12 +92,12 @@ pub(super) fn run(args: &PlanDiagnoseArgs) -> Result<()> {
         let name: String = kernel.name.chars().take(90).collect();
         text += &format!("  {}  {name}\n", percent(kernel.seconds / m.seconds));
     }
-    text += &format!("\nnext, try: {}\nit shows: {}\n", found.experiment, found.shows);
-    // Names are the trace's.
+    text += &format!("\nnext experiment: {}\nit shows: {}\n", found.experiment, found.shows);
+    // Names come from the trace.
     print(&text)
 }
 
-/// What stands in the first lines of what `ridge bench serve --json` prints, and in no trace.
+/// Keys in the first lines of the output of `ridge bench serve --json` that do not occur in traces.
 const LOAD_MARKS: [&str; 3] = ["\"server\"", "\"endpoint\"", "\"settings\""];
 
 fn show_load(found: &LoadDiagnosis, json: bool) -> Result<()> {
@@ -109,10 +109,10 @@ fn show_load(found: &LoadDiagnosis, json: bool) -> Result<()> {
     let rows = [("queue", found.queue), ("prefill", found.prefill), ("decode", found.decode)];
     let rows: Vec<Vec<String>> = rows.into_iter().map(|(what, share)| vec![what.to_owned(), percent(share)]).collect();
     let mut text =
-        format!("{}, sure: {} ({})\n\n{}\nevidence\n", found.verdict, found.sure, found.because, columns(&rows));
+        format!("{}, confidence {} ({})\n\n{}\nevidence\n", found.verdict, found.sure, found.because, columns(&rows));
     for line in &found.evidence {
         text += &format!("  {line}\n");
     }
-    text += &format!("\nnext, try: {}\nit shows: {}\n", found.experiment, found.shows);
+    text += &format!("\nnext experiment: {}\nit shows: {}\n", found.experiment, found.shows);
     print(&text)
 }

@@ -1,4 +1,4 @@
-//! `ridge plan fit`: whether a model fits a device, and how many users beside it.
+//! `ridge plan fit`: whether a model fits a device, and with how many sequences.
 
 use clap::Args;
 use ridge_hw::units::Bytes;
@@ -28,16 +28,16 @@ pub(crate) struct PlanFitArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or one of GGUF such as q4_k [default: that of a GGUF file, else
-    /// bf16]
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file,
+    /// otherwise bf16]
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
-    /// Bits of an element of the cache
+    /// Bits per element of the KV cache
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
-    /// Tokens of each sequence [default: 8192, or the model's maximum if that is less]
+    /// Tokens per sequence [default: 8192, or the model's maximum if that is less]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, { u64::MAX }>)]
     context: Option<usize>,
 
@@ -49,11 +49,11 @@ pub(crate) struct PlanFitArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     pp: usize,
 
-    /// Replicas that share the experts: GPUs are tp x pp x ep, where `plan serve --ep` divides those of tp x attention-dp
+    /// Expert-parallel replicas: the number of GPUs is tp x pp x ep, unlike `plan serve --ep`, which divides tp x attention-dp
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
-    /// Maximum tokens of a step, which the workspace is for
+    /// Maximum tokens per step, which determines the workspace
     #[arg(long, value_name = "N", default_value_t = 8192, value_parser = whole::<usize, 1, 10_000_000>)]
     step_tokens: usize,
 
@@ -97,17 +97,17 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
     let states = sequence_states(&reading, &memory, context);
     let tokens = grouped(context as u64);
     let mut answer = format!(
-        "a token takes {} of a GPU's room; a sequence of {tokens} tokens {}\n{} tokens of cache fit, ",
+        "a cached token takes {} per GPU, a sequence of {tokens} tokens {}\nthe cache holds {} tokens, ",
         fit.per_token,
         fit.per_sequence,
         grouped(fit.tokens)
     );
     answer += &match fit.sequences {
-        0 => format!("which is NOT one sequence of {tokens}: {}", holding_one(&reading, device, &memory, context)),
+        0 => format!("less than one sequence of {tokens}: {}", holding_one(&reading, device, &memory, context)),
         n => format!("or {} sequences of {tokens}", grouped(n)),
     };
     let mut of_sequence =
-        PageTable::with_head("a sequence keeps", ["what", "layers", "tokens", "of a token", "in all"]);
+        PageTable::with_head("cache per sequence", ["state", "layers", "tokens", "per token", "total"]);
     for s in &states {
         let kept = s.window.map_or(grouped(context as u64), |w| grouped(w.min(context) as u64));
         let kept = if s.per_token.0 == 0 { "any".to_owned() } else { kept };
@@ -115,12 +115,12 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
             [s.kind.to_owned(), s.layers.to_string(), kept, s.per_token.to_string(), s.per_sequence.to_string()];
         of_sequence.push(
             cells,
-            format!("{} layers over {} ranks, cut over at most {}", s.layers, args.tp * args.pp, s.heads * args.pp),
+            format!("{} layers over {} ranks, sharded over at most {}", s.layers, args.tp * args.pp, s.heads * args.pp),
         );
     }
-    // Where there are several kinds they are the point.
+    // The table is shown without --explain if there are several kinds.
     of_sequence.detail = states.len() < 2;
-    let mut formats = PageTable::with_head("by format of matrices", ["format", "weights", "room", "sequences"]);
+    let mut formats = PageTable::with_head("by format of matrices", ["format", "weights", "free", "sequences"]);
     let mut bars = Vec::new();
     let own = Some((weights.name(), weights)).filter(|own| !Quantisation::ALL.contains(own));
     for (name, weights) in own.into_iter().chain(Quantisation::ALL) {
@@ -132,12 +132,12 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         };
         let weights_bytes = fit.ledger.of("weights").to_string();
         let cells = [name.to_owned(), weights_bytes, fit.room.to_string(), grouped(fit.sequences)];
-        formats.push(cells, format!("{bits} bits of an element, scales included"));
+        formats.push(cells, format!("{bits} bits per element, including scales"));
         bars.push(ledger_bar(name, &fit.ledger));
     }
     formats.detail = true;
     let limit = Some((machine.name.clone(), device.as_f64()));
-    let axis = Axis::linear("memory of a GPU", Unit::Bytes);
+    let axis = Axis::linear("memory per GPU", Unit::Bytes);
     let bars = Bars { title: title.clone(), axis, bars, limit };
     let mut page = Page {
         title,
@@ -156,22 +156,22 @@ pub(super) fn run(args: &PlanFitArgs) -> Result<()> {
         ..Page::default()
     };
     page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
-    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
-    page.given("tokens of a step at most", args.step_tokens, "--step-tokens");
-    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
+    page.given("cache element", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("maximum tokens per step", args.step_tokens, "--step-tokens");
+    page.given("usable share of the device's memory", memory.utilisation, "set: the rest is margin");
     page.assume(&machine);
     args.page.show(&page)?;
     if fit.sequences == 0 { Err(Error::DoesNotFit) } else { Ok(()) }
 }
 
-/// Sequences that fit over how long they are.
+/// Number of sequences that fit, over their length.
 fn over_context(reading: &Reading, memory: &ServingMemory, room: Bytes, context: usize) -> Chart {
     let lengths = std::iter::successors(Some(256), |n| Some(n * 2)).take_while(|n| *n < reading.max_context);
     let fits = |n: usize| (n as f64, (room.as_f64() / sequence_bytes(reading, memory, n).max(1.0)).floor());
-    let (x, y) = (Axis::log("tokens of a sequence", Unit::Number), Axis::log("sequences that fit", Unit::Number));
+    let (x, y) = (Axis::log("tokens per sequence", Unit::Number), Axis::log("sequences that fit", Unit::Number));
     let points = lengths.chain([reading.max_context]).map(fits);
-    let mut chart = Chart::new("Sequences that fit beside the weights", x, y);
+    let mut chart = Chart::new("Sequences that fit", x, y);
     chart.series.push(Series::new("sequences", Style::Both, points));
-    chart.marks.push(Mark { name: "asked for".into(), x: context as f64 });
+    chart.marks.push(Mark { name: "requested".into(), x: context as f64 });
     chart
 }

@@ -1,4 +1,4 @@
-//! `ridge plan kernel`: where work stands under a device's roofline, the occupancy of a launch, and what its accesses cost.
+//! `ridge plan kernel`: work under a device's roofline, the occupancy of a launch, and the cost of its memory accesses.
 
 use std::path::{Path, PathBuf};
 
@@ -30,8 +30,8 @@ use crate::output::grouped;
 Examples:
   ridge plan kernel --matmul 4096x4096x4096 --device A100 --explain --plot roofline.svg
   ridge plan kernel --attention 64x8192x128 --causal --device H100
-  ridge plan kernel --model Meta-Llama-3.1-8B --device H200 --batch 64 --context 4096 --html decode.html
-  ridge plan kernel --model Meta-Llama-3.1-8B --new 4096 --context 4096
+  ridge plan kernel --model Llama-3.1-8B --device H200 --batch 64 --html decode.html
+  ridge plan kernel --model Llama-3.1-8B --new 4096 --context 4096
   ridge plan kernel --threads 128 --registers 64 --shared-bytes 49152 --capability 8.0
   ridge plan kernel --stride 4096 --width 4"
 )]
@@ -60,23 +60,23 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, requires = "attention", help_heading = "Roofline")]
     causal: bool,
 
-    /// Queries and keys of a tile of fused attention: FlashAttention-2's for heads of 128 on an A100
+    /// Tile of fused attention, queries x keys; the default is FlashAttention-2's for heads of 128 on an A100
     #[arg(long, value_name = "QxK", value_parser = sizes::<2>, default_value = "128x64", help_heading = "Roofline")]
     tile: [usize; 2],
 
-    /// Tensor parallel ranks of the model, of which one is shown
+    /// Tensor-parallel ranks of the model; one rank is shown
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>, help_heading = "Roofline")]
     tp: usize,
 
-    /// Sequences of the model's step
+    /// Sequences per step of the model
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 1_000_000>, help_heading = "Roofline")]
     batch: usize,
 
-    /// Tokens that each sequence adds in the step: 1 for an answer, as many as --context for a prompt
+    /// New tokens per sequence and step: 1 for decoding, --context for a prompt
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 100_000_000>, help_heading = "Roofline")]
     new: usize,
 
-    /// Tokens that each sequence then has
+    /// Tokens per sequence after the step
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = whole::<usize, 1, 100_000_000>, help_heading = "Roofline")]
     context: usize,
 
@@ -84,7 +84,7 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, value_name = "FORMAT", value_parser = quantisation, default_value = "bf16", help_heading = "Roofline")]
     weights: Quantisation,
 
-    /// Bits of an element of the cache
+    /// Bits per element of the KV cache
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>, help_heading = "Roofline")]
     cache_bits: usize,
 
@@ -92,27 +92,27 @@ pub(crate) struct PlanKernelArgs {
     #[arg(long, value_name = "X.Y", help_heading = "Launch")]
     capability: Option<String>,
 
-    /// Threads of a block
+    /// Threads per block
     #[arg(long, value_name = "N", requires = "registers", help_heading = "Launch")]
     threads: Option<u64>,
 
-    /// 32-bit registers of a thread
+    /// 32-bit registers per thread
     #[arg(long, value_name = "N", requires = "threads", help_heading = "Launch")]
     registers: Option<u64>,
 
-    /// Shared memory of a block, in bytes
+    /// Shared memory per block, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 0, help_heading = "Launch")]
     shared_bytes: u64,
 
-    /// Bytes from a lane's address to the next lane's
+    /// Distance between the addresses of adjacent lanes, in bytes
     #[arg(long, value_name = "BYTES", help_heading = "Access")]
     stride: Option<u64>,
 
-    /// Address of the first lane, in bytes from a multiple of 128
+    /// Offset of the first lane's address from a multiple of 128, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 0, requires = "stride", help_heading = "Access")]
     offset: u64,
 
-    /// Bytes that a lane reads: 1, 2, 4, 8 or 16
+    /// Bytes read per lane: 1, 2, 4, 8 or 16
     #[arg(long, value_name = "BYTES", default_value_t = 4, requires = "stride", help_heading = "Access")]
     width: u64,
 
@@ -120,7 +120,7 @@ pub(crate) struct PlanKernelArgs {
     page: PageArgs,
 }
 
-/// Sizes divided by `x`, such as `4096x4096x4096`.
+/// Sizes separated by `x`, such as `4096x4096x4096`.
 fn sizes<const N: usize>(typed: &str) -> Result<[usize; N], String> {
     let sizes: Option<Vec<usize>> =
         typed.split(['x', 'X']).map(|s| s.trim().parse().ok().filter(|n| (1..=1_000_000_000).contains(n))).collect();
@@ -180,7 +180,7 @@ fn cells(row: &RooflineRow) -> Vec<String> {
     ]
 }
 
-/// Products and attention by their sizes.
+/// The roofline of a product or attention of given sizes.
 fn ops(args: &PlanKernelArgs, page: &mut Page) -> Result<()> {
     let roof = Roof::find(&args.device, args.dtype)?;
     let ridge = roof.ridge_point();
@@ -202,19 +202,19 @@ fn ops(args: &PlanKernelArgs, page: &mut Page) -> Result<()> {
         let [scores, softmax, values, fused] =
             roof.attention(heads, tokens, width, args.causal).map(|work| roof.under(&work));
         let steps = Roof::sum("attention", &[&scores, &softmax, &values]);
-        let steps = RooflineRow { op: "the three".into(), class: Some(Class::Attention), ..steps };
+        let steps = RooflineRow { op: "unfused".into(), class: Some(Class::Attention), ..steps };
         for (row, formula) in [
             (&scores, "2 h t^2 d FLOPs; q and k read, h t^2 scores of 2 B written"),
-            (&softmax, "5 FLOPs a score, read and written"),
+            (&softmax, "5 FLOPs per score, read and written"),
             (&values, "2 h t^2 d FLOPs; scores and v read, h t d of 2 B written"),
-            (&steps, "one after another"),
-            (&fused, "4 h d FLOPs a pair that is seen; q, k and v read, the output written"),
+            (&steps, "sum of the three"),
+            (&fused, "4 h d FLOPs per unmasked pair; q, k and v read, the output written"),
         ] {
             table.push(cells(row), formula);
         }
         let tile = AttentionTile::new(heads, tokens, width, args.tile, args.causal);
         let mut answer = format!(
-            "scores of {} in memory: {} at least; fused {}, bound by {}\n",
+            "unfused, with {} of scores in memory: {} at least; fused {}, bound by {}\n",
             tile.scores, steps.floor, fused.floor, fused.bound
         );
         answer += &format!(
@@ -227,10 +227,10 @@ fn ops(args: &PlanKernelArgs, page: &mut Page) -> Result<()> {
                 occupancy(capability, KernelLaunch { threads: 128, registers: 32, shared_bytes: tile.shared.0 });
             let held = blocks.ok().and_then(|o| o.blocks_by.into_iter().find(|b| b.0 == Limit::SharedMemory));
             let fits = match held {
-                None => "the tile does NOT fit".to_owned(),
-                Some((_, n)) => format!("a multiprocessor holds {n} such"),
+                None => "the tile does not fit".to_owned(),
+                Some((_, n)) => format!("a multiprocessor holds {n} such blocks"),
             };
-            answer += &format!("\na block of compute capability {capability} can have {most} of shared memory; {fits}");
+            answer += &format!("\ncompute capability {capability} allows {most} of shared memory per block; {fits}");
         }
         page.blocks.push(PageBlock::Answer(answer));
         page.json["tile"] = json!(tile);
@@ -248,7 +248,7 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         return Err(refused("--new", args.new, &format!("is more than the {} tokens of --context", args.context)));
     }
     if args.context > reading.max_context {
-        let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
+        let why = format!("exceeds the model's maximum of {}", reading.max_context);
         return Err(refused("--context", args.context, &why));
     }
     if reading.heads > 0 && !reading.heads.is_multiple_of(args.tp) {
@@ -270,7 +270,7 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let kinds = roof.model(&reading, &step);
     let all: Vec<&RooflineRow> = kinds.iter().flat_map(|k| &k.1).collect();
     let total = Roof::sum("step", &all);
-    let rank = if args.tp > 1 { format!(", one of {} ranks, without their sums", args.tp) } else { String::new() };
+    let rank = if args.tp > 1 { format!(", one of {} ranks, without communication", args.tp) } else { String::new() };
     page.title = format!(
         "{} with {} parameters on {}{rank}: {} x {} tokens of {}",
         reading.family,
@@ -281,7 +281,7 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
         grouped(args.context as u64)
     );
     page.blocks.push(PageBlock::Answer(format!(
-        "a step is {} and {}: {}, ridge point {}; mostly bound by {}; {} at least, {} expected without gaps between kernels",
+        "a step has {} and {}: {}, ridge point {}; mostly bound by {}; {} at least, {} expected without gaps between kernels",
         total.flops,
         total.bytes,
         total.intensity,
@@ -293,7 +293,7 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let weights = reading.parameters as f64 * args.weights.bits() / 8.0 / args.tp as f64;
     if weights > roof.machine.memory {
         page.blocks.push(PageBlock::Text(format!(
-            "weights of about {} do not fit a {}: times are those of one that had room; --tp divides them",
+            "about {} of weights do not fit a {}: times assume a device with enough memory; --tp shards the weights",
             Bytes(weights as u64),
             roof.device.name
         )));
@@ -319,7 +319,7 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
     let mut table = PageTable::with_head("by scope", COLUMNS);
     for sum in &sums {
         let name = if sum.scope.is_empty() { "residuals" } else { &sum.scope };
-        table.push(cells(&RooflineRow { scope: name.to_owned(), ..sum.clone() }), "floors and times one after another");
+        table.push(cells(&RooflineRow { scope: name.to_owned(), ..sum.clone() }), "sums of floors and times");
     }
     page.blocks.push(PageBlock::Table(table));
     page.json["step"] = json!(step);
@@ -330,16 +330,16 @@ fn model(args: &PlanKernelArgs, path: &Path, page: &mut Page) -> Result<()> {
 
 fn formula(row: &RooflineRow) -> &'static str {
     match row.class {
-        Some(Class::Matmul) => "2 FLOPs a weight and token; weights in their format, inputs and outputs of 2 B",
+        Some(Class::Matmul) => "2 FLOPs per weight and token; weights in their format, inputs and outputs of 2 B",
         Some(Class::Experts) => {
-            "2 FLOPs a weight of a token's experts; weights of the experts that are reached, E (1 - (1 - k / E)^tokens)"
+            "2 FLOPs per weight of a token's experts; weights of the active experts, E (1 - (1 - k / E)^tokens)"
         }
-        Some(Class::Attention) => "4 FLOPs a head, pair and width; the cache is read once for a sequence",
+        Some(Class::Attention) => "4 FLOPs per head, pair and element; the cache is read once per sequence",
         _ => "inputs read and outputs written once",
     }
 }
 
-/// What all rooflines share: the figure, the sources and the object.
+/// The common parts of rooflines: the figure, the sources and the JSON object.
 fn finish(roof: &Roof, page: &mut Page, rows: &[RooflineRow], sums: &[RooflineRow]) {
     let shown: Vec<&RooflineRow> = rows.iter().chain(sums.iter().filter(|s| s.scope == "step")).collect();
     page.panels.push(roof.chart(&page.title, &shown).into());
@@ -348,7 +348,7 @@ fn finish(roof: &Roof, page: &mut Page, rows: &[RooflineRow], sums: &[RooflineRo
     if let Some(shared) = roof.shared_bandwidth() {
         let rate = BytesPerSecond(shared);
         page.sources.push(format!(
-            "shared memory, {rate}: modelled, 32 banks of 4 B a clock, the clock of the sheet's f32 rate (CUDA C++ Programming Guide)"
+            "shared memory, {rate}: modelled, 32 banks of 4 B per clock cycle, at the clock of the sheet's f32 rate (CUDA C++ Programming Guide)"
         ));
     }
     page.sources.push("FLOPs and bytes: modelled, each input read and each output written once".into());
@@ -372,7 +372,7 @@ fn launch(args: &PlanKernelArgs, launch: KernelLaunch, page: &mut Page) -> Resul
     let found = occupancy(&capability, launch)?;
     let limited: Vec<String> = found.limited_by.iter().map(ToString::to_string).collect();
     let answer = format!(
-        "occupancy {:.1} %: {} blocks, {} of {} warps on a multiprocessor of {capability}, limited by {}",
+        "occupancy {:.1} %: {} blocks, {} of {} warps per multiprocessor at {capability}, limited by {}",
         100.0 * found.fraction(),
         found.blocks,
         found.warps,
@@ -381,7 +381,7 @@ fn launch(args: &PlanKernelArgs, launch: KernelLaunch, page: &mut Page) -> Resul
     );
     if page.title.is_empty() {
         page.title = format!(
-            "a block of {} threads, {} registers each, {} of shared memory",
+            "a block of {} threads, {} registers per thread, {} of shared memory",
             launch.threads,
             launch.registers,
             Bytes(launch.shared_bytes)
@@ -402,7 +402,7 @@ fn launch(args: &PlanKernelArgs, launch: KernelLaunch, page: &mut Page) -> Resul
     Ok(())
 }
 
-/// Warps over registers of a thread.
+/// Resident warps over registers per thread.
 fn over_registers(capability: &str, launch: KernelLaunch) -> Chart {
     let warps = |registers| {
         let found: Option<Occupancy> = occupancy(capability, KernelLaunch { registers, ..launch }).ok();
@@ -414,7 +414,7 @@ fn over_registers(capability: &str, launch: KernelLaunch) -> Chart {
         Bytes(launch.shared_bytes)
     );
     let axis = |label: &str| Axis::linear(label, Unit::Number);
-    let mut chart = Chart::new(title, axis("registers of a thread"), axis("warps of a multiprocessor"))
+    let mut chart = Chart::new(title, axis("registers per thread"), axis("warps per multiprocessor"))
         .with(Series::new("warps", Style::Line, (1..=255).map(warps)));
     chart.marks.push(Mark { name: "this launch".into(), x: launch.registers as f64 });
     chart
@@ -423,7 +423,7 @@ fn over_registers(capability: &str, launch: KernelLaunch) -> Chart {
 fn access(args: &PlanKernelArgs, stride: u64, access: &Access, page: &mut Page) {
     let mut table = PageTable::default();
     if page.title.is_empty() {
-        page.title = format!("a warp's access of {} bytes a lane, {} bytes apart", args.width, stride);
+        page.title = format!("a warp's access of {} bytes per lane, {} bytes apart", args.width, stride);
     } else {
         table.caption = "a warp's access".into();
     }

@@ -1,5 +1,5 @@
-//! `ridge plan`: what a model needs and takes on given hardware. One file a subcommand; they share `target` (the model and
-//! the device), `parsers` of values, and the `page` that a plan is shown as.
+//! `ridge plan`: predicted memory, time and cost of a model on given hardware. One file per subcommand; they share `target`
+//! (the model and the device), `parsers` of values, and the output `page`.
 
 mod comm;
 mod devices;
@@ -36,7 +36,7 @@ pub(crate) struct PlanArgs {
     command: PlanCommand,
 }
 
-/// What can be planned.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
     Fit(PlanFitArgs),

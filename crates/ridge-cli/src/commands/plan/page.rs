@@ -1,5 +1,4 @@
-//! What a plan shows: text for the terminal, one JSON object, a figure, or one HTML file with all of it. The file needs
-//! nothing else and asks no network for anything.
+//! The output of a plan: text for the terminal, one JSON object, a figure, or a self-contained HTML file with all of them.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -15,7 +14,7 @@ use serde_json::Value;
 use crate::error::{Error, Result};
 use crate::output::{columns, print, print_json, write_file};
 
-/// How it is shown.
+/// Output flags.
 #[derive(Debug, Args)]
 pub(crate) struct PlanOutputArgs {
     /// Print one JSON object
@@ -28,7 +27,7 @@ pub(crate) struct PlanOutputArgs {
 }
 
 impl PlanOutputArgs {
-    /// Answers that `what` does not fit, and `why`: no error, but an exit code of its own.
+    /// Reports that `what` does not fit, and `why`. This is a result with its own exit code, not an error.
     pub(crate) fn does_not_fit(&self, what: &str, why: &str, mut json: Value) -> Result<()> {
         if self.json {
             json["fits"] = Value::Bool(false);
@@ -41,7 +40,7 @@ impl PlanOutputArgs {
     }
 }
 
-/// Where it goes.
+/// Output files.
 #[derive(Debug, Args)]
 pub(crate) struct PageArgs {
     #[command(flatten)]
@@ -56,33 +55,33 @@ pub(crate) struct PageArgs {
     html: Option<PathBuf>,
 }
 
-/// What a plan shows.
+/// The output of a plan.
 #[derive(Debug, Default)]
 pub(crate) struct Page {
-    /// What was asked, in a line.
+    /// The question, in one line.
     pub(crate) title: String,
-    /// The answer in a line, where the terminal has it as the first row of a table.
+    /// The result in one line, if the terminal shows it as the first row of a table.
     pub(crate) lead: String,
-    /// What was found, in order.
+    /// The results, in order.
     pub(crate) blocks: Vec<PageBlock>,
-    /// Figures, one below another.
+    /// Figures, stacked vertically.
     pub(crate) panels: Vec<Panel>,
-    /// Where the figures come from, a line each.
+    /// Sources of the figures, one line each.
     pub(crate) sources: Vec<String>,
-    /// Every figure that the answer rests on: what, how much, given, specified, measured or modelled, and by whom.
+    /// Assumptions: name, value, provenance (given, specified, measured or modelled) and source.
     pub(crate) assumptions: Vec<[String; 4]>,
-    /// All of it for programs.
+    /// The same content as JSON.
     pub(crate) json: Value,
 }
 
-/// A part of a page; a blank line divides it from the one before.
+/// A part of a page; a blank line separates it from the previous part.
 #[derive(Debug)]
 pub(crate) enum PageBlock {
-    /// The answer, in lines.
+    /// The result, as lines.
     Answer(String),
     /// Remarks.
     Text(String),
-    /// Text whose columns matter.
+    /// Preformatted text.
     Drawn(String),
     /// Rows of cells.
     Table(PageTable),
@@ -91,18 +90,18 @@ pub(crate) enum PageBlock {
 /// Rows of cells.
 #[derive(Debug, Default)]
 pub(crate) struct PageTable {
-    /// What stands above it.
+    /// The caption.
     pub(crate) caption: String,
-    /// Names of the columns; none if the cells say enough.
+    /// Names of the columns; may be empty.
     pub(crate) head: Vec<String>,
     /// Cells, and the formula or source of the row.
     pub(crate) rows: Vec<(Vec<String>, String)>,
-    /// In the terminal it is shown with `--explain` alone.
+    /// Shown in the terminal only with `--explain`.
     pub(crate) detail: bool,
 }
 
 impl PageTable {
-    /// A table with names of columns.
+    /// A table with column names.
     pub(crate) fn with_head<const N: usize>(caption: impl Into<String>, head: [&str; N]) -> Self {
         Self { caption: caption.into(), head: head.map(str::to_owned).to_vec(), ..Self::default() }
     }
@@ -123,12 +122,12 @@ impl PageTable {
 }
 
 impl PageArgs {
-    /// Are figures wanted?
+    /// Whether figures are requested.
     pub(crate) fn draws(&self) -> bool {
         self.plot.is_some() || self.html.is_some()
     }
 
-    /// Shows `page` as asked.
+    /// Writes `page` in the requested form.
     pub(crate) fn show(&self, page: &Page) -> Result<()> {
         if let Some(path) = &self.plot {
             write_file(path, &draw(&page.panels))?;
@@ -142,12 +141,12 @@ impl PageArgs {
 }
 
 impl Page {
-    /// A figure that was given, or taken where none was.
+    /// Adds a given or default value to the assumptions.
     pub(crate) fn given(&mut self, what: &str, value: impl ToString, how: &str) {
         self.assumptions.push([what.to_owned(), value.to_string(), "given".to_owned(), how.to_owned()]);
     }
 
-    /// The assumptions that `machine` brings: its sheet, and what it reaches of it.
+    /// Adds the assumptions of `machine`: its sheet and its efficiencies.
     pub(crate) fn assume(&mut self, machine: &Machine) {
         let name = &machine.name;
         let mut add = |what: String, value: String, provenance: String, source: &str| {
@@ -166,23 +165,23 @@ impl Page {
                 add("link, one way".into(), link.value.to_string(), link.provenance.to_string(), &link.source);
             }
         } else {
-            // A machine that was measured has no sheet but that of its calibration.
+            // A measured machine only has the sheet of its calibration.
             add("memory".into(), Bytes(machine.memory as u64).to_string(), "measured".into(), &e.source);
             add("rate of products".into(), FlopsPerSecond(machine.peak).to_string(), "measured".into(), &e.source);
         }
         let shipped = Efficiency::embedded(name).is_ok_and(|known| known.source == e.source);
         let shares = if shipped { "modelled" } else { "measured" };
         for (what, rate) in [
-            ("rate that passes over activations reach", machine.bandwidth),
-            ("rate that reading weights and caches reaches", machine.stream),
+            ("achievable rate of elementwise passes", machine.bandwidth),
+            ("achievable rate of reading weights and caches", machine.stream),
         ] {
             add(what.into(), BytesPerSecond(rate).to_string(), shares.into(), &e.source);
         }
         for (what, share) in [
-            ("share of the dense rate that products reach", e.matmul),
-            ("share of the dense rate that products of experts reach", e.experts),
-            ("share of the dense rate that fused attention reaches", e.attention),
-            ("share of the link's rate", e.link),
+            ("achievable share of the dense rate, products", e.matmul),
+            ("achievable share of the dense rate, grouped products", e.experts),
+            ("achievable share of the dense rate, fused attention", e.attention),
+            ("achievable share of the link's rate", e.link),
         ] {
             add(what.into(), format!("{share:.2}"), shares.into(), &e.source);
         }
@@ -221,7 +220,7 @@ impl Page {
         );
         let typed: Vec<String> = std::iter::once("ridge".to_owned()).chain(asked.iter().map(|a| quoted(a))).collect();
         let _ = writeln!(html, "<p class=\"asked\">Asked: <code>{}</code></p>", escaped(&typed.join(" ")));
-        // The answer and its figures come first, and the way to it behind.
+        // The result and its figures come first, then their derivation.
         let (answers, others): (Vec<_>, Vec<_>) = self.blocks.iter().partition(|b| matches!(b, PageBlock::Answer(_)));
         let lead = (!self.lead.is_empty()).then(|| PageBlock::Answer(self.lead.clone()));
         for block in lead.iter().chain(answers) {
@@ -234,7 +233,7 @@ impl Page {
             html += &block.html();
         }
 
-        // Each source is written out once, and cited by its number.
+        // Each source is listed once and cited by number.
         let mut cited: Vec<&str> = Vec::new();
         if !self.assumptions.is_empty() {
             let mut table = PageTable::with_head("", ["figure", "value", "provenance", "source"]);
@@ -267,7 +266,7 @@ impl Page {
         }
         let version = env!("CARGO_PKG_VERSION");
         html + &format!(
-            "<footer>Ridge {version}. Figures are estimates; cargo xtask accuracy says how near they come.</footer>\n</body>\n</html>\n"
+            "<footer>Ridge {version}. Figures are estimates; cargo xtask accuracy reports their errors.</footer>\n</body>\n</html>\n"
         )
     }
 }
@@ -308,10 +307,10 @@ impl PageTable {
     }
 }
 
-/// Characters of a source that stands in the row that it is of.
+/// Maximum length of a source that is shown in the row itself.
 const SHORT_SOURCE: usize = 40;
 
-/// Seconds for people.
+/// Seconds as text.
 pub(crate) fn seconds(s: f64) -> String {
     Seconds(s).to_string()
 }
@@ -409,7 +408,7 @@ mod tests {
             !html.contains("http:") && !html.contains("https:") && !html.contains("src=") && !html.contains("url(")
         );
         assert!(html.contains("<code>ridge plan fit &#39;it&#39;\\&#39;&#39;s &lt;a&gt; model&#39;</code>"), "{html}");
-        // The answer comes before the tables.
+        // The result comes before the tables.
         assert!(html.find("fits<br>").unwrap() < html.find("<table>").unwrap());
         assert_eq!(html.matches("<tr>").count(), html.matches("</tr>").count());
     }

@@ -1,4 +1,4 @@
-//! Parsers of values that several plans are given.
+//! Parsers of values for several plans.
 
 use ridge_plan::PlanError;
 use ridge_plan::ledger::Quantisation;
@@ -11,8 +11,7 @@ pub(crate) fn quantisation(typed: &str) -> Result<Quantisation, String> {
     })
 }
 
-/// A number above 0 and at most `MAX`, such as `2.5` or `15e12`, or with K, M, B or T behind it: thousands to millions
-/// of millions.
+/// A number above 0 and at most `MAX`, such as `2.5` or `15e12`, with an optional suffix K, M, B or T for 1e3 to 1e12.
 pub(crate) fn amount<const MAX: u64>(typed: &str) -> Result<f64, String> {
     let (digits, unit) = match typed.char_indices().last() {
         Some((at, 'K' | 'k')) => (&typed[..at], 1e3),

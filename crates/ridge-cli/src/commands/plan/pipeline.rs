@@ -1,4 +1,4 @@
-//! `ridge plan pipeline`: a step of a pipeline, event by event.
+//! `ridge plan pipeline`: simulates a pipeline step event by event.
 
 use std::path::PathBuf;
 
@@ -16,13 +16,13 @@ use crate::output::write_file;
 
 /// Simulate pipeline schedules: bubble, memory, timeline
 ///
-/// Without --schedule, all schedules that can run so are compared.
+/// Without --schedule, all applicable schedules are compared.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge plan pipeline --stages 8 --micro-batches 32
   ridge plan pipeline --stages 4 --micro-batches 8 --schedule 1f1b --plot 1f1b.svg --trace 1f1b.json
-  ridge plan pipeline --stages 8 --micro-batches 64 --schedule interleaved --chunks 4 --message 200us")]
+  ridge plan pipeline --stages 8 --micro-batches 64 --schedule interleaved --chunks 4")]
 pub(crate) struct PlanPipelineArgs {
     /// Devices, each with an equal share of the layers
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 4096>)]
@@ -36,19 +36,19 @@ pub(crate) struct PlanPipelineArgs {
     #[arg(long, value_name = "NAME", value_parser = |typed: &str| named(typed, &Schedule::ALL, Schedule::name))]
     schedule: Option<Schedule>,
 
-    /// Chunks of layers a device, of the interleaved schedule
+    /// Layer chunks per device, for the interleaved schedule
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1024>)]
     chunks: Option<usize>,
 
-    /// Forward pass of a device's layers
+    /// Time of the forward pass of a device's layers
     #[arg(long, value_name = "TIME", default_value = "10ms")]
     forward: Seconds,
 
-    /// Gradient of their inputs; as long as the forward pass if it is not given
+    /// Time of the gradient of the inputs [default: that of the forward pass]
     #[arg(long, value_name = "TIME")]
     input: Option<Seconds>,
 
-    /// Gradient of their weights; as long as the forward pass if it is not given
+    /// Time of the gradient of the weights [default: that of the forward pass]
     #[arg(long, value_name = "TIME")]
     weight: Option<Seconds>,
 
@@ -56,7 +56,7 @@ pub(crate) struct PlanPipelineArgs {
     #[arg(long, value_name = "TIME", default_value = "0s")]
     head: Seconds,
 
-    /// A message between stages
+    /// Time of a message between stages
     #[arg(long, value_name = "TIME", default_value = "0s")]
     message: Seconds,
 
@@ -64,11 +64,11 @@ pub(crate) struct PlanPipelineArgs {
     #[arg(long)]
     blocking: bool,
 
-    /// Time of a forward and a backward pass in a pair, of their sum (dualpipe)
+    /// Time of an overlapped forward and backward pass, relative to their sum (dualpipe)
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     paired: f64,
 
-    /// Bytes of activations that a device's layers keep of a micro-batch
+    /// Activation memory of a device's layers per micro-batch
     #[arg(long, value_name = "BYTES", default_value = "0B")]
     activations: Bytes,
 
@@ -96,7 +96,7 @@ impl PlanPipelineArgs {
         let mut pipeline = Pipeline::uniform(schedule, self.stages, chunks, self.micro_batches, stage)?;
         (pipeline.message, pipeline.blocking, pipeline.paired) = (self.message.0, self.blocking, self.paired);
         if let Some(last) = pipeline.stages.last_mut() {
-            // Logits have both gradients too.
+            // Logits also have both gradients.
             last.forward += self.head.0;
             last.input += self.head.0;
             last.weight += self.head.0;
@@ -108,13 +108,13 @@ impl PlanPipelineArgs {
 
 pub(super) fn run(args: &PlanPipelineArgs) -> Result<()> {
     if !(args.paired > 0.0 && args.paired <= 1.0) {
-        return Err(refused("--paired", args.paired, "is no share; give one above 0 and at most 1"));
+        return Err(refused("--paired", args.paired, "must be above 0 and at most 1"));
     }
     if let Some(schedule) = args.schedule {
         let pipeline = args.pipeline(schedule)?;
         return one(args, &pipeline, &pipeline.simulate()?);
     }
-    let mut table = PageTable::with_head("", ["schedule", "step", "bubble", "waits", "alive", "activations"]);
+    let mut table = PageTable::with_head("", ["schedule", "step", "bubble", "idle", "in flight", "activations"]);
     let mut rejected = Vec::new();
     let mut first = None;
     let mut found = Vec::new();
@@ -140,7 +140,7 @@ pub(super) fn run(args: &PlanPipelineArgs) -> Result<()> {
             Err(why) => {
                 rejected.push(PageBlock::Text(format!("{schedule} cannot run: {why}")));
                 found.push(json!({ "schedule": schedule, "rejected": why.to_string() }));
-                // What the plainest schedule cannot run none can.
+                // If the simplest schedule cannot run, none can.
                 first.get_or_insert(why);
             }
         }
@@ -155,14 +155,14 @@ pub(super) fn run(args: &PlanPipelineArgs) -> Result<()> {
 }
 
 fn sources() -> Vec<String> {
-    vec!["times of passes and messages: as given; the rest: modelled, event by event".to_owned()]
+    vec!["times of passes and messages: given; all others: modelled, event by event".to_owned()]
 }
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// Micro-batches' worth of a device's layers that are alive where most are.
+/// Peak number of in-flight micro-batches, in units of a device's layers.
 fn alive(t: &Timeline, chunks: usize) -> f64 {
     t.devices.iter().map(|d| d.peak_alive).max().unwrap_or(0) as f64 / chunks as f64
 }
@@ -178,12 +178,12 @@ fn one(args: &PlanPipelineArgs, pipeline: &Pipeline, t: &Timeline) -> Result<()>
         write_file(path, &t.chrome_trace().to_string())?;
     }
     let answer = format!(
-        "step    {}\nbubble  {} of all devices' time\nwaits   {} between a device's first pass and its last",
+        "step    {}\nbubble  {} of all devices' time\nidle    {} between a device's first pass and its last",
         seconds(t.makespan),
         percent(t.bubble),
         percent(t.waiting)
     );
-    let mut table = PageTable::with_head("", ["device", "busy", "waits", "alive", "activations"]);
+    let mut table = PageTable::with_head("", ["device", "busy", "idle", "in flight", "activations"]);
     for (d, of) in t.devices.iter().enumerate() {
         let alive = format!("{:.2}", of.peak_alive as f64 / pipeline.chunks as f64);
         let bytes = Bytes(of.peak_bytes as u64).to_string();

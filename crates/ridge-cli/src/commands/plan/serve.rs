@@ -1,4 +1,4 @@
-//! `ridge plan serve`: latencies, throughput and money of a server at one point.
+//! `ridge plan serve`: latency, throughput and cost of a server at one operating point.
 
 use clap::Args;
 use ridge_hw::units::Bytes;
@@ -23,20 +23,20 @@ use crate::output::grouped;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge plan serve Llama-3.1-70B --device H200 --weights fp8 --tp 4 --prompt 2048 --answer 512 --batch 64
-  ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3 --disaggregate 2
+  ridge plan serve Llama-3.1-70B --device H200 --weights fp8 --tp 4 --prompt 2048 --batch 64
+  ridge plan serve DeepSeek-V3 --device H200 --weights fp8 --tp 8 --ep 8 --rate 20 --price 3
 
 Exit codes: 0 it fits, 1 failed, 2 usage error, 3 does not fit.")]
 pub(crate) struct PlanServeArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or one of GGUF such as q4_k [default: that of a GGUF file, else
-    /// bf16]
+    /// Format of matrices: bf16, fp8, q8, int4, nvfp4, mxfp4, or a GGUF format such as q4_k [default: that of a GGUF file,
+    /// otherwise bf16]
     #[arg(long, value_name = "FORMAT", value_parser = quantisation)]
     weights: Option<Quantisation>,
 
-    /// Bits of an element of the cache
+    /// Bits per element of the KV cache
     #[arg(long, value_name = "BITS", default_value_t = 16, value_parser = whole::<usize, 2, 32>)]
     cache_bits: usize,
 
@@ -48,31 +48,31 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     pp: usize,
 
-    /// Replicas of attention that share the experts, each of tp x pp GPUs and with sequences of its own
+    /// Data-parallel attention replicas that share the experts, each of tp x pp GPUs and with its own sequences
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     attention_dp: usize,
 
-    /// Ranks that share the experts, among those of tp x attention-dp: it adds no GPUs, as `plan fit --ep` does
+    /// Expert-parallel ranks among those of tp x attention-dp; unlike `plan fit --ep`, it adds no GPUs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 4096>)]
     ep: usize,
 
-    /// Tokens of a prompt
+    /// Tokens per prompt
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = whole::<usize, 1, 100_000_000>)]
     prompt: usize,
 
-    /// Tokens of an answer
+    /// Tokens per response
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 100_000_000>)]
     answer: usize,
 
-    /// Concurrent sequences per attention replica [default: as many as fit, 256 at most]
+    /// Concurrent sequences per attention replica [default: as many as fit, at most 256]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     batch: Option<usize>,
 
-    /// Required requests per second
+    /// Request rate to serve, in requests per second
     #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000>)]
     rate: Option<f64>,
 
-    /// Price of a GPU hour, USD
+    /// Price per GPU hour, in USD
     #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
@@ -80,7 +80,7 @@ pub(crate) struct PlanServeArgs {
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1024>)]
     disaggregate: Option<usize>,
 
-    /// The program whose overhead a step and a request have: vllm, trtllm or sglang
+    /// Serving software, for its overhead per step and request: vllm, trtllm or sglang
     #[arg(long, value_name = "NAME", default_value = "vllm", value_parser = software, conflicts_with = "disaggregate")]
     software: &'static Software,
 
@@ -88,13 +88,13 @@ pub(crate) struct PlanServeArgs {
     page: PageArgs,
 }
 
-/// A program of the table.
+/// Serving software from the table.
 fn software(name: &str) -> std::result::Result<&'static Software, String> {
-    Software::find(name, "").ok_or_else(|| format!("is none of {}", Software::names().join(", ")))
+    Software::find(name, "").ok_or_else(|| format!("is not one of {}", Software::names().join(", ")))
 }
 
-/// How far these figures are from measurements that were not used to choose any constant: the median error of `cargo xtask
-/// accuracy`, in percent, for dense models and for those with experts.
+/// Median error of these figures in percent, for dense and for mixture-of-experts models, from `cargo xtask accuracy` on
+/// held-out measurements.
 const ERRORS: [(&str, [f64; 2]); 2] = [("time to first token", [12.1, 48.2]), ("time per output token", [8.1, 14.7])];
 
 pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
@@ -123,7 +123,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     let most = fit.sequences as usize;
     if most == 0 {
         return no_room(&format!(
-            "not one sequence of {context} tokens fits beside the weights: it takes {} of a GPU and {} are left; {}",
+            "no sequence of {context} tokens fits next to the weights: it takes {} per GPU and {} are free; {}",
             fit.per_sequence,
             fit.room,
             holding_one(&reading, device, &memory, context)
@@ -131,19 +131,19 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     }
     let batch = args.batch.unwrap_or(most.min(256));
     if batch > most {
-        return no_room(&format!("--batch {batch}: {most} sequences of {context} tokens fit beside the weights"));
+        return no_room(&format!("--batch {batch}: only {most} sequences of {context} tokens fit next to the weights"));
     }
     let traffic = Traffic { prompt: args.prompt, answer: args.answer, batch };
     let cached = cache_tokens(&reading, &memory, fit.room, context);
     let point = args.point(&reading, &machine, &layout, &traffic, cached);
     let gpus = args.rate.map(|rate| gpus_for(rate, point.requests_per_second, point.gpus));
-    // Of the GPUs that the rate needs, some of which may idle; without a rate, of a replica that never does.
+    // The cost of the GPUs that the rate needs, which may be partly idle; without a rate, that of a fully loaded replica.
     let (paid, yielded) = match args.rate.zip(gpus) {
         Some((rate, gpus)) => (gpus, rate * args.answer as f64),
         None => (point.gpus, point.tokens_per_second),
     };
     let dollars = args.price.map(|price| dollars_per_million(price, paid, yielded));
-    let each = if args.attention_dp > 1 { " for each replica of attention" } else { "" };
+    let each = if args.attention_dp > 1 { " per attention replica" } else { "" };
     let json = json!({
         "model": reading.family, "device": machine.name, "layout": layout, "traffic": traffic, "point": point,
         "most_sequences": most, "gpus_for_rate": gpus, "dollars_per_million_output_tokens": dollars,
@@ -154,38 +154,42 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         (
             "time to first token",
             seconds(point.ttft),
-            args.latency("simulated: clients begin at once and ask again when they are answered"),
+            args.latency("simulated: closed loop, all clients start together"),
         ),
         (
             "time per output token",
             seconds(point.tpot),
-            args.latency("the same: decode steps, and those that take tokens of prompts too"),
+            args.latency("from the same simulation: decode steps, including those with prompt chunks"),
         ),
         (
-            "a decode step alone",
+            "decode step without prefill",
             seconds(point.decode_step),
-            "per op max(FLOPs / rate, weights and cache / bandwidth), sums, host",
+            "per op max(FLOPs / rate, weights and cache / bandwidth), collectives, host",
         ),
-        ("a prompt alone", seconds(point.prefill), "the same for the prompt's tokens, in chunks of 8192"),
+        ("prefill without decoding", seconds(point.prefill), "the same for the prompt's tokens, in chunks of 8192"),
         ("output tokens/s", format!("{:.0}", point.tokens_per_second), args.throughput()),
-        ("requests/s", format!("{:.2}", point.requests_per_second), "tokens/s / answer"),
-        ("GPUs of a replica", point.gpus.to_string(), "tp x pp x attention-dp, and those for prompts"),
-        ("sequences that fit", format!("{most}{each}"), "room / bytes of a sequence, see ridge plan fit"),
+        ("requests/s", format!("{:.2}", point.requests_per_second), "tokens/s / response length"),
+        ("GPUs per replica", point.gpus.to_string(), "tp x pp x attention-dp, plus prefill replicas"),
+        ("sequences that fit", format!("{most}{each}"), "free memory / bytes per sequence, see ridge plan fit"),
     ];
     if let Some(gpus) = gpus {
-        rows.push(("GPUs for the rate", gpus.to_string(), "rate / requests of a replica, rounded up to replicas"));
+        rows.push((
+            "GPUs for the rate",
+            gpus.to_string(),
+            "rate / requests/s of a replica, rounded up to whole replicas",
+        ));
     }
     if let Some(dollars) = dollars {
         rows.push(match gpus {
             Some(_) => (
                 "dollars per million output tokens",
                 format!("{dollars:.3}"),
-                "price x GPUs for the rate / 3600 / (rate x answer) x 1e6",
+                "price x GPUs for the rate / 3600 / (rate x response length) x 1e6",
             ),
             None => (
                 "dollars per million output tokens",
                 format!("{dollars:.3} at full load"),
-                "price x GPUs / 3600 / tokens/s x 1e6; --rate prices the GPUs that a rate needs",
+                "price x GPUs / 3600 / tokens/s x 1e6; with --rate, the price of the GPUs that the rate needs",
             ),
         });
     }
@@ -199,9 +203,9 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         machine.name,
         args.prompt,
         args.answer,
-        if args.disaggregate.is_some() { ", prompts apart" } else { "" }
+        if args.disaggregate.is_some() { ", disaggregated prefill" } else { "" }
     );
-    let mut ledger = ledger_table("memory of a GPU", &fit.ledger.entries);
+    let mut ledger = ledger_table("memory per GPU", &fit.ledger.entries);
     ledger.detail = true;
     let mut page = Page {
         title,
@@ -214,7 +218,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         page.panels = args.panels(&reading, &machine, &layout, batch);
         page.panels.push(
             Bars {
-                title: "Memory of a GPU".into(),
+                title: "Memory per GPU".into(),
                 axis: Axis::linear("memory", Unit::Bytes),
                 bars: vec![ledger_bar("a GPU", &fit.ledger)],
                 limit: Some((machine.name.clone(), machine.memory)),
@@ -223,7 +227,7 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
         );
     }
     page.lead = format!(
-        "first token after {}, then one every {}; {:.0} output tokens/s on {} GPUs",
+        "TTFT {}, TPOT {}; {:.0} output tokens/s on {} GPUs",
         seconds(point.ttft),
         seconds(point.tpot),
         point.tokens_per_second,
@@ -234,26 +238,26 @@ pub(super) fn run(args: &PlanServeArgs) -> Result<()> {
     }
     if let Some(dollars) = dollars {
         let load = if gpus.is_some() { "the rate" } else { "full load" };
-        page.lead += &format!("\n{dollars:.3} dollars for a million output tokens at {load}");
+        page.lead += &format!("\n{dollars:.3} dollars per million output tokens at {load}");
     }
-    // Prompts on replicas of their own are not simulated, and no measurements of them are at hand.
+    // Disaggregated prefill is not simulated, and there are no measurements to compare with.
     if args.disaggregate.is_none() {
         let experts = usize::from(reading.experts > 0);
         for (figure, errors) in ERRORS {
             let error = format!("{} %", errors[experts]);
             page.given(&format!("median error of the {figure}"), error, "held-out runs of `cargo xtask accuracy`");
         }
-        page.given("program", &args.software.name, "--software");
+        page.given("serving software", &args.software.name, "--software");
     }
     page.given("format of matrices", format!("{}, {} bits", weights.name(), weights.bits_shown()[0]), "--weights");
-    page.given("element of the cache", format!("{} bits", args.cache_bits), "--cache-bits");
-    page.given("share of the device's memory that may be used", memory.utilisation, "set: the rest is margin");
-    page.given("tokens of a prompt that a step takes at most", memory.step_tokens, "set");
+    page.given("cache element", format!("{} bits", args.cache_bits), "--cache-bits");
+    page.given("usable share of the device's memory", memory.utilisation, "set: the rest is margin");
+    page.given("maximum prompt tokens per step", memory.step_tokens, "set");
     page.assume(&machine);
     args.page.show(&page)
 }
 
-/// Batches of a sweep: powers of 2 and those between, up to `most`, which is the last.
+/// Batches of a sweep: powers of 2 and midpoints between them, up to and including `most`.
 fn batches(most: usize) -> Vec<usize> {
     let powers = std::iter::successors(Some(1_usize), |n| n.checked_mul(2)).take_while(|n| *n < most);
     let mut all: Vec<usize> = powers.flat_map(|n| [n, n + n / 2]).filter(|n| *n < most).collect();
@@ -263,28 +267,26 @@ fn batches(most: usize) -> Vec<usize> {
 }
 
 impl PlanServeArgs {
-    /// How a latency is found, which is `simulated` unless prompts have replicas of their own.
+    /// The formula of a latency: `simulated`, unless prefill is disaggregated.
     fn latency(&self, simulated: &'static str) -> &'static str {
         match self.disaggregate {
             None => simulated,
-            Some(_) => {
-                "a prompt alone, its cache sent to a replica that answers, and decode steps that nothing disturbs"
-            }
+            Some(_) => "prefill, transfer of the cache to a decode replica, and decode steps without prefill",
         }
     }
 
-    /// How the output tokens a second are found.
+    /// The formula of output tokens per second.
     fn throughput(&self) -> &'static str {
         match self.disaggregate {
-            None => "of the same simulation, where prompts and answers share the steps",
+            None => "from the same simulation, in which steps mix prefill and decoding",
             Some(_) => {
-                "attention-dp x batch x answer / (first token + time per output token x (answer - 1)), \
-                 or answer x the prompts a second that their replicas take, whichever is less"
+                "attention-dp x batch x response / (TTFT + TPOT x (response - 1)), \
+                 or response x the prompts per second of the prefill replicas, whichever is less"
             }
         }
     }
 
-    /// The layout asked for, with `tp` ranks of tensor parallelism.
+    /// The requested layout, with `tp` tensor-parallel ranks.
     fn layout(&self, tp: usize, weights: Quantisation) -> ServeLayout {
         ServeLayout {
             tp,
@@ -300,7 +302,7 @@ impl PlanServeArgs {
         ServingMemory {
             tp: layout.tp,
             pp: self.pp,
-            // Within a group of experts tensor parallelism cuts them too.
+            // Within an expert-parallel group, tensor parallelism also shards the experts.
             ep: if reading.experts > 0 { self.attention_dp } else { self.ep },
             weights: layout.weights,
             cache_bytes: layout.cache_bytes,
@@ -323,7 +325,7 @@ impl PlanServeArgs {
         }
     }
 
-    /// Batches that fit `layout` with their points; none if its weights alone do not.
+    /// Batches that fit `layout`, with their operating points; none if the weights alone do not fit.
     fn sweep(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout) -> Vec<(usize, OperatingPoint)> {
         let memory = self.memory(reading, layout);
         let context = self.prompt + self.answer;
@@ -337,26 +339,27 @@ impl PlanServeArgs {
         batches(most).into_iter().map(|b| (b, self.point(reading, machine, layout, &traffic(b), cached))).collect()
     }
 
-    /// Latencies and throughput over the batch, and what users and GPUs get in layouts of more and fewer ranks.
+    /// Latency and throughput over the batch, and the trade-off between rate per user and per GPU for several tensor-parallel
+    /// degrees.
     fn panels(&self, reading: &Reading, machine: &Machine, layout: &ServeLayout, batch: usize) -> Vec<Panel> {
         let found = self.sweep(reading, machine, layout);
         let over =
             |of: fn(&OperatingPoint) -> f64| found.iter().map(move |(b, p)| (*b as f64, of(p))).collect::<Vec<_>>();
-        let sequences = || Axis::log("sequences under way", Unit::Number);
-        let mark = Mark { name: "asked for".into(), x: batch as f64 };
+        let sequences = || Axis::log("concurrent sequences", Unit::Number);
+        let mark = Mark { name: "requested".into(), x: batch as f64 };
         let mut latency = Chart::new("Latency over the batch", sequences(), Axis::log("time", Unit::Seconds))
-            .with(Series::new("to the first token", Style::Both, over(|p| p.ttft)))
-            .with(Series::new("per output token", Style::Both, over(|p| p.tpot)));
+            .with(Series::new("time to first token", Style::Both, over(|p| p.ttft)))
+            .with(Series::new("time per output token", Style::Both, over(|p| p.tpot)));
         latency.marks.push(mark.clone());
-        let rate = Axis::linear("output tokens/s of a GPU", Unit::Number);
+        let rate = Axis::linear("output tokens/s per GPU", Unit::Number);
         let mut throughput = Chart::new("Throughput over the batch", sequences(), rate).with(Series::new(
             "tokens/s",
             Style::Both,
             over(|p| p.tokens_per_second / p.gpus as f64),
         ));
         throughput.marks.push(mark);
-        let title = format!("What a user gets and what a GPU gives: {} + {} tokens", self.prompt, self.answer);
-        let user = Axis::linear("output tokens/s of a user", Unit::Number);
+        let title = format!("Rate per user and per GPU: {} + {} tokens", self.prompt, self.answer);
+        let user = Axis::linear("output tokens/s per user", Unit::Number);
         let mut front = Chart { height: 340.0, ..Chart::new(title, user, throughput.y.clone()) };
         for tp in [1, 2, 4, 8, 16].into_iter().filter(|tp| (tp * self.attention_dp).is_multiple_of(self.ep)) {
             let points = self.sweep(reading, machine, &ServeLayout { tp, ..*layout }).into_iter();

@@ -1,8 +1,8 @@
-//! A model of a few numbers, for estimates without a config.json, and changes to one that is there.
+//! A model described by a few numbers, for estimates without a config.json, and modifications of a given config.json.
 
 use serde_json::{Map, Value, json};
 
-/// Sizes of a decoder as Llama's: no biases, SwiGLU, an output projection of its own.
+/// Sizes of a Llama-style decoder: no biases, SwiGLU, an untied output projection.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ModelShape {
     hidden: u64,
@@ -15,21 +15,21 @@ pub(crate) struct ModelShape {
     context: u64,
 }
 
-/// Tokens that such a model is taken to be made for.
+/// Default maximum context of such a model.
 const CONTEXT: u64 = 131_072;
 
 impl ModelShape {
     /// Reads `D=4096,L=32,V=128256,m=3.5,N=32`, with `F` in place of `m`, and `K`, `H` and `T` if need be.
     ///
     /// # Errors
-    /// Says what must stand there.
+    /// A message about what is expected.
     pub(crate) fn parse(typed: &str) -> Result<Self, String> {
         let mut given: Map<String, Value> = Map::new();
         for part in typed.split(',') {
-            let (letter, value) = part.split_once('=').ok_or("must be as D=4096,L=32,V=128256,m=3.5,N=32")?;
+            let (letter, value) = part.split_once('=').ok_or("must have the form D=4096,L=32,V=128256,m=3.5,N=32")?;
             let letter = letter.trim();
             if !["D", "L", "V", "m", "F", "N", "K", "H", "T"].contains(&letter) {
-                return Err(format!("{letter:?} is none of D, L, V, m, F, N, K, H and T"));
+                return Err(format!("{letter:?} is not one of D, L, V, m, F, N, K, H and T"));
             }
             let value = value.trim();
             let number: f64 = value
@@ -41,23 +41,23 @@ impl ModelShape {
                 return Err(format!("{letter} = {value} must be a whole number"));
             }
             if given.insert(letter.to_owned(), json!(number)).is_some() {
-                return Err(format!("has {letter} twice"));
+                return Err(format!("repeats {letter}"));
             }
         }
         let number = |letter: &str| given.get(letter).and_then(Value::as_f64);
         let needed = |letter: &str, what: &str| number(letter).ok_or_else(|| format!("lacks {letter}, {what}"));
         let whole = |letter: &str, what: &str| needed(letter, what).map(|n| n as u64);
-        let hidden = whole("D", "the width of a token")?;
-        let heads = whole("N", "the heads of attention")?;
+        let hidden = whole("D", "the hidden size")?;
+        let heads = whole("N", "the number of attention heads")?;
         let mlp = match (number("F"), number("m")) {
-            (Some(_), Some(_)) => return Err("has F and m, which say the same".to_owned()),
+            (Some(_), Some(_)) => return Err("has both F and m, of which only one may be given".to_owned()),
             (Some(width), None) => width as u64,
-            (None, _) => (needed("m", "the width of the MLP over D")? * hidden as f64).round() as u64,
+            (None, _) => (needed("m", "the width of the MLP relative to D")? * hidden as f64).round() as u64,
         };
         let shape = Self {
             hidden,
-            layers: whole("L", "the layers")?,
-            vocab: whole("V", "the tokens of the vocabulary")?,
+            layers: whole("L", "the number of layers")?,
+            vocab: whole("V", "the vocabulary size")?,
             mlp,
             heads,
             kv_heads: number("K").map_or(heads, |n| n as u64),
@@ -65,7 +65,7 @@ impl ModelShape {
             context: number("T").map_or(CONTEXT, |n| n as u64),
         };
         if number("H").is_none() && !hidden.is_multiple_of(heads) {
-            return Err(format!("D = {hidden} does not divide over N = {heads} heads; give H, the width of a head"));
+            return Err(format!("N = {heads} heads do not divide D = {hidden}; give H, the head size"));
         }
         Ok(shape)
     }
@@ -86,28 +86,30 @@ impl ModelShape {
 /// Reads the JSON object of `--rope-scaling`.
 ///
 /// # Errors
-/// Says what must stand there.
+/// A message about what is expected.
 pub(crate) fn rope_scaling(typed: &str) -> Result<Value, String> {
-    let value: Value = serde_json::from_str(typed).map_err(|e| format!("is no JSON: {e}"))?;
+    let value: Value = serde_json::from_str(typed).map_err(|e| format!("is not JSON: {e}"))?;
     let factor = |value: &Value| value.get("factor").is_none_or(|f| f.as_f64().is_some_and(|f| f >= 1.0));
     if value.get("rope_type").or(value.get("type")).and_then(Value::as_str).is_none() || !factor(&value) {
-        return Err("must be as {\"rope_type\": \"yarn\", \"factor\": 4.0}, with a factor of at least 1".to_owned());
+        return Err(
+            "must have the form {\"rope_type\": \"yarn\", \"factor\": 4.0}, with a factor of at least 1".to_owned()
+        );
     }
     Ok(value)
 }
 
-/// A config.json with its rotary frequencies scaled as `scaling` says, and made for as many times the tokens.
+/// A config.json with the RoPE scaling `scaling`, and its maximum context multiplied by the factor.
 pub(crate) fn with_rope_scaling(config: &str, scaling: &Value) -> Result<String, String> {
     let mut config: Value = serde_json::from_str(config).map_err(|e| e.to_string())?;
     let part = if config.get("text_config").is_some() { &mut config["text_config"] } else { &mut config };
     let context = scaling.get("original_max_position_embeddings").or(part.get("max_position_embeddings"));
-    let context = context.and_then(Value::as_u64).ok_or("the model does not say for how many tokens it was made")?;
+    let context = context.and_then(Value::as_u64).ok_or("the config has no maximum context")?;
     if let Some(factor) = scaling.get("factor").and_then(Value::as_f64) {
         part["max_position_embeddings"] = json!((context as f64 * factor) as u64);
     }
     let mut scaling = scaling.clone();
     if let (Some(old), Some(new)) = (part.get("rope_parameters").and_then(Value::as_object), scaling.as_object_mut()) {
-        // The newer key, which holds the base, too.
+        // The newer key, which also contains the base.
         for (key, value) in old {
             if key == "rope_theta" || key == "partial_rotary_factor" {
                 new.entry(key).or_insert_with(|| value.clone());
@@ -134,13 +136,13 @@ mod tests {
         assert_eq!((shape.mlp, shape.head, shape.kv_heads, shape.context), (14336, 128, 8, CONTEXT));
         assert_eq!(ModelShape::parse("D=64,L=1,V=10,F=99,N=3,H=7,T=5").unwrap().head, 7);
         for (text, said) in [
-            ("", "must be as D="),
+            ("", "must have the form D="),
             ("D=4096", "lacks N"),
-            ("D=4,L=1,V=9,m=2,N=3", "does not divide"),
+            ("D=4,L=1,V=9,m=2,N=3", "do not divide"),
             ("D=4,L=1.5,V=9,m=2,N=2", "whole number"),
-            ("D=4,L=1,V=9,m=2,F=8,N=2", "say the same"),
-            ("D=4,D=4", "twice"),
-            ("X=4", "none of D"),
+            ("D=4,L=1,V=9,m=2,F=8,N=2", "only one may be given"),
+            ("D=4,D=4", "repeats D"),
+            ("X=4", "not one of D"),
             ("D=nan", "above 0"),
             ("D=-1", "above 0"),
         ] {

@@ -1,4 +1,4 @@
-//! The model and the device of a plan, as they are given, and where their figures come from.
+//! The model and the device of a plan, and the sources of their figures.
 
 use std::path::{Path, PathBuf};
 
@@ -18,14 +18,14 @@ use crate::error::{Result, refused};
 /// The model and the device.
 #[derive(Debug, Args)]
 pub(crate) struct TargetArgs {
-    /// Model: a folder in the Hugging Face layout, a config.json, also of families that can only be planned, a GGUF file, or
-    /// the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a config.json (also of plan-only families), a GGUF file, or the ORG/NAME of
+    /// a model downloaded with `ridge pull`
     #[arg(value_name = "MODEL", required_unless_present = "shape", conflicts_with = "shape")]
     pub(crate) model: Option<PathBuf>,
 
     /// Plan a decoder of these sizes instead of a model, with SwiGLU and no biases: D hidden size, L layers, V vocabulary
-    /// size, m MLP width over D (or F, the width itself), N attention heads; optionally K key-value heads, H head size, T
-    /// maximum context
+    /// size, m MLP width relative to D (or F, the absolute width), N attention heads; optionally K key-value heads, H head
+    /// size, T maximum context
     #[arg(long, value_name = "D=4096,L=32,V=128256,m=3.5,N=32", value_parser = ModelShape::parse)]
     pub(crate) shape: Option<ModelShape>,
 
@@ -33,7 +33,7 @@ pub(crate) struct TargetArgs {
     #[arg(long, value_name = "JSON", value_parser = rope_scaling)]
     pub(crate) rope_scaling: Option<Value>,
 
-    /// Device, by its marketing name or the driver's name for it
+    /// Device, by marketing name or driver name
     #[arg(long, value_name = "NAME", default_value = "H100-SXM")]
     pub(crate) device: String,
 
@@ -44,12 +44,12 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The model's graph as plans read it.
+    /// The model's graph in the form that plans read.
     pub(crate) fn reading(&self) -> Result<Reading> {
         self.read_as(Reading::from_json)
     }
 
-    /// The model's graph as Ridge itself trains it.
+    /// The model's graph in the form that Ridge trains.
     pub(crate) fn reading_trained_by_ridge(&self) -> Result<Reading> {
         self.read_as(Reading::trained_by_ridge)
     }
@@ -61,7 +61,7 @@ impl TargetArgs {
                 (name_of(&path).to_owned(), files.config_text()?.into_owned())
             }
             (None, Some(shape)) => ("--shape".to_owned(), shape.config()),
-            (None, None) => return Err(refused("MODEL", "", "is needed, or --shape")),
+            (None, None) => return Err(refused("MODEL", "", "is required, or --shape")),
         };
         if let Some(scaling) = &self.rope_scaling {
             let wrong = |why: String| refused("--rope-scaling", scaling, &why);
@@ -75,7 +75,7 @@ impl TargetArgs {
         Ok(self.calibration()?.machine(&self.device, precision)?)
     }
 
-    /// The format of weights that is asked for, or that of a GGUF file, or 16 bits.
+    /// The requested weight format, or that of a GGUF file, or 16 bits.
     pub(crate) fn weights(&self, asked: Option<Quantisation>) -> Result<Quantisation> {
         match (asked, &self.model) {
             (Some(weights), _) => Ok(weights),
@@ -84,7 +84,7 @@ impl TargetArgs {
         }
     }
 
-    /// The device as a server uses it, for weights in this format.
+    /// The device for serving with weights in this format.
     pub(crate) fn server(&self, weights: Quantisation) -> Result<Machine> {
         serving_machine(&self.calibration()?, &self.device, weights)
     }
@@ -92,7 +92,7 @@ impl TargetArgs {
     fn calibration(&self) -> Result<Calibration> {
         let Some(path) = &self.efficiency else {
             if self.device.eq_ignore_ascii_case("cpu") {
-                let why = "has no sheet, since no two are alike; write one with `ridge bench --calibrate FILE`, then give --efficiency FILE and the device that it names";
+                let why = "has no specification sheet; create one with `ridge bench --calibrate FILE`, then give --efficiency FILE and the device name in it";
                 return Err(refused("--device", &self.device, why));
             }
             return Ok(Calibration::default());
@@ -104,7 +104,7 @@ impl TargetArgs {
     }
 }
 
-/// The graph of a model's config.json, of that in a folder or of a GGUF file, as plans read it.
+/// The graph of a config.json, of one in a folder or of a GGUF file, in the form that plans read.
 pub(crate) fn read_model(path: &Path) -> Result<Reading> {
     let (path, files) = open(path)?;
     Ok(Reading::from_json(name_of(&path), &files.config_text()?)?)
@@ -134,7 +134,7 @@ pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quanti
             known.machine(device, Precision::Fp8)?.in_a_server().in_four_bits()
         }
         Quantisation::Fp8 => known.machine(device, Precision::Fp8)?.in_a_server(),
-        // Integers are decoded to 16 bits on their way to the matrix units.
+        // Integer weights are decoded to 16 bits before the matrix units.
         Quantisation::Bf16
         | Quantisation::Q8
         | Quantisation::Int4
@@ -143,16 +143,16 @@ pub(crate) fn serving_machine(known: &Calibration, device: &str, weights: Quanti
     })
 }
 
-/// Where the figures of a device come from.
+/// The sources of a device's figures.
 pub(crate) fn sources(machine: &Machine) -> Vec<String> {
     vec![
         match machine.specified {
             true => format!("{}: rates and capacity specified by its sheet", machine.name),
-            false => format!("{}: rates measured, capacity reported by the system", machine.name),
+            false => format!("{}: rates measured, capacity as reported by the system", machine.name),
         },
         format!("efficiencies: {}", machine.efficiency.source),
         "parameters, FLOPs and bytes: modelled, exact for the model's graph".to_owned(),
-        "times: modelled; cargo xtask accuracy says how near they come".to_owned(),
+        "times: modelled; cargo xtask accuracy reports their errors".to_owned(),
     ]
 }
 

@@ -1,4 +1,4 @@
-//! `ridge plan topology`: which rank goes on which GPU, by what `nvidia-smi topo -m` shows.
+//! `ridge plan topology`: assignment of ranks to GPUs from the output of `nvidia-smi topo -m`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -17,20 +17,20 @@ use crate::output::{columns, count, print, print_json};
 
 /// Map parallel ranks to a machine's GPUs
 ///
-/// The axis with the most traffic gets the fastest links. Prints the bandwidth of each axis, that of a bad order, and which
-/// network card and which NUMA node belong to each rank.
+/// The axis with the most traffic gets the fastest links. Prints the bandwidth of each axis, that of a bad order, and the
+/// network card and NUMA node of each rank.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge plan topology                                 the links of this machine, if it has nvidia-smi
+  ridge plan topology                                 links of this machine (needs nvidia-smi)
   ridge plan topology --file topo.txt --tp 2 --dp 4
-  ssh node nvidia-smi topo -m | ridge plan topology --file - --tp 8 --dp 4 --pp 2 --nodes 8 --explain")]
+  ssh node nvidia-smi topo -m | ridge plan topology --file - --tp 8 --dp 4 --nodes 4")]
 pub(crate) struct PlanTopologyArgs {
-    /// What `nvidia-smi topo -m` printed; - for standard input [default: it is run]
+    /// Output of `nvidia-smi topo -m`; `-` reads standard input [default: run it]
     #[arg(long, value_name = "FILE")]
     file: Option<PathBuf>,
 
-    /// Device, for the rates of its links [default: by its number of NVLinks]
+    /// Device, for its link bandwidths [default: inferred from the number of NVLinks]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
@@ -42,7 +42,7 @@ pub(crate) struct PlanTopologyArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 65536>)]
     cp: usize,
 
-    /// Ranks of the context and data axes that share the experts
+    /// Expert-parallel ranks, among those of the context and data axes
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 65536>)]
     ep: usize,
 
@@ -50,15 +50,15 @@ pub(crate) struct PlanTopologyArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = whole::<usize, 1, 65536>)]
     pp: usize,
 
-    /// Data parallel ranks [default: what is left of all GPUs]
+    /// Data parallel ranks [default: all remaining GPUs]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 65536>)]
     dp: Option<usize>,
 
-    /// Machines like this one [default: as many as the ranks need]
+    /// Number of machines like this one [default: as many as the ranks need]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 16384>)]
     nodes: Option<usize>,
 
-    /// Rate of a network card, such as 400Gb/s
+    /// Bandwidth of a network card, such as 400Gb/s
     #[arg(long, value_name = "RATE")]
     network: Option<BytesPerSecond>,
 
@@ -76,7 +76,7 @@ impl PlanTopologyArgs {
                 _ => Err(Error::Setting {
                     flag: "--file".into(),
                     value: "(not given)".into(),
-                    why: "nvidia-smi does not run here; give what `nvidia-smi topo -m` printed elsewhere".into(),
+                    why: "nvidia-smi is not available here; give a file with the output of `nvidia-smi topo -m` from another machine".into(),
                 }),
             },
         }
@@ -95,7 +95,7 @@ pub(super) fn run(args: &PlanTopologyArgs) -> Result<()> {
     let mut rates = Rates::find(args.device.as_deref(), &matrix)?;
     if let Some(network) = args.network {
         if network.0 < 1.0 {
-            return Err(refused("--network", network, "is no rate of a card; the least is 1 B/s"));
+            return Err(refused("--network", network, "is not a valid bandwidth; the minimum is 1 B/s"));
         }
         rates.nic = network.0;
     }
@@ -114,7 +114,7 @@ pub(super) fn run(args: &PlanTopologyArgs) -> Result<()> {
         count(matrix.nics.len(), "network card"),
         if rates.device == "other" { "PCIe 4.0 and NVLink 2 or 3" } else { &rates.device }
     );
-    let mut rows = vec![["way", "pairs of GPUs", "carries"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["link", "pairs of GPUs", "bandwidth"].map(str::to_owned).to_vec()];
     for (way, pairs) in ways(&matrix) {
         rows.push(vec![way.to_string(), pairs.to_string(), rate(rates.of(way))]);
     }
@@ -125,7 +125,7 @@ pub(super) fn run(args: &PlanTopologyArgs) -> Result<()> {
         text += &format!("\n{}\n", title(&advice));
         text += &axes(args, &advice);
     }
-    text += &format!("\n{}\n", if advice.nodes > 1 { "places of each node" } else { "places" });
+    text += &format!("\n{}\n", if advice.nodes > 1 { "assignment, for each node" } else { "assignment" });
     text += &places(&advice);
     text += &hints(&advice);
     if args.shown.explain {
@@ -146,18 +146,19 @@ fn title(advice: &PlacementAdvice) -> String {
     format!("{} over {}", named.join(", "), count(advice.nodes, "node"))
 }
 
-/// What each axis has, and would have elsewhere.
+/// The bandwidth of each axis, here and in other assignments.
 fn axes(args: &PlanTopologyArgs, advice: &PlacementAdvice) -> String {
     let elsewhere = |placement: &RankPlacement, axis: ParallelAxis, best: f64| {
         placement.axes.iter().find(|a| a.axis == axis).map_or(String::new(), |a| {
             if a.rate < 0.995 * best {
-                format!("{}, {:.1} x slower", BytesPerSecond(a.rate), best / a.rate)
+                format!("{}, {:.1}x slower", BytesPerSecond(a.rate), best / a.rate)
             } else {
-                "no less".to_owned()
+                "equal".to_owned()
             }
         })
     };
-    let mut rows = vec![["axis", "over", "has", "numbered from pp", "worst GPU order"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["axis", "over", "bandwidth", "numbered from pp", "worst GPU order"].map(str::to_owned).to_vec()];
     for a in &advice.best.axes {
         let mut over = match a.way {
             Some(way) => way.to_string(),
@@ -201,7 +202,7 @@ fn places(advice: &PlacementAdvice) -> String {
     columns(&rows)
 }
 
-/// What to set so that it becomes so.
+/// Environment variables that realise the assignment.
 fn hints(advice: &PlacementAdvice) -> String {
     let seats = &advice.best.seats;
     let gpus: Vec<&str> = seats.iter().map(|s| s.gpu.trim_start_matches("GPU")).collect();
@@ -210,11 +211,11 @@ fn hints(advice: &PlacementAdvice) -> String {
     cards.sort_by_key(|card| (card.len(), *card));
     cards.dedup();
     if advice.nodes > 1 && !cards.is_empty() {
-        // The second = asks for exactly these names rather than for those that begin so.
+        // The second = requests exact names instead of prefixes.
         text += &format!("NCCL_IB_HCA=={}\n", cards.join(","));
     }
     if seats.iter().any(|s| s.numa.is_some()) {
-        text += "each rank under numactl --cpunodebind=N --membind=N, N its NUMA node\n";
+        text += "run each rank under numactl --cpunodebind=N --membind=N, where N is its NUMA node\n";
     }
     text
 }

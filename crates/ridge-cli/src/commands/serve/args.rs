@@ -1,4 +1,4 @@
-//! What can be typed behind `ridge serve`.
+//! Arguments of `ridge serve`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,25 +13,25 @@ use crate::error::{Result, refused};
 
 /// Serve a model over HTTP with an OpenAI-compatible API
 ///
-/// Without --model, the embedded stories260K is used. A browser shows a chat and the engine at
-/// work at the same address.
+/// Without a model, the embedded stories260K is used. A web page at the same address has a chat and live engine statistics.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge serve                        the embedded model
   ridge serve --model DIR --dtype bf16 --cache-dtype bf16
   ridge serve --model DIR --host 0.0.0.0 --api-keys keys.txt
-  ridge serve --model DIR --dry-run  what it would allocate
+  ridge serve --model DIR --dry-run  prints the memory it would allocate
 
 Then: curl localhost:8000/v1/completions -d '{\"prompt\": \"Once\"}'
 
-Answers: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize. State: \
+Endpoints: /v1/completions, /v1/chat/completions, /v1/embeddings (encoders), /v1/models, /tokenize, /detokenize, \
 /health, /ready, /metrics (Prometheus), /version, /live.
 
-SIGTERM or Ctrl-C shuts it down once running answers have finished, a second one at once. The log goes to standard error.
+On SIGTERM or Ctrl-C the server finishes running requests and exits; a second signal exits immediately. The log goes to \
+standard error.
 Exit codes: 0 shut down, 1 failed, 2 usage error.")]
 pub(crate) struct ServeArgs {
-    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of one that `ridge pull` downloaded
+    /// Model: a folder in the Hugging Face layout, a GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`
     /// [default: the embedded model]
     #[arg(short, long, value_name = "MODEL")]
     pub(super) model: Option<PathBuf>,
@@ -48,11 +48,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) chat_template: Option<PathBuf>,
 
-    /// Format in which the model writes tool calls [default: detected from its chat template]
+    /// Notation of the model's tool calls [default: detected from its chat template]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(ridge_serve::tool_call_parsers()))]
     pub(super) tool_call_parser: Option<String>,
 
-    /// Address to listen on; 0.0.0.0 is every IPv4 address of this machine; may be given several times
+    /// Address to listen on; 0.0.0.0 means all IPv4 addresses of this machine; may be repeated
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS", help_heading = "Network")]
     pub(super) host: Vec<String>,
 
@@ -60,16 +60,16 @@ pub(crate) struct ServeArgs {
     #[arg(long, default_value_t = 8000, value_name = "PORT", help_heading = "Network")]
     pub(super) port: u16,
 
-    /// Allow this CORS origin, `*` for any; may be given several times
+    /// Allow this CORS origin, `*` for any; may be repeated
     #[arg(long, value_name = "ORIGIN", help_heading = "Network")]
     pub(super) cors_origin: Vec<String>,
 
-    /// Require an API key of this file: one a line, optionally preceded by a name. The variable RIDGE_API_KEY may hold one,
-    /// too. SIGHUP has the file read again
+    /// Require an API key from this file: one per line, optionally preceded by a name. The variable RIDGE_API_KEY can hold
+    /// another key. SIGHUP reloads the file
     #[arg(long, value_name = "FILE", help_heading = "Network")]
     pub(super) api_keys: Option<PathBuf>,
 
-    /// Maximum tokens of a prompt and its answer together [default: the model's maximum, at most 4096]
+    /// Context length: maximum tokens of prompt plus response [default: the model's maximum, at most 4096]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
@@ -83,31 +83,31 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) sequences: usize,
 
-    /// Tokens that the cache holds, of all sequences together [default: enough for all of them at full context]
+    /// KV cache capacity in tokens, over all sequences [default: enough for all of them at full context]
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, help_heading = "Running"
     )]
     pub(super) cache_tokens: Option<usize>,
 
-    /// Maximum tokens that one step processes
+    /// Maximum tokens per step
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, MAX_COUNT>,
         allow_negative_numbers = true, default_value_t = 512, help_heading = "Running"
     )]
     pub(super) chunk: usize,
 
-    /// Scheduling order when not all tokens fit into a step: by arrival, by smallest `priority`, by deadline, or by the API
-    /// key that was served least
+    /// Scheduling order when not all tokens fit into a step: by arrival, by smallest `priority`, by deadline, or fair between
+    /// API keys
     #[arg(long, value_enum, default_value = "first-come", help_heading = "Running")]
     pub(super) policy: PolicyArg,
 
-    /// Do not reuse cached prefixes of prompts
+    /// Do not reuse cached prompt prefixes
     #[arg(long, help_heading = "Running")]
     pub(super) no_prefix_cache: bool,
 
-    /// Share cached prefixes only among requests with the same API key, so that no client can learn from timings what
-    /// others asked
+    /// Share cached prefixes only among requests with the same API key, so that timings reveal nothing about other clients'
+    /// prompts
     #[arg(long, conflicts_with = "no_prefix_cache", help_heading = "Running")]
     pub(super) prefix_cache_by_key: bool,
 
@@ -119,8 +119,8 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) speculate: usize,
 
-    /// Skip the measurement of memory and arithmetic by which metrics compare the time of each step with its floor: half a
-    /// second, the first time that no step runs
+    /// Skip the roofline measurement, which takes half a second when the server is first idle and lets metrics compare step
+    /// times with their floor
     #[arg(long, help_heading = "Running")]
     pub(super) no_roofline: bool,
 
@@ -145,11 +145,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "MIB", value_parser = whole::<usize, 1, 1024>, default_value_t = 16, help_heading = "Limits")]
     pub(super) max_body: usize,
 
-    /// Seconds that a client may take to send the head of a request, and as many for its body
+    /// Timeout for reading a request's header, and for reading its body, in seconds
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 15, help_heading = "Limits")]
     pub(super) read_timeout: u64,
 
-    /// Seconds that a client may read nothing of its answer
+    /// Disconnect a client that reads nothing for this many seconds
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
     pub(super) write_timeout: u64,
 
@@ -157,11 +157,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, help_heading = "Limits")]
     pub(super) request_timeout: Option<u64>,
 
-    /// Seconds that a step may take before /health says that the engine hangs
+    /// Duration of a step after which /health reports a stall, in seconds
     #[arg(long, value_name = "S", value_parser = whole::<u64, 1, MAX_SECONDS>, default_value_t = 60, help_heading = "Limits")]
     pub(super) stall_timeout: u64,
 
-    /// Seconds that running answers have to finish when the server is shut down
+    /// Time for running requests to finish on shutdown, in seconds
     #[arg(long, value_name = "S", value_parser = whole::<u64, 0, MAX_SECONDS>, default_value_t = 30, help_heading = "Limits")]
     pub(super) drain_timeout: u64,
 
@@ -169,7 +169,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value = "text", help_heading = "Log")]
     pub(super) log_format: LogFormatArg,
 
-    /// Lowest level that is logged
+    /// Minimum log level
     #[arg(long, value_enum, default_value = "info", help_heading = "Log")]
     pub(super) log_level: LogLevelArg,
 
@@ -182,7 +182,7 @@ pub(crate) struct ServeArgs {
     pub(super) dry_run: bool,
 }
 
-/// The longest time limit, in seconds: a day.
+/// Maximum time limit: one day, in seconds.
 const MAX_SECONDS: u64 = 86400;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -242,15 +242,15 @@ impl ServeArgs {
     /// The settings of the server.
     ///
     /// # Errors
-    /// When one cannot be used, or the file of keys cannot be read.
+    /// When a setting is invalid, or the key file cannot be read.
     pub(super) fn options(&self) -> Result<ServeOptions> {
         let variable = match std::env::var(KEY_VARIABLE) {
             Ok(key) => Some(key),
             Err(std::env::VarError::NotPresent) => None,
-            Err(std::env::VarError::NotUnicode(_)) => return Err(refused(KEY_VARIABLE, "", "must be a text")),
+            Err(std::env::VarError::NotUnicode(_)) => return Err(refused(KEY_VARIABLE, "", "must be UTF-8")),
         };
         if self.cors_origin.len() > 1 && self.cors_origin.iter().any(|o| o == "*") {
-            return Err(refused("--cors-origin", "*", "is any origin; give it alone"));
+            return Err(refused("--cors-origin", "*", "allows any origin and cannot be combined with others"));
         }
         if let Some(bad) = self.cors_origin.iter().find(|o| *o != "*" && !o.starts_with("http")) {
             return Err(refused("--cors-origin", bad, "must be an origin such as https://example.org, or *"));

@@ -1,4 +1,4 @@
-//! `ridge serve`: a model for many users, over HTTP. `args` is what can be typed.
+//! `ridge serve`: serves a model over HTTP. `args` has the arguments.
 
 mod args;
 
@@ -29,27 +29,23 @@ use crate::error::{Result, refused};
 use crate::input;
 use crate::output::{LoadProgress, columns, count, note, print};
 
-/// The default context: as long as most uses need, without the memory that a model's longest would take.
+/// The default context: sufficient for most uses, without the memory of a model's maximum.
 const DEFAULT_CONTEXT: usize = 4096;
 
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let settings = args.numbers.settings(args.model.clone())?;
     let options = args.options()?;
-    // Before anything slow: a port that is taken, or a key file that is not there, should be an error at once.
+    // First, so that a port in use or a missing key file is reported immediately.
     let reserved = if args.dry_run { Vec::new() } else { reserve(&args)? };
     let files = ModelFiles::open(args.model.as_deref())?;
     let (served, runs) = match files.encoder_config()? {
         None if args.dry_run => return dry_run(&args, &settings.numbers, &files),
         Some(config) if args.dry_run => {
-            // Checks that the device is there.
+            // Checks that the device exists.
             OpenDevice::open(&args.place.placement())?;
             let encoder = config.build(&settings.numbers.options(config.torch_dtype))?;
             let weights = Bytes(encoder.weight_bytes()).to_string();
-            return print(&columns(&[vec![
-                "weights".to_owned(),
-                weights,
-                "of an encoder, which has no cache".to_owned(),
-            ]]));
+            return print(&columns(&[vec!["weights".to_owned(), weights, "none: an encoder has no cache".to_owned()]]));
         }
         Some(_) => encoder(&args, &settings.numbers, &files)?,
         None => generator(&args, &settings.numbers, &files)?,
@@ -59,7 +55,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let listeners = reserved.into_iter().map(ReservedAddress::listen).collect::<Result<Vec<TcpListener>, _>>()?;
     let local = |host: &String| matches!(host.as_str(), "127.0.0.1" | "localhost" | "::1");
     if options.keys.is_empty() && !args.host.iter().all(local) {
-        note("anyone who reaches this address may use the server; --api-keys FILE lets in those who have a key");
+        note("anyone who can reach this address can use the server; --api-keys FILE requires an API key");
     }
     let address = |(listener, host): (&TcpListener, &String)| {
         format!("http://{}", listener.local_addr().map_or_else(|_| host.clone(), |address| address.to_string()))
@@ -74,13 +70,13 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     Ok(serve(listeners, served, runs, options)?)
 }
 
-/// All addresses, at one port.
+/// Listens on all addresses at one port.
 fn reserve(args: &ServeArgs) -> Result<Vec<ReservedAddress>> {
     let mut port = args.port;
     let mut reserved = Vec::with_capacity(args.host.len());
     for host in &args.host {
         let address = ReservedAddress::new(host, port)?;
-        // The first one takes a free port where none is given.
+        // With port 0, the first listener picks a free port for all.
         port = address.port()?;
         reserved.push(address);
     }
@@ -88,7 +84,7 @@ fn reserve(args: &ServeArgs) -> Result<Vec<ReservedAddress>> {
 }
 
 fn name(args: &ServeArgs, files: &ModelFiles) -> String {
-    // A model of the Hub is called as it is there.
+    // A model from the Hub keeps its name on the Hub.
     let hub = || args.model.as_ref().filter(|model| !model.exists())?.to_str().map(str::to_owned);
     let folder = || args.model.as_ref().and_then(|m| m.canonicalize().ok()?.file_name()?.to_str().map(str::to_owned));
     let whole = || files.to_string().trim_end_matches(" (embedded)").to_owned();
@@ -112,12 +108,12 @@ fn templates(args: &ServeArgs, files: &ModelFiles) -> Result<ChatTemplates> {
     })
 }
 
-/// How a generator is to run.
+/// Settings for a decoder.
 struct GeneratorPlan {
     config: ModelConfig,
     running: RunSettings,
     engine: EngineOptions,
-    /// Tokens that the cache holds.
+    /// Capacity of the cache, in tokens.
     cached: usize,
 }
 
@@ -143,7 +139,7 @@ fn plan(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Resul
 }
 
 impl GeneratorPlan {
-    /// Bytes of a step's workspace.
+    /// Workspace of a step, in bytes.
     fn workspace(&self, model: &Model, backend: &dyn Backend) -> Result<Bytes, ridge::Error> {
         let EngineOptions { chunk, sequences, context, .. } = self.engine;
         let largest = StepExtents { tokens: chunk, sequences, context };
@@ -151,12 +147,12 @@ impl GeneratorPlan {
     }
 }
 
-/// Whose figures they are.
+/// The ranks that the figures refer to.
 fn of_each(ranks: usize) -> String {
-    if ranks == 1 { String::new() } else { format!("of each of {ranks} ranks, as all that follows") }
+    if ranks == 1 { String::new() } else { format!("per rank, for {ranks} ranks, like all figures below") }
 }
 
-/// What would be allocated.
+/// The memory that would be allocated.
 fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Result<()> {
     let plan = plan(args, numbers, files)?;
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
@@ -173,16 +169,16 @@ fn dry_run(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
     let blocks = plan.cached / memory.block_size;
     let row = |name: &str, value: String, what: String| vec![name.to_owned(), value, what];
     let all = memory.weights + memory.cache + memory.workspace;
-    let of = memory.available.map_or(String::new(), |a| format!("of {a} that this process can take"));
+    let of = memory.available.map_or(String::new(), |a| format!("of {a} available to this process"));
     let full = plan.cached / context;
     print(&columns(&[
         row("device", memory.device, String::new()),
         row("weights", memory.weights.to_string(), of_each(args.parallel.ranks())),
         row("cache", memory.cache.to_string(), format!("{} of {} tokens", count(blocks, "block"), memory.block_size)),
-        row("workspace", memory.workspace.to_string(), format!("{} a step", count(chunk, "token"))),
-        row("in all", all.to_string(), of),
-        row("context", count(context, "token"), "prompt and answer together".to_owned()),
-        row("sequences", sequences.to_string(), format!("at a time; {} at full context", full.min(sequences))),
+        row("workspace", memory.workspace.to_string(), format!("{} per step", count(chunk, "token"))),
+        row("total", all.to_string(), of),
+        row("context", count(context, "token"), "prompt plus response".to_owned()),
+        row("sequences", sequences.to_string(), format!("concurrent; {} at full context", full.min(sequences))),
     ]))
 }
 
@@ -194,7 +190,7 @@ fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> 
     let workspace = |model: &Model, backend: &dyn Backend| plan.workspace(model, backend);
     let (cache, mut progress) = (CacheSize::Engine(*engine), LoadProgress::new(true));
     let prepared = ridge::load_model(files, config, numbers, running, cache, workspace, &mut progress)?;
-    // The graph is that of one rank, and the machine is measured whole.
+    // The graph is that of one rank, but the measurement is of the whole machine.
     let floor = if args.no_roofline || args.parallel.ranks() > 1 { None } else { floor(&prepared, *engine, *cached)? };
     let LoadedModel { session, model, .. } = prepared;
     let engine = *engine;
@@ -218,12 +214,12 @@ fn generator(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> 
     Ok((ServedModel { name: name(args, files), tokenizer, templates, eos, context: engine.context }, runs))
 }
 
-/// How long no step ran before the machine is measured, and how often that is tried.
+/// Idle time before the machine is measured, and the number of attempts.
 const IDLE: Duration = Duration::from_secs(1);
 const TRIES: usize = 100;
 
-/// Tells what a step takes at least, by what this machine reaches. That is measured on a thread of its own, while no step
-/// runs; until then nothing is told.
+/// Reports the floor of each step from the machine's measured rates. A separate thread measures them while no step runs;
+/// until then there is no floor.
 fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result<Option<Floor>> {
     // Only CPUs are measured.
     let Some(threads) = prepared.threads else { return Ok(None) };
@@ -241,12 +237,14 @@ fn floor(prepared: &LoadedModel, engine: EngineOptions, cached: usize) -> Result
             if ran.load(Ordering::Relaxed) == before {
                 match found {
                     Ok(found) => _ = measured.set(found.roofline()),
-                    Err(why) => tracing::warn!("steps are not held against their floor: {why}"),
+                    Err(why) => tracing::warn!("step times are not compared with their floor: {why}"),
                 }
                 return;
             }
         }
-        tracing::warn!("steps are not held against their floor: the machine was never idle enough to be measured");
+        tracing::warn!(
+            "step times are not compared with their floor: the machine was never idle long enough for the measurement"
+        );
     };
     std::thread::Builder::new().name("roofline".into()).spawn(measure).map_err(ServeError::System)?;
     Ok(Some(Box::new(move |work: &[(usize, usize)]| {
@@ -264,16 +262,12 @@ fn encoder(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
         tokens: args.chunk.max(4096),
     };
     if args.parallel.ranks() > 1 {
-        return Err(refused(
-            "--tp",
-            args.parallel.ranks(),
-            "cuts the layers of generators only, and this is an encoder",
-        ));
+        return Err(refused("--tp", args.parallel.ranks(), "applies to decoders only, but this is an encoder"));
     }
     let (placement, mut progress) = (args.place.placement(), LoadProgress::new(false));
     let LoadedNetwork { session, network } =
         ridge::load_network(files, &files.network_config()?, numbers, &placement, args.random_weights, &mut progress)?;
-    let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is no encoder")) };
+    let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is not an encoder")) };
     let embedder = Embedder::of_encoder(session, encoder, options)?;
     let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
     let context = args.context.unwrap_or(context).min(context);

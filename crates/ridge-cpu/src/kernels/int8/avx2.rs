@@ -25,8 +25,8 @@ use crate::simd;
 
 mod unpack;
 
-pub(super) use unpack::Interleaved;
-use unpack::{BlockPointers, EIGHT, InterleavedCodes, InterleavedPlace};
+use unpack::InterleavedCodes;
+pub(super) use unpack::{BlockPointers, EIGHT, Interleaved, InterleavedPlace};
 
 /// Rows of x that share a load of the weight's codes.
 const ABREAST: usize = 4;
@@ -122,11 +122,7 @@ unsafe fn columns<B: Interleaved, M: Multiply>(
         let elements = weight.elements(group);
         let from = weight.codes.bytes(elements.start);
         for (first, to) in rows.clone().step_by(EIGHT).zip(&mut room.unpacked) {
-            let mut of_rows = BlockPointers([weight.data.as_ptr(); EIGHT]);
-            for (nth, row) in of_rows.0.iter_mut().enumerate() {
-                // In place of rows that are not there the last one.
-                *row = row.wrapping_add((first + nth).min(rows.end - 1) * stride + from);
-            }
+            let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
             for block in 0..elements.len() / B::ELEMENTS {
                 // SAFETY: blocks are inside of their rows, which are inside of the weight.
                 unsafe { B::unpack(of_rows.after(block * B::BYTES), InterleavedPlace::new::<B>(to, block)) };

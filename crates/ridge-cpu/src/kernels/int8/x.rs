@@ -3,10 +3,13 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use super::scale::{GROUP, SIDE, SUMMED};
-use crate::bytes::view;
+use crate::bytes::{cast, view};
 #[cfg(target_arch = "x86_64")]
 use crate::simd;
 use crate::simd::vectorised;
+
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 
 /// Bytes of codes of x that are multiplied together: they stay in L2.
 const RESIDENT: usize = 1 << 20;
@@ -130,6 +133,18 @@ impl CodeLayout {
         let (to_scales, to_sums) = rest.split_at_mut(scales);
         let column = row % self.side;
         let place = |nth: usize| (nth * self.side + column) * size_of::<f32>();
+        if self.side == 1 {
+            let (to_scales, to_sums) = (cast::<f32>(to_scales), cast::<f32>(to_sums));
+            let to_codes = cast::<i8>(to_codes);
+            for (group, x) in x[..self.inner].chunks(GROUP).enumerate() {
+                let units = x.len().div_ceil(SUMMED);
+                let mut sums = [0f32; GROUP / SUMMED];
+                let to = &mut to_codes[group * GROUP..][..x.len()];
+                to_scales[group] = encode_fast(x, to, &mut sums);
+                to_sums[group * (GROUP / SUMMED)..][..units].copy_from_slice(&sums[..units]);
+            }
+            return;
+        }
         for (group, x) in x[..self.inner].chunks(GROUP).enumerate() {
             let mut of_group = [0i8; GROUP];
             let mut sums = [0f32; GROUP / SUMMED];
@@ -198,6 +213,18 @@ impl<'a> ActivationCodes<'a> {
     }
 }
 
+/// [`encode`], by vectors where the machine has them and the group is whole.
+fn encode_fast(x: &[f32], codes: &mut [i8], sums: &mut [f32; GROUP / SUMMED]) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if simd::isa() >= simd::Isa::Avx512Vnni
+        && let (Some(x), Some(codes)) = (x.first_chunk(), codes.first_chunk_mut())
+    {
+        // SAFETY: the instructions are there.
+        return unsafe { vectors::encode(x, codes, sums) };
+    }
+    encode(x, codes, sums)
+}
+
 vectorised! {
     /// The codes of a group of at most 256 elements, whole sixteens, the sums of each 16 of them, and their scale: NaN if
     /// not all elements are finite.
@@ -249,6 +276,32 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn vectors_encode_as_the_loop_does() {
+        if simd::isa() < simd::Isa::Avx512Vnni {
+            ridge_testing::skip!("this machine has no AVX-512 VNNI, or RIDGE_CPU_ISA leaves it out");
+        }
+        let mut rng = ridge_graph::sample::Rng::new(3);
+        for turn in 0..400 {
+            let scale = 2f64.powi(turn % 250 - 130);
+            let mut x: [f32; GROUP] = std::array::from_fn(|_| (rng.gauss() * scale) as f32);
+            match turn % 8 {
+                0 => x.iter_mut().enumerate().for_each(|(i, x)| *x = ((i as i32 - 127) as f64 * scale / 2.0) as f32),
+                1 => x[turn as usize % GROUP] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][turn as usize / 8 % 3],
+                2 => x.fill(0.0),
+                _ => {}
+            }
+            let (mut codes, mut sums) = ([0i8; GROUP], [0f32; GROUP / SUMMED]);
+            let (mut codes_of_loop, mut sums_of_loop) = (codes, sums);
+            let of_loop = encode(&x, &mut codes_of_loop, &mut sums_of_loop);
+            // SAFETY: the instructions are there.
+            let scale = unsafe { vectors::encode(&x, &mut codes, &mut sums) };
+            assert_eq!(scale.to_bits(), of_loop.to_bits());
+            assert!(codes == codes_of_loop && sums == sums_of_loop || scale.is_nan(), "{x:?}");
+        }
+    }
 
     #[test]
     fn half_of_the_largest_takes_the_upper_code() {

@@ -29,14 +29,14 @@ impl Roof {
                 None => rates.push((precision.to_string(), rate.value)),
             }
         }
-        rates.extend(self.device.vector_f32.as_ref().map(|rate| ("f32 outside products".to_owned(), rate.value)));
+        rates.extend(self.device.vector_f32.as_ref().map(|rate| ("f32 vector".to_owned(), rate.value)));
         for (name, rate) in rates {
             let line = [(rate.0 / bandwidth.0, rate.0), (high, rate.0)];
             chart.series.push(Series::new(format!("{name}, {rate}"), Style::Ceiling, line));
         }
         let classes = [
             (Some(Class::Matmul), "products"),
-            (Some(Class::Experts), "products of experts"),
+            (Some(Class::Experts), "grouped products"),
             (Some(Class::Attention), "attention"),
             (Some(Class::Memory), "others"),
             (None, "sums"),
@@ -56,7 +56,7 @@ impl Roof {
             };
             let points: Vec<ChartPoint> = of.map(point).collect();
             if !points.is_empty() {
-                series.push(Series { name: format!("{name}, as expected"), points, style: Style::Points });
+                series.push(Series { name: format!("{name}, expected"), points, style: Style::Points });
             }
         }
         series.append(&mut chart.series);

@@ -133,7 +133,7 @@ impl Renderer<'_> {
     fn write_string(&self, out: &mut Out, value: &Value) -> Res<()> {
         match value.as_str() {
             Some(text) => self.write(out, text),
-            None => fail(format!("a block must give a string, and gave a {}", value.type_name())),
+            None => fail(format!("a block must return a string, but returned a {}", value.type_name())),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What can be typed behind `ridge bench serve`, the settings that it resolves to, and the workload that these describe.
+//! Arguments of `ridge bench serve`, the settings that they resolve to, and the workload that the settings describe.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,22 +24,22 @@ use crate::error::{Result, refused};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge bench serve                               16 at a time
-  ridge bench serve --rate 4 --requests 200       Poisson, 4 a second
-  ridge bench serve --rate 4 --burst 3            in bursts
+  ridge bench serve                               concurrency 16
+  ridge bench serve --rate 4 --requests 200       Poisson arrivals at 4 requests/s
+  ridge bench serve --rate 4 --burst 3            bursty arrivals
   ridge bench serve --trace azure_2023_conv.csv --speed 10 --duration 60 --json
   ridge bench serve --trace mooncake_conversation.jsonl --shrink 64
   ridge bench serve --slo ttft=200ms,tpot=50ms --sweep
   ridge bench serve --chat --corpus book.txt --tokenizer DIR --plot out.svg
 
-Times count from when a request is sent, and its connection with it. TTFT is to the first token, TPOT the time a token \
-after that, of each answer; ITL the time between events that bring tokens, of all answers together; e2e to the end. \
-Requests that fail are counted by kind, and are in none of these. With --rate or a trace's times, requests come at their \
-times however slow the answers are; `sent late` says how well that was done. The same seed sends the same requests at \
-the same times.
+Latencies are measured from the start of a request, including its connection: TTFT to the first token, TPOT per \
+following token of each response, ITL between events with tokens over all responses, e2e to the end of the response. \
+Failed requests are counted by kind and excluded from latencies. With --rate or the arrival times of a trace (open loop), \
+requests are sent on schedule regardless of responses; `sent late` shows the deviation. The same seed sends the same \
+requests at the same times.
 
-If the server asks for a key, the variable RIDGE_API_KEY has it.
-Exit codes: 0 done, 1 failed or nothing answered, 2 usage error.")]
+The variable RIDGE_API_KEY can hold an API key for the server.
+Exit codes: 0 done, 1 failed or no request succeeded, 2 usage error.")]
 pub(crate) struct ServeBenchArgs {
     /// URL of the server, over HTTP
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:8000", help_heading = "Server")]
@@ -53,7 +53,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, help_heading = "Server")]
     chat: bool,
 
-    /// Let answers end where the model ends them, and do not send `ignore_eos`, which not every server knows
+    /// Let the model end its responses, and do not send `ignore_eos`, which not every server supports
     #[arg(long, help_heading = "Server")]
     stop_at_eos: bool,
 
@@ -68,26 +68,25 @@ pub(crate) struct ServeBenchArgs {
     )]
     timeout: u64,
 
-    /// Closed loop: keep N requests in flight [default: 16, without --rate and a
-    /// trace's times]
+    /// Closed loop: keep N requests in flight [default: 16, without --rate and --trace]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 100_000>, allow_negative_numbers = true,
         conflicts_with_all = ["rate", "sweep"], help_heading = "Load"
     )]
     concurrency: Option<usize>,
 
-    /// Poisson arrivals at this mean rate, in requests a second; with --sweep the first rate that is tried
+    /// Poisson arrivals at this mean rate, in requests per second; with --sweep, the first rate to try
     #[arg(short, long, value_name = "R", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     rate: Option<f64>,
 
-    /// Coefficient of variation of the time between requests: 1 is Poisson, more is burstier, 0 is even
+    /// Coefficient of variation of the inter-arrival time: 1 is Poisson, more is burstier, 0 is uniform
     #[arg(
         long, value_name = "CV", value_parser = variation, allow_negative_numbers = true, default_value_t = 1.0,
         help_heading = "Load"
     )]
     burst: f64,
 
-    /// Take lengths, times and shared prefixes of this trace: Azure's CSV, or Mooncake's JSON lines
+    /// Use the lengths, arrival times and shared prefixes of this trace: Azure CSV or Mooncake JSON Lines
     #[arg(long, value_name = "FILE", help_heading = "Load")]
     trace: Option<PathBuf>,
 
@@ -98,73 +97,72 @@ pub(crate) struct ServeBenchArgs {
     )]
     speed: f64,
 
-    /// Divide all lengths of a trace by this, for a small model
+    /// Divide all lengths of a trace by this factor, for a small model
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 1, 512>, allow_negative_numbers = true,
         default_value_t = 1, requires = "trace", help_heading = "Load"
     )]
     shrink: usize,
 
-    /// Requests to send; with --sweep at least so many at each rate [default: 100; those of the trace; as many as --duration
-    /// allows]
+    /// Requests to send; with --sweep, the minimum at each rate [default: 100, or the length of the trace, or as many as
+    /// --duration allows]
     #[arg(
         short = 'N', long, value_name = "N", value_parser = whole::<usize, 1, 10_000_000>,
         allow_negative_numbers = true, help_heading = "Load"
     )]
     requests: Option<usize>,
 
-    /// Stop sending after this many seconds; with --sweep hold each rate at least this long [default with --sweep: 10]
+    /// Stop sending after this many seconds; with --sweep, run each rate at least this long [default with --sweep: 10]
     #[arg(short, long, value_name = "SECONDS", value_parser = above_zero, allow_negative_numbers = true, help_heading = "Load")]
     duration: Option<f64>,
 
-    /// Warm-up requests, sent at once and not measured
+    /// Warm-up requests, sent concurrently and not measured
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, 10_000>, allow_negative_numbers = true,
         default_value_t = 0, help_heading = "Load"
     )]
     warmup: usize,
 
-    /// Seed of times and prompts
+    /// Seed of arrival times and prompts
     #[arg(
         long, value_name = "N", value_parser = whole::<u64, 0, MAX_COUNT>, allow_negative_numbers = true,
         default_value_t = 0, help_heading = "Load"
     )]
     seed: u64,
 
-    /// Tokens of each prompt, or a range as 64..1024 from which they are drawn
+    /// Tokens per prompt, or a range such as 64..1024 to draw from
     #[arg(
         short, long, value_name = "N", value_parser = range, default_value = "128", conflicts_with = "trace",
         help_heading = "Prompts"
     )]
     prompt: (usize, usize),
 
-    /// Tokens of each answer, or a range
+    /// Tokens per response, or a range to draw from
     #[arg(
         short = 'n', long, value_name = "N", value_parser = range, default_value = "128", conflicts_with = "trace",
         help_heading = "Prompts"
     )]
     generate: (usize, usize),
 
-    /// Length of a prefix that all prompts share, in tokens
+    /// Length of a prefix shared by all prompts, in tokens
     #[arg(
         long, value_name = "N", value_parser = whole::<usize, 0, 10_000_000>, allow_negative_numbers = true,
         default_value_t = 0, help_heading = "Prompts"
     )]
     shared_prefix: usize,
 
-    /// Draw prompt token ids below this one
+    /// Draw prompt token ids below this number
     #[arg(
         long, value_name = "N", value_parser = whole::<u32, 4, 4_000_000>, allow_negative_numbers = true,
         default_value_t = 512, conflicts_with_all = ["chat", "corpus"], help_heading = "Prompts"
     )]
     vocab: u32,
 
-    /// Take prompts from this text [default: random ids; for --chat common words]
+    /// Take prompts from this text [default: random token ids; common words with --chat]
     #[arg(long, value_name = "FILE", help_heading = "Prompts")]
     corpus: Option<PathBuf>,
 
-    /// Folder with the model's tokenizer.json, for prompts of exactly the given lengths [default: as many
-    /// words]
+    /// Folder with the model's tokenizer.json, for prompts of exactly the given lengths [default: count words instead]
     #[arg(long, value_name = "DIR", help_heading = "Prompts")]
     tokenizer: Option<PathBuf>,
 
@@ -172,7 +170,7 @@ pub(crate) struct ServeBenchArgs {
     #[arg(long, value_name = "LIMITS", value_parser = Objective::parse, help_heading = "Objective")]
     slo: Option<Objective>,
 
-    /// Find the highest rate at which throughput keeps up with 95 % of the load and a share of --attain meets --slo
+    /// Find the highest rate at which throughput reaches 95 % of the load and a share --attain of requests meets --slo
     #[arg(long, requires = "slo", help_heading = "Objective")]
     sweep: bool,
 
@@ -183,11 +181,11 @@ pub(crate) struct ServeBenchArgs {
     )]
     attain: f64,
 
-    /// Print one JSON object, times in seconds
+    /// Print one JSON object, with times in seconds
     #[arg(long, help_heading = "Output")]
     json: bool,
 
-    /// Draw the times of all answers, or the steps of a sweep
+    /// Plot the latencies of all responses, or the rates of a sweep
     #[arg(long, value_name = "FILE.svg", help_heading = "Output")]
     plot: Option<PathBuf>,
 }
@@ -212,16 +210,16 @@ fn range(typed: &str) -> Result<(usize, usize), String> {
     let (low, high) = typed.split_once("..").unwrap_or((typed, typed));
     let read = |n: &str| n.parse::<usize>().ok().filter(|n| (1..=10_000_000).contains(n));
     let ends = read(low).zip(read(high)).filter(|(low, high)| low <= high);
-    ends.ok_or_else(|| "must be a whole number from 1 to 10000000, or a range of them as 64..1024".to_owned())
+    ends.ok_or_else(|| "must be a whole number from 1 to 10000000, or a range such as 64..1024".to_owned())
 }
 
-/// Where the sizes of requests come from.
+/// The source of request lengths.
 pub(super) enum RequestLengths {
     Drawn { prompt: (usize, usize), generate: (usize, usize) },
     Trace(Vec<TraceRequest>),
 }
 
-/// ArrivalMode they come.
+/// The arrival process.
 #[derive(Clone, Copy)]
 pub(super) enum ArrivalMode {
     Concurrent(usize),
@@ -229,7 +227,7 @@ pub(super) enum ArrivalMode {
     Trace { speed: f64 },
 }
 
-/// Which load is sent where, and how results are shown.
+/// The load, its target, and how results are shown.
 pub(super) struct ServeBenchSettings {
     pub(super) target: ServerTarget,
     pub(super) prompts: Arc<PromptGenerator>,
@@ -248,10 +246,10 @@ pub(super) struct ServeBenchSettings {
 }
 
 const REQUESTS: usize = 100;
-/// Seconds for which a sweep holds a rate at least.
+/// Minimum duration of each rate of a sweep, in seconds.
 const HOLD: f64 = 10.0;
 const CONCURRENT: usize = 16;
-/// Requests that a duration allows at most: more would not fit into memory.
+/// Maximum number of requests with --duration, bounded by memory.
 pub(super) const MAX_REQUESTS: usize = 10_000_000;
 
 impl ServeBenchArgs {
@@ -266,7 +264,9 @@ impl ServeBenchArgs {
         }
         if let Some(extra) = &self.extra {
             let object: Result<Map<String, Value>, _> = serde_json::from_str(extra);
-            target.more.extend(object.map_err(|why| refused("--extra", extra, &format!("is no JSON object: {why}")))?);
+            target
+                .more
+                .extend(object.map_err(|why| refused("--extra", extra, &format!("is not a JSON object: {why}")))?);
         }
         let tokenizer = self.tokenizer.map(|folder| Tokenizer::from_file(folder.join("tokenizer.json"))).transpose()?;
         let words = match &self.corpus {
@@ -309,7 +309,7 @@ impl ServeBenchArgs {
 }
 
 impl ServeBenchSettings {
-    /// What is sent, if it comes as `when` says.
+    /// The workload with the arrival process `when`.
     pub(super) fn workload(&self, when: ArrivalMode) -> LoadWorkload {
         let of_trace = match &self.lengths {
             RequestLengths::Trace(requests) => requests.len(),
@@ -346,7 +346,7 @@ impl ServeBenchSettings {
             (ArrivalMode::Random { rate }, _) => {
                 let arrivals = Arrivals::new(rate, self.burst, self.seed);
                 let times: Vec<f64> = match self.attain {
-                    // A rate is held until both are over.
+                    // A rate runs until both limits are reached.
                     Some(_) => {
                         let (least, end) = (self.requests.unwrap_or(REQUESTS), self.duration.unwrap_or(HOLD));
                         let held = arrivals.enumerate().take_while(|(i, at)| *i < least || *at < end);
@@ -361,7 +361,7 @@ impl ServeBenchSettings {
             }
             (when, _) => {
                 let most = if let ArrivalMode::Concurrent(most) = when { most } else { CONCURRENT };
-                // What is drawn repeats after so many.
+                // The drawn requests repeat after this many.
                 let shapes = (0..requests.min(of_trace).min(100_000)).map(|i| shape(i, None)).collect();
                 (shapes, Pace::Concurrent(most))
             }

@@ -1,5 +1,5 @@
-//! `ridge bench serve`: how a server answers under load. `args` has the settings and the workload, `show` the forms of
-//! results; this file sends the load.
+//! `ridge bench serve`: load-tests a server. `args` has the settings and the workload, `show` the forms of results; this
+//! file sends the load.
 
 mod args;
 mod show;
@@ -16,7 +16,7 @@ use crate::output::{Progress, count, note, print, print_json, write_file};
 /// Runs the command.
 ///
 /// # Errors
-/// When the server cannot be reached or answers nothing, or a file cannot be read or written.
+/// When the server cannot be reached or all requests fail, or a file cannot be read or written.
 pub(crate) fn run(args: ServeBenchArgs) -> Result<()> {
     send(args.resolve()?)
 }
@@ -24,7 +24,7 @@ pub(crate) fn run(args: ServeBenchArgs) -> Result<()> {
 fn send(mut settings: ServeBenchSettings) -> Result<()> {
     let workload = settings.workload(settings.when);
     let Some(first) = workload.shapes.first() else {
-        return Err(refused("--duration", settings.duration.unwrap_or(0.0), "is over before the first request comes"));
+        return Err(refused("--duration", settings.duration.unwrap_or(0.0), "ends before the first request is due"));
     };
     let client = preflight(Client::new(settings.target.clone()), &settings.prompts, first)?;
     settings.target = client.target;
@@ -89,10 +89,10 @@ fn swept(settings: &ServeBenchSettings, attain: f64) -> Result<LoadMeasurement> 
     let found = sweep(first, show::PRECISION, |rate| {
         let mut workload = settings.workload(ArrivalMode::Random { rate });
         if workload.shapes.is_empty() {
-            let why = format!("is over before the first request comes at {rate:.3} a second");
+            let why = format!("ends before the first request is due at {rate:.3} requests/s");
             return Err(refused("--duration", settings.duration.unwrap_or(0.0), &why));
         }
-        // A prompt that was asked before may be in the server's cache.
+        // The server may have cached a prompt that was sent before.
         workload.first_number = (steps.len() as u64 + 1) << 32;
         let (run, report) = measure(settings, &workload, "asking")?;
         let good = report.good_share().is_some_and(|share| share >= attain);

@@ -1,4 +1,4 @@
-//! What `ridge bench serve` measured: as text, as JSON, as charts.
+//! Results of `ridge bench serve` as text, JSON and charts.
 
 use ridge_hw::units::Seconds;
 use ridge_plan::plot::{Axis, Chart, Mark, Panel, Series, Style, Unit, draw};
@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 use super::args::{ArrivalMode, RequestLengths, ServeBenchSettings};
 use crate::output::{columns, count, grouped};
 
-/// What was measured.
+/// The results.
 pub(super) enum LoadMeasurement {
     Once { run: LoadRun, report: Box<LoadReport> },
     Sweep { sweep: RateSweep, steps: Vec<(f64, LoadReport)> },
 }
 
-/// How near the two rates are between which a sweep ends.
+/// The ratio of the two bracketing rates at which a sweep ends.
 pub(super) const PRECISION: f64 = 0.05;
 /// Maximum number of points of a curve.
 const MAX_POINTS: usize = 200;
@@ -35,16 +35,16 @@ impl ServeBenchSettings {
 
     fn manner(&self) -> String {
         let random = match self.burst {
-            0.0 => "at even distances".to_owned(),
+            0.0 => "uniform arrivals".to_owned(),
             1.0 => "Poisson".to_owned(),
-            cv => format!("in bursts (coefficient of variation {cv})"),
+            cv => format!("bursty arrivals (coefficient of variation {cv})"),
         };
         match self.when {
             _ if self.attain.is_some() => random,
-            ArrivalMode::Concurrent(n) => format!("{} at a time", grouped(n as u64)),
+            ArrivalMode::Concurrent(n) => format!("concurrency {}", grouped(n as u64)),
             ArrivalMode::Random { rate } => format!("{random}, {}", a_second(rate)),
-            ArrivalMode::Trace { speed: 1.0 } => "at the times of the trace".to_owned(),
-            ArrivalMode::Trace { speed } => format!("at the times of the trace, {speed} times as fast"),
+            ArrivalMode::Trace { speed: 1.0 } => "arrival times of the trace".to_owned(),
+            ArrivalMode::Trace { speed } => format!("arrival times of the trace at {speed} times the speed"),
         }
     }
 
@@ -73,12 +73,14 @@ pub(super) fn text(settings: &ServeBenchSettings, measured: &LoadMeasurement) ->
             let attained = settings.attain.map(share).unwrap_or_default();
             text += &match (sweep.highest, sweep.lowest_broken) {
                 (Some(kept), Some(broken)) => format!(
-                    "{} is the highest rate tried that is answered and at which {attained} keep {limits}; {} is too much\n",
+                    "{} is the highest rate tried that the server sustains with {attained} within {limits}; {} is too high\n",
                     a_second(kept),
                     a_second(broken)
                 ),
-                (Some(kept), None) => format!("{} is not too much for {limits}; more was not tried\n", a_second(kept)),
-                (None, _) => format!("no rate tried lets {attained} keep {limits}\n"),
+                (Some(kept), None) => {
+                    format!("{} is sustained within {limits}; higher rates were not tried\n", a_second(kept))
+                }
+                (None, _) => format!("no rate tried is sustained with {attained} within {limits}\n"),
             };
             let best = steps.iter().find(|(rate, _)| sweep.highest == Some(*rate));
             best.map_or(text.clone(), |(_, report)| text + &report_text(settings, report))
@@ -86,7 +88,7 @@ pub(super) fn text(settings: &ServeBenchSettings, measured: &LoadMeasurement) ->
     }
 }
 
-/// A line of a sweep: `attained` has the times that the share `attain` of the answers stayed below.
+/// A line of a sweep: `attained` has the percentiles of the latencies at the share `attain`.
 pub(super) fn step(
     rate: f64,
     kept: bool,
@@ -98,9 +100,9 @@ pub(super) fn step(
         format!("{name} {}", value.map_or_else(|| "none".to_owned(), |value| Seconds(value).to_string()))
     };
     format!(
-        "{:>9}  {}  {} of {} good, {} answered, p{} of {}",
+        "{:>9}  {}  {} of {} within the objective, {} completed, p{} of {}",
         a_second(rate),
-        if kept { "kept  " } else { "broken" },
+        if kept { "sustained" } else { "exceeded " },
         report.good.unwrap_or(0),
         count(report.requests, "request"),
         share(report.steadiness.share().min(1.0)),
@@ -113,7 +115,7 @@ fn report_text(settings: &ServeBenchSettings, report: &LoadReport) -> String {
     let mut rows = vec![vec![
         "answered".to_owned(),
         format!(
-            "{} of {} in {}, at most {} at a time",
+            "{} of {} in {}, at most {} in flight",
             grouped(report.answered as u64),
             count(report.requests, "request"),
             Seconds(report.seconds),
@@ -121,15 +123,15 @@ fn report_text(settings: &ServeBenchSettings, report: &LoadReport) -> String {
         ),
     ]];
     let offered = if report.late.is_some() { format!(", {} sent", a_second(report.offered)) } else { String::new() };
-    rows.push(vec!["requests".to_owned(), format!("{} answered{offered}", a_second(report.rate(report.answered)))]);
+    rows.push(vec!["requests".to_owned(), format!("{} completed{offered}", a_second(report.rate(report.answered)))]);
     let prompts = match report.prompt_tokens {
-        Some(tokens) => format!("{} read, ", a_second(report.rate(tokens))),
-        None => "prompts not counted by the server, ".to_owned(),
+        Some(tokens) => format!("{} of prompts, ", a_second(report.rate(tokens))),
+        None => "prompt tokens not reported by the server, ".to_owned(),
     };
     rows.push(vec!["tokens".to_owned(), format!("{prompts}{} generated", a_second(report.rate(report.output_tokens)))]);
     if let (Some(good), Some(of)) = (report.good, report.good_share()) {
         let rate = a_second(report.rate(good));
-        rows.push(vec!["good".to_owned(), format!("{good} ({}), {rate}: {}", share(of), settings.limits())]);
+        rows.push(vec!["goodput".to_owned(), format!("{good} ({}), {rate}: {}", share(of), settings.limits())]);
     }
     let mut text = columns(&rows);
     let times = [
@@ -154,14 +156,13 @@ fn report_text(settings: &ServeBenchSettings, report: &LoadReport) -> String {
         text += &columns(&report.failures.iter().map(row).collect::<Vec<_>>());
     }
     if !report.counted {
-        text +=
-            "the server does not count the tokens of its answers: events were counted, which may bring several each\n";
+        text += "the server does not report the tokens of its responses: events were counted, each of which may carry several tokens\n";
     }
     if report.short > 0 {
-        text += &format!("{} ended before the tokens that were asked for\n", count(report.short, "answer"));
+        text += &format!("{} ended before the requested number of tokens\n", count(report.short, "response"));
     }
     if !settings.prompts.exact() {
-        text += "prompts have as many words as tokens were asked for; --tokenizer DIR gives them as many tokens\n";
+        text += "prompt lengths are counted in words; with --tokenizer DIR they are exact in tokens\n";
     }
     text
 }
@@ -211,7 +212,7 @@ pub(super) fn plot(settings: &ServeBenchSettings, measured: &LoadMeasurement) ->
     draw(&charts.into_iter().map(Panel::from).collect::<Vec<_>>())
 }
 
-/// What is drawn of an answer, in seconds.
+/// The plotted latency of a response, in seconds.
 type Time = fn(&TimedResponse) -> Option<f64>;
 
 fn of_run(settings: &ServeBenchSettings, run: &LoadRun) -> Vec<Chart> {
@@ -219,7 +220,7 @@ fn of_run(settings: &ServeBenchSettings, run: &LoadRun) -> Vec<Chart> {
     let limit = |name: &str| settings.objective.iter().flat_map(Objective::limits).find(|l| l.0 == name);
     let time = |label: &str| Axis::linear(label, Unit::Seconds);
     let spread = |title: &str, names: &[(&str, Time)]| {
-        let mut chart = Chart::new(title, time("time"), Axis::linear("share of answers, %", Unit::Number));
+        let mut chart = Chart::new(title, time("time"), Axis::linear("share of responses, %", Unit::Number));
         for (name, of) in names {
             chart.series.push(Series::new(
                 *name,
@@ -240,13 +241,13 @@ fn of_run(settings: &ServeBenchSettings, run: &LoadRun) -> Vec<Chart> {
     ));
     vec![
         spread("Time to the first token", &[("ttft", |a| Some(a.ttft))]),
-        spread("Time a token after the first", &[("tpot", TimedResponse::tpot)]),
+        spread("Time per token after the first", &[("tpot", TimedResponse::tpot)]),
         spread("Time to the end", &[("e2e", |a| Some(a.e2e))]),
         over_time,
     ]
 }
 
-/// How much of the values, in percent, is at most each.
+/// The cumulative distribution of the values, in percent.
 fn cumulated(mut values: Vec<f64>) -> Vec<(f64, f64)> {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -268,7 +269,7 @@ fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, LoadReport)]) -> Vec<C
     };
     let chart = |title: String, y: Axis, series: Vec<Series>| Chart {
         series,
-        ..Chart::new(title, Axis::linear("requests a second", Unit::Number), y)
+        ..Chart::new(title, Axis::linear("requests per second", Unit::Number), y)
     };
     let time = || Axis::linear("time", Unit::Seconds);
     let both = |of: fn(&LoadReport) -> &Option<SampleSummary>| {
@@ -280,11 +281,11 @@ fn of_sweep(settings: &ServeBenchSettings, steps: &[(f64, LoadReport)]) -> Vec<C
     };
     vec![
         chart(
-            format!("Answers that keep {}", settings.limits()),
+            format!("Requests within {}", settings.limits()),
             Axis::linear("share of requests, %", Unit::Number),
             vec![series("good", &|r| r.good_share().map(|s| 100.0 * s))],
         ),
         chart("Time to the first token".to_owned(), time(), both(|r| &r.ttft)),
-        chart("Time a token after the first".to_owned(), time(), both(|r| &r.tpot)),
+        chart("Time per token after the first".to_owned(), time(), both(|r| &r.tpot)),
     ]
 }

@@ -1,4 +1,4 @@
-//! `ridge plan train`: what a training step takes, divided as asked or in the best of all ways, and what a run costs.
+//! `ridge plan train`: time and memory of a training step in a given layout or in the best one, and the cost of a run.
 
 mod tables;
 
@@ -23,7 +23,7 @@ use crate::output::{count, grouped};
 
 /// Search training layouts: step time, memory and cost
 ///
-/// Without --tp, --pp, --dp, --cp, --ep and the like, all layouts of the GPUs are searched.
+/// Without options such as --tp, --pp, --dp, --cp and --ep, all layouts on the GPUs are searched.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -35,15 +35,15 @@ pub(crate) struct PlanTrainArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// GPUs, all of which are used
+    /// Number of GPUs; all are used
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     gpus: usize,
 
-    /// Sequences of a step, over all GPUs
+    /// Sequences per step, over all GPUs
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize, 1, 10_000_000>)]
     batch: usize,
 
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = whole::<usize, 1, 100_000_000>)]
     seq: usize,
 
@@ -51,11 +51,11 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_parser = ["bf16", "fp8"], default_value = "bf16")]
     precision: String,
 
-    /// States of a parameter: mixed (18 bytes), full (f32, 16 bytes) or half (8 bytes)
+    /// Bytes per parameter with gradient and optimiser state: mixed (18), full (f32, 16) or half (8)
     #[arg(long, value_parser = ["mixed", "full", "half"], default_value = "mixed")]
     states: String,
 
-    /// Training software: others (as Megatron and the like work today), or ridge by its own graphs [default: others]
+    /// Training software: others (Megatron and similar), or ridge (from its own graphs) [default: others]
     #[arg(long, value_parser = ["others", "ridge"], default_value = "others", hide_default_value = true)]
     software: String,
 
@@ -66,19 +66,19 @@ pub(crate) struct PlanTrainArgs {
     #[arg(long, value_name = "N", value_parser = amount::<1_000_000_000_000_000_000>)]
     tokens: Option<f64>,
 
-    /// Price of a GPU hour, USD
+    /// Price per GPU hour, in USD
     #[arg(long, value_name = "USD", value_parser = amount::<1_000_000>)]
     price: Option<f64>,
 
-    /// Mean time between failures of one GPU, hours
+    /// Mean time between failures of one GPU, in hours
     #[arg(long, value_name = "HOURS", value_parser = amount::<1_000_000_000_000>, default_value = "50000")]
     gpu_mtbf: f64,
 
-    /// Pause of a checkpoint in seconds
+    /// Time to write a checkpoint, in seconds
     #[arg(long, value_name = "S", value_parser = amount::<1_000_000_000>, default_value = "30")]
     checkpoint: f64,
 
-    /// Layouts shown
+    /// Number of layouts to show
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = whole::<usize, 1, 10_000>)]
     top: usize,
 
@@ -86,9 +86,9 @@ pub(crate) struct PlanTrainArgs {
     page: PageArgs,
 }
 
-/// Degrees, where they are fixed.
+/// Fixed parallel degrees.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "One layout rather than all")]
+#[command(next_help_heading = "Fixed layout")]
 struct LayoutArgs {
     /// Tensor parallel ranks
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
@@ -99,22 +99,22 @@ struct LayoutArgs {
     /// Data parallel replicas [default: GPUs / (tp x pp x cp)]
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     dp: Option<usize>,
-    /// Ranks that share a sequence
+    /// Context parallel ranks
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     cp: Option<usize>,
-    /// Ranks that share the experts
+    /// Expert parallel ranks
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     ep: Option<usize>,
-    /// Sequences of a micro-batch
+    /// Sequences per micro-batch
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     micro_batch: Option<usize>,
-    /// Chunks of a stage
+    /// Layer chunks per stage
     #[arg(long, value_name = "N", value_parser = whole::<usize, 1, 1_000_000>)]
     interleave: Option<usize>,
     /// ZeRO stage
     #[arg(long, value_name = "0..3")]
     zero: Option<u8>,
-    /// What is recomputed: none, attention, products or full
+    /// Recomputed activations: none, attention, products or full
     #[arg(long, value_parser = recompute)]
     recompute: Option<Recompute>,
 }
@@ -125,7 +125,7 @@ fn recompute(typed: &str) -> Result<Recompute, String> {
 }
 
 impl LayoutArgs {
-    /// The layout that they give `gpus`, if any is given.
+    /// The layout with these degrees on `gpus`, if any degree is given.
     fn layout(&self, gpus: usize, by_ridge: bool) -> Option<Layout> {
         let degrees = [self.tp, self.pp, self.cp, self.ep, self.micro_batch, self.interleave];
         if degrees.iter().chain([&self.dp]).all(Option::is_none) && self.zero.is_none() && self.recompute.is_none() {
@@ -144,7 +144,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     let by_ridge = args.software == "ridge";
     let reading = if by_ridge { args.target.reading_trained_by_ridge()? } else { args.target.reading()? };
     if args.seq > reading.max_context {
-        let why = format!("is more than the model was made for; the longest is {}", reading.max_context);
+        let why = format!("exceeds the model's maximum of {}", reading.max_context);
         return Err(refused("--seq", args.seq, &why));
     }
     let precision = if args.precision == "fp8" { Precision::Fp8 } else { Precision::Bf16 };
@@ -165,7 +165,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
                 let nearest = (args.gpus as f64 / unit as f64).round().max(1.0) as usize * unit;
                 let why = match given {
                     true => format!("is not tp x pp x cp x dp = {unit}"),
-                    false => format!("is no multiple of tp x pp x cp = {unit}; the nearest is {nearest}"),
+                    false => format!("is not a multiple of tp x pp x cp = {unit}; the nearest is {nearest}"),
                 };
                 return Err(refused("--gpus", args.gpus, &why));
             }
@@ -193,7 +193,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         })
     };
     let title = format!(
-        "{} with {} parameters ({:.3e} multiplied by a token) on {} x {}\n{}, {} fit",
+        "{} with {} parameters ({:.3e} active per token) on {} x {}\n{}, {} fit",
         reading.family,
         grouped(reading.parameters),
         reading.active(),
@@ -222,8 +222,11 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
     }
     if let (Some(best), Some(run)) = (best, run) {
         let fits = best.bytes <= usable;
-        let caption =
-            format!("memory of the fullest GPU, {}{}", best.layout, if fits { "" } else { ": it does NOT fit" });
+        let caption = format!(
+            "memory of the GPU with the highest use, {}{}",
+            best.layout,
+            if fits { "" } else { ": does not fit" }
+        );
         page.blocks.push(PageBlock::Table(with_room(
             caption,
             &training(&reading, &best.layout, &work),
@@ -238,7 +241,7 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
         }
         page.blocks.push(PageBlock::Answer(answer(args, &run, optimal)));
         page.lead = format!(
-            "{}: a step takes {}, {} tokens/s, {:.1} % MFU, and {} of a GPU",
+            "{}: {} per step, {} tokens/s, {:.1} % MFU, {} per GPU",
             best.layout,
             seconds(best.step.total),
             grouped(best.step.tokens_per_second as u64),
@@ -249,25 +252,25 @@ pub(super) fn run(args: &PlanTrainArgs) -> Result<()> {
             page.panels = panels(args, &reading, &machine, &work, &found, &space);
         }
     } else {
-        let mut text = "nothing fits: take more GPUs, a smaller batch or a GPU with more memory".to_owned();
+        let mut text = "no layout fits: use more GPUs, a smaller batch or GPUs with more memory".to_owned();
         if let Some((why, (_, layout))) = found.rejected.iter().find(|(why, _)| why.starts_with("needs ")) {
-            text += &format!("\nnearest is {layout}, which {why}");
+            text += &format!("\nthe closest is {layout}, which {why}");
         }
         page.blocks.push(PageBlock::Answer(text));
     }
     let s = work.states;
     let bytes = s.weight + s.gradient + s.master + s.moments;
-    page.given("tokens of a sequence", work.seq, "--seq");
-    page.given("sequences of a step", work.global_batch, "--batch");
-    page.given("states of a parameter", format!("{} ({bytes} B)", args.states), "--states");
+    page.given("tokens per sequence", work.seq, "--seq");
+    page.given("sequences per step", work.global_batch, "--batch");
+    page.given("state per parameter", format!("{} ({bytes} B)", args.states), "--states");
     if by_ridge {
-        page.given("activations", "what the gradient of Ridge's own graph takes", "--software");
+        page.given("activations", "the residuals of the gradient of Ridge's own graph", "--software");
     } else {
-        page.given("attention and loss", "fused", "set: scores and logarithms never reach memory");
+        page.given("attention and loss", "fused", "set: scores and log-probabilities are never written to memory");
     }
-    page.given("communication of data parallelism", "hidden where it fits", "set");
-    page.given("share of the device's memory that may be used", space.utilisation, "set: the rest is margin");
-    page.given("hours that a GPU runs between failures", args.gpu_mtbf, "--gpu-mtbf");
+    page.given("data-parallel communication", "overlapped where possible", "set");
+    page.given("usable share of the device's memory", space.utilisation, "set: the rest is margin");
+    page.given("hours between failures of a GPU", args.gpu_mtbf, "--gpu-mtbf");
     page.given(
         "seconds of a checkpoint, and of a restart",
         format!("{}, {RESTART}", args.checkpoint),
@@ -287,16 +290,16 @@ fn answer(args: &PlanTrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) 
     let restart = seconds(RESTART);
     let mut text = if saves.overhead.is_finite() {
         format!(
-            "a failure every {between}; a checkpoint every {interval} loses least: failures and checkpoints add {:.1} % to the time, a restart of {restart} after each failure included\n",
+            "one failure per {between}; the optimal checkpoint interval is {interval}: failures and checkpoints add {:.1} % to the time, including a restart of {restart} per failure\n",
             100.0 * saves.overhead
         )
     } else {
         format!(
-            "a failure every {between}: none leaves time for a restart of {restart} and the {interval} to the next checkpoint, so no step is kept and the run never ends\n"
+            "one failure per {between}: less than a restart of {restart} plus {interval} to the next checkpoint, so the run makes no progress\n"
         )
     };
     if args.tokens.is_some() && !saves.overhead.is_finite() {
-        text += &format!("{:.1} days if nothing failed\n", run.days);
+        text += &format!("{:.1} days without failures\n", run.days);
     } else if args.tokens.is_some() {
         text += &format!(
             "{:.1} days, {:.1} with failures: {} GPU hours",
@@ -310,7 +313,7 @@ fn answer(args: &PlanTrainArgs, run: &TrainingRun, optimal: Option<(f64, f64)>) 
     }
     if let Some((parameters, tokens)) = optimal {
         text += &format!(
-            "the same FLOPs are best spent on {parameters:.3e} parameters and {tokens:.3e} tokens (Hoffmann et al. 2022)"
+            "compute-optimal for the same FLOPs: {parameters:.3e} parameters and {tokens:.3e} tokens (Hoffmann et al. 2022)"
         );
     }
     text
@@ -322,12 +325,12 @@ fn run_of(args: &PlanTrainArgs, best: &LayoutCandidate) -> TrainingRun {
     TrainingRun::new(tokens, best.step.tokens_per_second, args.gpus, args.price.unwrap_or(0.0), saves.overhead)
 }
 
-/// How many times as long as the fastest the layouts of a figure take at most.
+/// Maximum step time of the layouts in a figure, relative to the fastest.
 const SLOWEST: f64 = 3.0;
-/// Layouts that a figure shows at most: the fastest.
+/// Maximum number of layouts in a figure; the fastest are shown.
 const MAX_POINTS: usize = 1500;
 
-/// What fits, by time and memory; the best layouts' memory and time; and the money that more or fewer GPUs take.
+/// Figures: fitting layouts by time and memory; memory and time of the best layouts; cost over the number of GPUs.
 fn panels(
     args: &PlanTrainArgs,
     reading: &Reading,
@@ -339,14 +342,14 @@ fn panels(
     let mut panels: Vec<Panel> = Vec::new();
     let point = |c: &LayoutCandidate| (c.step.total, c.bytes);
     if let [fastest, _, ..] = &found.ranked[..] {
-        let axes = (Axis::log("time of a step", Unit::Seconds), Axis::linear("memory of the fullest GPU", Unit::Bytes));
-        // The slow ones would squeeze the others together.
+        let axes = (Axis::log("time per step", Unit::Seconds), Axis::linear("peak memory per GPU", Unit::Bytes));
+        // Slow layouts would compress the scale.
         let shown = |c: &&LayoutCandidate| c.step.total <= SLOWEST * fastest.step.total;
         let slower = found.ranked.iter().filter(|c| !shown(c)).count();
         let title = match slower {
             0 => "Layouts that fit".to_owned(),
             n => {
-                format!("Layouts that fit; {} take more than {SLOWEST} times as long as the fastest", grouped(n as u64))
+                format!("Layouts that fit; {} slower than {SLOWEST} times the fastest are not shown", grouped(n as u64))
             }
         };
         let mut chart = Chart { height: 340.0, ..Chart::new(title, axes.0, axes.1) };
@@ -358,14 +361,14 @@ fn panels(
         let front = pareto(&found.ranked);
         let others = front.iter().filter(shown).filter(|c| c.layout != fastest.layout);
         let points = others.map(|c| named(c, c.layout.to_string())).collect();
-        chart.series.push(Series { name: "none is both faster and smaller".into(), points, style: Style::Both });
+        chart.series.push(Series { name: "Pareto front".into(), points, style: Style::Both });
         panels.push(chart.into());
     }
     let top: Vec<&LayoutCandidate> = found.ranked.iter().take(args.top.min(8)).collect();
     let limit = Some((machine.name.clone(), machine.memory));
     let bars = top.iter().map(|c| ledger_bar(c.layout.to_string(), &training(reading, &c.layout, work))).collect();
     let axis = || Axis::linear("memory", Unit::Bytes);
-    panels.push(Bars { title: "Memory of the fullest GPU".into(), axis: axis(), bars, limit: limit.clone() }.into());
+    panels.push(Bars { title: "Peak memory per GPU".into(), axis: axis(), bars, limit: limit.clone() }.into());
     if let Some(best) = top.first().filter(|c| c.layout.pp > 1) {
         let stages = training_stages(reading, &best.layout, work);
         let bars = stages.iter().enumerate().map(|(i, ledger)| ledger_bar(format!("stage {i}"), ledger)).collect();
@@ -377,18 +380,18 @@ fn panels(
             .into_iter()
             .map(|(what, time, _)| match what {
                 "compute" => (what.to_owned(), time - c.step.recompute),
-                "  of it again" => ("computed again".to_owned(), time),
+                "  recomputation" => ("recomputation".to_owned(), time),
                 _ => (what.to_owned(), time),
             })
             .collect(),
     };
     let axis = Axis::linear("time", Unit::Seconds);
-    panels.push(Bars { title: "Time of a step".into(), axis, bars: top.iter().map(bar).collect(), limit: None }.into());
+    panels.push(Bars { title: "Time per step".into(), axis, bars: top.iter().map(bar).collect(), limit: None }.into());
     panels.extend(over_gpus(args, reading, machine, work, space));
     panels
 }
 
-/// Days and GPU hours, or dollars, of the run on other numbers of GPUs, each in its fastest layout.
+/// Days and GPU hours, or dollars, of the run for other numbers of GPUs, each with its fastest layout.
 fn over_gpus(
     args: &PlanTrainArgs,
     reading: &Reading,
@@ -411,7 +414,7 @@ fn over_gpus(
     let points: Vec<ChartPoint> = counts.filter_map(spent).filter(|p| p.x.is_finite()).collect();
     let y = if args.price.is_some() { "dollars" } else { "GPU hours" };
     let axes = (Axis::log("days, with failures", Unit::Number), Axis::linear(y, Unit::Number));
-    let mut chart = Chart::new("Time and money of the run, the batch being the same", axes.0, axes.1);
+    let mut chart = Chart::new("Time and cost of the run at the same batch", axes.0, axes.1);
     chart.series.push(Series { name: "fastest layout".into(), points, style: Style::Both });
     Some(chart.into())
 }

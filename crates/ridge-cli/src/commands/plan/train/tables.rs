@@ -1,4 +1,4 @@
-//! The tables of a layout's page: how its figures are found, what it keeps and what it takes.
+//! The tables of a layout's page: formulas, memory and time.
 
 use ridge_hw::units::{Bytes, Flops};
 use ridge_plan::efficiency::Machine;
@@ -10,7 +10,7 @@ use ridge_plan::train::{Layout, Recompute, StepTime, Workload};
 use crate::commands::plan::page::{PageTable, ledger_table, seconds};
 use crate::output::grouped;
 
-/// How figures of the table of layouts and of the run are found.
+/// Formulas of the figures in the table of layouts and of the run.
 pub(super) fn formulas(best: &LayoutCandidate, optimal: bool) -> PageTable {
     let s = &best.step;
     let mut table = PageTable { caption: "how".into(), detail: true, ..PageTable::default() };
@@ -18,26 +18,29 @@ pub(super) fn formulas(best: &LayoutCandidate, optimal: bool) -> PageTable {
     let flops = |flops: f64| Flops(flops).to_string();
     table.push(
         ["model FLOPs".to_owned(), flops(s.model_flops)],
-        "3 x (2 a parameter that a token multiplies, 4 a head, pair and width) x tokens of a step",
+        "3 x (2 per active parameter, 4 per head, pair and element) x tokens per step",
     );
-    table.push(["hardware FLOPs".to_owned(), flops(s.hardware_flops)], "with what is computed again");
+    table.push(["hardware FLOPs".to_owned(), flops(s.hardware_flops)], "including recomputation");
     table.push(["MFU".to_owned(), percent(s.mfu)], "model FLOPs / (step x dense rate of the sheet x GPUs)");
     table.push(["HFU".to_owned(), percent(s.hfu)], "hardware FLOPs / (the same)");
     table.push(["tokens/s".to_owned(), grouped(s.tokens_per_second as u64)], "batch x sequence / step");
     table.push(
         ["checkpoints".to_owned(), String::new()],
-        "interval sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M) - w, w a checkpoint's seconds, M those between failures (Daly 2006)",
+        "interval sqrt(2 w M) (1 + sqrt(w / 2M) / 3 + w / 18M) - w, w the checkpoint time, M the time between failures (Daly 2006)",
     );
     if optimal {
-        table.push(["best spent".to_owned(), String::new()], "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)");
+        table.push(
+            ["compute-optimal".to_owned(), String::new()],
+            "6 N D FLOPs with D = 20 N tokens (Hoffmann et al. 2022)",
+        );
     }
     table
 }
 
-/// What the layout keeps and takes under each policy of recomputation.
+/// Memory and time of the layout under each recomputation policy.
 pub(super) fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload, best: &LayoutCandidate) -> PageTable {
     let mut table =
-        PageTable::with_head("by what is computed again", ["recompute", "activations", "in all", "step", "HFU"]);
+        PageTable::with_head("by recomputation policy", ["recompute", "activations", "total", "step", "HFU"]);
     for recompute in Recompute::ALL {
         let layout = Layout { recompute, ..best.layout };
         let Ok(c) = judge(reading, machine, work, &layout, f64::INFINITY) else { continue };
@@ -56,7 +59,7 @@ pub(super) fn by_recompute(reading: &Reading, machine: &Machine, work: &Workload
     table
 }
 
-/// A ledger, the margin, and what they leave of the device.
+/// A ledger, the margin, and the remaining memory of the device.
 pub(super) fn with_room(caption: String, ledger: &Ledger, machine: &Machine, space: &SearchSpace) -> PageTable {
     let mut table = ledger_table(caption, &ledger.entries);
     let margin = machine.memory * (1.0 - space.utilisation);
@@ -64,20 +67,21 @@ pub(super) fn with_room(caption: String, ledger: &Ledger, machine: &Machine, spa
         format!("{:.0} % of the device: context, libraries, fragmentation", 100.0 * (1.0 - space.utilisation));
     table.push(["margin".to_owned(), Bytes(margin as u64).to_string()], formula);
     let left = machine.memory - margin - ledger.total().as_f64();
-    let (what, formula) = if left < 0.0 { ("missing", "more than there is") } else { ("left", "what is left") };
+    let (what, formula) =
+        if left < 0.0 { ("missing", "exceeds the device's memory") } else { ("free", "remaining memory") };
     table.push([what.to_owned(), Bytes(left.abs() as u64).to_string()], formula);
     table
 }
 
-/// What a rank of each stage holds, where there are several.
+/// Memory per rank for each stage, if there are several stages.
 pub(super) fn stages_table(reading: &Reading, best: &LayoutCandidate, work: &Workload) -> Option<PageTable> {
     let stages = training_stages(reading, &best.layout, work);
     if stages.len() < 2 {
         return None;
     }
     let mut table = PageTable::with_head(
-        "memory of a GPU by stage",
-        ["stage", "weights", "gradients", "states", "activations", "logits", "in all"],
+        "memory per GPU by stage",
+        ["stage", "weights", "gradients", "states", "activations", "logits", "total"],
     );
     for (i, ledger) in stages.iter().enumerate() {
         let of = |what: &str| ledger.of(what).to_string();
@@ -98,7 +102,7 @@ pub(super) fn stages_table(reading: &Reading, best: &LayoutCandidate, work: &Wor
     Some(table)
 }
 
-/// A step's parts, what they are called in a figure and how they are found.
+/// A step's parts, with their labels in a figure and their formulas.
 pub(super) fn parts(s: &StepTime) -> [(&'static str, f64, &'static str); 6] {
     [
         (
@@ -106,16 +110,20 @@ pub(super) fn parts(s: &StepTime) -> [(&'static str, f64, &'static str); 6] {
             s.compute,
             "each op's max(FLOPs / (rate x efficiency), bytes / bandwidth), all micro-batches, last stage",
         ),
-        ("  of it again", s.recompute, "what recomputation does a second time"),
-        ("tensor, context, experts", s.exposed_model, "ring sums and exchanges that products do not hide"),
+        ("  recomputation", s.recompute, "forward ops computed a second time"),
+        (
+            "tensor, context, experts",
+            s.exposed_model,
+            "ring collectives and exchanges that do not overlap with products",
+        ),
         ("pipeline", s.pipeline, "(p - 1) / v stages of a micro-batch, and messages"),
-        ("data parallel", s.data, "reduce-scatter and all-gather that the backward pass does not hide"),
+        ("data parallel", s.data, "reduce-scatter and all-gather that do not overlap with the backward pass"),
         ("optimiser", s.optimiser, "states read and written once"),
     ]
 }
 
 pub(super) fn step_table(best: &LayoutCandidate) -> PageTable {
-    let mut table = PageTable { caption: "time of a step".into(), ..PageTable::default() };
+    let mut table = PageTable { caption: "time per step".into(), ..PageTable::default() };
     for (what, time, formula) in parts(&best.step) {
         table.push([what.to_owned(), seconds(time)], formula);
     }

@@ -5,10 +5,11 @@ use ridge_graph::sample::Rng;
 use ridge_graph::{DType, FormatRef, format, with_block_format};
 
 use super::*;
+use crate::kernels::int8::avx512::{self, OneRow};
 use crate::kernels::int8::{CodeLayout, CodeMultiplier, codes, stream, unit};
 
 /// The product of one row of the weight, `blocks`, with one of x: exact sums of codes, floats in the order of K.
-fn product<B: Interleaved>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
+fn product<B: OneRow>(blocks: &[u8], x: &ActivationCodes<'_>, row: usize) -> f32 {
     let (of_x, sums, mut total) = (x.codes(row), x.sums(row), 0f32);
     for (group, blocks) in blocks.chunks(GROUP / B::ELEMENTS * B::BYTES).enumerate() {
         let mut sum = 0f32;
@@ -43,10 +44,11 @@ enum Instructions {
     Fours,
     FoursOfAvx512,
     VectorsOfAvx512,
+    LanesOfAvx512,
 }
 
 /// Checks products by `by` of a weight of `columns` rows with `rows` of x.
-fn check<B: Interleaved>(by: Instructions, format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
+fn check<B: OneRow>(by: Instructions, format: &FormatRef, data: &[u8], inner: usize, columns: usize, rows: usize) {
     let layout = CodeLayout { rows, inner, side: 1, by: CodeMultiplier::Stream };
     let mut rng = Rng::new((inner + rows) as u64);
     let mut x: Vec<f32> = rng.normal(DType::F32, &[rows, inner]).floats().iter().map(|x| *x as f32).collect();
@@ -65,7 +67,7 @@ fn check<B: Interleaved>(by: Instructions, format: &FormatRef, data: &[u8], inne
     }
     let x = ActivationCodes::new(layout, bytes);
     let weight = CodeWeight { data, codes: codes(format).expect("has blocks"), inner };
-    let mut room = vec![0u8; 64 + room().max(stream::room())];
+    let mut room = vec![0u8; 64 + room().max(stream::room()).max(avx512::room(&layout))];
     let aligned = room.as_ptr().align_offset(64);
     let of_room = room.len() - 64;
     let room = &mut room[aligned..][..of_room];
@@ -79,6 +81,7 @@ fn check<B: Interleaved>(by: Instructions, format: &FormatRef, data: &[u8], inne
             Instructions::Fours => multiply_by::<B, Fours>,
             Instructions::FoursOfAvx512 => multiply_by::<B, FoursOfAvx512>,
             Instructions::VectorsOfAvx512 => stream::stream::<B>,
+            Instructions::LanesOfAvx512 => avx512::multiply::<B>,
         };
         let mut got = vec![7.5; rows * some.len()];
         // SAFETY: the caller has found the instructions.
@@ -159,4 +162,12 @@ fn products_by_vectors_of_avx512_are_those_of_the_codes() {
         ridge_testing::skip!("this machine has no AVX-512 VNNI");
     }
     products_are_those_of_the_codes_of_each_block(Instructions::VectorsOfAvx512);
+}
+
+#[test]
+fn products_by_lanes_of_avx512_are_those_of_the_codes() {
+    if simd::isa() < simd::Isa::Avx512Vnni {
+        ridge_testing::skip!("this machine has no AVX-512 VNNI");
+    }
+    products_are_those_of_the_codes_of_each_block(Instructions::LanesOfAvx512);
 }

@@ -14,6 +14,8 @@ use std::arch::x86_64::{
     _mm256_xor_ps, _mm256_xor_si256,
 };
 
+use std::ops::Range;
+
 use ridge_graph::format::{
     BlockFormat, E2M1, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, UNEVEN,
 };
@@ -22,7 +24,7 @@ use super::super::scale::GROUP;
 use super::super::unpack::Vectors;
 
 /// Rows of a weight whose codes lie side by side.
-pub(super) const EIGHT: usize = 8;
+pub(in crate::kernels::int8) const EIGHT: usize = 8;
 
 /// A group of K, or the first part of one, of 8 rows.
 #[repr(C, align(64))]
@@ -38,12 +40,23 @@ pub(super) struct InterleavedCodes {
 
 /// Where a block of each row begins.
 #[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct BlockPointers(pub(super) [*const u8; EIGHT]);
+pub(in crate::kernels::int8) struct BlockPointers([*const u8; EIGHT]);
 
 impl BlockPointers {
+    /// Those at byte `from` of the first eight of `rows`, which begin every `stride` bytes of `data`; in place of rows that
+    /// are not there the last one.
+    #[inline]
+    pub(in crate::kernels::int8) fn new(data: &[u8], rows: Range<usize>, stride: usize, from: usize) -> Self {
+        let mut pointers = [data.as_ptr(); EIGHT];
+        for (nth, row) in pointers.iter_mut().enumerate() {
+            *row = row.wrapping_add((rows.start + nth).min(rows.end - 1) * stride + from);
+        }
+        Self(pointers)
+    }
+
     /// `bytes` bytes further on.
     #[inline]
-    pub(super) fn after(self, bytes: usize) -> Self {
+    pub(in crate::kernels::int8) fn after(self, bytes: usize) -> Self {
         Self(self.0.map(|row| row.wrapping_add(bytes)))
     }
 
@@ -69,12 +82,14 @@ impl BlockPointers {
     }
 }
 
-/// Where a block's codes, scales and minima go.
+/// Where a block's codes, scales and minima go, on vectors of eight lanes.
 #[derive(Clone, Copy)]
 pub(in crate::kernels::int8) struct InterleavedPlace {
-    codes: *mut [u8; 4 * EIGHT],
-    scales: *mut [f32; EIGHT],
-    minima: *mut [f32; EIGHT],
+    pub(in crate::kernels::int8) codes: *mut u8,
+    pub(in crate::kernels::int8) scales: *mut f32,
+    pub(in crate::kernels::int8) minima: *mut f32,
+    /// Lanes from one vector to the next: eight, or more where other rows are beside these.
+    pub(in crate::kernels::int8) lanes: usize,
 }
 
 impl InterleavedPlace {
@@ -83,9 +98,10 @@ impl InterleavedPlace {
         assert!((nth + 1) * B::ELEMENTS <= GROUP);
         let (word, group) = (nth * B::ELEMENTS / 4, nth * B::ELEMENTS / B::GROUP);
         Self {
-            codes: to.codes[word..].as_mut_ptr(),
-            scales: to.scales[group..].as_mut_ptr(),
-            minima: to.minima[group..].as_mut_ptr(),
+            codes: to.codes[word..].as_mut_ptr().cast(),
+            scales: to.scales[group..].as_mut_ptr().cast(),
+            minima: to.minima[group..].as_mut_ptr().cast(),
+            lanes: EIGHT,
         }
     }
 
@@ -97,21 +113,21 @@ impl InterleavedPlace {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, nth: usize, codes: __m256i) {
         // SAFETY: 32 bytes, aligned as what they lie in.
-        unsafe { _mm256_store_si256(self.codes.add(nth).cast(), codes) };
+        unsafe { _mm256_store_si256(self.codes.add(4 * self.lanes * nth).cast(), codes) };
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scale(self, group: usize, scales: __m256) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.scales.add(group).cast(), scales) };
+        unsafe { _mm256_store_ps(self.scales.add(self.lanes * group), scales) };
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn minimum(self, group: usize, minima: __m256) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.minima.add(group).cast(), minima) };
+        unsafe { _mm256_store_ps(self.minima.add(self.lanes * group), minima) };
     }
 
     /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
@@ -270,7 +286,7 @@ interleaved! {
     Iq4Xs: 255, |rows, to| {
         uneven_scales(rows, to);
         for group in 0..8 {
-            let to = InterleavedPlace { codes: to.codes.add(8 * group), ..to };
+            let to = InterleavedPlace { codes: to.codes.add(32 * to.lanes * group), ..to };
             to.halves(rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
         }
     };

@@ -1,0 +1,137 @@
+//! `ridge train`: trains a model as a configuration file says.
+
+mod args;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use clap::Args;
+use ridge::train::{RunEnd, StepReport, TrainEvent, Trainer};
+use ridge_hw::units::Bytes;
+use ridge_train::settings::shown_settings;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+
+use crate::args::DeviceArgs;
+use crate::error::{Error, Result};
+use crate::output::{grouped, note, print};
+use args::KeyArgs;
+
+/// Train a model
+///
+/// From scratch by a config.json, or further from weights. Each key of the configuration file is a flag, too, which is
+/// stronger: --optimizer.learning_rate 1e-3 is learning_rate in the section [optimizer]. SIGTERM, SIGUSR1 and Ctrl-C
+/// save a checkpoint and exit.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ridge train run.toml                             as the file says
+  ridge train run.toml --checkpoint.resume auto    continues from the last checkpoint, if there is one
+  ridge train run.toml --train.steps 100           with another number of steps
+  ridge train run.toml --dry-run                   prints the settings and the memory that a run takes
+
+Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error.")]
+pub(crate) struct TrainArgs {
+    /// Configuration file (TOML)
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
+
+    /// Print the resolved settings and the predicted memory, and train nothing
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    device: DeviceArgs,
+
+    #[command(flatten)]
+    keys: KeyArgs,
+}
+
+pub(crate) fn run(args: &TrainArgs) -> Result<()> {
+    let mut trainer = Trainer::from_file(args.config.as_deref(), &args.keys.0)?.on(args.device.placement());
+    if args.dry_run {
+        print(&shown_settings(trainer.settings()))?;
+        let memory = trainer.memory()?;
+        let total = Bytes(memory.states.0 + memory.workspace.0);
+        let available = memory.available.map_or_else(String::new, |bytes| format!(" of {bytes} available"));
+        return print(&format!(
+            "\n# {} parameters; memory {total}{available}: weights, gradients and optimizer {}, activations {}\n",
+            grouped(memory.parameters),
+            memory.states,
+            memory.workspace
+        ));
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGUSR1, SIGINT] {
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(Error::Signal)?;
+    }
+    let mut printed = Ok(());
+    let end = trainer.run(&stop, |event| {
+        if printed.is_ok() {
+            printed = show(event);
+        }
+    })?;
+    printed?;
+    match end {
+        RunEnd::Finished { .. } => Ok(()),
+        RunEnd::Stopped { step } => {
+            note(&format!("stopped behind step {step} and saved; --checkpoint.resume auto continues from there"));
+            Ok(())
+        }
+    }
+}
+
+fn show(event: &TrainEvent) -> Result<()> {
+    match event {
+        TrainEvent::Started { step, parameters, tokens } => {
+            let from = if *step > 0 { format!(", from step {step} on") } else { String::new() };
+            note(&format!("{} parameters, {} tokens{from}", grouped(*parameters), grouped(*tokens)));
+            Ok(())
+        }
+        TrainEvent::Step(report) => print(&line(report)),
+        TrainEvent::Validation { step, loss, best } => {
+            let best = if *best { ", the lowest so far" } else { "" };
+            print(&format!("step {step}  validation loss {loss:.4}{best}\n"))
+        }
+        TrainEvent::Sample { step, text } => print(&format!("step {step}  sample:\n{text}\n")),
+        TrainEvent::Refused { step, why } => {
+            note(&format!("step {step}: {why}; its update is left out"));
+            Ok(())
+        }
+        TrainEvent::RolledBack { step } => {
+            note(&format!("back at the checkpoint of step {step}"));
+            Ok(())
+        }
+        TrainEvent::Note { text } => {
+            note(text);
+            Ok(())
+        }
+        TrainEvent::Exported { folder } => {
+            note(&format!("the model is in {folder}"));
+            Ok(())
+        }
+        TrainEvent::Checkpoint { .. } => Ok(()),
+    }
+}
+
+fn line(report: &StepReport) -> String {
+    let StepReport { step, steps, loss, gradient_norm, learning_rate, .. } = report;
+    let mfu = report.mfu.map_or_else(String::new, |mfu| format!("  mfu {:.1} %", mfu * 100.0));
+    let memory = Bytes(report.memory_bytes);
+    format!(
+        "step {step}/{steps}  loss {loss:.4}  norm {gradient_norm:.3}  lr {learning_rate:.2e}  {} tok/s{mfu}  {memory}  \
+         epoch {:.2}  {} left\n",
+        grouped(report.tokens_per_second as u64),
+        report.epoch,
+        duration(report.seconds_left)
+    )
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds / 60 % 60),
+    }
+}

@@ -1,0 +1,366 @@
+//! Products of codes by AVX-512 VNNI for several rows of x: 16 rows of the weight are the lanes of a vector, 32 are taken
+//! apart once and multiplied by all rows of x while they are in first-level cache.
+//!
+//! Codes of weights are bytes that are not negative, above what they are; what that adds to a sum is what its integer
+//! begins with less. Floats are added up in the order of `stream.rs`, to the same bits.
+//!
+//! Floor: for 4 elements of 16 rows of the weight and a row of x one product, one a cycle on Zen 4. 32 elements that share a
+//! scale also take a conversion and one or two multiplications of floats, which leaves 73 to 80 % of that.
+#![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
+
+use std::arch::x86_64::{
+    __m512, __m512i, _mm512_add_ps, _mm512_cvtepi32_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
+    _mm512_fnmadd_ps, _mm512_load_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+    _mm512_mul_ps, _mm512_permute_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_store_ps, _mm512_store_si512, _mm512_storeu_ps,
+};
+use std::ops::Range;
+
+mod one_row;
+
+pub(super) use one_row::OneRow;
+use one_row::{ARRANGED, RowOfX, SixteenRows};
+
+use super::avx2::{BlockPointers, EIGHT, Interleaved, InterleavedPlace};
+use super::scale::{COLUMNS, GROUP, SIDE, SUMMED};
+use super::weight::CodeWeight;
+use super::x::{ActivationCodes, CodeLayout, FEW};
+use crate::bytes::cast;
+use crate::simd;
+
+/// Rows of x that share a load of the weight's codes.
+const ABREAST: usize = 4;
+
+/// A group of K, or the first part of one, of 16 rows.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct WideCodes {
+    /// `Vectors::ABOVE` what they are: four of each row for each four elements.
+    codes: [[u8; 4 * SIDE]; GROUP / 4],
+    /// For each 16 or 32 elements that share one.
+    scales: [[f32; SIDE]; GROUP / SUMMED],
+    /// As scales, where the format has them.
+    minima: [[f32; SIDE]; GROUP / SUMMED],
+}
+
+/// What products with some rows of x need of their sums.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct OfX {
+    /// Sums of codes over what shares a scale, at its first 16 elements.
+    sums: [[f32; GROUP / SUMMED]; ABREAST],
+    /// What integers begin with, as sums.
+    begin: [[i32; GROUP / SUMMED]; ABREAST],
+}
+
+/// A whole group of K of a single row of x.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct GroupOfX {
+    codes: [u8; ARRANGED],
+    // Zeros up to the next line.
+    _rest: [u8; ARRANGED.next_multiple_of(64) - ARRANGED],
+    sums: [f32; GROUP / SUMMED],
+    begin: [i32; GROUP / SUMMED],
+}
+
+/// Memory to work in.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Avx512Room {
+    unpacked: [WideCodes; COLUMNS / SIDE],
+    of_x: OfX,
+}
+
+// SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
+unsafe impl crate::bytes::Pod for Avx512Room {}
+
+// SAFETY: arrays of numbers, whose sizes are multiples of the alignment.
+unsafe impl crate::bytes::Pod for GroupOfX {}
+
+/// Bytes that [`multiply`] works in.
+pub(super) fn room(x: &CodeLayout) -> usize {
+    size_of::<Avx512Room>() + if x.rows == 1 { x.groups() * size_of::<GroupOfX>() } else { 0 }
+}
+
+/// The products of `rows` of the weight with the rows of `x`, one row of x after another.
+///
+/// # Panics
+/// Where the machine has no AVX-512 VNNI, or a slice is too short.
+pub(super) fn multiply<B: OneRow>(
+    weight: &CodeWeight<'_>,
+    rows: Range<usize>,
+    x: &ActivationCodes<'_>,
+    room: &mut [u8],
+    out: &mut [f32],
+) {
+    let (room, of_one_row) = room.split_at_mut(size_of::<Avx512Room>());
+    let room = &mut cast::<Avx512Room>(room)[0];
+    assert!(simd::isa() >= simd::Isa::Avx512Vnni && rows.end * weight.stride() <= weight.data.len());
+    assert!(x.layout.side == 1 && x.layout.inner == weight.inner && weight.inner.is_multiple_of(B::ELEMENTS));
+    assert!(weight.codes.block == [B::ELEMENTS, B::BYTES]);
+    let width = rows.len();
+    let out = &mut out[..x.layout.rows * width];
+    out.fill(0.0);
+    if B::FUSED && x.layout.rows == 1 {
+        let of_x = &mut cast::<GroupOfX>(of_one_row)[..x.layout.groups()];
+        // SAFETY: the instructions are there, and rows are inside of the weight.
+        unsafe { one_row::<B>(weight, &rows, x, room, of_x, out) };
+        return;
+    }
+    // Few rows of x wait for memory, which is read as few rows of the weight at a time as possible.
+    let together = if x.layout.rows > FEW { COLUMNS } else { SIDE };
+    for first in rows.clone().step_by(together) {
+        let these = first..(first + together).min(rows.end);
+        let out = &mut out[first - rows.start..];
+        // SAFETY: the instructions are there, and rows are inside of the weight.
+        unsafe {
+            if these.len() > SIDE {
+                columns::<B, 2>(weight, &these, x, 0, room, out, width);
+            } else {
+                columns::<B, 1>(weight, &these, x, 0, room, out, width);
+            }
+        }
+    }
+}
+
+/// Adds the products of `rows` of the weight with the one row of x to `out`.
+///
+/// # Safety
+/// There is AVX-512 VNNI, and rows are inside of the weight.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn one_row<B: OneRow>(
+    weight: &CodeWeight<'_>,
+    rows: &Range<usize>,
+    x: &ActivationCodes<'_>,
+    room: &mut Avx512Room,
+    of_x: &mut [GroupOfX],
+    out: &mut [f32],
+) {
+    let stride = weight.stride();
+    // Groups that are whole; what is behind them is taken apart before it is multiplied.
+    let groups = weight.inner / GROUP;
+    for (group, of_x) in of_x[..groups].iter_mut().enumerate() {
+        let elements = weight.elements(group);
+        if let Some(codes) = x.codes(0)[elements.clone()].first_chunk() {
+            B::arrange(codes, &mut of_x.codes);
+        }
+        sums_of::<B>(&x.sums(0)[elements.start / SUMMED..elements.end / SUMMED], &mut of_x.sums, &mut of_x.begin);
+    }
+    for first in rows.clone().step_by(SIDE) {
+        let these = first..(first + SIDE).min(rows.end);
+        let to = &mut out[first - rows.start..][..these.len()];
+        let all = SixteenRows::new(weight.data[first * stride..].as_ptr(), stride, these.len());
+        let end = weight.data.as_ptr().wrapping_add(these.end * stride);
+        let mut total = _mm512_setzero_ps();
+        for (group, of_x) in of_x[..groups].iter().enumerate() {
+            // A share of the next rows, which lie behind these.
+            simd::fetch_share(end, these.len() * stride, group, groups);
+            let of_group = all.after(weight.codes.bytes(group * GROUP));
+            let of_row = RowOfX { codes: &of_x.codes, sums: &of_x.sums, begin: &of_x.begin };
+            // SAFETY: by the caller's promise; the group is whole.
+            let sum = unsafe { B::sum(&of_group, &of_row) };
+            total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(0)[group]), total);
+        }
+        let mask = ((1u32 << these.len()) - 1) as u16;
+        // SAFETY: only as many floats are written as there are.
+        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, total) };
+        if groups < x.layout.groups() {
+            // SAFETY: by the caller's promise.
+            unsafe { columns::<B, 1>(weight, &these, x, groups, room, to, rows.len()) };
+        }
+    }
+}
+
+/// Adds the products of at most `16 C` rows of the weight, from group `begin` of K on, to `out`, of which every
+/// `width`th is of the same row.
+///
+/// # Safety
+/// There is AVX-512 VNNI, and rows are inside of the weight.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn columns<B: Interleaved, const C: usize>(
+    weight: &CodeWeight<'_>,
+    rows: &Range<usize>,
+    x: &ActivationCodes<'_>,
+    begin: usize,
+    room: &mut Avx512Room,
+    out: &mut [f32],
+    width: usize,
+) {
+    let stride = weight.stride();
+    let groups = x.layout.groups();
+    for group in begin..groups {
+        // A share of the next rows, which lie behind these.
+        let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
+        simd::fetch_share(end, rows.len() * stride, group, groups);
+        let elements = weight.elements(group);
+        let from = weight.codes.bytes(elements.start);
+        for (nth, first) in rows.clone().step_by(EIGHT).enumerate() {
+            let of_rows = BlockPointers::new(weight.data, first..rows.end, stride, from);
+            let to = &mut room.unpacked[nth / 2];
+            let lane = nth % 2 * EIGHT;
+            for block in 0..elements.len() / B::ELEMENTS {
+                let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
+                let to = InterleavedPlace {
+                    codes: to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
+                    scales: to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+                    minima: to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
+                    lanes: SIDE,
+                };
+                // SAFETY: blocks are inside of their rows, which are inside of the weight, and `to` has room for eight
+                // lanes of a block.
+                unsafe { B::unpack(of_rows.after(block * B::BYTES), to) };
+            }
+        }
+        let mut row = 0;
+        while row < x.layout.rows {
+            let part = Part { group, elements: elements.clone(), width, columns: rows.len() };
+            // SAFETY: what is multiplied was unpacked just now.
+            row += unsafe {
+                match x.layout.rows - row {
+                    1 => abreast::<B, 1, C>(&part, x, row, room, out),
+                    2 | 3 => abreast::<B, 2, C>(&part, x, row, room, out),
+                    _ => abreast::<B, ABREAST, C>(&part, x, row, room, out),
+                }
+            };
+        }
+    }
+}
+
+/// A group of K of some rows of the weight.
+struct Part {
+    group: usize,
+    elements: Range<usize>,
+    /// Floats from what is of one row of x to what is of the next.
+    width: usize,
+    /// Rows of the weight.
+    columns: usize,
+}
+
+/// Sums of 16 codes each as sums of what shares a scale, and what integers begin with.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+fn sums_of<B: Interleaved>(sums: &[f32], to: &mut [f32; SIDE], begin: &mut [i32; SIDE]) {
+    let mask = ((1u32 << sums.len().min(SIDE)) - 1) as u16;
+    // SAFETY: only the sums that are there are read; both lines have 64 bytes, on lines of the cache.
+    unsafe {
+        let units = _mm512_maskz_loadu_ps(mask, sums.as_ptr());
+        let sums = if B::GROUP == SUMMED { units } else { _mm512_add_ps(units, _mm512_permute_ps::<0xb1>(units)) };
+        let above = _mm512_mul_ps(sums, _mm512_set1_ps(-f32::from(B::ABOVE)));
+        _mm512_store_ps(to.as_mut_ptr(), sums);
+        _mm512_store_si512(begin.as_mut_ptr().cast(), _mm512_cvtps_epi32(above));
+    }
+}
+
+/// Adds the products of a part that is unpacked with `N` rows of x from row `first` on. Gives how many.
+///
+/// # Safety
+/// There is AVX-512 VNNI.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn abreast<B: Interleaved, const N: usize, const C: usize>(
+    part: &Part,
+    x: &ActivationCodes<'_>,
+    first: usize,
+    room: &mut Avx512Room,
+    out: &mut [f32],
+) -> usize {
+    let Avx512Room { unpacked, of_x } = room;
+    let (mut codes, mut scales): ([&[[i8; 4]]; N], _) = ([&[]; N], [0f32; N]);
+    for nth in 0..N {
+        let row = first + nth;
+        codes[nth] = x.codes(row)[part.elements.clone()].as_chunks().0;
+        scales[nth] = x.scales(row)[part.group];
+        let sums = &x.sums(row)[part.elements.start / SUMMED..part.elements.end / SUMMED];
+        sums_of::<B>(sums, &mut of_x.sums[nth], &mut of_x.begin[nth]);
+    }
+    // SAFETY: by the caller's promise.
+    let sums = unsafe { products::<B, N, C>(unpacked, codes, of_x) };
+    for nth in 0..N {
+        let to = &mut out[(first + nth) * part.width..];
+        let scale = _mm512_set1_ps(scales[nth]);
+        for c in 0..C {
+            let lanes = SIDE.min(part.columns - c * SIDE);
+            let to = &mut to[c * SIDE..][..lanes];
+            // SAFETY: as many floats as are read and written.
+            unsafe {
+                if lanes == SIDE {
+                    let total = _mm512_loadu_ps(to.as_ptr());
+                    _mm512_storeu_ps(to.as_mut_ptr(), _mm512_fmadd_ps(sums[nth][c], scale, total));
+                } else {
+                    let mask = (1u16 << lanes) - 1;
+                    let total = _mm512_maskz_loadu_ps(mask, to.as_ptr());
+                    _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, _mm512_fmadd_ps(sums[nth][c], scale, total));
+                }
+            }
+        }
+    }
+    N
+}
+
+/// What the products of `16 C` rows of the weight with `N` of x stand for but for the scales of x.
+///
+/// # Safety
+/// There is AVX-512 VNNI.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
+unsafe fn products<B: Interleaved, const N: usize, const C: usize>(
+    unpacked: &[WideCodes; COLUMNS / SIDE],
+    x: [&[[i8; 4]]; N],
+    of_x: &OfX,
+) -> [[__m512; C]; N] {
+    let words = const { B::GROUP / 4 };
+    let mut sums = [[_mm512_setzero_ps(); C]; N];
+    for group in 0..x[0].len() / words {
+        let unit = group * (B::GROUP / SUMMED);
+        let mut integers = [[_mm512_setzero_si512(); C]; N];
+        for r in 0..N {
+            if B::ABOVE != 0 {
+                integers[r] = [_mm512_set1_epi32(of_x.begin[r][unit]); C];
+            }
+        }
+        let mut of_group = x;
+        for x in &mut of_group {
+            *x = &x[group * words..][..words];
+        }
+        for word in 0..words {
+            let mut codes = [_mm512_setzero_si512(); C];
+            for c in 0..C {
+                // SAFETY: a vector, aligned as what it lies in.
+                codes[c] = unsafe { load(&unpacked[c].codes[group * words + word]) };
+            }
+            for r in 0..N {
+                let four = of_group[r][word].map(i8::cast_unsigned);
+                let four = _mm512_set1_epi32(i32::from_ne_bytes(four));
+                for c in 0..C {
+                    integers[r][c] = _mm512_dpbusd_epi32(integers[r][c], codes[c], four);
+                }
+            }
+        }
+        for c in 0..C {
+            // SAFETY: vectors, aligned as what they lie in.
+            let scale = unsafe { _mm512_load_ps(unpacked[c].scales[group].as_ptr()) };
+            for r in 0..N {
+                sums[r][c] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[r][c]), scale, sums[r][c]);
+            }
+            if B::MINIMA {
+                // SAFETY: as above.
+                let minimum = unsafe { _mm512_load_ps(unpacked[c].minima[group].as_ptr()) };
+                for r in 0..N {
+                    let of_x = _mm512_set1_ps(of_x.sums[r][unit]);
+                    sums[r][c] = _mm512_fnmadd_ps(minimum, of_x, sums[r][c]);
+                }
+            }
+        }
+    }
+    sums
+}
+
+/// # Safety
+/// The bytes are on a line of the cache.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn load(bytes: &[u8; 4 * SIDE]) -> __m512i {
+    // SAFETY: 64 bytes, aligned by the caller's promise.
+    unsafe { _mm512_load_si512(bytes.as_ptr().cast()) }
+}

@@ -1,0 +1,369 @@
+// Causal attention over a paged cache on tensor cores, each token for itself: for steps of few tokens a sequence. Floor: the
+// bytes of the keys and values that the tokens see, read once for all query heads that share them, over the bandwidth.
+// The work is (token, key head) units of STEP positions a step, laid end to end and divided evenly over the blocks of the
+// grid, which compute their shares from the positions (stream-K: Osama et al. 2023, section 4): long and short sequences
+// balance whatever the batch. A unit that lies in one block is complete; others leave a piece in each of their blocks, and the
+// block that is the last to leave one puts them together.
+// A warp takes 16 positions at a time through a ring of its own in shared memory, so warps never wait for each other. The
+// query heads that share a key head are the rows of a 16-row matrix tile.
+// Defines: D, a 16-bit float, of q, cache and result; DIM, a multiple of 16; SHARE, query heads of a key head; HEADS of a
+// unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
+// WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
+// MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
+// rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
+// Numbers: tokens, query heads, blocks of a sequence, cache blocks.
+
+#define CHUNKS (DIM / 8)
+#define STEP (WARPS * 16)
+#define PARTS ((SHARE + HEADS - 1) / HEADS)
+#define MASKED -1.0e30f
+// Rows of a tile that are heads: the upper half of a matrix tile is empty for 8 heads or fewer.
+#define HALVES (HEADS > 8 ? 2 : 1)
+// Eight rows' chunks must be in different banks: turned where a row is a multiple of 128 bytes, else by an odd stride.
+#define ROW_CHUNKS (CHUNKS % 8 == 0 ? CHUNKS : CHUNKS | 1)
+#define SIDE_BYTES (16 * ROW_CHUNKS * 16)
+#define RING_BYTES (WARPS * STAGES * 2 * SIDE_BYTES)
+#define RESULT_BYTES (WARPS * HEADS * DIM * 4)
+#define WEIGHT_BYTES (HEADS * MAX_BLOCKS * 4)
+#define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
+#define ROOM_BYTES MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES))
+
+__device__ inline u32 chunk(int r, int c) { return (u32)(r * ROW_CHUNKS + (CHUNKS % 8 == 0 ? c ^ (r & 7) : c)) * 16; }
+
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// A block's pieces in scratch memory: of the unit it begins within, and of the one it ends within. Each has the maximum and
+// sum of every head in front of its values.
+struct alignas(16) Piece { float most[HEADS], total[HEADS]; float4 value[HEADS][DIM / 4]; };
+struct Share { Piece pieces[2]; };
+
+// `all` steps in their order over the blocks, as evenly as they divide: the first `extra` blocks have one more than `each`.
+struct Division {
+    int blocks, each, extra;
+    __device__ Division(int all, int most) {
+        blocks = max(1, min(most, all));
+        each = all / blocks;
+        extra = all % blocks;
+    }
+    // The first step of a block.
+    __device__ int begin(int block) const { return block * each + min(block, extra); }
+    // The block that has a step.
+    __device__ int block_of(int step) const {
+        const int longer = extra * (each + 1);
+        return step < longer ? step / (each + 1) : extra + (step - longer) / each;
+    }
+};
+
+extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
+    const D::Raw* __restrict__ q, const D::Raw* __restrict__ cache, const int* __restrict__ table,
+    const int* __restrict__ ids, const int* __restrict__ positions, D::Raw* __restrict__ out,
+    Share* shares, u32* counters, float scale, Numbers<4> n
+) {
+    extern __shared__ __align__(1024) u8 room[];
+    // Steps of all key heads of the tokens before each token.
+    int* before = (int*)(room + ROOM_BYTES);
+    __shared__ int sums[WARPS];
+    __shared__ float maxima[WARPS][HEADS], totals[WARPS][HEADS];
+    __shared__ bool last;
+#if PAIRS
+    __shared__ float cosine[PAIRS], sine[PAIRS];
+#endif
+    others_may_begin();
+    after_others();
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
+    const int tokens = (int)n.v[0], heads = (int)n.v[1], keys = heads / SHARE, units = keys * PARTS;
+    const i64 side = (i64)keys * BLOCK * DIM;
+    const u32 ring = shared_address(room) + warp * STAGES * 2 * SIDE_BYTES;
+    auto first_of = [&](int position) { return WINDOW > 0 ? max(0, position - WINDOW + 1) : 0; };
+    auto end_of = [&](int id, int position) { return id < 0 ? 0 : (int)min((i64)position + 1, n.v[2] * BLOCK); };
+
+    // Prefix sums of steps: a chunk of tokens to a thread.
+    const int each = (tokens + WARPS * 32 - 1) / (WARPS * 32), mine = threadIdx.x * each;
+    int sum = 0;
+    for (int t = mine; t < min(mine + each, tokens); ++t) {
+        before[t] = sum;
+#if FEW
+        if (!is_few(ids, tokens, t)) continue;
+#endif
+        const int position = positions[t], seen = end_of(ids[t], position) - first_of(position);
+        sum += max(1, (seen + STEP - 1) / STEP) * units;
+    }
+    int scan = sum;
+#pragma unroll
+    for (int step = 1; step < 32; step <<= 1) {
+        const int other = __shfl_up_sync(0xffffffffu, scan, step);
+        if (lane >= step) scan += other;
+    }
+    if (lane == 31) sums[warp] = scan;
+    __syncthreads();
+    int base = scan - sum;
+    for (int w = 0; w < warp; ++w) base += sums[w];
+    for (int t = mine; t < min(mine + each, tokens); ++t) before[t] += base;
+    if (threadIdx.x == 0) {
+        int all = 0;
+        for (int w = 0; w < WARPS; ++w) all += sums[w];
+        before[tokens] = all;
+    }
+    __syncthreads();
+    const int all = before[tokens];
+    const Division division(all, gridDim.x);
+    Share* share = shares + blockIdx.x;
+    if (blockIdx.x >= division.blocks) return;
+    const int low = division.begin(blockIdx.x), high = division.begin(blockIdx.x + 1);
+    // The last token that begins at a step or before.
+    auto token_at = [&](int step) {
+        int token = 0;
+        for (int span = tokens; span > 1;) {
+            const int half = span / 2;
+            if (before[token + half] <= step) token += half;
+            span -= half;
+        }
+        return token;
+    };
+    int token = token_at(low);
+#if PAIRS
+    int rotated_at = -1;
+#endif
+
+    for (int at = low; at < high;) {
+        if (before[token + 1] <= at) token = FEW ? token_at(at) : token + 1;
+        const int steps = (before[token + 1] - before[token]) / units;
+        const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
+        const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
+        const int real = min(HEADS, (key + 1) * SHARE - head);
+        const int id = ids[token], position = positions[token], seen = first_of(position);
+        const int stop = min(high, begin + steps);
+        const int first = seen + (at - begin) * STEP, end = min(end_of(id, position), seen + (stop - begin) * STEP);
+        const bool whole = at == begin && stop == begin + steps;
+        const int* row = table + (i64)max(id, 0) * n.v[2];
+        // Lanes 0 to 15 know where the keys of a tile's positions lie, as a row of the cache.
+        auto line_of = [&](int start) {
+            const int p = start + (lane & 15);
+            const i64 block = p < end ? row[p / BLOCK] : -1;
+            return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + key) * BLOCK + p % BLOCK) : -1;
+        };
+        auto fetch = [&](int line, int stage) {
+            const u32 to = ring + stage * 2 * SIDE_BYTES;
+#pragma unroll
+            for (int i = 0; i < DIM / 16; ++i) {
+                const int r = (i * 32 + lane) / CHUNKS, c = (i * 32 + lane) % CHUNKS;
+                const int of = __shfl_sync(0xffffffffu, line, r);
+                const D::Raw* from = cache + (i64)max(of, 0) * DIM + c * 8;
+                stream_async(to + chunk(r, c), from, of >= 0);
+                stream_async(to + SIDE_BYTES + chunk(r, c), from + side, of >= 0);
+            }
+        };
+        int start = first + warp * 16;
+        {
+            int lines[STAGES - 1];
+#pragma unroll
+            for (int s = 0; s < STAGES - 1; ++s) lines[s] = line_of(start + s * STEP);
+#pragma unroll
+            for (int s = 0; s < STAGES - 1; ++s) {
+                if (start + s * STEP < end) fetch(lines[s], s);
+                copies_end();
+            }
+        }
+        int ahead = line_of(start + (STAGES - 1) * STEP);
+#if PAIRS
+        if (token != rotated_at) angles(position, cosine, sine);
+        rotated_at = token;
+#endif
+        u32 query[DIM / 16][HALVES][2];
+#pragma unroll
+        for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+            for (int y = 0; y < HALVES; ++y)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int h = upper + 8 * y, e = k * 16 + pair * 2 + 8 * i;
+                    const D::Raw* from = q + ((i64)token * heads + head + min(h, real - 1)) * DIM;
+#if PAIRS
+                    const u32 two = Mma<D>::pack(rotated(from, e, cosine, sine), rotated(from, e + 1, cosine, sine));
+#else
+                    const u32 two = *(const u32*)(from + e);
+#endif
+                    query[k][y][i] = h < real ? two : 0;
+                }
+        float value[DIM / 8][4] = {}, most[HALVES], total[HALVES];
+#pragma unroll
+        for (int y = 0; y < HALVES; ++y) {
+            most[y] = MASKED;
+            total[y] = 0.0f;
+        }
+        for (int stage = 0; start < end; start += STEP) {
+            copies_wait<STAGES - 2>();
+            __syncwarp();
+            {
+                const int later = start + (STAGES - 1) * STEP, to = stage == 0 ? STAGES - 1 : stage - 1;
+                if (later < end) fetch(ahead, to);
+                copies_end();
+                ahead = line_of(later + STEP);
+            }
+            const u32 k_side = ring + stage * 2 * SIDE_BYTES, v_side = k_side + SIDE_BYTES;
+            stage = stage == STAGES - 1 ? 0 : stage + 1;
+            float score[2][4] = {};
+#pragma unroll
+            for (int k = 0; k < DIM / 16; ++k) {
+                u32 b[4];
+                load_matrices(b, k_side + chunk((lane & 7) + (lane >> 4) * 8, k * 2 + ((lane >> 3) & 1)));
+                const u32 a1 = HALVES > 1 ? query[k][HALVES - 1][0] : 0, a3 = HALVES > 1 ? query[k][HALVES - 1][1] : 0;
+                Mma<D>::of(score[0], query[k][0][0], a1, query[k][0][1], a3, b[0], b[1]);
+                Mma<D>::of(score[1], query[k][0][0], a1, query[k][0][1], a3, b[2], b[3]);
+            }
+            bool moved = false;
+            float keep[HALVES];
+#pragma unroll
+            for (int y = 0; y < HALVES; ++y) {
+                float largest = most[y];
+#pragma unroll
+                for (int c = 0; c < 2; ++c)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        // By powers of two from here on.
+                        float& x = score[c][y * 2 + i];
+#if SOFTCAP
+                        const float e = power(x * (scale * (2.0f * 1.44269504088896340736f / CAP)));
+                        x = (CAP - __fdividef(2.0f * CAP, e + 1.0f)) * 1.44269504088896340736f;
+#else
+                        x *= scale * 1.44269504088896340736f;
+#endif
+                        if (start + c * 8 + pair * 2 + i >= end) x = MASKED;
+                        largest = fmaxf(largest, x);
+                    }
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                moved |= largest != most[y];
+                keep[y] = power(most[y] - largest);
+                most[y] = largest;
+                total[y] *= keep[y];
+#pragma unroll
+                for (int c = 0; c < 2; ++c)
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        // Every tile has a position that is seen, so the largest is a score.
+                        score[c][y * 2 + i] = power(score[c][y * 2 + i] - largest);
+                        total[y] += score[c][y * 2 + i];
+                    }
+            }
+            if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+                for (int e = 0; e < DIM / 8; ++e)
+#pragma unroll
+                    for (int y = 0; y < HALVES; ++y) {
+                        value[e][y * 2] *= keep[y];
+                        value[e][y * 2 + 1] *= keep[y];
+                    }
+            }
+            const u32 a0 = Mma<D>::pack(score[0][0], score[0][1]), a2 = Mma<D>::pack(score[1][0], score[1][1]);
+            const u32 a1 = HALVES > 1 ? Mma<D>::pack(score[0][2], score[0][3]) : 0;
+            const u32 a3 = HALVES > 1 ? Mma<D>::pack(score[1][2], score[1][3]) : 0;
+#pragma unroll
+            for (int e = 0; e < DIM / 16; ++e) {
+                u32 b[4];
+                load_matrices_transposed(b, v_side + chunk(lane & 15, e * 2 + (lane >> 4)));
+                Mma<D>::of(value[e * 2], a0, a1, a2, a3, b[0], b[1]);
+                Mma<D>::of(value[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
+            }
+        }
+        // The warps' results, joined in their order through shared memory.
+        copies_wait<0>();
+        __syncthreads();
+        float* values = (float*)room;
+#pragma unroll
+        for (int y = 0; y < HALVES; ++y) {
+            const int h = upper + 8 * y;
+            total[y] += __shfl_xor_sync(0xffffffffu, total[y], 1);
+            total[y] += __shfl_xor_sync(0xffffffffu, total[y], 2);
+            if (h >= HEADS) continue;
+            if (pair == 0) {
+                maxima[warp][h] = most[y];
+                totals[warp][h] = total[y];
+            }
+#pragma unroll
+            for (int e = 0; e < DIM / 8; ++e)
+                *(float2*)(values + (warp * HEADS + h) * DIM + e * 8 + pair * 2) =
+                    make_float2(value[e][y * 2], value[e][y * 2 + 1]);
+        }
+        __syncthreads();
+        Piece* piece = &share->pieces[begin < low ? 0 : 1];
+        for (int i = threadIdx.x; i < real * DIM; i += WARPS * 32) {
+            const int h = i / DIM, e = i % DIM;
+            float largest = MASKED, sum = 0.0f, result = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) largest = fmaxf(largest, maxima[w][h]);
+#pragma unroll
+            for (int w = 0; w < WARPS; ++w) {
+                const float factor = power(maxima[w][h] - largest);
+                sum += totals[w][h] * factor;
+                result += values[(w * HEADS + h) * DIM + e] * factor;
+            }
+            if (whole) {
+                out[((i64)token * heads + head + h) * DIM + e] = D::store(sum == 0.0f ? 0.0f : result / sum);
+            } else {
+                ((float*)piece->value[h])[e] = result;
+                if (e == 0) {
+                    piece->most[h] = largest;
+                    piece->total[h] = sum;
+                }
+            }
+        }
+        if (!whole) {
+            // The block in which the unit begins, and how many have a piece of it.
+            const int from = division.block_of(begin), count = division.block_of(begin + steps - 1) - from + 1;
+            __threadfence();
+            __syncthreads();
+            if (threadIdx.x == 0) {
+                last = atomicAdd(counters + from, 1) == count - 1;
+                if (last) counters[from] = 0;
+            }
+            __syncthreads();
+            if (last) {
+                __threadfence();
+                auto piece_of = [&](int i) { return &shares[from + i].pieces[i == 0 ? 1 : 0]; };
+                float* weights = (float*)room;
+                for (int h = warp; h < real; h += WARPS) {
+                    float largest = MASKED, sum = 0.0f;
+                    for (int i = lane; i < count; i += 32) {
+                        weights[h * count + i] = __ldcg(piece_of(i)->most + h);
+                        largest = fmaxf(largest, weights[h * count + i]);
+                    }
+#pragma unroll
+                    for (int step = 16; step > 0; step >>= 1)
+                        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+                    for (int i = lane; i < count; i += 32) {
+                        const float factor = power(weights[h * count + i] - largest);
+                        weights[h * count + i] = factor;
+                        sum += __ldcg(piece_of(i)->total + h) * factor;
+                    }
+#pragma unroll
+                    for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                    if (lane == 0) totals[0][h] = sum == 0.0f ? 0.0f : 1.0f / sum;
+                }
+                __syncthreads();
+                for (int i = threadIdx.x; i < real * (DIM / 4); i += WARPS * 32) {
+                    const int h = i / (DIM / 4), e = i % (DIM / 4);
+                    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+                    for (int j = 0; j < count; ++j) {
+                        const float4 x = __ldcg(&piece_of(j)->value[h][e]);
+                        const float w = weights[h * count + j];
+                        sum.x = fmaf(x.x, w, sum.x);
+                        sum.y = fmaf(x.y, w, sum.y);
+                        sum.z = fmaf(x.z, w, sum.z);
+                        sum.w = fmaf(x.w, w, sum.w);
+                    }
+                    const float inverse = totals[0][h];
+                    *(uint2*)(out + ((i64)token * heads + head + h) * DIM + e * 4) = make_uint2(
+                        Mma<D>::pack(sum.x * inverse, sum.y * inverse), Mma<D>::pack(sum.z * inverse, sum.w * inverse));
+                }
+            }
+        }
+        __syncthreads();
+        at = stop;
+    }
+}

@@ -1,0 +1,349 @@
+// Attention over a step's own tokens and its gradient, on tensor cores (Dao 2023, "FlashAttention-2", sections 3.1 and
+// 3.2). Floor: 4 * pairs * heads * DIM operations forward, 10 backward, over the rate of mma.sync; the gradient takes 14
+// here: scores are made once for the cotangents of queries and once for those of keys and values, so that every sum is of
+// one block and has one order.
+// A block makes ROWS tokens of one head, 16 to a warp; the other side passes through shared memory, COLUMNS tokens at a
+// time, the next while these are multiplied. Tokens see those of equal id, so a block goes over the tokens between the
+// first and the last that share an id with it: those between them are masked.
+// Defines: D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
+// SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes.
+// Numbers: tokens, query heads.
+
+#define WARPS 8
+#define ROWS (WARPS * 16)
+#ifndef COLUMNS
+#define COLUMNS 64
+#endif
+#define CHUNKS (DIM / 8)
+#define SIDE_BYTES (COLUMNS * DIM * 2)
+#define MASKED -1.0e30f
+#define LOG2_E 1.44269504088896340736f
+
+__device__ inline u32 chunk(int r, int c) { return (u32)(r * CHUNKS + (c ^ (r & 7))) * 16; }
+
+__device__ inline float power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Where the sequences of tokens [first, last] begin and end, or more where ids share a place.
+__device__ inline void reach(const int* ids, const int* bounds, int tokens, int first, int last, int& from, int& to) {
+    from = tokens;
+    to = 0;
+    for (int t = first + (int)(threadIdx.x & 31); t <= last; t += 32)
+        if (ids[t] >= 0) {
+            from = min(from, bounds[2 * (ids[t] % tokens)]);
+            to = max(to, bounds[2 * (ids[t] % tokens) + 1]);
+        }
+    from = __reduce_min_sync(0xffffffffu, from);
+    to = __reduce_max_sync(0xffffffffu, to);
+}
+
+extern "C" __global__ void bounds_clear(int* __restrict__ bounds, Numbers<1> n) {
+    for (i64 t = blockIdx.x * (i64)blockDim.x + threadIdx.x; t < n.v[0]; t += (i64)gridDim.x * blockDim.x) {
+        bounds[2 * t] = (int)n.v[0];
+        bounds[2 * t + 1] = 0;
+    }
+}
+
+// The first token of each id and the one behind its last, at the id's place modulo the number of tokens.
+extern "C" __global__ void bounds_find(const int* __restrict__ ids, int* __restrict__ bounds, Numbers<1> n) {
+    for (i64 t = blockIdx.x * (i64)blockDim.x + threadIdx.x; t < n.v[0]; t += (i64)gridDim.x * blockDim.x) {
+        if (ids[t] < 0) continue;
+        int* to = bounds + 2 * (ids[t] % (int)n.v[0]);
+        asm volatile("red.global.min.s32 [%0], %1;" :: "l"(to), "r"((int)t) : "memory");
+        asm volatile("red.global.max.s32 [%0], %1;" :: "l"(to + 1), "r"((int)t + 1) : "memory");
+    }
+}
+
+// Fragments of a warp's 16 rows of `x`, of which row r lies `stride` elements behind row r - 1.
+__device__ inline void fragments(u32 (*to)[4], const D::Raw* x, i64 stride, int row, int count, int pair) {
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int r = row + 8 * (i & 1), e = k * 16 + pair * 2 + 8 * (i >> 1);
+            to[k][i] = r < count ? *(const u32*)(x + r * stride + e) : 0;
+        }
+}
+
+// COLUMNS rows of `x` from `start` on, below `end`, to shared memory.
+__device__ inline void fetch(u32 to, const D::Raw* x, i64 stride, int start, int end) {
+#pragma unroll
+    for (int i = 0; i < COLUMNS * CHUNKS / (WARPS * 32); ++i) {
+        const int r = (i * WARPS * 32 + threadIdx.x) / CHUNKS, c = threadIdx.x % CHUNKS;
+        const bool real = start + r < end;
+        copy_async(to + chunk(r, c), x + (real ? (start + r) * stride + c * 8 : 0), real);
+    }
+}
+
+// Products of a warp's rows with COLUMNS rows in shared memory.
+__device__ inline void multiply(float (*score)[4], const u32 (*row)[4], u32 at, int lane) {
+    const u32 from = at + chunk((lane & 7) + (lane >> 4) * 8, (lane >> 3) & 1);
+#pragma unroll
+    for (int k = 0; k < DIM / 16; ++k)
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 16; ++c) {
+            u32 b[4];
+            load_matrices(b, (from ^ (k * 32)) + c * 16 * DIM * 2);
+            Mma<D>::of(score[c * 2], row[k][0], row[k][1], row[k][2], row[k][3], b[0], b[1]);
+            Mma<D>::of(score[c * 2 + 1], row[k][0], row[k][1], row[k][2], row[k][3], b[2], b[3]);
+        }
+}
+
+// Adds to `sum` the rows in shared memory, weighed.
+__device__ inline void weigh(float (*sum)[4], const float (*weight)[4], u32 at, int lane) {
+    const u32 from = at + chunk(lane & 15, lane >> 4);
+#pragma unroll
+    for (int c = 0; c < COLUMNS / 16; ++c) {
+        const u32 a0 = Mma<D>::pack(weight[c * 2][0], weight[c * 2][1]);
+        const u32 a1 = Mma<D>::pack(weight[c * 2][2], weight[c * 2][3]);
+        const u32 a2 = Mma<D>::pack(weight[c * 2 + 1][0], weight[c * 2 + 1][1]);
+        const u32 a3 = Mma<D>::pack(weight[c * 2 + 1][2], weight[c * 2 + 1][3]);
+#pragma unroll
+        for (int e = 0; e < DIM / 16; ++e) {
+            u32 b[4];
+            load_matrices_transposed(b, (from ^ (e * 32)) + c * 16 * DIM * 2);
+            Mma<D>::of(sum[e * 2], a0, a1, a2, a3, b[0], b[1]);
+            Mma<D>::of(sum[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
+        }
+    }
+}
+
+// From a product to a score.
+__device__ inline float scored(float x, float scale) {
+#if SOFTCAP
+    // The hyperbolic tangent by one power and one division.
+    const float e = power(x * (scale * (2.0f * LOG2_E / CAP)));
+    return CAP - __fdividef(2.0f * CAP, e + 1.0f);
+#else
+    return x * scale;
+#endif
+}
+
+// Does query `q` see key `k`, of equal ids?
+__device__ inline bool sees(int q, int k) {
+    return (!CAUSAL || k <= q) && (WINDOW == 0 || k > q - WINDOW);
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
+    const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
+    const int* __restrict__ bounds, D::Raw* __restrict__ out, float* __restrict__ lse, float scale, Numbers<2> n
+) {
+    extern __shared__ __align__(1024) u8 room[];
+    const u32 base = shared_address(room);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
+    const int tokens = (int)n.v[0], heads = (int)n.v[1], head = blockIdx.y, keys = heads / SHARE, key = head / SHARE;
+    // Late tokens see most: they begin first.
+    const int token = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, count = min(ROWS, tokens - token);
+    const int mine[2] = {token + warp * 16 + upper, token + warp * 16 + upper + 8};
+    const int my_id[2] = {mine[0] < tokens ? ids[mine[0]] : -1, mine[1] < tokens ? ids[mine[1]] : -1};
+    u32 query[DIM / 16][4];
+    fragments(query, q + ((i64)token * heads + head) * DIM, (i64)heads * DIM, warp * 16 + upper, count, pair);
+    float value[DIM / 8][4] = {}, most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f};
+
+    int first, end;
+    reach(ids, bounds, tokens, token, token + count - 1, first, end);
+    if (CAUSAL) end = min(end, token + count);
+    if (WINDOW > 0) first = max(first, token - WINDOW + 1);
+    first = first / COLUMNS * COLUMNS;
+    const i64 stride = (i64)keys * DIM;
+    const D::Raw *of_k = k + (i64)key * DIM, *of_v = v + (i64)key * DIM;
+    auto load = [&](int start, int half) {
+        fetch(base + half * 2 * SIDE_BYTES, of_k, stride, start, end);
+        fetch(base + (half * 2 + 1) * SIDE_BYTES, of_v, stride, start, end);
+        copies_end();
+    };
+    if (first < end) load(first, 0);
+    int half = 0;
+    for (int start = first; start < end; start += COLUMNS, half ^= 1) {
+        copies_wait<0>();
+        __syncthreads();
+        if (start + COLUMNS < end) load(start + COLUMNS, half ^ 1);
+        float score[COLUMNS / 8][4] = {};
+        multiply(score, query, base + half * 2 * SIDE_BYTES, lane);
+#pragma unroll
+        for (int c = 0; c < COLUMNS / 8; ++c) {
+            const int column = start + c * 8 + pair * 2;
+            const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1] && sees(mine[i >> 1], column + (i & 1));
+                score[c][i] = seen ? scored(score[c][i], scale) * LOG2_E : MASKED;
+            }
+        }
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+            float largest = most[y];
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c) largest = fmaxf(largest, fmaxf(score[c][y * 2], score[c][y * 2 + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            // Where nothing was seen yet, masked scores are the largest: they weigh nothing all the same.
+            const float shift = largest == MASKED ? 0.0f : largest, keep = power(most[y] - largest);
+            most[y] = largest;
+            total[y] *= keep;
+#pragma unroll
+            for (int e = 0; e < DIM / 8; ++e) { value[e][y * 2] *= keep; value[e][y * 2 + 1] *= keep; }
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c)
+#pragma unroll
+                for (int i = y * 2; i < y * 2 + 2; ++i) {
+                    score[c][i] = power(score[c][i] - shift);
+                    total[y] += score[c][i];
+                }
+        }
+        weigh(value, score, base + (half * 2 + 1) * SIDE_BYTES, lane);
+    }
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+        total[y] += __shfl_xor_sync(0xffffffffu, total[y], 1);
+        total[y] += __shfl_xor_sync(0xffffffffu, total[y], 2);
+        if (mine[y] >= tokens) continue;
+        const float share = total[y] == 0.0f ? 0.0f : 1.0f / total[y];
+        D::Raw* to = out + ((i64)mine[y] * heads + head) * DIM;
+#pragma unroll
+        for (int e = 0; e < DIM / 8; ++e)
+            *(u32*)(to + e * 8 + pair * 2) = Mma<D>::pack(value[e][y * 2] * share, value[e][y * 2 + 1] * share);
+#if SAVING
+        if (pair == 0) lse[(i64)mine[y] * heads + head] = total[y] == 0.0f ? 0.0f : most[y] / LOG2_E + logf(total[y]);
+#endif
+    }
+}
+
+// sum(dy * y) of each token and head: a warp for each.
+extern "C" __global__ void attention_along(
+    const D::Raw* __restrict__ y, const D::Raw* __restrict__ dy, float* __restrict__ along, Numbers<2> n
+) {
+    const int lane = threadIdx.x & 31, warps = blockDim.x >> 5;
+    for (i64 row = blockIdx.x * (i64)warps + (threadIdx.x >> 5); row < n.v[0] * n.v[1]; row += (i64)gridDim.x * warps) {
+        float sum = 0.0f;
+        for (int e = lane; e < DIM; e += 32) sum = fmaf(D::load(y[row * DIM + e]), D::load(dy[row * DIM + e]), sum);
+        for (int step = 16; step > 0; step >>= 1) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (lane == 0) along[row] = sum;
+    }
+}
+
+// FOR_KEYS: cotangents of ROWS keys and values of one key head, over the queries of its heads that see them; otherwise
+// those of ROWS queries of one head, over the keys that they see. Rows are a block's own tokens, columns the others.
+extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
+    const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
+    const int* __restrict__ bounds, const D::Raw* __restrict__ dy, const float* __restrict__ lse,
+    const float* __restrict__ along, D::Raw* __restrict__ first_out, D::Raw* __restrict__ second_out, float scale,
+    Numbers<2> n
+) {
+    extern __shared__ __align__(1024) u8 room[];
+    const u32 base = shared_address(room);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
+    const int tokens = (int)n.v[0], heads = (int)n.v[1], keys = heads / SHARE;
+    const int key = FOR_KEYS ? blockIdx.y : blockIdx.y / SHARE;
+    // Early keys are seen by most, late queries see most: they begin first.
+    const int block = FOR_KEYS ? blockIdx.x : (int)(gridDim.x - 1 - blockIdx.x);
+    const int token = block * ROWS, count = min(ROWS, tokens - token);
+    const int mine[2] = {token + warp * 16 + upper, token + warp * 16 + upper + 8};
+    const int my_id[2] = {mine[0] < tokens ? ids[mine[0]] : -1, mine[1] < tokens ? ids[mine[1]] : -1};
+    const i64 q_stride = (i64)heads * DIM, k_stride = (i64)keys * DIM;
+
+    // Of scores, and of cotangents with values.
+    u32 row[2][DIM / 16][4];
+    float sum[1 + FOR_KEYS][DIM / 8][4] = {};
+    int first, end;
+    reach(ids, bounds, tokens, token, token + count - 1, first, end);
+#if FOR_KEYS
+    if (CAUSAL) first = max(first, token);
+    if (WINDOW > 0) end = min(end, token + count - 1 + WINDOW);
+    fragments(row[0], k + token * k_stride + (i64)key * DIM, k_stride, warp * 16 + upper, count, pair);
+    fragments(row[1], v + token * k_stride + (i64)key * DIM, k_stride, warp * 16 + upper, count, pair);
+#else
+    if (CAUSAL) end = min(end, token + count);
+    if (WINDOW > 0) first = max(first, token - WINDOW + 1);
+#endif
+    first = first / COLUMNS * COLUMNS;
+    for (int head = FOR_KEYS ? key * SHARE : blockIdx.y; head < (FOR_KEYS ? (key + 1) * SHARE : (int)blockIdx.y + 1); ++head) {
+        const D::Raw *of_q = q + (i64)head * DIM, *of_dy = dy + (i64)head * DIM;
+#if FOR_KEYS
+        const D::Raw *left = of_q, *right = of_dy;
+        const i64 stride = q_stride;
+#else
+        const D::Raw *left = k + (i64)key * DIM, *right = v + (i64)key * DIM;
+        const i64 stride = k_stride;
+        fragments(row[0], of_q + token * q_stride, q_stride, warp * 16 + upper, count, pair);
+        fragments(row[1], of_dy + token * q_stride, q_stride, warp * 16 + upper, count, pair);
+        float my_lse[2], my_along[2];
+#pragma unroll
+        for (int y = 0; y < 2; ++y) {
+            const i64 at = (i64)min(mine[y], tokens - 1) * heads + head;
+            my_lse[y] = lse[at] * LOG2_E;
+            my_along[y] = along[at];
+        }
+#endif
+        auto load = [&](int start, int half) {
+            fetch(base + half * 2 * SIDE_BYTES, left, stride, start, end);
+            fetch(base + (half * 2 + 1) * SIDE_BYTES, right, stride, start, end);
+            copies_end();
+        };
+        __syncthreads();
+        if (first < end) load(first, 0);
+        int half = 0;
+        for (int start = first; start < end; start += COLUMNS, half ^= 1) {
+            copies_wait<0>();
+            __syncthreads();
+            if (start + COLUMNS < end) load(start + COLUMNS, half ^ 1);
+            const u32 at_left = base + half * 2 * SIDE_BYTES, at_right = at_left + SIDE_BYTES;
+            float score[COLUMNS / 8][4] = {}, change[COLUMNS / 8][4] = {};
+            multiply(score, row[0], at_left, lane);
+            multiply(change, row[1], at_right, lane);
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c) {
+                const int column = start + c * 8 + pair * 2;
+                const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
+#if FOR_KEYS
+                float of_lse[2], of_along[2];
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const i64 at = (i64)min(column + i, tokens - 1) * heads + head;
+                    of_lse[i] = lse[at] * LOG2_E;
+                    of_along[i] = along[at];
+                }
+#endif
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const int other = column + (i & 1);
+                    const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1]
+                        && (FOR_KEYS ? sees(other, mine[i >> 1]) : sees(mine[i >> 1], other));
+                    const float s = scored(score[c][i], scale);
+                    float slope = scale;
+#if SOFTCAP
+                    slope *= 1.0f - (s / CAP) * (s / CAP);
+#endif
+#if FOR_KEYS
+                    const float share = seen ? power(fmaf(s, LOG2_E, -of_lse[i & 1])) : 0.0f;
+                    change[c][i] = share * (change[c][i] - of_along[i & 1]) * slope;
+#else
+                    const float share = seen ? power(fmaf(s, LOG2_E, -my_lse[i >> 1])) : 0.0f;
+                    change[c][i] = share * (change[c][i] - my_along[i >> 1]) * slope;
+#endif
+                    score[c][i] = share;
+                }
+            }
+            weigh(sum[0], change, at_left, lane);
+#if FOR_KEYS
+            weigh(sum[1], score, at_right, lane);
+#endif
+        }
+    }
+    const int width = FOR_KEYS ? keys : heads;
+#pragma unroll
+    for (int y = 0; y < 2; ++y) {
+        if (mine[y] >= tokens) continue;
+        const i64 at = ((i64)mine[y] * width + blockIdx.y) * DIM + pair * 2;
+#pragma unroll
+        for (int e = 0; e < DIM / 8; ++e) {
+            *(u32*)(first_out + at + e * 8) = Mma<D>::pack(sum[0][e][y * 2], sum[0][e][y * 2 + 1]);
+#if FOR_KEYS
+            *(u32*)(second_out + at + e * 8) = Mma<D>::pack(sum[1][e][y * 2], sum[1][e][y * 2 + 1]);
+#endif
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Documents of files and folders: text files are one each, JSONL files one a line.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use ridge_files::MappedFile;
+use serde_json::Value;
+
+use crate::error::{Result, TrainError, io_error};
+
+/// What a file holds, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// One document.
+    Text,
+    /// A document a line.
+    JsonLines,
+    /// Tokens.
+    Tokens,
+}
+
+impl FileKind {
+    /// By its name: `.jsonl` and `.ndjson`, `.bin`, and text otherwise.
+    pub fn of(path: &Path) -> Self {
+        match path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase).as_deref() {
+            Some("jsonl" | "ndjson") => Self::JsonLines,
+            Some("bin") => Self::Tokens,
+            _ => Self::Text,
+        }
+    }
+}
+
+/// The files that `path` names: itself, or of a folder all texts, JSONL and token files in it and below, by name.
+///
+/// # Errors
+/// When it is not there, or a folder has none; and for Parquet, which is not read.
+pub fn files_of(path: &Path) -> Result<Vec<PathBuf>> {
+    let metadata = std::fs::metadata(path).map_err(|cause| io_error(path, "open the data", &cause))?;
+    if !metadata.is_dir() {
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("parquet")) {
+            let remedy = "convert it to JSONL, for example with pandas: read_parquet(..).to_json(.., orient=\"records\", lines=True)";
+            return Err(TrainError::path(path, "Parquet is not read", remedy));
+        }
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut found = Vec::new();
+    walk(path, &mut found)?;
+    if found.is_empty() {
+        return Err(TrainError::path(path, "the folder has no .txt, .md, .jsonl or .bin file", "check the path"));
+    }
+    Ok(found)
+}
+
+fn walk(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+    let failed = |cause| io_error(folder, "list the folder", &cause);
+    let mut entries = std::fs::read_dir(folder).map_err(failed)?.collect::<Result<Vec<_>, _>>().map_err(failed)?;
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with('.') {
+            continue;
+        }
+        let known = ["txt", "md", "jsonl", "ndjson", "bin"];
+        if path.is_dir() {
+            walk(&path, found)?;
+        } else if path.extension().and_then(OsStr::to_str).is_some_and(|e| known.contains(&e)) {
+            found.push(path);
+        }
+    }
+    Ok(())
+}
+
+/// The documents of one text or JSONL file, which stays mapped.
+pub struct DocumentFile {
+    path: PathBuf,
+    bytes: MappedFile,
+    kind: FileKind,
+}
+
+impl DocumentFile {
+    /// Opens a file of texts.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn open(path: &Path) -> Result<Self> {
+        let bytes = MappedFile::open(path).map_err(|cause| io_error(path, "open the text", &cause))?;
+        Ok(Self { path: path.to_owned(), bytes, kind: FileKind::of(path) })
+    }
+
+    /// Its name in messages.
+    pub fn name(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    /// Bytes of the file.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Gives `each` every document that is not empty; `field` holds the text of a JSONL line.
+    ///
+    /// # Errors
+    /// Names the line that is not UTF-8, not JSON, or has no text in `field`; and those of `each`.
+    pub fn each(&self, field: &str, mut each: impl FnMut(&str) -> Result<()>) -> Result<()> {
+        let text = std::str::from_utf8(&self.bytes).map_err(|error| {
+            let problem = format!("it is not UTF-8 at byte {}", error.valid_up_to());
+            TrainError::path(&self.path, problem, "save it as UTF-8")
+        })?;
+        if self.kind == FileKind::Text {
+            return if text.is_empty() { Ok(()) } else { each(text) };
+        }
+        for (number, line) in text.lines().enumerate() {
+            if line.trim().is_empty() {
+                continue;
+            }
+            let wrong = |problem: String| {
+                let remedy = "fix the line, or name the field that holds the text with data.text_field";
+                TrainError::path(&self.path, format!("line {}: {problem}", number + 1), remedy)
+            };
+            let value: Value = serde_json::from_str(line).map_err(|error| wrong(format!("it is not JSON: {error}")))?;
+            match value.get(field) {
+                Some(Value::String(text)) if text.is_empty() => {}
+                Some(Value::String(text)) => each(text)?,
+                Some(_) => return Err(wrong(format!("the field {field} is not a text"))),
+                None => return Err(wrong(format!("there is no field {field}"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_give_their_documents_by_name_and_lines_that_are_wrong_are_named() {
+        let dir = tempfile::tempdir().expect("is made");
+        let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).expect("writes");
+        write("b.txt", "second");
+        std::fs::create_dir(dir.path().join("a")).expect("is made");
+        write("a/x.jsonl", "{\"text\": \"first\"}\n\n{\"text\": \"\"}\n{\"text\": \"more\"}\n");
+        write("ignored.png", "x");
+        let mut documents = Vec::new();
+        for file in files_of(dir.path()).expect("has some") {
+            let file = DocumentFile::open(&file).expect("opens");
+            file.each("text", |text| {
+                documents.push(text.to_owned());
+                Ok(())
+            })
+            .expect("reads");
+        }
+        assert_eq!(documents, ["first", "more", "second"]);
+        write("c.jsonl", "{\"text\": \"x\"}\n{\"body\": 1}\n");
+        let error = |field| {
+            let file = DocumentFile::open(&dir.path().join("c.jsonl")).expect("opens");
+            file.each(field, |_| Ok(())).expect_err("is wrong").to_string()
+        };
+        assert!(error("text").contains("c.jsonl: line 2: there is no field text; fix the line"), "{}", error("text"));
+        assert!(error("body").contains("line 1: there is no field body"));
+        let empty = dir.path().join("empty");
+        std::fs::create_dir(&empty).expect("is made");
+        assert!(files_of(&empty).expect_err("is empty").to_string().contains("has no .txt"));
+    }
+}

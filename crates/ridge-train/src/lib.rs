@@ -1,0 +1,32 @@
+//! Training: data, optimisers, schedules, checkpoints and the loop, on any backend.
+//!
+//! Read `settings` first (what a run may be told), then `prepare` (from settings to graphs), `step` (a training step as a
+//! schedule of three programs), `trainer` (weights on a device, single steps, losses, samples) and `run` (the loop).
+//! `optimizer` says what an update does to each weight, `rate` the learning rate of each step, `initial` the weights at the
+//! beginning, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
+//! writes models, `log` tells what happens.
+
+pub mod checkpoint;
+pub mod data;
+mod error;
+mod export;
+mod guard;
+mod initial;
+pub mod log;
+mod optimizer;
+mod prepare;
+mod rate;
+mod run;
+pub mod settings;
+pub mod step;
+mod trainer;
+
+pub use error::{Result, TrainError};
+pub use export::export;
+pub use guard::{LossStatistics, Refusal};
+pub use initial::{initial_weight, usual_initialization};
+pub use optimizer::{UpdateOp, UpdateState, WeightUpdate, weight_updates};
+pub use prepare::{KeptState, Prepared};
+pub use rate::learning_rate;
+pub use run::{RunEnd, train};
+pub use trainer::{RunProgress, StepResult, Trainer, checkpoints_of};

@@ -1,0 +1,47 @@
+//! Events as lines of JSON.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+
+use super::TrainEvent;
+use crate::error::{Result, io_error};
+
+/// A file with an event a line, which grows.
+pub struct JsonLines {
+    path: PathBuf,
+    file: File,
+}
+
+impl JsonLines {
+    /// Goes on with the file, or makes it.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = OpenOptions::new().create(true).append(true).open(path);
+        let file = file.map_err(|cause| io_error(path, "open the log", &cause))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    /// Adds an event with the time, in seconds since 1970.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&mut self, event: &TrainEvent) -> Result<()> {
+        let mut value = serde_json::to_value(event).unwrap_or(Value::Null);
+        if let Value::Object(fields) = &mut value {
+            fields.insert("time".to_owned(), seconds().into());
+        }
+        let line = format!("{value}\n");
+        self.file.write_all(line.as_bytes()).map_err(|cause| io_error(&self.path, "write the log", &cause))
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn seconds() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}

@@ -1,0 +1,196 @@
+//! From settings to graphs: the model's configuration, its training graph, the updates of its weights, the schedule of a step.
+
+use std::path::{Path, PathBuf};
+
+use ridge_graph::{Bindings, DType, Graph, Type, passes};
+use ridge_models::{BuildOptions, ModelConfig, ModelFiles, WeightRole, symbols};
+use ridge_runtime::{ProgramCache, Schedule};
+use serde_json::Value;
+
+use crate::data::{Corpus, Vocabulary};
+use crate::error::{Result, TrainError, io_error};
+use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
+use crate::settings::{OptimizerName, Precision, Settings};
+use crate::step::{StepPlan, ema_name, master_name, trained_weights};
+
+/// All that is known of a run before anything is on a device.
+pub struct Prepared {
+    /// The settings.
+    pub settings: Settings,
+    /// The data.
+    pub corpus: Corpus,
+    /// `config.json` as it is exported.
+    pub config_json: Value,
+    /// The model.
+    pub config: ModelConfig,
+    /// The files whose weights are trained on, if any.
+    pub from: Option<ModelFiles>,
+    /// The training graph, without dropout: what losses are measured with.
+    pub graph: Graph,
+    /// The updates of weights.
+    pub updates: Vec<WeightUpdate>,
+    /// A step.
+    pub schedule: Schedule,
+}
+
+/// A parameter of the session that a checkpoint holds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeptState {
+    /// Its name in a session.
+    pub name: String,
+    /// Its name in a checkpoint.
+    pub saved: String,
+    /// Its type, of constant shape.
+    pub ty: Type,
+    /// What every byte is at first; `None` of weights.
+    pub fill: Option<u8>,
+}
+
+impl Prepared {
+    /// Reads data and configuration, and builds the graphs. Nothing is allocated on a device.
+    ///
+    /// # Errors
+    /// When a file cannot be read or does not fit another, or a setting does not fit the model.
+    pub fn new(settings: Settings) -> Result<Self> {
+        let from = settings.model.from.as_deref().map(|folder| ModelFiles::open(Some(folder))).transpose()?;
+        let tokenizer = match settings.model.from.as_deref() {
+            Some(folder) if settings.data.vocabulary.is_none() && folder.join("tokenizer.json").is_file() => {
+                Some(Vocabulary::open(folder)?)
+            }
+            _ => None,
+        };
+        let corpus = Corpus::read(&settings.data, tokenizer)?;
+        let (file, text) = config_text(&settings, from.as_ref())?;
+        let (config_json, config) = configured(&file, &text, &corpus.vocabulary, from.is_some())?;
+        if config.vocab_size < corpus.vocabulary.size() {
+            let why = format!(
+                "is less than the {} tokens of the vocabulary; set it to that number, or give another data.vocabulary",
+                corpus.vocabulary.size()
+            );
+            return Err(TrainError::setting(&format!("{}: vocab_size", file.display()), config.vocab_size, why));
+        }
+        let length = settings.data.sequence_length;
+        if length > config.max_context() {
+            let why = format!("is more than the {} positions of the model; lower it", config.max_context());
+            return Err(TrainError::setting("data.sequence_length", length, why));
+        }
+        let activations = match settings.train.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let options = BuildOptions { activations, cache: activations, context: None, ..BuildOptions::default() };
+        let module = config.build_training(&options)?;
+        let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
+        let graph = passes::retype(&module.graph, &stored)?;
+        let trained = match settings.model.dropout {
+            0.0 => graph.clone(),
+            rate => {
+                let mut pruned = graph.clone();
+                passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
+                passes::with_dropout(&pruned, rate, &config.residual_scopes())?
+            }
+        };
+        let weights = trained_weights(&graph);
+        let is_hidden =
+            |name: &str| matches!(config.weight_role(name, 2), WeightRole::Hidden { .. } | WeightRole::Residual { .. });
+        let updates = weight_updates(&weights, &settings.optimizer, is_hidden)?;
+        let parts = settings.train.accumulation;
+        let plan = StepPlan { graph: &trained, updates: &updates, parts, ema: settings.optimizer.ema };
+        let schedule = plan.schedule()?;
+        Ok(Self { settings, corpus, config_json, config, from, graph, updates, schedule })
+    }
+
+    /// The extents of a micro-batch.
+    pub fn bindings(&self) -> Bindings {
+        let tokens = self.settings.train.batch_size * self.settings.data.sequence_length;
+        let length = self.settings.data.sequence_length;
+        // Each token sees itself and those before it.
+        let pairs = self.settings.train.batch_size * length * (length + 1) / 2;
+        let bindings = Bindings::new().with(symbols::TOKENS, tokens).with(symbols::PAIRS, pairs);
+        let cost = self.graph.cost();
+        let within: Vec<String> = [&cost.matrix_flops, &cost.vector_flops, &cost.special_flops, &cost.bytes_read]
+            .into_iter()
+            .flat_map(ridge_graph::Poly::symbols)
+            .map(|symbol| symbol.name().to_owned())
+            .filter(|name| name != symbols::TOKENS && name != symbols::PAIRS)
+            .collect();
+        within.iter().fold(bindings, |all, name| all.with(name, pairs))
+    }
+
+    /// Elements of the weights that are trained.
+    pub fn parameters(&self) -> u64 {
+        let elements =
+            |update: &WeightUpdate| update.shape.as_const().map_or(0, |shape| shape.iter().product::<usize>());
+        self.updates.iter().map(|update| elements(update) as u64).sum()
+    }
+
+    /// Parameters that a checkpoint holds, weights first.
+    pub fn kept_states(&self) -> Vec<KeptState> {
+        let mut kept = Vec::new();
+        let has_masters = self.settings.train.precision != Precision::F32;
+        for update in &self.updates {
+            let ty = Type::tensor(DType::F32, update.shape.clone());
+            let name = if has_masters { master_name(&update.name) } else { update.name.clone() };
+            kept.push(KeptState { name, saved: format!("weight.{}", update.name), ty, fill: None });
+        }
+        for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
+            for UpdateState { name, ty, fill } in update.op.states(&update.name, &update.shape) {
+                kept.push(KeptState { saved: name.clone(), name, ty, fill: Some(fill) });
+            }
+            if self.settings.optimizer.ema > 0.0 {
+                let (name, ty) = (ema_name(&update.name), Type::tensor(DType::F32, update.shape.clone()));
+                kept.push(KeptState { saved: name.clone(), name, ty, fill: None });
+            }
+        }
+        kept
+    }
+
+    /// The optimiser's name as settings have it.
+    pub fn optimizer_name(&self) -> String {
+        optimizer_name(self.settings.optimizer.name)
+    }
+
+    /// Bytes that a run allocates on the device: parameters, and what programs need besides.
+    ///
+    /// # Errors
+    /// When a program cannot be compiled.
+    pub fn memory(&self, programs: &ProgramCache) -> Result<[u64; 2]> {
+        let bindings = self.bindings();
+        let parameters = self.schedule.parameter_bytes(&bindings)?;
+        let besides = self.schedule.memory(programs, &bindings)?;
+        Ok([parameters, besides.on_device() as u64])
+    }
+}
+
+fn optimizer_name(name: OptimizerName) -> String {
+    serde_json::to_value(name).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// The text of the model's configuration, and the file it is from.
+fn config_text(settings: &Settings, from: Option<&ModelFiles>) -> Result<(PathBuf, String)> {
+    if let Some(files) = from {
+        return Ok((
+            settings.model.from.clone().unwrap_or_default().join("config.json"),
+            files.config_text()?.into_owned(),
+        ));
+    }
+    let path = settings.model.config.as_deref().unwrap_or(Path::new("config.json"));
+    let file = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
+    let text = std::fs::read_to_string(&file).map_err(|cause| io_error(&file, "read the configuration", &cause))?;
+    Ok((file, text))
+}
+
+/// The configuration, with the vocabulary's size and end token where it has none of its own.
+fn configured(file: &Path, text: &str, vocabulary: &Vocabulary, is_trained: bool) -> Result<(Value, ModelConfig)> {
+    let name = file.display().to_string();
+    let mut json: Value = serde_json::from_str(text)
+        .map_err(|error| TrainError::path(file, format!("it is not JSON: {error}"), "fix the file"))?;
+    if let (Value::Object(keys), false) = (&mut json, is_trained) {
+        keys.entry("vocab_size").or_insert_with(|| vocabulary.size().into());
+        // Defaults of other vocabularies would name tokens that this one may lack.
+        keys.entry("bos_token_id").or_insert(Value::Null);
+        keys.entry("eos_token_id").or_insert_with(|| vocabulary.end_of_text().map_or(Value::Null, Into::into));
+    }
+    let config = ModelConfig::from_json(&name, &json.to_string())?;
+    Ok((json, config))
+}

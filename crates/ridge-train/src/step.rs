@@ -1,0 +1,228 @@
+//! A training step as a schedule of three programs:
+//!
+//! - `accumulate`, for each micro-batch: forward and backward; adds the loss and the gradients to parameters of the session;
+//! - `reduce`: the loss and the norm of the gradient, which the host sees before it decides on the update. Over several ranks
+//!   the gradients are summed here;
+//! - `update`: the optimiser, from gradients scaled by what clipping asks for.
+//!
+//! What passes between them are parameters of the session, in which an engine or a program that measures losses reads the same
+//! weights.
+
+use ridge_graph::grad::{Differentiated, float_weights};
+use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
+use ridge_runtime::{Schedule, Stage, Times};
+
+use crate::optimizer::WeightUpdate;
+
+/// The stage that runs for each micro-batch.
+pub const ACCUMULATE: &str = "accumulate";
+/// The stage that gives loss and norm.
+pub const REDUCE: &str = "reduce";
+/// The stage that changes the weights.
+pub const UPDATE: &str = "update";
+
+/// Outputs of [`REDUCE`], f32 scalars: the mean loss over the targets of the step.
+pub const LOSS: &str = "loss";
+/// The Euclidean norm of the gradient of that mean.
+pub const GRADIENT_NORM: &str = "gradient_norm";
+
+/// Step inputs of [`ACCUMULATE`], f32 scalars: the inverse of the number of targets of the whole step.
+pub const LOSS_SCALE: &str = "loss_scale";
+/// 1 for the first micro-batch of a step, which replaces what was accumulated, 0 for the others.
+pub const FIRST: &str = "first_part";
+/// Step inputs of [`UPDATE`], f32 scalars: the learning rate.
+pub const LEARNING_RATE: &str = "learning_rate";
+/// The update's number, from 1.
+pub const UPDATE_NUMBER: &str = "update_number";
+/// What gradients are multiplied by.
+pub const GRADIENT_SCALE: &str = "gradient_scale";
+
+/// The state that the loss of a step is summed in.
+const LOSS_STATE: &str = "train.loss";
+
+/// The name of the f32 master of the weight `name`, where that is a copy of fewer bits.
+pub fn master_name(name: &str) -> String {
+    format!("master.{name}")
+}
+
+/// The name of the running mean of the weight `name`.
+pub fn ema_name(name: &str) -> String {
+    format!("ema.{name}")
+}
+
+fn gradient_name(name: &str) -> String {
+    format!("gradient.{name}")
+}
+
+/// What the schedule of a step is made from.
+pub struct StepPlan<'a> {
+    /// A training graph with the outputs `loss_sum` and `target_count`, its weights stored as they are trained: f32, or
+    /// bf16 copies of f32 masters.
+    pub graph: &'a Graph,
+    /// The update of each of its float weights, in their order.
+    pub updates: &'a [WeightUpdate],
+    /// Micro-batches of a step.
+    pub parts: usize,
+    /// Decay of the running mean of weights; 0 for none.
+    pub ema: f64,
+}
+
+impl StepPlan<'_> {
+    /// The schedule.
+    ///
+    /// # Errors
+    /// When the graph lacks its outputs, or an op has no gradient.
+    pub fn schedule(&self) -> GraphResult<Schedule> {
+        let stage =
+            |name, graph, outputs: &[&'static str], times| Stage { name, graph, outputs: outputs.to_vec(), times };
+        Ok(Schedule {
+            stages: vec![
+                stage(ACCUMULATE, self.accumulate()?, &[], Times::EachPart),
+                stage(REDUCE, self.reduce()?, &[LOSS, GRADIENT_NORM], Times::Once),
+                stage(UPDATE, self.update()?, &[], Times::Once),
+            ],
+        })
+    }
+
+    /// The type of the weight `name` in the graph.
+    fn storage(&self, name: &str) -> GraphResult<&Type> {
+        let arg = self.graph.args(Role::Weight).find(|arg| *arg.name == *name);
+        let why = "is to be updated, and the training graph has no such weight";
+        arg.map(|arg| &arg.ty).ok_or_else(|| GraphError::Use { at: name.to_owned(), why: why.to_owned() })
+    }
+
+    /// The type of the gradient of the weight `name` between the stages: f32 if several micro-batches are summed.
+    fn gradient_type(&self, name: &str) -> GraphResult<Type> {
+        let ty = self.storage(name)?.clone();
+        Ok(if self.parts > 1 { Type { dtype: DType::F32, ..ty } } else { ty })
+    }
+
+    fn accumulate(&self) -> GraphResult<Graph> {
+        let (mut g, mut outputs) = Builder::reopen(self.graph.clone());
+        let sum = output(&outputs, "loss_sum")?;
+        let scale = g.step_input(LOSS_SCALE, scalar())?;
+        let loss = g.mul(sum, scale)?;
+        outputs.push(("scaled_loss".into(), loss));
+        let mut graph = g.finish(outputs)?;
+        ridge_graph::passes::prune(&mut graph, &["scaled_loss"])?;
+
+        let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
+        let mut step = Differentiated::new(&graph, "scaled_loss", &names)?;
+        let first = if self.parts > 1 { Some(step.g.step_input(FIRST, scalar())?) } else { None };
+        let loss = step.output("scaled_loss")?;
+        add_to(&mut step, LOSS_STATE, loss, first)?;
+        for parameter in step.parameters.clone() {
+            add_to(&mut step, &gradient_name(&parameter.name), parameter.gradient, first)?;
+        }
+        step.finish(Vec::new())
+    }
+
+    fn reduce(&self) -> GraphResult<Graph> {
+        let mut g = Builder::new();
+        let loss = g.weight(LOSS_STATE, scalar())?;
+        let mut total = g.constant(DType::F32, 0.0)?;
+        for update in self.updates {
+            let gradient = g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?;
+            let gradient = g.cast(gradient, DType::F32)?;
+            let square = g.mul(gradient, gradient)?;
+            let sum = (0..update.shape.rank()).rev().try_fold(square, |sum, axis| g.reduce_sum(sum, axis))?;
+            let sum = g.reshape(sum, Shape::default())?;
+            total = g.add(total, sum)?;
+        }
+        let norm = g.sqrt(total)?;
+        // A weight that is an output would be copied as it is.
+        let zero = g.constant(DType::F32, 0.0)?;
+        let loss = g.add(loss, zero)?;
+        g.finish(vec![(LOSS.into(), loss), (GRADIENT_NORM.into(), norm)])
+    }
+
+    fn update(&self) -> GraphResult<Graph> {
+        let mut g = Builder::new();
+        let lr = g.step_input(LEARNING_RATE, scalar())?;
+        let step = g.step_input(UPDATE_NUMBER, scalar())?;
+        let scale = g.step_input(GRADIENT_SCALE, scalar())?;
+        for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
+            let storage = self.storage(&update.name)?.clone();
+            let gradient = g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?;
+            let gradient = g.cast(gradient, DType::F32)?;
+            let gradient = g.mul(gradient, scale)?;
+            let has_master = storage.dtype != DType::F32;
+            let trained = if has_master { master_name(&update.name) } else { update.name.clone() };
+            let whole = Type { dtype: DType::F32, ..storage.clone() };
+            let states = update.op.states(&update.name, &update.shape);
+            let read = |g: &mut Builder, name: &str, ty: &Type| {
+                let state = g.state(name, ty.clone())?;
+                g.state_read(state)
+            };
+            let param = read(&mut g, &trained, &whole)?;
+            let values =
+                states.iter().map(|state| read(&mut g, &state.name, &state.ty)).collect::<GraphResult<Vec<_>>>()?;
+            let mut rate = lr;
+            if update.rate_scale != 1.0 {
+                let factor = g.constant(DType::F32, update.rate_scale)?;
+                rate = g.mul(lr, factor)?;
+            }
+            let next = update.op.apply(&mut g, [param, gradient], &values, rate, step)?;
+            let names = std::iter::once(trained.as_str()).chain(states.iter().map(|state| state.name.as_str()));
+            for (name, value) in names.zip(&next) {
+                write(&mut g, name, *value)?;
+            }
+            if has_master {
+                let copy = g.cast(next[0], storage.dtype)?;
+                write(&mut g, &update.name, copy)?;
+            }
+            if self.ema > 0.0 {
+                let name = ema_name(&update.name);
+                let mean = read(&mut g, &name, &whole)?;
+                let keep = g.constant(DType::F32, self.ema)?;
+                let take = g.constant(DType::F32, 1.0 - self.ema)?;
+                let (kept, taken) = (g.mul(mean, keep)?, g.mul(next[0], take)?);
+                let mean = g.add(kept, taken)?;
+                write(&mut g, &name, mean)?;
+            }
+        }
+        g.finish(Vec::new())
+    }
+}
+
+fn scalar() -> Type {
+    Type::tensor(DType::F32, Shape::default())
+}
+
+fn output(outputs: &[(String, Var)], name: &str) -> GraphResult<Var> {
+    let found = outputs.iter().find(|(known, _)| known == name).map(|(_, var)| *var);
+    let why = format!("the training graph has no output `{name}`");
+    found.ok_or_else(|| GraphError::Use { at: String::new(), why })
+}
+
+fn write(g: &mut Builder, name: &str, value: Var) -> GraphResult<()> {
+    let ty = g.ty(value)?.clone();
+    let state = g.state(name, ty)?;
+    g.state_write(state, value)?;
+    Ok(())
+}
+
+/// Adds `value` to the f32 state `name`, or replaces it in the first micro-batch; without `first` replaces it.
+fn add_to(step: &mut Differentiated, name: &str, value: Var, first: Option<Var>) -> GraphResult<()> {
+    let Some(first) = first else { return step.update(name, value) };
+    let g = &mut step.g;
+    let value = g.cast(value, DType::F32)?;
+    let ty = g.ty(value)?.clone();
+    let state = g.state(name, ty)?;
+    let before = g.state_read(state)?;
+    let zero = g.constant(DType::F32, 0.0)?;
+    let is_first = g.gt(first, zero)?;
+    let before = g.select(is_first, zero, before)?;
+    let sum = g.add(before, value)?;
+    step.update(name, sum)
+}
+
+/// Names and shapes of the weights of a training graph that can be trained.
+pub fn trained_weights(graph: &Graph) -> Vec<(String, Shape)> {
+    let names = float_weights(graph);
+    let of = |name: String| {
+        let arg = graph.args(Role::Weight).find(|arg| *arg.name == *name)?;
+        Some((name, arg.ty.shape.clone()))
+    };
+    names.into_iter().filter_map(of).collect()
+}

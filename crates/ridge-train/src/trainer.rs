@@ -1,0 +1,470 @@
+//! A run on one device: its weights and states, single steps, losses, samples, checkpoints. `run.rs` is the loop.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+
+use ridge_engine::{Engine, EngineOptions, Request, Sampling};
+use ridge_graph::{Builder, DType, Role, Type, passes};
+use ridge_models::{BuildOptions, WeightSource};
+use ridge_runtime::WeightData;
+use ridge_runtime::{Backend, BoundSchedule, Bucket, RuntimeError, ScheduleDriver, Session, StageInputs, StageOutputs};
+
+use crate::checkpoint::{self, CheckpointInfo, SavedState, SavedTensor, Snapshot};
+use crate::data::{Batch, Batches};
+use crate::error::{Result, TrainError};
+use crate::guard::{LossStatistics, Refusal};
+use crate::initial::initial_weight;
+use crate::prepare::{KeptState, Prepared};
+use crate::rate::learning_rate;
+use crate::settings::{Precision, TrainSettings, shown_settings};
+use crate::step::{
+    ACCUMULATE, FIRST, GRADIENT_NORM, GRADIENT_SCALE, LEARNING_RATE, LOSS, LOSS_SCALE, REDUCE, UPDATE, UPDATE_NUMBER,
+};
+
+/// A run whose weights are on a device.
+pub struct Trainer {
+    prepared: Prepared,
+    session: Session,
+    kept: Vec<KeptState>,
+    schedule: BoundSchedule,
+    evaluate: Bucket,
+    batches: Batches,
+    /// The micro-batches of a step.
+    parts: Vec<Batch>,
+    engine: Option<Engine>,
+    fingerprint: u64,
+    progress: RunProgress,
+}
+
+/// How far a run is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunProgress {
+    /// Steps that were made.
+    pub step: u64,
+    /// Updates that were made: steps less those that were refused.
+    pub updates: u64,
+    /// Losses so far.
+    pub losses: LossStatistics,
+    /// The lowest validation loss so far.
+    pub best_validation: Option<f64>,
+}
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepResult {
+    /// The mean loss over its targets, before its update.
+    pub loss: f64,
+    /// The norm of its gradient, before clipping.
+    pub gradient_norm: f64,
+    /// Its learning rate.
+    pub learning_rate: f64,
+    /// Why its update was not made.
+    pub refusal: Option<Refusal>,
+}
+
+impl Trainer {
+    /// Brings the weights to `backend`: those of `saved`, else those that the settings name, else initial ones.
+    ///
+    /// # Errors
+    /// When memory runs out, a checkpoint is of another model or run, or a weight holds what is no number.
+    pub fn new(prepared: Prepared, backend: Arc<dyn Backend>, saved: Option<&SavedState>) -> Result<Self> {
+        let settings = &prepared.settings;
+        let kept = prepared.kept_states();
+        let fingerprint = prepared.corpus.fingerprint();
+        let mut batches = Batches::new(&prepared.corpus, &settings.data, settings.train.seed)?;
+        let mut session = Session::new(backend);
+        let mut progress = RunProgress::default();
+        match saved {
+            Some(saved) => {
+                check_same_run(&prepared, saved, fingerprint)?;
+                load_saved(&mut session, &prepared, &kept, saved)?;
+                progress = restored(&saved.info);
+                batches.seek(saved.info.position.clone())?;
+            }
+            None => load_initial(&mut session, &prepared, &kept)?,
+        }
+        let bindings = prepared.bindings();
+        let schedule = prepared.schedule.bind(&mut session, &bindings)?;
+        let evaluate = session.compile(&prepared.graph, &["loss_sum"])?.bucket(&bindings)?;
+        let parts = vec![Batch::default(); settings.train.accumulation];
+        Ok(Self { prepared, session, kept, schedule, evaluate, batches, parts, engine: None, fingerprint, progress })
+    }
+
+    /// What is known of the run.
+    pub fn prepared(&self) -> &Prepared {
+        &self.prepared
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> &RunProgress {
+        &self.progress
+    }
+
+    /// The session that holds the weights: an engine on [`Session::share`] of it reads them as they are trained.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Passes over the data so far.
+    pub fn epochs(&self) -> f64 {
+        self.batches.epochs()
+    }
+
+    /// Makes the next step.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn step(&mut self) -> Result<StepResult> {
+        let Self { prepared, schedule, batches, parts, progress, .. } = self;
+        let settings = &prepared.settings;
+        for part in parts.iter_mut() {
+            batches.next(settings.train.batch_size, part);
+        }
+        let rate = learning_rate(&settings.optimizer, progress.step, settings.train.steps);
+        let mut driver = StepDriver {
+            settings: &settings.train,
+            targets: parts.iter().map(Batch::target_count).sum::<usize>().max(1),
+            parts,
+            progress,
+            rate,
+            scale: 1.0,
+            result: None,
+        };
+        schedule.pass(driver.parts.len(), &mut driver)?;
+        schedule.wait()?;
+        let Some(result) = driver.result else { unreachable!("the schedule has a stage with outputs") };
+        progress.step += 1;
+        if result.refusal.is_none() {
+            progress.updates += 1;
+        }
+        Ok(result)
+    }
+
+    /// The mean loss on the data that is set aside; `None` if there is none.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn validate(&mut self) -> Result<Option<f64>> {
+        let settings = &self.prepared.settings;
+        let (parts, sequences) = (settings.validation.batches, settings.train.batch_size);
+        let mut batch = Batch::default();
+        let (mut sum, mut targets) = (0.0, 0);
+        for part in 0..parts {
+            if !self.batches.validation(part, parts, sequences, &mut batch) {
+                break;
+            }
+            for (name, values) in inputs(&batch) {
+                if let Some(index) = self.evaluate.input_index(name)? {
+                    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                    self.evaluate.input(index).copy_from_slice(&bytes);
+                }
+            }
+            self.evaluate.submit()?;
+            self.evaluate.wait()?;
+            sum += self.evaluate.tensor("loss_sum")?.floats()[0];
+            targets += batch.target_count();
+        }
+        Ok((targets > 0).then(|| sum / targets as f64))
+    }
+
+    /// Remembers a validation loss; true if it is the lowest so far.
+    pub fn note_validation(&mut self, loss: f64) -> bool {
+        let is_best = self.progress.best_validation.is_none_or(|best| loss < best);
+        if is_best {
+            self.progress.best_validation = Some(loss);
+        }
+        is_best
+    }
+
+    /// Text that the model writes behind the prompt of the settings, with that prompt: from the weights as they are, in the
+    /// session that trains them.
+    ///
+    /// # Errors
+    /// When the prompt has a character that the vocabulary lacks, or the device fails.
+    pub fn sample(&mut self) -> Result<String> {
+        let settings = &self.prepared.settings.sample;
+        let vocabulary = &self.prepared.corpus.vocabulary;
+        let mut prompt = Vec::new();
+        vocabulary.encode("sample.prompt", &settings.prompt, &mut prompt)?;
+        if prompt.is_empty() {
+            return Err(TrainError::setting("sample.prompt", "\"\"", "must have a token or more"));
+        }
+        let context = self.prepared.config.max_context().min(prompt.len() + settings.tokens);
+        let engine = match &mut self.engine {
+            Some(engine) => engine,
+            None => {
+                let activations = self.activations();
+                let options = BuildOptions { activations, cache: activations, ..BuildOptions::default() };
+                let mut model = self.prepared.config.build(&options)?;
+                let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
+                model.module.graph = passes::retype(&model.module.graph, &stored)?;
+                let options = EngineOptions { context, sequences: 1, chunk: prompt.len().max(16), blocks: None };
+                self.engine.insert(Engine::new(self.session.share(), &model, options)?)
+            }
+        };
+        let sampling = Sampling {
+            temperature: settings.temperature as f32,
+            seed: self.prepared.settings.train.seed ^ self.progress.step,
+            ..Sampling::GREEDY
+        };
+        let max_tokens = settings.tokens.min(context.saturating_sub(prompt.len())).max(1);
+        let stop_tokens = vocabulary.end_of_text().into_iter().collect();
+        let request = Request { prompt: prompt.clone(), sampling, max_tokens, stop_tokens };
+        let mut tokens = prompt;
+        tokens.extend(engine.generate(&request, |_| ControlFlow::Continue(()))?.tokens);
+        let known = vocabulary.size() as u32;
+        tokens.retain(|token| *token < known);
+        Ok(vocabulary.tokenizer().decode(&tokens, true)?)
+    }
+
+    /// All of a checkpoint, copied to the host.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        let tensor = |kept: &KeptState| {
+            Ok(SavedTensor {
+                name: kept.saved.clone(),
+                dtype: kept.ty.dtype,
+                shape: kept.ty.shape.as_const().unwrap_or_default(),
+                bytes: self.read(&kept.name)?,
+            })
+        };
+        let RunProgress { step, updates, losses, best_validation } = self.progress.clone();
+        Ok(Snapshot {
+            info: CheckpointInfo {
+                format: CheckpointInfo::format(),
+                step,
+                updates,
+                position: self.batches.position().clone(),
+                data_fingerprint: self.fingerprint,
+                model: self.prepared.config_json.clone(),
+                optimizer: self.prepared.optimizer_name(),
+                seed: self.prepared.settings.train.seed,
+                losses,
+                best_validation,
+                sha256: String::new(),
+            },
+            tensors: self.kept.iter().map(tensor).collect::<Result<_>>()?,
+            tokenizer: self.prepared.corpus.vocabulary.json().to_owned(),
+            settings: shown_settings(&self.prepared.settings),
+        })
+    }
+
+    /// Goes back to a checkpoint of this run, and on with the data behind the last step.
+    ///
+    /// # Errors
+    /// When it is of another run, or the device fails.
+    pub fn roll_back(&mut self, saved: &SavedState) -> Result<()> {
+        check_same_run(&self.prepared, saved, self.fingerprint)?;
+        load_saved(&mut self.session, &self.prepared, &self.kept, saved)?;
+        let refused = self.progress.losses.refused;
+        self.progress = restored(&saved.info);
+        self.progress.losses.refused = refused;
+        Ok(())
+    }
+
+    /// The weights as a safetensors file under the names of the graph: as they are stored, or their running means.
+    pub(crate) fn weights(&self, means: bool) -> Result<Vec<u8>> {
+        let dtype = self.activations();
+        let tensor = |arg: &ridge_graph::Arg| {
+            let mean = crate::step::ema_name(&arg.name);
+            let bytes = match means && self.session.state(&mean).is_some() {
+                true => dtype.encode(DType::F32.decode(&self.read(&mean)?)),
+                false => self.read(&arg.name)?,
+            };
+            let shape = arg.ty.shape.as_const().unwrap_or_default();
+            Ok(SavedTensor { name: arg.name.to_string(), dtype: arg.ty.dtype, shape, bytes })
+        };
+        let tensors = self.prepared.graph.args(Role::Weight).map(tensor).collect::<Result<Vec<_>>>()?;
+        Ok(checkpoint::tensor_bytes(&tensors))
+    }
+
+    fn activations(&self) -> DType {
+        match self.prepared.settings.train.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+
+    fn read(&self, name: &str) -> Result<Vec<u8>> {
+        let unknown = || RuntimeError::Argument { kind: "state", name: name.into(), why: "is not allocated".into() };
+        let buffer = self.session.state(name).ok_or_else(unknown)?;
+        Ok(self.session.backend().read(&buffer)?)
+    }
+}
+
+fn inputs(batch: &Batch) -> [(&'static str, &[i32]); 4] {
+    let Batch { token_ids, positions, seq_ids, targets } = batch;
+    [("token_ids", token_ids), ("positions", positions), ("seq_ids", seq_ids), ("targets", targets)]
+}
+
+struct StepDriver<'a> {
+    settings: &'a TrainSettings,
+    parts: &'a [Batch],
+    /// Targets of all parts.
+    targets: usize,
+    progress: &'a mut RunProgress,
+    rate: f64,
+    /// What clipping multiplies the gradient by.
+    scale: f64,
+    result: Option<StepResult>,
+}
+
+impl ScheduleDriver for StepDriver<'_> {
+    type Error = RuntimeError;
+
+    fn fill(&mut self, stage: &'static str, part: usize, to: &mut StageInputs<'_>) -> Result<(), RuntimeError> {
+        match stage {
+            ACCUMULATE => {
+                for (name, values) in inputs(&self.parts[part]) {
+                    if to.has(name) {
+                        to.set_i32(name, values)?;
+                    }
+                }
+                to.set_scalar(LOSS_SCALE, DType::F32, 1.0 / self.targets as f64)?;
+                if to.has(FIRST) {
+                    to.set_scalar(FIRST, DType::F32, if part == 0 { 1.0 } else { 0.0 })?;
+                }
+                if to.has(Builder::RANDOM_SEED) {
+                    let number = self.progress.step * self.parts.len() as u64 + part as u64;
+                    to.set_scalar(Builder::RANDOM_SEED, DType::I64, self.settings.seed as f64)?;
+                    to.set_scalar(Builder::RANDOM_STEP, DType::I64, number as f64)?;
+                }
+                Ok(())
+            }
+            UPDATE => {
+                to.set_scalar(LEARNING_RATE, DType::F32, self.rate)?;
+                to.set_scalar(UPDATE_NUMBER, DType::F32, (self.progress.updates + 1) as f64)?;
+                to.set_scalar(GRADIENT_SCALE, DType::F32, self.scale)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn done(&mut self, stage: &'static str, outputs: &mut StageOutputs<'_>) -> Result<ControlFlow<()>, RuntimeError> {
+        debug_assert_eq!(stage, REDUCE);
+        let [loss, gradient_norm] =
+            [LOSS, GRADIENT_NORM].map(|name| outputs.f32s(name).map(|values| f64::from(values[0])));
+        let (loss, gradient_norm) = (loss?, gradient_norm?);
+        let refusal = self.progress.losses.judge(loss, gradient_norm, self.settings).err();
+        if self.settings.clip > 0.0 && gradient_norm > self.settings.clip {
+            self.scale = self.settings.clip / gradient_norm;
+        }
+        self.result = Some(StepResult { loss, gradient_norm, learning_rate: self.rate, refusal });
+        Ok(if refusal.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    }
+}
+
+fn restored(info: &CheckpointInfo) -> RunProgress {
+    RunProgress { step: info.step, updates: info.updates, losses: info.losses, best_validation: info.best_validation }
+}
+
+/// Requires that a checkpoint is of this model, optimiser, seed and data.
+fn check_same_run(prepared: &Prepared, saved: &SavedState, fingerprint: u64) -> Result<()> {
+    let CheckpointInfo { model, optimizer, seed, data_fingerprint, .. } = &saved.info;
+    let differs = |what: &str, was: &dyn std::fmt::Display, is: &dyn std::fmt::Display| {
+        let remedy = "continue with the settings that it was made with, or train into another checkpoint.folder";
+        TrainError::path(&saved.path, format!("it is of another run: {what} was {was}, and is {is}"), remedy)
+    };
+    if let (Some(was), Some(is)) = (model.as_object(), prepared.config_json.as_object()) {
+        let changed = was.iter().find(|(key, value)| is.get(*key) != Some(value));
+        if let Some((key, value)) = changed {
+            let now = is.get(key).unwrap_or(&serde_json::Value::Null);
+            return Err(differs(&format!("{key} of config.json"), value, now));
+        }
+    }
+    if *optimizer != prepared.optimizer_name() {
+        return Err(differs("optimizer.name", optimizer, &prepared.optimizer_name()));
+    }
+    if *seed != prepared.settings.train.seed {
+        return Err(differs("train.seed", seed, &prepared.settings.train.seed));
+    }
+    if saved.tokenizer != prepared.corpus.vocabulary.json() {
+        return Err(differs("the vocabulary", &"another", &"that of data.vocabulary"));
+    }
+    if *data_fingerprint != fingerprint {
+        return Err(differs("the data", &format!("{data_fingerprint:016x}"), &format!("{fingerprint:016x}")));
+    }
+    Ok(())
+}
+
+fn load_saved(session: &mut Session, prepared: &Prepared, kept: &[KeptState], saved: &SavedState) -> Result<()> {
+    for state in kept {
+        let shape = state.ty.shape.as_const().unwrap_or_default();
+        let bytes = saved.tensors.tensor(&state.saved, state.ty.dtype, &shape)?;
+        if state.saved.starts_with("weight.") {
+            load_copy(session, prepared, &state.saved["weight.".len()..], &DType::F32.decode(&bytes))?;
+        }
+        session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
+    }
+    Ok(())
+}
+
+fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) -> Result<()> {
+    let source = match &prepared.from {
+        Some(files) => {
+            let checkpoint = Arc::new(prepared.config.arrange(files.checkpoint()?)?);
+            // Also requires that its tensors are the weights.
+            WeightSource::Checkpoint(Arc::clone(&checkpoint)).retype(&prepared.graph, None)?;
+            Some((files.to_string(), checkpoint))
+        }
+        None => None,
+    };
+    let settings = &prepared.settings;
+    for state in kept {
+        let shape = state.ty.shape.as_const().unwrap_or_default();
+        let weight = state.saved.strip_prefix("weight.").or_else(|| state.saved.strip_prefix("ema."));
+        let bytes = match (weight, state.fill) {
+            (None, fill) => vec![fill.unwrap_or(0); shape.iter().product::<usize>() * state.ty.dtype.size_bytes()],
+            (Some(name), _) => {
+                let values: Vec<f64> = match &source {
+                    Some((file, checkpoint)) => trained_values(file, checkpoint, name)?,
+                    None => initial_weight(&prepared.config, &settings.model, settings.train.seed, name, &shape)
+                        .into_iter()
+                        .map(f64::from)
+                        .collect(),
+                };
+                if state.saved.starts_with("weight.") {
+                    load_copy(session, prepared, name, &values)?;
+                }
+                DType::F32.encode(values)
+            }
+        };
+        session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
+    }
+    Ok(())
+}
+
+/// The copy of fewer bits that the forward pass reads, if weights have one.
+fn load_copy(session: &mut Session, prepared: &Prepared, name: &str, values: &[f64]) -> Result<()> {
+    if prepared.settings.train.precision == Precision::F32 {
+        return Ok(());
+    }
+    let Some(arg) = prepared.graph.args(Role::Weight).find(|arg| *arg.name == *name) else { return Ok(()) };
+    let bytes = arg.ty.dtype.encode(values.iter().copied());
+    Ok(session.load(&arg.name, &arg.ty, vec![WeightData::Owned(bytes)])?)
+}
+
+/// The elements of a published weight.
+fn trained_values(file: &str, checkpoint: &ridge_files::Checkpoint, name: &str) -> Result<Vec<f64>> {
+    if checkpoint.format(name).is_some() {
+        let remedy = "convert it to a folder of plain weights with ridge convert, and train on that";
+        return Err(TrainError::path(file, format!("its weight {name} is quantised"), remedy));
+    }
+    let dtype = checkpoint.dtype(name).unwrap_or(DType::F32);
+    let values = dtype.decode(checkpoint.bytes(name)?.as_ref());
+    match values.iter().position(|value| !value.is_finite()) {
+        Some(at) => {
+            let problem = format!("its weight {name} holds {} at element {at}", values[at]);
+            Err(TrainError::path(file, problem, "download it again, or continue from another checkpoint"))
+        }
+        None => Ok(values),
+    }
+}
+
+/// The folder of a run's checkpoints.
+pub fn checkpoints_of(folder: &Path) -> std::path::PathBuf {
+    folder.join("checkpoints")
+}
