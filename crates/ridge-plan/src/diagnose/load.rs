@@ -113,7 +113,8 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     }
     let kept_up = number("answered_share_when_steady");
     if let Some(share) = kept_up.filter(|share| *share < 0.95) {
-        evidence.push(format!("{} of the requests were completed at the arrival rate: the queue grows", percent(share)));
+        evidence
+            .push(format!("{} of the requests were completed at the arrival rate: the queue grows", percent(share)));
     }
     if let Some((usual, worst)) = time("itl_seconds", "p50").zip(time("itl_seconds", "p99")) {
         evidence.push(format!(
