@@ -20,7 +20,7 @@ pub enum PlanError {
         remedy: String,
     },
     /// What a rank holds besides sequences is more than its device has.
-    #[error("tp = {tp} does not fit: a rank needs {needed} of {has}; {remedy}")]
+    #[error("tp = {tp} is too small: a rank needs {needed} of {has}; {remedy}")]
     Room {
         /// Tensor parallel ranks.
         tp: usize,

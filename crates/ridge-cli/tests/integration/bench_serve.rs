@@ -259,7 +259,7 @@ fn every_kind_of_failure_is_counted_and_none_is_averaged() {
     }
     let text = Fake::start(mixed).bench(&args).stdout;
     assert!(text.contains("http 429   3  too [31mmany"), "{text}");
-    assert!(text.contains("answered  3 of 21 requests") && text.contains("good      3 (14.3%)"), "{text}");
+    assert!(text.contains("answered  3 of 21 requests") && text.contains("goodput   3 (14.3%)"), "{text}");
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn a_sweep_prints_its_steps_and_draws_them() {
     assert!(svg.starts_with("<svg") && svg.matches("<title").count() >= steps.len() * 7, "{svg}");
     let ran = fake.bench(&[&common[..], &["--rate", "500", "--duration", "0.01", "--slo", "ttft=0.000001ms"]].concat());
     assert!(ran.stdout.contains("no rate tried is sustained with 90.0% within ttft at most"), "{}", ran.stdout);
-    assert_eq!(ran.stderr.matches(" broken ").count(), 11, "{}", ran.stderr);
+    assert_eq!(ran.stderr.matches(" exceeded ").count(), 11, "{}", ran.stderr);
 }
 
 #[test]
@@ -357,7 +357,7 @@ fn mistakes_are_named_with_their_flags() {
         (&["--slo", "ttft=5"], "must end in ms or s"),
         (&["--sweep"], "--slo"),
         (&["--speed", "2"], "--trace"),
-        (&["--extra", "[1]"], "--extra [1]: is no JSON object"),
+        (&["--extra", "[1]"], "--extra [1]: is not a JSON object"),
         (&["--burst", "0.001"], "--burst"),
     ] {
         let ran = ridge(&[&["bench", "serve"], args].concat());
@@ -397,7 +397,7 @@ fn a_report_is_judged_by_what_requests_waited_for() {
     std::fs::write(&file, &ran.stdout).unwrap();
     let said = common::stdout(&["plan", "diagnose", file.to_str().unwrap()]);
     // Eight at a time, of which one runs.
-    assert!(said.starts_with("bound by the queue") && said.contains("by the server's metrics"), "{said}");
+    assert!(said.starts_with("bound by the queue") && said.contains("according to the server's metrics"), "{said}");
     let found = common::json(&["plan", "diagnose", "--json", file.to_str().unwrap()]);
     assert_eq!(found["diagnosis"]["verdict"], "queue", "{found}");
 }

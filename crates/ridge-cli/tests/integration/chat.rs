@@ -93,7 +93,7 @@ fn oldest_turns_are_left_out_when_the_context_is_full() {
     let long = turn.repeat(20);
     let ran = ridge(&[&chat[..], &["-p", &long]].concat());
     assert_eq!(ran.code, 1);
-    assert!(ran.stderr.contains("and the context holds 100; shorten the message"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("but the context holds 100; shorten the message"), "{}", ran.stderr);
 }
 
 #[test]
@@ -235,22 +235,22 @@ mod by_hand {
             ridge_testing::skip!("the command `script`, which gives a terminal, is not there; install util-linux");
         };
         assert!(terminal.say("/help").contains("/retry"));
-        assert!(terminal.say("/nothing").contains("there is no command /nothing"));
+        assert!(terminal.say("/nothing").contains("unknown command /nothing"));
         assert!(terminal.say("/system Be kind.").contains("(system prompt set; it applies from the next message on)"));
-        assert!(terminal.say("The dog").contains("(0 from the cache)"));
+        assert!(terminal.say("The dog").contains("(0 cached)"));
         let again = terminal.say("The cat");
-        assert!(again.contains("from the cache)") && !again.contains("(0 from the cache)"), "{again}");
-        assert!(terminal.say("/undo").contains("(2 messages left)"));
-        assert!(terminal.say("/retry").contains("answered 8 tokens"));
+        assert!(again.contains("cached)") && !again.contains("(0 cached)"), "{again}");
+        assert!(terminal.say("/undo").contains("(2 messages remaining)"));
+        assert!(terminal.say("/retry").contains("generated 8 tokens"));
         let file = folder.file("talk.json");
         terminal.say(&format!("/save {}", file.display()));
         let saved: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
         let roles: Vec<_> = saved.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
         assert_eq!(roles, ["system", "user", "assistant"]);
         assert_eq!(saved[1]["content"], "The dog");
-        assert!(terminal.say("/clear").contains("(2 messages cleared; the system prompt stays)"));
+        assert!(terminal.say("/clear").contains("(2 messages cleared; the system prompt is kept)"));
         assert!(terminal.say("/system off").contains("(system prompt removed)"));
-        assert!(terminal.say(&format!("/load {}", file.display())).contains("(2 messages from"));
+        assert!(terminal.say(&format!("/load {}", file.display())).contains("(2 messages loaded from"));
         assert!(terminal.say("/settings").contains("greedy"));
         assert!(terminal.say("/set max_tokens 3").contains("(max_tokens = 3)"));
         assert!(terminal.say("The cat").contains("(cut off after 3 tokens; "));
@@ -258,7 +258,9 @@ mod by_hand {
             terminal.say("/set temperature -1").contains("(temperature -1: must be 0 (greedy) or a positive number)")
         );
         assert!(terminal.say("/set top-p 0.5").contains("(top_p = 0.5)"));
-        assert!(terminal.say("/set warmth 3").contains("(warmth 3: is not a setting; there are temperature, top_k,"));
+        assert!(
+            terminal.say("/set warmth 3").contains("(warmth 3: is not a setting; the settings are temperature, top_k,")
+        );
         assert!(terminal.say("/set temperature 0.25").contains("(temperature = 0.25)"));
         assert!(terminal.say("/settings").contains("temperature 0.25, top_k 0, top_p 0.5, min_p 0, seed 2"));
         terminal.press("/quit\r");

@@ -51,16 +51,20 @@ fn a_model_is_quantised_with_an_importance_matrix_and_in_a_mix() {
     let imatrix = repository().join("fixtures/gguf_files/imatrix.dat").display().to_string();
     let ran = ridge(&["quantize", &file, &to, "--format", "q4_0", "--imatrix", &imatrix]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert!(ran.stderr.contains("in q4_0") && ran.stderr.contains("says nothing of 1 matrix"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("in q4_0") && ran.stderr.contains("has no entry for 1 matrix"), "{}", ran.stderr);
     assert!(!text(&["--model", &to]).is_empty());
     let ran = ridge(&["quantize", &file, &to, "--format", "q4_k_m", "--force"]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
     // Rows of 64 take what holds them.
-    assert!(ran.stderr.contains("in q8_0") && ran.stderr.contains("whose rows q4_k cannot hold"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("in q8_0") && ran.stderr.contains("with a row length that does not fit q4_k"),
+        "{}",
+        ran.stderr
+    );
     // Were in a format already, all but the vectors.
     let again = folder.file("z.gguf").display().to_string();
     let ran = ridge(&["quantize", &to, &again, "--format", "q4_0"]);
-    assert!(ran.stderr.contains("matrices quantised a second time, and the losses add up"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("matrices were already quantised, so errors accumulate"), "{}", ran.stderr);
     assert!(!text(&["--model", &to]).is_empty());
 }
 
@@ -71,8 +75,8 @@ fn matrices_are_counted_by_the_format_that_cannot_hold_them() {
     let ran = ridge(&["quantize", &file, &to, "--format", "q4_0"]);
     // The embedding is in q8_0 for another reason: q6_k is the default of --outer.
     for says in [
-        "5 matrices whose rows q4_0 cannot hold, such as blk.0.ffn_down.weight, which is in f16",
-        "1 matrix whose rows q6_k cannot hold, such as token_embd.weight, which is in q8_0",
+        "5 matrices with a row length that does not fit q4_0, such as blk.0.ffn_down.weight, stored as f16",
+        "1 matrix with a row length that does not fit q6_k, such as token_embd.weight, stored as q8_0",
     ] {
         assert!(ran.stderr.contains(says), "{}", ran.stderr);
     }

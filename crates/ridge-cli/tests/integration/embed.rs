@@ -49,7 +49,7 @@ fn what_cannot_be_is_refused_with_a_way_out() {
     let refused = ridge(&["embed", &long]);
     let said = refused.stderr;
     assert_eq!(refused.code, 2, "{said}");
-    assert!(said.contains("the model takes 512") && said.contains("--truncate"), "{said}");
+    assert!(said.contains("the model's maximum is 512") && said.contains("--truncate"), "{said}");
     let cut = json(&["--truncate", &long]);
     assert_eq!(cut["embeddings"][0]["tokens"], 512);
     assert_eq!(ridge(&["embed"]).code, 2);

@@ -62,7 +62,7 @@ fn rolling_is_that_of_the_harness() {
 #[test]
 fn the_default_windows_are_told() {
     let text = stdout(&["eval", "--perplexity", &fixture("perplexity.txt")]);
-    assert!(text.contains("1,893 predicted") && text.contains("in 7 windows of 512, one every 256"), "{text}");
+    assert!(text.contains("1,893 predicted") && text.contains("in 7 windows of 512, stride 256"), "{text}");
     assert!(text.contains("perplexity    5") && text.contains("bits per byte   3."), "{text}");
 }
 
@@ -98,7 +98,7 @@ fn texts_beyond_the_context_lose_their_beginning() {
     let file = folder.file("long").display().to_string();
     let ran = ridge(&["eval", "--choices", &file, "--context", "12"]);
     assert_eq!(ran.code, 0, "{}", ran.stderr);
-    assert_eq!(ran.stderr, "1 question lost the beginning of the text to a context of 12\n");
+    assert_eq!(ran.stderr, "1 question truncated at the beginning to fit the context of 12\n");
     let cut = json(&["eval", "--json", "--choices", &file, "--context", "12"]);
     let whole = json(&["eval", "--json", "--choices", &file]);
     assert_eq!((&cut["truncated_questions"], &whole["truncated_questions"]), (&1.into(), &0.into()));
@@ -115,7 +115,7 @@ fn mistakes_are_named_with_file_and_line() {
     let path = |name: &str| folder.file(name).display().to_string();
     for (args, code, said) in [
         (["--perplexity", &path("empty")], 1, "empty: is empty"),
-        (["--choices", &path("empty")], 1, "empty: has no line"),
+        (["--choices", &path("empty")], 1, "empty: is empty"),
         (["--choices", &path("lines")], 1, "lines:3: is not JSON"),
         (["--choices", &path("few")], 1, "few:1: `answer` is 7, but the answers are 0 to 1"),
         (["--perplexity", &path("latin")], 1, "is not UTF-8 at byte 3"),

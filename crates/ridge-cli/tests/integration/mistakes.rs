@@ -107,7 +107,7 @@ fn prompt_without_tokenizer() {
 #[test]
 fn prompt_beyond_the_context() {
     let prompt = "One day. ".repeat(200);
-    refused(1, &["generate", &prompt], &["the model was made for 512 at most", "shorten the prompt"]);
+    refused(1, &["generate", &prompt], &["the model supports at most 512", "shorten the prompt"]);
     refused(1, &["generate", "--context", "2", "One day"], &["the context holds 2", "raise --context"]);
     refused(1, &["generate", "--prompt-tokens", "512"], &["the prompt has 512 tokens"]);
     for count in ["4294967296", "999999999999999999"] {
@@ -157,7 +157,7 @@ fn more_memory_than_there_is() {
     let config = include_str!("../../../ridge-models/tests/data/configs/Meta-Llama-3.1-405B.json");
     let folder = Folder::of_config(&config.replace("16384", "65536"));
     let args = ["generate", "--model", folder.path(), "--random-weights", "--prompt-tokens", "1"];
-    refused(1, &args, &["the weights need ", "is available to this process", "choose a smaller model"]);
+    refused(1, &args, &["the weights need ", "is available to this process", "use a smaller model"]);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_prompt_without_end() {
     let output = child.stdin(zero).stdout(Stdio::piped()).stderr(Stdio::piped()).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("more than 64 MiB"), "{said}");
+    assert!(said.contains("standard input exceeds 64 MiB"), "{said}");
 }
 
 #[test]

@@ -78,10 +78,10 @@ fn a_server_calls_a_pulled_model_by_its_name() {
 fn what_cannot_be_pulled_is_said_with_what_to_do() {
     let hub = Hub::start();
     for (args, code, said) in [
-        (&["pull", "stories"][..], 2, "stories is not a model of the Hugging Face Hub; give ORG/NAME"),
-        (&["pull", "org/stories", "--revision", "../x"], 2, "cannot be the name of a revision"),
+        (&["pull", "stories"][..], 2, "stories is not the name of a model on the Hugging Face Hub; give ORG/NAME"),
+        (&["pull", "org/stories", "--revision", "../x"], 2, "is not a valid revision"),
         (&["pull", "org/stories@v3"], 1, "there is no revision v3"),
-        (&["pull", "org/none"], 1, "has no such model, or does not show it without a token (HF_TOKEN)"),
+        (&["pull", "org/none"], 1, "has no such model, or it is not visible without a token (HF_TOKEN)"),
         (&["pull", "org/stories", "--include", "*.gguf"], 1, "no file matches; its files are"),
     ] {
         let ran = hub.ridge(args);

@@ -124,9 +124,9 @@ fn what_cannot_be_cut_or_launched_is_named() {
     assert!(code == 1 && error.contains("num_key_value_heads = 4 does not divide over 3 ranks"), "{error}");
     let (code, error) = said(&["launch", "-n", "2", "--", "generate", "--greedy"]);
     assert!(code == 1 && error.contains("--tp 1: 2 ranks were launched; give --tp 2"), "{error}");
-    assert!(error.contains("rank 1: error: ") && error.contains("ended first, with exit status: 2"), "{error}");
+    assert!(error.contains("rank 1: error: ") && error.contains("exited first, with exit status: 2"), "{error}");
     let (code, error) = said(&["launch", "-n", "2", "--", "serve"]);
-    assert!(code == 2 && error.contains("COMMAND serve: is none that runs as ranks; these do: generate"), "{error}");
+    assert!(code == 2 && error.contains("COMMAND serve: does not support ranks; supported: generate"), "{error}");
     let several = ["launch", "-n", "1", "--nodes", "2", "--meet", "127.0.0.1:1", "--", "generate"];
     let (code, error) = said(&several);
     assert!(code == 2 && error.contains("RIDGE_TOKEN"), "{error}");

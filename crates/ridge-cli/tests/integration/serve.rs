@@ -238,8 +238,8 @@ fn a_dry_run_tells_what_is_allocated() {
     let told = stdout(&[&["serve", "--dry-run"], &args[..]].concat());
     let row = |name: &str| told.lines().find(|l| l.starts_with(name)).unwrap_or_else(|| panic!("{told}"));
     assert!(row("cache").contains("63 blocks of 16 tokens") && row("context").contains("256 tokens"), "{told}");
-    assert!(row("sequences").contains("4 ") && row("sequences").contains("at a time; 3 at full context"), "{told}");
-    assert!(row("in all").contains("that this process can take"), "{told}");
+    assert!(row("sequences").contains("4 ") && row("sequences").contains("concurrent; 3 at full context"), "{told}");
+    assert!(row("total").contains("available to this process"), "{told}");
     // The model's file is of weights that the CPU copies.
     assert!(row("weights").contains("1016 KiB"), "{told}");
     let mib = |name: &str| -> f64 {
@@ -247,7 +247,7 @@ fn a_dry_run_tells_what_is_allocated() {
         let (number, unit) = (words.next().unwrap(), words.next().unwrap());
         number.parse::<f64>().unwrap() * if unit == "KiB" { 1.0 / 1024.0 } else { 1.0 }
     };
-    assert!((mib("weights") + mib("cache") + mib("workspace") - mib("in all")).abs() < 0.2, "{told}");
+    assert!((mib("weights") + mib("cache") + mib("workspace") - mib("total")).abs() < 0.2, "{told}");
     assert_eq!(Server::start(&args).metric("ridge:kv_cache_blocks"), 63.0);
     let bert = repository().join("fixtures/families/bert").display().to_string();
     assert!(stdout(&["serve", "--dry-run", "--model", &bert]).starts_with("weights"));

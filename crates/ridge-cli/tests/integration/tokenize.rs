@@ -58,7 +58,7 @@ fn a_conversation_is_shown_as_the_model_reads_it() {
 #[test]
 fn mistakes_say_what_to_do() {
     for (code, args, said) in [
-        (2, &["--decode", "1 x"][..], "--decode x: must be the id of a token"),
+        (2, &["--decode", "1 x"][..], "--decode x: must be a token id"),
         (2, &[], "required"),
         (2, &["a", "--decode", "1"], "cannot be used with"),
         (1, &["--decode", "70000"], "token 70000 is not in the vocabulary of 512 tokens"),

@@ -78,17 +78,17 @@ fn sureness(m: &Measured, verdict: Verdict, loss: f64, next: f64) -> (Confidence
     let idle = matches!(verdict, Verdict::Launch | Verdict::Host | Verdict::Scheduler);
     let ahead = format!("{} of the time, {} for the next cause", percent(loss), percent(next));
     if idle && m.unknown_gaps > 0.5 && verdict != Verdict::Launch {
-        return (Confidence::Low, format!("{ahead}; the trace does not tell what the host did in most gaps"));
+        return (Confidence::Low, format!("{ahead}; the trace does not show what the host did in most gaps"));
     }
     if m.kernels < 20 {
-        return (Confidence::Low, format!("{ahead}; the trace has {} kernels alone", m.kernels));
+        return (Confidence::Low, format!("{ahead}; the trace has only {} kernels", m.kernels));
     }
     let guessed = matches!(verdict, Verdict::Compute | Verdict::Memory) && m.compute_floor.is_none();
     if guessed {
         let sure = if loss > 2.0 * next { Confidence::Medium } else { Confidence::Low };
         return (
             sure,
-            format!("{ahead}; kernels are told apart by name, since the trace has no shapes with a known device"),
+            format!("{ahead}; kernels are classified by name, because the trace lacks shapes or a known device"),
         );
     }
     let between_idle = verdict == Verdict::Launch && m.short_gaps < 0.7;
@@ -109,7 +109,7 @@ fn evidence(m: &Measured) -> Vec<String> {
             Seconds(m.seconds)
         ),
         format!(
-            "{:.0} {} a second, {} each on the mean",
+            "{:.0} {} per second, {} each on average",
             m.kernels_per_second,
             if m.on_cpu { "operators" } else { "kernels" },
             Seconds(m.mean_kernel)
@@ -117,14 +117,14 @@ fn evidence(m: &Measured) -> Vec<String> {
     ];
     if m.communication + m.hidden_communication > 0.0 {
         told.push(format!(
-            "communication: {} of the time with nothing beside it, {} behind kernels",
+            "communication: {} of the time exposed, {} overlapped with kernels",
             percent(m.communication),
             percent(m.hidden_communication)
         ));
     }
     if m.gaps > 0 && m.idle > 0.0 {
         told.push(format!(
-            "{} gaps of {} on the mean; {} of the idle time is in gaps below {}",
+            "{} gaps of {} on average; {} of the idle time is in gaps below {}",
             m.gaps,
             Seconds(m.idle * m.seconds / m.gaps as f64),
             percent(m.short_gaps),
@@ -161,7 +161,7 @@ fn evidence(m: &Measured) -> Vec<String> {
         told.push(against(format!("kernels move {}", BytesPerSecond(rate)), rate, peak, "bandwidth"));
     }
     if m.ignored > 0 {
-        told.push(format!("{} events without a time, or with one that cannot be, were left out", m.ignored));
+        told.push(format!("{} events with a missing or invalid time were ignored", m.ignored));
     }
     told
 }
@@ -173,32 +173,32 @@ fn experiment(m: &Measured, verdict: Verdict) -> (String, String) {
     let (what, shows) = match verdict {
         Verdict::Launch if m.on_cpu => (
             "compile the model (torch.compile), or double the batch".to_owned(),
-            format!("if operators' overhead is the limit, the time falls towards the {busy} that they compute, or stays with twice the work"),
+            format!("if operator overhead is the limit, the time drops towards the compute time of {busy}, or stays the same with twice the work"),
         ),
         Verdict::Launch => (
             "capture the step as a CUDA graph (torch.compile mode=\"reduce-overhead\"), or double the batch".to_owned(),
-            format!("if launches are the limit, {} fall towards the kernels' {busy}; twice the batch takes hardly longer", Seconds(m.seconds)),
+            format!("if launches are the limit, {} drops towards the kernel time of {busy}, and twice the batch takes hardly longer", Seconds(m.seconds)),
         ),
         Verdict::Host if share_of(m, &WAITING) > 0.5 => (
-            format!("take the waiting out of the step: {first} (.item(), .cpu(), prints of tensors, copies from pageable memory)"),
-            format!("if that is the limit, {} fall towards {busy}; nothing changes if the host is slow elsewhere", Seconds(m.seconds)),
+            format!("remove synchronisation from the step: {first} (.item(), .cpu(), printing of tensors, copies from pageable memory)"),
+            format!("if that is the limit, {} drops towards {busy}; nothing changes if the host is slow elsewhere", Seconds(m.seconds)),
         ),
         Verdict::Host => (
-            format!("run the same step on inputs that are made once and stay on the device, and profile {first} with a CPU profiler"),
-            format!("if it becomes {busy}, loading and preparing data is the limit: more workers, prefetch; if not, the code between launches is"),
+            format!("run the same step on inputs that are created once and stay on the device, and profile {first} with a CPU profiler"),
+            format!("if the step becomes {busy}, data loading is the limit: use more workers or prefetching; if not, the code between launches is"),
         ),
         Verdict::Scheduler => (
-            format!("prepare the next batch while the device works (overlapped scheduling), or give several steps at once; first see {first}"),
-            format!("if the scheduler is the limit, a step falls towards {busy}, most at small batches"),
+            format!("prepare the next batch while the device computes (overlapped scheduling), or schedule several steps together; start with {first}"),
+            format!("if the scheduler is the limit, a step drops towards {busy}, most at small batches"),
         ),
         Verdict::Communication => (
-            "run the step with communication left out (one rank, or collectives replaced by nothing), and with twice the micro-batch".to_owned(),
-            format!("{} is the most that overlap can win; `ridge plan comm` tells what the links allow, `ridge plan topology` whether ranks sit well",
+            "run the step without communication (one rank, or collectives removed), and with twice the micro-batch".to_owned(),
+            format!("{} is the most that overlap can gain; `ridge plan comm` shows what the links allow, `ridge plan topology` whether ranks are placed well",
                 Seconds(m.communication * m.seconds)),
         ),
         Verdict::Compute => (
             "halve the precision of products (fp8 for bf16), or compare their rate with `ridge plan kernel --matmul` shape by shape".to_owned(),
-            format!("products and attention take {}; the time falls by up to half of that, and not at all with faster memory",
+            format!("products and attention take {}; the time drops by up to half of that, and not at all with faster memory",
                 Seconds((m.matmul + m.attention) * m.seconds)),
         ),
         Verdict::Memory => (

@@ -74,11 +74,11 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     let time = |key: &str, of: &str| report[key][of].as_f64();
     let lacking = |problem: &str| PlanError::Trace {
         problem: problem.to_owned(),
-        remedy: "give what `ridge bench serve --json` printed of a run that was answered".to_owned(),
+        remedy: "give the output of `ridge bench serve --json` from a run with completed requests".to_owned(),
     };
     let (ttft, e2e) = time("ttft_seconds", "mean")
         .zip(time("e2e_seconds", "mean"))
-        .ok_or_else(|| lacking("the report has no times of answers"))?;
+        .ok_or_else(|| lacking("the report has no latencies"))?;
     let server = &report["server"];
     let told = |key: &str| server[key].as_f64();
     let (seconds, told_by) = match (told("queue_seconds"), told("prefill_seconds"), told("decode_seconds")) {
@@ -90,7 +90,7 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
             let prefill = time("ttft_seconds", "min").unwrap_or(ttft);
             (
                 [ttft - prefill, prefill, e2e - ttft],
-                "the client's times: the quickest first token is taken for one that did not wait",
+                "the client's times: the fastest TTFT is taken as a request that did not wait",
             )
         }
     };
@@ -98,7 +98,7 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     let [queue, prefill, decode] = seconds.map(|s| s.max(0.0) / total);
     let percent = |share: f64| format!("{:.0} %", 100.0 * share);
     let mut evidence = vec![format!(
-        "requests waited for {} of their time, {} went into prompts and {} into answers, by {told_by}",
+        "requests spent {} of their time waiting, {} in prefill and {} in decoding, according to {told_by}",
         percent(queue),
         percent(prefill),
         percent(decode)
@@ -106,18 +106,19 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     let (preemptions, cache) = (told("preemptions").unwrap_or(0.0), told("most_of_cache").unwrap_or(0.0));
     if told("most_of_cache").is_some() {
         evidence.push(format!(
-            "at most {} of the cache was in use and {} requests waited; {preemptions} answers gave their blocks to others",
+            "at most {} of the cache was in use and {} requests waited; {preemptions} sequences were preempted",
             percent(cache),
             told("most_waiting").unwrap_or(0.0)
         ));
     }
     let kept_up = number("answered_share_when_steady");
     if let Some(share) = kept_up.filter(|share| *share < 0.95) {
-        evidence.push(format!("{} of the requests were answered as they came: the queue grows", percent(share)));
+        evidence
+            .push(format!("{} of the requests were completed at the arrival rate: the queue grows", percent(share)));
     }
     if let Some((usual, worst)) = time("itl_seconds", "p50").zip(time("itl_seconds", "p99")) {
         evidence.push(format!(
-            "half of the tokens came within {:.1} ms of the last, 99 % within {:.1} ms",
+            "half of the inter-token latencies are below {:.1} ms, 99 % below {:.1} ms",
             1e3 * usual,
             1e3 * worst
         ));
@@ -128,7 +129,7 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     let verdict = if full { LoadVerdict::Cache } else { parts[0].0 };
     let ratio = parts[0].1 / parts[1].1.max(1e-9);
     let (sure, because) = match () {
-        () if told_by.starts_with("the client") => (Confidence::Low, "the server tells no times of its own".to_owned()),
+        () if told_by.starts_with("the client") => (Confidence::Low, "the server reports no times".to_owned()),
         () if full => (Confidence::High, "the cache was full while requests waited".to_owned()),
         () if ratio >= 2.0 => (Confidence::High, format!("{ratio:.1} times the next")),
         () if ratio >= 1.25 => (Confidence::Medium, format!("{ratio:.1} times the next")),
@@ -136,20 +137,20 @@ pub fn diagnose_load(object: &Value) -> Result<LoadDiagnosis, PlanError> {
     };
     let (experiment, shows) = match verdict {
         LoadVerdict::Queue => (
-            "serve more sequences at a time (--sequences), or on more GPUs; or send less",
-            "if tokens a second rise, steps had room; if not, the device is what is waited for",
+            "serve more concurrent sequences (--sequences), use more GPUs, or reduce the load",
+            "if tokens per second rise, steps had free capacity; if not, the device is the bottleneck",
         ),
         LoadVerdict::Prefill => (
-            "larger chunks of prompts (--chunk), prompts that share prefixes, or prompts on replicas of their own",
-            "if the time to the first token falls and tokens come no later, prompts were cut too small",
+            "larger prompt chunks (--chunk), prompts that share prefixes, or disaggregated prefill",
+            "if TTFT drops and TPOT does not rise, prompt chunks were too small",
         ),
         LoadVerdict::Decode => (
-            "fewer bits of weights and cache (--format, --cache-dtype), candidates (--speculate), or more tensor parallel ranks",
-            "if the time a token falls with the bytes of a step, memory is its bound",
+            "fewer bits for weights and cache (--format, --cache-dtype), speculative decoding (--speculate), or more tensor-parallel ranks",
+            "if the time per token drops with the bytes of a step, decoding is memory-bound",
         ),
         LoadVerdict::Cache => (
             "a larger cache (--cache-tokens), one of int8 (--cache-dtype int8), or fewer sequences (--sequences)",
-            "if answers stop giving their blocks to others, the work that was done twice is gone",
+            "if preemptions stop, no work is done twice",
         ),
     };
     Ok(LoadDiagnosis { verdict, sure, because, queue, prefill, decode, evidence, experiment, shows })

@@ -203,7 +203,7 @@ impl Measured {
         }
         let Some(device) = busy.iter().max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(a.0))).map(|(d, _)| *d) else {
             return Err(PlanError::Trace {
-                problem: "it has no kernel and no operator that takes time".to_owned(),
+                problem: "it has no kernels or operators with a duration".to_owned(),
                 remedy: "record it with ProfilerActivity.CUDA and CPU, or with ridge bench --trace".to_owned(),
             });
         };
@@ -215,8 +215,8 @@ impl Measured {
         let seconds = end - start;
         if !(seconds > 0.0 && seconds.is_finite()) {
             return Err(PlanError::Trace {
-                problem: "its kernels take no time at all".to_owned(),
-                remedy: "record some steps, after one to warm up".to_owned(),
+                problem: "its kernels have zero duration".to_owned(),
+                remedy: "record several steps, after a warm-up step".to_owned(),
             });
         }
         let roofline = trace

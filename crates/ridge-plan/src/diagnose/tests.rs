@@ -110,17 +110,17 @@ fn what_is_no_trace_is_refused_with_what_to_do() {
     let deep = format!("[{{\"name\":{}", "[".repeat(100_000));
     let good = event("\"ts\":0,\"dur\":10");
     for (text, wanted) in [
-        ("", "cut off"),
+        ("", "truncated"),
         ("{}", "has no traceEvents"),
         ("7", "a trace: an object with traceEvents"),
         ("[7]", "an event, which is an object"),
-        (&*format!("{{\"traceEvents\":[{good},"), "behind 1 events; the file is cut off"),
+        (&*format!("{{\"traceEvents\":[{good},"), "after 1 events; the file is truncated"),
         (&format!("{{\"traceEvents\":[{good}]}} more"), "trailing characters"),
         (&deep, "recursion limit"),
-        ("{\"traceEvents\":[]}", "no kernel and no operator"),
-        (&format!("[{}]", event("\"ts\":0,\"dur\":0")), "take no time at all"),
-        (&format!("[{}]", event("\"ts\":0,\"dur\":-5")), "no kernel and no operator"),
-        (&format!("[{}]", event("\"ts\":1e300,\"dur\":5")), "no kernel and no operator"),
+        ("{\"traceEvents\":[]}", "no kernels or operators"),
+        (&format!("[{}]", event("\"ts\":0,\"dur\":0")), "have zero duration"),
+        (&format!("[{}]", event("\"ts\":0,\"dur\":-5")), "no kernels or operators"),
+        (&format!("[{}]", event("\"ts\":1e300,\"dur\":5")), "no kernels or operators"),
         (&format!("[{}]", event("\"ts\":1e999,\"dur\":5")), "out of range"),
         ("not json", "expected"),
     ] {

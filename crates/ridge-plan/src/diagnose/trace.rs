@@ -81,13 +81,13 @@ impl Trace {
             Err(why) => {
                 let remedy = match why.classify() {
                     serde_json::error::Category::Eof => {
-                        "the file is cut off: export the trace again, and wait for its end"
+                        "the file is truncated: export the trace again, and wait for its completion"
                     }
                     _ => {
-                        "give the JSON that torch.profiler's export_chrome_trace, Perfetto or ridge bench --trace wrote"
+                        "give the JSON written by torch.profiler's export_chrome_trace, Perfetto or ridge bench --trace"
                     }
                 };
-                let problem = format!("{why}, behind {} events", trace.events);
+                let problem = format!("{why}, after {} events", trace.events);
                 Err(PlanError::Trace { problem, remedy: remedy.to_owned() })
             }
         }
@@ -247,7 +247,7 @@ impl<'de> Visitor<'de> for EventListSeed<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
         while let Some(event) = list.next_element::<TraceEvent>()? {
             if !self.trace.take(event) {
-                let why = format!("more than {MAX_EVENTS} events that take time: record fewer steps");
+                let why = format!("more than {MAX_EVENTS} events with a duration: record fewer steps");
                 return Err(serde::de::Error::custom(why));
             }
         }

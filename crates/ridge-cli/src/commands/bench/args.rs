@@ -21,7 +21,7 @@ Examples:
   ridge bench serve --rate 4           load-tests a server; see its own help
   ridge bench --model DIR --prompt 128,512 --generate 64 --dtype bf16
   ridge bench --model DIR --random-weights --threads 1 --json
-  ridge bench --model DIR --context 4096 --prompt 0    generation with a filled cache
+  ridge bench --model DIR --context 4096 --prompt 0    with a filled cache
   ridge bench --model DIR --device cuda --dtype bf16 --chunk 2048 --prompt 2048
   ridge bench --batch 1,2,4,8,16       throughput over the batch size
   ridge bench --ops                    time of each op of a step
