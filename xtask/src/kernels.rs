@@ -17,7 +17,8 @@ pub(crate) const TASK: Task = Task {
     summary: "Compile the GPU kernels, without a GPU",
     help: "\
 Compile the kernels that ridge-cuda makes for every op of the registry in every dtype, for sm_80, sm_89 and sm_90a, and
-print the registers, spills and shared memory of each. A kernel that does not compile, or spills, fails the check.
+print the registers, spills and shared memory of each. A kernel that does not compile, or spills, fails the check. So does one
+whose machine code lacks what it claims in its hot loop, such as copies by the copy engine and wgmma, if nvdisasm is found.
 
 Usage: cargo xtask kernels
 
