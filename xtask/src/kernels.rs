@@ -17,7 +17,8 @@ pub(crate) const TASK: Task = Task {
     summary: "Compile the GPU kernels, without a GPU",
     help: "\
 Compile the kernels of ridge-cuda for every op of the registry in every dtype, for sm_80, sm_89 and sm_90a, and
-print the registers, spills and shared memory of each. A kernel that does not compile, or spills, fails the check.
+print the registers, spills and shared memory of each. A kernel that does not compile, or spills, fails the check. If
+nvdisasm is found, so does one whose hot loop lacks the instructions that its header claims, such as TMA copies and wgmma.
 
 Usage: cargo xtask kernels
 

@@ -32,15 +32,13 @@ struct Tiling {
 }
 
 /// Large tiles for many rows, small ones for few, and those that are split where tiles are fewer than multiprocessors.
-const TILINGS: [Tiling; 8] = [
+const TILINGS: [Tiling; 6] = [
     Tiling { consumers: 2, columns: 128, stages: 6, alternate: true, split: 1 },
     Tiling { consumers: 2, columns: 256, stages: 4, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 128, stages: 8, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 64, stages: 8, alternate: false, split: 1 },
     Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 2 },
-    Tiling { consumers: 1, columns: 128, stages: 7, alternate: false, split: 4 },
-    Tiling { consumers: 2, columns: 128, stages: 5, alternate: false, split: 2 },
-    Tiling { consumers: 2, columns: 128, stages: 5, alternate: false, split: 4 },
+    Tiling { consumers: 1, columns: 64, stages: 12, alternate: false, split: 2 },
 ];
 
 /// Multiprocessors of a full GPU: tiles are not split beyond them by much.
@@ -115,11 +113,10 @@ impl GemmProblem {
             && all.is_some_and(|all| all >= LEAST)
     }
 
-    /// Is the tiling worth a trial? Splitting is where tiles are few, and of rows for which it was made.
+    /// Is the tiling worth a trial? Splitting is where tiles are few.
     fn suits(&self, tiling: Tiling) -> bool {
-        let few = self.tiles(tiling) * tiling.split <= PROCESSORS + PROCESSORS / 2;
-        let rows = if tiling.consumers == 1 { 1..=64 } else { 65..=256 };
-        tiling.split == 1 || (few && self.splits(tiling) && rows.contains(&self.rows))
+        let few = self.rows <= tiling.rows() && self.tiles(tiling) * tiling.split <= PROCESSORS + PROCESSORS / 2;
+        tiling.split == 1 || (few && self.splits(tiling))
     }
 
     /// Can the tiling be split so? Every block needs a slice.

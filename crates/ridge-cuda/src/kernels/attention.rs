@@ -73,8 +73,12 @@ const COLUMNS: usize = 64;
 /// Blocks of the decode kernel: two for each multiprocessor of a full GPU. Each has a counter in [`OperandSlot::Zeros`].
 const DECODE_BLOCKS: usize = 264;
 const _: () = assert!(DECODE_BLOCKS * 4 <= ZERO_BYTES);
-/// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory: 32 kB of them.
-const DECODE_TOKENS: usize = 8192;
+/// The most tokens of a step of the decode kernel, whose prefix sums are in shared memory, alone and beside the prompt kernel.
+const DECODE_TOKENS: usize = 2048;
+const MIXED_TOKENS: usize = 8192;
+/// The least shared memory of its blocks in bytes: two fit on a multiprocessor, but not a third, which would be of the next launch
+/// where launches overlap, and leave that launch with blocks unevenly placed (23 % slower at 256 x 1024).
+const DECODE_SHARED: usize = 80 << 10;
 /// Stages of a warp's ring in the decode kernel.
 const DECODE_STAGES: usize = 2;
 
@@ -227,9 +231,10 @@ impl AttentionCall<'_> {
         let chunks = self.dim / 8;
         let row = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
         let ring = warps * DECODE_STAGES * 2 * 16 * row;
-        let results = warps * heads * self.dim * 4;
-        let weights = heads * DECODE_BLOCKS * 4;
-        set_shared(&mut kernel, ring.max(results).max(weights) + (self.tokens + 1) * 4);
+        let results = (warps * heads * self.dim * 4).max(heads * DECODE_BLOCKS * 4);
+        // `AHEAD` of the text.
+        let room = if heads <= 8 && self.dim <= 192 { ring + results } else { ring.max(results) };
+        set_shared(&mut kernel, (room + (self.tokens + 1) * 4).max(DECODE_SHARED));
         // `Share` of the text: two pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
@@ -318,18 +323,18 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let cores = op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
     // Rows of the cache are numbered by 32 bits there.
     let numbered = blocks * 2 * keys * block <= i32::MAX as usize;
-    let decodes = cores && dim.is_multiple_of(16) && *tokens <= DECODE_TOKENS && numbered;
+    let decodes = |most| cores && dim.is_multiple_of(16) && *tokens <= most && numbered;
     let sequences = table.shape[0].max(1);
     let elsewhere = if cores && *tokens >= MANY * sequences && matches!(dim, 64 | 128) {
         call.tiles(spec)?
-    } else if decodes {
+    } else if decodes(DECODE_TOKENS) {
         call.decode(OperandSlot::Input(0), rope, 0, 0)?
     } else {
         call.tokens()?
     };
     // A step that gives as many rows of logits as it has tokens is one of single tokens.
     let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= *tokens);
-    if *tokens < MANY || singles || !(cores && numbered && call.fits_prompt()) || (sequences > 1 && !decodes) {
+    if *tokens < MANY || singles || !(cores && numbered && call.fits_prompt()) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
         return Ok(elsewhere);
     }
     let there = call.prompt(spec, sequences > 1)?;

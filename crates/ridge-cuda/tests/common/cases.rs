@@ -256,7 +256,7 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
     let caches = [DType::BF16, DType::F16, DType::F32, DType::BF16];
     let mut cases = Vec::new();
     for (dtype, cache) in dtypes.into_iter().zip(caches) {
-        for (dim, heads, keys) in [(64, 4, 2), (128, 2, 1), (80, 1, 1), (256, 3, 1)] {
+        for (dim, heads, keys) in [(64, 4, 2), (128, 2, 1), (80, 1, 1), (96, 6, 2), (192, 17, 1), (256, 3, 1)] {
             // The last two have tables far wider than their sequences.
             let steps =
                 [(prompt, 0, 1), (ragged, 5, 1), (decode, 0, 1), (mixed, 2, 1), (decode, 3, 500), (short, 0, 500)];
@@ -267,7 +267,14 @@ pub(crate) fn attentions() -> Vec<KernelCase> {
                     // The meaning copies the cache for each token: not every combination is worth its time.
                     let special = window.is_some() || softcap.is_some() || rope;
                     let wide = spare > 1 && (dim != 64 || softcap.is_some());
-                    if wide || (special && (dim != 64 || dtype == DType::F16)) || (dim > 64 && dtype == DType::F32) {
+                    // Heads of other sizes, and more of a key head than one tile has rows, differ in decoding.
+                    let other = matches!(dim, 96 | 192)
+                        && (sequences.len() != decode.len() || padding > 0 || dtype == DType::F16);
+                    if wide
+                        || other
+                        || (special && (dim != 64 || dtype == DType::F16))
+                        || (dim > 64 && dtype == DType::F32)
+                    {
                         continue;
                     }
                     let step = Step::new(sequences, padding, spare);

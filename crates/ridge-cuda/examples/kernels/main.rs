@@ -1,12 +1,14 @@
 //! Compiles the kernels of every op of the registry for the architectures given, without a GPU, and prints what each
-//! needs. Exit code 1 when one does not compile or spills, 3 when there is no NVRTC.
+//! needs. Exit code 1 when one does not compile, spills, or lacks in its machine code what it claims; 3 when there is no NVRTC.
 //!
 //! `cargo run -p ridge-cuda --example kernels -- sm_80 sm_89 sm_90a`
 
-#[path = "../tests/common/cases.rs"]
+#[path = "../../tests/common/cases.rs"]
 mod cases;
+mod sass;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -41,13 +43,18 @@ fn main() -> ExitCode {
             return ExitCode::from(1);
         }
     };
-    let (needs, failures) = compile_all(&nvrtc, &instances, &archs);
+    let disassembler = sass::disassembler();
+    let (needs, failures) = compile_all(&nvrtc, disassembler.as_deref(), &instances, &archs);
     println!(
         "{:<8}  {:<10}  {:>9}  {:>9}  {:>11}  {:>12}",
         "arch", "kernel", "instances", "registers", "spill bytes", "shared bytes"
     );
     for ((arch, entry), n) in &needs {
         println!("{arch:<8}  {entry:<10}  {:>9}  {:>9}  {:>11}  {:>12}", n.instances, n.registers, n.spills, n.shared);
+    }
+    match &disassembler {
+        Some(path) => println!("machine code read by {}", path.display()),
+        None => println!("machine code not read: there is no nvdisasm (pip install nvidia-cuda-nvcc)"),
     }
     failures.iter().take(8).for_each(|why| println!("{why:.2000}"));
     ExitCode::from(u8::from(!failures.is_empty()))
@@ -113,13 +120,22 @@ fn large_products(dtype: DType) -> ridge_graph::Result<Vec<Graph>> {
 
 type All = BTreeMap<(String, Arc<str>), Needs>;
 
-fn compile_all(nvrtc: &Nvrtc, instances: &[Arc<CudaSource>], archs: &[String]) -> (All, Vec<String>) {
+fn compile_all(
+    nvrtc: &Nvrtc,
+    disassembler: Option<&Path>,
+    instances: &[Arc<CudaSource>],
+    archs: &[String],
+) -> (All, Vec<String>) {
     let work: Vec<(&Arc<CudaSource>, &String)> =
         archs.iter().flat_map(|a| instances.iter().map(move |i| (i, a))).collect();
     let (next, results) = (AtomicUsize::new(0), Mutex::new((All::new(), Vec::new())));
     let worker = || {
-        while let Some((instance, arch)) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let nth = next.fetch_add(1, Ordering::Relaxed);
+            let Some((instance, arch)) = work.get(nth) else { return };
             let outcome = nvrtc.compile(&instance.entry, &instance.text, arch);
+            let read_code = |cubin: &[u8]| sass::check(disassembler?, &instance.entry, arch, nth, cubin).err();
+            let unlike = outcome.as_ref().ok().and_then(|compiled| read_code(&compiled.cubin));
             let Ok(mut results) = results.lock() else { return };
             match outcome {
                 Ok(compiled) => {
@@ -130,6 +146,7 @@ fn compile_all(nvrtc: &Nvrtc, instances: &[Arc<CudaSource>], archs: &[String]) -
                     of.registers = of.registers.max(get("registers"));
                     of.spills = of.spills.max(get("spills"));
                     of.shared = of.shared.max(get("smem"));
+                    results.1.extend(unlike);
                     if get("spills") > 0 {
                         let text = instance.text.lines().filter(|l| l.starts_with("#define"));
                         let defines = text.collect::<Vec<_>>().join(" ");
