@@ -140,7 +140,9 @@ pub(super) fn scatter(spec: &CudaKernelSpec<'_>, axis: usize, add: bool) -> Cuda
     let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
     let (outer, extent, inner) = around(&data.shape, axis);
     let wide = [data.dtype, spec.inputs[2].dtype] == [DType::F32; 2];
-    if add && wide && outer == 1
+    if add
+        && wide
+        && outer == 1
         && let Ok(kernel) = scatter_rows(spec, extent, inner)
     {
         return kernel;
