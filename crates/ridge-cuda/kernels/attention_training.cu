@@ -5,11 +5,13 @@
 // A block makes ROWS tokens of one head, 16 to a warp; the other side passes through shared memory, COLUMNS tokens at a
 // time, the next while these are multiplied. Tokens see those of equal id, so a block goes over the tokens between the
 // first and the last that share an id with it: those between them are masked.
-// Defines: D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
+// Defines: WARPS of a block; COLUMNS; D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
 // SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes.
 // Numbers: tokens, query heads.
 
+#ifndef WARPS
 #define WARPS 8
+#endif
 #define ROWS (WARPS * 16)
 #ifndef COLUMNS
 #define COLUMNS 64
@@ -111,23 +113,40 @@ __device__ inline void weigh(float (*sum)[4], const float (*weight)[4], u32 at, 
     }
 }
 
-// From a product to a score.
+// From a product to a score, which is scaled already if it is capped.
 __device__ inline float scored(float x, float scale) {
 #if SOFTCAP
     // The hyperbolic tangent by one power and one division.
     const float e = power(x * (scale * (2.0f * LOG2_E / CAP)));
     return CAP - __fdividef(2.0f * CAP, e + 1.0f);
 #else
-    return x * scale;
+    return x;
 #endif
 }
+
+// What a score is multiplied by for a power of 2.
+__device__ inline float factor_of(float scale) { return SOFTCAP ? LOG2_E : scale * LOG2_E; }
 
 // Does query `q` see key `k`, of equal ids?
 __device__ inline bool sees(int q, int k) {
     return (!CAUSAL || k <= q) && (WINDOW == 0 || k > q - WINDOW);
 }
 
-extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
+// The id of all of a warp's rows, or -1 where they have several.
+__device__ inline int common_id(const int* mine) {
+    const int id = __shfl_sync(0xffffffffu, mine[0], 0);
+    return __all_sync(0xffffffffu, mine[0] == id && mine[1] == id) ? id : -1;
+}
+
+// Are all of the COLUMNS tokens from `start` on below `end` and of `id`?
+__device__ inline bool all_of(const int* ids, int id, int start, int end) {
+    bool same = id >= 0;
+#pragma unroll
+    for (int i = threadIdx.x & 31; i < COLUMNS; i += 32) same &= start + i < end && ids[start + i] == id;
+    return __all_sync(0xffffffffu, same);
+}
+
+extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void attention_forward(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
     const int* __restrict__ bounds, D::Raw* __restrict__ out, float* __restrict__ lse, float scale, Numbers<2> n
 ) {
@@ -141,6 +160,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
     const int my_id[2] = {mine[0] < tokens ? ids[mine[0]] : -1, mine[1] < tokens ? ids[mine[1]] : -1};
     u32 query[DIM / 16][4];
     fragments(query, q + ((i64)token * heads + head) * DIM, (i64)heads * DIM, warp * 16 + upper, count, pair);
+    const int common = common_id(my_id), row0 = token + warp * 16;
+    const float factor = factor_of(scale);
     float value[DIM / 8][4] = {}, most[2] = {MASKED, MASKED}, total[2] = {0.0f, 0.0f};
 
     int first, end;
@@ -163,16 +184,28 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
         if (start + COLUMNS < end) load(start + COLUMNS, half ^ 1);
         float score[COLUMNS / 8][4] = {};
         multiply(score, query, base + half * 2 * SIDE_BYTES, lane);
+#if SOFTCAP
 #pragma unroll
-        for (int c = 0; c < COLUMNS / 8; ++c) {
-            const int column = start + c * 8 + pair * 2;
-            const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
+        for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1] && sees(mine[i >> 1], column + (i & 1));
-                score[c][i] = seen ? scored(score[c][i], scale) * LOG2_E : MASKED;
+            for (int i = 0; i < 4; ++i) score[c][i] = scored(score[c][i], scale);
+#endif
+        const bool whole = all_of(ids, common, start, end) && (!CAUSAL || start + COLUMNS <= row0 + 1)
+            && (WINDOW == 0 || start > row0 + 15 - WINDOW);
+        if (!whole) {
+#pragma unroll
+            for (int c = 0; c < COLUMNS / 8; ++c) {
+                const int column = start + c * 8 + pair * 2;
+                const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1] && sees(mine[i >> 1], column + (i & 1));
+                    if (!seen) score[c][i] = MASKED;
+                }
             }
         }
+        bool moved = false;
+        float keep[2];
 #pragma unroll
         for (int y = 0; y < 2; ++y) {
             float largest = most[y];
@@ -180,19 +213,25 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
             for (int c = 0; c < COLUMNS / 8; ++c) largest = fmaxf(largest, fmaxf(score[c][y * 2], score[c][y * 2 + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            moved |= largest != most[y];
             // Where nothing was seen yet, masked scores are the largest: they weigh nothing all the same.
-            const float shift = largest == MASKED ? 0.0f : largest, keep = power(most[y] - largest);
+            const float shift = largest == MASKED ? 0.0f : -largest * factor;
+            keep[y] = power((most[y] - largest) * factor);
             most[y] = largest;
-            total[y] *= keep;
-#pragma unroll
-            for (int e = 0; e < DIM / 8; ++e) { value[e][y * 2] *= keep; value[e][y * 2 + 1] *= keep; }
+            total[y] *= keep[y];
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c)
 #pragma unroll
                 for (int i = y * 2; i < y * 2 + 2; ++i) {
-                    score[c][i] = power(score[c][i] - shift);
+                    score[c][i] = power(fmaf(score[c][i], factor, shift));
                     total[y] += score[c][i];
                 }
+        }
+        if (__any_sync(0xffffffffu, moved)) {
+#pragma unroll
+            for (int e = 0; e < DIM / 8; ++e)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) value[e][i] *= keep[i >> 1];
         }
         weigh(value, score, base + (half * 2 + 1) * SIDE_BYTES, lane);
     }
@@ -207,7 +246,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_forward(
         for (int e = 0; e < DIM / 8; ++e)
             *(u32*)(to + e * 8 + pair * 2) = Mma<D>::pack(value[e][y * 2] * share, value[e][y * 2 + 1] * share);
 #if SAVING
-        if (pair == 0) lse[(i64)mine[y] * heads + head] = total[y] == 0.0f ? 0.0f : most[y] / LOG2_E + logf(total[y]);
+        if (pair == 0) lse[(i64)mine[y] * heads + head] = total[y] == 0.0f ? 0.0f : most[y] * (factor / LOG2_E) + logf(total[y]);
 #endif
     }
 }
@@ -234,6 +273,10 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
     Numbers<2> n
 ) {
     extern __shared__ __align__(1024) u8 room[];
+#if FOR_KEYS
+    // Of the queries that pass: logarithms of sums, and sums of dy * y.
+    __shared__ __align__(16) float statistics[2][2][COLUMNS];
+#endif
     const u32 base = shared_address(room);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;
     const int tokens = (int)n.v[0], heads = (int)n.v[1], keys = heads / SHARE;
@@ -245,6 +288,8 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
     const int my_id[2] = {mine[0] < tokens ? ids[mine[0]] : -1, mine[1] < tokens ? ids[mine[1]] : -1};
     const i64 q_stride = (i64)heads * DIM, k_stride = (i64)keys * DIM;
 
+    const int common = common_id(my_id), row0 = token + warp * 16;
+    const float factor = factor_of(scale);
     // Of scores, and of cotangents with values.
     u32 row[2][DIM / 16][4];
     float sum[1 + FOR_KEYS][DIM / 8][4] = {};
@@ -281,6 +326,14 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
         auto load = [&](int start, int half) {
             fetch(base + half * 2 * SIDE_BYTES, left, stride, start, end);
             fetch(base + (half * 2 + 1) * SIDE_BYTES, right, stride, start, end);
+#if FOR_KEYS
+            if (threadIdx.x < 2 * COLUMNS) {
+                const int c = threadIdx.x % COLUMNS, which = threadIdx.x / COLUMNS;
+                const float* from = (which ? along : lse) + (i64)min(start + c, tokens - 1) * heads + head;
+                asm volatile("cp.async.ca.shared.global [%0], [%1], 4;"
+                    :: "r"(shared_address(&statistics[half][which][c])), "l"(from) : "memory");
+            }
+#endif
             copies_end();
         };
         __syncthreads();
@@ -294,34 +347,37 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
             float score[COLUMNS / 8][4] = {}, change[COLUMNS / 8][4] = {};
             multiply(score, row[0], at_left, lane);
             multiply(change, row[1], at_right, lane);
+            const bool inside = FOR_KEYS ? (!CAUSAL || start >= row0 + 15) && (WINDOW == 0 || start + COLUMNS - 1 < row0 + WINDOW)
+                : (!CAUSAL || start + COLUMNS <= row0 + 1) && (WINDOW == 0 || start > row0 + 15 - WINDOW);
+            const bool whole = all_of(ids, common, start, end) && inside;
 #pragma unroll
             for (int c = 0; c < COLUMNS / 8; ++c) {
                 const int column = start + c * 8 + pair * 2;
-                const int id[2] = {column < end ? ids[column] : -1, column + 1 < end ? ids[column + 1] : -1};
-#if FOR_KEYS
-                float of_lse[2], of_along[2];
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const i64 at = (i64)min(column + i, tokens - 1) * heads + head;
-                    of_lse[i] = lse[at] * LOG2_E;
-                    of_along[i] = along[at];
+                int id[2] = {-1, -1};
+                if (!whole) {
+                    id[0] = column < end ? ids[column] : -1;
+                    id[1] = column + 1 < end ? ids[column + 1] : -1;
                 }
+#if FOR_KEYS
+                const float2 logs = *(const float2*)&statistics[half][0][c * 8 + pair * 2];
+                const float2 alongs = *(const float2*)&statistics[half][1][c * 8 + pair * 2];
+                const float of_lse[2] = {logs.x * LOG2_E, logs.y * LOG2_E}, of_along[2] = {alongs.x, alongs.y};
 #endif
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const int other = column + (i & 1);
-                    const bool seen = id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1]
-                        && (FOR_KEYS ? sees(other, mine[i >> 1]) : sees(mine[i >> 1], other));
+                    const bool seen = whole || (id[i & 1] >= 0 && id[i & 1] == my_id[i >> 1]
+                        && (FOR_KEYS ? sees(other, mine[i >> 1]) : sees(mine[i >> 1], other)));
                     const float s = scored(score[c][i], scale);
                     float slope = scale;
 #if SOFTCAP
                     slope *= 1.0f - (s / CAP) * (s / CAP);
 #endif
 #if FOR_KEYS
-                    const float share = seen ? power(fmaf(s, LOG2_E, -of_lse[i & 1])) : 0.0f;
+                    const float share = seen ? power(fmaf(s, factor, -of_lse[i & 1])) : 0.0f;
                     change[c][i] = share * (change[c][i] - of_along[i & 1]) * slope;
 #else
-                    const float share = seen ? power(fmaf(s, LOG2_E, -my_lse[i >> 1])) : 0.0f;
+                    const float share = seen ? power(fmaf(s, factor, -my_lse[i >> 1])) : 0.0f;
                     change[c][i] = share * (change[c][i] - my_along[i >> 1]) * slope;
 #endif
                     score[c][i] = share;

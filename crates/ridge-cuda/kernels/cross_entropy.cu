@@ -6,6 +6,38 @@
 // 1, with CAP.
 // Numbers: rows, columns.
 
+// Elements that a thread takes at a time: 16 bytes, where rows are whole such parts.
+#define PART (16 / (int)sizeof(D::Raw))
+struct __align__(16) Part { D::Raw x[PART]; };
+
+// Calls `each` with every element of a row that is this thread's, and its place; it may change it, if `changed`.
+template <bool changed, class F> __device__ inline void over_row(void* data, i64 row, i64 columns, F each) {
+    D::Raw* at_row = (D::Raw*)data + row * columns;
+    if (columns % PART == 0) {
+        for (i64 i = threadIdx.x; i < columns / PART; i += blockDim.x) {
+            Part part = ((const Part*)at_row)[i];
+#pragma unroll
+            for (int j = 0; j < PART; ++j) part.x[j] = D::store(each(D::load(part.x[j]), i * PART + j));
+            if (changed) ((Part*)at_row)[i] = part;
+        }
+    } else {
+        for (i64 i = threadIdx.x; i < columns; i += blockDim.x) {
+            const float y = each(D::load(at_row[i]), i);
+            if (changed) at_row[i] = D::store(y);
+        }
+    }
+}
+
+// Adds `x` to a sum of exponentials less the largest.
+__device__ inline void add(float& most, float& sum, float x) {
+    if (x > most) {
+        sum = most == -INF ? 1.0f : fmaf(sum, expf(most - x), 1.0f);
+        most = x;
+    } else {
+        sum += expf(x - most);
+    }
+}
+
 __device__ inline void join(float& most, float& sum, float other, float others) {
     const float largest = fmaxf(most, other);
     const float mine = most == -INF ? 0.0f : expf(most - largest), its = other == -INF ? 0.0f : expf(other - largest);
@@ -20,15 +52,7 @@ extern "C" __global__ void cross_entropy(
     __shared__ float mosts[32], sums[32];
     for (i64 row = blockIdx.x; row < n.v[0]; row += gridDim.x) {
         float most = -INF, sum = 0.0f;
-        for (i64 i = threadIdx.x; i < n.v[1]; i += blockDim.x) {
-            const float x = at<D>(logits, row * n.v[1] + i);
-            if (x > most) {
-                sum = most == -INF ? 1.0f : fmaf(sum, expf(most - x), 1.0f);
-                most = x;
-            } else {
-                sum += expf(x - most);
-            }
-        }
+        over_row<false>((void*)logits, row, n.v[1], [&](float x, i64) { add(most, sum, x); return x; });
         for (int step = 16; step > 0; step >>= 1)
             join(most, sum, __shfl_xor_sync(0xffffffffu, most, step), __shfl_xor_sync(0xffffffffu, sum, step));
         if ((threadIdx.x & 31) == 0) { mosts[threadIdx.x >> 5] = most; sums[threadIdx.x >> 5] = sum; }
@@ -72,15 +96,7 @@ extern "C" __global__ void loss_and_gradient(
     __shared__ float mosts[32], sums[32];
     for (i64 row = blockIdx.x; row < n.v[0]; row += gridDim.x) {
         float most = -INF, sum = 0.0f;
-        for (i64 i = threadIdx.x; i < n.v[1]; i += blockDim.x) {
-            const float x = capped(at<D>(products, row * n.v[1] + i));
-            if (x > most) {
-                sum = most == -INF ? 1.0f : fmaf(sum, expf(most - x), 1.0f);
-                most = x;
-            } else {
-                sum += expf(x - most);
-            }
-        }
+        over_row<false>(products, row, n.v[1], [&](float x, i64) { add(most, sum, capped(x)); return x; });
         for (int step = 16; step > 0; step >>= 1)
             join(most, sum, __shfl_xor_sync(0xffffffffu, most, step), __shfl_xor_sync(0xffffffffu, sum, step));
         if ((threadIdx.x & 31) == 0) { mosts[threadIdx.x >> 5] = most; sums[threadIdx.x >> 5] = sum; }
@@ -95,12 +111,12 @@ extern "C" __global__ void loss_and_gradient(
             loss[row] = known ? log - capped(at<D>(products, row * n.v[1] + target)) + z * log * log : 0.0f;
         __syncthreads();
         const float factor = 1.0f + 2.0f * z * log;
-        for (i64 i = threadIdx.x; i < n.v[1]; i += blockDim.x) {
-            const float x = capped(at<D>(products, row * n.v[1] + i));
+        over_row<true>(products, row, n.v[1], [&](float product, i64 i) {
+            const float x = capped(product);
             float change = fmaf(expf(x - log), factor, i == target ? -1.0f : 0.0f);
             if (SOFTCAP) change *= 1.0f - (x / CAP) * (x / CAP);
-            put<D>(products, row * n.v[1] + i, known ? change : 0.0f);
-        }
+            return known ? change : 0.0f;
+        });
         __syncthreads();
     }
 }

@@ -42,6 +42,7 @@ extern "C" __global__ void sum_parts(
     const i64 first = blockIdx.y * size, end = min(first + size, n.v[0]);
     float sum = 0.0f;
     if (column < n.v[1])
+#pragma unroll 8
         for (i64 row = first + line; row < end; row += LINES) {
             const float value = at<D>(x, row * n.v[1] + column);
 #if NORMED

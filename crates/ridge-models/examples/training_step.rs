@@ -23,9 +23,9 @@ use ridge_models::{BuildOptions, ModelConfig, symbols};
 use ridge_runtime::{Backend, Session};
 
 const GPT2: &str = r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50304, "n_embd": 768,
-    "n_layer": 12, "n_head": 12, "n_positions": 1024}"#;
+    "n_layer": 12, "n_head": 12, "n_positions": 1024, "layer_norm_epsilon": 1e-5}"#;
 const NANO: &str = r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 65, "n_embd": 128,
-    "n_layer": 4, "n_head": 4, "n_positions": 64}"#;
+    "n_layer": 4, "n_head": 4, "n_positions": 64, "layer_norm_epsilon": 1e-5}"#;
 const LLAMA: &str = r#"{"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32000,
     "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
     "num_key_value_heads": 8, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "hidden_act": "silu",
@@ -76,25 +76,18 @@ fn arguments() -> Result<Arguments, Box<dyn Error>> {
 fn step(loss: &Graph, masters: bool) -> Result<Graph, Box<dyn Error>> {
     let mut step = Differentiated::training(loss, "loss", &float_weights(loss))?;
     let scalar = Type::tensor(DType::F32, Shape::default());
-    let (lr, count) = (step.g.step_input("lr", scalar.clone())?, step.g.step_input("step", scalar)?);
+    let lr = step.g.step_input("lr", scalar.clone())?;
+    let count = step.g.step_input("step", scalar)?;
+    let one = step.g.constant(DType::F32, 1.0)?;
     for p in step.parameters.clone() {
-        let ty = step.g.ty(p.value)?.clone();
+        let ty = Type { state: true, ..step.g.ty(p.value)?.clone() };
+        let wide = Type { dtype: DType::F32, ..ty.clone() };
+        let copy = if masters { Some(step.g.state(&p.name, ty)?) } else { None };
         let master = if masters { format!("master.{}", p.name) } else { p.name.clone() };
-        let gradient = step.g.cast(p.gradient, DType::F32)?;
         let names = [master, format!("adamw.m.{}", p.name), format!("adamw.v.{}", p.name)];
-        let mut inputs = Vec::new();
-        for name in &names {
-            let state = step.g.state(name, Type { dtype: DType::F32, ..ty.clone() })?;
-            inputs.push(step.g.state_read(state)?);
-        }
-        let next = step.g.composite(ADAMW, &[inputs[0], gradient, inputs[1], inputs[2], lr, count])?;
-        for (name, value) in names.iter().zip(&next) {
-            step.update(name, *value)?;
-        }
-        if masters {
-            let copy = step.g.cast(next[0], ty.dtype)?;
-            step.update(&p.name, copy)?;
-        }
+        let states = names.map(|name| step.g.state(&name, wide.clone()));
+        let [param, m, v] = states;
+        step.g.adamw_update([param?, m?, v?], copy, p.gradient, [lr, count, one], ADAMW)?;
     }
     Ok(step.finish(Vec::new())?)
 }

@@ -45,8 +45,22 @@ fn supports<T: Composite>(body: &Function, of: impl Fn(&T) -> &RaggedAttention) 
     fits && heads && composite::<T>(body).is_some_and(|op| of(op).scale > 0.0)
 }
 
-/// Rows of a block: `ROWS` of the text.
-const ROWS: usize = 128;
+/// How a block works.
+#[derive(Clone, Copy)]
+struct Tiling {
+    /// Warps, of 16 rows each.
+    warps: usize,
+    /// Tokens of the other side that pass at a time.
+    columns: usize,
+}
+
+const FORWARD: Tiling = Tiling { warps: 8, columns: 64 };
+
+/// Of the gradient: smaller blocks, two of which hide each other's latency, and for wide heads fewer columns, since their
+/// sums leave fewer registers.
+fn of_gradient(dim: usize) -> Tiling {
+    Tiling { warps: 4, columns: if dim > 64 { 32 } else { 64 } }
+}
 
 struct AttentionCall<'a> {
     op: &'a RaggedAttention,
@@ -63,7 +77,7 @@ impl<'a> AttentionCall<'a> {
         Self { op, tokens: q.shape[0], heads: q.shape[1], keys: k.shape[1], dim: q.shape[2], dtype: q.dtype }
     }
 
-    fn source(&self, entry: &str, saving: bool, for_keys: bool, columns: usize) -> Arc<CudaSource> {
+    fn source(&self, entry: &str, saving: bool, for_keys: bool, tiling: Tiling) -> Arc<CudaSource> {
         let flag = |on: bool| u8::from(on).to_string();
         let defines = [
             ("D", name(self.dtype).to_owned()),
@@ -75,7 +89,8 @@ impl<'a> AttentionCall<'a> {
             ("CAP", format!("{:e}f", self.op.softcap.unwrap_or(1.0))),
             ("SAVING", flag(saving)),
             ("FOR_KEYS", flag(for_keys)),
-            ("COLUMNS", columns.to_string()),
+            ("COLUMNS", tiling.columns.to_string()),
+            ("WARPS", tiling.warps.to_string()),
         ];
         let defines: Vec<(&str, &str)> = defines.iter().map(|(name, value)| (*name, value.as_str())).collect();
         CudaSource::new(entry, &defines, &TRAINING)
@@ -83,7 +98,7 @@ impl<'a> AttentionCall<'a> {
 
     /// The bounds of each sequence, at the beginning of scratch memory.
     fn bounds(&self) -> CudaKernel {
-        let source = |entry| self.source(entry, false, false, COLUMNS);
+        let source = |entry| self.source(entry, false, false, FORWARD);
         let n = || numbers(&[self.tokens]);
         let mut kernel = each(source("bounds_clear"), self.tokens, vec![scratch(0), n()]);
         kernel.actions.extend(each(source("bounds_find"), self.tokens, vec![input(3), scratch(0), n()]).actions);
@@ -94,26 +109,24 @@ impl<'a> AttentionCall<'a> {
         (self.tokens * 8).next_multiple_of(256)
     }
 
-    /// A block for ROWS tokens of each of `heads` heads.
+    /// Blocks for the tokens of each of `heads` heads.
     fn tiles(
         &self,
         source: Arc<CudaSource>,
         heads: usize,
-        columns: usize,
+        tiling: Tiling,
         args: Vec<LaunchArg>,
     ) -> Result<Vec<DeviceAction>, String> {
-        let mut kernel = grid(source, [self.tokens.div_ceil(ROWS), heads, 1], 256, args)?;
+        let across = self.tokens.div_ceil(16 * tiling.warps);
+        let mut kernel = grid(source, [across, heads, 1], 32 * tiling.warps as u32, args)?;
         for action in &mut kernel.actions {
             if let DeviceAction::Launch { shared, .. } = action {
-                *shared = (2 * 2 * columns * self.dim * 2) as u32;
+                *shared = (2 * 2 * tiling.columns * self.dim * 2) as u32;
             }
         }
         Ok(kernel.actions)
     }
 }
-
-/// Columns of a tile of the forward pass.
-const COLUMNS: usize = 64;
 
 fn scratch(offset: usize) -> LaunchArg {
     LaunchArg::Pointer(OperandSlot::Scratch, offset)
@@ -128,8 +141,8 @@ fn forward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let n = numbers(&[call.tokens, call.heads]);
     let scale = LaunchArg::Float(op.scale as f32);
     let args = vec![input(0), input(1), input(2), input(3), scratch(0), output(0), lse, scale, n];
-    let source = call.source("attention_forward", saving.is_some(), false, COLUMNS);
-    kernel.actions.extend(call.tiles(source, call.heads, COLUMNS, args)?);
+    let source = call.source("attention_forward", saving.is_some(), false, FORWARD);
+    kernel.actions.extend(call.tiles(source, call.heads, FORWARD, args)?);
     kernel.scratch = call.bounds_bytes();
     Ok(kernel)
 }
@@ -142,14 +155,13 @@ fn backward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let n = || numbers(&[call.tokens, call.heads]);
     let rows = call.tokens * call.heads;
     let args = vec![input(4), input(6), scratch(along), n()];
-    kernel.actions.extend(each(call.source("attention_along", false, false, COLUMNS), rows * 32, args).actions);
-    // Wide heads leave fewer registers for scores.
-    let columns = if call.dim > 64 { 32 } else { 64 };
+    kernel.actions.extend(each(call.source("attention_along", false, false, FORWARD), rows * 32, args).actions);
+    let tiling = of_gradient(call.dim);
     for (for_keys, heads, outputs) in [(false, call.heads, [0, 0]), (true, call.keys, [1, 2])] {
         let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), input(6), input(5), scratch(along)];
         args.extend([output(outputs[0]), output(outputs[1]), LaunchArg::Float(op.scale as f32), n()]);
-        let source = call.source("attention_backward", false, for_keys, columns);
-        kernel.actions.extend(call.tiles(source, heads, columns, args)?);
+        let source = call.source("attention_backward", false, for_keys, tiling);
+        kernel.actions.extend(call.tiles(source, heads, tiling, args)?);
     }
     kernel.scratch = along + rows * 4;
     Ok(kernel)

@@ -4,8 +4,8 @@ use ridge_graph::{DType, Dim};
 
 use crate::iteration_space::{IterationSpace, around, broadcast, strides};
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, each, input,
-    name, numbers, output, raw,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset, each, grid,
+    input, name, numbers, output, raw,
 };
 
 pub(super) const ROWS: KernelText<'_> = KernelText::new(include_str!("../../kernels/rows.cu"));
@@ -122,9 +122,31 @@ pub(super) fn gather(spec: &CudaKernelSpec<'_>, axis: usize) -> CudaKernel {
     each(CudaSource::new("gather", &defines, &ROWS), spec.outputs[0].len(), args)
 }
 
+/// Blocks of rows that are added to, beyond which a block takes several rows, at most so many.
+const SCATTERED_BLOCKS: usize = 1024;
+const SCATTERED_ROWS: usize = 64;
+
+/// Rows of f32 added to rows, as the gradient of an embedding has them.
+fn scatter_rows(spec: &CudaKernelSpec<'_>, extent: usize, inner: usize) -> Result<CudaKernel, String> {
+    let across = inner.div_ceil(256);
+    let rows = (extent * across / SCATTERED_BLOCKS).clamp(1, SCATTERED_ROWS);
+    let indices = &spec.inputs[1];
+    let defines = [("ROWS", &*rows.to_string()), ("INDEX", name(indices.dtype))];
+    let args = vec![input(0), input(1), input(2), output(0), numbers(&[extent, inner, indices.len()])];
+    grid(CudaSource::new("scatter_rows", &defines, &ROWS), [extent.div_ceil(rows), across, 1], 256, args)
+}
+
 pub(super) fn scatter(spec: &CudaKernelSpec<'_>, axis: usize, add: bool) -> CudaKernel {
     let (data, indices) = (&spec.inputs[0], &spec.inputs[1]);
     let (outer, extent, inner) = around(&data.shape, axis);
+    let wide = [data.dtype, spec.inputs[2].dtype] == [DType::F32; 2];
+    if add
+        && wide
+        && outer == 1
+        && let Ok(kernel) = scatter_rows(spec, extent, inner)
+    {
+        return kernel;
+    }
     let defines = [
         ("SCATTER", "1"),
         ("D", name(data.dtype)),

@@ -270,7 +270,7 @@ fn instances(rng: &mut Rng, dtype: DType) -> Vec<(LinearCrossEntropy, [Tensor; 3
         (plain, 1, 1, 2),
         (plain, 7, 24, 40),
         (plain, 70, 16, 33),
-        (LinearCrossEntropy { z_loss: 0.01, ..plain }, 9, 16, 20),
+        (LinearCrossEntropy { z_loss: 0.01, ..plain }, 24, 16, 40),
         (LinearCrossEntropy { softcap: Some(3.0), ..plain }, 6, 8, 24),
         (LinearCrossEntropy { softcap: Some(5.0), z_loss: 0.001 }, 20, 32, 64),
     ];

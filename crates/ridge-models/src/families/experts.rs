@@ -4,7 +4,7 @@
 
 use ridge_files::checkpoint::Stack;
 use ridge_graph::ops::MoeRouter;
-use ridge_graph::{Builder, Result as GraphResult, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
 use serde_json::{Map, Value as Json};
 
 use super::blocks::{squared, weight};
@@ -12,7 +12,7 @@ use super::gguf_mapping::{GgufEntry, GgufMetadata};
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
 use crate::error::Result;
-use crate::model::{StepInputs, reached_symbol};
+use crate::model::{reached_symbol, symbols};
 
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -101,7 +101,7 @@ pub(super) fn experts_metadata(e: &ExpertsConfig) -> Vec<(&'static str, GgufEntr
 /// outputs are added by the router's weights. Padding goes to none.
 pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult<Var> {
     let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
-    let seq_ids = StepInputs::ask(g)?.seq_ids;
+    let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
     let (ids, share) = g.scoped("gate", |g| {
         let w = weight(g, "weight", [e.experts, hidden])?;
         let logits = g.linear(x, w)?;
