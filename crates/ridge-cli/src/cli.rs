@@ -35,20 +35,20 @@ use crate::error::Result;
     max_term_width = 100,
     after_help = "\
 Examples:
-  ridge generate                              generates a story with the embedded model
-  ridge generate DIR \"Once upon a\"            continues a prompt with a downloaded model
-  ridge pull Qwen/Qwen3-0.6B                  downloads a model from the Hugging Face Hub
-  ridge chat Qwen/Qwen3-0.6B                  chats with it
-  ridge serve model.gguf                      serves an OpenAI-compatible API and a web page
-  ridge tokenize \"Once upon a\"                lists token ids and spellings
-  ridge eval --perplexity FILE                computes the perplexity of a text
-  ridge bench DIR                             measures throughput and its roofline floor
-  ridge quantize DIR out.gguf --format q4_k   quantises, for Ridge and llama.cpp
-  ridge train run.toml                        trains a model from scratch, or continues from weights
-  ridge data corpus/ -o shards                converts texts to token shards
-  ridge inspect DIR                           shows structure, parameters and cost per token
-  ridge doctor                                shows the hardware and measured rates
-  ridge plan fit DIR --device H100            whether it fits, and for how many sequences
+  ridge generate                              text from the embedded model
+  ridge generate DIR \"Once upon a\"            text from a downloaded model
+  ridge pull Qwen/Qwen3-0.6B                  download from the Hugging Face Hub
+  ridge chat Qwen/Qwen3-0.6B                  chat with it
+  ridge serve model.gguf                      OpenAI-compatible API and web page
+  ridge tokenize \"Once upon a\"                token ids and spellings
+  ridge eval --perplexity FILE                perplexity of a text
+  ridge bench DIR                             throughput and its roofline floor
+  ridge quantize DIR out.gguf --format q4_k   quantised model as a GGUF file
+  ridge train run.toml                        model trained from scratch or from weights
+  ridge data corpus/ -o shards                token shards of texts
+  ridge inspect DIR                           structure, parameters, cost
+  ridge doctor                                hardware and measured rates
+  ridge plan fit DIR --device H100            whether the model fits a device
 
 DIR is a folder in the Hugging Face layout. A GGUF file, or the ORG/NAME of a model downloaded with `ridge pull`, works as \
 well. The model is the first argument of a command, or follows -m or --model anywhere."

@@ -7,7 +7,7 @@ export async function* events(response) {
   let held = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) throw new Error("the answer broke off");
+    if (done) throw new Error("the response was interrupted");
     held += value;
     let end;
     while ((end = held.indexOf("\n\n")) >= 0) {

@@ -273,11 +273,11 @@ mod tests {
         assert!(said(500, Bytes(weights.0 - 1)).starts_with("the weights need "));
         assert!(said(500, weights).contains("shorten the context"));
         assert!(said(500, weights + cache).starts_with("the workspace of a step, the weights and the cache need "));
-        assert!(said(500, weights + cache).contains("fewer tokens of a prompt"));
+        assert!(said(500, weights + cache).contains("fewer prompt tokens"));
         // Smaller steps need less, and that is enough.
         let little = weights + cache + workspace(10).unwrap();
         assert!(check(10, little).is_ok());
-        assert!(said(500, little).contains("fewer tokens of a prompt"));
+        assert!(said(500, little).contains("fewer prompt tokens"));
     }
 
     /// A device that records the largest workspace, inputs and outputs included, that any bucket was bound with.

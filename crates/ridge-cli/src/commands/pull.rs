@@ -19,7 +19,7 @@ use crate::output::{Progress, count, note, print, print_json};
 #[command(after_help = "\
 Examples:
   ridge pull Qwen/Qwen3-0.6B                  then: ridge chat Qwen/Qwen3-0.6B
-  ridge pull Qwen/Qwen3-0.6B@refs/pr/1        a branch, tag, commit or pull request
+  ridge pull Qwen/Qwen3-0.6B@refs/pr/1        a branch, tag, commit or PR
   ridge pull ORG/NAME-GGUF:Q4_K_M             a GGUF file, by a part of its name
   ridge pull ORG/NAME --include '*.json'      files by pattern
 

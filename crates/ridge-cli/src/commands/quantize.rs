@@ -24,8 +24,8 @@ use crate::target_file::{check_target, interruptible, is_gguf};
 #[command(after_help = "\
 Examples:
   ridge quantize DIR model.gguf --format q8_0     nearly lossless
-  ridge quantize DIR model.gguf --format q4_k     about 0.28 times the size of bf16
-  ridge quantize DIR model.gguf --format q4_k_m   more bits for sensitive matrices
+  ridge quantize DIR model.gguf --format q4_k     0.28 times the size of bf16
+  ridge quantize DIR model.gguf --format q4_k_m   a mix of formats
   ridge quantize a.gguf b.gguf --format q3_k --imatrix i.gguf
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]

@@ -13,8 +13,8 @@ use crate::output::print;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  source <(ridge completions bash)                             for the current shell
-  ridge completions zsh > ~/.zfunc/_ridge                      for a folder in fpath
+  source <(ridge completions bash)                             current shell
+  ridge completions zsh > ~/.zfunc/_ridge                      a folder in fpath
   ridge completions fish > ~/.config/fish/completions/ridge.fish")]
 pub(crate) struct CompletionsArgs {
     /// The shell

@@ -63,7 +63,7 @@ fn rolling_is_that_of_the_harness() {
 fn the_default_windows_are_told() {
     let text = stdout(&["eval", "--perplexity", &fixture("perplexity.txt")]);
     assert!(text.contains("1,893 predicted") && text.contains("in 7 windows of 512, stride 256"), "{text}");
-    assert!(text.contains("perplexity    5") && text.contains("bits per byte   3."), "{text}");
+    assert!(text.contains("perplexity      5") && text.contains("bits per byte   3."), "{text}");
 }
 
 #[test]

@@ -118,9 +118,9 @@ mod tests {
     fn a_mistaken_unit_names_the_right_one() {
         let said = |typed: &str| typed.parse::<Bytes>().unwrap_err().to_string();
         assert!(said("64").contains("has no unit; add its unit, as in 64MiB"), "{}", said("64"));
-        assert!(said("8Gb").contains("b is bits"), "{}", said("8Gb"));
-        assert!(said("8gb").contains("b is bits"), "{}", said("8gb"));
-        assert!(said("8mib").contains("b is bits") || said("8MIB").contains("did you mean MiB"), "{}", said("8MIB"));
+        assert!(said("8Gb").contains("b means bits"), "{}", said("8Gb"));
+        assert!(said("8gb").contains("b means bits"), "{}", said("8gb"));
+        assert!(said("8mib").contains("b means bits") || said("8MIB").contains("did you mean MiB"), "{}", said("8MIB"));
         assert!(said("8KB").contains("did you mean kB"), "{}", said("8KB"));
         assert!(said("eight").contains("no number"));
         assert!(said("-1GB").contains("0 or more") && said("infGB").contains("0 or more"));

@@ -195,7 +195,7 @@ fn what_cannot_run_names_the_nearest_that_can() {
     assert!(said(Schedule::DualPipe, 5, 1, 20).contains("the nearest is 6"));
     assert!(said(Schedule::DualPipe, 8, 1, 9).contains("the nearest is 16"));
     assert!(said(Schedule::OneFOneB, 4, 3, 8).contains("choose 1"));
-    assert!(said(Schedule::GPipe, 0, 1, 8).contains("the least is 1"));
+    assert!(said(Schedule::GPipe, 0, 1, 8).contains("must be at least 1"));
     assert!(said(Schedule::GPipe, 1000, 1, 1_000_000).contains("at most"));
     let bad = Stage { forward: f64::NAN, ..UNIT };
     assert!(Pipeline::uniform(Schedule::GPipe, 2, 1, 2, bad).is_err());
