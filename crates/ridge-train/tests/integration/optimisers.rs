@@ -100,7 +100,8 @@ fn twenty_steps_end_where_those_of_the_reference_do() {
             let norm = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
             let off = norm(&got, &wanted) / norm(&start, &wanted);
             println!("{name}, {parameter}: {off:.1e} of the way off");
-            assert!(off < 3e-6, "{name}, {parameter}: {off:e} of the way off");
+            // Roundings to f32 of 20 steps that each go a hundredth of a parameter's size.
+            assert!(off < 3e-5, "{name}, {parameter}: {off:e} of the way off");
         }
     }
 }
