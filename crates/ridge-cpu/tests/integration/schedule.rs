@@ -7,7 +7,8 @@ use ridge_cpu::{Cpu, CpuOptions};
 use ridge_graph::{Bindings, Builder, DType, Graph, Result as GraphResult, Type};
 use ridge_runtime::late::Late;
 use ridge_runtime::{
-    Backend, ProgramCache, RuntimeError, Schedule, ScheduleDriver, Session, Stage, StageInputs, StageOutputs, Times,
+    Backend, MemoryOwner, ProgramCache, RuntimeError, Schedule, ScheduleDriver, Session, Stage, StageInputs,
+    StageOutputs, Times,
 };
 
 fn vector() -> Type {
@@ -127,6 +128,7 @@ fn memory_is_predicted_before_anything_is_allocated() {
     assert_eq!(schedule.parameter_bytes(&none).expect("has no symbols"), 32);
     let programs = ProgramCache::new(Arc::clone(&cpu));
     let besides = schedule.memory(&programs, &none).expect("compiles");
-    assert_eq!(cpu.memory().live.on_device(), 0);
+    let live = cpu.memory().live;
+    assert_eq!([MemoryOwner::States, MemoryOwner::Workspace, MemoryOwner::Inputs].map(|owner| live.get(owner)), [0; 3]);
     assert!(besides.on_device() > 0);
 }
