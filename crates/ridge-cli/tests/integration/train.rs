@@ -164,7 +164,7 @@ fn what_was_trained_is_generated_from_and_trained_on() {
     assert!(printed.contains("step 30  sample:\n7 bottles"), "{printed}");
     let model = folder.file("run/model").display().to_string();
     let text = stdout(&["generate", "-m", &model, "7 bot", "-n", "8", "--temperature", "0"]);
-    assert!(text.starts_with("7 bot") || text.len() > 4, "{text}");
+    assert!(text.contains("tles of"), "{text}");
     let inspected = json(&["inspect", &model, "--json"]);
     assert!(inspected.to_string().contains("llama"));
 
