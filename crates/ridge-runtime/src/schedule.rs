@@ -116,6 +116,9 @@ impl Schedule {
         for stage in &self.stages {
             session.allocate_states(&stage.graph, bindings)?;
         }
+        // What one stage updates has rows for all of them.
+        let programs: Vec<(&Graph, &[&str])> = self.stages.iter().map(|s| (&s.graph, &s.outputs[..])).collect();
+        session.declare(&programs)?;
         let bind = |stage: &Stage| {
             let compiled = session.compile(&stage.graph, &stage.outputs)?;
             let bucket = compiled.bucket(bindings)?;

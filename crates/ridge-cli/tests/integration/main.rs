@@ -29,4 +29,5 @@ mod serve_page;
 mod serve_ready;
 mod serve_soak;
 mod tokenize;
+mod train;
 mod worked;

@@ -9,6 +9,7 @@ mod in_flight;
 #[path = "../../../ridge-runtime/tests/common/random.rs"]
 mod random_graphs;
 mod rerun;
+mod schedule;
 
 mod attention;
 mod conformance;

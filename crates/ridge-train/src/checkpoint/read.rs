@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use super::info::{CheckpointInfo, FORMAT, INFO_FILE, STATE_FILE};
 use super::tensors::TensorFile;
-use super::{CheckpointInfo, FORMAT, INFO_FILE, STATE_FILE};
 use crate::error::{Result, TrainError, io_error};
 
 /// A checkpoint that was verified.

@@ -5,9 +5,9 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 
+use super::info::{CheckpointInfo, INFO_FILE, STATE_FILE};
 use super::retain::retain;
 use super::tensors::{SavedTensor, write_tensors};
-use super::{CheckpointInfo, INFO_FILE, STATE_FILE};
 use crate::error::{Result, TrainError, io_error};
 use crate::settings::CheckpointSettings;
 

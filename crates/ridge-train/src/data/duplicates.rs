@@ -103,7 +103,7 @@ mod tests {
     fn text(seed: u64, words: usize, changed: usize) -> String {
         let word = |i: usize| format!("word{} ", mix(seed ^ mix(i as u64)) % 5000);
         let other = |i: usize| format!("other{} ", mix(seed ^ (i as u64) << 20) % 5000);
-        (0..words).map(|i| if changed > 0 && i % (words / changed) == 3 { other(i) } else { word(i) }).collect()
+        (0..words).map(|i| if changed > 0 && i % (words / changed) == 0 { other(i) } else { word(i) }).collect()
     }
 
     fn kept(texts: &[String], duplicates: Duplicates) -> Vec<bool> {

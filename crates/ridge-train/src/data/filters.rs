@@ -82,8 +82,8 @@ mod tests {
         for (text, why) in [
             ("too few of the words".to_owned(), "number of words"),
             ("a b c ".repeat(40), "length of words"),
-            (format!("{prose}{}", "# ".repeat(60)), "symbols"),
-            ("- the item of the list\n".repeat(40), "bullets"),
+            (format!("{prose}{}", "symbol# ".repeat(60)), "symbols"),
+            ("- another item of the whole list\n".repeat(40), "bullets"),
             ("more of the same to read...\nand on ".repeat(40), "symbols"),
             ("the 123 and 456 789 1234 ".repeat(20), "words without letters"),
             ("Zwei Worte ohne jeden Sinn stehen hier ".repeat(20), "frequent words"),

@@ -18,13 +18,13 @@ const REMEMBERED: usize = 1 << 18;
 const LONGEST: usize = 48;
 
 /// Tokens of texts, by remembered pieces.
-pub struct PieceEncoder<'a> {
+pub(super) struct PieceEncoder<'a> {
     tokenizer: &'a Tokenizer,
     known: HashMap<Box<[u8]>, Box<[u32]>>,
 }
 
 /// Does the `tokenizer.json` cut texts by GPT-2's rules, and do nothing else with them?
-pub fn has_pieces(json: &str) -> bool {
+pub(super) fn has_pieces(json: &str) -> bool {
     let Ok(value) = serde_json::from_str::<Value>(json) else { return false };
     let pre = &value["pre_tokenizer"];
     let usual = pre["type"] == "ByteLevel" && pre["use_regex"] != false && pre["add_prefix_space"] != true;
@@ -35,7 +35,7 @@ pub fn has_pieces(json: &str) -> bool {
 
 impl<'a> PieceEncoder<'a> {
     /// One of a tokenizer that [`has_pieces`].
-    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+    pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, known: HashMap::new() }
     }
 
@@ -43,7 +43,7 @@ impl<'a> PieceEncoder<'a> {
     ///
     /// # Errors
     /// When the tokenizer fails.
-    pub fn encode(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<()> {
+    pub(super) fn encode(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<()> {
         // The spelling of a special token becomes that token.
         if text.contains("<|") {
             tokens.extend(self.tokenizer.encode(text, false)?);
@@ -127,7 +127,7 @@ fn piece_end(bytes: &[u8], begin: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Vocabulary;
+    use crate::data::vocabulary::Vocabulary;
 
     #[test]
     fn tokens_are_those_of_the_tokenizer() {

@@ -199,7 +199,7 @@ fn in_parallel<T: Send>(
     }
     let results: Vec<Result<Vec<T>>> = std::thread::scope(|scope| {
         let threads: Vec<_> = parts.iter().map(|part| scope.spawn(|| work(part))).collect();
-        let joined = threads.into_iter().map(|thread| thread.join());
+        let joined = threads.into_iter().map(std::thread::ScopedJoinHandle::join);
         joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
     });
     let mut all = Vec::with_capacity(items.len());
@@ -261,7 +261,7 @@ impl ShardWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Tokens;
+    use crate::data::tokens::Tokens;
 
     fn settings(dir: &Path, output: &str, threads: usize) -> PrepareSettings {
         PrepareSettings {

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::TrainEvent;
+use super::event::TrainEvent;
 use crate::error::{Result, io_error};
 
 /// A file with an event a line, which grows.
@@ -23,8 +23,14 @@ impl JsonLines {
     /// When it cannot be written.
     pub fn open(path: &Path) -> Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path);
-        let file = file.map_err(|cause| io_error(path, "open the log", &cause))?;
-        Ok(Self { path: path.to_owned(), file })
+        let mut log =
+            Self { path: path.to_owned(), file: file.map_err(|cause| io_error(path, "open the log", &cause))? };
+        // A run that was killed may have left a part of a line.
+        let whole = |text: Vec<u8>| text.last().is_none_or(|last| *last == b'\n');
+        if path.is_file() && !std::fs::read(path).map_or(true, whole) {
+            log.append("\n")?;
+        }
+        Ok(log)
     }
 
     /// Adds an event with the time, in seconds since 1970.
@@ -36,8 +42,11 @@ impl JsonLines {
         if let Value::Object(fields) = &mut value {
             fields.insert("time".to_owned(), seconds().into());
         }
-        let line = format!("{value}\n");
-        self.file.write_all(line.as_bytes()).map_err(|cause| io_error(&self.path, "write the log", &cause))
+        self.append(&format!("{value}\n"))
+    }
+
+    fn append(&mut self, text: &str) -> Result<()> {
+        self.file.write_all(text.as_bytes()).map_err(|cause| io_error(&self.path, "write the log", &cause))
     }
 }
 

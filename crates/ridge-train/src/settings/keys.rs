@@ -20,10 +20,8 @@ pub enum KeyKind {
 /// A key of the configuration file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// Its section.
-    pub section: &'static str,
-    /// Its name there.
-    pub name: &'static str,
+    /// `section.name`, which is also its flag.
+    pub path: &'static str,
     /// What its value is.
     pub kind: KeyKind,
     /// What it does.
@@ -31,70 +29,75 @@ pub struct Key {
 }
 
 impl Key {
-    /// `section.name`, which is also its flag.
-    pub fn path(&self) -> String {
-        format!("{}.{}", self.section, self.name)
+    /// Its section.
+    pub fn section(&self) -> &'static str {
+        self.path.split_once('.').map_or("", |(section, _)| section)
+    }
+
+    /// Its name within the section.
+    pub fn name(&self) -> &'static str {
+        self.path.split_once('.').map_or(self.path, |(_, name)| name)
     }
 }
 
-const fn key(section: &'static str, name: &'static str, kind: KeyKind, help: &'static str) -> Key {
-    Key { section, name, kind, help }
+const fn key(path: &'static str, kind: KeyKind, help: &'static str) -> Key {
+    Key { path, kind, help }
 }
 
 use KeyKind::{Flag, Number, Numbers, Tables, Text, Texts};
 
 /// Every key.
 pub const KEYS: &[Key] = &[
-    key("model", "config", Text, "config.json, or its folder, of a model to train from scratch"),
-    key("model", "from", Text, "Folder with weights to continue from"),
-    key("model", "initialization", Text, "Initial weights: gpt2 or llama [default: by the family]"),
-    key("model", "initialization_std", Number, "Standard deviation of initial matrices [default: 0.02]"),
-    key("model", "dropout", Number, "Dropout of the embedding and of each residual branch [default: 0]"),
-    key("data", "train", Texts, "Training data: text, JSONL, token shards, or folders of these"),
-    key("data", "weights", Numbers, "Share of each of data.train [default: by tokens]"),
-    key("data", "validation", Texts, "Validation data [default: the end of the training data]"),
-    key("data", "validation_fraction", Number, "Share of the training data set aside for validation [default: 0.1]"),
-    key("data", "vocabulary", Text, "characters, bytes, or a tokenizer.json [default: that of model.from, or bytes]"),
-    key("data", "text_field", Text, "Field of a JSONL line that holds the text [default: text]"),
-    key("data", "sequence_length", Number, "Tokens of a sequence [default: 256]"),
-    key("data", "packing", Text, "stream, or documents: no attention across documents [default: stream]"),
-    key("train", "steps", Number, "Number of steps [default: 1000]"),
-    key("train", "batch_size", Number, "Sequences of a micro-batch [default: 8]"),
-    key("train", "accumulation", Number, "Micro-batches of a step [default: 1]"),
-    key("train", "precision", Text, "f32, or bf16 with f32 master weights [default: f32]"),
-    key("train", "seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
-    key("train", "clip", Number, "Largest global norm of the gradient, 0 for none [default: 1]"),
-    key("train", "guard", Text, "On NaN or a spike: skip, rollback or stop [default: skip]"),
-    key("train", "spike", Number, "Standard deviations above the mean loss that are a spike, 0 for none [default: 0]"),
-    key("train", "patience", Number, "Steps in a row that the guard may refuse [default: 10]"),
-    key("optimizer", "name", Text, "adamw, adamw8bit, sgd, adafactor, lion or muon [default: adamw]"),
-    key("optimizer", "learning_rate", Number, "Peak learning rate [default: 3e-4]"),
-    key("optimizer", "final_learning_rate", Number, "Learning rate at the end [default: 0]"),
-    key("optimizer", "schedule", Text, "constant, linear, cosine, wsd or inverse_sqrt [default: cosine]"),
-    key("optimizer", "warmup", Number, "Steps of linear warm-up [default: 0]"),
-    key("optimizer", "decay", Number, "Steps of the decay of wsd [default: a fifth of all]"),
-    key("optimizer", "beta1", Number, "Decay of the first moment [default: 0.9]"),
-    key("optimizer", "beta2", Number, "Decay of the second moment [default: 0.95]"),
-    key("optimizer", "epsilon", Number, "Added to the root of the second moment [default: 1e-8]"),
-    key("optimizer", "weight_decay", Number, "Decoupled weight decay of matrices [default: 0.1]"),
-    key("optimizer", "momentum", Number, "Momentum of sgd and muon [default: 0.9]"),
-    key("optimizer", "nesterov", Flag, "Nesterov momentum of sgd and muon [default: false]"),
-    key("optimizer", "ema", Number, "Decay of a running mean of the weights, 0 for none [default: 0]"),
-    key("optimizer", "groups", Tables, "Settings of weights by name"),
-    key("validation", "every", Number, "Steps between validation losses, 0 for none [default: 250]"),
-    key("validation", "batches", Number, "Micro-batches of a validation loss [default: 20]"),
-    key("sample", "every", Number, "Steps between samples of text, 0 for none [default: 0]"),
-    key("sample", "tokens", Number, "Tokens of a sample [default: 100]"),
-    key("sample", "prompt", Text, "Text that a sample begins with [default: a line break]"),
-    key("sample", "temperature", Number, "Temperature of a sample [default: 0.8]"),
-    key("checkpoint", "folder", Text, "Folder of the run [default: run]"),
-    key("checkpoint", "every", Number, "Steps between checkpoints, 0 for the last only [default: 500]"),
-    key("checkpoint", "keep", Number, "Most recent checkpoints to keep [default: 2]"),
-    key("checkpoint", "keep_every", Number, "Keep checkpoints at multiples of this step, 0 for none [default: 0]"),
-    key("checkpoint", "keep_best", Flag, "Keep the checkpoint with the lowest validation loss [default: true]"),
-    key("checkpoint", "resume", Text, "auto, never, or the folder of a checkpoint [default: never]"),
-    key("checkpoint", "export", Flag, "Export the model at the end, in the Hugging Face layout [default: true]"),
-    key("log", "every", Number, "Steps between reports [default: 10]"),
-    key("log", "jsonl", Flag, "Write events as JSON lines [default: true]"),
-    key("log", "tensorboard", Flag, "Write events for TensorBoard [default: false]"),
+    key("model.config", Text, "config.json, or its folder, of a model to train from scratch"),
+    key("model.from", Text, "Folder with weights to continue from"),
+    key("model.initialization", Text, "Initial weights: gpt2 or llama [default: by the family]"),
+    key("model.initialization_std", Number, "Standard deviation of initial matrices [default: 0.02]"),
+    key("model.dropout", Number, "Dropout of the embedding and of each residual branch [default: 0]"),
+    key("data.train", Texts, "Training data: text, JSONL, token shards, or folders of these"),
+    key("data.weights", Numbers, "Share of each of data.train [default: by tokens]"),
+    key("data.validation", Texts, "Validation data [default: the end of the training data]"),
+    key("data.validation_fraction", Number, "Share of the training data set aside for validation [default: 0.1]"),
+    key("data.vocabulary", Text, "characters, bytes, or a tokenizer.json [default: that of model.from, or bytes]"),
+    key("data.text_field", Text, "Field of a JSONL line that holds the text [default: text]"),
+    key("data.sequence_length", Number, "Tokens of a sequence [default: 256]"),
+    key("data.packing", Text, "stream, or documents: no attention across documents [default: stream]"),
+    key("train.steps", Number, "Number of steps [default: 1000]"),
+    key("train.batch_size", Number, "Sequences of a micro-batch [default: 8]"),
+    key("train.accumulation", Number, "Micro-batches of a step [default: 1]"),
+    key("train.precision", Text, "f32, or bf16 with f32 master weights [default: f32]"),
+    key("train.seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
+    key("train.clip", Number, "Largest global norm of the gradient, 0 for none [default: 1]"),
+    key("train.guard", Text, "On NaN or a spike: skip, rollback or stop [default: skip]"),
+    key("train.spike", Number, "Standard deviations above the mean loss that are a spike, 0 for none [default: 0]"),
+    key("train.patience", Number, "Steps in a row that the guard may refuse [default: 10]"),
+    key("optimizer.name", Text, "adamw, adamw8bit, sgd, adafactor, lion or muon [default: adamw]"),
+    key("optimizer.learning_rate", Number, "Peak learning rate [default: 3e-4]"),
+    key("optimizer.final_learning_rate", Number, "Learning rate at the end [default: 0]"),
+    key("optimizer.schedule", Text, "constant, linear, cosine, wsd or inverse_sqrt [default: cosine]"),
+    key("optimizer.warmup", Number, "Steps of linear warm-up [default: 0]"),
+    key("optimizer.decay", Number, "Steps of the decay of wsd [default: a fifth of all]"),
+    key("optimizer.beta1", Number, "Decay of the first moment [default: 0.9]"),
+    key("optimizer.beta2", Number, "Decay of the second moment [default: 0.95]"),
+    key("optimizer.epsilon", Number, "Added to the root of the second moment [default: 1e-8]"),
+    key("optimizer.weight_decay", Number, "Decoupled weight decay of matrices [default: 0.1]"),
+    key("optimizer.momentum", Number, "Momentum of sgd and muon [default: 0.9]"),
+    key("optimizer.nesterov", Flag, "Nesterov momentum of sgd and muon [default: false]"),
+    key("optimizer.ema", Number, "Decay of a running mean of the weights, 0 for none [default: 0]"),
+    key("optimizer.groups", Tables, "Settings of weights by name"),
+    key("validation.every", Number, "Steps between validation losses, 0 for none [default: 250]"),
+    key("validation.batches", Number, "Micro-batches of a validation loss [default: 20]"),
+    key("sample.every", Number, "Steps between samples of text, 0 for none [default: 0]"),
+    key("sample.tokens", Number, "Tokens of a sample [default: 100]"),
+    key("sample.prompt", Text, "Text that a sample begins with [default: a line break]"),
+    key("sample.temperature", Number, "Temperature of a sample [default: 0.8]"),
+    key("checkpoint.folder", Text, "Folder of the run [default: run]"),
+    key("checkpoint.every", Number, "Steps between checkpoints, 0 for the last only [default: 500]"),
+    key("checkpoint.keep", Number, "Most recent checkpoints to keep [default: 2]"),
+    key("checkpoint.keep_every", Number, "Keep checkpoints at multiples of this step, 0 for none [default: 0]"),
+    key("checkpoint.keep_best", Flag, "Keep the checkpoint with the lowest validation loss [default: true]"),
+    key("checkpoint.resume", Text, "auto, never, or the folder of a checkpoint [default: never]"),
+    key("checkpoint.export", Flag, "Export the model at the end, in the Hugging Face layout [default: true]"),
+    key("log.every", Number, "Steps between reports [default: 10]"),
+    key("log.jsonl", Flag, "Write events as JSON lines [default: true]"),
+    key("log.tensorboard", Flag, "Write events for TensorBoard [default: false]"),
 ];

@@ -3,7 +3,7 @@
 use toml::{Table, Value};
 
 use super::keys::{KEYS, Key, KeyKind};
-use super::{DataSettings, OptimizerSettings, Settings, TrainSettings};
+use super::sections::{DataSettings, OptimizerSettings, Settings, TrainSettings};
 use crate::error::{Result, TrainError};
 
 /// Reads the text of a configuration, then sets each of `flags`, a `section.key` and its value as typed. `file` stands for
@@ -20,9 +20,9 @@ pub fn read_settings(file: &str, text: &str, flags: &[(String, String)]) -> Resu
     check_keys(file, &table)?;
     for (path, typed) in flags {
         let key = known(path).ok_or_else(|| unknown("the command line", path))?;
-        let section = table.entry(key.section).or_insert_with(|| Value::Table(Table::new()));
+        let section = table.entry(key.section()).or_insert_with(|| Value::Table(Table::new()));
         if let Value::Table(section) = section {
-            section.insert(key.name.to_owned(), parsed(key, typed)?);
+            section.insert(key.name().to_owned(), parsed(key, typed)?);
         }
     }
     let settings: Settings = deserialized(file, &table)?;
@@ -36,13 +36,13 @@ pub fn shown_settings(settings: &Settings) -> String {
 }
 
 fn known(path: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.path() == path)
+    KEYS.iter().find(|key| key.path == path)
 }
 
 fn check_keys(file: &str, table: &Table) -> Result<()> {
     for (section, value) in table {
         let Value::Table(keys) = value else { return Err(unknown(file, section)) };
-        if !KEYS.iter().any(|key| key.section == section) {
+        if !KEYS.iter().any(|key| key.section() == section) {
             return Err(unknown(file, section));
         }
         for name in keys.keys() {
@@ -58,9 +58,13 @@ fn check_keys(file: &str, table: &Table) -> Result<()> {
 fn unknown(file: &str, path: &str) -> TrainError {
     let name = path.rsplit('.').next().unwrap_or(path);
     // A key of the same name in another section is nearer than any other spelling.
-    let score = |key: &Key| distance(path, &key.path()).min(1 + distance(name, key.name));
+    let score = |key: &Key| distance(path, key.path).min(1 + distance(name, key.name()));
     let nearest = KEYS.iter().min_by_key(|key| score(key)).filter(|key| score(key) <= 1 + name.len() / 3);
-    TrainError::UnknownKey { file: file.to_owned(), key: path.to_owned(), nearest: nearest.map(Key::path) }
+    TrainError::UnknownKey {
+        file: file.to_owned(),
+        key: path.to_owned(),
+        nearest: nearest.map(|key| key.path.to_owned()),
+    }
 }
 
 /// How many characters are to be put in, taken out or replaced (Levenshtein 1966).
@@ -79,7 +83,7 @@ fn distance(a: &str, b: &str) -> usize {
 }
 
 fn parsed(key: &Key, typed: &str) -> Result<Value> {
-    let wrong = |why: &str| TrainError::setting(&key.path(), typed, why);
+    let wrong = |why: &str| TrainError::setting(key.path, typed, why);
     let number = |text: &str| {
         let text = text.trim();
         let int = || text.parse::<i64>().ok().map(Value::Integer);
@@ -217,10 +221,13 @@ mod tests {
         let mut settings = Settings::default();
         settings.model.config = Some("c".into());
         settings.model.from = Some("f".into());
-        settings.model.initialization = Some(super::super::Initialization::Llama);
+        settings.model.initialization = Some(crate::settings::sections::Initialization::Llama);
         settings.data.vocabulary = Some("bytes".into());
-        settings.optimizer.groups =
-            vec![super::super::GroupSettings { pattern: "*".into(), learning_rate_scale: 1.0, weight_decay: None }];
+        settings.optimizer.groups = vec![crate::settings::sections::GroupSettings {
+            pattern: "*".into(),
+            learning_rate_scale: 1.0,
+            weight_decay: None,
+        }];
         let table: Table = shown_settings(&settings).parse().expect("is TOML");
         let fields: Vec<String> = table
             .iter()
@@ -228,7 +235,7 @@ mod tests {
                 keys.as_table().expect("a section").keys().map(move |k| format!("{section}.{k}"))
             })
             .collect();
-        let mut keys: Vec<String> = KEYS.iter().map(Key::path).collect();
+        let mut keys: Vec<String> = KEYS.iter().map(|key| key.path.to_owned()).collect();
         let mut sorted = fields.clone();
         keys.sort();
         sorted.sort();
@@ -241,11 +248,11 @@ mod tests {
         for key in KEYS {
             let Some((_, shown)) = key.help.rsplit_once("[default: ") else { continue };
             let shown = shown.trim_end_matches(']');
-            match &table[key.section].get(key.name) {
-                Some(Value::Integer(value)) => assert!(shown == value.to_string() || *value == 0, "{}", key.path()),
-                Some(Value::Float(value)) => assert_eq!(shown.parse::<f64>().ok(), Some(*value), "{}", key.path()),
-                Some(Value::Boolean(value)) => assert_eq!(shown, value.to_string(), "{}", key.path()),
-                Some(Value::String(value)) if value != "\n" => assert_eq!(shown, value, "{}", key.path()),
+            match &table[key.section()].get(key.name()) {
+                Some(Value::Integer(value)) => assert!(shown == value.to_string() || *value == 0, "{}", key.path),
+                Some(Value::Float(value)) => assert_eq!(shown.parse::<f64>().ok(), Some(*value), "{}", key.path),
+                Some(Value::Boolean(value)) => assert_eq!(shown, value.to_string(), "{}", key.path),
+                Some(Value::String(value)) if value != "\n" => assert_eq!(shown, value, "{}", key.path),
                 _ => {}
             }
         }

@@ -17,8 +17,16 @@ fn file() -> Vec<u8> {
     std::fs::read(path).expect("is committed")
 }
 
-fn values(file: &SafeTensors<'_>, name: &str, dtype: DType) -> Vec<f64> {
-    dtype.decode(file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).data())
+fn bytes_of<'a>(file: &SafeTensors<'a>, name: &str) -> &'a [u8] {
+    file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).data()
+}
+
+fn floats(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
+    DType::F32.decode(bytes_of(file, name))
+}
+
+fn doubles(file: &SafeTensors<'_>, name: &str) -> Vec<f64> {
+    bytes_of(file, name).as_chunks::<8>().0.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect()
 }
 
 /// The parameter after 20 steps of `op`.
@@ -83,16 +91,17 @@ fn twenty_steps_end_where_those_of_the_reference_do() {
     ];
     for (name, op, parameters) in cases {
         for parameter in parameters {
-            let start = values(&file, parameter, DType::F32);
-            let gradients = values(&file, &format!("{parameter}.gradients"), DType::F32);
+            let start = floats(&file, parameter);
+            let gradients = floats(&file, &format!("{parameter}.gradients"));
             assert_eq!(gradients.len(), STEPS * start.len());
             let shape = file.tensor(parameter).expect("is there").shape().to_vec();
-            let wanted = values(&file, &format!("{name}.{parameter}"), DType::F64);
+            let wanted = doubles(&file, &format!("{name}.{parameter}"));
             let got = trained(&op, &start, &gradients, &shape);
             let norm = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt();
             let off = norm(&got, &wanted) / norm(&start, &wanted);
             println!("{name}, {parameter}: {off:.1e} of the way off");
-            assert!(off < 3e-6, "{name}, {parameter}: {off:e} of the way off");
+            // Roundings to f32 of 20 steps that each go a hundredth of a parameter's size.
+            assert!(off < 3e-5, "{name}, {parameter}: {off:e} of the way off");
         }
     }
 }

@@ -38,8 +38,7 @@ fn flags() -> impl Iterator<Item = &'static Key> {
 impl Args for KeyArgs {
     fn augment_args(command: Command) -> Command {
         flags().fold(command, |command, key| {
-            let path = key.path();
-            let arg = Arg::new(path.clone()).long(path).help(key.help).help_heading(heading(key.section));
+            let arg = Arg::new(key.path).long(key.path).help(key.help).help_heading(heading(key.section()));
             command.arg(arg.value_name(value_name(key.kind)).allow_negative_numbers(true))
         })
     }
@@ -51,11 +50,7 @@ impl Args for KeyArgs {
 
 impl FromArgMatches for KeyArgs {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        let typed = |key: &Key| {
-            let path = key.path();
-            let value = matches.get_one::<String>(&path)?.clone();
-            Some((path, value))
-        };
+        let typed = |key: &Key| Some((key.path.to_owned(), matches.get_one::<String>(key.path)?.clone()));
         Ok(Self(flags().filter_map(typed).collect()))
     }
 

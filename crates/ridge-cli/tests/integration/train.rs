@@ -1,0 +1,199 @@
+//! `ridge train` and `ridge data`: settings, interruptions at any instant, and what comes out of a run.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::common::{Folder, command, json, ran, ridge, stdout};
+
+const MODEL: &str = r#"{"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": false}"#;
+
+/// A folder with a model's configuration, a text, and the settings of a run of `steps` steps with a checkpoint every `every`.
+fn folder(steps: u64, every: u64) -> Folder {
+    let folder = Folder::of_config(MODEL);
+    let text: String = (0..300).map(|i| format!("{i} bottles of ink, take {} down.\n", i % 7)).collect();
+    folder.write("text.txt", text);
+    let at = |name: &str| folder.file(name).display().to_string();
+    folder.write(
+        "run.toml",
+        format!(
+            "[model]\nconfig = {:?}\n[data]\ntrain = [{:?}]\nvocabulary = \"characters\"\nsequence_length = 32\n\
+             [train]\nbatch_size = 2\nsteps = {steps}\n[optimizer]\nlearning_rate = 1e-2\n[validation]\nevery = 0\n\
+             [checkpoint]\nfolder = {:?}\nevery = {every}\nresume = \"auto\"\n",
+            at("config.json"),
+            at("text.txt"),
+            at("run")
+        ),
+    );
+    folder
+}
+
+fn run_file(folder: &Folder) -> String {
+    folder.file("run.toml").display().to_string()
+}
+
+fn last_state(folder: &Folder, steps: u64) -> Vec<u8> {
+    std::fs::read(folder.file(&format!("run/checkpoints/step-{steps:08}/state.safetensors"))).unwrap()
+}
+
+/// Kills at random instants: as many as `RIDGE_KILLS` says, or a few.
+#[test]
+fn runs_that_are_killed_at_random_instants_end_with_the_bits_of_one_that_is_not() {
+    let kills: u64 = std::env::var("RIDGE_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
+    // A checkpoint behind every step, so that many kills fall into the writing of one.
+    let steps = 30 + 2 * kills;
+    let whole = folder(steps, 1);
+    let began = Instant::now();
+    stdout(&["train", &run_file(&whole), "-t", "1"]);
+    let took = began.elapsed();
+    let wanted = last_state(&whole, steps);
+
+    let killed = folder(steps, 1);
+    let file = run_file(&killed);
+    let mut random = 7_u64;
+    for kill in 0..kills {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let args = ["train", &file, "-t", "1"];
+        let mut child = command(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        // Up to the time of some eight steps behind the start.
+        let share = (random >> 40) as f64 / (1_u64 << 24) as f64;
+        std::thread::sleep(took.mul_f64(0.15 + 8.0 / steps as f64 * share));
+        child.kill().unwrap();
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(!stderr.contains("error:") && !stderr.contains("panicked"), "kill {kill}: {stderr}");
+    }
+    stdout(&["train", &file, "-t", "2"]);
+    assert!(last_state(&killed, steps) == wanted, "after {kills} kills the state has other bits");
+    let left: Vec<PathBuf> =
+        killed.file("run/checkpoints").read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(left.iter().all(|path| !path.file_name().unwrap().to_str().unwrap().starts_with('.')), "{left:?}");
+}
+
+#[test]
+fn sigterm_saves_and_exits() {
+    let folder = folder(100_000, 0);
+    let args = ["train", &run_file(&folder), "-t", "1"];
+    let child = command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let log = folder.file("run/log.jsonl");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"step\"")) {
+        assert!(Instant::now() < deadline, "no step was made");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let id = child.id().to_string();
+    assert!(std::process::Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    let ran = ran(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("and saved; --checkpoint.resume auto continues from there"), "{}", ran.stderr);
+    assert_eq!(folder.file("run/checkpoints").read_dir().unwrap().count(), 1);
+}
+
+#[test]
+fn a_dry_run_prints_settings_that_are_a_configuration_and_trains_nothing() {
+    let folder = folder(7, 1);
+    let printed = stdout(&["train", &run_file(&folder), "--dry-run", "--optimizer.name", "lion"]);
+    assert!(printed.contains("steps = 7\n") && printed.contains("name = \"lion\"\n"), "{printed}");
+    let memory = printed.lines().last().unwrap();
+    assert!(memory.starts_with("# ") && memory.contains(" parameters; memory "), "{memory}");
+    assert!(!folder.file("run").exists());
+    folder.write("again.toml", &printed);
+    let again = folder.file("again.toml").display().to_string();
+    assert_eq!(stdout(&["train", &again, "--dry-run"]), printed);
+}
+
+#[test]
+fn mistakes_of_use_have_exit_code_2_and_say_what_to_do() {
+    let folder = folder(3, 1);
+    let file = run_file(&folder);
+    for (args, wanted) in [
+        (vec!["train"], "model.config = nothing: is missing; give a config.json to train from scratch"),
+        (vec!["train", &file, "--train.precision", "f8"], "train.precision = \"f8\": unknown variant `f8`"),
+        (vec!["train", &file, "--optimizer.beta1", "2"], "must be at least 0 and below 1"),
+    ] {
+        let ran = ridge(&args);
+        assert_eq!(ran.code, 2, "{}", ran.stderr);
+        assert!(ran.stderr.contains(wanted), "{}", ran.stderr);
+    }
+    folder.edit("run.toml", |text| text.replace("batch_size", "batchsize"));
+    let ran = ridge(&["train", &file]);
+    assert_eq!(ran.code, 2);
+    assert!(ran.stderr.contains("unknown key train.batchsize; did you mean train.batch_size?"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_named() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let folder = folder(3, 1);
+    let closed = folder.file("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o500)).unwrap();
+    if std::fs::write(closed.join("probe"), b"").is_ok() {
+        ridge_testing::skip!("this user may write everywhere");
+    }
+    let target = closed.join("run").display().to_string();
+    let ran = ridge(&["train", &run_file(&folder), "--checkpoint.folder", &target]);
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("give a folder that can be written, or change its permissions"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_full_disk_ends_the_run_with_what_to_do_and_leaves_the_last_checkpoint() {
+    let full = Path::new("/dev/full");
+    if !full.exists() {
+        ridge_testing::skip!("there is no /dev/full");
+    }
+    let folder = folder(4, 1);
+    stdout(&["train", &run_file(&folder), "-t", "1"]);
+    let wanted = last_state(&folder, 4);
+    // The log is the file of a run that can be led to a full device.
+    std::fs::remove_file(folder.file("run/log.jsonl")).unwrap();
+    std::os::unix::fs::symlink(full, folder.file("run/log.jsonl")).unwrap();
+    let ran = ridge(&["train", &run_file(&folder), "-t", "1", "--train.steps", "8"]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.contains("free space on the disk"), "{}", ran.stderr);
+    assert!(last_state(&folder, 4) == wanted);
+}
+
+#[test]
+fn what_was_trained_is_generated_from_and_trained_on() {
+    let folder = folder(30, 0);
+    let printed = stdout(&["train", &run_file(&folder), "--sample.every", "30", "--sample.prompt", "7 bottles"]);
+    assert!(printed.contains("step 30  sample:\n7 bottles"), "{printed}");
+    let model = folder.file("run/model").display().to_string();
+    let text = stdout(&["generate", "-m", &model, "7 bot", "-n", "8", "--temperature", "0"]);
+    assert!(text.contains("tles of"), "{text}");
+    let inspected = json(&["inspect", &model, "--json"]);
+    assert!(inspected.to_string().contains("llama"));
+
+    let text = folder.file("text.txt").display().to_string();
+    let shards = folder.file("shards").display().to_string();
+    let ran = ridge(&["data", &text, "-o", &shards, "--tokenizer", &model]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(ran.stderr.contains("1 of 1 documents"), "{}", ran.stderr);
+    let more = folder.file("more").display().to_string();
+    let args = [
+        "train",
+        "--model.from",
+        &model,
+        "--data.train",
+        &shards,
+        "--data.sequence_length",
+        "32",
+        "--train.steps",
+        "2",
+        "--checkpoint.folder",
+        &more,
+        "--log.every",
+        "1",
+        "--validation.every",
+        "0",
+        "--train.precision",
+        "bf16",
+    ];
+    let printed = stdout(&args);
+    let loss: f64 = printed.split("loss ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!(loss < 2.2, "it goes on from what was learned: {printed}");
+}

@@ -1,0 +1,301 @@
+//! The sections of a configuration.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Every setting of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// What is trained.
+    pub model: ModelSettings,
+    /// What it is trained on.
+    pub data: DataSettings,
+    /// Steps and numbers.
+    pub train: TrainSettings,
+    /// The update.
+    pub optimizer: OptimizerSettings,
+    /// Losses on data that is not trained on.
+    pub validation: ValidationSettings,
+    /// Text that the model writes on the way.
+    pub sample: SampleSettings,
+    /// What is kept on disk.
+    pub checkpoint: CheckpointSettings,
+    /// Event logs.
+    pub log: LogSettings,
+}
+
+/// Declares a section with its defaults.
+macro_rules! section {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $ty:ty = $default:expr,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $ty,)*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
+section! {
+    /// What is trained: `config` from scratch, or `from` on.
+    ModelSettings {
+        /// A `config.json`, or the folder that holds one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        config: Option<PathBuf> = None,
+        /// A folder with weights to go on from.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        from: Option<PathBuf> = None,
+        /// How weights begin; by the family if not given.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        initialization: Option<Initialization> = None,
+        /// Standard deviation of initial matrices.
+        initialization_std: f64 = 0.02,
+        /// Probability that an element is dropped behind the embedding and each half of a layer.
+        dropout: f64 = 0.0,
+    }
+}
+
+section! {
+    /// What is trained on.
+    DataSettings {
+        /// Texts, JSONL files, token shards or folders of these.
+        train: Vec<PathBuf> = Vec::new(),
+        /// The share of each of `train` in what is trained on; by their tokens if empty.
+        weights: Vec<f64> = Vec::new(),
+        /// What losses are measured on.
+        validation: Vec<PathBuf> = Vec::new(),
+        /// The share at the end of `train` that is set aside, if `validation` is empty.
+        validation_fraction: f64 = 0.1,
+        /// `characters`, `bytes`, or a `tokenizer.json` or folder that holds one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        vocabulary: Option<String> = None,
+        /// The field of a JSONL line that holds the text.
+        text_field: String = "text".into(),
+        /// Tokens of a sequence.
+        sequence_length: usize = 256,
+        /// Whether tokens see across the documents of a sequence.
+        packing: Packing = Packing::Stream,
+    }
+}
+
+section! {
+    /// Steps and numbers.
+    TrainSettings {
+        /// Steps of the run.
+        steps: u64 = 1000,
+        /// Sequences of a micro-batch.
+        batch_size: usize = 8,
+        /// Micro-batches of a step.
+        accumulation: usize = 1,
+        /// Numbers of weights and activations.
+        precision: Precision = Precision::F32,
+        /// Seed of initial weights, dropout and the order of data.
+        seed: u64 = 1,
+        /// The largest norm of the gradient; 0 does not clip.
+        clip: f64 = 1.0,
+        /// What is done with a step whose loss or gradient is no number, or spikes.
+        guard: Guard = Guard::Skip,
+        /// A loss this many standard deviations above its running mean is a spike; 0 does not look for any.
+        spike: f64 = 0.0,
+        /// Steps in a row that the guard may refuse.
+        patience: u64 = 10,
+    }
+}
+
+section! {
+    /// The update.
+    OptimizerSettings {
+        /// Which.
+        name: OptimizerName = OptimizerName::AdamW,
+        /// The largest learning rate.
+        learning_rate: f64 = 3e-4,
+        /// The learning rate at the end, where the schedule falls.
+        final_learning_rate: f64 = 0.0,
+        /// How the learning rate goes.
+        schedule: ScheduleName = ScheduleName::Cosine,
+        /// Steps over which it rises from 0.
+        warmup: u64 = 0,
+        /// Steps of the fall at the end, for `wsd`; a fifth of all if 0.
+        decay: u64 = 0,
+        /// Decay of the first moment.
+        beta1: f64 = 0.9,
+        /// Decay of the second moment.
+        beta2: f64 = 0.95,
+        /// Added to the root of the second moment.
+        epsilon: f64 = 1e-8,
+        /// Decay of matrices, times the learning rate. Norms, biases and other vectors do not decay.
+        weight_decay: f64 = 0.1,
+        /// Momentum of `sgd` and `muon`.
+        momentum: f64 = 0.9,
+        /// Nesterov's momentum, for `sgd` and `muon`.
+        nesterov: bool = false,
+        /// Decay of the running mean of the weights; 0 keeps none.
+        ema: f64 = 0.0,
+        /// Settings of their own for weights by name.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        groups: Vec<GroupSettings> = Vec::new(),
+    }
+}
+
+/// Settings of the weights whose names match a pattern. The first group that matches is taken.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupSettings {
+    /// A name, in which `*` stands for any characters.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Factor of the learning rate; 0 leaves the weights as they are.
+    #[serde(default = "one")]
+    pub learning_rate_scale: f64,
+    /// Weight decay, in place of the one of all others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+section! {
+    /// Losses on data that is not trained on.
+    ValidationSettings {
+        /// Steps between two measurements; 0 measures none.
+        every: u64 = 250,
+        /// Micro-batches of one measurement.
+        batches: usize = 20,
+    }
+}
+
+section! {
+    /// Text that the model writes on the way.
+    SampleSettings {
+        /// Steps between two samples; 0 writes none.
+        every: u64 = 0,
+        /// Tokens of a sample.
+        tokens: usize = 100,
+        /// What it begins with.
+        prompt: String = "\n".into(),
+        /// Temperature of sampling.
+        temperature: f64 = 0.8,
+    }
+}
+
+section! {
+    /// What is kept on disk.
+    CheckpointSettings {
+        /// The folder of the run: checkpoints, logs, the exported model.
+        folder: PathBuf = PathBuf::from("run"),
+        /// Steps between two checkpoints; 0 keeps the last one only.
+        every: u64 = 500,
+        /// The most recent checkpoints that stay.
+        keep: usize = 2,
+        /// Checkpoints at multiples of this step stay for good; 0 keeps none so.
+        keep_every: u64 = 0,
+        /// Whether the one with the lowest validation loss stays too.
+        keep_best: bool = true,
+        /// `auto`, `never`, or the folder of a checkpoint.
+        resume: String = "never".into(),
+        /// Whether the model is exported at the end, in the layout of Hugging Face.
+        export: bool = true,
+    }
+}
+
+section! {
+    /// Event logs.
+    LogSettings {
+        /// Steps between two reports.
+        every: u64 = 10,
+        /// Whether events are written as JSON lines.
+        jsonl: bool = true,
+        /// Whether they are written for TensorBoard.
+        tensorboard: bool = false,
+    }
+}
+
+/// How weights begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Initialization {
+    /// Normal; projections into the residual stream divided by the root of twice the layers (Radford et al. 2019, section
+    /// 2.3).
+    Gpt2,
+    /// Normal; projections into the residual stream of layer `i`, counted from 1, divided by the root of `2 i`, and the
+    /// output projection of standard deviation `hidden^-0.5`.
+    Llama,
+}
+
+/// Whether tokens see across the documents of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Packing {
+    /// All tokens of a sequence are one text.
+    Stream,
+    /// Tokens see those of their own document, and positions count from its beginning within the sequence.
+    Documents,
+}
+
+/// Numbers of weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// f32 throughout.
+    F32,
+    /// Forward and backward in bf16, from copies of f32 masters.
+    Bf16,
+}
+
+/// What is done with a step whose loss or gradient is no number, or spikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Guard {
+    /// It changes no weights, and the run goes on with the next.
+    Skip,
+    /// The run goes back to the last checkpoint, and on with the data behind the step.
+    Rollback,
+    /// The run ends.
+    Stop,
+}
+
+/// The optimisers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerName {
+    /// Loshchilov and Hutter 2019.
+    AdamW,
+    /// AdamW with moments of 8 bits (Dettmers et al. 2022).
+    #[serde(rename = "adamw8bit")]
+    AdamW8Bit,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+    /// Shazeer and Stern 2018.
+    Adafactor,
+    /// Chen et al. 2023.
+    Lion,
+    /// Jordan et al. 2024 for the matrices of layers, AdamW for all else.
+    Muon,
+}
+
+/// How the learning rate goes behind the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ScheduleName {
+    /// Stays.
+    Constant,
+    /// Falls along a line to the final one.
+    Linear,
+    /// Falls along half a cosine to the final one (Loshchilov and Hutter 2017).
+    Cosine,
+    /// Stays, and falls along a line at the end (warm-up, stable, decay).
+    Wsd,
+    /// As the inverse of the root of the step (Vaswani et al. 2017).
+    #[serde(rename = "inverse_sqrt")]
+    InverseSqrt,
+}
