@@ -1,11 +1,12 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
 //! One file per command: [`tidy`] holds the tree to the rules of the house, [`kernels`] compiles the GPU kernels,
-//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`gpu_bundle`] takes
-//! the GPU tests to another machine, [`dist`] builds a release.
+//! [`conformance`] checks one op, [`accuracy`] holds plans against published measurements, [`compare`] measures
+//! Ridge beside llama.cpp, [`gpu_bundle`] takes the GPU tests to another machine, [`dist`] builds a release.
 //! A new command is a file, a line in [`TASKS`] and nothing else.
 
 mod accuracy;
+mod compare;
 mod conformance;
 mod dist;
 mod error;
@@ -22,7 +23,15 @@ use std::process::ExitCode;
 use error::XtaskError;
 use task::{Task, TaskOutcome, TaskRun};
 
-const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, gpu_bundle::TASK, dist::TASK];
+const TASKS: &[Task] = &[
+    tidy::TASK,
+    kernels::TASK,
+    conformance::TASK,
+    accuracy::TASK,
+    compare::TASK,
+    gpu_bundle::TASK,
+    dist::TASK,
+];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -52,6 +61,7 @@ fn dispatch(args: &[&str], root: &Path) -> Result<TaskOutcome, XtaskError> {
         [name, rest @ ..] => match (&find(name)?.run, rest) {
             (TaskRun::Plain(run), []) => run(root),
             (TaskRun::Of(_, run), [argument]) => run(root, argument),
+            (TaskRun::All(run), arguments) => run(root, arguments),
             (TaskRun::Of(argument, _), []) => {
                 Err(XtaskError::MissingArgument { command: (*name).to_owned(), argument })
             }
