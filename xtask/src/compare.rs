@@ -252,7 +252,9 @@ mod tests {
     fn table_has_both_programs_rates_and_the_ratio_of_their_medians() {
         let ridge = |prompt: f64, answer: f64| {
             let of = |kind: &str, rate: f64| {
-                format!(r#"{{"kind": "{kind}", "measured": {{"tokens_per_second": {rate}}}, "modelled": {{"floor_over_time": 0.9}}}}"#)
+                format!(
+                    r#"{{"kind": "{kind}", "measured": {{"tokens_per_second": {rate}}}, "modelled": {{"floor_over_time": 0.9}}}}"#
+                )
             };
             of_ridge(&format!(r#"{{"results": [{}, {}]}}"#, of("prompt", prompt), of("generate", answer))).unwrap()
         };
@@ -261,12 +263,14 @@ mod tests {
             of_llama_bench(&format!("[{}, {}]", of(256, 0, prompt), of(0, 32, answer))).unwrap()
         };
         let settings = Settings::parse(&["llama.cpp", "--bin", "b", "--threads", "3", "--tokens", "256,32"]).unwrap();
-        let rows = [("Q8_0", [vec![ridge(200.0, 30.0), ridge(220.0, 31.0)], vec![peer(100.0, 20.0), peer(110.0, 20.0)]])];
+        let rows =
+            [("Q8_0", [vec![ridge(200.0, 30.0), ridge(220.0, 31.0)], vec![peer(100.0, 20.0), peer(110.0, 20.0)]])];
         let text = report("a processor", &settings, &rows);
         assert!(text.contains("| Q8_0 | prompt 256 | 200.0, 220.0 | 90 %, 90 % | 100.0, 110.0 | 2.00 |"), "{text}");
         assert!(text.contains("| Q8_0 | generate 32 | 30.0, 31.0 | 90 %, 90 % | 20.0, 20.0 | 1.52 |"), "{text}");
         assert!(text.contains("a processor, 3 threads") && !text.contains("busy"), "{text}");
-        let rows = [("Q8_0", [vec![ridge(200.0, 30.0), ridge(230.0, 31.0)], vec![peer(100.0, 20.0), peer(100.0, 20.0)]])];
+        let rows =
+            [("Q8_0", [vec![ridge(200.0, 30.0), ridge(230.0, 31.0)], vec![peer(100.0, 20.0), peer(100.0, 20.0)]])];
         assert!(report("a processor", &settings, &rows).contains("the machine was busy"));
     }
 

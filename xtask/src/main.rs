@@ -23,15 +23,8 @@ use std::process::ExitCode;
 use error::XtaskError;
 use task::{Task, TaskOutcome, TaskRun};
 
-const TASKS: &[Task] = &[
-    tidy::TASK,
-    kernels::TASK,
-    conformance::TASK,
-    accuracy::TASK,
-    compare::TASK,
-    gpu_bundle::TASK,
-    dist::TASK,
-];
+const TASKS: &[Task] =
+    &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, compare::TASK, gpu_bundle::TASK, dist::TASK];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

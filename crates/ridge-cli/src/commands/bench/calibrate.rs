@@ -91,7 +91,8 @@ pub(super) fn file(
     );
     let busy = [prompt, token].into_iter().any(BenchResult::noisy);
     if busy {
-        text += "# The machine was busy meanwhile: its runs differ by more than a tenth. Measure again when it is idle.\n";
+        text +=
+            "# The machine was busy meanwhile: its runs differ by more than a tenth. Measure again when it is idle.\n";
     }
     text.push('\n');
     let reading = Reading::new(model)?;

@@ -9,17 +9,15 @@
 #![allow(clippy::needless_range_loop)] // several arrays of registers go by one index
 
 use std::arch::x86_64::{
-    __m128i, __m512, __m512i, _mm_loadu_si128, _mm512_add_epi32, _mm512_and_si512, _mm256_castsi128_si256, _mm256_inserti128_si256, _mm512_castsi256_si512, _mm512_inserti64x4, _mm512_cvtepi32_epi16,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps,
-    _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32, _mm512_srai_epi32, _mm512_srli_epi32,
-    _mm512_srlv_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-    _mm512_xor_si512,
+    __m128i, __m512, __m512i, _mm_loadu_si128, _mm256_castsi128_si256, _mm256_inserti128_si256, _mm512_add_epi32,
+    _mm512_and_si512, _mm512_castsi256_si512, _mm512_cvtepi32_epi16, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_fnmadd_ps, _mm512_inserti64x4, _mm512_mul_ps, _mm512_or_si512,
+    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_sllv_epi32,
+    _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
-use ridge_graph::format::{
-    BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0,
-};
+use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
 use super::super::avx2::Interleaved;
 use super::super::scale::{GROUP, SIDE, SUMMED};

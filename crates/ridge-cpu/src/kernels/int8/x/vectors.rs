@@ -42,7 +42,8 @@ pub(super) fn encode(x: &[f32; GROUP], codes: &mut [i8; GROUP], sums: &mut [f32;
     let (low, high) = (_mm512_set1_ps(-127.0), _mm512_set1_ps(127.0));
     for (nth, codes) in codes.as_chunks_mut::<SUMMED>().0.iter_mut().enumerate() {
         let scaled = _mm512_mul_ps(_mm512_div_ps(_mm512_mul_ps(part(x, nth), by), divisor), back);
-        let nearest = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(_mm512_add_ps(scaled, half));
+        let nearest =
+            _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(_mm512_add_ps(scaled, half));
         let nearest = _mm512_max_ps(_mm512_min_ps(nearest, high), low);
         // SAFETY: 16 bytes.
         unsafe { _mm_storeu_si128(codes.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(nearest))) };
