@@ -1,10 +1,11 @@
 //! Checks and chores of the repository, run as `cargo xtask`.
 //!
 //! One file per command: [`tidy`] checks the house rules, [`kernels`] compiles the GPU kernels, [`conformance`] checks one op,
-//! [`accuracy`] compares plans with published measurements, [`gpu_bundle`] packs the GPU tests for another machine, [`dist`]
-//! builds a release. A new command needs only a file and a line in [`TASKS`].
+//! [`accuracy`] compares plans with published measurements, [`compare`] measures Ridge and
+//! llama.cpp, [`gpu_bundle`] packs the GPU tests for another machine, [`dist`] builds a release. A new command needs only a file and a line in [`TASKS`].
 
 mod accuracy;
+mod compare;
 mod conformance;
 mod dist;
 mod error;
@@ -21,7 +22,8 @@ use std::process::ExitCode;
 use error::XtaskError;
 use task::{Task, TaskOutcome, TaskRun};
 
-const TASKS: &[Task] = &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, gpu_bundle::TASK, dist::TASK];
+const TASKS: &[Task] =
+    &[tidy::TASK, kernels::TASK, conformance::TASK, accuracy::TASK, compare::TASK, gpu_bundle::TASK, dist::TASK];
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -51,6 +53,7 @@ fn dispatch(args: &[&str], root: &Path) -> Result<TaskOutcome, XtaskError> {
         [name, rest @ ..] => match (&find(name)?.run, rest) {
             (TaskRun::Plain(run), []) => run(root),
             (TaskRun::Of(_, run), [argument]) => run(root, argument),
+            (TaskRun::All(run), arguments) => run(root, arguments),
             (TaskRun::Of(argument, _), []) => {
                 Err(XtaskError::MissingArgument { command: (*name).to_owned(), argument })
             }

@@ -20,9 +20,10 @@ pub(crate) struct Task {
     pub(crate) run: TaskRun,
 }
 
-/// A function of the repository's root, and perhaps of one argument.
+/// A function of the repository's root, and perhaps of one argument or of all.
 pub(crate) enum TaskRun {
     Plain(fn(root: &Path) -> Result<TaskOutcome, XtaskError>),
     /// With what the argument is called.
     Of(&'static str, fn(root: &Path, argument: &str) -> Result<TaskOutcome, XtaskError>),
+    All(fn(root: &Path, arguments: &[&str]) -> Result<TaskOutcome, XtaskError>),
 }

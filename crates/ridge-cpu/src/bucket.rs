@@ -305,7 +305,13 @@ fn chunks(pieces: usize, nanos_per_piece: f64, threads: usize) -> u16 {
         return 1;
     }
     let worth = (pieces as f64 * nanos_per_piece / NANOS_PER_CHUNK) as usize;
-    pieces.min(worth).clamp(1, (threads * CHUNKS_PER_THREAD).min(MAX_CHUNKS as usize)) as u16
+    let most = pieces.min(worth).min(threads * CHUNKS_PER_THREAD).min(MAX_CHUNKS as usize).max(1);
+    // Of more chunks than threads every thread takes as many: 18 chunks would keep 16 threads as long as 32 of their size.
+    let load = |rounds: usize| rounds * pieces.div_ceil(rounds * threads);
+    let least = (1..=most / threads).map(load).min().unwrap_or(0);
+    // The most rounds that are nearly as good: a thread that was late leaves the others more to share.
+    let rounds = (1..=most / threads).rev().find(|rounds| 20 * load(*rounds) <= 21 * least);
+    rounds.map_or(most, |rounds| rounds * threads) as u16
 }
 
 /// Launches of a bucket for one slot: those of a whole step or of a segment.
@@ -428,5 +434,29 @@ impl Communication for QueuedCollective {
 
     fn gate(&self) -> &Gate {
         &self.bucket.slots[self.slot].gate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_few_where_work_is_little_and_whole_rounds_where_it_is_much() {
+        let little = NANOS_PER_CHUNK / 10.0;
+        assert_eq!(chunks(1000, little, 1), 1);
+        assert_eq!(chunks(5, little, 16), 1);
+        assert_eq!(chunks(60, little, 16), 6);
+        // Work for 18 and for 28 chunks, by 16 threads.
+        assert_eq!(chunks(64, 0.29 * NANOS_PER_CHUNK, 16), 16);
+        assert_eq!(chunks(96, 0.3 * NANOS_PER_CHUNK, 16), 16);
+        assert_eq!(chunks(1000, NANOS_PER_CHUNK, 16), 64);
+        assert_eq!(chunks(10, NANOS_PER_CHUNK, 2), 2);
+        // Fewer pieces than threads are a chunk each.
+        assert_eq!(chunks(7, NANOS_PER_CHUNK, 16), 7);
+        for (pieces, threads) in [(1, 2), (33, 16), (64, 16), (97, 64), (4008, 3)] {
+            let chunks = usize::from(chunks(pieces, NANOS_PER_CHUNK, threads));
+            assert!((1..=pieces).contains(&chunks) && chunks <= threads * CHUNKS_PER_THREAD, "{pieces}, {threads}");
+        }
     }
 }

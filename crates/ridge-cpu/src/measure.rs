@@ -94,8 +94,17 @@ impl MemoryProbe {
         let (best, median) = times.best_and_median();
         let of = if passes > 1 { format!("rounds of {passes} ") } else { String::new() };
         let work = format!("{of}passes over {bytes} by {}", count(parts.len().max(1), "thread"));
-        Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median)))
+        let busy = busy(best, median);
+        Figure::measured(rate(best), format!("best of {} {work}; median {}{busy}", times.taken.len(), rate(median)))
     }
+}
+
+/// A median so many times the best says that other work ran beside the measurement, or that the clock changed.
+const BUSY: f64 = 1.25;
+
+/// What is added to the source of a figure whose repetitions differ much.
+fn busy(best: Seconds, median: Seconds) -> &'static str {
+    if median.as_f64() > BUSY * best.as_f64() { "; the machine was busy, so it may reach more" } else { "" }
 }
 
 /// The sum of all words. With loads written out where the instruction set is known: compilers turn the plain loop into
@@ -220,7 +229,8 @@ pub fn matmul(
     let (best, median) = times.best_and_median();
     let of = if weight.format.is_some() { "8-bit codes" } else { dtype.name() };
     let work = format!("products [{rows}, {WIDTH}] x [{WIDTH}, {WIDTH}] of {of} by {}", count(threads, "thread"));
-    Ok(Figure::measured(rate(best), format!("best of {} {work}; median {}", times.taken.len(), rate(median))))
+    let busy = busy(best, median);
+    Ok(Figure::measured(rate(best), format!("best of {} {work}; median {}{busy}", times.taken.len(), rate(median))))
 }
 
 /// A product that is ready to run and has run once.
@@ -292,6 +302,12 @@ mod tests {
             assert_eq!(sum(&words[..len]), words[..len].iter().sum());
             assert_eq!(sum_portable(&words[..len]), words[..len].iter().sum());
         }
+    }
+
+    #[test]
+    fn repetitions_that_differ_much_are_said_to_be_of_a_busy_machine() {
+        assert_eq!(busy(Seconds(1.0), Seconds(1.2)), "");
+        assert!(busy(Seconds(1.0), Seconds(1.3)).contains("busy"));
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub(crate) struct Metrics {
     pub(crate) step_tokens: Histogram,
     /// The floor of a step divided by its time.
     pub(crate) step_roofline: Histogram,
+    /// Steps that took less than their floor, whose machine's rates were measured too low.
+    pub(crate) step_floor_exceeded: Counter,
     pub(crate) prompt_tokens: Counter,
     pub(crate) generation_tokens: Counter,
     finished: [Counter; REASONS.len()],
@@ -118,6 +120,7 @@ impl Default for Metrics {
             step: seconds(),
             step_tokens: tokens(),
             step_roofline: Histogram::new(FRACTIONS),
+            step_floor_exceeded: Counter::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             finished: Default::default(),
@@ -163,6 +166,11 @@ impl Metrics {
         for (name, help, counter) in [
             ("ridge:prompt_tokens_total", "Prompt tokens of started requests.", &self.prompt_tokens),
             ("ridge:generation_tokens_total", "Generated tokens.", &self.generation_tokens),
+            (
+                "ridge:step_floor_exceeded_total",
+                "Steps faster than their roofline floor: the machine's rates were measured too low.",
+                &self.step_floor_exceeded,
+            ),
         ] {
             head(&mut text, name, "counter", help);
             let _ = writeln!(text, "{name}{{{labels}}} {}", counter.get());

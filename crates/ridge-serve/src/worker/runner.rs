@@ -35,6 +35,9 @@ struct AnswerTiming {
     last: Instant,
 }
 
+/// A floor so many times the time of its step is no floor. It is counted and not shown.
+const EXCEEDED: f64 = 1.05;
+
 /// The floor of a step is told at most so often: working it out takes as long as a small step.
 const FLOOR_EVERY: Duration = Duration::from_millis(50);
 
@@ -179,6 +182,11 @@ impl Runner {
         if let Some(of) = self.floor.as_mut().filter(|_| ended.duration_since(self.floor_computed) >= FLOOR_EVERY) {
             self.floor_computed = ended;
             floor = of(&ran.work);
+            // The machine's rates were measured too low.
+            if floor.is_some_and(|floor| floor.as_secs_f64() > EXCEEDED * took.as_secs_f64()) {
+                metrics.step_floor_exceeded.add(1);
+                floor = None;
+            }
             if let Some(floor) = floor {
                 metrics.step_roofline.observe(floor.as_secs_f64() / took.as_secs_f64().max(1e-9));
             }

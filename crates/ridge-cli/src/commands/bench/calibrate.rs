@@ -91,7 +91,12 @@ pub(super) fn file(
     let stream = streamed.bytes / streamed.seconds;
     let name = device.name.trim_start_matches("NVIDIA ");
     let mut text =
-        String::from("# Written by `ridge bench --calibrate` for `ridge plan fit|train|serve --efficiency`.\n\n");
+        String::from("# Written by `ridge bench --calibrate` for `ridge plan fit|train|serve --efficiency`.\n");
+    let busy = [prompt, token].into_iter().any(BenchResult::noisy);
+    if busy {
+        text += "# The machine was busy: its runs differ by more than a tenth. Measure again when it is idle.\n";
+    }
+    text.push('\n');
     let reading = Reading::new(model)?;
     let rows = prompt.test.steps(chunk).last().copied().unwrap_or(1) as f64;
     let sheet_of = |rate: f64| -> Result<(String, DeviceSpec)> {
@@ -128,8 +133,9 @@ pub(super) fn file(
         memory: share(passes.bytes / passes.seconds / bandwidth),
         stream: share(stream / bandwidth),
         source: format!(
-            "measured by ridge bench --calibrate on {name}: matmul, serving, attention, memory and stream; the others are \
+            "measured by ridge bench --calibrate on {name}{}: matmul, serving, attention, memory and stream; the others are \
              Ridge's defaults for {}",
+            if busy { ", which was busy" } else { "" },
             if shipped.name == sheet.name { &sheet.name } else { "unmeasured devices" }
         ),
         ..shipped

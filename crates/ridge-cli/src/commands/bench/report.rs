@@ -15,6 +15,13 @@ use crate::output::{columns, count, grouped};
 /// The relative standard deviation above which runs are reported as noisy.
 const NOISY: f64 = 0.1;
 
+/// A floor so many times the fastest run's time is invalid: a rate of the machine was measured too low.
+const EXCEEDED: f64 = 1.05;
+
+/// The warning about such a floor.
+const TOO_LOW: &str = "a floor is above the measured time, so the machine's rates were measured too low (it was busy \
+                       meanwhile, or its clock changed): measure again on an idle machine\n";
+
 /// The costs of a test's steps, and the sum of their floors.
 #[derive(Default)]
 pub(super) struct StepWork {
@@ -49,6 +56,17 @@ impl BenchResult {
         sorted.sort_by(f64::total_cmp);
         let half = sorted.len() / 2;
         if sorted.len() % 2 == 1 { sorted[half] } else { f64::midpoint(sorted[half - 1], sorted[half]) }
+    }
+
+    /// Is the floor above what the fastest run took?
+    fn exceeds_floor(&self) -> bool {
+        self.total.floor > EXCEEDED * self.times.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Do the runs differ so much that the machine must have been busy?
+    pub(super) fn noisy(&self) -> bool {
+        let (mean, spread) = self.rate();
+        spread > NOISY * mean
     }
 
     /// Mean and standard deviation of the tokens a second, all sequences together.
@@ -87,7 +105,11 @@ impl BenchSettings {
 
 impl BenchReport<'_> {
     fn noisy(&self) -> bool {
-        self.results.iter().map(BenchResult::rate).any(|(mean, spread)| spread > NOISY * mean)
+        self.results.iter().any(BenchResult::noisy)
+    }
+
+    fn rates_too_low(&self) -> bool {
+        self.results.iter().any(BenchResult::exceeds_floor)
     }
 
     pub(super) fn text(&self) -> String {
@@ -126,7 +148,11 @@ impl BenchReport<'_> {
                 format!("{mean:.2} ± {spread:.2}"),
                 Seconds(result.median() / tokens).to_string(),
                 Seconds(result.total.floor / tokens).to_string(),
-                format!("{:.0}%", 100.0 * result.total.floor / result.median()),
+                format!(
+                    "{:.0}%{}",
+                    100.0 * result.total.floor / result.median(),
+                    if result.exceeds_floor() { " (!)" } else { "" }
+                ),
                 self.rates.roofline().bound(Flops(result.total.flops), result.total.bytes).to_string(),
             ];
             // A prompt ends with the first token.
@@ -150,6 +176,9 @@ impl BenchReport<'_> {
         for result in self.results.iter().filter(|r| self.settings.ops && !r.ops.is_empty()) {
             text += &format!("\nlast step of {}\n", self.settings.name(result.test, result.batch));
             text += &ops::text(&result.ops);
+        }
+        if self.rates_too_low() {
+            text += TOO_LOW;
         }
         if self.noisy() {
             text +=
@@ -194,6 +223,7 @@ impl BenchReport<'_> {
             "results": self.results.iter().map(result).collect::<Vec<_>>(),
             "compute_bound_from_batch": self.limit.and_then(|limit| limit.0),
             "noisy": self.noisy(),
+            "rates_too_low": self.rates_too_low(),
             "settings": {
                 "random_weights": self.settings.random_weights,
                 "context": self.settings.context,
@@ -208,5 +238,24 @@ impl BenchReport<'_> {
                 "activations": self.settings.model.numbers.activations.name(),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_floor_above_the_fastest_run_is_a_measurement_problem() {
+        let result = |floor: f64, times: &[f64]| BenchResult {
+            test: BenchTest::Prompt(1),
+            batch: 1,
+            times: times.to_vec(),
+            total: StepWork { floor, ..StepWork::default() },
+            ops: Vec::new(),
+        };
+        assert!(!result(1.04, &[1.0, 2.0]).exceeds_floor());
+        assert!(result(1.06, &[2.0, 1.0]).exceeds_floor());
+        assert!(result(1.0, &[1.0, 2.0]).noisy() && !result(1.0, &[1.0, 1.01]).noisy());
     }
 }

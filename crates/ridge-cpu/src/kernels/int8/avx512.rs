@@ -142,7 +142,7 @@ unsafe fn one_row<B: OneRow>(
     let groups = weight.inner / GROUP;
     for (group, of_x) in of_x[..groups].iter_mut().enumerate() {
         let elements = weight.elements(group);
-        if let Some(codes) = x.codes(0)[elements.clone()].first_chunk() {
+        if let Some(codes) = x.code_bytes(0).get(elements.clone()).and_then(|codes| codes.first_chunk()) {
             B::arrange(codes, &mut of_x.codes);
         }
         sums_of::<B>(&x.sums(0)[elements.start / SUMMED..elements.end / SUMMED], &mut of_x.sums, &mut of_x.begin);
@@ -150,21 +150,26 @@ unsafe fn one_row<B: OneRow>(
     for first in rows.clone().step_by(SIDE) {
         let these = first..(first + SIDE).min(rows.end);
         let to = &mut out[first - rows.start..][..these.len()];
-        let all = SixteenRows::new(weight.data[first * stride..].as_ptr(), stride, these.len());
+        if these.len() < SIDE {
+            // SAFETY: by the caller's promise.
+            unsafe { columns::<B, 1>(weight, &these, x, 0, room, to, rows.len()) };
+            continue;
+        }
+        let all = SixteenRows::new(&weight.data[first * stride..these.end * stride], stride);
         let end = weight.data.as_ptr().wrapping_add(these.end * stride);
+        let share = (these.len() * stride).div_ceil(groups.max(1));
         let mut total = _mm512_setzero_ps();
         for (group, of_x) in of_x[..groups].iter().enumerate() {
             // A share of the next rows, which lie behind these.
-            simd::fetch_share(end, these.len() * stride, group, groups);
+            simd::fetch(end.wrapping_add(group * share), share);
             let of_group = all.after(weight.codes.bytes(group * GROUP));
             let of_row = RowOfX { codes: &of_x.codes, sums: &of_x.sums, begin: &of_x.begin };
             // SAFETY: by the caller's promise; the group is whole.
             let sum = unsafe { B::sum(&of_group, &of_row) };
             total = _mm512_fmadd_ps(sum, _mm512_set1_ps(x.scales(0)[group]), total);
         }
-        let mask = ((1u32 << these.len()) - 1) as u16;
-        // SAFETY: only as many floats are written as there are.
-        unsafe { _mm512_mask_storeu_ps(to.as_mut_ptr(), mask, total) };
+        // SAFETY: 16 floats.
+        unsafe { _mm512_storeu_ps(to.as_mut_ptr(), total) };
         if groups < x.layout.groups() {
             // SAFETY: by the caller's promise.
             unsafe { columns::<B, 1>(weight, &these, x, groups, room, to, rows.len()) };
@@ -201,11 +206,10 @@ unsafe fn columns<B: Interleaved, const C: usize>(
             let lane = nth % 2 * EIGHT;
             for block in 0..elements.len() / B::ELEMENTS {
                 let (word, unit) = (block * B::ELEMENTS / 4, block * B::ELEMENTS / B::GROUP);
-                let to = InterleavedPlace {
+                let to = InterleavedPlace::<SIDE> {
                     codes: to.codes[word..].as_mut_ptr().cast::<u8>().wrapping_add(4 * lane),
                     scales: to.scales[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
                     minima: to.minima[unit..].as_mut_ptr().cast::<f32>().wrapping_add(lane),
-                    lanes: SIDE,
                 };
                 // SAFETY: blocks are inside of their rows, which are inside of the weight, and `to` has room for eight
                 // lanes of a block.

@@ -202,6 +202,12 @@ impl<'a> ActivationCodes<'a> {
         view(self.part(strip, 0))
     }
 
+    /// Codes of a strip as they lie.
+    #[cfg(target_arch = "x86_64")]
+    pub(crate) fn code_bytes(&self, strip: usize) -> &'a [u8] {
+        self.part(strip, 0)
+    }
+
     /// Scales of a strip: those of all rows for one group after another.
     pub(crate) fn scales(&self, strip: usize) -> &'a [f32] {
         view(self.part(strip, 1))

@@ -28,7 +28,7 @@ const GROUP: usize = 4;
 const DEPTH: usize = 64;
 
 /// Rows of x by a group of columns whose sums are in registers.
-const ROWS: usize = 6;
+const ROWS: usize = 4;
 
 /// Vectors of a group of columns at one place of K.
 pub(super) type Quad = [[u16; ELEMENTS]; GROUP];
@@ -130,8 +130,13 @@ fn few_block<const R: usize>(
 ) -> usize {
     let x: [&[bf16]; R] = std::array::from_fn(|r| row(x, first + r, tile.rows - 1, tile.inner));
     let mut acc = [[_mm512_setzero_ps(); GROUP]; R];
+    let next = GROUP * tile.inner;
     for at in 0..tile.inner.div_ceil(ELEMENTS) {
         for c in 0..GROUP {
+            if first == 0 {
+                // The same vector of the next group: rows that fill pages are not fetched ahead by the machine itself.
+                simd::fetch(weights[c].as_ptr().wrapping_add(next + at * ELEMENTS).cast(), 1);
+            }
             let weights = vector(weights[c], at);
             for r in 0..R {
                 acc[r][c] = add_pairs(acc[r][c], vector(x[r], at), weights);
@@ -163,7 +168,6 @@ fn many_rows(tile: &Tile, w: &[bf16], x: &[bf16], sums: &mut [Lanes], packed: &m
                 first += match tile.rows - first {
                     1 => many_block::<1>(tile, x, block, &depth, sums, place),
                     2 | 3 => many_block::<2>(tile, x, block, &depth, sums, place),
-                    4 | 5 => many_block::<4>(tile, x, block, &depth, sums, place),
                     _ => many_block::<ROWS>(tile, x, block, &depth, sums, place),
                 };
             }

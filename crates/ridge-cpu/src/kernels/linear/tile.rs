@@ -5,7 +5,12 @@
 
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+
 use super::source::{Lanes, Source};
+#[cfg(target_arch = "x86_64")]
+use crate::simd;
 use crate::simd::{LANES, fma, sum_each, vectorised};
 
 /// Columns of a tile for a few rows.
@@ -190,9 +195,21 @@ vectorised! {
     }
 }
 
+/// Adds to `sums` the products of vectors `depth` of all rows of x with packed weights.
+fn multiply(tile: &Tile, x: &[Lanes], depth: Range<usize>, blocks: &[[Lanes; GROUP]], sums: &mut [Lanes]) {
+    #[cfg(target_arch = "x86_64")]
+    if matches!(simd::isa(), simd::Isa::Avx2 | simd::Isa::AvxVnni) {
+        let x = avx2::RowsOfX { data: x, stride: tile.inner.div_ceil(LANES), rows: tile.rows, from: depth.start };
+        for (group, block) in blocks.chunks_exact(depth.len()).enumerate() {
+            avx2::multiply(&x, block, &mut sums[group * GROUP..], tile.width());
+        }
+        return;
+    }
+    multiply_lanes(tile, x, depth, blocks, sums);
+}
+
 vectorised! {
-    /// Adds to `sums` the products of vectors `depth` of all rows of x with packed weights.
-    fn multiply(tile: &Tile, x: &[Lanes], depth: Range<usize>, blocks: &[[Lanes; GROUP]], sums: &mut [Lanes]) {
+    fn multiply_lanes(tile: &Tile, x: &[Lanes], depth: Range<usize>, blocks: &[[Lanes; GROUP]], sums: &mut [Lanes]) {
         for (group, block) in blocks.chunks_exact(depth.len()).enumerate() {
             let sums = &mut sums[group * GROUP..];
             // Registers hold 16 sums and their operands, or 4.

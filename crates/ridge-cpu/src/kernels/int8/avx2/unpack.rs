@@ -82,17 +82,15 @@ impl BlockPointers {
     }
 }
 
-/// Where a block's codes, scales and minima go, on vectors of eight lanes.
+/// Where a block's codes, scales and minima go: to eight lanes of vectors of `LANES`.
 #[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct InterleavedPlace {
+pub(in crate::kernels::int8) struct InterleavedPlace<const LANES: usize> {
     pub(in crate::kernels::int8) codes: *mut u8,
     pub(in crate::kernels::int8) scales: *mut f32,
     pub(in crate::kernels::int8) minima: *mut f32,
-    /// Lanes from one vector to the next: eight, or more where other rows are beside these.
-    pub(in crate::kernels::int8) lanes: usize,
 }
 
-impl InterleavedPlace {
+impl InterleavedPlace<EIGHT> {
     /// Those of block `nth`.
     pub(super) fn new<B: BlockFormat>(to: &mut InterleavedCodes, nth: usize) -> Self {
         assert!((nth + 1) * B::ELEMENTS <= GROUP);
@@ -101,10 +99,11 @@ impl InterleavedPlace {
             codes: to.codes[word..].as_mut_ptr().cast(),
             scales: to.scales[group..].as_mut_ptr().cast(),
             minima: to.minima[group..].as_mut_ptr().cast(),
-            lanes: EIGHT,
         }
     }
+}
 
+impl<const LANES: usize> InterleavedPlace<LANES> {
     /// Puts the codes of elements `4 * nth` and the next three.
     ///
     /// # Safety
@@ -113,21 +112,21 @@ impl InterleavedPlace {
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn codes(self, nth: usize, codes: __m256i) {
         // SAFETY: 32 bytes, aligned as what they lie in.
-        unsafe { _mm256_store_si256(self.codes.add(4 * self.lanes * nth).cast(), codes) };
+        unsafe { _mm256_store_si256(self.codes.add(4 * LANES * nth).cast(), codes) };
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn scale(self, group: usize, scales: __m256) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.scales.add(self.lanes * group), scales) };
+        unsafe { _mm256_store_ps(self.scales.add(LANES * group), scales) };
     }
 
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
     unsafe fn minimum(self, group: usize, minima: __m256) {
         // SAFETY: as above.
-        unsafe { _mm256_store_ps(self.minima.add(self.lanes * group), minima) };
+        unsafe { _mm256_store_ps(self.minima.add(LANES * group), minima) };
     }
 
     /// The lower half of the block's first word, an f16, as its scale, and the upper one as what is added.
@@ -169,7 +168,7 @@ pub(in crate::kernels::int8) trait Interleaved: Vectors {
     ///
     /// # Safety
     /// There is AVX2, and there are whole blocks at `rows` and room for one at `to`.
-    unsafe fn unpack(rows: BlockPointers, to: InterleavedPlace);
+    unsafe fn unpack<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>);
 }
 
 /// The lower halves of words, which are f16.
@@ -244,7 +243,7 @@ macro_rules! interleaved {
 
             #[inline]
             #[target_feature(enable = "avx2,fma,f16c")]
-            unsafe fn unpack($rows: BlockPointers, $to: InterleavedPlace) {
+            unsafe fn unpack<const LANES: usize>($rows: BlockPointers, $to: InterleavedPlace<LANES>) {
                 // SAFETY: all that is read and written is inside of a block.
                 unsafe { $body }
             }
@@ -286,7 +285,7 @@ interleaved! {
     Iq4Xs: 255, |rows, to| {
         uneven_scales(rows, to);
         for group in 0..8 {
-            let to = InterleavedPlace { codes: to.codes.add(32 * to.lanes * group), ..to };
+            let to = InterleavedPlace { codes: to.codes.add(32 * LANES * group), ..to };
             to.halves(rows.words(8 + 16 * group), |_, nibbles| entries(&UNEVEN, 128, nibbles));
         }
     };
@@ -358,9 +357,9 @@ interleaved! {
 /// As for [`Interleaved::unpack`], of a block of 256 elements; so it is for the functions below.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quarters(
+unsafe fn quarters<const LANES: usize>(
     rows: BlockPointers,
-    to: InterleavedPlace,
+    to: InterleavedPlace<LANES>,
     at: usize,
     of: impl Fn(usize, usize, __m256i) -> __m256i,
 ) {
@@ -386,7 +385,7 @@ unsafe fn quarters(
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn packed_scales(rows: BlockPointers, to: InterleavedPlace) {
+unsafe fn packed_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let [both, scales, minima, rest] = unsafe { rows.words(0) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -412,7 +411,7 @@ unsafe fn packed_scales(rows: BlockPointers, to: InterleavedPlace) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn halves_of_bytes(rows: BlockPointers, to: InterleavedPlace) {
+unsafe fn halves_of_bytes<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, both) = unsafe { (rows.words(0), rows.words(68)[3]) };
     let (scale, minimum) = (halves(both), upper_halves(both));
@@ -432,7 +431,7 @@ unsafe fn halves_of_bytes(rows: BlockPointers, to: InterleavedPlace) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn thirds_scales(rows: BlockPointers, to: InterleavedPlace) {
+unsafe fn thirds_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let ([_, first, last, upper], scale) = unsafe { (rows.words(92), upper_halves(rows.words(94)[3])) };
     for group in 0..16 {
@@ -451,7 +450,7 @@ unsafe fn thirds_scales(rows: BlockPointers, to: InterleavedPlace) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn signed_scales(rows: BlockPointers, to: InterleavedPlace) {
+unsafe fn signed_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let (groups, scale) = unsafe { (rows.words(192), upper_halves(rows.words(194)[3])) };
     for group in 0..16 {
@@ -468,7 +467,7 @@ unsafe fn signed_scales(rows: BlockPointers, to: InterleavedPlace) {
 /// As above.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn uneven_scales(rows: BlockPointers, to: InterleavedPlace) {
+unsafe fn uneven_scales<const LANES: usize>(rows: BlockPointers, to: InterleavedPlace<LANES>) {
     // SAFETY: by the caller's promise.
     let [front, low, ..] = unsafe { rows.words(0) };
     let scale = halves(front);

@@ -22,24 +22,25 @@ use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1
 use super::super::avx2::Interleaved;
 use super::super::scale::{GROUP, SIDE, SUMMED};
 
-/// Where 16 rows of a weight have the same group of K.
+/// 16 rows of a weight from a group of K on.
 #[derive(Clone, Copy)]
-pub(in crate::kernels::int8) struct SixteenRows([*const u8; SIDE]);
+pub(in crate::kernels::int8) struct SixteenRows {
+    first: *const u8,
+    /// Bytes from a row to the next.
+    stride: usize,
+}
 
 impl SixteenRows {
-    /// Those that begin every `stride` bytes from `first` on; in place of rows from `count` on the last one.
-    pub(super) fn new(first: *const u8, stride: usize, count: usize) -> Self {
-        let mut rows = [first; SIDE];
-        for (nth, row) in rows.iter_mut().enumerate() {
-            *row = row.wrapping_add(nth.min(count - 1) * stride);
-        }
-        Self(rows)
+    /// Those that begin every `stride` bytes of `data`.
+    pub(super) fn new(data: &[u8], stride: usize) -> Self {
+        assert!(data.len() >= SIDE * stride);
+        Self { first: data.as_ptr(), stride }
     }
 
-    /// `bytes` bytes further on.
+    /// `bytes` bytes further on in each row.
     #[inline]
     pub(super) fn after(self, bytes: usize) -> Self {
-        Self(self.0.map(|row| row.wrapping_add(bytes)))
+        Self { first: self.first.wrapping_add(bytes), ..self }
     }
 
     /// 16 bytes from byte `at` on of rows `row`, `row + 4` and so on.
@@ -51,10 +52,11 @@ impl SixteenRows {
     unsafe fn every_fourth(&self, row: usize, at: usize) -> __m512i {
         // SAFETY: by the caller's promise.
         unsafe {
-            let a = _mm_loadu_si128(self.0[row].add(at).cast::<__m128i>());
-            let b = _mm_loadu_si128(self.0[row + 4].add(at).cast::<__m128i>());
-            let c = _mm_loadu_si128(self.0[row + 8].add(at).cast::<__m128i>());
-            let d = _mm_loadu_si128(self.0[row + 12].add(at).cast::<__m128i>());
+            let first = self.first.add(row * self.stride + at);
+            let a = _mm_loadu_si128(first.cast::<__m128i>());
+            let b = _mm_loadu_si128(first.add(4 * self.stride).cast::<__m128i>());
+            let c = _mm_loadu_si128(first.add(8 * self.stride).cast::<__m128i>());
+            let d = _mm_loadu_si128(first.add(12 * self.stride).cast::<__m128i>());
             let low = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(a), b);
             let high = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(c), d);
             _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
@@ -116,8 +118,8 @@ pub(in crate::kernels::int8) trait OneRow: Interleaved {
     const FUSED: bool = false;
 
     /// Codes of x in the order in which they are multiplied.
-    fn arrange(x: &[i8; GROUP], to: &mut [u8; ARRANGED]) {
-        to[..GROUP].copy_from_slice(x.map(i8::cast_unsigned).as_slice());
+    fn arrange(x: &[u8; GROUP], to: &mut [u8; ARRANGED]) {
+        to[..GROUP].copy_from_slice(x);
     }
 
     /// What the products of a group of K of 16 rows with that of x stand for but for the scale of x.
@@ -163,10 +165,10 @@ impl OneRow for Q8_0 {
 
     /// Two blocks are 17 words: the scale of the first one is half a word, and that of the second one the other half of its
     /// ninth. Codes of x are zeros there.
-    fn arrange(x: &[i8; GROUP], to: &mut [u8; ARRANGED]) {
+    fn arrange(x: &[u8; GROUP], to: &mut [u8; ARRANGED]) {
         for (x, to) in x.as_chunks::<32>().0.iter().zip(to.as_chunks_mut::<34>().0) {
             to[..2].fill(0);
-            to[2..].copy_from_slice(&x.map(i8::cast_unsigned));
+            to[2..].copy_from_slice(x);
         }
     }
 
@@ -182,8 +184,8 @@ impl OneRow for Q8_0 {
                 $(
                     // SAFETY: 272 bytes are 17 quads.
                     let words = unsafe { rows.words(16 * $quad) };
-                    for (j, word) in words.into_iter().enumerate() {
-                        let nth = 4 * $quad + j;
+                    for j in 0..4 {
+                        let (word, nth) = (words[j], 4 * $quad + j);
                         let (pair, at) = (nth / 17, nth % 17);
                         let codes = _mm512_xor_si512(word, sign);
                         if at == 0 {
@@ -246,9 +248,9 @@ fn add_pair(
     of_x: &[f32; GROUP / SUMMED],
 ) -> __m512 {
     let mut sum = sum;
-    for (of, integers) in integers.into_iter().enumerate() {
+    for of in 0..2 {
         let [scale, minimum] = scales[2 * pair + of];
-        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), scale, sum);
+        sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[of]), scale, sum);
         sum = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(of_x[2 * (2 * pair + of)]), sum);
     }
     sum
@@ -268,9 +270,9 @@ impl OneRow for Q4K {
             for part in 0..2 {
                 // SAFETY: as above.
                 let words = unsafe { rows.words(16 + 32 * pair + 16 * part) };
-                for (nth, bytes) in words.into_iter().enumerate() {
+                for nth in 0..4 {
                     let first = 16 * pair + 4 * part + nth;
-                    let [low, high] = nibbles(bytes);
+                    let [low, high] = nibbles(words[nth]);
                     integers[0] = _mm512_dpbusd_epi32(integers[0], low, x.word(first));
                     integers[1] = _mm512_dpbusd_epi32(integers[1], high, x.word(first + 8));
                 }
@@ -295,9 +297,9 @@ impl OneRow for Q5K {
             for part in 0..2 {
                 // SAFETY: as above.
                 let words = unsafe { rows.words(48 + 32 * pair + 16 * part) };
-                for (nth, bytes) in words.into_iter().enumerate() {
+                for nth in 0..4 {
                     let first = 16 * pair + 4 * part + nth;
-                    let [low, high] = nibbles(bytes);
+                    let [low, high] = nibbles(words[nth]);
                     let low = _mm512_or_si512(low, fifth(fifths[part][nth], 2 * pair));
                     let high = _mm512_or_si512(high, fifth(fifths[part][nth], 2 * pair + 1));
                     integers[0] = _mm512_dpbusd_epi32(integers[0], low, x.word(first));
@@ -328,7 +330,7 @@ impl OneRow for Q6K {
                 let bytes = unsafe { rows.words(64 * half + 16 * part) };
                 integers[part] = x.begin(8 * half + part);
                 integers[part + 4] = x.begin(8 * half + part + 4);
-                for (nth, bytes) in bytes.into_iter().enumerate() {
+                for nth in 0..4 {
                     let first = 32 * half + 4 * part + nth;
                     // Elements of the first two groups of 32 have the lower two bits and nibbles.
                     let by = _mm512_set1_epi32(2 * (part as i32 / 2));
@@ -336,17 +338,17 @@ impl OneRow for Q6K {
                     let upper = _mm512_set1_epi8(0x30);
                     let low_bits = _mm512_and_si512(_mm512_sllv_epi32(two, _mm512_set1_epi32(4)), upper);
                     let high_bits = _mm512_and_si512(two, upper);
-                    let [low, high] = nibbles(bytes);
+                    let [low, high] = nibbles(bytes[nth]);
                     let (low, high) = (_mm512_or_si512(low, low_bits), _mm512_or_si512(high, high_bits));
                     integers[part] = _mm512_dpbusd_epi32(integers[part], low, x.word(first));
                     integers[part + 4] = _mm512_dpbusd_epi32(integers[part + 4], high, x.word(first + 16));
                 }
             }
-            for (nth, integers) in integers.into_iter().enumerate() {
+            for nth in 0..8 {
                 let group = 8 * half + nth;
                 let above = _mm512_sllv_epi32(groups[group / 4], _mm512_set1_epi32(24 - group as i32 % 4 * 8));
                 let of_group = _mm512_mul_ps(scale, _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(above)));
-                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers), of_group, sum);
+                sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(integers[nth]), of_group, sum);
             }
         }
         sum
