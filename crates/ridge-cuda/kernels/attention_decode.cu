@@ -10,7 +10,7 @@
 // unit, at most 16; BLOCK, tokens of a cache block; PAIRS of q that are rotated on the way, and what `rotate.cuh` takes;
 // WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: only tokens in runs of fewer are taken, 0 for all; WARPS; STAGES of a ring;
 // MAX_BLOCKS of the grid. `counters` are zeros, one for each block, and are zeros again in the end. Shared memory holds the
-// rings, the warps' results or what weighs the pieces of a unit, and an int for each token and one more.
+// rings, or the warps' results, or what weighs the pieces of a unit, and an int for each token and one more.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks.
 
 #define CHUNKS (DIM / 8)
@@ -26,9 +26,7 @@
 #define RESULT_BYTES (WARPS * HEADS * DIM * 4)
 #define WEIGHT_BYTES (HEADS * MAX_BLOCKS * 4)
 #define MAX_OF(a, b) ((a) > (b) ? (a) : (b))
-// Are results beside the rings? Those of many or wide heads are in their place.
-#define AHEAD (HEADS <= 8 && DIM <= 192)
-#define ROOM_BYTES (AHEAD ? RING_BYTES + MAX_OF(RESULT_BYTES, WEIGHT_BYTES) : MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES)))
+#define ROOM_BYTES MAX_OF(RING_BYTES, MAX_OF(RESULT_BYTES, WEIGHT_BYTES))
 
 __device__ inline u32 chunk(int r, int c) { return (u32)(r * ROW_CHUNKS + (CHUNKS % 8 == 0 ? c ^ (r & 7) : c)) * 16; }
 
@@ -131,66 +129,49 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
     int rotated_at = -1;
 #endif
 
-    // A unit's part in this block: steps [at, stop) of [begin, begin + steps), which are positions [first, end).
-    struct Part { int token, key, head, real, begin, steps, at, stop, position, first, end; const int* row; };
-    auto part_at = [&](int at) {
-        Part p;
-        if (before[token + 1] <= at) token = FEW ? token_at(at) : token + 1;
-        p.token = token;
-        p.at = at;
-        p.steps = (before[token + 1] - before[token]) / units;
-        const int nth = (at - before[token]) / p.steps;
-        p.begin = before[token] + nth * p.steps;
-        p.stop = min(high, p.begin + p.steps);
-        p.key = nth / PARTS;
-        p.head = p.key * SHARE + nth % PARTS * HEADS;
-        p.real = min(HEADS, (p.key + 1) * SHARE - p.head);
-        const int id = ids[token], seen = first_of(positions[token]);
-        p.position = positions[token];
-        p.first = seen + (at - p.begin) * STEP;
-        p.end = min(end_of(id, p.position), seen + (p.stop - p.begin) * STEP);
-        p.row = table + (i64)max(id, 0) * n.v[2];
-        return p;
-    };
-    // Lanes 0 to 15 know where the keys of a tile's positions lie, as a row of the cache.
-    auto line_of = [&](const Part& part, int start) {
-        const int p = start + (lane & 15);
-        const i64 block = p < part.end ? part.row[p / BLOCK] : -1;
-        return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + part.key) * BLOCK + p % BLOCK) : -1;
-    };
-    auto fetch = [&](int line, int stage) {
-        const u32 to = ring + stage * 2 * SIDE_BYTES;
-#pragma unroll
-        for (int i = 0; i < DIM / 16; ++i) {
-            const int r = (i * 32 + lane) / CHUNKS, c = (i * 32 + lane) % CHUNKS;
-            const int of = __shfl_sync(0xffffffffu, line, r);
-            const D::Raw* from = cache + (i64)max(of, 0) * DIM + c * 8;
-            stream_async(to + chunk(r, c), from, of >= 0);
-            stream_async(to + SIDE_BYTES + chunk(r, c), from + side, of >= 0);
-        }
-    };
-    // Fills the ring for a part, and gives the rows of the first tile behind that.
-    auto fill = [&](const Part& part) {
-        const int start = part.first + warp * 16;
-        int lines[STAGES - 1];
-#pragma unroll
-        for (int s = 0; s < STAGES - 1; ++s) lines[s] = line_of(part, start + s * STEP);
-#pragma unroll
-        for (int s = 0; s < STAGES - 1; ++s) {
-            if (start + s * STEP < part.end) fetch(lines[s], s);
-            copies_end();
-        }
-        return line_of(part, start + (STAGES - 1) * STEP);
-    };
-
-    Part part = part_at(low);
-    int ahead = fill(part);
     for (int at = low; at < high;) {
-        const int head = part.head, real = part.real, end = part.end;
-        int start = part.first + warp * 16;
+        if (before[token + 1] <= at) token = FEW ? token_at(at) : token + 1;
+        const int steps = (before[token + 1] - before[token]) / units;
+        const int nth = (at - before[token]) / steps, begin = before[token] + nth * steps;
+        const int key = nth / PARTS, head = key * SHARE + nth % PARTS * HEADS;
+        const int real = min(HEADS, (key + 1) * SHARE - head);
+        const int id = ids[token], position = positions[token], seen = first_of(position);
+        const int stop = min(high, begin + steps);
+        const int first = seen + (at - begin) * STEP, end = min(end_of(id, position), seen + (stop - begin) * STEP);
+        const bool whole = at == begin && stop == begin + steps;
+        const int* row = table + (i64)max(id, 0) * n.v[2];
+        // Lanes 0 to 15 know where the keys of a tile's positions lie, as a row of the cache.
+        auto line_of = [&](int start) {
+            const int p = start + (lane & 15);
+            const i64 block = p < end ? row[p / BLOCK] : -1;
+            return block >= 0 && block < n.v[3] ? (int)((block * 2 * keys + key) * BLOCK + p % BLOCK) : -1;
+        };
+        auto fetch = [&](int line, int stage) {
+            const u32 to = ring + stage * 2 * SIDE_BYTES;
+#pragma unroll
+            for (int i = 0; i < DIM / 16; ++i) {
+                const int r = (i * 32 + lane) / CHUNKS, c = (i * 32 + lane) % CHUNKS;
+                const int of = __shfl_sync(0xffffffffu, line, r);
+                const D::Raw* from = cache + (i64)max(of, 0) * DIM + c * 8;
+                stream_async(to + chunk(r, c), from, of >= 0);
+                stream_async(to + SIDE_BYTES + chunk(r, c), from + side, of >= 0);
+            }
+        };
+        int start = first + warp * 16;
+        {
+            int lines[STAGES - 1];
+#pragma unroll
+            for (int s = 0; s < STAGES - 1; ++s) lines[s] = line_of(start + s * STEP);
+#pragma unroll
+            for (int s = 0; s < STAGES - 1; ++s) {
+                if (start + s * STEP < end) fetch(lines[s], s);
+                copies_end();
+            }
+        }
+        int ahead = line_of(start + (STAGES - 1) * STEP);
 #if PAIRS
-        if (part.token != rotated_at) angles(part.position, cosine, sine);
-        rotated_at = part.token;
+        if (token != rotated_at) angles(position, cosine, sine);
+        rotated_at = token;
 #endif
         u32 query[DIM / 16][HALVES][2];
 #pragma unroll
@@ -200,7 +181,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     const int h = upper + 8 * y, e = k * 16 + pair * 2 + 8 * i;
-                    const D::Raw* from = q + ((i64)part.token * heads + head + min(h, real - 1)) * DIM;
+                    const D::Raw* from = q + ((i64)token * heads + head + min(h, real - 1)) * DIM;
 #if PAIRS
                     const u32 two = Mma<D>::pack(rotated(from, e, cosine, sine), rotated(from, e + 1, cosine, sine));
 #else
@@ -221,7 +202,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 const int later = start + (STAGES - 1) * STEP, to = stage == 0 ? STAGES - 1 : stage - 1;
                 if (later < end) fetch(ahead, to);
                 copies_end();
-                ahead = line_of(part, later + STEP);
+                ahead = line_of(later + STEP);
             }
             const u32 k_side = ring + stage * 2 * SIDE_BYTES, v_side = k_side + SIDE_BYTES;
             stage = stage == STAGES - 1 ? 0 : stage + 1;
@@ -289,21 +270,10 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
                 Mma<D>::of(value[e * 2 + 1], a0, a1, a2, a3, b[2], b[3]);
             }
         }
-        // This warp's ring is free: the next part's first tiles come while this one's results are joined.
-        const int token = part.token, begin = part.begin, steps = part.steps;
-        const bool whole = part.at == begin && part.stop == begin + steps;
-        at = part.stop;
-        if (AHEAD) {
-            __syncwarp();
-            if (at < high) {
-                part = part_at(at);
-                ahead = fill(part);
-            }
-        }
         // The warps' results, joined in their order through shared memory.
-        if (!AHEAD) copies_wait<0>();
+        copies_wait<0>();
         __syncthreads();
-        float* values = (float*)(room + (AHEAD ? RING_BYTES : 0));
+        float* values = (float*)room;
 #pragma unroll
         for (int y = 0; y < HALVES; ++y) {
             const int h = upper + 8 * y;
@@ -355,7 +325,7 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
             if (last) {
                 __threadfence();
                 auto piece_of = [&](int i) { return &shares[from + i].pieces[i == 0 ? 1 : 0]; };
-                float* weights = values;
+                float* weights = (float*)room;
                 for (int h = warp; h < real; h += WARPS) {
                     float largest = MASKED, sum = 0.0f;
                     for (int i = lane; i < count; i += 32) {
@@ -394,9 +364,6 @@ extern "C" __global__ __launch_bounds__(WARPS * 32, 2) void attention_decode(
             }
         }
         __syncthreads();
-        if (!AHEAD && at < high) {
-            part = part_at(at);
-            ahead = fill(part);
-        }
+        at = stop;
     }
 }

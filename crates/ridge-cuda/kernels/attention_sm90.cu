@@ -146,8 +146,8 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     const int rounds = (all + (int)gridDim.x - 1) / (int)gridDim.x;
     if (threadIdx.x == 0) {
         for (int s = 0; s < 2; ++s) {
-            barrier_init(item_full + 8 * s, 1);
-            barrier_init(item_free + 8 * s, CONSUMERS + 2);
+            barrier_init(item_full + 8 * s, 32);
+            barrier_init(item_free + 8 * s, CONSUMERS + 64);
         }
         for (int s = 0; s < STAGES; ++s) {
             barrier_init(k_full + 8 * s, 1);
@@ -192,8 +192,10 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 const u32 full = item_full + 8 * slot;
                 barrier_wait(item_free + 8 * slot, ~(count >> 1) & 1);
                 divide(items[slot], ids, positions, token, tokens, n.v[2] * BLOCK);
-                __syncwarp();
-                if (lane == 0) {
+                // Every lane has written a part of the item.
+                if (lane != 0) {
+                    barrier_arrive(full);
+                } else {
                     barrier_expect(full, Q_BYTES);
 #pragma unroll
                     for (int s = 0; s < SLICES; ++s)
@@ -259,8 +261,7 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
                 __syncwarp();
                 if (++stage == STAGES) stage = 0, parity ^= 1;
             }
-            __syncwarp();
-            if (lane == 0) barrier_arrive(item_free + 8 * slot);
+            barrier_arrive(item_free + 8 * slot);
         }
     } else {
         registers_raise<CONSUMERS == 2 ? 232 : 160>();

@@ -119,7 +119,10 @@ mod tests {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
         let mut undeclared = BTreeSet::new();
         let mut files = Vec::new();
-        for entry in std::fs::read_dir(folder).expect("the crate's folder") {
+        let Ok(entries) = std::fs::read_dir(folder) else {
+            ridge_testing::skip!("the crate's folder is not on this machine");
+        };
+        for entry in entries {
             let path = entry.expect("reads").path();
             if path.extension().is_some_and(|e| e == "cu") {
                 let name = path.file_name().expect("a file").to_string_lossy().into_owned();

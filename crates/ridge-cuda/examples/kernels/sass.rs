@@ -56,7 +56,8 @@ pub(crate) fn check(disassembler: &Path, entry: &str, arch: &str, nth: usize, cu
     if !listed.status.success() {
         return Err(format!("{} failed: {}", disassembler.display(), String::from_utf8_lossy(&listed.stderr)));
     }
-    let depths = depths(&String::from_utf8_lossy(&listed.stdout));
+    let listing = String::from_utf8_lossy(&listed.stdout);
+    let depths = depths(&listing);
     for needed in claim.needs {
         let deepest = depths.iter().filter(|(name, _)| name.starts_with(needed)).map(|(_, depth)| *depth).max();
         if deepest.is_none_or(|depth| depth < claim.depth) {
@@ -79,7 +80,9 @@ fn depths(listing: &str) -> Vec<(&str, usize)> {
             labels.insert(label, instructions.len());
             continue;
         }
-        let Some((_, text)) = line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/")) else { continue };
+        let Some((_, text)) = line.trim_start().strip_prefix("/*").and_then(|rest| rest.split_once("*/")) else {
+            continue;
+        };
         let name = text.split_whitespace().find(|word| !word.starts_with('@')).unwrap_or("");
         let target = text.split_once("`(").and_then(|(_, rest)| rest.split_once(')')).map(|(label, _)| label);
         if let Some(start) = target.and_then(|label| labels.get(label)).filter(|_| name.starts_with("BRA")) {

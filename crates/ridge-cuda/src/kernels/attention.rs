@@ -156,8 +156,13 @@ impl AttentionCall<'_> {
     fn prompt(&self, spec: &CudaKernelSpec<'_>, mixed: bool) -> Result<CudaKernel, String> {
         let (mut kernel, q) = self.rotated(spec)?;
         let few = if mixed { MANY } else { 0 };
-        // Short rows leave room for a third warpgroup, whose softmax hides more of the products.
-        let (consumers, stages) = if self.dim == 64 { (3, 3) } else { (2, 2) };
+        // Short rows leave registers for a third warpgroup, whose softmax hides more of the products, where scores are plain.
+        let plain = self.op.window.is_none() && self.op.softcap.is_none();
+        let (consumers, stages) = match (self.dim, plain) {
+            (64, true) => (3, 3),
+            (64, false) => (2, 3),
+            _ => (2, 2),
+        };
         let rows = 64 * consumers;
         let mut defines = self.defines();
         defines.extend([
@@ -197,6 +202,19 @@ impl AttentionCall<'_> {
         Ok(kernel)
     }
 
+    /// On tensor cores, every token for itself.
+    fn decode_all(&self, spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
+        // The widest heads leave no registers for a rotation on the way.
+        if self.dim <= 192 {
+            return self.decode(OperandSlot::Input(0), self.rope, 0, 0);
+        }
+        let (mut kernel, q) = self.rotated(spec)?;
+        let decode = self.decode(q, None, kernel.scratch, 0)?;
+        kernel.actions.extend(decode.actions);
+        kernel.scratch = decode.scratch;
+        Ok(kernel)
+    }
+
     /// On tensor cores, each token for itself: those of runs of fewer than `few` tokens of a sequence, or all where `few` is 0.
     /// q is rotated by `rope` on the way. Scratch memory is taken behind the first `used` bytes.
     fn decode(&self, q: OperandSlot, rope: Option<&Rope>, used: usize, few: usize) -> Result<CudaKernel, String> {
@@ -232,9 +250,7 @@ impl AttentionCall<'_> {
         let row = if chunks.is_multiple_of(8) { chunks } else { chunks | 1 } * 16;
         let ring = warps * DECODE_STAGES * 2 * 16 * row;
         let results = (warps * heads * self.dim * 4).max(heads * DECODE_BLOCKS * 4);
-        // `AHEAD` of the text.
-        let room = if heads <= 8 && self.dim <= 192 { ring + results } else { ring.max(results) };
-        set_shared(&mut kernel, (room + (self.tokens + 1) * 4).max(DECODE_SHARED));
+        set_shared(&mut kernel, (ring.max(results) + (self.tokens + 1) * 4).max(DECODE_SHARED));
         // `Share` of the text: two pieces of every head's maximum, sum and values.
         kernel.scratch = used + blocks * 2 * ((2 * heads * 4).next_multiple_of(16) + heads * self.dim * 4);
         Ok(kernel)
@@ -328,13 +344,17 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let elsewhere = if cores && *tokens >= MANY * sequences && matches!(dim, 64 | 128) {
         call.tiles(spec)?
     } else if decodes(DECODE_TOKENS) {
-        call.decode(OperandSlot::Input(0), rope, 0, 0)?
+        call.decode_all(spec)?
     } else {
         call.tokens()?
     };
     // A step that gives as many rows of logits as it has tokens is one of single tokens.
     let singles = spec.bindings.get(&Sym::new("seqs")).is_some_and(|lines| lines >= *tokens);
-    if *tokens < MANY || singles || !(cores && numbered && call.fits_prompt()) || (sequences > 1 && !decodes(MIXED_TOKENS)) {
+    if *tokens < MANY
+        || singles
+        || !(cores && numbered && call.fits_prompt())
+        || (sequences > 1 && !decodes(MIXED_TOKENS))
+    {
         return Ok(elsewhere);
     }
     let there = call.prompt(spec, sequences > 1)?;
