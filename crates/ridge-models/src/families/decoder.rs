@@ -8,7 +8,7 @@ use std::ops::DerefMut;
 use ridge_graph::ops::{PagedAttention, Rope};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{NormKind, linear, rope, weight};
+use super::blocks::{NormKind, deinterleaved, linear, rope, weight};
 use super::gguf_mapping::GgufEntry;
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
@@ -158,13 +158,29 @@ pub(super) struct AttentionScores {
     pub(super) scale: f64,
     /// They stay within this.
     pub(super) softcap: Option<f64>,
+    /// Does a rotation turn neighbours, elements `2i` and `2i + 1`, rather than `i` and that half a rotation behind it?
+    pub(super) interleaved: bool,
+    /// Do windows begin at multiples of their length?
+    pub(super) chunked: bool,
+    /// What the score of a key is less by for each position that it is back, f32 `[heads]`.
+    pub(super) slopes: Option<Var>,
+    /// One more score of each head's softmax, f32 `[heads]`.
+    pub(super) sinks: Option<Var>,
 }
 
 impl DecoderLayer<'_> {
     /// The usual scores: rotated as the configuration says, divided by the root of a head's width.
     pub(super) fn scores(&self) -> AttentionScores {
         let rope = self.config.rope.as_ref().map(|config| self.rope(config));
-        AttentionScores { rope, scale: 1.0 / (self.config.head_dim as f64).sqrt(), softcap: None }
+        AttentionScores {
+            rope,
+            scale: 1.0 / (self.config.head_dim as f64).sqrt(),
+            softcap: None,
+            interleaved: false,
+            chunked: false,
+            slopes: None,
+            sinks: None,
+        }
     }
 
     /// The rotation that `config` says, for the contexts that the model is built for.
@@ -212,13 +228,27 @@ impl DecoderLayer<'_> {
     /// Causal attention over the layer's cache, to which `k` and `v` are added: from `[tokens, heads, dim]` each to
     /// `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
-        let (q, k) = match &scores.rope {
-            Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
-            None => (q, k),
+        let turn = |g: &mut Builder, x: Var| match &scores.rope {
+            Some(rope) => {
+                let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
+                g.rope(x, self.positions, rope)
+            }
+            None => Ok(x),
         };
+        let (q, k) = (turn(g, q)?, turn(g, k)?);
         let (pairs, cached) = attention_symbols(self.window);
-        let op = PagedAttention { scale: scores.scale, window: self.window, softcap: scores.softcap, pairs, cached };
-        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], op, self.options)?;
+        let op = PagedAttention {
+            scale: scores.scale,
+            window: self.window,
+            chunked: scores.chunked,
+            softcap: scores.softcap,
+            slopes: scores.slopes.is_some(),
+            sinks: scores.sinks.is_some(),
+            pairs,
+            cached,
+        };
+        let of_heads: Vec<Var> = [scores.slopes, scores.sinks].into_iter().flatten().collect();
+        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], &of_heads, op, self.options)?;
         self.join_heads(g, a)
     }
 }
