@@ -25,6 +25,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &deepseek_v2::DEEPSEEK_V2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
+    &bert::DISTILBERT,
     &exaone4::EXAONE4,
     &falcon::FALCON,
     &gemma::GEMMA2,
@@ -52,10 +53,12 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &bert::ROBERTA,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
     &starcoder2::STARCODER2,
     &vit::VIT,
+    &bert::XLM_ROBERTA,
 ];
 
 /// Every family.
