@@ -4,7 +4,8 @@
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
-//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `mixtral.rs` experts,
+//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
+//! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek_v2.rs` latent attention,
 //! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod bert;
