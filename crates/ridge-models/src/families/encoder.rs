@@ -144,9 +144,11 @@ impl BertConfig {
             let kind = [("gamma", "weight"), ("beta", "bias")].iter().find(|(old, _)| *old == kind)?.1;
             scope.ends_with("LayerNorm").then(|| format!("{scope}.{kind}"))
         })?;
+        let distils = self.family == "distilbert";
         let renamed = renamed.renamed(|name| match name.strip_prefix("roberta.") {
             Some(rest) => Some(format!("bert.{rest}")),
-            None => distilled(name),
+            None if distils => distilled(name),
+            None => None,
         })?;
         Ok(renamed.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE))
     }
@@ -155,7 +157,7 @@ impl BertConfig {
 /// BERT's name of a tensor that DistilBERT calls `name`; none where they agree.
 fn distilled(name: &str) -> Option<String> {
     let within = name.strip_prefix("distilbert.").unwrap_or(name);
-    if within.starts_with("embeddings.") && within != name {
+    if within.starts_with("embeddings.") {
         return Some(format!("bert.{within}"));
     }
     let (layer, within) = within.strip_prefix("transformer.layer.")?.split_once('.')?;

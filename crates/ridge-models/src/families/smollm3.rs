@@ -119,7 +119,7 @@ impl DecoderFamily for SmolLm3Config {
         if self.windows.iter().any(Option::is_some) {
             return Err("some of its layers see a window only");
         }
-        match self.rotated.iter().enumerate().all(|(i, rotated)| *rotated == !(i + 1).is_multiple_of(INTERVAL)) {
+        match self.rotated.iter().enumerate().all(|(i, rotated)| *rotated != (i + 1).is_multiple_of(INTERVAL)) {
             true => Ok(Vec::new()),
             false => Err("its layers without rotation are not every fourth one"),
         }

@@ -34,6 +34,7 @@ fn models() -> Vec<String> {
             let without = [
                 "bert",
                 "deepseek_v2",
+                "distilbert",
                 "falcon_rw",
                 "glm",
                 "glm4_moe",
@@ -42,8 +43,10 @@ fn models() -> Vec<String> {
                 "minimax_m2",
                 "mpt",
                 "qwen3_moe",
+                "roberta",
                 "starcoder2",
                 "vit",
+                "xlm_roberta",
             ];
             if !without.contains(&name.as_str()) {
                 all.push(format!("{kind}/{name}"));
