@@ -69,7 +69,7 @@ fn seconds(case: &Case, threads: usize) -> [f64; 2] {
         (integers("table", &[1, blocks]), integers("ids", &[tokens]), integers("positions", &[tokens]));
     let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
     let y = match scales {
-        Some(scales) => g.attention_codes(q, [kv, scales], table, ids, positions, op),
+        Some(scales) => g.attention_with([q, kv, table, ids, positions], &[scales], op),
         None => g.attention(q, kv, table, ids, positions, op),
     };
     let y = y.expect("shapes fit");

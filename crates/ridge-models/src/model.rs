@@ -249,11 +249,12 @@ pub(crate) fn kv_bytes(kv_heads: usize, head_dim: usize, options: &BuildOptions)
 }
 
 /// Causal attention over the layer's cache, to which keys and values are added at `slots` of the pool of its window: from
-/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`.
+/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`. `of_heads` are the slopes and sinks that `op` asks for.
 pub(crate) fn attend_cached(
     g: &mut Builder,
     [q, k, v]: [Var; 3],
     [positions, slots]: [Var; 2],
+    of_heads: &[Var],
     op: PagedAttention,
     options: &BuildOptions,
 ) -> GraphResult<Var> {
@@ -264,11 +265,12 @@ pub(crate) fn attend_cached(
     let kv = g.state("kv", ty.clone())?;
     if options.cache != DType::I8 {
         let kv = g.kv_write(kv, k, v, slots)?;
-        return g.attention(q, kv, table, step.seq_ids, positions, op);
+        return g.attention_with([q, kv, table, step.seq_ids, positions], of_heads, op);
     }
     let scales = g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?;
     let kv = g.kv_write_codes([kv, scales], k, v, slots)?;
-    g.attention_codes(q, kv, table, step.seq_ids, positions, op)
+    let [kv, scales] = kv;
+    g.attention_with([q, kv, table, step.seq_ids, positions], &[&[scales], of_heads].concat(), op)
 }
 
 /// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a

@@ -64,8 +64,9 @@ pub fn placement(arg: &Arg) -> Placement {
 }
 
 fn place(arg: &Arg, head_dim: usize, cut_head: bool) -> Placement {
-    // Experts have an axis before the matrix.
-    let before = arg.ty.shape.rank().saturating_sub(2);
+    // Experts have an axis before the matrix or the bias.
+    let own = if arg.name.ends_with(".bias") { 1 } else { 2 };
+    let before = arg.ty.shape.rank().saturating_sub(own);
     match cut(&arg.name) {
         Some(Cut::Columns) => Placement::shard(before),
         Some(Cut::Heads) => Placement::Shard { dim: 0, multiple: head_dim },

@@ -23,7 +23,6 @@ mod values;
 
 use std::ops::Range;
 
-#[cfg(target_arch = "x86_64")]
 use ridge_graph::DType;
 use ridge_graph::ops::PagedAttention;
 
@@ -36,12 +35,19 @@ use crate::scratch::Scratch;
 use crate::simd;
 use kernel::{AttentionKernel, TOKENS};
 
-pub(super) fn entries() -> [KernelEntry; 2] {
+pub(super) fn entries() -> [KernelEntry; 3] {
     [
         KernelEntry::new("attention", "attention(q, kv, block_table, seq_ids, positions)", |_| true, make),
         KernelEntry::new(
             "attention_codes",
+            // Scales of a cache of codes, or slopes or sinks.
             "attention(q, kv, block_table, seq_ids, positions, scales)",
+            |_| true,
+            make,
+        ),
+        KernelEntry::new(
+            "attention_codes_heads",
+            "attention(q, kv, block_table, seq_ids, positions, scales, heads)",
             |_| true,
             make,
         ),
@@ -54,7 +60,8 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     // Single tokens leave more pieces to a few tokens, which rarely are of one sequence.
     let together = if q.shape[0] > TOKENS { TOKENS } else { 1 };
     #[cfg(target_arch = "x86_64")]
-    let on_tiles = simd::isa() == simd::Isa::Amx && amx::takes(q.dtype, q.shape[2]);
+    let on_tiles =
+        simd::isa() == simd::Isa::Amx && amx::takes(q.dtype, q.shape[2]) && !(op.chunked || op.slopes || op.sinks);
     #[cfg(target_arch = "x86_64")]
     let together = match q.shape[1].checked_div(kv.shape[2]) {
         Some(group) if on_tiles && together > 1 => tiles::together(q.shape[0], group),
@@ -63,7 +70,10 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
     Ok(Box::new(AttentionKernel {
         scale: op.scale as f32,
         window: op.window,
+        chunked: op.chunked,
         softcap: op.softcap.map(|cap| cap as f32),
+        slopes: op.slopes.then_some(5 + usize::from(kv.dtype == DType::I8)),
+        sinks: op.sinks.then_some(5 + usize::from(kv.dtype == DType::I8) + usize::from(op.slopes)),
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: kv.shape[2],
@@ -112,7 +122,7 @@ impl CpuKernel for AttentionKernel {
             return self.run_on_tiles(io, pieces, scratch);
         }
         #[cfg(target_arch = "x86_64")]
-        if packed::takes(self.dim) && self.cache != DType::I8 {
+        if packed::takes(self.dim) && self.cache != DType::I8 && self.slopes.is_none() && self.sinks.is_none() {
             return self.run_packed(io, pieces, scratch);
         }
         self.run_in_lanes(io, pieces, scratch);

@@ -49,7 +49,7 @@ impl OneSequence {
         let op = PagedAttention { window, ..op };
         let y = if codes {
             let scales = g.state("scales", Type { state: true, ..scales.ty() }).unwrap();
-            g.attention_codes(x, [state, scales], table_input, seq_ids, positions, op)
+            g.attention_with([x, state, table_input, seq_ids, positions], &[scales], op)
         } else {
             g.attention(x, state, table_input, seq_ids, positions, op)
         };
@@ -226,7 +226,7 @@ fn what_is_no_number_stays_none_in_a_cache_of_codes() {
     let (table, ids, positions) = (integers("table", &[1, 1]), integers("ids", &[1]), integers("positions", &[1]));
     let [kv, scales] = g.kv_write_codes([kv, scales], k, v, slots).unwrap();
     let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
-    let y = g.attention_codes(q, [kv, scales], table, ids, positions, op).unwrap();
+    let y = g.attention_with([q, kv, table, ids, positions], &[scales], op).unwrap();
     let graph = g.finish(vec![("y".into(), y)]).unwrap();
     let normal: Vec<f64> = rng.normal(DType::F32, &[1, heads, dim]).floats().to_vec();
     for side in ["k", "v"] {

@@ -8,7 +8,8 @@ use ridge_graph::{DType, Function, Sym};
 use super::entry::CudaKernelEntry;
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, grid, input,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, composite, grid,
+    input,
     name, numbers, output,
 };
 
@@ -53,7 +54,11 @@ pub(super) fn entries() -> Vec<CudaKernelEntry> {
 /// What a block holds of its heads fits into shared memory.
 fn supports(body: &Function, kv: usize) -> bool {
     let kv = &body.args[kv].ty.shape.0;
-    kv[2].as_const().is_some_and(|heads| heads > 0) && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
+    // Chunks have no kernel yet; slopes and sinks are further inputs, which the patterns have not.
+    let plain = composite::<PagedAttention>(body).is_some_and(|op| !op.chunked);
+    plain
+        && kv[2].as_const().is_some_and(|heads| heads > 0)
+        && kv[4].as_const().is_some_and(|dim| (1..=256).contains(&dim))
 }
 
 /// Positions of a cache below which another span is not worth its joining.

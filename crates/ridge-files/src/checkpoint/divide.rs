@@ -19,8 +19,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`FilesError::Safetensors`] if the parts of a tensor do not cover its rows exactly, once each, if it is neither a
-    /// matrix nor a vector, or if none has a name that a part asks for.
+    /// [`FilesError::Safetensors`] if the parts of a tensor do not cover its rows exactly, once each, if it has more than three
+    /// axes, or if none has a name that a part asks for.
     pub fn divided(mut self, parts: &[Part]) -> Result<Self> {
         if self.arranged {
             return Ok(self);
@@ -32,7 +32,7 @@ impl Checkpoint {
             for (name, entry) in &self.tensors {
                 if let Some(star) = star(&part.of, name) {
                     let wrong = |problem| self.wrong(format!("{name} {problem}"));
-                    let rows = part.rows.unwrap_or(Rows::range(0, entry.rows(part.transposed).map_err(wrong)?));
+                    let rows = part.rows.unwrap_or(Rows::range(0, entry.rows(part).map_err(wrong)?));
                     covered.entry(name).or_default().extend(rows.ranges());
                     let entry = entry.part(part).map_err(wrong)?;
                     whole.push((name.clone(), part.name.replace('*', star), entry));
@@ -46,8 +46,8 @@ impl Checkpoint {
         for (name, mut ranges) in covered {
             ranges.sort_by_key(|range| range.start);
             let end = ranges.iter().try_fold(0, |end, range| (range.start == end).then_some(range.end));
-            let transposed = parts.iter().any(|part| part.transposed && star(&part.of, name).is_some());
-            let rows = self.tensors[name].rows(transposed).unwrap_or_default();
+            let part = parts.iter().find(|part| star(&part.of, name).is_some());
+            let rows = part.and_then(|part| self.tensors[name].rows(part).ok()).unwrap_or_default();
             if end != Some(rows) {
                 let asked: usize = ranges.iter().map(ExactSizeIterator::len).sum();
                 return Err(self.wrong(format!("{name} has {rows} rows, but the configuration requires {asked}")));
@@ -120,35 +120,52 @@ impl Checkpoint {
 }
 
 impl StoredTensor {
-    /// Rows of a matrix, or columns if it is the transpose of what is meant; elements of a vector.
-    fn rows(&self, transposed: bool) -> Result<usize, String> {
+    /// The tensor as matrices, one unless it has a leading axis of experts: how many, and the rows and columns of each. Of
+    /// biases an element is a row.
+    fn matrices(&self, part: &Part) -> Result<[usize; 3], String> {
         match self.shape[..] {
-            [_, columns] if transposed => Ok(columns),
-            [rows, _] | [rows] => Ok(rows),
-            _ => Err(format!("has the shape {:?}, but should be a matrix or a vector", self.shape)),
+            [experts, rows] if part.name.ends_with(".bias") => Ok([experts, rows, 1]),
+            [experts, rows, columns] => Ok([experts, rows, columns]),
+            [rows, columns] => Ok([1, rows, columns]),
+            [rows] => Ok([1, rows, 1]),
+            _ => Err(format!("has the shape {:?}, but should have at most three axes", self.shape)),
         }
+    }
+
+    /// Rows of all matrices, or columns if these are the transposes of what is meant.
+    fn rows(&self, part: &Part) -> Result<usize, String> {
+        let [experts, rows, columns] = self.matrices(part)?;
+        Ok(experts * if part.transposed && self.shape.len() > 1 { columns } else { rows })
     }
 
     fn part(&self, part: &Part) -> Result<Self, String> {
         let transposed = part.transposed && self.shape.len() > 1;
-        let rows = self.rows(part.transposed)?;
+        let [experts, height, width] = self.matrices(part)?;
+        let rows = self.rows(part)?;
         let wanted = part.rows.unwrap_or(Rows::range(0, rows));
         if wanted.end() > rows {
             return Err(format!("has the shape {:?}, but should have at least {} rows", self.shape, wanted.end()));
         }
-        let mut extents = self.shape.clone();
-        if transposed {
-            extents.swap(0, 1);
+        if !wanted.count().is_multiple_of(experts.max(1)) {
+            return Err(format!("has the shape {:?}, whose experts cannot share {} rows", self.shape, wanted.count()));
         }
-        extents[0] = wanted.count();
+        let mut extents = self.shape.clone();
+        let axis = extents.len() - if self.shape.len() == 1 || part.name.ends_with(".bias") { 1 } else { 2 };
+        if transposed {
+            extents.swap(axis, axis + 1);
+        }
+        extents[axis] = wanted.count() / if axis > 0 { experts.max(1) } else { 1 };
         let element = self.dtype.size_bytes();
         let (mut range, mut rearranged) = (self.range.clone(), None);
         if transposed || wanted.blocks > 1 {
-            let published = [self.shape[0], self.shape.get(1).copied().unwrap_or(1)];
-            let how = How::Rows { shape: published, transposed, rows: wanted, element };
+            let how = match (transposed, experts) {
+                (true, 1) => How::Rows { shape: [height, width], transposed, rows: wanted, element },
+                (true, _) => How::Columns { shape: [height, width], rows: wanted, element },
+                (false, _) => How::Rows { shape: [experts * height, width], transposed, rows: wanted, element },
+            };
             rearranged = Some(Arc::new(Rearranged::new(how)));
         } else {
-            let row = self.shape.get(1).copied().unwrap_or(1) * element;
+            let row = width * element;
             range = Range { start: range.start + wanted.first * row, end: range.start + wanted.end() * row };
         }
         Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged })

@@ -46,14 +46,21 @@ impl Checkpoint {
         }
         for (name, (views, parts)) in fused {
             let mut shape = views[0].shape.to_vec();
-            shape[0] = views.iter().map(|view| view.shape[0]).sum();
-            if parts[0].transposed && shape.len() == 2 {
-                shape.swap(0, 1);
+            let axis = row_axis(&views[0], &parts[0]);
+            shape[axis] = views.iter().map(|view| view.shape[axis]).sum();
+            if parts[0].transposed && axis + 1 < shape.len() {
+                shape.swap(axis, axis + 1);
             }
             out.push(Published { name, shape, views, parts });
         }
         out
     }
+}
+
+/// The axis of a weight's rows: the last but one of matrices, and the last of vectors.
+fn row_axis(view: &TensorView<'_>, part: &Part) -> usize {
+    let vectors = view.shape.len() == 1 || part.name.ends_with(".bias");
+    view.shape.len() - if vectors { 1 } else { 2 }
 }
 
 impl Published<'_> {
@@ -65,26 +72,31 @@ impl Published<'_> {
         if self.parts.is_empty() {
             return plain(&self.views[0]);
         }
-        let rows: usize = self.views.iter().map(|view| view.shape[0]).sum();
-        let width = self.views[0].shape.get(1).copied().unwrap_or(1);
+        let axis = row_axis(&self.views[0], &self.parts[0]);
+        let rows_of = |view: &TensorView<'_>| -> usize { view.shape[..=axis].iter().product() };
+        let rows: usize = self.views.iter().map(rows_of).sum();
+        let width = self.views[0].shape.get(axis + 1).copied().unwrap_or(1);
         let mut whole = Vec::new();
         let mut element = 1;
         for (view, part) in self.views.iter().zip(&self.parts) {
             let bytes = plain(view)?;
-            let row = bytes.len() / view.shape[0].max(1);
+            let row = bytes.len() / rows_of(view).max(1);
             element = row / width.max(1);
             whole.resize(rows * row, 0);
             let to: Vec<usize> = match part.rows {
                 Some(rows) => rows.iter().collect(),
-                None => (0..view.shape[0]).collect(),
+                None => (0..rows_of(view)).collect(),
             };
             for (from, to) in bytes.chunks_exact(row.max(1)).zip(to) {
                 whole[to * row..][..row].copy_from_slice(from);
             }
         }
-        if self.parts[0].transposed && self.shape.len() == 2 {
+        if self.parts[0].transposed && axis + 1 < self.views[0].shape.len() {
             let columns: Vec<usize> = (0..width).collect();
-            return Ok(transpose(&whole, [rows, width], &columns, element));
+            let matrices: usize = self.views[0].shape[..axis].iter().product();
+            let rows = rows / matrices.max(1);
+            let matrices = whole.chunks_exact((rows * width * element).max(1));
+            return Ok(matrices.flat_map(|matrix| transpose(matrix, [rows, width], &columns, element)).collect());
         }
         Ok(whole)
     }

@@ -27,6 +27,8 @@ pub(super) struct Rearranged {
 pub(super) enum How {
     /// Rows of a matrix of `shape` that is perhaps transposed.
     Rows { shape: [usize; 2], transposed: bool, rows: Rows, element: usize },
+    /// Columns of matrices of `shape`, which lie one after another: those of the first are counted first.
+    Columns { shape: [usize; 2], rows: Rows, element: usize },
     /// As [`Change::Interleaved`], of rows of so many bytes.
     Halves { heads: usize, row: usize },
     /// As [`Change::MinusOne`].
@@ -69,6 +71,17 @@ impl Rearranged {
             }
             How::Rows { shape, transposed: true, rows, element } => {
                 transpose(published, *shape, &rows.iter().collect::<Vec<_>>(), *element)
+            }
+            How::Columns { shape, rows, element } => {
+                let (columns, matrix) = (shape[1].max(1), shape[0] * shape[1] * element);
+                let mut to = Vec::with_capacity(rows.count() * shape[0] * element);
+                let chosen: Vec<usize> = rows.iter().collect();
+                for of_matrix in chosen.chunk_by(|a, b| a / columns == b / columns) {
+                    let from = &published[of_matrix[0] / columns * matrix..][..matrix];
+                    let of_matrix: Vec<usize> = of_matrix.iter().map(|column| column % columns).collect();
+                    to.extend(transpose(from, *shape, &of_matrix, *element));
+                }
+                to
             }
             How::Halves { heads, row } => {
                 let (all, of_head) = (published.len() / row, published.len() / row / heads);

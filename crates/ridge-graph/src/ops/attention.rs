@@ -23,7 +23,8 @@ use crate::work::{AttentionWork, Work};
 /// `q`: `[tokens, heads, dim]` of any float dtype; `kv`: the state of [`KvWrite`](super::KvWrite),
 /// `[blocks, 2, kv_heads, block_size, dim]`, which is read and not replaced; `block_table`: i32
 /// `[sequences, blocks of a sequence]`; `seq_ids`: i32 `[tokens]`, the row of the table, negative for padding;
-/// `positions`: i32 `[tokens]`. Behind them a cache of i8 has its scales. Gives the type of `q`.
+/// `positions`: i32 `[tokens]`. Behind them a cache of i8 has its scales, then come `slopes` and `sinks`, f32 `[heads]` each,
+/// where the op has them. Gives the type of `q`.
 ///
 /// Query head `h` uses key and value head `h / (heads / kv_heads)`. Position `p` of a sequence is at offset
 /// `p % block_size` of block `block_table[seq, p / block_size]`; entries that no token reaches may be -1. The output of
@@ -31,22 +32,33 @@ use crate::work::{AttentionWork, Work};
 ///
 /// With a window the token at position `p` attends to positions above `p - window` alone, its own included (Beltagy et
 /// al. 2020, "Longformer", section 3.1). With a soft cap each score `s` is `softcap * tanh(s / softcap)` (Gemma Team
-/// 2024, "Gemma 2", section 2).
+/// 2024, "Gemma 2", section 2). If `chunked`, windows do not slide: the token at `p` attends to positions from
+/// `p / window * window` on (Llama 4's released code).
+///
+/// With slopes the score of a key `d` positions back is less by `d` times the slope of the head (Press et al. 2022, "Train
+/// Short, Test Long", section 3: ALiBi). A sink is one more score of the softmax, whose value is zero (OpenAI 2025, "gpt-oss
+/// Model Card", section 2).
 #[derive(Clone, Debug)]
 pub struct PagedAttention {
     /// Factor of the scores, usually `1 / sqrt(dim)`.
     pub scale: f64,
     /// How many positions a token sees, its own included; 1 or more. All before it if `None`.
     pub window: Option<usize>,
+    /// Are windows chunks that begin at multiples of their length?
+    pub chunked: bool,
     /// Scores stay within this; above 0.
     pub softcap: Option<f64>,
+    /// Is there an input `slopes`?
+    pub slopes: bool,
+    /// Is there an input `sinks`?
+    pub sinks: bool,
     /// The step's number of (query, key) pairs, for the cost alone.
     pub pairs: Sym,
     /// Tokens of the cache that the step reads, summed over sequences, for the cost alone.
     pub cached: Sym,
 }
 
-eq_by_bits!(PagedAttention { scale, softcap; window, pairs, cached });
+eq_by_bits!(PagedAttention { scale, softcap; window, chunked, slopes, sinks, pairs, cached });
 
 /// Below every score, and finite, so that a row without any key has no infinite differences.
 const MASKED: f64 = -3.0e38;
@@ -54,7 +66,14 @@ const MASKED: f64 = -3.0e38;
 impl PagedAttention {
     /// Attention to all positions before, without a cap.
     pub fn new(scale: f64, pairs: Sym, cached: Sym) -> Self {
-        Self { scale, window: None, softcap: None, pairs, cached }
+        Self { scale, window: None, chunked: false, softcap: None, slopes: false, sinks: false, pairs, cached }
+    }
+
+    /// Of the inputs behind the positions the scales, the slopes and the sinks.
+    fn rest<'a, T>(&self, kv: &Type, rest: &'a [T]) -> (&'a [T], Option<&'a T>, Option<&'a T>) {
+        let (scales, per_head) = rest.split_at(rest.len().min(usize::from(kv.dtype == DType::I8)));
+        let (slopes, sinks) = per_head.split_at(per_head.len().min(usize::from(self.slopes)));
+        (scales, slopes.first(), sinks.first())
     }
 
     /// `(query heads of each kv head, kv heads)`.
@@ -75,7 +94,7 @@ impl Composite for PagedAttention {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, kv, table, ids, positions, scales @ ..] = inputs else {
+        let [q, kv, table, ids, positions, rest @ ..] = inputs else {
             return Err(takes("q, kv, block_table, seq_ids and positions", inputs));
         };
         want_floats("q", q, 3, "[tokens, heads, dim]")?;
@@ -89,7 +108,21 @@ impl Composite for PagedAttention {
         }
         want("seq_ids", ids, DType::I32, [&q.shape.0[0]])?;
         want("positions", positions, DType::I32, [&q.shape.0[0]])?;
+        let (scales, slopes, sinks) = self.rest(kv, rest);
         super::kv_write::want_scales(kv, scales)?;
+        for (name, given, there) in [("slopes", self.slopes, slopes), ("sinks", self.sinks, sinks)] {
+            match there {
+                Some(ty) if given => want(name, ty, DType::F32, [&q.shape.0[1]])?,
+                None if !given => {}
+                _ => return Err(takes(if given { name } else { "no more inputs" }, inputs)),
+            }
+        }
+        if rest.len() != scales.len() + usize::from(self.slopes) + usize::from(self.sinks) {
+            return Err(takes("no more inputs than it has switches for", inputs));
+        }
+        if self.chunked && self.window.is_none() {
+            return Err("chunks need their length, a window".into());
+        }
         if self.window == Some(0) {
             return Err("a window must have 1 position or more".into());
         }
@@ -100,8 +133,9 @@ impl Composite for PagedAttention {
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let [q, kv, table, ids, positions, scales @ ..] = inputs else { unreachable!("infer has counted the inputs") };
+        let [q, kv, table, ids, positions, rest @ ..] = inputs else { unreachable!("infer has counted the inputs") };
         let (qt, kt) = (g.ty(*q)?.clone(), g.ty(*kv)?.clone());
+        let (scales, slopes, sinks) = self.rest(&kt, rest);
         let fail = |g: &Builder, why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = Self::groups(&qt, &kt).map_err(|why| fail(g, why))?;
         let (tokens, dim) = (&qt.shape.0[0], &qt.shape.0[2]);
@@ -157,25 +191,52 @@ impl Composite for PagedAttention {
         let position = g.reshape(*positions, per_token.clone())?;
         let id = g.reshape(*ids, per_token)?;
         let key = g.iota(Shape::new([tokens, &one, &one, &keys]), 3, DType::I32)?;
+        // A number of each head.
+        let per_head = Shape::new([&one, &heads, &group, &one]);
+        if let Some(slopes) = slopes {
+            let slopes = g.reshape(*slopes, per_head.clone())?;
+            let ahead = g.sub(key, position)?;
+            let ahead = g.cast(ahead, DType::F32)?;
+            let bias = g.mul(ahead, slopes)?;
+            scores = g.add(scores, bias)?;
+        }
         let causal = g.le(key, position)?;
         let zero = g.constant(DType::I32, 0.0)?;
         let real = g.ge(id, zero)?;
         let mut seen = g.and(causal, real)?;
         if let Some(window) = self.window {
             let window = g.constant(DType::I32, window as f64)?;
-            let end = g.add(key, window)?;
-            let near = g.gt(end, position)?;
+            let near = if self.chunked {
+                let chunk = g.div(position, window)?;
+                let start = g.mul(chunk, window)?;
+                g.ge(key, start)?
+            } else {
+                let end = g.add(key, window)?;
+                g.gt(end, position)?
+            };
             seen = g.and(seen, near)?;
         }
 
         let masked = g.constant(DType::F32, MASKED)?;
         let scores = g.select(seen, scores, masked)?;
-        let largest = g.reduce_max(scores, 3)?;
+        let mut largest = g.reduce_max(scores, 3)?;
+        let sinks = match sinks {
+            Some(sinks) => Some(g.reshape(*sinks, per_head)?),
+            None => None,
+        };
+        if let Some(sinks) = sinks {
+            largest = g.max(largest, sinks)?;
+        }
         let shifted = g.sub(scores, largest)?;
         let weight = g.exp(shifted)?;
         let nothing = g.constant(DType::F32, 0.0)?;
         let weight = g.select(seen, weight, nothing)?;
-        let total = g.reduce_sum(weight, 3)?;
+        let mut total = g.reduce_sum(weight, 3)?;
+        if let Some(sinks) = sinks {
+            let sunk = g.sub(sinks, largest)?;
+            let sunk = g.exp(sunk)?;
+            total = g.add(total, sunk)?;
+        }
         // Where no key is seen there is nothing to divide.
         let none = g.eq(total, nothing)?;
         let unit = g.constant(DType::F32, 1.0)?;
@@ -191,10 +252,11 @@ impl Composite for PagedAttention {
         let symbol = |s: &Sym| Poly::from(&Dim::from(s.clone()));
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
         let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * (2 * kv.dtype.size_bytes() as i128);
-        if let Some(scales) = inputs.get(5) {
+        let (scales, _, _) = self.rest(kv, &inputs[5..]);
+        if let Some(scales) = scales.first() {
             token += &(Poly::from(&kv.shape.0[2]) * (2 * scales.dtype.size_bytes() as i128));
         }
-        let tables = Cost::moving(&inputs[2..5], &[]).bytes_read;
+        let tables = Cost::moving(&[&inputs[2..5], &inputs[5 + scales.len()..]].concat(), &[]).bytes_read;
         Cost {
             matrix_flops: &scores * &(Poly::from(&q.shape.0[2]) * 4),
             // Scaling, maximum, difference and sum; two products more and a tangent with a cap.
@@ -216,15 +278,17 @@ impl Composite for PagedAttention {
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let (cut, whole) = (Placement::shard, Placement::Replicate);
-        let rule = |places: [Placement; 5], scales, output| {
+        let scales = inputs.len() - 5 - usize::from(self.slopes) - usize::from(self.sinks);
+        let rule = |places: [Placement; 5], of_scales, of_heads, output| {
             let mut inputs_at = places.to_vec();
-            inputs_at.resize(inputs.len(), scales);
+            inputs_at.resize(5 + scales, of_scales);
+            inputs_at.resize(inputs.len(), of_heads);
             ShardingRule { inputs: inputs_at, outputs: vec![output] }
         };
         vec![
             // By heads, whole groups to a rank.
-            rule([cut(1), cut(2), whole, whole, whole], cut(2), cut(1)),
-            rule([cut(0), whole, whole, cut(0), cut(0)], whole, cut(0)),
+            rule([cut(1), cut(2), whole, whole, whole], cut(2), cut(0), cut(1)),
+            rule([cut(0), whole, whole, cut(0), cut(0)], whole, whole, cut(0)),
         ]
     }
 }
@@ -246,20 +310,17 @@ impl Builder {
         Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions])?[0])
     }
 
-    /// As [`Builder::attention`], over a cache of i8 and its scales.
+    /// As [`Builder::attention`], with further inputs: the scales of a cache of i8, slopes and sinks, in this order.
     ///
     /// # Errors
-    /// As there, and when `scales` are not those of `kv`.
-    pub fn attention_codes(
+    /// As there, and when they are not those that `kv` and `op` ask for.
+    pub fn attention_with(
         &mut self,
-        q: Var,
-        [kv, scales]: [Var; 2],
-        block_table: Var,
-        seq_ids: Var,
-        positions: Var,
+        [q, kv, block_table, seq_ids, positions]: [Var; 5],
+        more: &[Var],
         op: PagedAttention,
     ) -> Result<Var> {
-        Ok(self.composite(op, &[q, kv, block_table, seq_ids, positions, scales])?[0])
+        Ok(self.composite(op, &[&[q, kv, block_table, seq_ids, positions], more].concat())?[0])
     }
 }
 
@@ -267,6 +328,22 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     // (sequences as (cached, new), padding, block size, spare columns, heads, kv heads, dim, dtype of the cache, window,
     // softcap)
     type Case<'a> = (&'a [(usize, usize)], usize, usize, usize, usize, usize, usize, DType, Option<usize>, Option<f64>);
+    const PLAIN: [bool; 3] = [false; 3];
+    const CHUNKED: [bool; 3] = [true, false, false];
+    const SLOPES: [bool; 3] = [false, true, false];
+    const SINKS: [bool; 3] = [false, false, true];
+    // The same, and whether there are chunks, slopes and sinks.
+    let more: [(Case<'_>, [bool; 3]); 9] = [
+        ((&[(0, 20), (7, 1)], 2, 4, 1, 4, 2, 16, dtype, None, None), SLOPES),
+        ((&[(600, 3), (0, 0), (5, 2)], 0, 16, 1, 3, 3, 8, dtype, None, None), SLOPES),
+        ((&[(33, 4), (3, 1)], 1, 16, 0, 4, 2, 33, DType::I8, Some(9), None), SLOPES),
+        ((&[(0, 20), (7, 1)], 2, 4, 1, 4, 2, 16, dtype, Some(5), None), SINKS),
+        ((&[(530, 2), (0, 9)], 0, 16, 0, 4, 4, 8, dtype, None, Some(4.0)), SINKS),
+        ((&[(33, 4)], 1, 16, 0, 4, 2, 33, DType::I8, None, None), SINKS),
+        ((&[(0, 20), (7, 6)], 1, 4, 1, 4, 2, 16, dtype, Some(8), None), CHUNKED),
+        ((&[(510, 30)], 0, 16, 0, 2, 1, 8, dtype, Some(520), None), CHUNKED),
+        ((&[(5, 9)], 0, 4, 0, 2, 2, 33, DType::I8, Some(4), None), CHUNKED),
+    ];
     let cases: [Case<'_>; 19] = [
         (&[], 0, 4, 0, 2, 1, 8, dtype, None, None),
         (&[], 3, 4, 1, 2, 1, 8, dtype, None, None),
@@ -289,26 +366,32 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (&[(120, 30)], 0, 32, 0, 4, 1, 32, DType::I8, None, None),
     ];
     let mut samples = Vec::new();
-    for (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) in cases {
+    for (case, [chunked, slopes, sinks]) in cases.into_iter().map(|case| (case, PLAIN)).chain(more) {
+        let (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) = case;
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
         let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
         let tokens = step.seq_ids.len();
         let cache = [step.blocks, 2, kv_heads, block_size, dim];
-        let sample = Sample::new(PagedAttention { window, softcap, ..op })
+        let mut sample = Sample::new(PagedAttention { window, chunked, softcap, slopes, sinks, ..op })
             .input(rng.normal(dtype, &[tokens, heads, dim]))
             .state(super::paging::cache(rng, stored, &cache))
             .input(step.block_table)
             .input(step.seq_ids)
             .input(step.positions);
-        samples.push(match stored {
+        if stored == DType::I8 {
             // Codes are a hundred times as large as what they stand for.
-            DType::I8 => {
-                let scales = rng.normal(DType::F32, &cache[..4]);
-                let scales = scales.floats().iter().map(|x| 0.01 * x.abs() + 0.001).collect();
-                sample.state(Tensor::float(DType::F32, &cache[..4], scales).rounded())
-            }
-            _ => sample,
-        });
+            let scales = rng.normal(DType::F32, &cache[..4]);
+            let scales = scales.floats().iter().map(|x| 0.01 * x.abs() + 0.001).collect();
+            sample = sample.state(Tensor::float(DType::F32, &cache[..4], scales).rounded());
+        }
+        if slopes {
+            let slopes = (0..heads).map(|head| 0.5f64.powi(head as i32 + 2)).collect();
+            sample = sample.input(Tensor::float(DType::F32, &[heads], slopes));
+        }
+        if sinks {
+            sample = sample.input(rng.normal(DType::F32, &[heads]));
+        }
+        samples.push(sample);
     }
     samples
 }

@@ -65,6 +65,8 @@ pub(crate) struct DecoderKeys {
     /// Positions where the file has none.
     pub(crate) positions: Option<usize>,
     pub(crate) norm_eps: &'static str,
+    /// The epsilon of norms where the file has none.
+    pub(crate) default_eps: Option<f64>,
     pub(crate) attention_dropout: &'static str,
     pub(crate) tie_word_embeddings: bool,
 }
@@ -81,6 +83,7 @@ pub(crate) const DECODER_KEYS: DecoderKeys = DecoderKeys {
     max_position_embeddings: "max_position_embeddings",
     positions: None,
     norm_eps: "rms_norm_eps",
+    default_eps: None,
     attention_dropout: "attention_dropout",
     tie_word_embeddings: false,
 };
@@ -130,7 +133,10 @@ impl DecoderConfig {
             head_dim,
             vocab_size: f.size("vocab_size", MAX_VOCAB)?,
             max_position_embeddings,
-            norm_eps: f.positive(keys.norm_eps)?,
+            norm_eps: match keys.default_eps {
+                Some(eps) => f.optional_positive(keys.norm_eps)?.unwrap_or(eps),
+                None => f.positive(keys.norm_eps)?,
+            },
             rope: None,
             tie_word_embeddings: common.tie_word_embeddings.unwrap_or(keys.tie_word_embeddings),
             attention_dropout: f.optional(keys.attention_dropout)?.unwrap_or(0.0),

@@ -175,6 +175,11 @@ impl<'a> Fields<'a> {
         self.map.get(key).is_some_and(Value::is_array)
     }
 
+    /// Is there a text under `key`?
+    pub(crate) fn is_text(&self, key: &str) -> bool {
+        self.map.get(key).is_some_and(Value::is_string)
+    }
+
     /// Is there an object under `key`?
     pub(crate) fn is_object(&self, key: &str) -> bool {
         self.map.get(key).is_some_and(Value::is_object)

@@ -21,7 +21,7 @@ pub(crate) use decoder::{
 };
 pub(crate) use fields::{Fields, REMEDY};
 pub(crate) use multimodal::language_model;
-pub(crate) use rope::{MAX_POSITIONS, ROPE_KEYS, RopeKeys, read as read_rope, read_block as read_rope_block};
+pub(crate) use rope::{MAX_POSITIONS, ROPE_KEYS, RopeKeys, read as read_rope, read_two as read_two_ropes};
 
 pub use decoder::DecoderConfig;
 pub use generation::GenerationConfig;

@@ -119,12 +119,38 @@ pub(crate) fn read(f: &mut Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Res
 }
 
 /// Reads an object that holds all of a rotation, in the newer spelling.
-pub(crate) fn read_block(mut block: Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
+fn read_block(mut block: Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
     let mut found = RopeFields { theta: None, partial: None, scaling: None };
     found.read(&mut block, sizes, keys)?;
     let rope = found.finish(&block, sizes, keys)?;
     block.finish()?;
     Ok(rope)
+}
+
+/// The rotations of global and local layers: in the newer spelling two objects, in the older one rotation, whose scaling is
+/// that of global layers alone; local ones may have a base of their own, under the key of `local`.
+pub(crate) fn read_two(
+    f: &mut Fields<'_>,
+    sizes: RopeSizes,
+    global: &RopeKeys,
+    local: &RopeKeys,
+) -> Result<(RopeConfig, RopeConfig)> {
+    if let Some(mut both) = f.object("rope_parameters")?
+        && both.has("full_attention")
+    {
+        let of_all = read_block(both.required_object("full_attention")?, sizes, global)?;
+        let of_local = read_block(both.required_object("sliding_attention")?, sizes, local)?;
+        both.finish()?;
+        return Ok((of_all, of_local));
+    }
+    let own = if local.theta == global.theta { None } else { f.optional_positive(local.theta)? };
+    let of_all = read(f, sizes, global)?;
+    let theta = match local.theta == global.theta {
+        true => of_all.theta,
+        false => own.unwrap_or(local.default_theta),
+    };
+    let of_local = RopeConfig { theta, scaling: None, ..of_all.clone() };
+    Ok((of_all, of_local))
 }
 
 /// What has been read so far. The outer option of `scaling` says whether any object was there.

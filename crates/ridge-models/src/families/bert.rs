@@ -1,5 +1,6 @@
-//! BERT (Devlin et al. 2019): learned positions, segments, and norms after each half of a layer. Its graph is in
-//! `encoder.rs`.
+//! BERT (Devlin et al. 2019): learned positions, segments, and norms after each half of a layer; RoBERTa (Liu et al. 2019) and
+//! XLM-R (Conneau et al. 2020), whose positions begin behind that of padding; and DistilBERT (Sanh et al. 2019), without
+//! segments. Their graph is in `encoder.rs`, with BERT's names.
 
 use ridge_graph::ops::Gelu;
 use serde_json::{Map, Value as Json};
@@ -8,39 +9,44 @@ use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::BertConfig;
 use super::gguf_mapping::{GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
 use super::tensors::{TensorName, TensorTable};
-use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields};
+use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
 
-/// How it is registered.
+/// BERT's tensors.
+const TENSORS: TensorTable = TensorTable {
+    embedding: TensorName::whole("bert.embeddings.word_embeddings", "token_embd"),
+    layers: "bert.encoder.layer",
+    attention: "attention",
+    norm: TensorName::whole("bert.embeddings.LayerNorm", "token_embd_norm"),
+    head: TensorName::NONE,
+    others: &[
+        TensorName::whole("bert.embeddings.token_type_embeddings", "token_types"),
+        TensorName::whole("bert.embeddings.position_embeddings", "position_embd"),
+    ],
+    layer: &[&[
+        TensorName::whole("attention.self.query", "attn_q"),
+        TensorName::whole("attention.self.key", "attn_k"),
+        TensorName::whole("attention.self.value", "attn_v"),
+        TensorName::whole("attention.output.dense", "attn_output"),
+        TensorName::whole("attention.output.LayerNorm", "attn_output_norm"),
+        TensorName::whole("intermediate.dense", "ffn_up"),
+        TensorName::whole("output.dense", "ffn_down"),
+        TensorName::whole("output.LayerNorm", "layer_output_norm"),
+    ]],
+    computed: &[],
+};
+
+/// What heads for other tasks the checkpoint has makes no difference to the encoder.
+const HARMLESS: &[&str] = &["architectures", "classifier_dropout", "hidden_dropout_prob"];
+
+/// How BERT is registered.
 pub(super) static BERT: FamilyDefinition = FamilyDefinition {
     name: "bert",
     model_type: "bert",
     class: None,
-    // What heads for other tasks the checkpoint has makes no difference to the encoder.
-    harmless: &[&["architectures", "classifier_dropout", "hidden_dropout_prob"]],
-    read: ReadConfig::Encoder(read),
-    tensors: TensorTable {
-        embedding: TensorName::whole("bert.embeddings.word_embeddings", "token_embd"),
-        layers: "bert.encoder.layer",
-        attention: "attention",
-        norm: TensorName::whole("bert.embeddings.LayerNorm", "token_embd_norm"),
-        head: TensorName::NONE,
-        others: &[
-            TensorName::whole("bert.embeddings.token_type_embeddings", "token_types"),
-            TensorName::whole("bert.embeddings.position_embeddings", "position_embd"),
-        ],
-        layer: &[&[
-            TensorName::whole("attention.self.query", "attn_q"),
-            TensorName::whole("attention.self.key", "attn_k"),
-            TensorName::whole("attention.self.value", "attn_v"),
-            TensorName::whole("attention.output.dense", "attn_output"),
-            TensorName::whole("attention.output.LayerNorm", "attn_output_norm"),
-            TensorName::whole("intermediate.dense", "ffn_up"),
-            TensorName::whole("output.dense", "ffn_down"),
-            TensorName::whole("output.LayerNorm", "layer_output_norm"),
-        ]],
-        computed: &[],
-    },
+    harmless: &[HARMLESS],
+    read: ReadConfig::Encoder(|f| read(f, BERT.model_type, false)),
+    tensors: TENSORS,
     gguf: Some(GgufMapping {
         keys: &[
             ("attention.head_count_kv", None),
@@ -53,7 +59,44 @@ pub(super) static BERT: FamilyDefinition = FamilyDefinition {
     }),
 };
 
-fn read(f: &mut Fields<'_>) -> Result<BertConfig> {
+/// How RoBERTa is registered.
+pub(super) static ROBERTA: FamilyDefinition = FamilyDefinition {
+    name: "roberta",
+    model_type: "roberta",
+    class: None,
+    harmless: &[HARMLESS],
+    read: ReadConfig::Encoder(|f| read(f, ROBERTA.model_type, true)),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+/// How XLM-R is registered.
+pub(super) static XLM_ROBERTA: FamilyDefinition = FamilyDefinition {
+    name: "xlm-roberta",
+    model_type: "xlm-roberta",
+    class: None,
+    harmless: &[HARMLESS, &["output_past"]],
+    read: ReadConfig::Encoder(|f| read(f, XLM_ROBERTA.model_type, true)),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+/// How DistilBERT is registered.
+pub(super) static DISTILBERT: FamilyDefinition = FamilyDefinition {
+    name: "distilbert",
+    model_type: "distilbert",
+    class: None,
+    harmless: &[HARMLESS, &["dropout", "qa_dropout", "seq_classif_dropout", "tie_weights_"]],
+    read: ReadConfig::Encoder(read_distilled),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+/// The row of padding among learned positions, where the file does not say.
+const PADDING: u64 = 1;
+
+/// `padded`: positions begin behind that of padding.
+fn read(f: &mut Fields<'_>, family: &'static str, padded: bool) -> Result<BertConfig> {
     const KEYS: DecoderKeys =
         DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
     f.must_be("position_embedding_type", "absolute")?;
@@ -61,9 +104,43 @@ fn read(f: &mut Fields<'_>) -> Result<BertConfig> {
     f.must_be("is_decoder", false)?;
     let type_vocab_size = f.size("type_vocab_size", 1 << 16)?;
     let activation = f.gelu("hidden_act", Gelu::Erf)?;
+    let first = if padded { f.count("pad_token_id")?.unwrap_or(PADDING) + 1 } else { 0 };
     let of_decoders = DecoderConfig::read(f, &KEYS)?;
-    Ok(BertConfig {
-        family: BERT.model_type,
+    if first >= of_decoders.max_position_embeddings as u64 {
+        return Err(f.wrong("pad_token_id", "leaves no position for a token", REMEDY));
+    }
+    Ok(config(family, &of_decoders, [first as usize, type_vocab_size], activation))
+}
+
+/// The configuration of DistilBERT, with keys of its own.
+fn read_distilled(f: &mut Fields<'_>) -> Result<BertConfig> {
+    const KEYS: DecoderKeys = DecoderKeys {
+        hidden_size: "dim",
+        intermediate_size: "hidden_dim",
+        num_hidden_layers: "n_layers",
+        num_attention_heads: "n_heads",
+        norm_eps: "layer_norm_eps",
+        // That of the released code.
+        default_eps: Some(1e-12),
+        ..DECODER_KEYS
+    };
+    f.must_be("is_decoder", false)?;
+    // Published tables hold them, computed or learned.
+    f.harmless(&["sinusoidal_pos_embds"]);
+    let activation = f.gelu("activation", Gelu::Erf)?;
+    let of_decoders = DecoderConfig::read(f, &KEYS)?;
+    Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], activation))
+}
+
+fn config(
+    family: &'static str,
+    of_decoders: &DecoderConfig,
+    [first_position, type_vocab_size]: [usize; 2],
+    activation: Gelu,
+) -> BertConfig {
+    BertConfig {
+        family,
+        first_position,
         hidden_size: of_decoders.hidden_size,
         intermediate_size: of_decoders.intermediate_size,
         num_hidden_layers: of_decoders.num_hidden_layers,
@@ -74,7 +151,7 @@ fn read(f: &mut Fields<'_>) -> Result<BertConfig> {
         norm_eps: of_decoders.norm_eps,
         activation,
         torch_dtype: of_decoders.torch_dtype,
-    })
+    }
 }
 
 fn read_gguf(file: &dyn GgufMetadata, to: &mut Map<String, Json>) -> Result<()> {

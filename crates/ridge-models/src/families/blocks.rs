@@ -34,6 +34,8 @@ pub(crate) enum NormKind {
     RmsPlusOne(f64),
     /// By mean and variance, with a bias.
     Layer(f64),
+    /// By mean and variance, without a bias.
+    LayerUnbiased(f64),
 }
 
 impl NormKind {
@@ -54,9 +56,63 @@ impl NormKind {
                     let bias = weight(g, "bias", [hidden])?;
                     g.layer_norm(x, w, bias, eps)
                 }
+                Self::LayerUnbiased(eps) => {
+                    let zero = g.constant(DType::F32, 0.0)?;
+                    let bias = g.broadcast(zero, Shape::new([hidden]))?;
+                    g.layer_norm(x, w, bias, eps)
+                }
             }
         })
     }
+}
+
+/// Layer norms of the heads of `x`, `[tokens, heads, dim]`, each with the weights of its own head: `[heads, dim]` in scope
+/// `name`, without biases.
+pub(super) fn norm_per_head(g: &mut Builder, name: &str, x: Var, eps: f64) -> GraphResult<Var> {
+    let [heads, dim] = [1, 2].map(|axis| g.ty(x).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
+    let (heads, dim) = (heads?, dim?);
+    g.scoped(name, |g| {
+        let w = weight(g, "weight", [heads, dim])?;
+        let dtype = g.ty(x)?.dtype;
+        let (one, zero) = (g.constant(DType::F32, 1.0)?, g.constant(DType::F32, 0.0)?);
+        let (one, zero) = (g.broadcast(one, Shape::new([dim]))?, g.broadcast(zero, Shape::new([dim]))?);
+        let x = g.cast(x, DType::F32)?;
+        let y = g.layer_norm(x, one, zero, eps)?;
+        let w = g.cast(w, DType::F32)?;
+        let w = g.reshape(w, Shape::new([1, heads, dim]))?;
+        let y = g.mul(y, w)?;
+        g.cast(y, dtype)
+    })
+}
+
+/// What the score of a key is less by for each position that it is back, f32 `[heads]` (Press et al. 2022, "Train Short, Test
+/// Long", section 3): powers of two that end with `-most` where the number of heads is one, and of the next series those in
+/// between where it is not.
+pub(super) fn slopes(g: &mut Builder, heads: usize, most: f64) -> GraphResult<Var> {
+    let whole = if heads.is_power_of_two() { heads } else { heads.next_power_of_two() / 2 };
+    let slope = |nth: usize| match nth.checked_sub(whole) {
+        None => (nth + 1) as f64 / whole as f64,
+        Some(extra) => (2 * extra + 1) as f64 / (2 * whole) as f64,
+    };
+    let slopes: Vec<f64> = (0..heads).map(|nth| (-most * slope(nth)).exp2()).collect();
+    g.table(DType::F32, &slopes)
+}
+
+/// `x` within `-limit..=limit`, if there is one.
+pub(super) fn clipped(g: &mut Builder, x: Var, limit: Option<f64>) -> GraphResult<Var> {
+    let Some(limit) = limit else { return Ok(x) };
+    let (least, most) = (g.constant_like(x, -limit)?, g.constant_like(x, limit)?);
+    let x = g.max(x, least)?;
+    g.min(x, most)
+}
+
+/// `x` times a number.
+pub(super) fn scaled(g: &mut Builder, x: Var, factor: f64) -> GraphResult<Var> {
+    if factor == 1.0 {
+        return Ok(x);
+    }
+    let factor = g.constant_like(x, factor)?;
+    g.mul(x, factor)
 }
 
 /// Half a layer: `x + half(x)`, with a norm of scope `before` on the way in and one of scope `after` on the way out,
@@ -144,6 +200,24 @@ pub(super) fn soft_cap(g: &mut Builder, x: Var, cap: f64) -> GraphResult<Var> {
     let bent = g.tanh(scaled)?;
     let cap = g.constant_like(x, cap)?;
     g.mul(bent, cap)
+}
+
+/// `x`, `[tokens, heads, dim]`, with the first `rotated` elements of each head in another order: even ones, then odd ones. So
+/// a rotation that turns neighbours becomes one that turns halves. Scores are as they were, since queries and keys are
+/// reordered alike.
+pub(super) fn deinterleaved(g: &mut Builder, x: Var, rotated: usize) -> GraphResult<Var> {
+    let shape = g.ty(x)?.shape.clone();
+    let (tokens, heads) = (shape.0[0].clone(), shape.0[1].clone());
+    let dim = shape.last().as_const().unwrap_or_default();
+    let part = g.slice(x, 2, 0, rotated)?;
+    let pairs = g.reshape(part, Shape(vec![tokens.clone(), heads.clone(), (rotated / 2).into(), 2.into()]))?;
+    let sides = g.transpose(pairs, &[0, 1, 3, 2])?;
+    let turned = g.reshape(sides, Shape(vec![tokens, heads, rotated.into()]))?;
+    if rotated == dim {
+        return Ok(turned);
+    }
+    let rest = g.slice(x, 2, rotated, dim - rotated)?;
+    g.concat(&[turned, rest], 2)
 }
 
 /// The rotation that `config` says, for contexts of at most `context` tokens.

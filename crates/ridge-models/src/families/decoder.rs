@@ -6,9 +6,9 @@ use std::fmt::Debug;
 use std::ops::DerefMut;
 
 use ridge_graph::ops::{LinearCrossEntropy, PagedAttention, RaggedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, GraphError, FuncId, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{NormKind, linear, rope, soft_cap, weight};
+use super::blocks::{NormKind, deinterleaved, linear, rope, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
@@ -168,13 +168,29 @@ pub(super) struct AttentionScores {
     pub(super) scale: f64,
     /// They stay within this.
     pub(super) softcap: Option<f64>,
+    /// Does a rotation turn neighbours, elements `2i` and `2i + 1`, rather than `i` and that half a rotation behind it?
+    pub(super) interleaved: bool,
+    /// Do windows begin at multiples of their length?
+    pub(super) chunked: bool,
+    /// What the score of a key is less by for each position that it is back, f32 `[heads]`.
+    pub(super) slopes: Option<Var>,
+    /// One more score of each head's softmax, f32 `[heads]`.
+    pub(super) sinks: Option<Var>,
 }
 
 impl DecoderLayer<'_> {
     /// The usual scores: rotated as the configuration says, divided by the root of a head's width.
     pub(super) fn scores(&self) -> AttentionScores {
         let rope = self.config.rope.as_ref().map(|config| self.rope(config));
-        AttentionScores { rope, scale: 1.0 / (self.config.head_dim as f64).sqrt(), softcap: None }
+        AttentionScores {
+            rope,
+            scale: 1.0 / (self.config.head_dim as f64).sqrt(),
+            softcap: None,
+            interleaved: false,
+            chunked: false,
+            slopes: None,
+            sinks: None,
+        }
     }
 
     /// The rotation that `config` says, for the contexts that the model is built for.
@@ -222,16 +238,35 @@ impl DecoderLayer<'_> {
     /// Causal attention over the layer's cache, to which `k` and `v` are added, or over those of the step if there is no
     /// cache: from `[tokens, heads, dim]` each to `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
-        let (q, k) = match &scores.rope {
-            Some(rope) => (g.rope(q, self.positions, rope)?, g.rope(k, self.positions, rope)?),
-            None => (q, k),
+        let turn = |g: &mut Builder, x: Var| match &scores.rope {
+            Some(rope) => {
+                let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
+                g.rope(x, self.positions, rope)
+            }
+            None => Ok(x),
         };
+        let (q, k) = (turn(g, q)?, turn(g, k)?);
         let (pairs, cached) = attention_symbols(self.window);
         let (scale, window, softcap) = (scores.scale, self.window, scores.softcap);
+        let of_heads: Vec<Var> = [scores.slopes, scores.sinks].into_iter().flatten().collect();
         let a = match self.keys {
             KeySource::Cache { slots } => {
-                let op = PagedAttention { scale, window, softcap, pairs, cached };
-                attend_cached(g, [q, k, v], [self.positions, slots], op, self.options)?
+                let op = PagedAttention {
+                    scale,
+                    window,
+                    chunked: scores.chunked,
+                    softcap,
+                    slopes: scores.slopes.is_some(),
+                    sinks: scores.sinks.is_some(),
+                    pairs,
+                    cached,
+                };
+                attend_cached(g, [q, k, v], [self.positions, slots], &of_heads, op, self.options)?
+            }
+            KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
+                let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
+                           it cannot be trained yet";
+                return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
             }
             KeySource::Step { seq_ids } => {
                 let op = RaggedAttention { scale, causal: true, window, softcap, pairs };

@@ -18,7 +18,8 @@ const LATENT_ATTENTION: &[TensorName] = &[
     ATTENTION_OUTPUT,
 ];
 
-const TENSORS: TensorTable =
+/// Of all families with latent attention.
+pub(super) const TENSORS: TensorTable =
     TensorTable { layer: &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS], ..LLAMA_TENSORS };
 
 /// How V3 is registered.
@@ -74,11 +75,13 @@ fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> Result<Plann
         top_k: f.size("num_experts_per_tok", MAX_SIZE)?,
         intermediate_size: width,
         shared_size: width * f.optional_size("n_shared_experts", MAX_SIZE)?.unwrap_or(0),
+        shared_gate: false,
         gated: true,
         sigmoid: true,
         normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
         scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
         groups: Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?)),
+        clamped: None,
     };
     check_experts(f, &experts)?;
     let dense = f.count("first_k_dense_replace")?.unwrap_or(0) as usize;

@@ -14,7 +14,19 @@ use ridge_files::Checkpoint;
 const WORDS: &str = "bert.embeddings.word_embeddings";
 
 /// What checkpoints hold besides: heads that the encoder was trained with, and its positions in a list.
-const BESIDE: &[&str] = &["bert.pooler.*", "cls.*", "bert.cls.*", "classifier.*", "qa_outputs.*", "*.position_ids"];
+const BESIDE: &[&str] = &[
+    "bert.pooler.*",
+    "cls.*",
+    "bert.cls.*",
+    "classifier.*",
+    "lm_head.*",
+    "pre_classifier.*",
+    "qa_outputs.*",
+    "vocab_layer_norm.*",
+    "vocab_projector.*",
+    "vocab_transform.*",
+    "*.position_ids",
+];
 
 /// Every size and switch of an encoder of BERT's build.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,7 +45,9 @@ pub struct BertConfig {
     pub vocab_size: usize,
     /// Positions that are learned, which limits the length of a text.
     pub max_position_embeddings: usize,
-    /// Segments that are learned.
+    /// The row of a text's first position among those that are learned.
+    pub first_position: usize,
+    /// Segments that are learned; none if 0.
     pub type_vocab_size: usize,
     /// Added to the variance inside every norm.
     pub norm_eps: f64,
@@ -56,14 +70,21 @@ impl BertConfig {
         let starts = g.step_input("query_start", Type::tensor(DType::I32, [seqs + 1]))?;
         let place = g.iota([&tokens], 0, DType::I32)?;
         let start = g.gather(starts, seq_ids, 0)?;
-        let positions = g.sub(place, start)?;
+        let mut positions = g.sub(place, start)?;
+        if self.first_position > 0 {
+            let first = g.constant(DType::I32, self.first_position as f64)?;
+            positions = g.add(positions, first)?;
+        }
 
         let norm = NormKind::Layer(self.norm_eps);
         let mut x = self.look_up(&mut g, WORDS, self.vocab_size, ids, options)?;
         for (scope, rows, ids) in [
             ("bert.embeddings.token_type_embeddings", self.type_vocab_size, types),
             ("bert.embeddings.position_embeddings", self.max_position_embeddings, positions),
-        ] {
+        ]
+        .into_iter()
+        .filter(|(_, rows, _)| *rows > 0)
+        {
             let more = self.look_up(&mut g, scope, rows, ids, options)?;
             x = g.add(x, more)?;
         }
@@ -88,7 +109,7 @@ impl BertConfig {
             },
             hidden_size: self.hidden_size,
             vocab_size: self.vocab_size,
-            max_context: self.max_position_embeddings,
+            max_context: self.max_position_embeddings.saturating_sub(self.first_position),
         })
     }
 
@@ -111,8 +132,9 @@ impl BertConfig {
         norm.apply(g, "output.LayerNorm", x)
     }
 
-    /// A published checkpoint with the names that the graph's weights have: some leave out the first part, and those
-    /// converted from TensorFlow call the parameters of norms `gamma` and `beta`.
+    /// A published checkpoint with the names that the graph's weights have, which are BERT's: some leave out the first part,
+    /// other families have their own names, and those converted from TensorFlow call the parameters of norms `gamma` and
+    /// `beta`.
     ///
     /// # Errors
     /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) if a tensor is there under both names.
@@ -122,8 +144,36 @@ impl BertConfig {
             let kind = [("gamma", "weight"), ("beta", "bias")].iter().find(|(old, _)| *old == kind)?.1;
             scope.ends_with("LayerNorm").then(|| format!("{scope}.{kind}"))
         })?;
+        let distils = self.family == "distilbert";
+        let renamed = renamed.renamed(|name| match name.strip_prefix("roberta.") {
+            Some(rest) => Some(format!("bert.{rest}")),
+            None if distils => distilled(name),
+            None => None,
+        })?;
         Ok(renamed.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE))
     }
+}
+
+/// BERT's name of a tensor that DistilBERT calls `name`; none where they agree.
+fn distilled(name: &str) -> Option<String> {
+    let within = name.strip_prefix("distilbert.").unwrap_or(name);
+    if within.starts_with("embeddings.") {
+        return Some(format!("bert.{within}"));
+    }
+    let (layer, within) = within.strip_prefix("transformer.layer.")?.split_once('.')?;
+    let (scope, kind) = within.rsplit_once('.')?;
+    const NAMES: [(&str, &str); 8] = [
+        ("attention.q_lin", "attention.self.query"),
+        ("attention.k_lin", "attention.self.key"),
+        ("attention.v_lin", "attention.self.value"),
+        ("attention.out_lin", "attention.output.dense"),
+        ("sa_layer_norm", "attention.output.LayerNorm"),
+        ("ffn.lin1", "intermediate.dense"),
+        ("ffn.lin2", "output.dense"),
+        ("output_layer_norm", "output.LayerNorm"),
+    ];
+    let (_, theirs) = NAMES.iter().find(|(distilled, _)| *distilled == scope)?;
+    Some(format!("bert.encoder.layer.{layer}.{theirs}.{kind}"))
 }
 
 /// Attention of each token of `x`, `[tokens, hidden]`, to all tokens of its own sequence, i32 `[tokens]`, with the weights

@@ -4,10 +4,10 @@
 
 use ridge_files::checkpoint::Stack;
 use ridge_graph::ops::MoeRouter;
-use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Type, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 use serde_json::{Map, Value as Json};
 
-use super::blocks::{squared, weight};
+use super::blocks::{MlpGate, clipped, gated_mlp, linear, scaled, squared, weight};
 use super::gguf_mapping::{GgufEntry, GgufMetadata};
 use super::tensors::{Cut, TensorName};
 use crate::config::{Fields, REMEDY};
@@ -25,6 +25,8 @@ pub struct ExpertsConfig {
     pub intermediate_size: usize,
     /// Width of those that all tokens take, together; 0 without.
     pub shared_size: usize,
+    /// Is their output multiplied by the sigmoid of a number of each token?
+    pub shared_gate: bool,
     /// Are they gated, or squared?
     pub gated: bool,
     /// Scores are sigmoids with a bias for the choice; else their softmax.
@@ -35,6 +37,36 @@ pub struct ExpertsConfig {
     pub scale: f64,
     /// `(groups, kept)`, see [`ridge_graph::ops::MoeRouter`].
     pub groups: Option<(usize, usize)>,
+    /// The gate of gpt-oss, whose router and experts have biases.
+    pub clamped: Option<ClampedGate>,
+}
+
+/// A gate whose inputs stay within a limit: `min(gate, limit) * sigmoid(alpha * min(gate, limit)) * (1 + clip(up))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClampedGate {
+    /// Steepness of the sigmoid.
+    pub alpha: f64,
+    /// The limit.
+    pub limit: f64,
+}
+
+impl ExpertsConfig {
+    /// Gated experts, `top_k` of `experts`, weighed by their softmax divided by the sum of those taken.
+    pub(super) fn softmax(experts: usize, top_k: usize, intermediate_size: usize) -> Self {
+        Self {
+            experts,
+            top_k,
+            intermediate_size,
+            shared_size: 0,
+            shared_gate: false,
+            gated: true,
+            sigmoid: false,
+            normalise: true,
+            scale: 1.0,
+            groups: None,
+            clamped: None,
+        }
+    }
 }
 
 /// The largest size that a configuration may have.
@@ -56,6 +88,14 @@ pub(super) const SHARED_EXPERTS: &[TensorName] = &[
     TensorName::planned("mlp.shared_experts.gate_proj", Cut::Columns),
     TensorName::planned("mlp.shared_experts.up_proj", Cut::Columns),
     TensorName::planned("mlp.shared_experts.down_proj", Cut::Terms),
+];
+
+/// The projections of one expert that all tokens take, with the gate of its output.
+pub(super) const SHARED_EXPERT: &[TensorName] = &[
+    TensorName::whole("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    TensorName::cut("mlp.shared_expert.gate_proj", Cut::Columns, "ffn_gate_shexp"),
+    TensorName::cut("mlp.shared_expert.up_proj", Cut::Columns, "ffn_up_shexp"),
+    TensorName::cut("mlp.shared_expert.down_proj", Cut::Terms, "ffn_down_shexp"),
 ];
 
 /// Checks that a token can choose its experts.
@@ -104,7 +144,8 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
     let seq_ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
     let (ids, share) = g.scoped("gate", |g| {
         let w = weight(g, "weight", [e.experts, hidden])?;
-        let logits = g.linear(x, w)?;
+        let offset = if e.clamped.is_some() { Some(weight(g, "bias", [e.experts])?) } else { None };
+        let logits = g.linear_bias(x, w, offset)?;
         let bias = if e.sigmoid { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
         let op = MoeRouter {
             top_k: e.top_k,
@@ -119,18 +160,74 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
     let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, e.experts)?;
     let (inner, reached) = (e.intermediate_size, reached_symbol(e.experts, e.top_k));
     let project = |g: &mut Builder, name: &str, [out, inner]: [usize; 2], x: Var, rows: Option<Var>| {
-        let w = g.scoped(name, |g| weight(g, "weight", [e.experts, out, inner]))?;
-        g.grouped_linear(x, w, offsets, rows, &reached)
+        g.scoped(name, |g| {
+            let w = weight(g, "weight", [e.experts, out, inner])?;
+            let y = g.grouped_linear(x, w, offsets, rows, &reached)?;
+            if e.clamped.is_none() {
+                return Ok(y);
+            }
+            let b = weight(g, "bias", [e.experts, out])?;
+            let expert = expert_of_rows(g, y, offsets, e.experts)?;
+            let b = g.gather(b, expert, 0)?;
+            let b = g.cast(b, g.ty(y)?.dtype)?;
+            g.add(y, b)
+        })
     };
     g.scoped("experts", |g| {
         let up = project(g, "up_proj", [inner, hidden], x, Some(rows))?;
         let h = if e.gated {
             let gate = project(g, "gate_proj", [inner, hidden], x, Some(rows))?;
-            g.swiglu(gate, up)?
+            match e.clamped {
+                Some(clamped) => open_clamped(g, gate, up, clamped)?,
+                None => g.swiglu(gate, up)?,
+            }
         } else {
             squared(g, up)?
         };
         let y = project(g, "down_proj", [hidden, inner], h, None)?;
         g.expert_combine(y, places, share)
     })
+}
+
+/// The expert of each row of `y`, i32 `[n]`, where rows of expert `e` begin at `offsets[e]`: the number of those that end
+/// before it, so that rows behind the last have none.
+fn expert_of_rows(g: &mut Builder, y: Var, offsets: Var, experts: usize) -> GraphResult<Var> {
+    let n = g.ty(y)?.shape.0[0].clone();
+    let ends = g.slice(offsets, 0, 1, experts)?;
+    let row = g.iota(Shape(vec![n.clone(), experts.into()]), 0, DType::I32)?;
+    let ended = g.le(ends, row)?;
+    let ended = g.cast(ended, DType::I32)?;
+    let expert = g.reduce_sum(ended, 1)?;
+    g.reshape(expert, Shape(vec![n]))
+}
+
+/// See [`ClampedGate`].
+fn open_clamped(g: &mut Builder, gate: Var, up: Var, ClampedGate { alpha, limit }: ClampedGate) -> GraphResult<Var> {
+    let most = g.constant_like(gate, limit)?;
+    let gate = g.min(gate, most)?;
+    let up = clipped(g, up, Some(limit))?;
+    let steep = scaled(g, gate, alpha)?;
+    let open = g.sigmoid(steep)?;
+    let open = g.mul(gate, open)?;
+    let one = g.constant_like(up, 1.0)?;
+    let up = g.add(up, one)?;
+    g.mul(up, open)
+}
+
+/// As [`experts`], and those that all tokens take, in scope `shared`.
+pub(super) fn experts_and_shared(g: &mut Builder, x: Var, e: &ExpertsConfig, shared: &str) -> GraphResult<Var> {
+    let y = experts(g, x, e)?;
+    if e.shared_size == 0 {
+        return Ok(y);
+    }
+    let all = g.scoped(shared, |g| gated_mlp(g, x, e.shared_size, MlpGate::Silu, false))?;
+    let all = match e.shared_gate {
+        true => {
+            let open = linear(g, "shared_expert_gate", x, 1, false)?;
+            let open = g.sigmoid(open)?;
+            g.mul(all, open)?
+        }
+        false => all,
+    };
+    g.add(y, all)
 }

@@ -1,14 +1,15 @@
-//! Falcon with rotary positions (Almazrouei et al. 2023, "The Falcon Series of Open Language Models", section 4):
-//! attention and MLP side by side, and one or a few heads of keys and values.
+//! Falcon (Almazrouei et al. 2023, "The Falcon Series of Open Language Models", section 4): attention and MLP side by side,
+//! and one or a few heads of keys and values; in Falcon RW (Penedo et al. 2023, "The RefinedWeb Dataset", section 4.1) one
+//! behind the other, with positions by ALiBi.
 
 use ridge_graph::ops::Gelu;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
-use super::blocks::{NormKind, linear, mlp};
+use super::blocks::{NormKind, ResidualHalf, linear, mlp, scaled, slopes};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, LAYER_NORM_EPSILON, MixRules};
-use super::tensors::{Cut, INPUT_NORM, LM_HEAD, PLAIN_MLP, QKV, TensorName, TensorTable};
+use super::tensors::{Cut, INPUT_NORM, LM_HEAD, MLP_NORM, PLAIN_MLP, QKV, TensorName, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY, ROPE_KEYS, read_rope};
 use crate::error::Result;
 use ridge_files::checkpoint::{Part, Rows};
@@ -26,6 +27,10 @@ pub struct FalconConfig {
     pub grouped_rows: bool,
     /// Have attention and MLP a norm each, rather than one together?
     pub two_norms: bool,
+    /// Are they side by side, rather than one behind the other?
+    pub parallel: bool,
+    /// Are positions told by ALiBi, rather than by rotation?
+    pub alibi: bool,
 }
 
 const KEYS: DecoderKeys = DecoderKeys {
@@ -40,11 +45,11 @@ const KEYS: DecoderKeys = DecoderKeys {
 
 impl FalconConfig {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
-        f.must_be("alibi", false)?;
-        f.must_be("parallel_attn", true)?;
         f.must_be("apply_residual_connection_post_layernorm", false)?;
         let mut decoder = DecoderConfig::read(f, &KEYS)?;
-        decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
+        let alibi = f.optional("alibi")?.unwrap_or(false);
+        let rope = read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?;
+        decoder.rope = (!alibi).then_some(rope);
         let newer = f.optional("new_decoder_architecture")?.unwrap_or(false);
         let multi_query = f.optional("multi_query")?.unwrap_or(true);
         if !newer {
@@ -54,13 +59,19 @@ impl FalconConfig {
         if !(1..=2).contains(&norms) {
             return Err(f.wrong("num_ln_in_parallel_attn", "is neither 1 nor 2", REMEDY));
         }
+        let parallel = f.optional("parallel_attn")?.unwrap_or(true);
+        if newer && !parallel {
+            return Err(f.wrong("parallel_attn", "is not what the new decoder architecture has", REMEDY));
+        }
         Ok(Self {
             decoder,
+            parallel,
+            alibi,
             activation: f.gelu("activation", Gelu::Erf)?,
             bias: f.optional("bias")?.unwrap_or(false),
             // One key and value head for each query head has rows grouped by head in the older models too.
             grouped_rows: newer || !multi_query,
-            two_norms: norms == 2,
+            two_norms: newer && norms == 2,
         })
     }
 }
@@ -91,6 +102,8 @@ pub(super) static FALCON: FamilyDefinition = FamilyDefinition {
                 TensorName::cut("self_attention.k_proj", Cut::Heads, "attn_qkv"),
                 TensorName::cut("self_attention.v_proj", Cut::Heads, "attn_qkv"),
                 TensorName::cut("self_attention.dense", Cut::HeadTerms, "attn_output"),
+                // In Falcon RW, which GGUF does not have.
+                MLP_NORM,
             ],
             PLAIN_MLP,
         ],
@@ -116,6 +129,24 @@ pub(super) static FALCON: FamilyDefinition = FamilyDefinition {
     }),
 };
 
+impl FalconConfig {
+    fn attention(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+        let mut scores = at.scores();
+        if self.alibi {
+            // They are scaled as scores are.
+            let slopes = slopes(g, self.num_attention_heads, 8.0)?;
+            scores.slopes = Some(scaled(g, slopes, scores.scale)?);
+        }
+        let qkv = at.project(g, x, QKV, self.bias)?;
+        let a = at.attend(g, qkv, &scores)?;
+        linear(g, "dense", a, self.hidden_size, self.bias)
+    }
+
+    fn mlp(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
+        mlp(g, x, ["dense_h_to_4h", "dense_4h_to_h"], self.intermediate_size, self.activation, self.bias)
+    }
+}
+
 impl DecoderFamily for FalconConfig {
     fn norm(&self) -> NormKind {
         NormKind::Layer(self.norm_eps)
@@ -123,21 +154,19 @@ impl DecoderFamily for FalconConfig {
 
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let norm = self.norm();
+        if !self.parallel {
+            let x = ResidualHalf::before(norm, "input_layernorm")
+                .add(g, x, "self_attention", |g, x| self.attention(g, x, at))?;
+            return ResidualHalf::before(norm, "post_attention_layernorm").add(g, x, "mlp", |g, x| self.mlp(g, x));
+        }
         let (to_attention, to_mlp) = if self.two_norms {
             (norm.apply(g, "ln_attn", x)?, norm.apply(g, "ln_mlp", x)?)
         } else {
             let h = norm.apply(g, "input_layernorm", x)?;
             (h, h)
         };
-        let a = g.scoped("self_attention", |g| {
-            let qkv = at.project(g, to_attention, QKV, self.bias)?;
-            let a = at.attend(g, qkv, &at.scores())?;
-            linear(g, "dense", a, self.hidden_size, self.bias)
-        })?;
-        let m = g.scoped("mlp", |g| {
-            let names = ["dense_h_to_4h", "dense_4h_to_h"];
-            mlp(g, to_mlp, names, self.intermediate_size, self.activation, self.bias)
-        })?;
+        let a = g.scoped("self_attention", |g| self.attention(g, to_attention, at))?;
+        let m = g.scoped("mlp", |g| self.mlp(g, to_mlp))?;
         let both = g.add(m, a)?;
         g.add(x, both)
     }
@@ -172,6 +201,9 @@ impl DecoderFamily for FalconConfig {
     }
 
     fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
+        if self.alibi || !self.parallel {
+            return Err("it has ALiBi, or its MLP behind attention");
+        }
         match self.activation {
             // Queries, keys and values lie one after another, not by groups of heads.
             Gelu::Erf => Ok(vec![("tensor_data_layout", GgufEntry::Text("jploski"))]),

@@ -15,7 +15,7 @@ use super::tensors::{
 };
 use crate::config::{
     DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, MAX_POSITIONS, ROPE_KEYS, RopeConfig, RopeKeys, layer_windows,
-    read_rope, read_rope_block,
+    read_rope, read_two_ropes,
 };
 use crate::error::Result;
 
@@ -67,7 +67,7 @@ impl GemmaConfig {
     fn read_3(f: &mut Fields<'_>) -> Result<Self> {
         let newer = f.optional_size("_sliding_window_pattern", MAX_POSITIONS)?;
         let pattern = f.optional_size("sliding_window_pattern", MAX_POSITIONS)?.or(newer).unwrap_or(GEMMA3_PATTERN);
-        let config = Self::read(f, true, pattern, read_two_ropes)?;
+        let config = Self::read(f, true, pattern, two_ropes)?;
         // The configuration class inherits the key from Gemma 2; the model's code never reads it.
         Ok(Self { attn_logit_softcapping: None, ..config })
     }
@@ -100,23 +100,11 @@ impl GemmaConfig {
     }
 }
 
-/// The rotations of global and local layers: in the newer spelling two objects, in the older two bases, of which the
-/// global one alone is scaled.
-fn read_two_ropes(f: &mut Fields<'_>, decoder: &DecoderConfig) -> Result<(RopeConfig, RopeConfig)> {
+/// The rotations of global and local layers.
+fn two_ropes(f: &mut Fields<'_>, decoder: &DecoderConfig) -> Result<(RopeConfig, RopeConfig)> {
     const GLOBAL: RopeKeys = RopeKeys { default_theta: 1_000_000.0, ..ROPE_KEYS };
     const LOCAL: RopeKeys = RopeKeys { theta: "rope_local_base_freq", ..ROPE_KEYS };
-    if let Some(mut both) = f.object("rope_parameters")?
-        && both.has("full_attention")
-    {
-        let global = read_rope_block(both.required_object("full_attention")?, decoder.rope_sizes(), &GLOBAL)?;
-        let local = read_rope_block(both.required_object("sliding_attention")?, decoder.rope_sizes(), &LOCAL)?;
-        both.finish()?;
-        return Ok((global, local));
-    }
-    let theta = f.optional_positive(LOCAL.theta)?.unwrap_or(LOCAL.default_theta);
-    let global = read_rope(f, decoder.rope_sizes(), &GLOBAL)?;
-    let local = RopeConfig { theta, scaling: None, ..global };
-    Ok((global, local))
+    read_two_ropes(f, decoder.rope_sizes(), &GLOBAL, &LOCAL)
 }
 
 deref_to_decoder!(GemmaConfig);

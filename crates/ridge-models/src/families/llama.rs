@@ -4,7 +4,7 @@
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp, linear};
-use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufMapping, MixRules};
 use super::tensors::{LLAMA_TENSORS, QKV};
@@ -114,11 +114,22 @@ pub(super) fn attention(
     at: &DecoderLayer<'_>,
     bias: bool,
 ) -> GraphResult<Var> {
-    ResidualHalf::before(NormKind::Rms(config.norm_eps), "input_layernorm").add(g, x, "self_attn", |g, x| {
-        let qkv = at.project(g, x, QKV, bias)?;
-        let a = at.attend(g, qkv, &at.scores())?;
-        linear(g, "o_proj", a, config.hidden_size, bias)
-    })
+    ResidualHalf::before(NormKind::Rms(config.norm_eps), "input_layernorm")
+        .add(g, x, "self_attn", |g, x| self_attention(config, g, x, at, [bias; 2], &at.scores()))
+}
+
+/// Llama's attention to `x`, with biases of queries, keys and values and of the output projection as said.
+pub(super) fn self_attention(
+    config: &DecoderConfig,
+    g: &mut Builder,
+    x: Var,
+    at: &DecoderLayer<'_>,
+    [qkv_bias, output_bias]: [bool; 2],
+    scores: &AttentionScores,
+) -> GraphResult<Var> {
+    let qkv = at.project(g, x, QKV, qkv_bias)?;
+    let a = at.attend(g, qkv, scores)?;
+    linear(g, "o_proj", a, config.hidden_size, output_bias)
 }
 
 /// Builds the graph of a Llama; see [`ModelConfig::build`](super::ModelConfig::build).

@@ -32,17 +32,8 @@ impl MixtralConfig {
         f.must_be("hidden_act", "silu")?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
-        let experts = ExpertsConfig {
-            experts: f.size("num_local_experts", MAX_SIZE)?,
-            top_k: f.size("num_experts_per_tok", MAX_SIZE)?,
-            intermediate_size: decoder.intermediate_size,
-            shared_size: 0,
-            gated: true,
-            sigmoid: false,
-            normalise: true,
-            scale: 1.0,
-            groups: None,
-        };
+        let counts = [f.size("num_local_experts", MAX_SIZE)?, f.size("num_experts_per_tok", MAX_SIZE)?];
+        let experts = ExpertsConfig::softmax(counts[0], counts[1], decoder.intermediate_size);
         check_experts(f, &experts)?;
         Ok(Self { decoder, sliding_window: sliding_window(f, None)?, experts })
     }

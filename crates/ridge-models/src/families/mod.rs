@@ -4,34 +4,50 @@
 //!
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
-//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `mixtral.rs` experts,
+//! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
+//! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek_v2.rs` latent attention,
 //! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod bert;
 mod blocks;
+mod bloom;
+mod cohere;
 mod decoder;
 mod deepseek;
+mod deepseek_v2;
 mod definition;
 mod encoder;
+mod exaone4;
 mod experts;
 mod falcon;
 mod gemma;
 mod gguf_mapping;
+mod glm4;
+mod glm4_moe;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
+mod granite;
+mod granite_moe;
 mod image_classifier;
 mod llama;
+mod minimax_m2;
 mod mistral;
 mod mixtral;
+mod mpt;
 mod nemotron_h;
 mod network;
 mod olmo2;
+mod olmoe;
 mod phi3;
 mod planned;
 mod planned_config;
 mod qwen;
 mod qwen3_moe;
 mod registry;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 mod tensors;
 mod vit;
 
@@ -40,22 +56,37 @@ pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, 
 pub(crate) use registry::{by_gguf, families};
 pub(crate) use tensors::TensorName;
 
+pub use bloom::BloomConfig;
+pub use cohere::CohereConfig;
+pub use deepseek_v2::DeepseekV2Config;
 pub use definition::{FamilyKind, ModelConfig};
 pub use encoder::BertConfig;
-pub use experts::ExpertsConfig;
+pub use exaone4::Exaone4Config;
+pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;
 pub use gemma::GemmaConfig;
+pub use glm4::Glm4Config;
+pub use glm4_moe::Glm4MoeConfig;
 pub use gpt_neox::GptNeoxConfig;
+pub use gpt_oss::GptOssConfig;
 pub use gpt2::Gpt2Config;
+pub use granite::{GraniteConfig, GraniteFactors};
+pub use granite_moe::GraniteMoeConfig;
 pub use image_classifier::VitConfig;
 pub use llama::{LlamaConfig, llama};
+pub use minimax_m2::MiniMaxM2Config;
 pub use mistral::MistralConfig;
 pub use mixtral::MixtralConfig;
+pub use mpt::MptConfig;
 pub use network::{Network, NetworkConfig};
 pub use olmo2::Olmo2Config;
+pub use olmoe::OlmoeConfig;
 pub use phi3::Phi3Config;
 pub use planned_config::{Channel, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;
 pub use qwen3_moe::Qwen3MoeConfig;
 pub use registry::{family_kind, model_type, planned_model_types};
+pub use smollm3::SmolLm3Config;
+pub use stablelm::StableLmConfig;
+pub use starcoder2::Starcoder2Config;
 pub use tensors::Cut;

@@ -80,11 +80,13 @@ fn read(f: &mut Fields<'_>) -> Result<PlannedConfig> {
             intermediate_size: f.size("moe_intermediate_size", MAX_SIZE)?,
             shared_size: f.optional_size("moe_shared_expert_intermediate_size", MAX_SIZE)?.unwrap_or(0)
                 * f.optional_size("n_shared_experts", MAX_SIZE)?.unwrap_or(1),
+            shared_gate: false,
             gated: false,
             sigmoid: true,
             normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
             scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
             groups: Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?)),
+            clamped: None,
         }),
     };
     match &experts {

@@ -220,7 +220,7 @@ impl PlannedLayer<'_> {
         }
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
-        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], op, self.options)?;
+        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], &[], op, self.options)?;
         let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }

@@ -8,8 +8,9 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bert, deepseek, falcon, gemma, gpt_neox, gpt2, llama, mistral, mixtral, nemotron_h, olmo2, phi3, qwen, qwen3_moe,
-    vit,
+    bert, bloom, cohere, deepseek, deepseek_v2, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
+    granite, granite_moe, llama, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe,
+    smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -18,23 +19,46 @@ use ridge_files::json;
 /// Every family, in the order in which messages list them.
 static FAMILIES: &[&FamilyDefinition] = &[
     &bert::BERT,
+    &bloom::BLOOM,
+    &cohere::COHERE,
+    &cohere::COHERE2,
+    &deepseek_v2::DEEPSEEK_V2,
     &deepseek::DEEPSEEK_V3,
     &deepseek::DEEPSEEK_V32,
+    &bert::DISTILBERT,
+    &exaone4::EXAONE4,
     &falcon::FALCON,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
+    &glm4::GLM,
+    &glm4::GLM4,
+    &glm4_moe::GLM4_MOE,
     &gpt2::GPT2,
     &gpt_neox::GPT_NEOX,
+    &gpt_oss::GPT_OSS,
+    &granite::GRANITE,
+    &granite_moe::GRANITE_MOE,
+    &granite_moe::GRANITE_MOE_SHARED,
     &llama::LLAMA,
+    &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
+    &mpt::MPT,
     &nemotron_h::NEMOTRON_H,
     &olmo2::OLMO2,
+    &olmo2::OLMO3,
+    &olmoe::OLMOE,
     &phi3::PHI3,
     &qwen::QWEN2,
+    &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &bert::ROBERTA,
+    &smollm3::SMOLLM3,
+    &stablelm::STABLELM,
+    &starcoder2::STARCODER2,
     &vit::VIT,
+    &bert::XLM_ROBERTA,
 ];
 
 /// Every family.
@@ -296,7 +320,21 @@ mod tests {
             }
         }
         // Output projections that are the embedding in each fixture, and experts without a gate.
-        let tied = ["falcon", "gemma2", "gemma3_text", "gpt2", "qwen2"].map(|family| (family, "lm_head"));
+        let tied = [
+            "bloom",
+            "cohere",
+            "cohere2",
+            "falcon",
+            "gemma2",
+            "gemma3_text",
+            "gpt2",
+            "granite",
+            "mpt",
+            "qwen2",
+            "smollm3",
+            "starcoder2",
+        ]
+        .map(|family| (family, "lm_head"));
         let squared = ["mlp.experts.gate_proj", "mlp.shared_experts.gate_proj", "mlp.gate_proj"];
         cut.retain(|(family, scope)| match *family {
             "nemotron_h" => !squared.contains(scope),

@@ -68,6 +68,9 @@ impl Metadata<'_> {
     }
 }
 
+/// The factor of scores.
+const SCALE_KEY: &str = "attention.scale";
+
 /// What GGUF calls the gates of experts, which families with experts have.
 const GATE_EXPERTS: &str = "ffn_gate_exps";
 
@@ -227,10 +230,11 @@ impl ConfigReader<'_> {
                 return Err(file.wrong(key, &format!("= {value} differs from the {head_dim} elements of a head")));
             }
         }
-        if let Some((scale, head_dim)) = file.float("attention.scale")?.zip(head_dim)
+        let own_scale = file.read.borrow().contains(SCALE_KEY);
+        if let Some((scale, head_dim)) = file.float(SCALE_KEY)?.filter(|_| !own_scale).zip(head_dim)
             && (scale * (head_dim as f64).sqrt() - 1.0).abs() > 1e-5
         {
-            return Err(file.wrong("attention.scale", &format!("= {scale} is not one over the root of {head_dim}")));
+            return Err(file.wrong(SCALE_KEY, &format!("= {scale} is not one over the root of {head_dim}")));
         }
         if decoder && file.flag("attention.causal")? == Some(false) {
             return Err(file.wrong("attention.causal", "= false asks for what no decoder does"));

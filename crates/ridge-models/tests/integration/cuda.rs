@@ -26,7 +26,7 @@ fn prompt_logits_are_as_near_to_exact_as_those_of_transformers() {
         Ok(gpu) => gpu,
         Err(why) => ridge_testing::skip!("no GPU: {why}"),
     };
-    let families = FAMILIES.into_iter().map(|(name, context)| Fixture::family(name, context));
+    let families = FAMILIES.iter().map(|(name, context)| Fixture::family(name, *context));
     for fixture in ALL.into_iter().map(Fixture::open).chain(families) {
         let (tokens, expected) = (fixture.prompt(), &fixture.expected);
         let mut sequence = [Sequence::new(&tokens, &SHUFFLED[0])];
@@ -43,7 +43,7 @@ fn decoding_from_the_cache_gives_the_logits_of_the_whole_prompt() {
         Ok(gpu) => gpu,
         Err(why) => ridge_testing::skip!("no GPU: {why}"),
     };
-    for (name, context) in FAMILIES {
+    for &(name, context) in FAMILIES {
         let fixture = Fixture::family(name, context);
         let (tokens, expected) = (fixture.prompt(), &fixture.expected);
         let mut device = OnDevice::with(&fixture, Arc::clone(&gpu));

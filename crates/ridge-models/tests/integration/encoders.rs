@@ -1,4 +1,4 @@
-//! BERT beside transformers (fixtures/families/bert): hidden states and pooled vectors, exactly and on the CPU, of a text
+//! Encoders beside transformers (fixtures/families): hidden states and pooled vectors, exactly and on the CPU, of a text
 //! alone and in a batch without padding.
 
 use crate::common::modules::{ModuleFixture, Step};
@@ -6,6 +6,9 @@ use crate::common::{cpu, relative};
 use ridge_graph::{Bindings, DType, Tensor};
 use ridge_models::symbols;
 use ridge_runtime::lower;
+
+/// Every encoder.
+const ENCODERS: [&str; 4] = ["bert", "distilbert", "roberta", "xlm_roberta"];
 
 /// The fixture, and texts of it.
 pub(crate) struct Bert(pub(crate) ModuleFixture);
@@ -20,7 +23,11 @@ impl std::ops::Deref for Bert {
 
 impl Bert {
     pub(crate) fn open() -> Self {
-        Self(ModuleFixture::open("families/bert", DType::F32))
+        Self::named("bert")
+    }
+
+    pub(crate) fn named(name: &str) -> Self {
+        Self(ModuleFixture::open(&format!("families/{name}"), DType::F32))
     }
 
     /// Texts that the fixture calls `prefix`, of these lengths: the step's inputs.
@@ -48,25 +55,29 @@ pub(crate) const BATCH: (&str, &[usize]) = ("batch_", &[13, 7]);
 
 #[test]
 fn the_graph_means_what_a_forward_pass_in_doubles_computes() {
-    let fixture = Bert::open();
-    let lowered = lower(fixture.graph(), &["hidden"], &[]).expect("lowers");
-    for (prefix, lengths) in [ALONE, BATCH] {
-        let step = fixture.step(prefix, lengths);
-        let want = fixture.expected.tensor(&format!("{prefix}hidden_f64"));
-        for graph in [fixture.graph(), &lowered] {
-            let off = relative(fixture.exact(graph, &step, "hidden").floats(), want.floats());
-            assert!(off < 1e-12, "{prefix}: off by {off:e}");
+    for name in ENCODERS {
+        let fixture = Bert::named(name);
+        let lowered = lower(fixture.graph(), &["hidden"], &[]).expect("lowers");
+        for (prefix, lengths) in [ALONE, BATCH] {
+            let step = fixture.step(prefix, lengths);
+            let want = fixture.expected.tensor(&format!("{prefix}hidden_f64"));
+            for graph in [fixture.graph(), &lowered] {
+                let off = relative(fixture.exact(graph, &step, "hidden").floats(), want.floats());
+                assert!(off < 1e-12, "{name} {prefix}: off by {off:e}");
+            }
         }
     }
 }
 
 #[test]
 fn hidden_states_are_as_near_to_exact_as_those_of_transformers() {
-    let fixture = Bert::open();
-    for (prefix, lengths) in [ALONE, BATCH] {
-        let step = fixture.step(prefix, lengths);
-        let got = fixture.judge(cpu(1), &step, "hidden", &format!("{prefix}hidden"));
-        assert_eq!(fixture.on_cpu(&step, "hidden", 3).to_bytes(), got.to_bytes(), "{prefix}: three threads");
+    for name in ENCODERS {
+        let fixture = Bert::named(name);
+        for (prefix, lengths) in [ALONE, BATCH] {
+            let step = fixture.step(prefix, lengths);
+            let got = fixture.judge(cpu(1), &step, "hidden", &format!("{prefix}hidden"));
+            assert_eq!(fixture.on_cpu(&step, "hidden", 3).to_bytes(), got.to_bytes(), "{name} {prefix}: three threads");
+        }
     }
 }
 

@@ -6,8 +6,39 @@ use ridge_models::families::{GemmaConfig, MistralConfig, QwenConfig};
 use ridge_models::{BuildOptions, ModelConfig, ModelFiles};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 11] =
-    ["falcon", "gemma2", "gemma3", "gpt2", "gpt_neox", "mistral", "olmo2", "phi3", "phi3_longrope", "qwen2", "qwen3"];
+const FAMILIES: &[&str] = &[
+    "bloom",
+    "cohere",
+    "cohere2",
+    "deepseek_v2",
+    "exaone4",
+    "falcon",
+    "gemma2",
+    "gemma3",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "gpt2",
+    "gpt_neox",
+    "gpt_oss",
+    "granite",
+    "granitemoe",
+    "granitemoeshared",
+    "minimax_m2",
+    "mistral",
+    "mpt",
+    "olmo2",
+    "olmo3",
+    "olmoe",
+    "phi3",
+    "phi3_longrope",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "smollm3",
+    "stablelm",
+    "starcoder2",
+];
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/families").join(name)
@@ -49,8 +80,12 @@ fn another_class_of_model_is_refused_in_every_family() {
 #[test]
 fn what_would_change_the_model_is_refused_by_key_and_value() {
     for (name, key, value) in [
-        ("falcon", "alibi", json!(true)),
-        ("falcon", "parallel_attn", json!(false)),
+        ("bloom", "apply_residual_connection_post_layernorm", json!(true)),
+        ("cohere", "hidden_act", json!("gelu")),
+        ("cohere2", "use_parallel_block", json!(false)),
+        ("deepseek_v2", "topk_method", json!("group_limited_greedy")),
+        ("exaone4", "hidden_act", json!("gelu")),
+        ("falcon", "apply_residual_connection_post_layernorm", json!(true)),
         ("falcon", "activation", json!("relu")),
         ("gemma2", "hidden_activation", json!("silu")),
         ("gemma3", "use_bidirectional_attention", json!(true)),
@@ -58,13 +93,22 @@ fn what_would_change_the_model_is_refused_by_key_and_value() {
         ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
         ("gpt2", "activation_function", json!("relu")),
         ("gpt_neox", "hidden_act", json!("relu")),
+        ("glm4", "hidden_act", json!("gelu")),
+        ("granite", "hidden_act", json!("gelu")),
+        ("minimax_m2", "scoring_func", json!("softmax")),
+        ("mpt", "no_bias", json!(false)),
+        ("qwen2_moe", "decoder_sparse_step", json!(2)),
         ("mistral", "hidden_act", json!("gelu")),
         ("mistral", "quantization_config", json!({"bits": 4})),
         ("olmo2", "clip_qkv", json!(8.0)),
+        ("olmo3", "clip_qkv", json!(8.0)),
         ("phi3", "lm_head_bias", json!(true)),
         ("phi3", "hidden_act", json!("gelu")),
         ("qwen2", "use_mrope", json!(true)),
         ("qwen3", "hidden_act", json!("gelu")),
+        ("smollm3", "hidden_act", json!("gelu")),
+        ("stablelm", "hidden_act", json!("gelu")),
+        ("starcoder2", "norm_type", json!("rms_norm")),
     ] {
         let message = with(name, &json!({key: value})).unwrap_err();
         assert!(message.starts_with(&format!("config.json: {key} = {value} is not supported; ")), "{name}: {message}");

@@ -157,7 +157,7 @@ fn steps_on_copies_that_are_refreshed_lazily_are_as_near_to_exact_as_those_of_to
 fn no_shipped_program_copies_a_parameter() {
     let cpu = cpu();
     let gpu = ridge_cuda::CudaKernelRegistry::builtin().claims();
-    let fixtures = crate::common::FAMILIES.into_iter().map(|(name, context)| Fixture::family(name, context));
+    let fixtures = crate::common::FAMILIES.iter().map(|(name, context)| Fixture::family(name, *context));
     let batch = TrainingBatch::new(&Expected::open("training/adamw20.safetensors"));
     let serving = [
         &["all_logits"][..],

@@ -37,6 +37,19 @@ fn every_config_has_exactly_the_parameters_that_transformers_counts() {
 }
 
 #[test]
+fn published_sizes_have_exactly_the_parameters_that_transformers_counts() {
+    let text = std::fs::read_to_string(fixtures().join("sizes.json")).unwrap();
+    let models: BTreeMap<String, serde_json::Value> = serde_json::from_str(&text).unwrap();
+    assert!(models.len() >= 20, "{}", models.len());
+    for (name, said) in models {
+        let config = ModelConfig::from_json(&name, &said["config"].to_string()).unwrap_or_else(|e| panic!("{e}"));
+        let model = config.build(&BuildOptions::default()).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let counted = model.parameter_count() - correction_biases(&model);
+        assert_eq!(counted, said["parameters"].as_u64().unwrap(), "{name}");
+    }
+}
+
+#[test]
 fn totals_with_correction_biases_are_those_that_the_makers_publish() {
     // The model card of DeepSeek-V3 (671B) and the tensors of Nemotron-3-Nano.
     assert_eq!(model("DeepSeek-V3").parameter_count(), 671_026_419_200);

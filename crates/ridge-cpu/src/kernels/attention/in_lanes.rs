@@ -27,6 +27,14 @@ struct LaneState<'a> {
     weights: &'a mut [Lanes],
 }
 
+/// What weighed values are multiplied by: one over the sum of weights, which are relative to `largest`, and of the sink's.
+fn share(total: f32, largest: f32, sink: Option<f32>) -> f32 {
+    let Some(sink) = sink else { return 1.0 / total };
+    let most = if sink > largest { sink } else { largest };
+    let kept = (largest - most).exp();
+    kept / (total * kept + (sink - most).exp())
+}
+
 impl AttentionKernel {
     pub(super) fn run_in_lanes(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (rows, vectors) = (self.together * self.group(), self.dim.div_ceil(LANES));
@@ -95,19 +103,20 @@ impl AttentionKernel {
                 let cache = io.input::<T>(1);
                 self.runs(io, rows.sequence, &span, |keys, at| self.scores(cache, head, count, keys, at, state));
                 self.scale_scores(io, (head, 0), rows, &span, state.scores);
-                self.online_softmax(rows, from, state);
+                self.online_softmax(io, head, rows, from, state);
                 self.scale_scores(io, (head, 1), rows, &span, state.scores);
                 self.runs(io, rows.sequence, &span, |keys, at| {
                     self.values(cache, head, rows, from + keys.start, keys, at, state);
                 });
             });
         }
+        let sinks = self.sinks.map(|input| &io.input::<f32>(input)[head * group..][..group]);
         for i in 0..count {
             let out = &mut state.out[i * chained..][..chained];
             values::add_chains(out, vectors);
             let values = &mut out.as_flattened_mut()[..self.dim];
             if state.total[i] > 0.0 {
-                simd::scale(values, 1.0 / state.total[i]);
+                simd::scale(values, share(state.total[i], state.largest[i], sinks.map(|sinks| sinks[i % group])));
             }
             let at = ((rows.tokens.start + i / group) * self.heads + head * group + i % group) * self.dim;
             // SAFETY: this token's query heads of this kv head are our piece's alone.
@@ -171,8 +180,9 @@ impl AttentionKernel {
     }
 
     /// Turns the scores of the span that begins at `from` into weights, and scales what came before.
-    fn online_softmax(&self, rows: &TokenRows, from: usize, state: &mut LaneState<'_>) {
+    fn online_softmax(&self, io: &KernelIo<'_>, head: usize, rows: &TokenRows, from: usize, state: &mut LaneState<'_>) {
         let (group, chained) = (self.group(), self.chained());
+        let slopes = self.slopes.map(|input| &io.input::<f32>(input)[head * group..][..group]);
         for i in 0..rows.tokens.len() * group {
             let seen = (rows.seen + i / group).saturating_sub(from).min(SPAN);
             let unseen = self.start(rows, i / group).saturating_sub(from).min(seen);
@@ -183,6 +193,10 @@ impl AttentionKernel {
             }
             if let Some(cap) = self.softcap {
                 scores.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+            }
+            if let Some(slopes) = slopes {
+                let (slope, back) = (slopes[i % group], rows.position + i / group - (from + unseen));
+                scores.iter_mut().enumerate().for_each(|(j, score)| *score -= slope * (back - j) as f32);
             }
             let (before, here) = (state.largest[i], simd::max(scores));
             let largest = if here > before { here } else { before };

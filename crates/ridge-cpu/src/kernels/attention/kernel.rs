@@ -29,7 +29,12 @@ pub(in crate::kernels::attention) const TOKENS: usize = 8;
 pub(in crate::kernels::attention) struct AttentionKernel {
     pub(in crate::kernels::attention) scale: f32,
     pub(in crate::kernels::attention) window: Option<usize>,
+    /// Do windows begin at multiples of their length?
+    pub(in crate::kernels::attention) chunked: bool,
     pub(in crate::kernels::attention) softcap: Option<f32>,
+    /// The inputs with the slopes and the sinks of heads.
+    pub(in crate::kernels::attention) slopes: Option<usize>,
+    pub(in crate::kernels::attention) sinks: Option<usize>,
     pub(in crate::kernels::attention) tokens: usize,
     pub(in crate::kernels::attention) heads: usize,
     pub(in crate::kernels::attention) kv_heads: usize,
@@ -145,6 +150,11 @@ impl AttentionKernel {
 
     /// The first position that token `nth` of `rows` sees.
     pub(in crate::kernels::attention) fn start(&self, rows: &TokenRows, nth: usize) -> usize {
-        self.window.map_or(0, |window| (rows.position + nth + 1).saturating_sub(window))
+        let position = rows.position + nth;
+        match self.window {
+            None => 0,
+            Some(window) if self.chunked => position - position % window,
+            Some(window) => (position + 1).saturating_sub(window),
+        }
     }
 }

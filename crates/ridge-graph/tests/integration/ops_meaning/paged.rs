@@ -59,13 +59,17 @@ fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
 #[test]
 fn attention_averages_the_values_of_the_positions_it_sees() {
     for sample in samples("attention") {
-        let PagedAttention { scale, window, softcap, .. } = op(&sample);
+        let PagedAttention { scale, window, chunked, softcap, slopes, sinks, .. } = op(&sample);
         let [q, kv, table, ids, positions] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
         let [_, _, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
         let width = shape(&sample, 2)[1];
         // Of codes what they stand for.
-        let scales = (sample.inputs.len() > 5).then(|| input(&sample, 5));
+        let per_head = usize::from(*slopes) + usize::from(*sinks);
+        let scales = (sample.inputs.len() > 5 + per_head).then(|| input(&sample, 5));
+        let of_heads = (sample.inputs.len() - per_head..sample.inputs.len()).map(|i| input(&sample, i));
+        let of_heads: Vec<Vec<f64>> = of_heads.collect();
+        let of_head = |there: bool, nth: usize, head: usize| there.then(|| of_heads[nth][head]);
         let number = |i: usize| kv[i] * scales.as_ref().map_or(1.0, |scales| scales[i / dim]);
         let numbers: Vec<f64> = (0..kv.len()).map(number).collect();
         let mut y = vec![0.0; tokens * heads * dim];
@@ -80,11 +84,16 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
                     &numbers[at * dim..][..dim]
                 };
                 let position = positions[token] as usize;
-                let seen = window.map_or(0, |w| (position + 1).saturating_sub(w))..=position;
+                let first =
+                    |w: usize| if *chunked { position - position % w } else { (position + 1).saturating_sub(w) };
+                let seen = window.map_or(0, first)..=position;
                 let capped = |score: f64| softcap.map_or(score, |cap| cap * (score / cap).tanh());
                 let dot = |key: &[f64]| key.iter().zip(query).map(|(a, b)| a * b).sum::<f64>();
-                let weights: Vec<f64> = seen.clone().map(|p| capped(scale * dot(row(0, p))).exp()).collect();
-                let total: f64 = weights.iter().sum();
+                let slope = of_head(*slopes, 0, head).unwrap_or(0.0);
+                let score = |p: usize| capped(scale * dot(row(0, p))) - slope * (position - p) as f64;
+                let weights: Vec<f64> = seen.clone().map(|p| score(p).exp()).collect();
+                let sink = of_head(*sinks, usize::from(*slopes), head).map_or(0.0, f64::exp);
+                let total = weights.iter().sum::<f64>() + sink;
                 let out = &mut y[(token * heads + head) * dim..][..dim];
                 for (position, weight) in seen.zip(weights) {
                     for (to, value) in out.iter_mut().zip(row(1, position)) {

@@ -28,24 +28,46 @@ pub(crate) const ALL: [&str; 6] =
     ["mha_untied", "gqa2_tied", "gqa8_llama3_rope", "odd_head_dim", "bf16_sharded", "biased"];
 
 /// Every decoder, with the context that it is built for: the whole sequence where frequencies depend on it.
-pub(crate) const FAMILIES: [(&str, Option<usize>); 17] = [
+pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
+    ("bloom", None),
+    ("cohere", None),
+    ("cohere2", None),
+    ("deepseek_v2", None),
+    ("exaone4", None),
     ("falcon", None),
+    ("falcon_rw", None),
     ("gemma2", None),
     ("gemma3", None),
+    ("glm", None),
+    ("glm4", None),
+    ("glm4_moe", None),
     ("gpt2", None),
     ("gpt_neox", None),
+    ("gpt_oss", None),
+    ("granite", None),
+    ("granitemoe", None),
+    ("granitemoeshared", None),
     ("llama_dynamic", Some(24)),
     ("llama_linear", None),
     ("llama_yarn", None),
     ("llama_yarn_mscale", None),
+    ("minimax_m2", None),
     ("mistral", None),
     ("mixtral", None),
+    ("mpt", None),
     ("olmo2", None),
+    ("olmo3", None),
+    ("olmoe", None),
     ("phi3", None),
     ("phi3_longrope", None),
     ("qwen2", None),
+    ("qwen2_moe", None),
     ("qwen3", None),
     ("qwen3_moe", None),
+    ("smollm3", None),
+    ("stablelm", None),
+    ("stablelm_parallel", None),
+    ("starcoder2", None),
 ];
 
 /// Tokens of a block of the cache: not a divisor of anything else here.
@@ -83,6 +105,10 @@ impl Expected {
             safetensors::Dtype::I64 => Tensor::from_bytes(DType::I64, shape, view.data()),
             other => panic!("{name} is {other:?}"),
         }
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        SafeTensors::deserialize(&self.0).expect("a fixture").tensor(name).is_ok()
     }
 
     pub(crate) fn tokens(&self, name: &str) -> Vec<i64> {
