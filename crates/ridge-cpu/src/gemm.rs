@@ -10,6 +10,7 @@
 
 mod micro;
 mod pack;
+mod words;
 
 pub(crate) use pack::Lines;
 
@@ -22,15 +23,7 @@ use crate::io::KernelIo;
 use crate::kernel::Preparation;
 use crate::simd;
 use micro::{Micro, pairs_available};
-
-/// What a word of a panel is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Words {
-    /// One f32.
-    F32,
-    /// Two neighbouring bf16.
-    Pairs,
-}
+use words::Words;
 
 /// Words of the inner extent that a panel of B covers while it is in L1.
 const DEPTH: usize = 256;

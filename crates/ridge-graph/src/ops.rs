@@ -45,6 +45,7 @@ mod penalties;
 pub mod planned;
 mod quantize;
 mod ragged_attention;
+mod ragged_attention_samples;
 mod require;
 mod rms_norm;
 mod rope;

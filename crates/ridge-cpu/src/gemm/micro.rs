@@ -4,7 +4,7 @@
 //! neighbouring bf16. Floor: a fused multiply-add (or a product of pairs) of a whole vector each cycle.
 #![allow(clippy::inline_always)] // must compile with the instruction set of the caller
 
-use super::Words;
+use super::words::Words;
 use crate::simd::{self, Isa};
 
 /// How the innermost product is computed on this machine: extents of its tile, and what a word is.

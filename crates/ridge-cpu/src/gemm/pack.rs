@@ -3,7 +3,7 @@
 
 use half::bf16;
 
-use super::Words;
+use super::words::Words;
 use crate::simd::{Element, vectorised};
 
 /// An operand in memory: element `step` of line `line` is at `line * line_stride + step * step_stride`, and one of the

@@ -216,11 +216,12 @@ impl CpuKernel for WeightGradient {
             let [x, dy] = &mut room;
             for begin in (0..rows).step_by(CHAIN) {
                 chain[..count].fill(0.0);
-                for row in begin..(begin + CHAIN).min(rows) {
+                let end = (begin + CHAIN).min(rows);
+                for (row, of_row) in (begin..end).zip(&statistics[begin..end]) {
                     let at = row * hidden + first;
                     let x = simd::view(io, 0, dtype, at, &mut x[..count]);
                     let dy = simd::view(io, 1, dtype, at, &mut dy[..count]);
-                    gather(x, statistics[row], dy, &mut chain[..count]);
+                    gather(x, *of_row, dy, &mut chain[..count]);
                 }
                 simd::add(&mut sums[..count], &chain[..count]);
             }

@@ -8,9 +8,8 @@ use ridge_graph::{DType, Function, Sym};
 use super::entry::CudaKernelEntry;
 use super::rope;
 use crate::kernel::{
-    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, composite, grid,
-    input,
-    name, numbers, output,
+    CudaKernel, CudaKernelSpec, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, ZERO_BYTES, composite,
+    grid, input, name, numbers, output,
 };
 
 pub(super) const ATTENTION: KernelText<'_> =

@@ -4,7 +4,7 @@ use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, cross_entropy, dropout, dry, embedding,
     expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
     linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties,
-    quantize, ragged_attention, rms_norm, rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
+    quantize, ragged_attention_samples, rms_norm, rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -52,9 +52,9 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("muon", muon::samples),
         OpEntry::new("penalties", penalties::samples),
         OpEntry::new("quantize", quantize::samples),
-        OpEntry::new("ragged_attention", ragged_attention::samples),
-        OpEntry::new("ragged_attention_backward", ragged_attention::samples_backward),
-        OpEntry::new("ragged_attention_saving", ragged_attention::samples_saving),
+        OpEntry::new("ragged_attention", ragged_attention_samples::samples),
+        OpEntry::new("ragged_attention_backward", ragged_attention_samples::samples_backward),
+        OpEntry::new("ragged_attention_saving", ragged_attention_samples::samples_saving),
         OpEntry::new("rms_norm", rms_norm::samples),
         OpEntry::new("rms_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, false)),
         OpEntry::new("rms_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, false)),

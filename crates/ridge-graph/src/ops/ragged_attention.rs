@@ -2,11 +2,9 @@
 //! section 3.2.1; Devlin et al. 2019, "BERT", section 3), in both directions or causal, and its gradient.
 
 mod backward;
-mod samples;
 mod terms;
 
 pub use backward::RaggedAttentionBackward;
-pub(super) use samples::{samples, samples_backward, samples_saving};
 pub use terms::RaggedAttention;
 
 use super::require::takes;
@@ -100,7 +98,7 @@ impl Composite for RaggedAttentionSaving {
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let [q, k, v, ids] = inputs else { unreachable!("infer has counted the inputs") };
         let qt = g.ty(*q)?.clone();
-        let e = self.0.extents(g, *q, *k)?;
+        let e = RaggedAttention::extents(g, *q, *k)?;
         let x = by_kv_head(g, &e, *q)?;
         let [k, v] = [head_first(g, *k)?, head_first(g, *v)?];
         let found = self.0.scores(g, &e, [x, k, *ids])?;

@@ -5,7 +5,7 @@
 use ridge_files::checkpoint::Part;
 use ridge_graph::{Builder, Result as GraphResult, Var};
 
-use super::blocks::{MlpGate, NormKind, gated_mlp, linear, norm_per_head, scaled};
+use super::blocks::{MlpGate, NormKind, gated_mlp, linear, norm_per_head};
 use super::decoder::{AttentionScores, DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::gguf_mapping::{GgufEntry, GgufMapping, LAYER_NORM_EPSILON, read_attention_bias, window_metadata};
@@ -167,8 +167,8 @@ impl DecoderFamily for CohereConfig {
         g.add(x, m)
     }
 
-    fn logits(&self, g: &mut Builder, logits: Var) -> GraphResult<Var> {
-        scaled(g, logits, self.logit_scale)
+    fn logit_scale(&self) -> f64 {
+        self.logit_scale
     }
 
     fn parts(&self) -> Vec<Part> {

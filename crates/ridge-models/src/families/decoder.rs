@@ -6,9 +6,9 @@ use std::fmt::Debug;
 use std::ops::DerefMut;
 
 use ridge_graph::ops::{LinearCrossEntropy, PagedAttention, RaggedAttention, Rope};
-use ridge_graph::{Builder, DType, Dim, GraphError, FuncId, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, FuncId, GraphError, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{NormKind, deinterleaved, linear, rope, soft_cap, weight};
+use super::blocks::{NormKind, deinterleaved, linear, rope, scaled, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
@@ -108,6 +108,11 @@ pub(crate) trait DecoderFamily: ConfigValue {
 
     /// One layer: `x`, `[tokens, hidden]`, to the next.
     fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var>;
+
+    /// The output projection's f32 logits are multiplied by this.
+    fn logit_scale(&self) -> f64 {
+        1.0
+    }
 
     /// The output projection's f32 logits stay within this, by a hyperbolic tangent.
     fn logit_softcap(&self) -> Option<f64> {
@@ -334,6 +339,7 @@ fn head(g: &mut Builder, tensors: &TensorTable, family: &dyn DecoderFamily, x: V
     g.scoped(tensors.head.scope, |g| {
         let logits = g.linear(x, w)?;
         let logits = g.cast(logits, DType::F32)?;
+        let logits = scaled(g, logits, family.logit_scale())?;
         match family.logit_softcap() {
             Some(cap) => soft_cap(g, logits, cap),
             None => Ok(logits),
@@ -424,6 +430,7 @@ pub(super) fn build_training(
     let hidden = g.cast(x, DType::F32)?;
     let targets = targets(&mut g)?;
     let w = head_weight(&mut g, tensors, config)?;
+    let x = scaled(&mut g, x, family.logit_scale())?;
     let op = LinearCrossEntropy { softcap: family.logit_softcap(), z_loss: options.z_loss };
     let loss = g.scoped("loss", |g| {
         let sum = g.linear_cross_entropy(x, w, targets, op)?;

@@ -135,8 +135,8 @@ impl DecoderFamily for GraniteConfig {
         })
     }
 
-    fn logits(&self, g: &mut Builder, logits: Var) -> GraphResult<Var> {
-        scaled(g, logits, 1.0 / self.factors.logits)
+    fn logit_scale(&self) -> f64 {
+        1.0 / self.factors.logits
     }
 
     fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {

@@ -122,8 +122,8 @@ impl DecoderFamily for GraniteMoeConfig {
         })
     }
 
-    fn logits(&self, g: &mut Builder, logits: Var) -> GraphResult<Var> {
-        scaled(g, logits, 1.0 / self.factors.logits)
+    fn logit_scale(&self) -> f64 {
+        1.0 / self.factors.logits
     }
 
     fn parts(&self) -> Vec<Part> {

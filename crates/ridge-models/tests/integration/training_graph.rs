@@ -8,6 +8,9 @@ use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, e
 use ridge_models::{BuildOptions, WeightSource, symbols, with_loss};
 use std::sync::Arc;
 
+/// Families whose attention has ALiBi slopes, sinks or chunked windows.
+const WITHOUT_TRAINING: [&str; 4] = ["bloom", "falcon_rw", "gpt_oss", "mpt"];
+
 /// The training graph of a fixture, its weights stored as the checkpoint has them.
 fn training_graph(fixture: &Fixture, context: Option<usize>) -> Graph {
     let module = fixture.config.build_training(&BuildOptions { context, ..BuildOptions::default() }).expect("builds");
@@ -54,8 +57,14 @@ fn run(fixture: &Fixture, graph: &Graph, texts: &[&[i64]], padding: usize) -> Ve
 
 #[test]
 fn a_training_graph_has_the_logits_of_the_one_that_serves() {
-    for (name, context) in FAMILIES {
+    for &(name, context) in FAMILIES {
         let fixture = Fixture::family(name, context);
+        if WITHOUT_TRAINING.contains(&name) {
+            let built = fixture.config.build_training(&BuildOptions::default());
+            let why = built.err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(why.contains("cannot be trained yet"), "{name}: {why}");
+            continue;
+        }
         let mut graph = training_graph(&fixture, context);
         passes::prune(&mut graph, &["all_logits"]).expect("has them");
         assert_eq!(graph.args(Role::State).count(), 0, "{name} has a cache");

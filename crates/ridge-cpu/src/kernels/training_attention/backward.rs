@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use super::call::{Attention, PIECE, SPAN};
 use super::forward::as_floats;
 use super::spans::{SequenceRun, keys_of, mask, queries_of, runs, seeing, seen, spans};
-use super::{Attention, Lines, PIECE, SPAN};
+use crate::gemm::Lines;
 use crate::io::KernelIo;
 use crate::kernel::CpuKernel;
 use crate::scratch::Scratch;

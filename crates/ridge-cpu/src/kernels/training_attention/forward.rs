@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use super::call::{Attention, PIECE, SPAN};
 use super::spans::{SequenceRun, keys_of, mask, runs, seen, spans};
-use super::{Attention, PIECE, SPAN};
+use crate::gemm::Lines;
 use crate::io::KernelIo;
 use crate::kernel::CpuKernel;
 use crate::scratch::Scratch;
@@ -126,7 +127,7 @@ impl Forward {
                     simd::scale(&mut room.out[row * width..][..a.dim], kept);
                 }
             }
-            let lines = super::Lines { lines: count, line_stride: stride, step_stride: 1 };
+            let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
             a.tile.pack_a(room.scores, lines, keys, room.shares);
             a.tile.multiply(keys, [&*room.shares, &*room.values], [count, a.dim], room.out, width, true);
         }

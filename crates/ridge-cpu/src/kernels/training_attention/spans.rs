@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ridge_graph::ops::RaggedAttention;
 
-use super::SPAN;
+use super::call::SPAN;
 
 /// Tokens of one sequence that stand together.
 #[derive(Clone, Debug, PartialEq)]

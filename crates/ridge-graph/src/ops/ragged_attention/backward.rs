@@ -48,7 +48,7 @@ impl Composite for RaggedAttentionBackward {
         let types = [*q, *k, *v].map(|x| g.ty(x).cloned());
         let [qt, kt, vt] = types;
         let (qt, kt, vt) = (qt?, kt?, vt?);
-        let e = op.extents(g, *q, *k)?;
+        let e = RaggedAttention::extents(g, *q, *k)?;
         let pairs = Shape::new([&e.heads, &e.group, &e.tokens, &e.tokens]);
         let flat_pairs = Shape::new([&e.heads, &e.rows, &e.tokens]);
         let one = crate::Dim::from(1);

@@ -101,7 +101,7 @@ impl RaggedAttention {
         }
     }
 
-    pub(super) fn extents(&self, g: &Builder, q: Var, k: Var) -> Result<Extents> {
+    pub(super) fn extents(g: &Builder, q: Var, k: Var) -> Result<Extents> {
         let (qt, kt) = (g.ty(q)?, g.ty(k)?);
         let fail = |why: Why| GraphError::usage(g.scope(), why);
         let (group, heads) = Self::groups(qt, kt).map_err(fail)?;

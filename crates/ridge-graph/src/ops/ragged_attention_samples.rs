@@ -1,8 +1,6 @@
 //! Instances of attention without a cache.
 
-use super::RaggedAttentionSaving;
-use super::backward::RaggedAttentionBackward;
-use super::terms::RaggedAttention;
+use super::ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
 use crate::dim::Sym;
 use crate::dtype::DType;
 use crate::sample::{Rng, Sample};
