@@ -294,7 +294,7 @@ mod tests {
             let scale = 2f64.powi(turn % 250 - 130);
             let mut x: [f32; GROUP] = std::array::from_fn(|_| (rng.gauss() * scale) as f32);
             match turn % 8 {
-                0 => x.iter_mut().enumerate().for_each(|(i, x)| *x = ((i as i32 - 127)f64::from() * scale / 2.0) as f32),
+                0 => x.iter_mut().enumerate().for_each(|(i, x)| *x = (f64::from(i as i32 - 127) * scale / 2.0) as f32),
                 1 => x[turn as usize % GROUP] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][turn as usize / 8 % 3],
                 2 => x.fill(0.0),
                 _ => {}
