@@ -129,7 +129,7 @@ mod tests {
         assert!(read(&[(variables::RANKS, "2")]).unwrap().is_none());
         let said = |set: &[(&str, &str)]| read(set).unwrap_err().to_string();
         let rank = (variables::RANK, "1");
-        assert_eq!(said(&[rank]), "RIDGE_RANKS = \"\": is needed where RIDGE_RANK is set");
+        assert_eq!(said(&[rank]), "RIDGE_RANKS = \"\": is required if RIDGE_RANK is set");
         let ranks = (variables::RANKS, "2");
         assert!(said(&[rank, ranks]).starts_with("RIDGE_MEET"));
         assert!(said(&[rank, (variables::RANKS, "x")]).ends_with("must be a whole number"));

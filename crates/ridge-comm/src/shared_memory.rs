@@ -195,7 +195,7 @@ mod tests {
         let path = folder.path().join("segment");
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         file.set_len((4 * STRIDE) as u64).unwrap();
-        assert!(Segment::open(&path, 3).is_err_and(|e| e.to_string().contains("not that of 3 ranks")));
+        assert!(Segment::open(&path, 3).is_err_and(|e| e.to_string().contains("not for 3 ranks")));
         let segment = Segment::open(&path, 2).unwrap();
         let mut link = segment.link(0, 1);
         Ring { map: Arc::clone(&segment.map), at: STRIDE }.counter(READ).store(9, Ordering::Relaxed);

@@ -126,7 +126,7 @@ fn a_server_that_is_busy_is_asked_again() {
     let cache = tempfile::tempdir().unwrap();
     server.set_faults(HubFaults { unavailable: 1000, ..HubFaults::default() });
     let said = pull(&request(), &settings(&server, cache.path()), &mut ()).unwrap_err().to_string();
-    assert!(said.contains("503 Service Unavailable, 5 times; run the command again"), "{said}");
+    assert!(said.contains("503 Service Unavailable (5 attempts); run the command again"), "{said}");
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn revisions_and_models_that_are_not_there_are_named() {
     let said = pull("org/model@v2").unwrap_err().to_string();
     assert!(said.starts_with("org/model: there is no revision v2;"), "{said}");
     let said = pull("org/other").unwrap_err().to_string();
-    assert!(said.contains("has no such model, or does not show it without a token"), "{said}");
+    assert!(said.contains("has no such model, or it is not visible without a token"), "{said}");
     let refused = HubSettings { endpoint: "http://127.0.0.1:9/".to_owned(), ..settings.clone() };
     let error = ridge_hub::pull(&request(), &refused, &mut ()).unwrap_err();
     assert!(matches!(error, HubError::Request { .. }), "{error}");

@@ -68,7 +68,7 @@ fn commands_that_take_a_device_are_listed_above() {
     let names = listed.lines().filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help");
     let mut taking: Vec<&str> = names.filter(|name| stdout(&[name, "--help"]).contains("--device <DEVICE>")).collect();
     taking.sort_unstable();
-    assert_eq!(taking, ["bench", "classify", "embed", "generate", "serve"]);
+    assert_eq!(taking, ["bench", "classify", "embed", "generate", "serve", "train"]);
 }
 
 #[test]

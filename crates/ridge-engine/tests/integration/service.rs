@@ -367,7 +367,7 @@ fn a_bad_constraint_fails_its_request_alone() {
         (Constraint::JsonSchema("{".into()), "json_schema = {: is not JSON"),
         (Constraint::JsonSchema(r#"{"type": "nonsense"}"#.into()), "json_schema"),
         (Constraint::Regex("(((".into()), "regex = (((:"),
-        (Constraint::Choice(vec![]), "choice = : names nothing"),
+        (Constraint::Choice(vec![]), "choice = : has no choices"),
         (Constraint::Lark("start: nothing".into()), "grammar = start: nothing:"),
     ] {
         let refused = service.submit(bad(constraint), Duration::ZERO).expect_err(says);
@@ -458,7 +458,7 @@ fn request_whose_mask_is_given_up_fails_alone() {
         // As where the thread that had it panics.
         jobs.lock().expect("whole").clear();
     }
-    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("gave up")), "{heard:?}");
+    assert!(heard[&costly].failed.as_ref().is_some_and(|why| why.contains("failed on it")), "{heard:?}");
     assert_eq!(heard[&plain].answers[&0].0.len(), 100);
     assert!(!service.waits_for_masks());
 }

@@ -66,7 +66,7 @@ fn lengths_offsets_and_types_that_cannot_be_are_told_by_name() {
         (d + 5, &[99], "has d of type 99"),
         (d + 9, &huge, "for the elements of d"),
         (t + 1, &[9], "has the tensor t with 9 axes; the number must be 1 to 4"),
-        (t + 5, &[31], "which has rows of 31, and q8_0 stores blocks of 32"),
+        (t + 5, &[31], "which has rows of 31, which blocks of 32 of q8_0 do not divide"),
         (t + 5, &huge, "the tensor t"),
         (t + 21, &[200], "type 200, which Ridge does not know"),
         (t + 21, &[16], "type iq2_xxs, which Ridge does not read"),

@@ -42,7 +42,7 @@ fn parts_that_are_missing_renamed_or_anothers_are_refused() {
     assert!(says.contains("its name says part 2 of 3, but its metadata do not"), "{says}");
     std::fs::rename(to.join(part(1)), to.join("model.gguf")).expect("can be renamed");
     let says = refusal(to.join("model.gguf"));
-    assert!(says.contains("it is part 1 of 3, and is not called NAME-00001-of-00003.gguf"), "{says}");
+    assert!(says.contains("it is part 1 of 3, but its name is not NAME-00001-of-00003.gguf"), "{says}");
     // A part alone in memory has no neighbours.
     let bytes = std::fs::read(to.join("model.gguf")).expect("is there");
     let says = Gguf::from_bytes("x.gguf", bytes).expect_err("is a part").to_string();
@@ -72,5 +72,5 @@ fn parts_with_the_same_tensor_or_too_few_are_refused() {
     let says = Gguf::open(written(&to, 0, 2, 3, "b")).expect_err("too few").to_string();
     assert!(says.contains("its 2 parts have 2 tensors, but split.tensors.count = 3"), "{says}");
     let says = Gguf::open(written(&to, 2, 2, 3, "b")).expect_err("no such part").to_string();
-    assert!(says.contains("split.no = 2, and there are 2 parts"), "{says}");
+    assert!(says.contains("split.no = 2, but there are 2 parts"), "{says}");
 }

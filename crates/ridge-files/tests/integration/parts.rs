@@ -79,10 +79,10 @@ fn what_does_not_fit_is_refused_by_the_tensor() {
     let message = refusal(&[6, 2], part("w", "x", false, Some(Rows::range(4, 3))));
     assert_eq!(
         message,
-        "test: w has the shape [6, 2], and should have 7 rows or more; check that config.json belongs to this checkpoint"
+        "test: w has the shape [6, 2], but should have at least 7 rows; check that config.json belongs to this checkpoint"
     );
-    let message = refusal(&[6, 2, 1], part("w", "x", true, None));
-    assert!(message.contains("w has the shape [6, 2, 1], and should be a matrix or a vector"), "{message}");
+    let message = refusal(&[6, 2, 1, 1], part("w", "x", true, None));
+    assert!(message.contains("w has the shape [6, 2, 1, 1], but should have at most three axes"), "{message}");
     let message = refusal(&[6], part("other.*", "x", false, None));
     assert!(message.contains("there is no tensor other.*"), "{message}");
     for (first, len, asked) in [(0, 5, 5), (1, 5, 5), (2, 2, 2)] {

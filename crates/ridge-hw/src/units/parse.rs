@@ -122,7 +122,7 @@ mod tests {
         assert!(said("8gb").contains("b means bits"), "{}", said("8gb"));
         assert!(said("8mib").contains("b means bits") || said("8MIB").contains("did you mean MiB"), "{}", said("8MIB"));
         assert!(said("8KB").contains("did you mean kB"), "{}", said("8KB"));
-        assert!(said("eight").contains("no number"));
+        assert!(said("eight").contains("not a number"));
         assert!(said("-1GB").contains("0 or more") && said("infGB").contains("0 or more"));
         let rate = |typed: &str| typed.parse::<BytesPerSecond>().unwrap_err().to_string();
         assert!(rate("400Gbps").contains("write Gb/s for bits, GB/s for bytes"), "{}", rate("400Gbps"));

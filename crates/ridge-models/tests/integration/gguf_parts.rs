@@ -176,9 +176,9 @@ fn weights_that_do_not_fit_their_configuration_are_refused_before_a_file_is_made
     std::fs::copy(from.join("config.json"), to.join("config.json")).expect("is there");
     let (name, norm) = ("model.layers.0.self_attn.q_proj.weight", "model.norm.weight");
     for (tensor, shape, says) in [
-        (norm, "[]", "is [], the model has [32]"),
-        (name, "[1,1]", "is [1, 1], the model has [32, 32]"),
-        (name, "[0,1]", "is [0, 1], the model has [32, 32]"),
+        (norm, "[]", "is [], expected [32]"),
+        (name, "[1,1]", "is [1, 1], expected [32, 32]"),
+        (name, "[0,1]", "is [0, 1], expected [32, 32]"),
     ] {
         let end = if shape.contains('0') { 0 } else { 4 };
         let header = format!(r#"{{"{tensor}":{{"dtype":"F32","shape":{shape},"data_offsets":[0,{end}]}}}}"#);

@@ -63,7 +63,7 @@ fn config_alone_is_enough_to_open() {
     let files = ModelFiles::open(Some(dir.path())).unwrap();
     files.llama_config().unwrap();
     let message = files.checkpoint().unwrap_err().to_string();
-    assert!(message.contains("holds no *.safetensors file; download"), "{message}");
+    assert!(message.contains("contains no *.safetensors file; download"), "{message}");
     let message = files.tokenizer().unwrap_err().to_string();
     assert!(message.contains("holds no tokenizer.json; download"), "{message}");
     std::fs::write(dir.path().join("tokenizer.model"), "").unwrap();
@@ -97,7 +97,7 @@ fn generation_config_overrides_the_end_tokens() {
 #[test]
 fn repository_name_in_place_of_a_folder_says_how_to_download() {
     let message = refusal(Path::new("meta-llama/Llama-3.1-8B"));
-    assert!(message.contains("there is no such folder"), "{message}");
+    assert!(message.contains("this folder does not exist"), "{message}");
     assert!(message.contains("run `ridge pull meta-llama/Llama-3.1-8B`"), "{message}");
 }
 

@@ -227,6 +227,6 @@ mod tests {
         assert!(message("9.1", launch(128, 32, 0)).contains("the nearest is 9.0"));
         assert!(message("9.0", launch(2048, 32, 0)).contains("the nearest is 1024"));
         assert!(message("8.6", launch(128, 32, 163 << 10)).contains("101376"));
-        assert!(message("9.0", launch(1024, 128, 0)).contains("64 is the most"));
+        assert!(message("9.0", launch(1024, 128, 0)).contains("the maximum for this block is 64"));
     }
 }

@@ -176,7 +176,7 @@ fn errors_name_the_template_and_the_line() {
         ("a\n\n{% for x in messages %}\n{{ x + 1 }}{% endfor %}", "t.jinja line 4: unsupported operand"),
         ("{{ 1 }}\n{% else %}", "t.jinja line 2: unknown tag 'else'"),
         ("{{ 'a'\n'b' ! }}", "t.jinja line 2: unexpected character '!'"),
-        ("\n{{ raise_exception('No ' ~ 1) }}", "t.jinja line 2: the chat template refuses this conversation: No 1"),
+        ("\n{{ raise_exception('No ' ~ 1) }}", "t.jinja line 2: the chat template rejects this conversation: No 1"),
         ("{{ s|nofilter }}", "t.jinja line 1: no filter or test named 'nofilter'"),
     ] {
         let message = render(source).unwrap_err().to_string();

@@ -19,14 +19,14 @@ use args::KeyArgs;
 
 /// Train a model
 ///
-/// From scratch by a config.json, or further from weights. Each key of the configuration file is a flag, too, which is
-/// stronger: --optimizer.learning_rate 1e-3 is learning_rate in the section [optimizer]. SIGTERM, SIGUSR1 and Ctrl-C
+/// From scratch by a config.json, or further from weights. Each key of the configuration file is also a flag, which takes
+/// precedence: --optimizer.learning_rate 1e-3 is learning_rate in the section `[optimizer]`. SIGTERM, SIGUSR1 and Ctrl-C
 /// save a checkpoint and exit.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ridge train run.toml                             as the file says
-  ridge train run.toml --checkpoint.resume auto    continues from the last checkpoint, if there is one
+  ridge train run.toml --checkpoint.resume auto    from the last checkpoint
   ridge train run.toml --train.steps 100           with another number of steps
   ridge train run.toml --dry-run                   prints the settings and the memory that a run takes
 
