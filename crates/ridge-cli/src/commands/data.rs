@@ -21,9 +21,9 @@ use crate::output::{Progress, grouped, note};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge data corpus/ -o shards --tokenizer DIR               tokens of a model's tokenizer
-  ridge data a.jsonl b.jsonl -o shards --duplicates near     without near duplicates, as bytes
-  ridge data corpus/ -o shards --tokenizer DIR --gopher      with the quality rules of Gopher
+  ridge data corpus/ -o shards --tokenizer DIR          with a model's tokenizer
+  ridge data a.jsonl -o shards --duplicates near        without near duplicates
+  ridge data corpus/ -o shards --gopher                 with Gopher's filters
 
 Exit codes: 0 done, 1 failed, 2 usage error.")]
 pub(crate) struct DataArgs {

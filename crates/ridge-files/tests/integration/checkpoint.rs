@@ -182,7 +182,7 @@ fn gaps_between_tensors_are_refused() {
         "a": entry("F32", &[4], 0, 16),
         "b": entry("F32", &[4], 48, 64)
     }));
-    assert_names(&message, &["the tensor b at 48..64 leaves a gap behind a"]);
+    assert_names(&message, &["the tensor b at 48..64 leaves a gap after a, which ends at 16"]);
 }
 
 #[test]

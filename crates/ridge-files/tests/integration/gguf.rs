@@ -70,7 +70,7 @@ fn lengths_offsets_and_types_that_cannot_be_are_told_by_name() {
         (t + 5, &huge, "the tensor t"),
         (t + 21, &[200], "type 200, which Ridge does not know"),
         (t + 21, &[16], "type iq2_xxs, which Ridge does not read"),
-        (t + 25, &[1], "no multiple of 32"),
+        (t + 25, &[1], "which is not a multiple of 32"),
         (t + 25, &[0, 0, 0, 0, 0, 0, 0, 64], "outside the"),
         (t + 25, &huge[..7], "t"),
     ] {

@@ -93,7 +93,7 @@ fn what_does_not_fit_is_refused_by_the_tensor() {
     let message = checkpoint(&[("w", &[6, 2])]).divided(&twice).unwrap_err().to_string();
     assert!(message.contains("w has 6 rows, but the configuration requires 9"), "{message}");
     let both = checkpoint(&[("w", &[2]), ("x", &[2])]).divided(&[part("w", "x", false, None)]).unwrap_err().to_string();
-    assert!(both.contains("x is there as a tensor and as a part of another"), "{both}");
+    assert!(both.contains("x exists both as a tensor and as a part of another"), "{both}");
 }
 
 #[test]

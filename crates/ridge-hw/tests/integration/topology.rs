@@ -57,7 +57,7 @@ fn what_contradicts_itself_is_refused_with_its_line() {
     for (text, wanted) in [
         (two("NV4\tPIX", "SYS\tX\tSYS"), "line 3: GPU0 to GPU1 is NV4, but GPU1 to GPU0 is SYS"),
         (two("NV4\tPIX", "NV4\tPHB\tSYS"), "line 3: GPU1 to GPU1 is not X (PHB)"),
-        (two("X\tPIX", "X\tX\tSYS"), "line 2: GPU0 to GPU1 is X (X), and they are two devices"),
+        (two("X\tPIX", "X\tX\tSYS"), "line 2: GPU0 to GPU1 is X (X), but they are two devices"),
         (two("NV4", "NV4\tX\tSYS"), "line 2: the row GPU0 has 2 cells for 3 devices"),
         (two("NV40\tPIX", "NV40\tX\tSYS"), "line 2: GPU0: NV40, but a GPU has 1 to 18 NVLinks"),
         (two("NV0\tPIX", "NV0\tX\tSYS"), "line 2: GPU0: NV0"),

@@ -25,10 +25,10 @@ use args::KeyArgs;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  ridge train run.toml                             as the file says
+  ridge train run.toml                             trains as configured
   ridge train run.toml --checkpoint.resume auto    from the last checkpoint
-  ridge train run.toml --train.steps 100           with another number of steps
-  ridge train run.toml --dry-run                   prints the settings and the memory that a run takes
+  ridge train run.toml --train.steps 100           overrides the steps
+  ridge train run.toml --dry-run                   settings and predicted memory
 
 Exit codes: 0 done or stopped by a signal, 1 failed, 2 usage error.")]
 pub(crate) struct TrainArgs {
