@@ -98,7 +98,7 @@ pub enum OperandSlot {
     Output(usize),
     /// Memory that no other launch uses meanwhile.
     Scratch,
-    /// [`ZERO_BYTES`] bytes that are zeros when a launch begins, and that it leaves as zeros.
+    /// `ZERO_BYTES` bytes that are zeros when a launch begins, and that it leaves as zeros.
     Zeros,
 }
 
