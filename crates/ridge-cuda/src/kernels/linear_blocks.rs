@@ -167,18 +167,19 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
 
     let gated = linears.after == LinearEpilogue::Swiglu;
     let one = linears.rows == 1;
-    // One row's norm is made on the way; those of several would keep the weights waiting.
-    let on_the_way = linears.norm.is_some() && one;
-    let (mut kernel, x) =
-        if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
-    let threads = norm::threads_of(linears.depth * linears.x().dtype.size_bytes() / 16);
-    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let sides: usize = if gated { 2 } else { 1 };
     let ring =
         |warps: usize, stages: usize| distinct.iter().map(|f| sides * warps * f.ring_bytes(stages)).max().unwrap_or(0);
     let warps = if ring(8, 2) <= MAX_RING_BYTES { 8 } else { 4 };
     let stages = if ring(warps, 3) <= SMALL_RING_BYTES { 3 } else { 2 };
     let ring = ring(warps, stages);
+    // One row's norm is made on the way, if the block has the threads for its sums; those of several rows would keep the
+    // weights waiting.
+    let threads = norm::threads_of(linears.depth * linears.x().dtype.size_bytes() / 16);
+    let on_the_way = linears.norm.is_some() && one && threads <= 32 * warps;
+    let (mut kernel, x) =
+        if on_the_way { (CudaKernel::default(), (OperandSlot::Input(linears.x), 0)) } else { linears.normed()? };
+    let gain = &linears.spec.inputs[linears.x + usize::from(linears.norm.is_some())];
     let rows = linears.rows.next_power_of_two().max(8);
     let defines = [
         ("D", name(linears.x().dtype)),

@@ -100,6 +100,6 @@ mod tests {
         let of = |wanted| spans(&found[1].sequence, &wanted).collect::<Vec<_>>();
         assert_eq!(of(7..150), [7..71, 71..135, 135..199]);
         assert_eq!(of(80..207), [71..135, 135..199, 199..207]);
-        assert_eq!(of(71..71), []);
+        assert!(of(71..71).is_empty());
     }
 }
