@@ -300,7 +300,7 @@ mod tests {
         let words: Vec<u64> = (0..1000).collect();
         for len in [0, 1, 31, 32, 33, 1000] {
             assert_eq!(sum(&words[..len]), words[..len].iter().sum::<u64>());
-            assert_eq!(sum_portable(&words[..len]), words[..len].iter().sum());
+            assert_eq!(sum_portable(&words[..len]), words[..len].iter().sum::<u64>());
         }
     }
 
