@@ -23,6 +23,8 @@ use crate::error::{GraphError, Result};
 use crate::graph::{Arg, Builder, Function, Graph, Op, Role, Var};
 use crate::types::Type;
 
+pub use residual::Recompute;
+
 use activity::is_smooth;
 use expand::Differentiator;
 use sweep::ReverseSweep;
@@ -112,6 +114,15 @@ impl Differentiated {
     /// # Errors
     /// As [`gradient`].
     pub fn new(graph: &Graph, loss: &str, wrt: &[impl AsRef<str>]) -> Result<Self> {
+        Self::recomputing(graph, loss, wrt, Vec::new())
+    }
+
+    /// As [`Differentiated::new`], with what the backward pass computes again: one entry for each call in main through which
+    /// the loss depends on `wrt`, in order (of a decoder, its layers); of calls without an entry, [`Recompute::Cheap`].
+    ///
+    /// # Errors
+    /// As [`gradient`].
+    pub fn recomputing(graph: &Graph, loss: &str, wrt: &[impl AsRef<str>], recompute: Vec<Recompute>) -> Result<Self> {
         let main = graph.main();
         let loss = loss_output(main, loss)?;
         let mut marked = vec![false; main.args.len()];
@@ -128,7 +139,7 @@ impl Differentiated {
         }
         let lossy: Vec<bool> = (0..main.outputs.len()).map(|i| i == loss).collect();
 
-        let mut all = Differentiator::new(Builder::resume(graph.functions.clone(), &main.name));
+        let mut all = Differentiator::new(Builder::resume(graph.functions.clone(), &main.name), recompute);
         let active = all.activity.active(all.g.functions(), main, &marked, &lossy);
         let args: Vec<Var> = main.args.iter().map(|a| all.g.push_arg(a.clone())).collect();
         let mut tape = Tape::default();

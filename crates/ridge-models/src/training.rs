@@ -48,7 +48,9 @@ impl ModelConfig {
         if name.ends_with(".bias") {
             return WeightRole::Bias;
         }
-        if rank < 2 {
+        // Norms with weights for each head have two axes.
+        let is_norm = name.rsplit('.').nth(1).is_some_and(|scope| scope.ends_with("norm"));
+        if rank < 2 || is_norm {
             return WeightRole::Vector;
         }
         let tensors = &self.family().tensors;

@@ -157,7 +157,7 @@ impl Reading {
     }
 
     /// As [`Reading::from_json`], for training by Ridge itself: what a backward pass needs is what the gradient of the
-    /// model's own graph takes.
+    /// graph that Ridge trains takes.
     ///
     /// # Errors
     /// As there, and of families that Ridge does not run.
@@ -169,9 +169,10 @@ impl Reading {
         if family_kind(file, text)? == Some(FamilyKind::Planned) {
             return Err(refused("it can only be planned so far".into()));
         }
-        let model = build(file, text)?;
-        let mut reading = Self::new(&model)?;
-        let mut saved = own::saved_by_gradient(&model).map_err(|error| refused(error.to_string()))?;
+        let mut reading = Self::new(&build(file, text)?)?;
+        let training = ModelConfig::from_json(file, text)?.build_training(&options());
+        let training = training.map_err(|error| refused(error.to_string()))?;
+        let mut saved = own::saved_by_gradient(training.graph).map_err(|error| refused(error.to_string()))?;
         for kind in &mut reading.kinds {
             kind.own = saved.remove(&kind.name);
         }
@@ -239,9 +240,14 @@ impl Reading {
     }
 }
 
+/// Activations and cache of 16 bits.
+fn options() -> BuildOptions {
+    BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() }
+}
+
 /// The model of the config.json `text`, with 16-bit activations and cache.
 fn build(file: &str, text: &str) -> Result<Model, PlanError> {
-    let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
+    let options = options();
     let model = match family_kind(file, text)? {
         Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
         Some(FamilyKind::Decoder | FamilyKind::Encoder | FamilyKind::ImageClassifier) | None => {

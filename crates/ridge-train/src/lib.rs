@@ -3,7 +3,7 @@
 //! Read `settings` first (what a run may be told), then `prepare` (from settings to graphs), `step` (a training step as a
 //! schedule of three programs), `trainer` (weights on a device, single steps, losses, samples) and `run` (the loop).
 //! `optimizer` says what an update does to each weight, `rate` the learning rate of each step, `initial` the weights at the
-//! beginning, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
+//! beginning, `recompute` what the backward pass computes again, `guard` which updates are refused. `data` makes batches of files, `checkpoint` keeps runs on disk, `export`
 //! writes models, `log` tells what happens.
 
 pub mod checkpoint;
@@ -16,6 +16,7 @@ pub mod log;
 mod optimizer;
 mod prepare;
 mod rate;
+mod recompute;
 mod run;
 pub mod settings;
 pub mod step;
@@ -28,5 +29,6 @@ pub use initial::{initial_weight, usual_initialization};
 pub use optimizer::{UpdateOp, UpdateState, WeightUpdate, weight_updates};
 pub use prepare::{KeptState, Prepared};
 pub use rate::learning_rate;
+pub use recompute::RecomputeLevel;
 pub use run::{RunEnd, train};
 pub use trainer::{RunProgress, StepResult, Trainer, checkpoints_of};

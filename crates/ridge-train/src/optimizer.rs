@@ -2,6 +2,7 @@
 
 use ridge_graph::ops::{Adafactor, AdamW, AdamW8, Lion, Muon, Sgd};
 use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Type, Var};
+use ridge_models::WeightRole;
 
 use crate::error::{Result, TrainError};
 use crate::settings::{OptimizerName, OptimizerSettings};
@@ -50,15 +51,15 @@ pub struct UpdateState {
     pub fill: u8,
 }
 
-/// The updates of weights, each a name and a shape, in their order. `is_hidden` says which matrices stand between an
-/// embedding and an output projection.
+/// The updates of weights, each a name and a shape, in their order. `role` says what a weight of a name and a rank is for:
+/// norms, biases and other vectors do not decay, and Muon takes the matrices of layers.
 ///
 /// # Errors
 /// When a group matches no weight.
 pub fn weight_updates(
     weights: &[(String, Shape)],
     settings: &OptimizerSettings,
-    is_hidden: impl Fn(&str) -> bool,
+    role: impl Fn(&str, usize) -> WeightRole,
 ) -> Result<Vec<WeightUpdate>> {
     let mut used = vec![false; settings.groups.len()];
     let mut updates = Vec::with_capacity(weights.len());
@@ -68,13 +69,16 @@ pub fn weight_updates(
             used[at] = true;
         }
         let group = at.map(|at| &settings.groups[at]);
-        let usual = if shape.rank() >= 2 { settings.weight_decay } else { 0.0 };
+        let role = role(name, shape.rank());
+        let is_matrix = !matches!(role, WeightRole::Bias | WeightRole::Vector);
+        let is_hidden = matches!(role, WeightRole::Hidden { .. } | WeightRole::Residual { .. });
+        let usual = if is_matrix { settings.weight_decay } else { 0.0 };
         let weight_decay = group.and_then(|group| group.weight_decay).unwrap_or(usual);
         updates.push(WeightUpdate {
             name: name.clone(),
             shape: shape.clone(),
             rate_scale: group.map_or(1.0, |group| group.learning_rate_scale),
-            op: UpdateOp::of(settings, shape, weight_decay, is_hidden(name)),
+            op: UpdateOp::of(settings, shape, weight_decay, is_hidden),
         });
     }
     match used.iter().position(|used| !used) {
@@ -207,6 +211,14 @@ mod tests {
         .to_vec()
     }
 
+    fn role(name: &str, rank: usize) -> WeightRole {
+        match rank {
+            2 if name.starts_with("layers") => WeightRole::Hidden { layer: 0 },
+            2 => WeightRole::Embedding,
+            _ => WeightRole::Vector,
+        }
+    }
+
     fn decay(op: &UpdateOp) -> f64 {
         match op {
             UpdateOp::AdamW(op) => op.weight_decay,
@@ -223,19 +235,19 @@ mod tests {
         };
         let groups = vec![group("embed.*", 0.5, Some(0.0)), group("*.bias", 2.0, None)];
         let settings = OptimizerSettings { groups, ..OptimizerSettings::default() };
-        let updates = weight_updates(&weights(), &settings, |_| false).expect("all match");
+        let updates = weight_updates(&weights(), &settings, role).expect("all match");
         let decays: Vec<f64> = updates.iter().map(|update| decay(&update.op)).collect();
         assert_eq!(decays, [0.0, 0.1, 0.0, 0.0]);
         assert_eq!(updates.iter().map(|update| update.rate_scale).collect::<Vec<_>>(), [0.5, 1.0, 2.0, 1.0]);
         let unused = OptimizerSettings { groups: vec![group("*.gate", 1.0, None)], ..settings };
-        let error = weight_updates(&weights(), &unused, |_| false).expect_err("no such weight").to_string();
+        let error = weight_updates(&weights(), &unused, role).expect_err("no such weight").to_string();
         assert!(error.starts_with("optimizer.groups = *.gate: matches no weight"), "{error}");
     }
 
     #[test]
     fn muon_takes_hidden_matrices_and_adamw_the_rest() {
         let settings = OptimizerSettings { name: OptimizerName::Muon, ..OptimizerSettings::default() };
-        let updates = weight_updates(&weights(), &settings, |name| name.starts_with("layers")).expect("no groups");
+        let updates = weight_updates(&weights(), &settings, role).expect("no groups");
         let is_muon: Vec<bool> = updates.iter().map(|update| matches!(update.op, UpdateOp::Muon(_))).collect();
         assert_eq!(is_muon, [false, true, false, false]);
     }

@@ -1,15 +1,18 @@
 //! From settings to graphs: the model's configuration, its training graph, the updates of its weights, the schedule of a step.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ridge_graph::{Bindings, DType, Graph, Type, passes};
-use ridge_models::{BuildOptions, ModelConfig, ModelFiles, WeightRole, symbols};
-use ridge_runtime::{ProgramCache, Schedule};
+use ridge_hw::units::Bytes;
+use ridge_models::{BuildOptions, ModelConfig, ModelFiles, symbols};
+use ridge_runtime::{Backend, ProgramCache, Schedule};
 use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
 use crate::error::{Result, TrainError, io_error};
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
+use crate::recompute::RecomputeLevel;
 use crate::settings::{OptimizerName, Precision, Settings};
 use crate::step::{StepPlan, ema_name, master_name, trained_weights};
 
@@ -27,8 +30,12 @@ pub struct Prepared {
     pub from: Option<ModelFiles>,
     /// The training graph, without dropout: what losses are measured with.
     pub graph: Graph,
+    /// The graph that is differentiated, with dropout.
+    trained: Graph,
     /// The updates of weights.
     pub updates: Vec<WeightUpdate>,
+    /// What its backward pass computes again.
+    pub recompute: RecomputeLevel,
     /// A step.
     pub schedule: Schedule,
 }
@@ -91,13 +98,59 @@ impl Prepared {
             }
         };
         let weights = trained_weights(&graph);
-        let is_hidden =
-            |name: &str| matches!(config.weight_role(name, 2), WeightRole::Hidden { .. } | WeightRole::Residual { .. });
-        let updates = weight_updates(&weights, &settings.optimizer, is_hidden)?;
-        let parts = settings.train.accumulation;
-        let plan = StepPlan { graph: &trained, updates: &updates, parts, ema: settings.optimizer.ema };
-        let schedule = plan.schedule()?;
-        Ok(Self { settings, corpus, config_json, config, from, graph, updates, schedule })
+        let role = |name: &str, rank: usize| config.weight_role(name, rank);
+        let updates = weight_updates(&weights, &settings.optimizer, role)?;
+        let recompute = RecomputeLevel::of(settings.train.recomputation, &trained);
+        let schedule = Schedule::default();
+        let mut prepared =
+            Self { settings, corpus, config_json, config, from, graph, trained, updates, recompute, schedule };
+        prepared.schedule = prepared.schedule_at(recompute)?;
+        Ok(prepared)
+    }
+
+    fn schedule_at(&self, recompute: RecomputeLevel) -> Result<Schedule> {
+        let Settings { train, optimizer, .. } = &self.settings;
+        let (parts, ema) = (train.accumulation, optimizer.ema);
+        let plan = StepPlan { graph: &self.trained, updates: &self.updates, parts, ema, recompute };
+        Ok(plan.schedule()?)
+    }
+
+    /// Raises recomputation until a step fits into `train.memory`, if that is given, and no further.
+    ///
+    /// # Errors
+    /// When even a step that recomputes whole layers does not fit, or a program cannot be compiled.
+    pub fn fit(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
+        let Some(Bytes(budget)) = self.settings.train.memory else { return Ok(()) };
+        let levels: Vec<RecomputeLevel> = self.recompute.and_above().collect();
+        // The lowest level that fits is in `low..=high`, where `high` stands for none.
+        let (mut low, mut high) = (0, levels.len());
+        let mut least = u64::MAX;
+        let mut fitting = None;
+        // Most runs fit as they are, and whether any level does decides on the rest.
+        let mut next = 0;
+        while low < high {
+            let schedule = self.schedule_at(levels[next])?;
+            let needed = memory(&schedule, &self.bindings(), &ProgramCache::new(Arc::clone(backend)))?;
+            let needed = needed.iter().sum();
+            least = least.min(needed);
+            if needed <= budget {
+                high = next;
+                fitting = Some((levels[next], schedule));
+            } else {
+                low = next + 1;
+            }
+            next = if fitting.is_none() { levels.len() - 1 } else { usize::midpoint(low, high) };
+        }
+        let Some((level, schedule)) = fitting else {
+            let why = format!(
+                "is less than the {} that a step needs with all layers recomputed; raise it, or lower train.batch_size or \
+                 data.sequence_length",
+                Bytes(least)
+            );
+            return Err(TrainError::setting("train.memory", Bytes(budget), why));
+        };
+        (self.recompute, self.schedule) = (level, schedule);
+        Ok(())
     }
 
     /// The extents of a micro-batch.
@@ -155,11 +208,13 @@ impl Prepared {
     /// # Errors
     /// When a program cannot be compiled.
     pub fn memory(&self, programs: &ProgramCache) -> Result<[u64; 2]> {
-        let bindings = self.bindings();
-        let parameters = self.schedule.parameter_bytes(&bindings)?;
-        let besides = self.schedule.memory(programs, &bindings)?;
-        Ok([parameters, besides.on_device() as u64])
+        memory(&self.schedule, &self.bindings(), programs)
     }
+}
+
+fn memory(schedule: &Schedule, bindings: &Bindings, programs: &ProgramCache) -> Result<[u64; 2]> {
+    let parameters = schedule.parameter_bytes(bindings)?;
+    Ok([parameters, schedule.memory(programs, bindings)?.on_device() as u64])
 }
 
 fn optimizer_name(name: OptimizerName) -> String {

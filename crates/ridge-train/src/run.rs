@@ -48,13 +48,18 @@ pub fn train(
     let folder = settings.checkpoint.folder.clone();
     check_writable(&folder)?;
     let (saved, notes) = resumed(&settings)?;
-    let prepared = Prepared::new(settings)?;
+    let mut prepared = Prepared::new(settings)?;
+    prepared.fit(&backend)?;
     let mut logs = Logs::open(&folder, &prepared.settings.log)?;
     let mut tell = |logs: &mut Logs, event: TrainEvent| {
         observe(&event);
         logs.write(&event)
     };
     for text in notes {
+        tell(&mut logs, TrainEvent::Note { text })?;
+    }
+    if prepared.settings.train.memory.is_some() {
+        let text = format!("to fit into train.memory, the backward pass recomputes {}", prepared.recompute);
         tell(&mut logs, TrainEvent::Note { text })?;
     }
     let tokens = prepared.corpus.train.iter().map(|tokens| tokens.len() as u64).sum();

@@ -11,5 +11,6 @@ pub use read::{read_settings, shown_settings};
 
 pub use sections::{
     CheckpointSettings, DataSettings, GroupSettings, Guard, Initialization, LogSettings, ModelSettings, OptimizerName,
-    OptimizerSettings, Packing, Precision, SampleSettings, ScheduleName, Settings, TrainSettings, ValidationSettings,
+    OptimizerSettings, Packing, Precision, Recomputation, SampleSettings, ScheduleName, Settings, TrainSettings,
+    ValidationSettings,
 };

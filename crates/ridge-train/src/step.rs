@@ -13,6 +13,7 @@ use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role
 use ridge_runtime::{Schedule, Stage, Times};
 
 use crate::optimizer::WeightUpdate;
+use crate::recompute::RecomputeLevel;
 
 /// The stage that runs for each micro-batch.
 pub const ACCUMULATE: &str = "accumulate";
@@ -65,6 +66,8 @@ pub struct StepPlan<'a> {
     pub parts: usize,
     /// Decay of the running mean of weights; 0 for none.
     pub ema: f64,
+    /// What the backward pass computes again.
+    pub recompute: RecomputeLevel,
 }
 
 impl StepPlan<'_> {
@@ -107,7 +110,7 @@ impl StepPlan<'_> {
         ridge_graph::passes::prune(&mut graph, &["scaled_loss"])?;
 
         let names: Vec<&str> = self.updates.iter().map(|update| update.name.as_str()).collect();
-        let mut step = Differentiated::new(&graph, "scaled_loss", &names)?;
+        let mut step = Differentiated::recomputing(&graph, "scaled_loss", &names, self.recompute.of_layers())?;
         let first = if self.parts > 1 { Some(step.g.step_input(FIRST, scalar())?) } else { None };
         let loss = step.output("scaled_loss")?;
         add_to(&mut step, LOSS_STATE, loss, first)?;

@@ -7,7 +7,7 @@ use ridge_hw::units::Bytes;
 use ridge_runtime::ProgramCache;
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::{Settings, read_settings};
-use ridge_train::{Prepared, RunEnd, TrainError};
+use ridge_train::{Prepared, RecomputeLevel, RunEnd, TrainError};
 
 use crate::error::{Error, Result};
 use crate::placement::{OpenDevice, Placement};
@@ -58,6 +58,8 @@ pub struct TrainMemory {
     pub states: Bytes,
     /// Activations and all else that steps need.
     pub workspace: Bytes,
+    /// What the backward pass computes again.
+    pub recomputed: RecomputeLevel,
     /// Bytes that this process may allocate on the device, if known.
     pub available: Option<Bytes>,
 }
@@ -99,13 +101,15 @@ impl Trainer {
     /// # Errors
     /// When data, model or device cannot be used.
     pub fn memory(&self) -> Result<TrainMemory> {
-        let prepared = Prepared::new(self.settings.clone())?;
+        let mut prepared = Prepared::new(self.settings.clone())?;
         let device = OpenDevice::open(&self.placement)?;
+        prepared.fit(&device.backend)?;
         let [states, workspace] = prepared.memory(&ProgramCache::new(device.backend))?;
         Ok(TrainMemory {
             parameters: prepared.parameters(),
             states: Bytes(states),
             workspace: Bytes(workspace),
+            recomputed: prepared.recompute,
             available: device.available,
         })
     }

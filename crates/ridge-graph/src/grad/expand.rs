@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::activity::{Activity, Mask, Values};
-use super::residual::{BackwardHalf, settle};
+use super::residual::{BackwardHalf, Recompute, settle};
 use super::sweep::ReverseSweep;
 use super::tape::{BackwardRule, Derivative, ResidualSource, Tape};
 use crate::error::{GraphError, Result, place};
@@ -16,12 +16,15 @@ use crate::graph::{Arg, Builder, CompositeRef, FuncId, Function, Gradient, Node,
 pub(super) struct Differentiator {
     pub(super) g: Builder,
     pub(super) activity: Activity,
-    made: HashMap<(FuncId, Mask, Mask), Rc<Derivative>>,
+    /// What the calls in the function that is open recompute, in order; of further calls, and in callees, nothing.
+    recompute: std::vec::IntoIter<Recompute>,
+    made: HashMap<(FuncId, Mask, Mask, Recompute), Rc<Derivative>>,
 }
 
 impl Differentiator {
-    pub(super) fn new(g: Builder) -> Self {
-        Self { g, activity: Activity::default(), made: HashMap::new() }
+    /// `recompute` is for each call of main through which the loss depends on a parameter.
+    pub(super) fn new(g: Builder, recompute: Vec<Recompute>) -> Self {
+        Self { g, activity: Activity::default(), recompute: recompute.into_iter(), made: HashMap::new() }
     }
 
     /// Copies `source` into the function now open, `args` being its arguments there. Returns its outputs.
@@ -46,7 +49,8 @@ impl Differentiator {
                 }
                 Op::Call(callee) => {
                     let active_inputs = node.inputs.iter().map(|v| active[v.index()][v.out as usize]).collect();
-                    let derivative = self.derivative(*callee, active_inputs, active_outputs.clone());
+                    let recompute = self.recompute.next().unwrap_or_default();
+                    let derivative = self.derivative(*callee, active_inputs, active_outputs.clone(), recompute);
                     let derivative = derivative.map_err(|e| e.within(&node.scope))?;
                     self.g.set_scope(&node.scope);
                     let all = self.g.emit(Op::Call(derivative.forward), &inputs)?;
@@ -107,12 +111,20 @@ impl Differentiator {
     }
 
     /// The halves of `callee` for these active arguments and outputs.
-    fn derivative(&mut self, callee: FuncId, args: Mask, outputs: Mask) -> Result<Rc<Derivative>> {
-        let key = (callee, args, outputs);
+    fn derivative(
+        &mut self,
+        callee: FuncId,
+        args: Mask,
+        outputs: Mask,
+        recompute: Recompute,
+    ) -> Result<Rc<Derivative>> {
+        let key = (callee, args, outputs, recompute);
         if let Some(made) = self.made.get(&key) {
             return Ok(Rc::clone(made));
         }
-        let (_, args, outputs) = &key;
+        let (_, args, outputs, _) = &key;
+        // Calls within recompute nothing of their own: repeating this function repeats them.
+        let of_caller = std::mem::take(&mut self.recompute);
         let source = self.g.functions()[callee.index()].clone();
         let active = self.activity.active(self.g.functions(), &source, args, outputs);
 
@@ -142,7 +154,7 @@ impl Differentiator {
         }
         let requested = sweep.into_requested();
         let draft = self.g.end(given);
-        let BackwardHalf { function: backward, saved } = settle(&mut self.g, &forward, draft, &requested)?;
+        let BackwardHalf { function: backward, saved } = settle(&mut self.g, &forward, draft, &requested, recompute)?;
         self.g.functions_mut().push(backward);
         let backward = FuncId(self.g.functions().len() as u32 - 1);
 
@@ -169,6 +181,7 @@ impl Differentiator {
         let forward = self.g.end(all);
         self.g.functions_mut().push(forward);
         let forward = FuncId(self.g.functions().len() as u32 - 1);
+        self.recompute = of_caller;
 
         let made = Rc::new(Derivative { forward, outputs: positions, backward, residuals, cotangents, wrt });
         self.made.insert(key, Rc::clone(&made));

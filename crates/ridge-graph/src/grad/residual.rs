@@ -2,13 +2,30 @@
 //!
 //! Kept: what was costly. Computed again in the backward half, from what is kept anyway: views (the narrower or smaller
 //! side of a cast or broadcast is kept instead), whatever cheap ops make of values that are kept, and what they make of
-//! parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights.
+//! parameters, step inputs and integers alone, such as masks, rotary tables and decoded weights. [`Recompute`] says what
+//! counts as costly: recomputation (activation checkpointing, Chen et al. 2016; its selective form, Korthikanti et al.
+//! 2022, section 5) is the same decision with another answer.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::error::Result;
 use crate::graph::{Arg, Builder, Function, Op, Output, Role, Var};
 use crate::prim::Prim;
+use crate::work::Work;
+
+/// Which forward values the backward half of a function computes again, beyond those that cost next to nothing. States are
+/// never read again, and collectives are not repeated: what they gave is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Recompute {
+    /// No others.
+    #[default]
+    Cheap,
+    /// Whatever takes one pass over memory, such as norms, activation functions and rotary embeddings. Results of products,
+    /// of experts and of attention are kept.
+    Passes,
+    /// Everything: only the function's arguments are kept.
+    All,
+}
 
 /// A backward half that is complete.
 pub(super) struct BackwardHalf {
@@ -30,8 +47,9 @@ pub(super) fn settle(
     forward: &Function,
     draft: Function,
     requested: &[(Var, Var)],
+    recompute: Recompute,
 ) -> Result<BackwardHalf> {
-    let fates = fates(forward, requested.iter().map(|(value, _)| *value));
+    let fates = fates(forward, requested.iter().map(|(value, _)| *value), recompute);
     g.begin(&draft.name);
     let mut rebuild = Rebuild { forward, fates: &fates, built: HashMap::new() };
     let mut saved = Vec::new();
@@ -86,21 +104,26 @@ impl Rebuild<'_> {
         let node = &self.forward.nodes[value.index()];
         let inputs = node.inputs.iter().map(|v| self.value(g, *v)).collect::<Result<Vec<_>>>()?;
         g.set_scope(&node.scope);
-        let built = g.emit(node.op.clone(), &inputs)?[value.out as usize];
-        self.built.insert(value, built);
-        Ok(built)
+        let outputs = g.emit(node.op.clone(), &inputs)?;
+        // A node is repeated once, whichever of its outputs are kept.
+        for (out, built) in outputs.iter().enumerate() {
+            self.built.entry(self.forward.var(value.index(), out)).or_insert(*built);
+        }
+        Ok(outputs[value.out as usize])
     }
 }
 
 /// Decides for every value that the backward half refers to, and for those that these are rebuilt from.
-fn fates(forward: &Function, requested: impl Iterator<Item = Var>) -> BTreeMap<Var, Fate> {
+fn fates(forward: &Function, requested: impl Iterator<Item = Var>, recompute: Recompute) -> BTreeMap<Var, Fate> {
     let free = free(forward);
+    let all = recompute == Recompute::All;
     let mut fates = BTreeMap::new();
     let mut open: BTreeSet<Var> = requested.collect();
     // Later values first: what they are rebuilt from is then decided with what was asked for.
     while let Some(value) = open.pop_last() {
         let node = &forward.nodes[value.index()];
-        let rebuilt = !matches!(node.op, Op::Arg(_)) && (free[value.index()] || is_view(forward, value));
+        let rebuilt = !matches!(node.op, Op::Arg(_))
+            && (free[value.index()] || is_view(forward, value) || all && is_repeatable(forward, value.index()));
         fates.insert(value, if rebuilt { Fate::Rebuilt } else { Fate::Saved });
         if rebuilt {
             open.extend(&node.inputs);
@@ -109,7 +132,8 @@ fn fates(forward: &Function, requested: impl Iterator<Item = Var>) -> BTreeMap<V
     // Earlier values first: what can be computed cheaply from values at hand need not be kept.
     let mut at_hand: Vec<Vec<bool>> = Vec::with_capacity(forward.nodes.len());
     for (i, node) in forward.nodes.iter().enumerate() {
-        let rebuilt = is_cheap(&node.op) && node.inputs.iter().all(|v| at_hand[v.index()][v.out as usize]);
+        let cheap = is_cheap(&node.op) || recompute == Recompute::Passes && is_pass(forward, i);
+        let rebuilt = cheap && node.inputs.iter().all(|v| at_hand[v.index()][v.out as usize]);
         let there = |out| {
             let fate = fates.get_mut(&forward.var(i, out));
             let kept = fate.is_some();
@@ -160,6 +184,24 @@ fn is_view(forward: &Function, value: Var) -> bool {
         Op::Prim(Prim::Cast(to)) => to.size_bytes() >= forward.ty(node.inputs[0]).dtype.size_bytes(),
         _ => false,
     }
+}
+
+/// Does node `i` give the same values whenever it is done again, in one rank alone?
+fn is_repeatable(forward: &Function, i: usize) -> bool {
+    let node = &forward.nodes[i];
+    let states = node.inputs.iter().map(|v| forward.ty(*v)).chain(&node.outputs).any(|ty| ty.state);
+    !states && !matches!(node.op, Op::Prim(Prim::Collective { .. }))
+}
+
+/// Is node `i` a pass over its operands?
+fn is_pass(forward: &Function, i: usize) -> bool {
+    let node = &forward.nodes[i];
+    let pass = match &node.op {
+        Op::Prim(Prim::Reduce { .. } | Prim::ArgMax { .. } | Prim::Scan { .. }) => true,
+        Op::Composite(op) => matches!(op.work(), Work::Pass | Work::View),
+        _ => false,
+    };
+    pass && is_repeatable(forward, i)
 }
 
 /// Is the op bound by memory, and the same whenever it is done again?

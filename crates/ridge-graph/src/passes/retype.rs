@@ -3,7 +3,8 @@
 
 use super::respecialise::{Frame, Rewrite, respecialise};
 use crate::error::{GraphError, Result};
-use crate::graph::{Arg, Builder, Graph, Node, Role, Var};
+use crate::graph::{Arg, Builder, Graph, Node, Op, Role, Var};
+use crate::prim::Prim;
 use crate::types::Type;
 use crate::why::Why;
 
@@ -46,7 +47,17 @@ impl Rewrite for Retype {
     }
 
     fn node(&self, g: &mut Builder, frame: &mut Frame<'_, Type>, node: &Node) -> Result<Vec<(Var, Type)>> {
-        let inputs: Vec<Var> = node.inputs.iter().map(|v| frame.value(*v).0).collect();
+        let mut inputs: Vec<Var> = node.inputs.iter().map(|v| frame.value(*v).0).collect();
+        // Ops take weights of any storage. An elementwise primitive computes in the dtype that it was written for, which the
+        // builder's `cast` left out where the weight had it.
+        if matches!(&node.op, Op::Prim(prim) if prim.is_elementwise() && !matches!(prim, Prim::Cast(_))) {
+            for (input, var) in inputs.iter_mut().zip(&node.inputs) {
+                let (written, now) = (frame.function.ty(*var), &frame.value(*var).1);
+                if now.is_plain() && now.dtype != written.dtype {
+                    *input = g.cast(*input, written.dtype)?;
+                }
+            }
+        }
         let emitted = g.emit(node.op.clone(), &inputs).map_err(|error| match changed_weight(frame, node) {
             Some(weight) => GraphError::usage(&node.scope, format!("{weight} does not suit its use: {error}")),
             None => error,

@@ -1,7 +1,7 @@
 //! Gradients through functions, calls and states, and training steps made of them.
 
 use crate::support::gradients::{Inputs, adamw_step, check, floats, run, total};
-use ridge_graph::grad::{float_weights, gradient, weights_as_states};
+use ridge_graph::grad::{Differentiated, Recompute, float_weights, gradient, weights_as_states};
 use ridge_graph::ops::AdamW;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
@@ -143,6 +143,51 @@ fn residuals_are_only_what_is_costly_to_have_again() {
     assert_eq!(*kept, Type::tensor(DType::BF16, [5, 16]), "the product, before it was widened");
     let mut rng = Rng::new(5);
     check("mlp", &graph, &inputs_for(&graph, &mut rng), &["up".into(), "down".into()], &Bindings::new(), &mut rng);
+}
+
+/// The graph with gradients for all float weights, whose backward halves recompute.
+fn recomputing(graph: &Graph, recompute: Vec<Recompute>) -> Graph {
+    let step = Differentiated::recomputing(graph, "loss", &float_weights(graph), recompute).unwrap();
+    let outputs: Vec<_> = step.parameters.iter().map(|p| (format!("grad.{}", p.name), p.gradient)).collect();
+    step.finish(outputs).unwrap()
+}
+
+fn arg_names(function: &Function) -> Vec<&str> {
+    function.args.iter().map(|a| &*a.name).collect()
+}
+
+#[test]
+fn what_is_recomputed_changes_residuals_and_no_gradient() {
+    use Recompute::{All, Cheap, Passes};
+    let graph = tied(3).unwrap();
+    let inputs = inputs_for(&graph, &mut Rng::new(3));
+    let plain = run(&gradient(&graph, "loss", &float_weights(&graph)).unwrap(), &inputs, &Bindings::new()).unwrap();
+    for recompute in [vec![Passes; 3], vec![All; 3], vec![All, Cheap, Passes], vec![All]] {
+        let outputs = run(&recomputing(&graph, recompute.clone()), &inputs, &Bindings::new()).unwrap();
+        for (name, value) in &plain {
+            assert_eq!(floats(&outputs, name), value.tensor().floats(), "{name}, {recompute:?}");
+        }
+    }
+
+    let residuals = |recompute| {
+        let graph = recomputing(&graph, vec![recompute; 3]);
+        let backward = function(&graph, "layer_bwd");
+        let saved = backward.args.iter().filter(|a| a.name.starts_with("saved."));
+        (saved.map(|a| a.ty.to_string()).collect::<Vec<_>>(), matmuls(backward))
+    };
+    // The norm, what the state held, and the product.
+    let (cheap, products) = residuals(Cheap);
+    assert_eq!((cheap, products), (["f32[3, 4]", "f32[1, 4]", "f32[3, 4]"].map(str::to_owned).to_vec(), 2));
+    let (passes, products) = residuals(Passes);
+    assert_eq!((passes, products), (["f32[1, 4]", "f32[3, 4]"].map(str::to_owned).to_vec(), 2));
+    // What a state held cannot be read again.
+    let (all, products) = residuals(All);
+    assert_eq!((all, products), (["f32[1, 4]"].map(str::to_owned).to_vec(), 3));
+
+    let mixed = recomputing(&graph, vec![All, All, Cheap]);
+    let names: Vec<&str> = mixed.functions.iter().map(|f| &*f.name).collect();
+    assert_eq!(names, ["layer_bwd", "layer_fwd", "layer_bwd_2", "layer_fwd_2", "main"]);
+    assert!(arg_names(function(&mixed, "layer_bwd")).len() < arg_names(function(&mixed, "layer_bwd_2")).len());
 }
 
 #[test]

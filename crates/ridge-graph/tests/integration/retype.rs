@@ -59,6 +59,41 @@ fn a_quantised_weight_computes_as_its_decoded_values_do() {
 }
 
 #[test]
+fn an_elementwise_primitive_computes_in_the_dtype_that_it_was_written_for() {
+    let mut g = ridge_graph::Builder::new();
+    let build = |g: &mut ridge_graph::Builder| {
+        let w = g.weight("w", Type::tensor(DType::F32, [6]))?;
+        let x = g.step_input("x", Type::tensor(DType::F32, [2, 3]))?;
+        // The cast is none, since `w` has that dtype.
+        let w = g.cast(w, DType::F32)?;
+        let w = g.reshape(w, ridge_graph::Shape::new([2, 3]))?;
+        let (product, power) = (g.mul(x, w)?, g.exp(w)?);
+        Ok::<_, ridge_graph::GraphError>(vec![("product".into(), product), ("power".into(), power)])
+    };
+    let outputs = build(&mut g).expect("builds");
+    let graph = g.finish(outputs).expect("finishes");
+    let half = retype(&graph, &|_, ty| (ty.dtype == DType::F32).then(|| Type { dtype: DType::BF16, ..ty.clone() }));
+    let half = half.expect("retypes");
+    let main = half.main();
+    assert_eq!(half.args(Role::Weight).next().expect("is there").ty.dtype, DType::BF16);
+    assert!(main.outputs.iter().all(|output| main.ty(output.var).dtype == DType::F32));
+    let rng = &mut ridge_graph::sample::Rng::new(1);
+    let args: Vec<(String, Value)> =
+        vec![("w".into(), rng.normal(DType::BF16, &[6]).into()), ("x".into(), rng.normal(DType::F32, &[2, 3]).into())];
+    let wide: Vec<(String, Value)> = args
+        .iter()
+        .map(|(name, v)| {
+            let tensor = v.tensor();
+            let wide = ridge_graph::Tensor::float(DType::F32, &tensor.shape, tensor.floats().to_vec());
+            (name.clone(), wide.into())
+        })
+        .collect();
+    for ((name, got), (_, want)) in run(&half, &args).iter().zip(&run(&graph, &wide)) {
+        assert_eq!(got.tensor().floats(), want.tensor().floats(), "{name}");
+    }
+}
+
+#[test]
 fn types_change_where_asked_and_names_roles_and_scopes_nowhere() {
     let graph = decoder(2, &Dim::sym("tokens"));
     let smaller = retype(&graph, &quantised).expect("retypes");

@@ -2,7 +2,7 @@
 
 use ridge_graph::grad::{float_weights, gradient};
 use ridge_graph::{Bindings, DType, passes};
-use ridge_models::{BuildOptions, ModelConfig, symbols, with_loss};
+use ridge_models::{BuildOptions, ModelConfig, symbols};
 use ridge_plan::ledger::activations_of_layer;
 use ridge_plan::reading::Reading;
 use ridge_plan::train::{Layout, Workload};
@@ -18,20 +18,15 @@ fn config(layers: usize) -> String {
 
 /// Bytes of workspace of a forward and backward pass over these sequences.
 fn workspace(layers: usize, sequences: usize, tokens: usize) -> f64 {
-    let options = BuildOptions { activations: DType::BF16, cache: DType::BF16, ..BuildOptions::default() };
-    let model = ModelConfig::from_json("config.json", &config(layers)).unwrap().build(&options).unwrap();
-    let mut loss = with_loss(&model.graph).unwrap();
+    let options = BuildOptions { activations: DType::BF16, ..BuildOptions::default() };
+    let config = ModelConfig::from_json("config.json", &config(layers)).unwrap();
+    let mut loss = config.build_training(&options).unwrap().graph;
     passes::prune(&mut loss, &["loss"]).unwrap();
     let weights = float_weights(&loss);
     let graph = gradient(&loss, "loss", &weights).unwrap();
     let outputs: Vec<String> = weights.iter().map(|name| format!("grad.{name}")).collect();
     let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-    let table = tokens.div_ceil(model.block_size);
-    let bindings = Bindings::new()
-        .with(symbols::TOKENS, sequences * tokens)
-        .with(symbols::SEQS, sequences)
-        .with(symbols::TABLE, table)
-        .with(symbols::BLOCKS, table * sequences);
+    let bindings = Bindings::new().with(symbols::TOKENS, sequences * tokens);
     plan(&lower(&graph, &outputs, &[]).unwrap(), &bindings).unwrap().arena_bytes as f64
 }
 
@@ -54,7 +49,7 @@ fn ranks_of_tensor_parallelism_share_what_is_cut() {
     let own = reading.kinds[0].own.as_ref().unwrap();
     let [one, two, four] = [1, 2, 4].map(|tp| own.bytes(1, 64, tp));
     // Norms' inputs are whole on every rank.
-    assert!(two < 0.6 * one && two > 0.5 * one, "{one} and {two}");
+    assert!(two < 0.65 * one && two > 0.5 * one, "{one} and {two}");
     assert!((2.0 * (two - four) - (one - two)).abs() < 1.0, "{one}, {two} and {four}");
 }
 

@@ -65,6 +65,8 @@ pub const KEYS: &[Key] = &[
     key("train.batch_size", Number, "Sequences of a micro-batch [default: 8]"),
     key("train.accumulation", Number, "Micro-batches of a step [default: 1]"),
     key("train.precision", Text, "f32, or bf16 with f32 master weights [default: f32]"),
+    key("train.recomputation", Text, "Activations computed again: none, selective or full [default: none]"),
+    key("train.memory", Text, "Memory to fit into, such as 40GiB: layers are recomputed until a step fits"),
     key("train.seed", Number, "Seed of initial weights, dropout and the order of data [default: 1]"),
     key("train.clip", Number, "Largest global norm of the gradient, 0 for none [default: 1]"),
     key("train.guard", Text, "On NaN or a spike: skip, rollback or stop [default: skip]"),

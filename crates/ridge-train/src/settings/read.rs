@@ -223,6 +223,7 @@ mod tests {
         settings.model.from = Some("f".into());
         settings.model.initialization = Some(crate::settings::sections::Initialization::Llama);
         settings.data.vocabulary = Some("bytes".into());
+        settings.train.memory = Some(ridge_hw::units::Bytes::from_gib(3));
         settings.optimizer.groups = vec![crate::settings::sections::GroupSettings {
             pattern: "*".into(),
             learning_rate_scale: 1.0,
@@ -280,6 +281,8 @@ mod tests {
             text.starts_with("optimizer.name = \"adam\": unknown variant `adam`, expected one of `adamw`"),
             "{text}"
         );
+        let text = error("", &[("train.memory", "40")]);
+        assert!(text.starts_with("train.memory = \"40\": ") && text.contains("add its unit"), "{text}");
         assert_eq!(error("", &[("train.steps", "x")]), "train.steps = x: must be a number");
         assert_eq!(error("", &[("train.batch_size", "0")]), "train.batch_size = 0: must be from 1 to 1048576");
         assert_eq!(error("", &[("optimizer.beta1", "1")]), "optimizer.beta1 = 1: must be at least 0 and below 1");
@@ -290,7 +293,9 @@ mod tests {
         let flags =
             [("optimizer.learning_rate", "1e-3"), ("data.train", "b.txt,c.jsonl"), ("optimizer.nesterov", "true")];
         let flags: Vec<_> = flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let settings = read_settings("c.toml", SMALL, &flags).expect("is right");
+        let settings = read_settings("c.toml", &format!("{SMALL}[train]\nmemory = \"1.5GiB\"\n"), &flags);
+        let settings = settings.expect("is right");
+        assert_eq!(settings.train.memory, Some(ridge_hw::units::Bytes(3 << 29)));
         assert_eq!(settings.optimizer.learning_rate, 1e-3);
         assert_eq!(settings.data.train, ["b.txt", "c.jsonl"].map(std::path::PathBuf::from));
         assert!(settings.optimizer.nesterov);

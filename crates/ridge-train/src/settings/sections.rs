@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ridge_hw::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// Every setting of a run.
@@ -97,6 +98,11 @@ section! {
         accumulation: usize = 1,
         /// Numbers of weights and activations.
         precision: Precision = Precision::F32,
+        /// What the backward pass computes again, at least.
+        recomputation: Recomputation = Recomputation::None,
+        /// Bytes of the device that a run may use; recomputation is raised until it does.
+        #[serde(with = "memory_text", skip_serializing_if = "Option::is_none")]
+        memory: Option<Bytes> = None,
         /// Seed of initial weights, dropout and the order of data.
         seed: u64 = 1,
         /// The largest norm of the gradient; 0 does not clip.
@@ -250,6 +256,36 @@ pub enum Precision {
     F32,
     /// Forward and backward in bf16, from copies of f32 masters.
     Bf16,
+}
+
+/// An amount of memory as its text, such as `40GiB`.
+mod memory_text {
+    use ridge_hw::units::Bytes;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &Option<Bytes>, to: S) -> Result<S::Ok, S::Error> {
+        match bytes {
+            // In bytes: other units are rounded.
+            Some(bytes) => to.serialize_str(&format!("{}B", bytes.0)),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
+        String::deserialize(from)?.parse().map(Some).map_err(D::Error::custom)
+    }
+}
+
+/// Which activations the backward pass computes again rather than keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Recomputation {
+    /// Those that cost next to nothing.
+    None,
+    /// Those of norms and elementwise ops too; results of products, experts and attention are kept.
+    Selective,
+    /// All within a layer: of each, only its input is kept.
+    Full,
 }
 
 /// What is done with a step whose loss or gradient is no number, or spikes.

@@ -1,8 +1,9 @@
 //! Whole runs: what is learned, what is kept, what continues from it.
 
-use ridge_train::RunEnd;
+use ridge_runtime::ProgramCache;
 use ridge_train::log::TrainEvent;
 use ridge_train::settings::Settings;
+use ridge_train::{Prepared, RunEnd};
 
 use crate::common::{checkpoint, cpu, folder, run, run_on, settings, state};
 
@@ -89,6 +90,51 @@ fn accumulated_micro_batches_are_one_batch() {
             assert!((a - b).abs() < 2e-4, "{losses:?} beside {:?}", last[0]);
         }
     }
+}
+
+#[test]
+fn recomputed_activations_take_less_memory_and_losses_stay() {
+    let dir = folder();
+    let deep = std::fs::read_to_string(dir.path().join("llama.json")).expect("reads");
+    let deep = deep.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 6");
+    std::fs::write(dir.path().join("deep.json"), deep).expect("writes");
+    let with = |keys: &[(&str, &str)]| settings(dir.path(), "deep.json", keys);
+    let backend = cpu(2);
+    let workspace = |keys: &[(&str, &str)]| {
+        let mut prepared = Prepared::new(with(keys))?;
+        prepared.fit(&backend)?;
+        let [_, workspace] = prepared.memory(&ProgramCache::new(backend.clone()))?;
+        Ok::<_, ridge_train::TrainError>((
+            prepared.recompute.to_string(),
+            prepared.memory(&ProgramCache::new(backend.clone()))?.iter().sum::<u64>(),
+            workspace,
+        ))
+    };
+    let kinds = ["none", "selective", "full"].map(|kind| [("train.recomputation", kind), ("train.steps", "6")]);
+    let of_kinds = kinds.map(|keys| workspace(&keys).expect("fits"));
+    let bytes = of_kinds.clone().map(|(_, _, workspace)| workspace);
+    assert!(bytes[0] * 20 > bytes[1] * 21 && bytes[1] * 2 > bytes[2] * 3, "{bytes:?}");
+
+    let losses = kinds.map(|keys| {
+        let losses = run(&with(&keys)).losses();
+        without_run(dir.path());
+        losses
+    });
+    for other in &losses[1..] {
+        let close = losses[0].iter().zip(other).all(|(a, b)| (a - b).abs() < 1e-4 * a);
+        assert!(close && other.len() == 6, "{losses:?}");
+    }
+
+    // A budget between two levels takes the higher, one below all is refused with what is needed.
+    let [none, _, full] = of_kinds.map(|(_, total, _)| total);
+    let within = |bytes: u64| workspace(&[("train.memory", &format!("{bytes}B"))]);
+    assert_eq!(within(none).expect("fits").0, "no activations");
+    let (level, total, _) = within(u64::midpoint(none, full)).expect("fits");
+    assert!(level.ends_with("of 6 layers") || level.contains("norms"), "{level}");
+    assert!(total <= u64::midpoint(none, full) && total > full, "{total} of {none} and {full}");
+    assert_eq!(within(full).expect("fits").0, "all activations of 6 of 6 layers");
+    let error = within(full - 1).expect_err("does not fit").to_string();
+    assert!(error.contains("that a step needs with all layers recomputed; raise it"), "{error}");
 }
 
 #[test]

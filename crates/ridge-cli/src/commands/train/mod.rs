@@ -55,10 +55,11 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         let total = Bytes(memory.states.0 + memory.workspace.0);
         let available = memory.available.map_or_else(String::new, |bytes| format!(" of {bytes} available"));
         return print(&format!(
-            "\n# {} parameters; memory {total}{available}: weights, gradients and optimizer {}, activations {}\n",
+            "\n# {} parameters; memory {total}{available}: weights, gradients and optimizer {}, activations {}\n# recomputed: {}\n",
             grouped(memory.parameters),
             memory.states,
-            memory.workspace
+            memory.workspace,
+            memory.recomputed
         ));
     }
     let stop = Arc::new(AtomicBool::new(false));

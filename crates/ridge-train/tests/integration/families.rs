@@ -1,0 +1,80 @@
+//! Twenty steps of every family that can be trained, beside torch and transformers (`fixtures/trajectories.py`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use ridge_train::settings::{Settings, read_settings};
+use serde::Deserialize;
+
+use crate::common::run;
+
+/// Losses before each of the steps.
+#[derive(Deserialize)]
+struct Trajectory {
+    f64: Vec<f64>,
+    f32: Vec<f64>,
+    bf16: Vec<f64>,
+}
+
+const TEXT: &str = "how much wood would a woodchuck chuck";
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures")
+}
+
+fn trajectories() -> BTreeMap<String, Trajectory> {
+    let text = std::fs::read_to_string(fixtures().join("trajectories.json")).expect("is committed");
+    serde_json::from_str(&text).expect("is JSON")
+}
+
+/// The run of the script: one sequence, which is all of the text.
+fn settings(dir: &Path, family: &str, precision: &str) -> Settings {
+    let text = dir.join("text.txt");
+    std::fs::write(&text, TEXT).expect("writes");
+    let toml = format!(
+        "[model]\nfrom = {:?}\n[data]\ntrain = [{text:?}]\nvocabulary = \"characters\"\nsequence_length = {}\n\
+         validation_fraction = 0\n[train]\nbatch_size = 1\nsteps = 20\nclip = 0\nprecision = {precision:?}\n\
+         [optimizer]\nlearning_rate = 1e-3\nschedule = \"constant\"\n[validation]\nevery = 0\n\
+         [checkpoint]\nfolder = {:?}\nevery = 0\nexport = false\n[log]\nevery = 1\n",
+        fixtures().join("families").join(family),
+        TEXT.len() - 1,
+        dir.join("run")
+    );
+    read_settings("test.toml", &toml, &[]).unwrap_or_else(|e| panic!("{e}"))
+}
+
+/// The largest difference of two trajectories.
+fn apart(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+/// Every family stays as near to the trajectory in f64 as torch does in the same precision: twice torch's distance, or
+/// `floor` of what the loss falls, which is what other roundings may come to over 20 steps.
+fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory) -> &[f64]) {
+    let mut failed = Vec::new();
+    for (family, trajectory) in trajectories() {
+        let dir = tempfile::tempdir().expect("is made");
+        let ran = run(&settings(dir.path(), &family, precision));
+        ran.end.as_ref().unwrap_or_else(|e| panic!("{family}: {e}"));
+        let ours = apart(&ran.losses(), &trajectory.f64);
+        let theirs = apart(of_torch(&trajectory), &trajectory.f64);
+        println!("{family}: {ours:.1e} from f64, torch {theirs:.1e}");
+        let fall = trajectory.f64[0] - trajectory.f64[19];
+        if ours > (2.0 * theirs).max(floor * fall) {
+            failed.push(format!("{family}: {ours:.1e} from f64, torch {theirs:.1e}"));
+        }
+    }
+    assert!(failed.is_empty(), "{failed:#?}");
+}
+
+#[test]
+fn twenty_steps_of_every_family_in_f32_are_those_of_torch() {
+    stays_beside_torch("f32", 1e-5, |t| &t.f32);
+}
+
+#[test]
+fn and_in_bf16_with_f32_masters() {
+    // AdamW's first step is the sign of the gradient, and experts are chosen: roundings to bf16 change some of both.
+    stays_beside_torch("bf16", 0.2, |t| &t.bf16);
+}
