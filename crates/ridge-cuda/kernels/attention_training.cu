@@ -116,9 +116,8 @@ __device__ inline void weigh(float (*sum)[4], const float (*weight)[4], u32 at, 
 // From a product to a score, which is scaled already if it is capped.
 __device__ inline float scored(float x, float scale) {
 #if SOFTCAP
-    // The hyperbolic tangent by one power and one division.
-    const float e = power(x * (scale * (2.0f * LOG2_E / CAP)));
-    return CAP - __fdividef(2.0f * CAP, e + 1.0f);
+    // The hyperbolic tangent by one exponential and one division, both of full precision: an error here is one of the score.
+    return CAP - 2.0f * CAP / (expf(x * (scale * (2.0f / CAP))) + 1.0f);
 #else
     return x;
 #endif
