@@ -344,9 +344,10 @@ impl CublasProduct {
             SCALE_MODES.into_iter().try_for_each(|mode| made.describe(mode, OUTER))?;
         }
         if shape.biased {
-            // CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS
-            const EPILOGUE: [c_int; 2] = [7, 4];
-            made.describe(EPILOGUE[0], EPILOGUE[1])?;
+            // CUBLASLT_MATMUL_DESC_EPILOGUE and CUBLASLT_EPILOGUE_BIAS
+            const EPILOGUE: c_int = 7;
+            const BIAS: c_int = 4;
+            made.describe(EPILOGUE, BIAS)?;
         }
         // What is asked for an algorithm looks whether there are scales and a bias, and not at them.
         made.point([ALIGNED as Address; 2], ALIGNED as Address)?;
