@@ -116,9 +116,8 @@ __device__ inline void weigh(float (*sum)[4], const float (*weight)[4], u32 at, 
 // From a product to a score, which is scaled already if it is capped.
 __device__ inline float scored(float x, float scale) {
 #if SOFTCAP
-    // The hyperbolic tangent by one power and one division.
-    const float e = power(x * (scale * (2.0f * LOG2_E / CAP)));
-    return CAP - __fdividef(2.0f * CAP, e + 1.0f);
+    // Of full precision: an error here is one of the score.
+    return CAP * tanhf(x * (scale / CAP));
 #else
     return x;
 #endif
@@ -266,7 +265,7 @@ extern "C" __global__ void attention_along(
 
 // FOR_KEYS: cotangents of ROWS keys and values of one key head, over the queries of its heads that see them; otherwise
 // those of ROWS queries of one head, over the keys that they see. Rows are a block's own tokens, columns the others.
-extern "C" __global__ __launch_bounds__(WARPS * 32, 1) void attention_backward(
+extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 3) void attention_backward(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
     const int* __restrict__ bounds, const D::Raw* __restrict__ dy, const float* __restrict__ lse,
     const float* __restrict__ along, D::Raw* __restrict__ first_out, D::Raw* __restrict__ second_out, float scale,

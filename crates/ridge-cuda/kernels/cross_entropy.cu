@@ -80,7 +80,7 @@ extern "C" __global__ void cross_entropy_backward(
         const bool known = target >= 0 && target < n.v[1];
         const float log = lse[row], slope = known ? dloss[row] : 0.0f;
         for (i64 i = threadIdx.x; i < n.v[1]; i += blockDim.x) {
-            const float share = expf(at<D>(logits, row * n.v[1] + i) - log);
+            const float share = op_exp(at<D>(logits, row * n.v[1] + i) - log);
             put<D>(dlogits, row * n.v[1] + i, known ? (share - (i == target ? 1.0f : 0.0f)) * slope : 0.0f);
         }
     }

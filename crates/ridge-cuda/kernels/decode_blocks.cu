@@ -1,6 +1,6 @@
 // The values of a weight in a block format as plain elements. Floor: both once over bandwidth.
 // A thread takes the eight elements of a group of 32 that a quarter of a warp's lanes holds.
-// Defines: D of the values; FORMAT.
+// Defines: D of the values; FORMAT; PARTS, 2 where a row is followed by what rounding left of it.
 // Numbers: groups of 32 elements, those of a row.
 
 extern "C" __global__ void decode_blocks(const u8* __restrict__ w, D::Raw* __restrict__ out, Numbers<2> n) {
@@ -19,7 +19,7 @@ extern "C" __global__ void decode_blocks(const u8* __restrict__ w, D::Raw* __res
             const int part = FORMAT::GROUP == 16 ? group * 2 + half : group;
             float scale, minimum;
             FORMAT::scale(chunk, part, scale, minimum);
-            u32 pairs[2];
+            u32 pairs[PARTS][2];
 #pragma unroll
             for (int e = 0; e < 2; ++e) {
                 const u32 pair = codes[2 * half + e];
@@ -27,11 +27,30 @@ extern "C" __global__ void decode_blocks(const u8* __restrict__ w, D::Raw* __res
                 float first = scale * (D::load((u16)pair) - offset);
                 float second = scale * (D::load((u16)(pair >> 16)) - offset);
                 if (FORMAT::MINIMA) { first -= minimum; second -= minimum; }
-                pairs[e] = Mma<D>::pack(first, second);
+                pairs[0][e] = Mma<D>::pack(first, second);
+#if PARTS == 2
+                const float left = first - D::load((u16)pairs[0][e]), right = second - D::load((u16)(pairs[0][e] >> 16));
+                pairs[1][e] = Mma<D>::pack(left, right);
+#endif
             }
             // Pairs are (0, 2) and (1, 3).
-            const uint2 four = make_uint2(__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[0], pairs[1], 0x7632));
-            *(uint2*)(out + place * 32 + half * 16 + quarter * 4) = four;
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                const u32 a = pairs[p][0], b = pairs[p][1];
+                const i64 to = ((row * PARTS + p) * n.v[1] + within) * 32 + half * 16 + quarter * 4;
+                *(uint2*)(out + to) = make_uint2(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+            }
         }
+    }
+}
+
+// Each row of x twice, one behind the other, for both parts. Numbers: rows, 16-byte vectors of a row.
+extern "C" __global__ void twice(const uint4* __restrict__ x, uint4* __restrict__ out, Numbers<2> n) {
+    others_may_begin();
+    after_others();
+    const i64 all = n.v[0] * n.v[1], step = (i64)gridDim.x * blockDim.x;
+    for (i64 i = (i64)blockIdx.x * blockDim.x + threadIdx.x; i < all; i += step) {
+        const i64 row = i / n.v[1], place = row * 2 * n.v[1] + i % n.v[1];
+        out[place] = out[place + n.v[1]] = x[i];
     }
 }

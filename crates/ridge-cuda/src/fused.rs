@@ -1,7 +1,7 @@
 //! Fused groups as CUDA C++: chains of elementwise ops, and reductions over the last axis.
 //!
 //! A group works over one iteration space, and each of its values is a function of a place there. Without a reduction
-//! or a value by rows, a thread makes an element at a time. Otherwise a block makes a row at a time: what is the same
+//! or a value by rows, a thread makes an element at a time, or in large spaces whose last axis allows it a vector of them. Otherwise a block makes a row at a time: what is the same
 //! for the whole row is computed once, each reduction is a walk over the row that computes what it reduces, and a last
 //! walk writes the outputs. Every op's result is rounded to its dtype before the next op sees it, so a fused chain
 //! means what its ops mean one by one.
@@ -19,6 +19,9 @@ enum Read {
     Input(usize),
     Index,
 }
+
+/// Elements from which a thread takes a vector of them.
+const LARGE: usize = 1 << 18;
 
 struct Writer<'a> {
     body: &'a Function,
@@ -93,6 +96,74 @@ impl<'a> Writer<'a> {
         space_of(self.body).is_some_and(|v| self.body.ty(v).shape.last().is_one())
     }
 
+    /// Elements of a vector of 16 bytes of the widest operand, if every operand can be read or written by such vectors along
+    /// the last axis, or is one value there; 1 where that is not so, or where there are too few to fill a GPU.
+    fn vector(&self, space: &IterationSpace, total: usize) -> usize {
+        let reads = || self.reads.iter().zip(&space.strides);
+        let along = |strides: &[usize]| strides.last().copied().unwrap_or(0);
+        let dtype = |read: &Read| match read {
+            Read::Input(i) => Some(self.spec.inputs[*i].dtype),
+            Read::Index => None,
+        };
+        let read = reads().filter(|(_, strides)| along(strides) == 1).filter_map(|((read, _), _)| dtype(read));
+        let written = self.spec.outputs.iter().map(|o| o.dtype);
+        let widest = read.chain(written).map(DType::size_bytes).max().unwrap_or(1);
+        let wide = (16 / widest).min(8);
+        let aligned = |((read, _), strides): (&(Read, Vec<usize>), &Vec<usize>)| match along(strides) {
+            0 => true,
+            1 => *read == Read::Index || strides[..strides.len() - 1].iter().all(|s| s.is_multiple_of(wide)),
+            _ => false,
+        };
+        let fits = space.dims.last().is_some_and(|last| last.is_multiple_of(wide)) && reads().all(aligned);
+        if fits && total >= LARGE { wide } else { 1 }
+    }
+
+    /// A thread a vector of `wide` elements.
+    fn vectors(&self, space: &IterationSpace, total: usize, wide: usize) -> Result<CudaKernel, String> {
+        let integer = if space.is_small() { "u32" } else { "i64" };
+        let mut numbers = vec![total as i64];
+        let mut text = space.places("i", integer, &mut numbers);
+        let along = |read: usize| space.strides[read].last().copied().unwrap_or(0) == 1;
+        for (at, (read, _)) in self.reads.iter().enumerate().filter(|(at, _)| along(*at)) {
+            if let Read::Input(i) = read {
+                let of = format!("Pack<{}, {wide}>", name(self.spec.inputs[*i].dtype));
+                let raw = name(self.spec.inputs[*i].dtype);
+                let _ = writeln!(text, "const {of} p{at} = *(const {of}*)((const {raw}::Raw*)in{i} + at{at});");
+            }
+        }
+        for (i, output) in self.spec.outputs.iter().enumerate() {
+            let _ = writeln!(text, "Pack<{}, {wide}> q{i};", name(output.dtype));
+        }
+        let _ = writeln!(text, "#pragma unroll\nfor (int e = 0; e < {wide}; ++e) {{");
+        for (index, node) in self.body.nodes.iter().enumerate() {
+            let dtype = name(node.outputs[0].dtype);
+            text += &match self.read_of[index] {
+                Some(read) if along(read) => match self.reads[read].0 {
+                    Read::Input(_) => format!("const {dtype}::Value v{index} = {dtype}::load(p{read}.x[e]);\n"),
+                    Read::Index => self.node_at(index, &format!("(at{read} + e)"))?,
+                },
+                _ => self.node(index)?,
+            };
+        }
+        for (i, output) in self.body.outputs.iter().enumerate() {
+            let dtype = name(self.spec.outputs[i].dtype);
+            let _ = writeln!(text, "q{i}.x[e] = {dtype}::store(v{});", output.var.index());
+        }
+        text += "}\n";
+        for (i, output) in self.spec.outputs.iter().enumerate() {
+            let dtype = name(output.dtype);
+            let _ = writeln!(text, "*(Pack<{dtype}, {wide}>*)(({dtype}::Raw*)out{i} + i) = q{i};");
+        }
+        let text = format!(
+            "template <class D, int N> struct __align__(N * sizeof(typename D::Raw)) Pack {{ typename D::Raw x[N]; }};\n\
+             {}for ({integer} i = (blockIdx.x * ({integer})blockDim.x + threadIdx.x) * {wide}; i < ({integer})n.v[0]; \
+             i += gridDim.x * ({integer})blockDim.x * {wide}) {{\n{text}}}\n}}\n",
+            self.signature(numbers.len()),
+        );
+        let source = CudaSource::new("fused", &[], &KernelText::new(&text).early_launch());
+        Ok(each(source, total / wide, self.args(numbers)))
+    }
+
     /// A thread an element.
     fn elements(&self) -> Result<CudaKernel, String> {
         let mut all: Vec<Vec<usize>> = self.reads.iter().map(|(_, s)| s.clone()).collect();
@@ -100,6 +171,10 @@ impl<'a> Writer<'a> {
         let space = IterationSpace::merged(&self.space, &all);
         let integer = if space.is_small() { "u32" } else { "i64" };
         let total: usize = self.space.iter().product();
+        let wide = self.vector(&space, total);
+        if wide > 1 {
+            return self.vectors(&space, total, wide);
+        }
         let mut numbers = vec![total as i64];
         let mut text = space.places("i", integer, &mut numbers);
         for node in 0..self.body.nodes.len() {

@@ -154,13 +154,14 @@ pub(crate) enum DeviceAction {
         args: Vec<LaunchArg>,
         prefetched: Vec<OperandSlot>,
     },
-    /// A matrix product of x, w and perhaps a summand by cuBLASLt, or by the actions of `otherwise` where cuBLASLt is
+    /// A matrix product of x, w and perhaps a summand and a bias by cuBLASLt, or by the actions of `otherwise` where cuBLASLt is
     /// missing or has no algorithm for it.
     Product {
         shape: GemmShape,
         x: SlotOffset,
         w: SlotOffset,
         r: Option<SlotOffset>,
+        bias: Option<SlotOffset>,
         y: SlotOffset,
         /// Of x and w.
         scales: Option<[SlotOffset; 2]>,

@@ -1,6 +1,7 @@
 //! Hand-written kernels, one file a subject, and the registry of the patterns that they claim. Their CUDA C++ is in the
 //! crate's folder `kernels/`.
 
+mod adamw;
 mod adjust;
 mod attention;
 mod attention_training;
@@ -12,6 +13,7 @@ mod linear_blocks;
 mod linear_cross_entropy;
 mod linear_scaled;
 mod norm;
+mod norm_rows;
 mod quantize;
 mod rope;
 mod sampling;
@@ -26,7 +28,8 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 21] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 23] = [
+    adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
     attention::DECODE,
@@ -42,6 +45,7 @@ pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 21] = [
     linear_blocks::ROWS,
     linear_scaled::SCALED,
     norm::NORM,
+    norm_rows::ROWS,
     quantize::QUANTIZE,
     rope::ROPE,
     sampling::SAMPLE,
@@ -60,6 +64,7 @@ impl CudaKernelRegistry {
     /// The kernels of this crate.
     pub fn builtin() -> Self {
         let entries = [
+            adamw::entries(),
             adjust::entries(),
             attention::entries(),
             attention_training::entries(),
@@ -70,6 +75,7 @@ impl CudaKernelRegistry {
             linear_cross_entropy::entries(),
             linear_scaled::entries(),
             norm::entries(),
+            norm_rows::entries(),
             quantize::entries(),
             rope::entries(),
             sampling::entries(),

@@ -89,7 +89,7 @@ pub use penalties::Penalties;
 pub use quantize::{Dequantize, Quantize, StraightThrough};
 pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
 pub use rms_norm::RmsNorm;
-pub use rope::Rope;
+pub use rope::{Rope, RopeBackward};
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};
 pub use sampling::SampleToken;
 pub use sgd::Sgd;

@@ -12,7 +12,7 @@ use ridge_graph::grad::{Differentiated, float_weights};
 use ridge_graph::{Builder, DType, Graph, GraphError, Result as GraphResult, Role, Shape, Type, Var};
 use ridge_runtime::{Schedule, Stage, Times};
 
-use crate::optimizer::WeightUpdate;
+use crate::optimizer::{UpdateOp, WeightUpdate};
 use crate::recompute::RecomputeLevel;
 
 /// The stage that runs for each micro-batch.
@@ -147,8 +147,6 @@ impl StepPlan<'_> {
         for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
             let storage = self.storage(&update.name)?.clone();
             let gradient = g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?;
-            let gradient = g.cast(gradient, DType::F32)?;
-            let gradient = g.mul(gradient, scale)?;
             let has_master = storage.dtype != DType::F32;
             let trained = if has_master { master_name(&update.name) } else { update.name.clone() };
             let whole = Type { dtype: DType::F32, ..storage.clone() };
@@ -157,29 +155,41 @@ impl StepPlan<'_> {
                 let state = g.state(name, ty.clone())?;
                 g.state_read(state)
             };
-            let param = read(&mut g, &trained, &whole)?;
-            let values =
-                states.iter().map(|state| read(&mut g, &state.name, &state.ty)).collect::<GraphResult<Vec<_>>>()?;
             let mut rate = lr;
             if update.rate_scale != 1.0 {
                 let factor = g.constant(DType::F32, update.rate_scale)?;
                 rate = g.mul(lr, factor)?;
             }
-            let next = update.op.apply(&mut g, [param, gradient], &values, rate, step)?;
-            let names = std::iter::once(trained.as_str()).chain(states.iter().map(|state| state.name.as_str()));
-            for (name, value) in names.zip(&next) {
-                write(&mut g, name, *value)?;
-            }
-            if has_master {
-                let copy = g.cast(next[0], storage.dtype)?;
-                write(&mut g, &update.name, copy)?;
-            }
+            let next = if let UpdateOp::AdamW(op) = update.op {
+                // One pass over parameter, moments, gradient and copy.
+                let [m, v] = [&states[0], &states[1]].map(|state| g.state(&state.name, state.ty.clone()));
+                let copy = if has_master { Some(g.state(&update.name, storage)?) } else { None };
+                let param = g.state(&trained, whole.clone())?;
+                let next = g.adamw_update([param, m?, v?], copy, gradient, [rate, step, scale], op)?[0];
+                g.state_read(next)?
+            } else {
+                let gradient = g.cast(gradient, DType::F32)?;
+                let gradient = g.mul(gradient, scale)?;
+                let param = read(&mut g, &trained, &whole)?;
+                let values =
+                    states.iter().map(|state| read(&mut g, &state.name, &state.ty)).collect::<GraphResult<Vec<_>>>()?;
+                let next = update.op.apply(&mut g, [param, gradient], &values, rate, step)?;
+                let names = std::iter::once(trained.as_str()).chain(states.iter().map(|state| state.name.as_str()));
+                for (name, value) in names.zip(&next) {
+                    write(&mut g, name, *value)?;
+                }
+                if has_master {
+                    let copy = g.cast(next[0], storage.dtype)?;
+                    write(&mut g, &update.name, copy)?;
+                }
+                next[0]
+            };
             if self.ema > 0.0 {
                 let name = ema_name(&update.name);
                 let mean = read(&mut g, &name, &whole)?;
                 let keep = g.constant(DType::F32, self.ema)?;
                 let take = g.constant(DType::F32, 1.0 - self.ema)?;
-                let (kept, taken) = (g.mul(mean, keep)?, g.mul(next[0], take)?);
+                let (kept, taken) = (g.mul(mean, keep)?, g.mul(next, take)?);
                 let mean = g.add(kept, taken)?;
                 write(&mut g, &name, mean)?;
             }

@@ -303,6 +303,18 @@ fn a_trace_is_sent_at_its_times_with_its_shared_beginnings() {
 }
 
 #[test]
+fn a_trace_without_times_is_sent_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("lengths.csv");
+    std::fs::write(&trace, format!("input_tokens,output_tokens\n{}", "8,2\n".repeat(40))).unwrap();
+    let fake = Fake::start(answer);
+    let report = fake.report(&["--trace", &trace.display().to_string()]);
+    assert_eq!((&report["report"]["answered"], fake.asked().len()), (&json!(40), 40));
+    let text = Fake::start(answer).bench(&["--trace", &trace.display().to_string()]).stdout;
+    assert!(text.contains("concurrency 40"), "{text}");
+}
+
+#[test]
 fn chats_ask_with_texts_and_extra_settings() {
     let fake = Fake::start(answer);
     let tokenizer = repository().join("models/stories260K").display().to_string();

@@ -6,6 +6,8 @@
 #[path = "../../tests/common/cases.rs"]
 mod cases;
 mod sass;
+#[path = "../../tests/common/training.rs"]
+mod training;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
@@ -75,7 +77,8 @@ fn instances() -> Result<Vec<Arc<CudaSource>>, String> {
         }
     }
     let cases = [cases::linears(), cases::norms(), cases::quantised(), cases::blocks(), cases::attentions()];
-    for case in cases.into_iter().flatten() {
+    let training = [training::attentions(), training::gradients()];
+    for case in cases.into_iter().chain(training).flatten() {
         let outputs = case.graph.main().outputs.iter().filter(|o| o.role == Role::Data);
         let outputs: Vec<&str> = outputs.map(|o| &*o.name).collect();
         let lowered = ridge_runtime::lower(&case.graph, &outputs, &registry.claims());

@@ -131,14 +131,14 @@ impl CudaDevice {
                     let (grid, threads, shared) = (self.grid(source, *grid), *threads, *shared);
                     ready.push(TimedAction::Launch { kernel, grid, threads, shared, args: of, words });
                 }
-                DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match self.product(*shape)? {
+                DeviceAction::Product { shape, x, w, r, bias, y, scales, otherwise } => match self.product(*shape)? {
                     Some(product) => {
                         let workspace = self.products().map_or(0, |(_, memory)| memory.address());
                         let [xs, ws] = scales.unwrap_or([*x, *w]);
-                        let operands = [*x, *w, r.unwrap_or(*y), *y, xs, ws];
-                        let [x, w, r, y, xs, ws] = operands.map(|(slot, at)| address(slot) + at as u64);
+                        let operands = [*x, *w, r.unwrap_or(*y), *y, bias.unwrap_or(*y), xs, ws];
+                        let [x, w, r, y, bias, xs, ws] = operands.map(|(slot, at)| address(slot) + at as u64);
                         let scales = [xs, ws];
-                        ready.push(TimedAction::Product(product, GemmOperands { x, w, r, y, scales, workspace }));
+                        ready.push(TimedAction::Product(product, GemmOperands { x, w, r, y, bias, scales, workspace }));
                     }
                     None => self.prepare(otherwise, address, ready)?,
                 },

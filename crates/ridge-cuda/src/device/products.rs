@@ -67,6 +67,7 @@ impl CudaDevice {
                 w: w.address(),
                 r: y.address(),
                 y: y.address(),
+                bias: w.address(),
                 // Any numbers will do.
                 scales: [x.address(), w.address()],
                 workspace: workspace.address(),

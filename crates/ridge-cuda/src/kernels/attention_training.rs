@@ -56,11 +56,8 @@ struct Tiling {
 
 const FORWARD: Tiling = Tiling { warps: 8, columns: 64 };
 
-/// Of the gradient: smaller blocks, two of which hide each other's latency, and for wide heads fewer columns, since their
-/// sums leave fewer registers.
-fn of_gradient(dim: usize) -> Tiling {
-    Tiling { warps: 4, columns: if dim > 64 { 32 } else { 64 } }
-}
+/// Of the gradient: smaller blocks of few columns, whose registers allow several blocks, which hide each other's latency.
+const GRADIENT: Tiling = Tiling { warps: 4, columns: 32 };
 
 struct AttentionCall<'a> {
     op: &'a RaggedAttention,
@@ -156,12 +153,11 @@ fn backward(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let rows = call.tokens * call.heads;
     let args = vec![input(4), input(6), scratch(along), n()];
     kernel.actions.extend(each(call.source("attention_along", false, false, FORWARD), rows * 32, args).actions);
-    let tiling = of_gradient(call.dim);
     for (for_keys, heads, outputs) in [(false, call.heads, [0, 0]), (true, call.keys, [1, 2])] {
         let mut args = vec![input(0), input(1), input(2), input(3), scratch(0), input(6), input(5), scratch(along)];
         args.extend([output(outputs[0]), output(outputs[1]), LaunchArg::Float(op.scale as f32), n()]);
-        let source = call.source("attention_backward", false, for_keys, tiling);
-        kernel.actions.extend(call.tiles(source, heads, tiling, args)?);
+        let source = call.source("attention_backward", false, for_keys, GRADIENT);
+        kernel.actions.extend(call.tiles(source, heads, GRADIENT, args)?);
     }
     kernel.scratch = along + rows * 4;
     Ok(kernel)

@@ -7,6 +7,7 @@ use ridge_graph::{DType, Function, Op};
 
 use super::entry::CudaKernelEntry;
 use super::norm;
+use crate::cublaslt::GemmShape;
 use crate::gemm;
 use crate::kernel::{
     CudaKernel, CudaKernelSpec, CudaOperand, CudaSource, DeviceAction, KernelText, LaunchArg, OperandSlot, SlotOffset,
@@ -285,8 +286,8 @@ impl<'a> LinearCall<'a> {
                 added: false,
             };
             let made = product(&of);
+            let alone = kernel.actions.len();
             kernel.actions.extend(made.actions);
-            all.push(of);
             if self.biases || self.after == LinearEpilogue::Add || (gated && i == 1) {
                 let (y, other) = if gated { ((OperandSlot::Output(0), 0), y) } else { (y, (OperandSlot::Input(0), 0)) };
                 let args = vec![
@@ -298,6 +299,12 @@ impl<'a> LinearCall<'a> {
                 ];
                 self.follow(&mut kernel, result, elements, args);
             }
+            if self.biases && !gated && self.spec.inputs[self.bias(i)].dtype == dtype {
+                let direct = MatrixProduct { out: ((OperandSlot::Output(i), 0), dtype), ..of };
+                let otherwise = kernel.actions.split_off(alone);
+                kernel.actions.extend(self.biased(i, product(&direct), otherwise));
+            }
+            all.push(of);
         }
         let after = match self.after {
             LinearEpilogue::Nothing if !self.biases => Some(gemm::Epilogue::Nothing),
@@ -314,6 +321,26 @@ impl<'a> LinearCall<'a> {
             kernel.actions.extend(fastest.actions);
         }
         Ok(kernel)
+    }
+
+    /// The product `direct` of weight `i` with bias and summand by cuBLASLt, or else by the actions of `apart`.
+    fn biased(&self, i: usize, direct: CudaKernel, apart: Vec<DeviceAction>) -> Vec<DeviceAction> {
+        let Ok([DeviceAction::Product { shape, x, w, y, scales, .. }]) = <[_; 1]>::try_from(direct.actions) else {
+            return apart;
+        };
+        let added = self.after == LinearEpilogue::Add;
+        let r = added.then_some((OperandSlot::Input(0), 0));
+        let bias = Some((OperandSlot::Input(self.bias(i)), 0));
+        vec![DeviceAction::Product {
+            shape: GemmShape { added, biased: true, ..shape },
+            x,
+            w,
+            r,
+            bias,
+            y,
+            scales,
+            otherwise: apart,
+        }]
     }
 
     /// The pass behind the last product, unless cuBLASLt does it.

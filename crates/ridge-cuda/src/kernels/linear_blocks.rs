@@ -205,23 +205,40 @@ fn streamed(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKerne
     Ok(kernel)
 }
 
-/// Products of weights that are decoded to the dtype of x first.
+/// Columns below which a row of results may cancel as a whole, so that its weights need more digits than x has.
+const NARROW: usize = 128;
+
+/// Products of weights that are decoded to the dtype of x first: narrow ones of more digits in two parts, as a product of twice
+/// the depth.
 fn decoded(linears: &LinearCall<'_>, formats: &[BlockText]) -> Result<CudaKernel, String> {
-    let (mut kernel, x) = linears.normed()?;
+    let (mut kernel, mut x) = linears.normed()?;
     let dtype = linears.x().dtype;
+    let parts = if linears.weights().iter().any(|w| w.dtype != dtype && w.shape[0] < NARROW) { 2 } else { 1 };
+    if parts == 2 {
+        let to = (OperandSlot::Scratch, kernel.scratch);
+        let vectors = linears.depth * dtype.size_bytes() / 16;
+        let args =
+            vec![LaunchArg::Pointer(x.0, x.1), LaunchArg::Pointer(to.0, to.1), numbers(&[linears.rows, vectors])];
+        let defines = [("D", name(dtype)), ("FORMAT", formats[0].name), ("PARTS", "2")];
+        let source = CudaSource::new("twice", &defines, &DECODE);
+        kernel.actions.extend(blocks(source, (linears.rows * vectors).div_ceil(256), 256, args).actions);
+        kernel.scratch += (parts * linears.x().bytes).next_multiple_of(ALIGN);
+        x = to;
+    }
+    let linears = &LinearCall { depth: parts * linears.depth, ..*linears };
     let mut places = Vec::new();
     for (i, (w, format)) in linears.weights().iter().zip(formats).enumerate() {
         let groups = w.len() / 32;
         let place = (OperandSlot::Scratch, kernel.scratch);
-        let defines = [("D", name(dtype)), ("FORMAT", format.name)];
+        let defines = [("D", name(dtype)), ("FORMAT", format.name), ("PARTS", if parts == 2 { "2" } else { "1" })];
         let args = vec![
             input(linears.first + i),
             LaunchArg::Pointer(place.0, place.1),
-            numbers(&[groups, linears.depth / 32]),
+            numbers(&[groups, linears.depth / parts / 32]),
         ];
         let source = CudaSource::new("decode_blocks", &defines, &DECODE);
         kernel.actions.extend(blocks(source, groups.div_ceil(64), 256, args).actions);
-        kernel.scratch += (w.len() * dtype.size_bytes()).next_multiple_of(ALIGN);
+        kernel.scratch += (parts * w.len() * dtype.size_bytes()).next_multiple_of(ALIGN);
         places.push(place);
     }
     linears.multiplied(kernel, x, &places, &vec![dtype; places.len()])

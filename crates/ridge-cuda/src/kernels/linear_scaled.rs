@@ -83,6 +83,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         operands: DType::F8E4M3,
         result: y.dtype,
         added: false,
+        biased: false,
         scales,
         by_depth: [false; 2],
     };
@@ -95,6 +96,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         x: (OperandSlot::Input(0), 0),
         w: (OperandSlot::Input(1), 0),
         r: None,
+        bias: None,
         y: (OperandSlot::Output(0), 0),
         scales: Some([(OperandSlot::Input(0), xs), (OperandSlot::Input(1), ws)]),
         otherwise: simple.actions,

@@ -104,6 +104,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         operands: at,
         result: ot,
         added,
+        biased: false,
         scales: GemmScales::None,
         by_depth: [trans_a, !trans_b],
     };
@@ -119,6 +120,7 @@ pub(crate) fn product(of: &MatrixProduct) -> CudaKernel {
         x: a,
         w: b,
         r: added.then_some(out),
+        bias: None,
         y: out,
         scales: None,
         otherwise: simple.actions,

@@ -27,7 +27,7 @@ pub(super) enum BoundWork {
     /// A product by cuBLASLt of x, w, perhaps a summand, the result, and perhaps the scales of x and w.
     Product {
         product: CublasProduct,
-        operands: Box<[SlotOffset; 6]>,
+        operands: Box<[SlotOffset; 7]>,
     },
     Copy {
         from: OperandSlot,
@@ -83,17 +83,19 @@ impl BoundActions {
             let mut actions: Vec<&DeviceAction> = kernels[launch.kernel].actions.iter().rev().collect();
             while let Some(action) = actions.pop() {
                 let work = match action {
-                    DeviceAction::Product { shape, x, w, r, y, scales, otherwise } => match device.product(*shape)? {
-                        Some(product) => {
-                            let [xs, ws] = scales.unwrap_or([*x, *w]);
-                            let operands = Box::new([*x, *w, r.unwrap_or(*y), *y, xs, ws]);
-                            BoundWork::Product { product, operands }
+                    DeviceAction::Product { shape, x, w, r, bias, y, scales, otherwise } => {
+                        match device.product(*shape)? {
+                            Some(product) => {
+                                let [xs, ws] = scales.unwrap_or([*x, *w]);
+                                let operands = Box::new([*x, *w, r.unwrap_or(*y), *y, bias.unwrap_or(*y), xs, ws]);
+                                BoundWork::Product { product, operands }
+                            }
+                            None => {
+                                actions.extend(otherwise.iter().rev());
+                                continue;
+                            }
                         }
-                        None => {
-                            actions.extend(otherwise.iter().rev());
-                            continue;
-                        }
-                    },
+                    }
                     DeviceAction::Autotuned { key, operands, candidates } => {
                         let choice = device.fastest(key, operands, candidates)?;
                         actions.extend(candidates[choice].actions.iter().rev());

@@ -12,7 +12,11 @@ pub(crate) struct KernelCase {
     pub(crate) given: Vec<(&'static str, Tensor)>,
 }
 
-fn case(kernel: &'static str, what: &str, build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> KernelCase {
+pub(crate) fn case(
+    kernel: &'static str,
+    what: &str,
+    build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>,
+) -> KernelCase {
     let mut g = Builder::new();
     let outputs = build(&mut g).expect("builds");
     let outputs = outputs.into_iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect();

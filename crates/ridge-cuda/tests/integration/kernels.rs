@@ -1,11 +1,14 @@
 //! Kernels that claim patterns, at the sizes at which they change their ways: few and many rows, long and ragged
 //! contexts, odd columns; each is held against its f64 meaning, and must be what runs.
 
-use std::sync::Arc;
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::cases::{self, KernelCase};
 use crate::common::gpu;
 use crate::running::{run, same_bits};
+use crate::training;
 use ridge_graph::conformance::judge_graph;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, Bindings, Builder, DType, Graph, GroupKind, Op, Result, Role, Tensor, Type, Value, Var};
@@ -25,19 +28,43 @@ fn claimed(backend: &dyn Backend, graph: &Graph) -> Vec<String> {
     groups.collect()
 }
 
-/// Requires that the case's kernel claims the graph and that the GPU's results are right and the same each time.
-fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) {
+/// Requires that each case's kernel claims its graph and that the GPU's results are right and the same each time. Cases are
+/// spread over the processor's cores, since their meaning takes longer than the GPU does.
+fn hold(gpu: &Arc<dyn Backend>, cases: &[KernelCase]) {
+    let (next, failures) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, NonZero::get) {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(why) = holds(gpu, case) {
+                        failures.lock().expect("no thread panics").push(why);
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().expect("no thread panics");
+    let shown = failures.iter().take(20).map(String::as_str).collect::<Vec<_>>().join("\n");
+    assert!(failures.is_empty(), "{} of {} cases fail:\n{shown}", failures.len(), cases.len());
+}
+
+fn holds(gpu: &Arc<dyn Backend>, case: &KernelCase) -> std::result::Result<(), String> {
     let KernelCase { kernel, what, graph, given } = case;
-    assert_eq!(claimed(&**gpu, graph), [*kernel], "{graph}");
+    let named = |why: String| format!("{kernel}, {what}: {why:.800}");
+    let claims = claimed(&**gpu, graph);
+    if claims != [*kernel] {
+        return Err(named(format!("{claims:?} claim\n{graph}")));
+    }
     let value = |arg: &Arg| match given.iter().find(|(name, _)| *name == &*arg.name) {
         Some((_, tensor)) => Value::Plain(tensor.clone()),
         None => normal(arg),
     };
-    let got = run(gpu, graph, &Bindings::new(), &value).expect("runs");
-    assert!(same_bits(&got, &run(gpu, graph, &Bindings::new(), &value).expect("runs")), "{kernel} {what}: other bits");
-    if let Err(why) = judge_graph(graph, &|arg| Some(value(arg)), &Bindings::new(), &got) {
-        panic!("{kernel}, {what}: {why:.800}");
+    let step = || run(gpu, graph, &Bindings::new(), &value).map_err(|e| named(e.to_string()));
+    let (got, again) = (step()?, step()?);
+    if !same_bits(&got, &again) {
+        return Err(named("a second run gives other bits".to_owned()));
     }
+    judge_graph(graph, &|arg| Some(value(arg)), &Bindings::new(), &got).map(|_| ()).map_err(named)
 }
 
 fn normal(arg: &Arg) -> Value {
@@ -59,31 +86,43 @@ fn built(build: impl FnOnce(&mut Builder) -> Result<Vec<Var>>) -> Graph {
 #[test]
 fn linears_of_few_and_many_rows_with_what_goes_before_and_after() {
     let Some(gpu) = gpu() else { return };
-    cases::linears().iter().for_each(|case| holds(&gpu, case));
+    hold(&gpu, &cases::linears());
 }
 
 #[test]
 fn norms_of_rows_up_to_the_widest() {
     let Some(gpu) = gpu() else { return };
-    cases::norms().iter().for_each(|case| holds(&gpu, case));
+    hold(&gpu, &cases::norms());
 }
 
 #[test]
 fn values_are_quantised_where_they_are_made_and_multiplied_as_codes() {
     let Some(gpu) = gpu() else { return };
-    cases::quantised().iter().for_each(|case| holds(&gpu, case));
+    hold(&gpu, &cases::quantised());
 }
 
 #[test]
 fn weights_in_blocks_are_multiplied_as_they_are_stored() {
     let Some(gpu) = gpu() else { return };
-    cases::blocks().iter().for_each(|case| holds(&gpu, case));
+    hold(&gpu, &cases::blocks());
 }
 
 #[test]
 fn attention_of_long_ragged_and_windowed_steps() {
     let Some(gpu) = gpu() else { return };
-    cases::attentions().iter().for_each(|case| holds(&gpu, case));
+    hold(&gpu, &cases::attentions());
+}
+
+#[test]
+fn attention_without_a_cache_and_its_gradient() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &training::attentions());
+}
+
+#[test]
+fn gradients_of_linears_norms_and_the_loss() {
+    let Some(gpu) = gpu() else { return };
+    hold(&gpu, &training::gradients());
 }
 
 #[test]

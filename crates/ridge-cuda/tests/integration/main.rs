@@ -14,6 +14,8 @@ mod processes;
 mod random;
 #[path = "../../../ridge-cpu/tests/common/mod.rs"]
 mod running;
+#[path = "../common/training.rs"]
+mod training;
 
 mod conformance;
 mod gemm;

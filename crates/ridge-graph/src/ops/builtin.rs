@@ -60,6 +60,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("rms_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, false)),
         OpEntry::new("rms_norm_weight_gradient", |rng, dtype| norm_gradient::samples_weight(rng, dtype, false)),
         OpEntry::new("rope", rope::samples),
+        OpEntry::new("rope_backward", rope::samples_backward),
         OpEntry::new("sample_token", sampling::samples),
         OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),

@@ -9,7 +9,7 @@ use crate::cost::Cost;
 use crate::dtype::DType;
 use crate::dyn_eq::eq_by_bits;
 use crate::error::Result;
-use crate::graph::{Builder, Composite, Var};
+use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::sample::{Rng, Sample};
 use crate::shape::Shape;
 use crate::shard::{Placement, ShardingRule};
@@ -27,6 +27,12 @@ pub struct Rope {
     /// Factor of sine and cosine: YaRN's attention scaling, otherwise 1.
     pub scale: f64,
 }
+
+/// Gradient of [`Rope`] with these attributes: the cotangents are rotated back.
+///
+/// `positions`: i32 `[tokens]`, `dy`: of the type of `x`, which the result has too.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeBackward(pub Rope);
 
 eq_by_bits!(Rope { inv_freq, scale });
 
@@ -96,6 +102,15 @@ impl Composite for Rope {
         }
     }
 
+    fn gradient(&self) -> Gradient {
+        Gradient::Explicit {
+            forward: CompositeRef::new(self.clone()),
+            saved: vec![Saved::Input(1)],
+            backward: CompositeRef::new(RopeBackward(self.clone())),
+            wrt: &[0],
+        }
+    }
+
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         vec![
             ShardingRule {
@@ -104,6 +119,30 @@ impl Composite for Rope {
             },
             ShardingRule { inputs: vec![Placement::shard(0); 2], outputs: vec![Placement::shard(0)] },
         ]
+    }
+}
+
+impl Composite for RopeBackward {
+    fn name(&self) -> &'static str {
+        "rope_backward"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
+        let [positions, dy] = inputs else { return Err(takes("positions and dy", inputs)) };
+        self.0.infer(&[dy.clone(), positions.clone()])
+    }
+
+    fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
+        let inv_freq = self.0.inv_freq.iter().map(|f| -f).collect();
+        g.composite(Rope { inv_freq, scale: self.0.scale }, &[inputs[1], inputs[0]])
+    }
+
+    fn is_shorthand(&self) -> bool {
+        true
+    }
+
+    fn cost(&self, inputs: &[Type], outputs: &[Type]) -> Cost {
+        self.0.cost(&[inputs[1].clone(), inputs[0].clone()], outputs)
     }
 }
 
@@ -116,6 +155,18 @@ impl Builder {
     pub fn rope(&mut self, x: Var, positions: Var, op: &Rope) -> Result<Var> {
         Ok(self.composite(op.clone(), &[x, positions])?[0])
     }
+}
+
+/// Instances of [`RopeBackward`].
+pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let cases = [(0, 2, 8, 8, 1.0), (5, 3, 64, 64, 1.0), (7, 2, 33, 16, 1.25)];
+    let sample = |(tokens, heads, dim, rotary, scale): (usize, usize, usize, usize, f64)| {
+        let inv_freq = super::rope_frequencies(10_000.0, rotary).into();
+        Sample::new(RopeBackward(Rope { inv_freq, scale }))
+            .input(rng.integers(DType::I32, &[tokens], 0, 300))
+            .input(rng.normal(dtype, &[tokens, heads, dim]))
+    };
+    cases.into_iter().map(sample).collect()
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {

@@ -68,7 +68,7 @@ pub(crate) struct ServeBenchArgs {
     )]
     timeout: u64,
 
-    /// Closed loop: keep N requests in flight [default: 16, without --rate and --trace]
+    /// Closed loop: keep N requests in flight [default without --rate: 16, or all requests of a trace without arrival times]
     #[arg(
         short, long, value_name = "N", value_parser = whole::<usize, 1, 100_000>, allow_negative_numbers = true,
         conflicts_with_all = ["rate", "sweep"], help_heading = "Load"
@@ -281,13 +281,16 @@ impl ServeBenchArgs {
             Some(path) => RequestLengths::Trace(read_trace(path)?),
             None => RequestLengths::Drawn { prompt: self.prompt, generate: self.generate },
         };
-        let timed = matches!(&lengths, RequestLengths::Trace(requests) if requests.iter().all(|r| r.at.is_some()));
-        let when = match (self.concurrency, self.rate) {
-            (Some(concurrency), _) => ArrivalMode::Concurrent(concurrency),
-            (None, Some(rate)) => ArrivalMode::Random { rate },
-            (None, None) if self.sweep => ArrivalMode::Random { rate: 1.0 },
-            (None, None) if timed => ArrivalMode::Trace { speed: self.speed },
-            (None, None) => ArrivalMode::Concurrent(CONCURRENT),
+        let when = match (self.concurrency, self.rate, &lengths) {
+            (Some(concurrency), ..) => ArrivalMode::Concurrent(concurrency),
+            (None, Some(rate), _) => ArrivalMode::Random { rate },
+            (None, None, _) if self.sweep => ArrivalMode::Random { rate: 1.0 },
+            (None, None, RequestLengths::Trace(trace)) if trace.iter().all(|r| r.at.is_some()) => {
+                ArrivalMode::Trace { speed: self.speed }
+            }
+            // Without times, all are sent at once.
+            (None, None, RequestLengths::Trace(trace)) => ArrivalMode::Concurrent(trace.len()),
+            (None, None, RequestLengths::Drawn { .. }) => ArrivalMode::Concurrent(CONCURRENT),
         };
         Ok(ServeBenchSettings {
             target,

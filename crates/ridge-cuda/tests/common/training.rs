@@ -1,0 +1,171 @@
+//! Graphs of training at whose sizes hand-written kernels change their ways.
+
+use ridge_graph::ops::{
+    CrossEntropyBackward, CrossEntropySaving, LinearCrossEntropy, LinearCrossEntropySaving, LinearInputGradient,
+    LinearWeightGradient, NormInputGradient, NormWeightGradient, RaggedAttention, RaggedAttentionBackward,
+    RaggedAttentionSaving, SumRows,
+};
+use ridge_graph::sample::Rng;
+use ridge_graph::{Builder, DType, Result, Sym, Tensor, Type, Var};
+
+use crate::cases::{KernelCase, case};
+
+/// Attention without a cache over sequences around the tiles of kernels, and its gradient.
+pub(crate) fn attentions() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    let mut add = |dtype: DType, dim: usize, [heads, keys]: [usize; 2], lengths: &[usize], op: &RaggedAttention| {
+        let mut ids: Vec<i64> = lengths.iter().enumerate().flat_map(|(i, n)| vec![i as i64; *n]).collect();
+        ids.extend([-1, -1]);
+        let tokens = ids.len();
+        // About the logarithms of the sums over the tokens that each sees.
+        let seen = |i: usize| {
+            let first = ids.iter().position(|id| *id == ids[i]).unwrap_or(0);
+            let seen = if op.causal { i - first + 1 } else { lengths.get(ids[i] as usize).copied().unwrap_or(1) };
+            (op.window.map_or(seen, |w| seen.min(w)) as f64).ln() + 0.5
+        };
+        let lse = (0..tokens * heads).map(|i| seen(i / heads)).collect();
+        let lse = Tensor::float(DType::F32, &[tokens, heads], lse).rounded();
+        let ids = Tensor::int(DType::I32, &[tokens], ids.clone());
+        let what = format!("{dtype}, {heads} and {keys} heads of {dim}, {lengths:?}, {op:?}");
+        let inputs = |g: &mut Builder| -> Result<Vec<Var>> {
+            let mut all = Vec::new();
+            for (name, heads) in [("q", heads), ("k", keys), ("v", keys)] {
+                all.push(g.step_input(name, Type::tensor(dtype, [tokens, heads, dim]))?);
+            }
+            all.push(g.step_input("ids", ids.ty())?);
+            Ok(all)
+        };
+        let mut push = |kernel, build: &dyn Fn(&mut Builder) -> Result<Vec<Var>>| {
+            let mut case = case(kernel, &what, build);
+            case.given = vec![("ids", ids.clone()), ("lse", lse.clone())];
+            cases.push(case);
+        };
+        push("ragged_attention", &|g| {
+            let inputs = inputs(g)?;
+            g.composite(op.clone(), &inputs)
+        });
+        push("ragged_attention_saving", &|g| {
+            let inputs = inputs(g)?;
+            g.composite(RaggedAttentionSaving(op.clone()), &inputs)
+        });
+        push("ragged_attention_backward", &|g| {
+            let mut inputs = inputs(g)?;
+            let rows = Type::tensor(dtype, [tokens, heads, dim]);
+            inputs.push(g.step_input("y", rows.clone())?);
+            inputs.push(g.step_input("lse", lse.ty())?);
+            inputs.push(g.step_input("dy", rows)?);
+            g.composite(RaggedAttentionBackward(op.clone()), &inputs)
+        });
+    };
+    for dim in [64, 128] {
+        let both = RaggedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"));
+        let causal = RaggedAttention { causal: true, ..both.clone() };
+        let window = RaggedAttention { window: Some(70), ..causal.clone() };
+        let capped = RaggedAttention { softcap: Some(2.0), ..causal.clone() };
+        add(DType::BF16, dim, [4, 2], &[200, 1, 70, 29], &causal);
+        add(DType::BF16, dim, [2, 2], &[513], &causal);
+        add(DType::BF16, dim, [3, 1], &[64, 128, 65, 127], &both);
+        add(DType::BF16, dim, [2, 1], &[300, 90], &window);
+        add(DType::BF16, dim, [2, 2], &[130, 7, 9], &capped);
+        add(DType::F16, dim, [2, 1], &[150, 40], &causal);
+    }
+    cases
+}
+
+/// Gradients of linears and norms, norms that only training needs, and losses.
+pub(crate) fn gradients() -> Vec<KernelCase> {
+    let mut cases = Vec::new();
+    for dtype in [DType::BF16, DType::F16, DType::F32] {
+        for (rows, columns, depth) in [(1, 8, 16), (70, 264, 136), (300, 37, 65), (513, 1024, 256)] {
+            let what = format!("{dtype}, {rows} x {columns} x {depth}");
+            let row =
+                |g: &mut Builder, name: &str, width: usize| g.step_input(name, Type::tensor(dtype, [rows, width]));
+            cases.push(case("linear_input_gradient", &what, |g| {
+                let (dy, w) = (row(g, "dy", columns)?, g.weight("w", Type::tensor(dtype, [columns, depth]))?);
+                g.composite(LinearInputGradient, &[dy, w])
+            }));
+            cases.push(case("linear_weight_gradient", &what, |g| {
+                let (dy, x) = (row(g, "dy", columns)?, row(g, "x", depth)?);
+                g.composite(LinearWeightGradient { dtype }, &[dy, x])
+            }));
+            cases.push(case("sum_rows", &what, |g| {
+                let dy = row(g, "dy", columns)?;
+                g.composite(SumRows { dtype }, &[dy])
+            }));
+        }
+        for (rows, width) in [(1, 8), (3, 264), (70, 768), (5, 2048), (3, 5120), (2, 8192)] {
+            norms(&mut cases, dtype, rows, width);
+        }
+    }
+    for (tokens, vocab) in [(3, 65), (9, 1000), (2, 50_304)] {
+        for dtype in [DType::BF16, DType::F32] {
+            let what = format!("{dtype}, {tokens} x {vocab}");
+            let targets = Rng::new(3).integers(DType::I32, &[tokens], -1, vocab as i64);
+            let logits = |g: &mut Builder| g.step_input("logits", Type::tensor(dtype, [tokens, vocab]));
+            let mut saving = case("cross_entropy_saving", &what, |g| {
+                let (logits, targets) = (logits(g)?, g.step_input("targets", targets.ty())?);
+                g.composite(CrossEntropySaving, &[logits, targets])
+            });
+            saving.given = vec![("targets", targets.clone())];
+            cases.push(saving);
+            let lse = Tensor::float(DType::F32, &[tokens], vec![(vocab as f64).ln() + 0.5; tokens]).rounded();
+            let mut backward = case("cross_entropy_backward", &what, |g| {
+                let (logits, targets) = (logits(g)?, g.step_input("targets", targets.ty())?);
+                let dloss = g.step_input("dloss", Type::tensor(DType::F32, [tokens]))?;
+                let lse = g.step_input("lse", lse.ty())?;
+                g.composite(CrossEntropyBackward, &[logits, targets, lse, dloss])
+            });
+            backward.given = vec![("targets", targets), ("lse", lse)];
+            cases.push(backward);
+        }
+    }
+    for (softcap, z_loss) in [(None, 0.0), (Some(5.0), 0.001)] {
+        let (tokens, hidden, vocab) = (70, 136, 1000);
+        let op = LinearCrossEntropySaving(LinearCrossEntropy { softcap, z_loss });
+        let targets = Rng::new(5).integers(DType::I32, &[tokens], -1, vocab as i64);
+        let mut loss = case("linear_cross_entropy_saving", &format!("{op:?}"), |g| {
+            let x = g.step_input("x", Type::tensor(DType::BF16, [tokens, hidden]))?;
+            let w = g.weight("w", Type::tensor(DType::BF16, [vocab, hidden]))?;
+            let targets = g.step_input("targets", targets.ty())?;
+            g.composite(op, &[x, w, targets])
+        });
+        loss.given = vec![("targets", targets)];
+        cases.push(loss);
+    }
+    cases
+}
+
+/// Norms and their gradients, for rows of `width` elements.
+fn norms(cases: &mut Vec<KernelCase>, dtype: DType, rows: usize, width: usize) {
+    let what = format!("{dtype}, {rows} x {width}");
+    let row = |g: &mut Builder, name: &str| g.step_input(name, Type::tensor(dtype, [rows, width]));
+    let gain = |g: &mut Builder, name: &str| g.weight(name, Type::tensor(DType::F32, [width]));
+    let eps = 1e-5;
+    for centred in [false, true] {
+        let of = |rms, layer| if centred { layer } else { rms };
+        let op = NormWeightGradient { eps, centred, dtype };
+        cases.push(case(of("rms_norm_weight_gradient", "layer_norm_weight_gradient"), &what, |g| {
+            let (x, dy) = (row(g, "x")?, row(g, "dy")?);
+            g.composite(op, &[x, dy])
+        }));
+        let op = NormInputGradient { eps, centred };
+        cases.push(case(of("rms_norm_input_gradient", "layer_norm_input_gradient"), &what, |g| {
+            let (x, w, dy) = (row(g, "x")?, gain(g, "gain")?, row(g, "dy")?);
+            g.composite(op, &[x, w, dy])
+        }));
+        cases.push(case(of("rms_norm_input_gradient_add", "layer_norm_input_gradient_add"), &what, |g| {
+            let (x, w, dy, r) = (row(g, "x")?, gain(g, "gain")?, row(g, "dy")?, row(g, "r")?);
+            let dx = g.composite(op, &[x, w, dy])?[0];
+            Ok(vec![g.add(r, dx)?])
+        }));
+    }
+    cases.push(case("layer_norm", &what, |g| {
+        let (x, w, b) = (row(g, "x")?, gain(g, "gain")?, gain(g, "bias")?);
+        Ok(vec![g.layer_norm(x, w, b, eps)?])
+    }));
+    cases.push(case("add_layer_norm", &what, |g| {
+        let (x, r, w, b) = (row(g, "x")?, row(g, "r")?, gain(g, "gain")?, gain(g, "bias")?);
+        let sum = g.add(x, r)?;
+        Ok(vec![g.layer_norm(sum, w, b, eps)?, sum])
+    }));
+}
