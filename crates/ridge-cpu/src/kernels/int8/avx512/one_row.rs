@@ -16,7 +16,6 @@ use std::arch::x86_64::{
     _mm512_srai_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
     _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
-use std::sync::atomic::{Ordering, compiler_fence};
 
 use ridge_graph::format::{BlockFormat, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
 
@@ -71,8 +70,6 @@ impl SixteenRows {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")]
     unsafe fn words(&self, at: usize) -> [__m512i; 4] {
-        // Compilers move the loads of a whole group to its beginning, where they wait for memory together and spill.
-        compiler_fence(Ordering::SeqCst);
         // SAFETY: by the caller's promise.
         let (a, b, c, d) = unsafe {
             (self.every_fourth(0, at), self.every_fourth(1, at), self.every_fourth(2, at), self.every_fourth(3, at))
