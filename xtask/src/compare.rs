@@ -113,26 +113,36 @@ fn compare(root: &Path, args: &[&str]) -> Result<TaskOutcome, XtaskError> {
     Ok(TaskOutcome { report: report(&processor(), &settings, &rows), passed: true })
 }
 
-/// The model of random weights in bf16, written unless it is there.
-fn random_model(ridge: &Path, folder: &Path) -> Result<PathBuf, XtaskError> {
-    let file = folder.join("random-1b.gguf");
+/// Writes `file` by way of `write`, unless it is there. It is written under a temporary name and renamed when it is
+/// complete: a run that was interrupted leaves no part of a model under the final name.
+fn written(file: PathBuf, write: impl FnOnce(&Path) -> Result<(), XtaskError>) -> Result<PathBuf, XtaskError> {
     if !file.exists() {
-        let of_folder = folder.join("random-1b");
-        model::write(&of_folder).map_err(|source| XtaskError::Write { path: of_folder.clone(), source })?;
-        run::output(Command::new(ridge).arg("convert").args([&of_folder, &file]).args(["--dtype", "bf16", "--quiet"]))?;
-        std::fs::remove_dir_all(&of_folder).map_err(|source| XtaskError::Write { path: of_folder, source })?;
+        let part = file.with_extension("part.gguf");
+        write(&part)?;
+        std::fs::rename(&part, &file).map_err(|source| XtaskError::Write { path: file.clone(), source })?;
     }
     Ok(file)
 }
 
-/// `plain` in `format`, written by llama-quantize unless it is there.
+/// The model of random weights in bf16.
+fn random_model(ridge: &Path, folder: &Path) -> Result<PathBuf, XtaskError> {
+    written(folder.join("random-1b.gguf"), |part| {
+        let of_folder = folder.join("random-1b");
+        model::write(&of_folder).map_err(|source| XtaskError::Write { path: of_folder.clone(), source })?;
+        let mut convert = Command::new(ridge);
+        // The temporary file of an interrupted run is replaced.
+        convert.arg("convert").args([of_folder.as_path(), part]).args(["--dtype", "bf16", "--force", "--quiet"]);
+        run::output(&mut convert)?;
+        std::fs::remove_dir_all(&of_folder).map_err(|source| XtaskError::Write { path: of_folder, source })
+    })
+}
+
+/// `plain` in `format`, by llama-quantize.
 fn quantised(bin: &Path, plain: &Path, folder: &Path, format: &str) -> Result<PathBuf, XtaskError> {
     let stem = plain.file_stem().unwrap_or_default().to_string_lossy();
-    let file = folder.join(format!("{stem}-{format}.gguf"));
-    if !file.exists() {
-        run::output(Command::new(bin.join("llama-quantize")).args([plain, &file]).arg(format))?;
-    }
-    Ok(file)
+    written(folder.join(format!("{stem}-{format}.gguf")), |part| {
+        run::output(Command::new(bin.join("llama-quantize")).args([plain, part]).arg(format)).map(drop)
+    })
 }
 
 fn ridge_bench(ridge: &Path, file: &Path, settings: &Settings) -> Command {

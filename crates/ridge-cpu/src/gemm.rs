@@ -8,6 +8,7 @@
 //!
 //! Read `gemm/micro.rs` for the innermost product, then `gemm/pack.rs`.
 
+mod exact;
 mod micro;
 mod pack;
 mod words;
@@ -261,6 +262,25 @@ impl TileProduct {
             for i in (0..rows).step_by(self.0.rows) {
                 let c = &mut c[i * stride + j..];
                 self.0.multiply(inner, [&a[i * inner..], &b[j * inner..]], c, stride, add);
+            }
+        }
+    }
+
+    /// `c`, whose rows are `stride` elements apart, is `factor` times the product, summed in f64 and rounded once.
+    pub(crate) fn multiply_exactly(
+        self,
+        inner: usize,
+        [a, b]: [&[u32]; 2],
+        [rows, columns]: [usize; 2],
+        c: &mut [f32],
+        stride: usize,
+        factor: f32,
+    ) {
+        for j in (0..columns).step_by(self.0.columns) {
+            for i in (0..rows).step_by(self.0.rows) {
+                let (c, b) = (&mut c[i * stride + j..], &b[j * inner..][..self.0.columns * inner]);
+                let a = &a[i * inner..][..self.0.rows * inner];
+                exact::multiply(inner, a, self.0.rows, b, self.0.columns, c, stride, factor);
             }
         }
     }

@@ -14,9 +14,11 @@ use ridge_graph::sample::Rng;
 use ridge_graph::{Bindings, Builder, DType, Dim, FormatRef, Type};
 use ridge_hw::figure::Figure;
 use ridge_hw::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
-use ridge_runtime::{Bucket, Compiled, Result, Session, WeightData};
+use ridge_runtime::{Bucket, Compiled, MemoryLedger, MemoryOwner, Result, Session, WeightData};
 
 use crate::backend::{Cpu, CpuOptions};
+use crate::bytes::{cast, view};
+use crate::memory::AlignedMemory;
 use crate::simd::{Isa, isa};
 
 /// Least bytes that are read between two meetings of the threads.
@@ -26,16 +28,23 @@ const MOST: usize = 64;
 /// Fewest repetitions, however long they take.
 const FEWEST: usize = 3;
 
-/// Memory to read, far larger than any cache.
+/// Memory to read, far larger than any cache, in huge pages where weights would be: small pages are read at little more than
+/// half the rate on some virtual machines.
 pub struct MemoryProbe {
-    words: Vec<u64>,
+    memory: AlignedMemory,
 }
 
 impl MemoryProbe {
     /// Allocates `size` and fills it with `threads` threads, each a part, so that on a machine of several NUMA nodes
     /// the pages are spread over them.
-    pub fn new(size: Bytes, threads: usize) -> Self {
-        let mut words = vec![0u64; (size.0 / 8) as usize];
+    ///
+    /// # Errors
+    /// When the machine does not give so much memory.
+    pub fn new(size: Bytes, threads: usize) -> Result<Self> {
+        let ledger = Arc::new(MemoryLedger::default());
+        let memory = AlignedMemory::zeroed(&ledger, MemoryOwner::States, (size.0 / 8 * 8) as usize)?;
+        // SAFETY: no step knows this memory, and this is the only slice of it.
+        let words: &mut [u64] = cast(unsafe { memory.bytes_mut() });
         let part = words.len().div_ceil(threads.max(1)).max(1);
         std::thread::scope(|scope| {
             for (seed, part) in words.chunks_mut(part).enumerate() {
@@ -45,17 +54,23 @@ impl MemoryProbe {
                 });
             }
         });
-        Self { words }
+        Ok(Self { memory })
+    }
+
+    fn words(&self) -> &[u64] {
+        // SAFETY: nobody writes this memory once it is filled.
+        view(unsafe { self.memory.bytes() })
     }
 
     /// The rate at which `threads` threads read all of it, each a part, for about `budget`: a pass adds up 64-bit
     /// words, and counts each byte once. Where it is little, threads meet only after several passes.
     pub fn read(&self, threads: usize, budget: Duration) -> Figure<BytesPerSecond> {
-        let part = self.words.len().div_ceil(threads.max(1)).max(1);
-        let parts: Vec<&[u64]> = self.words.chunks(part).collect();
+        let words = self.words();
+        let part = words.len().div_ceil(threads.max(1)).max(1);
+        let parts: Vec<&[u64]> = words.chunks(part).collect();
         let (barrier, go) = (Barrier::new(parts.len().max(1)), AtomicBool::new(true));
         let mut times = Times::new(budget);
-        let passes = (LEAST_READ.0 / (8 * self.words.len() as u64).max(1)).clamp(1, 1 << 12);
+        let passes = (LEAST_READ.0 / (8 * words.len() as u64).max(1)).clamp(1, 1 << 12);
         let read = |part: &[u64]| {
             for _ in 0..passes {
                 black_box(sum(black_box(part)));
@@ -89,7 +104,7 @@ impl MemoryProbe {
                 times.push(start.elapsed());
             }
         });
-        let bytes = Bytes(8 * self.words.len() as u64);
+        let bytes = Bytes(8 * words.len() as u64);
         let rate = |time: Seconds| bytes * passes / time;
         let (best, median) = times.best_and_median();
         let of = if passes > 1 { format!("rounds of {passes} ") } else { String::new() };
@@ -313,7 +328,7 @@ mod tests {
     #[test]
     fn any_number_of_threads_reads() {
         for threads in [1, 2, 7] {
-            let probe = MemoryProbe::new(Bytes::from_kib(64), threads);
+            let probe = MemoryProbe::new(Bytes::from_kib(64), threads).unwrap();
             let figure = probe.read(threads, Duration::from_millis(1));
             assert!(figure.value.as_f64() > 0.0 && figure.value.as_f64().is_finite());
             assert!(figure.source.contains("64 KiB by") && figure.source.contains("median"), "{}", figure.source);
@@ -322,6 +337,6 @@ mod tests {
 
     #[test]
     fn a_probe_without_words_reads_nothing() {
-        assert_eq!(MemoryProbe::new(Bytes(0), 2).read(2, Duration::ZERO).value.as_f64(), 0.0);
+        assert_eq!(MemoryProbe::new(Bytes(0), 2).unwrap().read(2, Duration::ZERO).value.as_f64(), 0.0);
     }
 }

@@ -28,6 +28,6 @@ pub(crate) use exp::{exp, exp_scaled, exp_sum, sum_exp, swiglu};
 pub(crate) use isa::{Isa, check_isa, isa, vectorised};
 pub(crate) use lanes::{LANES, add, dot, fma, max, scale, sum_each, sum_lanes};
 #[cfg(target_arch = "x86_64")]
-pub(crate) use lanes::{fetch, fetch_share};
+pub(crate) use lanes::{fetch, fetch_far, fetch_share};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use power::power;

@@ -37,7 +37,7 @@ impl DeviceRates {
         let per_token: usize = model.state_groups.iter().map(|g| g.bytes_per_token).sum();
         let used = Bytes(model.weight_bytes()) + Bytes(per_token as u64) * cached as u64;
         now("measuring memory");
-        let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads).read(threads, BUDGET);
+        let memory = MemoryProbe::new(used.clamp(Bytes::from_kib(64), MAX_READ), threads)?.read(threads, BUDGET);
         now("measuring matrix products");
         Ok(Self { memory, arithmetic: matmul(model.activations, of_prompts(&model.graph), threads, BUDGET)? })
     }

@@ -54,7 +54,7 @@ fn measure(cpu: &Cpu) -> Result<DoctorRates> {
     let threads = cpu.usable_cores();
     let spinner = Spinner::new();
     spinner.now("filling memory to read");
-    let probe = MemoryProbe::new(bytes_to_read(cpu), threads);
+    let probe = MemoryProbe::new(bytes_to_read(cpu), threads)?;
     spinner.now("measuring memory with one thread");
     let one = probe.read(1, BUDGET);
     spinner.now("measuring memory with all threads");

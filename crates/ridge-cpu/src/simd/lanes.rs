@@ -55,6 +55,18 @@ pub(crate) fn fetch(at: *const u8, bytes: usize) {
     }
 }
 
+/// Brings `bytes` bytes from `at` on to second-level cache: what a thread reads of memory far ahead. Fetched to first-level
+/// cache, lines hold the few buffers of its misses for as long as memory takes, and loads that only miss that cache wait for
+/// them: on Zen 4, two threads then read 21 GB/s where they read 43 so.
+#[cfg(target_arch = "x86_64")]
+pub(crate) fn fetch_far(at: *const u8, bytes: usize) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    for line in (0..bytes).step_by(64) {
+        // SAFETY: fetching ahead touches nothing, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line).cast()) };
+    }
+}
+
 /// Brings part `nth` of `parts` of the `bytes` bytes from `at` on, wherever that is, to cache: lines of every page at
 /// once, since what the machine fetches ahead by itself follows one line after another in each page, and in several pages
 /// at a time more of it.

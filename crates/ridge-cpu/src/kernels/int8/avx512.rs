@@ -161,7 +161,7 @@ unsafe fn one_row<B: OneRow>(
         let mut total = _mm512_setzero_ps();
         for (group, of_x) in of_x[..groups].iter().enumerate() {
             // A share of the next rows, which lie behind these.
-            simd::fetch(end.wrapping_add(group * share), share);
+            simd::fetch_far(end.wrapping_add(group * share), share);
             let of_group = all.after(weight.codes.bytes(group * GROUP));
             let of_row = RowOfX { codes: &of_x.codes, sums: &of_x.sums, begin: &of_x.begin };
             // SAFETY: by the caller's promise; the group is whole.
@@ -194,10 +194,11 @@ unsafe fn columns<B: Interleaved, const C: usize>(
 ) {
     let stride = weight.stride();
     let groups = x.layout.groups();
+    let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
+    let share = (rows.len() * stride).div_ceil(groups);
     for group in begin..groups {
         // A share of the next rows, which lie behind these.
-        let end = weight.data.as_ptr().wrapping_add(rows.end * stride);
-        simd::fetch_share(end, rows.len() * stride, group, groups);
+        simd::fetch_far(end.wrapping_add(group * share), share);
         let elements = weight.elements(group);
         let from = weight.codes.bytes(elements.start);
         for (nth, first) in rows.clone().step_by(EIGHT).enumerate() {

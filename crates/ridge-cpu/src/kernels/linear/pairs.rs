@@ -135,7 +135,7 @@ fn few_block<const R: usize>(
         for c in 0..GROUP {
             if first == 0 {
                 // The same vector of the next group: rows that fill pages are not fetched ahead by the machine itself.
-                simd::fetch(weights[c].as_ptr().wrapping_add(next + at * ELEMENTS).cast(), 1);
+                simd::fetch_far(weights[c].as_ptr().wrapping_add(next + at * ELEMENTS).cast(), 1);
             }
             let weights = vector(weights[c], at);
             for r in 0..R {

@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use ridge_graph::DType;
+
 use super::call::{Attention, PIECE, SPAN};
 use super::forward::as_floats;
 use super::spans::{SequenceRun, keys_of, mask, queries_of, runs, seeing, seen, spans};
@@ -120,6 +122,13 @@ vectorised! {
     }
 }
 
+/// `dshares` times the slopes of a cap.
+fn bend(dshares: &mut [f32], slopes: &[f32]) {
+    for (dshare, slope) in dshares.iter_mut().zip(slopes) {
+        *dshare *= slope;
+    }
+}
+
 impl Backward {
     /// Zeros for padding.
     fn pad(&self, io: &KernelIo<'_>, ids: &[i32], kv_head: usize, tokens: Range<usize>, zeros: &mut [f32]) {
@@ -146,21 +155,22 @@ impl Backward {
             let at = a.at(a.heads, token, head);
             let [y, dy] = &mut room.line;
             let (y, dy) = (simd::view(io, Y, a.dtype, at, y), simd::view(io, DY, a.dtype, at, dy));
-            // In the order in which tiles sum: what a share's cotangent has in common with it cancels.
-            let term = |sum: f32, (y, dy): (&f32, &f32)| (f64::from(sum) + f64::from(*y) * f64::from(*dy)) as f32;
-            room.along[row] = y.iter().zip(dy).fold(0.0, term);
+            // Rounded once, as a share's cotangent in f32: what they have in common cancels.
+            room.along[row] = y.iter().zip(dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum::<f64>() as f32;
             room.lse[row] = lse[token * a.heads + head];
         }
     }
 
-    /// The slopes of capped `scores`, times `dshares`.
-    fn uncap(&self, scores: &[f32], dshares: &mut [f32]) {
-        if let Some(cap) = self.0.op.softcap {
-            let cap = cap as f32;
-            for (dshare, score) in dshares.iter_mut().zip(scores) {
-                *dshare *= 1.0 - (score / cap) * (score / cap);
-            }
-        }
+    /// Caps `scores`, if there is a cap. Gives its slope at each: near the cap that is a small difference, so it is computed
+    /// in f64.
+    fn cap(&self, scores: &mut [f32]) -> Option<Vec<f32>> {
+        let cap = self.0.op.softcap?;
+        let capped = |score: &mut f32| {
+            let bent = (f64::from(*score) / cap).tanh();
+            *score = (cap * bent) as f32;
+            (1.0 - bent * bent) as f32
+        };
+        Some(scores.iter_mut().map(capped).collect())
     }
 
     fn queries<T: simd::Element>(
@@ -190,12 +200,11 @@ impl Backward {
             for (row, query) in run.tokens.clone().enumerate() {
                 let scores = &mut room.scores[row * stride..][..keys];
                 let dshares = &mut room.dshares[row * stride..][..keys];
-                a.scale(scores);
-                let capped = a.op.softcap.is_some().then(|| scores.to_vec());
+                let slopes = self.cap(scores);
                 mask(scores, &ids[span.clone()], id, &seen(&a.op, query, &span), f32::NEG_INFINITY);
                 row_gradient(scores, dshares, room.lse[row], room.along[row], scale);
-                if let Some(capped) = capped {
-                    self.uncap(&capped, dshares);
+                if let Some(slopes) = slopes {
+                    bend(dshares, &slopes);
                 }
             }
             let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };
@@ -208,13 +217,23 @@ impl Backward {
         }
     }
 
-    /// Products of the block's tokens with the span's: of scores, and of cotangents with values.
+    /// Products of the block's tokens with the span's: of scores, and of cotangents with values. Both meet what is nearly
+    /// as large, so where f32 is all that is asked for they are summed in f64.
     fn score(&self, count: usize, others: usize, room: &mut Room<'_>) {
         let a = &self.0;
-        let stride = a.tile.columns(SPAN);
+        let (stride, scale) = (a.tile.columns(SPAN), a.op.scale as f32);
         let [own, other] = [&room.own, &room.by_token];
-        a.tile.multiply(a.dim, [&*own[0], &*other[0]], [count, others], room.scores, stride, false);
-        a.tile.multiply(a.dim, [&*own[1], &*other[1]], [count, others], room.dshares, stride, false);
+        let of = |nth: usize| [&*own[nth], &*other[nth]];
+        if a.dtype == DType::F32 {
+            a.tile.multiply_exactly(a.dim, of(0), [count, others], room.scores, stride, scale);
+            a.tile.multiply_exactly(a.dim, of(1), [count, others], room.dshares, stride, 1.0);
+        } else {
+            a.tile.multiply(a.dim, of(0), [count, others], room.scores, stride, false);
+            a.tile.multiply(a.dim, of(1), [count, others], room.dshares, stride, false);
+            for row in room.scores.chunks_exact_mut(stride).take(count) {
+                simd::scale(&mut row[..others], scale);
+            }
+        }
     }
 
     fn keys<T: simd::Element>(
@@ -246,12 +265,11 @@ impl Backward {
                 for (row, key) in run.tokens.clone().enumerate() {
                     let scores = &mut room.scores[row * stride..][..queries];
                     let dshares = &mut room.dshares[row * stride..][..queries];
-                    a.scale(scores);
-                    let capped = a.op.softcap.is_some().then(|| scores.to_vec());
+                    let slopes = self.cap(scores);
                     mask(scores, &ids[span.clone()], id, &seeing(&a.op, key, &span), f32::NEG_INFINITY);
                     column_gradient(scores, dshares, room.lse, room.along, scale);
-                    if let Some(capped) = capped {
-                        self.uncap(&capped, dshares);
+                    if let Some(slopes) = slopes {
+                        bend(dshares, &slopes);
                     }
                 }
                 let lines = Lines { lines: count, line_stride: stride, step_stride: 1 };

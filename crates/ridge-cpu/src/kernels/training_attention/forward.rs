@@ -143,7 +143,7 @@ impl Forward {
 
 impl Attention {
     /// From products to scores.
-    pub(super) fn scale(&self, scores: &mut [f32]) {
+    fn scale(&self, scores: &mut [f32]) {
         simd::scale(scores, self.op.scale as f32);
         if let Some(cap) = self.op.softcap {
             let cap = cap as f32;
