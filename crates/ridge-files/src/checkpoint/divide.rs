@@ -139,6 +139,9 @@ impl StoredTensor {
     }
 
     fn part(&self, part: &Part) -> Result<Self, String> {
+        if self.scales.is_some() {
+            return Err("is stored as codes with block scales, which are not divided".to_owned());
+        }
         let transposed = part.transposed && self.shape.len() > 1;
         let [experts, height, width] = self.matrices(part)?;
         let rows = self.rows(part)?;
@@ -168,6 +171,6 @@ impl StoredTensor {
             let row = width * element;
             range = Range { start: range.start + wanted.first * row, end: range.start + wanted.end() * row };
         }
-        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged })
+        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged, scales: None })
     }
 }

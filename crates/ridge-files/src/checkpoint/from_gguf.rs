@@ -52,7 +52,7 @@ impl Checkpoint {
             }
             let rearranged = rearranged(&tensor).map(Arc::new);
             let Gathered { name, dtype, format, shape, part, range, .. } = tensor;
-            let entry = StoredTensor { shard: part, dtype, format, shape, range, rearranged };
+            let entry = StoredTensor { shard: part, dtype, format, shape, range, rearranged, scales: None };
             if checkpoint.tensors.insert(name.clone(), entry).is_some() {
                 return Err(FilesError::Path {
                     path: file.into(),

@@ -71,6 +71,7 @@ impl Checkpoint {
                 shape: tensor.shape,
                 range: tensor.range,
                 rearranged: None,
+                scales: None,
             };
             self.tensors.insert(tensor.name, entry);
         }

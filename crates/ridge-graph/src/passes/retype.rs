@@ -3,13 +3,13 @@
 
 use super::respecialise::{Frame, Rewrite, respecialise};
 use crate::error::{GraphError, Result};
-use crate::graph::{Arg, Builder, Graph, Node, Role, Var};
+use crate::graph::{Arg, Builder, Graph, Node, Op, Role, Var};
 use crate::types::Type;
 use crate::why::Why;
 
 /// `graph` with the weights of its main function stored as `storage` says, by name and present type; `None` leaves a
 /// weight as it is. Functions are specialised once for each distinct tuple of argument types, and types of values
-/// follow from the new inputs.
+/// follow from the new inputs. Primitives that read a weight in a format read its decoded values.
 ///
 /// # Errors
 /// When a new type has another shape, when a format cannot store it, or when a consumer of the weight does not accept
@@ -46,7 +46,16 @@ impl Rewrite for Retype {
     }
 
     fn node(&self, g: &mut Builder, frame: &mut Frame<'_, Type>, node: &Node) -> Result<Vec<(Var, Type)>> {
-        let inputs: Vec<Var> = node.inputs.iter().map(|v| frame.value(*v).0).collect();
+        let mut inputs: Vec<Var> = node.inputs.iter().map(|v| frame.value(*v).0).collect();
+        // Ops say what they do with a format; a primitive is given what it stands for.
+        if matches!(node.op, Op::Prim(_)) {
+            for (input, var) in inputs.iter_mut().zip(&node.inputs) {
+                let ty = &frame.value(*var).1;
+                if ty.format.is_some() && !ty.state {
+                    *input = g.decoded(*input, ty.dtype)?;
+                }
+            }
+        }
         let emitted = g.emit(node.op.clone(), &inputs).map_err(|error| match changed_weight(frame, node) {
             Some(weight) => GraphError::usage(&node.scope, format!("{weight} does not suit its use: {error}")),
             None => error,

@@ -119,6 +119,16 @@ pub(crate) trait DecoderFamily: ConfigValue {
         None
     }
 
+    /// Sides of the layers' caches: keys and values, or one that is both.
+    fn cache_sides(&self) -> usize {
+        2
+    }
+
+    /// Patterns of published tensors that the model does not use, with `*` for any characters.
+    fn unused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Weights that are parts of published tensors, or transposed ones.
     fn parts(&self) -> Vec<Part> {
         Vec::new()
@@ -203,6 +213,11 @@ impl DecoderLayer<'_> {
         rope(config, self.options.context.unwrap_or_else(|| self.config.max_context()))
     }
 
+    /// Positions of the tokens in their sequences, i32 `[tokens]`.
+    pub(super) fn positions(&self) -> Var {
+        self.positions
+    }
+
     /// Queries, keys and values of `x`, each `[tokens, heads, dim]`, with weights of these names.
     pub(super) fn project(&self, g: &mut Builder, x: Var, names: [&str; 3], bias: bool) -> GraphResult<[Var; 3]> {
         let c = self.config;
@@ -243,6 +258,21 @@ impl DecoderLayer<'_> {
     /// Causal attention over the layer's cache, to which `k` and `v` are added, or over those of the step if there is no
     /// cache: from `[tokens, heads, dim]` each to `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
+        self.attend_sides(g, q, (k, Some(v)), scores)
+    }
+
+    /// As [`DecoderLayer::attend`], where keys are the values too: the cache has one side.
+    pub(super) fn attend_rows(&self, g: &mut Builder, q: Var, k: Var, scores: &AttentionScores) -> GraphResult<Var> {
+        self.attend_sides(g, q, (k, None), scores)
+    }
+
+    fn attend_sides(
+        &self,
+        g: &mut Builder,
+        q: Var,
+        (k, v): (Var, Option<Var>),
+        scores: &AttentionScores,
+    ) -> GraphResult<Var> {
         let turn = |g: &mut Builder, x: Var| match &scores.rope {
             Some(rope) => {
                 let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
@@ -266,7 +296,7 @@ impl DecoderLayer<'_> {
                     pairs,
                     cached,
                 };
-                attend_cached(g, [q, k, v], [self.positions, slots], &of_heads, op, self.options)?
+                attend_cached(g, (q, k, v), [self.positions, slots], &of_heads, op, self.options)?
             }
             KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
                 let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
@@ -275,7 +305,7 @@ impl DecoderLayer<'_> {
             }
             KeySource::Step { seq_ids } => {
                 let op = RaggedAttention { scale, causal: true, window, softcap, pairs };
-                g.ragged_attention([q, k, v], seq_ids, op)?
+                g.ragged_attention([q, k, v.unwrap_or(k)], seq_ids, op)?
             }
         };
         self.join_heads(g, a)
@@ -385,7 +415,8 @@ pub(super) fn build(
         let scope = format!("{}.{index}", tensors.layers);
         let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
-        groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
+        groups[at].bytes_per_token +=
+            kv_bytes([family.cache_sides(), config.num_key_value_heads, config.head_dim], options);
         x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_groups[at]]))?[0];
     }
 
@@ -450,7 +481,9 @@ pub(super) fn build_training(
 pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpoint: Checkpoint) -> Result<Checkpoint> {
     let embedding = format!("{}.weight", tensors.embedding.scope);
     let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
-    let checkpoint = language_model(checkpoint)?;
+    let unused = family.unused();
+    let unused: Vec<&str> = unused.iter().map(String::as_str).collect();
+    let checkpoint = language_model(checkpoint)?.without(&unused).scaled()?;
     Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
 }
 
@@ -458,8 +491,13 @@ pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpo
 fn language_model(checkpoint: Checkpoint) -> Result<Checkpoint> {
     // The older and the newer spelling.
     const WITHIN: [(&str, &str); 2] = [("language_model.", ""), ("model.language_model.", "model.")];
-    const BESIDE: [&str; 4] =
-        ["vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*"];
+    const BESIDE: [&str; 5] = [
+        "vision_tower.*",
+        "vision_model.*",
+        "multi_modal_projector.*",
+        "model.vision_tower.*",
+        "model.multi_modal_projector.*",
+    ];
     if !checkpoint.names().any(|name| WITHIN.iter().any(|(prefix, _)| name.starts_with(prefix))) {
         return Ok(checkpoint);
     }

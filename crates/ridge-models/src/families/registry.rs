@@ -8,9 +8,9 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bert, bloom, cohere, deepseek, deepseek_v2, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
-    granite, granite_moe, llama, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe,
-    smollm3, stablelm, starcoder2, vit,
+    bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
+    granite, granite_moe, llama, llama4, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen,
+    qwen3_moe, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -22,9 +22,9 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &bloom::BLOOM,
     &cohere::COHERE,
     &cohere::COHERE2,
-    &deepseek_v2::DEEPSEEK_V2,
+    &deepseek::DEEPSEEK_V2,
     &deepseek::DEEPSEEK_V3,
-    &deepseek::DEEPSEEK_V32,
+    &deepseek_v32::DEEPSEEK_V32,
     &bert::DISTILBERT,
     &exaone4::EXAONE4,
     &falcon::FALCON,
@@ -39,7 +39,9 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &granite::GRANITE,
     &granite_moe::GRANITE_MOE,
     &granite_moe::GRANITE_MOE_SHARED,
+    &deepseek::KIMI_K2,
     &llama::LLAMA,
+    &llama4::LLAMA4,
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
@@ -363,7 +365,7 @@ mod tests {
         assert_eq!(family_kind("config.json", nested).expect("JSON"), None);
         assert_eq!(family_kind("config.json", r#"{"model_type": 3}"#).expect("JSON"), None);
         assert_eq!(
-            family_kind("config.json", r#"{"model_type": "deepseek_v3"}"#).expect("JSON"),
+            family_kind("config.json", r#"{"model_type": "deepseek_v32"}"#).expect("JSON"),
             Some(FamilyKind::Planned)
         );
         assert!(family_kind("config.json", "[]").is_err());
