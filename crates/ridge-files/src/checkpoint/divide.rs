@@ -110,6 +110,15 @@ impl Checkpoint {
         self
     }
 
+    /// As [`Checkpoint::without`], and [`Checkpoint::unused`] has the names.
+    #[must_use]
+    pub fn leaving_out(mut self, patterns: &[&str]) -> Self {
+        let of_model = |name: &String| !patterns.iter().any(|pattern| matches(pattern, name));
+        self.unused.extend(self.tensors.keys().filter(|name| !of_model(name)).cloned());
+        self.tensors.retain(|name, _| of_model(name));
+        self
+    }
+
     pub(super) fn wrong(&self, problem: String) -> FilesError {
         FilesError::Safetensors {
             file: self.name.clone(),

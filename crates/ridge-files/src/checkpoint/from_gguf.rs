@@ -40,7 +40,8 @@ impl Checkpoint {
         let file = gguf.file();
         let shards =
             gguf.parts.iter().map(|(file, bytes)| Shard { file: file.clone(), bytes: Arc::clone(bytes) }).collect();
-        let mut checkpoint = Self { name: file.to_owned(), shards, tensors: BTreeMap::new(), arranged: true };
+        let (name, unused) = (file.to_owned(), Vec::new());
+        let mut checkpoint = Self { name, shards, tensors: BTreeMap::new(), arranged: true, unused };
         for tensor in tensors {
             let bytes = gguf.parts.get(tensor.part).map_or(0, |(_, bytes)| bytes.as_slice().len());
             if tensor.range.start > tensor.range.end || tensor.range.end > bytes {

@@ -51,7 +51,7 @@ impl Checkpoint {
     }
 
     fn empty(name: String) -> Self {
-        Self { name, shards: Vec::new(), tensors: BTreeMap::new(), arranged: false }
+        Self { name, shards: Vec::new(), tensors: BTreeMap::new(), arranged: false, unused: Vec::new() }
     }
 
     fn add(&mut self, file: String, bytes: FileBytes) -> Result<()> {

@@ -24,6 +24,8 @@ pub struct Checkpoint {
     pub(super) tensors: BTreeMap<String, StoredTensor>,
     /// Whether names and shapes are those of the graph's weights already.
     pub(super) arranged: bool,
+    /// Names of tensors that the model does not use.
+    pub(super) unused: Vec<String>,
 }
 
 /// One tensor of a [`Checkpoint`], borrowed from it.
@@ -111,6 +113,11 @@ impl Checkpoint {
     /// The names of all tensors, in order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tensors.keys().map(String::as_str)
+    }
+
+    /// The names of tensors that were left out because the model does not use them, in order.
+    pub fn unused(&self) -> &[String] {
+        &self.unused
     }
 
     /// Is there a tensor called `name`?

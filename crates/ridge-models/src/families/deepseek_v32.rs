@@ -17,12 +17,14 @@ pub(super) static DEEPSEEK_V32: FamilyDefinition = FamilyDefinition {
     model_type: "deepseek_v32",
     class: Some("DeepseekV32ForCausalLM"),
     harmless: &[ROUTER_TRAINING, HARMLESS],
-    read: ReadConfig::Planned(read),
+    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V32.model_type, true)),
     tensors: TENSORS,
     gguf: None,
 };
 
-fn read(f: &mut Fields<'_>) -> Result<PlannedConfig> {
+/// The configuration for plans of V3 and its like, and of V3.2 where it is `indexed`.
+pub(super) fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> Result<PlannedConfig> {
+    f.harmless(HARMLESS);
     f.must_be("hidden_act", "silu")?;
     f.must_be("attention_bias", false)?;
     f.must_be("moe_layer_freq", 1)?;
@@ -34,11 +36,14 @@ fn read(f: &mut Fields<'_>) -> Result<PlannedConfig> {
         nope: f.size("qk_nope_head_dim", MAX_SIZE)?,
         rope: f.size("qk_rope_head_dim", MAX_SIZE)?,
         value: f.size("v_head_dim", MAX_SIZE)?,
-        index: Some((
-            f.size("index_n_heads", MAX_SIZE)?,
-            f.size("index_head_dim", MAX_SIZE)?,
-            f.size("index_topk", MAX_SIZE)?,
-        )),
+        index: match indexed {
+            true => Some((
+                f.size("index_n_heads", MAX_SIZE)?,
+                f.size("index_head_dim", MAX_SIZE)?,
+                f.size("index_topk", MAX_SIZE)?,
+            )),
+            false => None,
+        },
     };
     let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
     decoder.head_dim = latent.rope;
@@ -64,7 +69,7 @@ fn read(f: &mut Fields<'_>) -> Result<PlannedConfig> {
     let channel = |layer| if layer < dense { Channel::Gated } else { Channel::Experts };
     let layers = (0..decoder.num_hidden_layers).map(|layer| (Some(Mixer::Latent), Some(channel(layer)))).collect();
     Ok(PlannedConfig {
-        family: DEEPSEEK_V32.model_type,
+        family,
         decoder,
         layers,
         qk_norm: false,

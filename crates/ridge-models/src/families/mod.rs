@@ -8,6 +8,7 @@
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
 //! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
+mod arrange;
 mod bert;
 mod blocks;
 mod bloom;

@@ -63,6 +63,24 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &bert::XLM_ROBERTA,
 ];
 
+/// Reads a configuration for plans.
+type ReadPlanned = fn(&mut Fields<'_>) -> Result<PlannedConfig>;
+
+/// Families that run and are planned by a graph of their own: what serves latent attention elsewhere expands the cache for
+/// prompts and cuts the heads over ranks.
+static PLANNED_TOO: &[(&FamilyDefinition, ReadPlanned)] = &[
+    (&deepseek::DEEPSEEK_V3, |f| deepseek_v32::read(f, deepseek::DEEPSEEK_V3.model_type, false)),
+    (&deepseek::KIMI_K2, |f| deepseek_v32::read(f, deepseek::KIMI_K2.model_type, false)),
+];
+
+/// How a configuration of `family` is read for plans, if it has a graph of its own for them.
+fn planned_reader(family: &FamilyDefinition) -> Option<ReadPlanned> {
+    match family.read {
+        ReadConfig::Planned(read) => Some(read),
+        _ => PLANNED_TOO.iter().find(|(known, _)| std::ptr::eq(*known, family)).map(|(_, read)| *read),
+    }
+}
+
 /// Every family.
 pub(crate) fn families() -> impl Iterator<Item = &'static FamilyDefinition> {
     FAMILIES.iter().copied()
@@ -204,6 +222,15 @@ impl VitConfig {
 }
 
 impl PlannedConfig {
+    /// Is the model whose `config.json` has this `text` planned by a graph of its own? `file` names the text in errors.
+    ///
+    /// # Errors
+    /// When the text is not a JSON object.
+    pub fn plans(file: &str, text: &str) -> Result<bool> {
+        let map = json::object(file, text.as_bytes())?;
+        Ok(model_type(&map).and_then(by_model_type).and_then(planned_reader).is_some())
+    }
+
     /// Reads the text of a `config.json` of one of [`planned_model_types`]. `file` names it in errors. How the
     /// published weights are quantised is not read: a plan says itself how they are stored.
     ///
@@ -215,7 +242,7 @@ impl PlannedConfig {
         map.remove("quantization_config");
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);
-        let Some((family, ReadConfig::Planned(read))) = family.map(|family| (family, family.read)) else {
+        let Some((family, read)) = family.and_then(|family| Some((family, planned_reader(family)?))) else {
             let families = planned_model_types().join(", ");
             let remedy = format!("Ridge plans {families} besides the families that it runs");
             return Err(f.wrong("model_type", "is not a family that Ridge plans", remedy));

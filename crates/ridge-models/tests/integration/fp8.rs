@@ -72,6 +72,7 @@ fn codes_and_scales_are_one_weight_and_mean_what_they_are_published_as() {
     for scale_dtype in [DType::F32, DType::BF16] {
         let folders = copies(scale_dtype);
         let [codes, plain] = [0, 1].map(|i| arranged(&folders[i]));
+        assert_eq!(codes.unused(), ["model.layers.2.eh_proj.weight"]);
         let files = ModelFiles::open(Some(folders[0].path())).expect("opens");
         let graph = files.config().expect("reads").build(&BuildOptions::default()).expect("builds").module.graph;
         let typed = WeightSource::Checkpoint(Arc::clone(&codes)).retype(&graph, None).expect("fits the model");
