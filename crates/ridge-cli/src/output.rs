@@ -264,10 +264,17 @@ impl LoadObserver for LoadProgress {
     }
 
     fn note(&mut self, about: LoadNote) {
-        let LoadNote::LeftOut { format, matrices, of, example, why } = about;
-        if self.notes {
-            note(&format!("--format {format} does not convert {matrices} of {of} matrices, such as {example}: {why}"));
+        if !self.notes {
+            return;
         }
+        note(&match about {
+            LoadNote::LeftOut { format, matrices, of, example, why } => {
+                format!("--format {format} does not convert {matrices} of {of} matrices, such as {example}: {why}")
+            }
+            LoadNote::Unused { tensors, example } => {
+                format!("the model does not use {} of the checkpoint, such as {example}", count(tensors, "tensor"))
+            }
+        });
     }
 }
 

@@ -6,7 +6,7 @@
 // table wider than the sequence costs nothing. Groups of LANES lanes take a position each, and keep a running maximum,
 // sum and weighted values of their own, which are joined in a fixed order.
 // Defines: D of q and the result; CACHE; DIM; SHARE, query heads of a key head; HEADS of a block; BLOCK, tokens of a
-// cache block; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
+// cache block; SIDES of the cache, keys and values or one for both; PAIRS of q that are rotated on the way, 0 for none, and what `rotate.cuh` takes; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; WIDE, elements of a lane's load; LANES of a position.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks, spans.
 
 #define MASKED -3.0e38f
@@ -134,13 +134,13 @@ extern "C" __global__ __launch_bounds__(256, 1) void attention(
         for (int a = 0; a < AHEAD; ++a) {
             const int p = start + a * GROUPS + group;
             const i64 block = p < end ? row[p / BLOCK] : 0;
-            const CACHE::Raw* from = cache + block * 2 * side + ((i64)key * BLOCK + p % BLOCK) * DIM;
+            const CACHE::Raw* from = cache + block * SIDES * side + ((i64)key * BLOCK + p % BLOCK) * DIM;
 #pragma unroll
             for (int c = 0; c < CHUNKS; ++c) {
                 const int e = (c * LANES + lane) * WIDE;
                 const bool real = p < end && e < DIM && block >= 0 && block < n.v[3];
                 ks[a][c] = real ? *(const Piece*)(from + e) : Piece();
-                vs[a][c] = real ? *(const Piece*)(from + side + e) : Piece();
+                vs[a][c] = real ? *(const Piece*)(from + (SIDES - 1) * side + e) : Piece();
             }
         }
 #pragma unroll

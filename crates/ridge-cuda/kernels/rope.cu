@@ -1,7 +1,7 @@
 // Rotary position embedding, and the writing of keys and values to a paged cache. Floor: each element read and written
 // once. A block makes HEADS heads of a token.
 // Defines: D of what is rotated; DIM; HEADS of a block; those of `rotate.cuh`; WRITE, 0 or 1; with it CACHE, the dtype
-// of the cache, and BLOCK, the tokens of one of its blocks.
+// of the cache, BLOCK, the tokens of one of its blocks, and SIDES, 2 or 1: with one there is no v.
 // Numbers: tokens, heads, slots of the cache.
 
 #if WRITE
@@ -21,13 +21,13 @@ extern "C" __global__ __launch_bounds__(256) void kv_write(
 #if PAIRS
     angles(positions[token], cosine, sine);
 #endif
-    const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * 2 * side + (slot % BLOCK) * DIM;
+    const i64 side = (i64)heads * BLOCK * DIM, base = (i64)(slot / BLOCK) * SIDES * side + (slot % BLOCK) * DIM;
     const int start = blockIdx.y * HEADS * DIM, end = min(start + HEADS * DIM, heads * DIM);
     for (int i = start + threadIdx.x; i < end; i += blockDim.x) {
         const int head = i / DIM, e = i % DIM;
         const i64 from = (i64)token * heads * DIM + head * DIM, to = base + (i64)head * BLOCK * DIM + e;
         cache[to] = CACHE::store(D::wrap(rotated(k + from, e, cosine, sine)));
-        cache[side + to] = CACHE::store(D::load(v[from + e]));
+        if (SIDES > 1) cache[side + to] = CACHE::store(D::load(v[from + e]));
     }
 }
 #else

@@ -19,6 +19,27 @@ pub struct EmbedOptions {
     pub tokens: usize,
 }
 
+/// A text of tokens, each of a segment; those of one text alone are of segment 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextTokens {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// The segment of each.
+    pub segments: Vec<u32>,
+}
+
+impl From<Vec<u32>> for TextTokens {
+    fn from(ids: Vec<u32>) -> Self {
+        Self { segments: vec![0; ids.len()], ids }
+    }
+}
+
+impl TextTokens {
+    fn len(&self) -> usize {
+        self.ids.len()
+    }
+}
+
 /// Runs one model over texts.
 pub struct Embedder {
     session: Session,
@@ -33,6 +54,8 @@ pub struct Embedder {
     block_size: Option<usize>,
     /// Blocks that the cache has.
     blocks: usize,
+    /// Labels of a classifier; 0 where vectors are embeddings.
+    labels: usize,
 }
 
 impl Embedder {
@@ -57,13 +80,32 @@ impl Embedder {
         Ok(made)
     }
 
+    /// For the classifier of an encoder, whose weights `session` has: a text's vector is its score for each label. Steps have
+    /// `tokens` tokens at most, unless one text alone has more.
+    ///
+    /// # Errors
+    /// When the device cannot run the model, or it has no classifier.
+    pub fn of_classifier(session: Session, encoder: &Encoder, tokens: usize) -> Result<Self> {
+        let options = EmbedOptions { pooling: Pooling::Cls, normalize: false, tokens };
+        let mut made = Self::new(session, encoder.graph.clone(), (encoder.vocab_size, encoder.max_context), options)?;
+        made.output = "scores".to_owned();
+        made.labels = encoder.labels;
+        made.compile()?;
+        Ok(made)
+    }
+
     fn new(session: Session, graph: Graph, (vocab, most): (usize, usize), options: EmbedOptions) -> Result<Self> {
         if options.tokens == 0 {
             return Err(EngineError::Setting { name: "tokens", value: "0".into(), why: "must be at least 1".into() });
         }
         let output = options.pooling.output(options.normalize);
         let (tokens, blocks) = (options.tokens, 0);
-        Ok(Self { session, graph, compiled: None, output, vocab, most, tokens, block_size: None, blocks })
+        Ok(Self { session, graph, compiled: None, output, vocab, most, tokens, block_size: None, blocks, labels: 0 })
+    }
+
+    /// Labels of a classifier, whose vectors are scores; 0 where vectors are embeddings.
+    pub fn labels(&self) -> usize {
+        self.labels
     }
 
     /// Tokens of a text at most.
@@ -77,7 +119,20 @@ impl Embedder {
     /// When a text has no tokens, too many, or one that is not of the vocabulary, before anything runs; when the device
     /// fails, or a vector is not finite.
     pub fn embed(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
-        for text in texts {
+        let texts: Vec<TextTokens> = texts.iter().map(|ids| TextTokens::from(ids.clone())).collect();
+        self.embed_texts(&texts)
+    }
+
+    /// As [`Embedder::embed`], of texts whose tokens have segments.
+    ///
+    /// # Errors
+    /// As there, and when a text has another number of segments than tokens.
+    pub fn embed_texts(&mut self, texts: &[TextTokens]) -> Result<Vec<Vec<f32>>> {
+        for TextTokens { ids: text, segments } in texts {
+            if segments.len() != text.len() {
+                let why = format!("must be one for each of the {} tokens", text.len());
+                return Err(EngineError::Setting { name: "segments", value: segments.len().to_string(), why });
+            }
             if text.is_empty() {
                 return Err(EngineError::EmptyPrompt);
             }
@@ -95,8 +150,8 @@ impl Embedder {
         Ok(vectors)
     }
 
-    fn step(&mut self, texts: &[Vec<u32>], vectors: &mut Vec<Vec<f32>>) -> Result<()> {
-        let tokens: usize = texts.iter().map(Vec::len).sum();
+    fn step(&mut self, texts: &[TextTokens], vectors: &mut Vec<Vec<f32>>) -> Result<()> {
+        let tokens: usize = texts.iter().map(TextTokens::len).sum();
         let of_table = |block_size: usize| texts.iter().map(|t| t.len().div_ceil(block_size)).max().unwrap_or(0);
         let table = self.block_size.map_or(0, of_table);
         self.make_room(table * texts.len())?;
@@ -115,8 +170,11 @@ impl Embedder {
         });
         let blocks = ints(&[texts.len(), table], (0..(texts.len() * table) as i64).collect());
         let mut tables: Vec<(String, Tensor)> = [
-            ("token_ids", ints(&[tokens], texts.iter().flatten().map(|t| i64::from(*t)).collect())),
-            ("token_type_ids", ints(&[tokens], vec![0; tokens])),
+            ("token_ids", ints(&[tokens], texts.iter().flat_map(|t| &t.ids).map(|t| i64::from(*t)).collect())),
+            (
+                "token_type_ids",
+                ints(&[tokens], texts.iter().flat_map(|t| &t.segments).map(|s| i64::from(*s)).collect()),
+            ),
             ("seq_ids", ints(&[tokens], rows.flat_map(|(i, t)| std::iter::repeat_n(i as i64, t.len())).collect())),
             ("query_start", ints(&[texts.len() + 1], std::iter::once(0).chain(ends).collect())),
             ("lengths", ints(&[texts.len()], vec![0; texts.len()])),
@@ -178,7 +236,7 @@ fn run(bucket: &mut Bucket) -> Result<()> {
 }
 
 /// Ranges of texts of at most `tokens` tokens together, or of one.
-fn batches(texts: &[Vec<u32>], tokens: usize) -> Vec<Range<usize>> {
+fn batches(texts: &[TextTokens], tokens: usize) -> Vec<Range<usize>> {
     let mut batches: Vec<Range<usize>> = Vec::new();
     let mut sum = 0;
     for (i, text) in texts.iter().enumerate() {
@@ -209,7 +267,7 @@ mod tests {
 
     #[test]
     fn batches_are_as_full_as_they_may_be() {
-        let texts: Vec<Vec<u32>> = [3, 4, 9, 1, 1].map(|n| vec![0; n]).into();
+        let texts: Vec<TextTokens> = [3, 4, 9, 1, 1].map(|n| TextTokens::from(vec![0; n])).into();
         assert_eq!(batches(&texts, 7), [0..2, 2..3, 3..5]);
         assert_eq!(batches(&texts, 1), [0..1, 1..2, 2..3, 3..4, 4..5]);
         assert_eq!(batches(&texts, 100).len(), 1);

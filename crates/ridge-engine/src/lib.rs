@@ -35,7 +35,7 @@ pub use blocks::{BlockId, Blocks, Prefix};
 pub use cache::window_blocks;
 pub use classify::Classifier;
 pub use draft::Ngram;
-pub use embed::{EmbedOptions, Embedder, similarities};
+pub use embed::{EmbedOptions, Embedder, TextTokens, similarities};
 pub use engine::{Engine, EngineOptions, Next, Outcome, Row, SAMPLED, SNAPSHOTS, STEPS_IN_FLIGHT, SequenceId, Start};
 pub use error::{EngineError, Result};
 pub use generate::{Finish, Generated, Request};

@@ -70,7 +70,7 @@ impl Model {
 pub struct Encoder {
     /// What all networks have. Step inputs: `token_ids`, `token_type_ids`, `seq_ids`, i32 `[tokens]`, and `query_start`,
     /// i32 `[seqs + 1]`, as in [`StepInputs`]. Outputs: `hidden`, f32 `[tokens, hidden]`, and those of
-    /// [`with_pooling`](crate::with_pooling).
+    /// [`with_pooling`](crate::with_pooling); with a classifier `class_logits` and `scores`, f32 `[seqs, labels]`.
     pub module: Module,
     /// Width of its output.
     pub hidden_size: usize,
@@ -78,6 +78,8 @@ pub struct Encoder {
     pub vocab_size: usize,
     /// Tokens of a text at most.
     pub max_context: usize,
+    /// Labels of its classifier; 0 without one.
+    pub labels: usize,
 }
 
 /// A classifier of images ready to be compiled: a module that sees images of one size.
@@ -230,11 +232,12 @@ pub fn block_table(g: &mut Builder, window: Option<usize>) -> GraphResult<Var> {
     g.step_input(&block_table_name(window), Type::tensor(DType::I32, shape))
 }
 
-/// The type of one layer's paged keys and values, of a layer with this window.
-pub fn paged_kv(kv_heads: usize, head_dim: usize, window: Option<usize>, options: &BuildOptions) -> Type {
-    let (heads, block, dim) = (kv_heads.into(), options.block_size.into(), head_dim.into());
+/// The type of one layer's paged keys and values, of a layer with this window: with two sides, or one where keys are the
+/// values too.
+pub fn paged_kv([sides, heads, dim]: [usize; 3], window: Option<usize>, options: &BuildOptions) -> Type {
     let blocks = Dim::sym(&blocks_symbol(window));
-    Type::state(options.cache, Shape(vec![blocks, 2.into(), heads, block, dim]))
+    let shape = vec![blocks, sides.into(), heads.into(), options.block_size.into(), dim.into()];
+    Type::state(options.cache, Shape(shape))
 }
 
 /// The names that one layer's keys and values have in the cache.
@@ -243,16 +246,16 @@ pub(crate) fn kv_states(options: &BuildOptions) -> &'static [&'static str] {
 }
 
 /// What one token takes of one layer's keys and values.
-pub(crate) fn kv_bytes(kv_heads: usize, head_dim: usize, options: &BuildOptions) -> usize {
+pub(crate) fn kv_bytes([sides, kv_heads, head_dim]: [usize; 3], options: &BuildOptions) -> usize {
     let scale = if options.cache == DType::I8 { DType::F32.size_bytes() } else { 0 };
-    2 * kv_heads * (head_dim * options.cache.size_bytes() + scale)
+    sides * kv_heads * (head_dim * options.cache.size_bytes() + scale)
 }
 
 /// Causal attention over the layer's cache, to which keys and values are added at `slots` of the pool of its window: from
-/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`. `of_heads` are the slopes and sinks that `op` asks for.
+/// `q`, `k` and `v`, `[tokens, heads, dim]` each, to that of `q`; keys are the values too where there is no `v`. `of_heads` are the slopes and sinks that `op` asks for.
 pub(crate) fn attend_cached(
     g: &mut Builder,
-    [q, k, v]: [Var; 3],
+    (q, k, v): (Var, Var, Option<Var>),
     [positions, slots]: [Var; 2],
     of_heads: &[Var],
     op: PagedAttention,
@@ -261,16 +264,15 @@ pub(crate) fn attend_cached(
     let step = StepInputs::ask(g)?;
     let [heads, dim] = [1, 2].map(|axis| g.ty(k).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default()));
     let table = block_table(g, op.window)?;
-    let ty = paged_kv(heads?, dim?, op.window, options);
-    let kv = g.state("kv", ty.clone())?;
-    if options.cache != DType::I8 {
-        let kv = g.kv_write(kv, k, v, slots)?;
-        return g.attention_with([q, kv, table, step.seq_ids, positions], of_heads, op);
+    let rows: Vec<Var> = [Some(k), v].into_iter().flatten().collect();
+    let ty = paged_kv([rows.len(), heads?, dim?], op.window, options);
+    let mut cache = vec![g.state("kv", ty.clone())?];
+    if options.cache == DType::I8 {
+        cache.push(g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?);
     }
-    let scales = g.state("kv_scales", Type::state(DType::F32, Shape(ty.shape.0[..4].to_vec())))?;
-    let kv = g.kv_write_codes([kv, scales], k, v, slots)?;
-    let [kv, scales] = kv;
-    g.attention_with([q, kv, table, step.seq_ids, positions], &[&[scales], of_heads].concat(), op)
+    let written = g.kv_write_sides(&cache, &rows, slots)?;
+    let (kv, scales) = (written[0], &written[1..]);
+    g.attention_with([q, kv, table, step.seq_ids, positions], &[scales, of_heads].concat(), op)
 }
 
 /// Symbols that the cost of attention is told in: (query, key) pairs, and tokens read from the cache. Those within a

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ridge_files::Checkpoint;
+use ridge_files::checkpoint::TensorBytes;
 use ridge_graph::sample::Rng;
 use ridge_graph::{Arg, DType, FormatRef, Graph, Role, Type, passes};
 use ridge_runtime::{Session, WeightData};
@@ -102,21 +103,21 @@ impl WeightSource {
     }
 
     fn parts(&self, arg: &Arg, shape: &[usize]) -> Result<Vec<WeightData>> {
-        let plain = match self {
-            Self::Checkpoint(checkpoint) => {
-                let bytes = checkpoint.bytes(&arg.name)?;
-                let len = bytes.as_ref().len();
-                WeightData::Shared(Arc::new(bytes), 0..len)
-            }
-            Self::Random(_) => WeightData::Owned(random(&arg.name, arg.ty.dtype, shape)),
+        let shared = |bytes: TensorBytes| {
+            let len = bytes.as_ref().len();
+            WeightData::Shared(Arc::new(bytes), 0..len)
+        };
+        let components = match self {
+            Self::Checkpoint(checkpoint) => checkpoint.components(&arg.name)?.into_iter().map(shared).collect(),
+            Self::Random(_) => vec![WeightData::Owned(random(&arg.name, arg.ty.dtype, shape))],
         };
         let stored = self.format(&arg.name);
         let Some(format) = arg.ty.format.as_ref().filter(|format| Some(*format) != stored) else {
-            return Ok(vec![plain]);
+            return Ok(components);
         };
         let values: Vec<f32> = match stored {
-            Some(stored) => stored.values(&[plain.bytes()], shape),
-            None => arg.ty.dtype.decode(plain.bytes()).into_iter().map(|v| v as f32).collect(),
+            Some(stored) => stored.values(&components.iter().map(WeightData::bytes).collect::<Vec<_>>(), shape),
+            None => arg.ty.dtype.decode(components[0].bytes()).into_iter().map(|v| v as f32).collect(),
         };
         Ok(format.encode(&values, shape, None).into_iter().map(WeightData::Owned).collect())
     }

@@ -248,11 +248,9 @@ fn options() -> BuildOptions {
 /// The model of the config.json `text`, with 16-bit activations and cache.
 fn build(file: &str, text: &str) -> Result<Model, PlanError> {
     let options = options();
-    let model = match family_kind(file, text)? {
-        Some(FamilyKind::Planned) => PlannedConfig::from_json(file, text)?.build(&options),
-        Some(FamilyKind::Decoder | FamilyKind::Encoder | FamilyKind::ImageClassifier) | None => {
-            ModelConfig::from_json(file, text)?.build(&options)
-        }
+    let model = match PlannedConfig::plans(file, text)? {
+        true => PlannedConfig::from_json(file, text)?.build(&options),
+        false => ModelConfig::from_json(file, text)?.build(&options),
     };
     model.map_err(|e| PlanError::Graph(e.to_string()))
 }

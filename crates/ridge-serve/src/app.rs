@@ -189,14 +189,19 @@ impl App {
         self.model.tokenizer.as_ref().ok_or_else(|| ApiError::unsupported(param, why))
     }
 
+    /// Refuses a text that is too long to be worth tokenising.
+    pub(crate) fn check_length(&self, param: &str, text: &str) -> ApiResult<()> {
+        if text.len() <= self.longest_prompt {
+            return Ok(());
+        }
+        let message = format!("has {} bytes, which cannot fit a context of {} tokens", text.len(), self.model.context);
+        Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) })
+    }
+
     /// The tokens of a text.
     pub(crate) fn encode(&self, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
         let tokenizer = self.tokenizer(param)?;
-        if text.len() > self.longest_prompt {
-            let message =
-                format!("has {} bytes, which cannot fit a context of {} tokens", text.len(), self.model.context);
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::param(param, message) });
-        }
+        self.check_length(param, text)?;
         let named = |error: ApiError| ApiError::param(param, error.message);
         tokenizer.encode(text, add_special).map_err(|error| named(error.into()))
     }

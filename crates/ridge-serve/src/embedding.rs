@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc as std_mpsc;
 use std::thread;
 
-use ridge_engine::Embedder;
+use ridge_engine::{Embedder, TextTokens};
 use tokio::sync::oneshot;
 
 use crate::error::{ApiError, ApiResult};
@@ -13,7 +13,7 @@ use crate::error::{ApiError, ApiResult};
 type Vectors = ApiResult<Vec<Vec<f32>>>;
 
 struct EmbedOrder {
-    texts: Vec<Vec<u32>>,
+    texts: Vec<TextTokens>,
     reply: oneshot::Sender<Vectors>,
 }
 
@@ -24,6 +24,8 @@ pub(crate) struct EmbedWorker {
     dead: Arc<AtomicBool>,
     most: usize,
     pub(crate) max_tokens: usize,
+    /// Labels of a classifier; 0 where vectors are embeddings.
+    pub(crate) labels: usize,
 }
 
 impl EmbedWorker {
@@ -31,14 +33,14 @@ impl EmbedWorker {
     pub(crate) fn start(embedder: Embedder, most: usize) -> std::io::Result<(Self, thread::JoinHandle<()>)> {
         let (orders, inbox) = std_mpsc::channel();
         let (jobs, dead) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-        let max_tokens = embedder.max_tokens();
+        let (max_tokens, labels) = (embedder.max_tokens(), embedder.labels());
         // A panic drops the inbox with every order in it, and marks the worker dead.
         let mark = MarkDeadOnDrop(Arc::clone(&dead));
         let thread = thread::Builder::new().name("embedder".to_owned()).spawn(move || {
             let _mark = mark;
             run(embedder, &inbox);
         })?;
-        Ok((Self { orders, jobs, dead, most, max_tokens }, thread))
+        Ok((Self { orders, jobs, dead, most, max_tokens, labels }, thread))
     }
 
     pub(crate) fn dead(&self) -> bool {
@@ -49,8 +51,8 @@ impl EmbedWorker {
         self.jobs.load(Relaxed)
     }
 
-    /// A vector for each of the texts.
-    pub(crate) async fn embed(&self, texts: Vec<Vec<u32>>) -> Vectors {
+    /// A vector for each of the texts, or of a classifier the scores.
+    pub(crate) async fn embed(&self, texts: Vec<TextTokens>) -> Vectors {
         let _job = EmbedJob::new(&self.jobs);
         if self.jobs() > self.most {
             return Err(ApiError::overloaded("the request queue is full; retry later"));
@@ -91,8 +93,8 @@ fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<EmbedOrder>) {
         let mut orders = vec![first];
         orders.extend(inbox.try_iter());
         orders.retain(|order| !order.reply.is_closed());
-        let all: Vec<Vec<u32>> = orders.iter().flat_map(|order| order.texts.iter().cloned()).collect();
-        match embedder.embed(&all) {
+        let all: Vec<TextTokens> = orders.iter().flat_map(|order| order.texts.iter().cloned()).collect();
+        match embedder.embed_texts(&all) {
             Ok(vectors) => {
                 let mut vectors = vectors.into_iter();
                 for EmbedOrder { texts, reply } in orders {
@@ -103,7 +105,7 @@ fn run(mut embedder: Embedder, inbox: &std_mpsc::Receiver<EmbedOrder>) {
             // An error belongs to one request: which one shows when each runs alone.
             Err(_) => {
                 for EmbedOrder { texts, reply } in orders {
-                    let _ = reply.send(embedder.embed(&texts).map_err(ApiError::from));
+                    let _ = reply.send(embedder.embed_texts(&texts).map_err(ApiError::from));
                 }
             }
         }

@@ -42,6 +42,14 @@ pub enum LoadNote {
         /// Why it does not fit.
         why: String,
     },
+    /// Some tensors of the checkpoint are of parts of the model that Ridge does not run, such as layers that predict further
+    /// tokens.
+    Unused {
+        /// How many.
+        tensors: usize,
+        /// One of them.
+        example: String,
+    },
 }
 
 /// Where the weights of `files` come from: their checkpoint, or random numbers of the dtype that the configuration
@@ -225,6 +233,11 @@ fn place(
     model.store(&source, numbers.format.as_ref())?;
     if let Some(left_out) = left_out(&model, numbers) {
         observer.note(left_out);
+    }
+    if let WeightSource::Checkpoint(checkpoint) = &source
+        && let Some(example) = checkpoint.unused().first()
+    {
+        observer.note(LoadNote::Unused { tensors: checkpoint.unused().len(), example: example.clone() });
     }
     if let Some(axis) = run.placement.tensor_parallel.axis() {
         model.cut(config, &axis)?;

@@ -27,6 +27,7 @@ mod serve_more;
 mod serve_openai;
 mod serve_page;
 mod serve_ready;
+mod serve_rerank;
 mod serve_soak;
 mod tokenize;
 mod train;

@@ -301,7 +301,7 @@ fn training_by_ridge_is_planned_by_its_own_gradient() {
     let own = json("plan train Qwen3-8B.json --gpus 8 --batch 64 --seq 256 --software ridge --top 2 --json");
     let ranked = own["ranked"].as_array().unwrap();
     assert!(ranked.iter().all(|r| r["layout"]["recompute"] == "none" && r["layout"]["sequence_parallel"] == false));
-    let refused = ridge("plan train DeepSeek-V3.json --gpus 8 --software ridge");
+    let refused = ridge("plan train DeepSeek-V3.2.json --gpus 8 --software ridge");
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("can only be planned"), "{said}");
 }

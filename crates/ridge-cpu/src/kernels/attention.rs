@@ -77,6 +77,7 @@ fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
         tokens: q.shape[0],
         heads: q.shape[1],
         kv_heads: kv.shape[2],
+        sides: kv.shape[1],
         dim: q.shape[2],
         dtype: q.dtype,
         blocks: kv.shape[0],

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use ridge_graph::{DType, ops};
+use ridge_graph::{DType, Function, ops};
 
 use super::rope;
 use crate::io::KernelIo;
@@ -13,19 +13,32 @@ use crate::kernel::{CpuKernel, KernelEntry, KernelSpec};
 use crate::scratch::Scratch;
 use crate::simd::{self, vectorised};
 
-pub(super) fn entries() -> [KernelEntry; 4] {
+pub(super) fn entries() -> [KernelEntry; 8] {
+    let two_sided = |body: &Function| sides(body) == 2;
+    let one_sided = |body: &Function| sides(body) == 1;
     [
-        KernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", |_| true, make),
-        KernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", |_| true, make),
+        KernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", two_sided, make),
+        KernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", two_sided, make),
         KernelEntry::new("kv_write_codes", "kv_write(kv, k, v, slots, scales)", |_| true, make),
         KernelEntry::new("rope_kv_write_codes", "kv_write(kv, rope(k, positions), v, slots, scales)", |_| true, make),
+        KernelEntry::new("key_write", "kv_write(kv, k, slots)", |_| true, make),
+        KernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", |_| true, make),
+        KernelEntry::new("key_write_codes", "kv_write(kv, k, slots, scales)", one_sided, make),
+        KernelEntry::new("rope_key_write_codes", "kv_write(kv, rope(k, positions), slots, scales)", one_sided, make),
     ]
+}
+
+/// Sides of the cache, the first argument.
+fn sides(body: &Function) -> usize {
+    body.args[0].ty.shape.0[1].as_const().unwrap_or_default()
 }
 
 struct KvWrite {
     /// Rotates keys by the positions of input 2.
     rope: Option<ops::Rope>,
     blocks: usize,
+    /// Keys and values, or keys that are values too.
+    sides: usize,
     heads: usize,
     block_size: usize,
     dim: usize,
@@ -35,12 +48,13 @@ struct KvWrite {
 }
 
 fn make(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
-    let [blocks, _, heads, block_size, dim] = spec.inputs[0].shape[..] else {
+    let [blocks, sides, heads, block_size, dim] = spec.inputs[0].shape[..] else {
         return Err(format!("a cache of shape {:?}", spec.inputs[0].shape));
     };
     Ok(Box::new(KvWrite {
         rope: spec.composite::<ops::Rope>().cloned(),
         blocks,
+        sides,
         heads,
         block_size,
         dim,
@@ -63,7 +77,7 @@ impl CpuKernel for KvWrite {
         let (n, pairs) = (self.heads * self.dim, self.rope.as_ref().map_or(0, |r| r.inv_freq.len()));
         let [cos, sin, room] = scratch.slices::<f32, 3>([pairs, pairs, n]);
         let values = if self.rope.is_some() { 3 } else { 2 };
-        let slots = io.input::<i32>(values + 1);
+        let slots = io.input::<i32>(values + self.sides - 1);
         for token in tokens {
             let slot = match usize::try_from(slots[token]) {
                 Ok(slot) if slot < self.blocks * self.block_size => slot,
@@ -79,7 +93,9 @@ impl CpuKernel for KvWrite {
                 rope::rotate(room, self.dim.max(1), cos, sin);
             }
             self.write(io, slot, 0, room);
-            self.write(io, slot, 1, simd::view(io, values, self.dtype, token * n, &mut *room));
+            if self.sides > 1 {
+                self.write(io, slot, 1, simd::view(io, values, self.dtype, token * n, &mut *room));
+            }
         }
     }
 }
@@ -90,7 +106,7 @@ impl KvWrite {
         let (block, offset) = (slot / self.block_size, slot % self.block_size);
         for head in 0..self.heads {
             let row = &from[head * self.dim..][..self.dim];
-            let at = ((block * 2 + side) * self.heads + head) * self.block_size + offset;
+            let at = ((block * self.sides + side) * self.heads + head) * self.block_size + offset;
             // SAFETY: only the last token of this slot writes there, and it is among our pieces.
             unsafe {
                 if self.cache == DType::I8 {

@@ -224,7 +224,8 @@ fn what_is_no_number_stays_none_in_a_cache_of_codes() {
         g.step_input(name, Type::tensor(DType::I32, ridge_graph::Shape::new(shape.to_vec()))).unwrap()
     };
     let (table, ids, positions) = (integers("table", &[1, 1]), integers("ids", &[1]), integers("positions", &[1]));
-    let [kv, scales] = g.kv_write_codes([kv, scales], k, v, slots).unwrap();
+    let written = g.kv_write_sides(&[kv, scales], &[k, v], slots).unwrap();
+    let (kv, scales) = (written[0], written[1]);
     let op = PagedAttention::new(0.3, Sym::new("pairs"), Sym::new("cached"));
     let y = g.attention_with([q, kv, table, ids, positions], &[scales], op).unwrap();
     let graph = g.finish(vec![("y".into(), y)]).unwrap();

@@ -104,6 +104,8 @@ struct AttentionCall<'a> {
     /// Blocks of a sequence, of the cache, and tokens of a block.
     columns: usize,
     blocks: usize,
+    /// Sides of the cache: keys and values, or one that is both, which `kernels/attention.cu` alone takes.
+    sides: usize,
     block: usize,
     cache: DType,
     dtype: DType,
@@ -280,6 +282,7 @@ impl AttentionCall<'_> {
         defines.extend(rope::rotation(self.rope));
         defines.extend([
             ("CACHE", name(self.cache).into()),
+            ("SIDES", self.sides.to_string()),
             ("WIDE", wide.to_string()),
             ("LANES", lanes.to_string()),
             ("HEADS", held.to_string()),
@@ -323,7 +326,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let rope = spec.composite::<Rope>();
     let first = if rope.is_some() { 2 } else { 1 };
     let (q, kv, table) = (&spec.inputs[0], &spec.inputs[first], &spec.inputs[first + 1]);
-    let ([tokens, heads, dim], [blocks, _, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
+    let ([tokens, heads, dim], [blocks, sides, keys, block, _]) = (&q.shape[..], &kv.shape[..]) else {
         return Err("q must have three axes and the cache five".into());
     };
     let call = AttentionCall {
@@ -336,11 +339,12 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         dim: *dim,
         columns: table.shape[1],
         blocks: *blocks,
+        sides: *sides,
         block: *block,
         cache: kv.dtype,
         dtype: q.dtype,
     };
-    let cores = op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
+    let cores = *sides == 2 && op.scale > 0.0 && matches!(q.dtype, DType::BF16 | DType::F16) && kv.dtype == q.dtype;
     // Rows of the cache are numbered by 32 bits there.
     let numbered = blocks * 2 * keys * block <= i32::MAX as usize;
     let decodes = |most| cores && dim.is_multiple_of(16) && *tokens <= most && numbered;

@@ -1,5 +1,6 @@
 //! Rotations, and what is written to the cache: `kernels/rope.cu`.
 
+use ridge_graph::Function;
 use ridge_graph::ops::Rope;
 
 use super::entry::CudaKernelEntry;
@@ -14,9 +15,16 @@ pub(super) const ROPE: KernelText<'_> =
 pub(super) fn entries() -> Vec<CudaKernelEntry> {
     vec![
         CudaKernelEntry::new("rope", "rope(x, positions)", |_| true, rope),
-        CudaKernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", |_| true, write),
-        CudaKernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", |_| true, write),
+        CudaKernelEntry::new("kv_write", "kv_write(kv, k, v, slots)", two_sided, write),
+        CudaKernelEntry::new("rope_kv_write", "kv_write(kv, rope(k, positions), v, slots)", two_sided, write),
+        CudaKernelEntry::new("key_write", "kv_write(kv, k, slots)", |_| true, write),
+        CudaKernelEntry::new("rope_key_write", "kv_write(kv, rope(k, positions), slots)", |_| true, write),
     ]
+}
+
+/// Has the cache, the first argument, keys and values? One of codes with one side has scales in the place of slots.
+fn two_sided(body: &Function) -> bool {
+    body.args[0].ty.shape.0[1].as_const() == Some(2)
 }
 
 /// Heads of a block: a token's angles are taken once for them, and few tokens are many blocks.
@@ -56,7 +64,9 @@ pub(super) fn rotate(spec: &CudaKernelSpec<'_>, out: OperandSlot) -> Result<Cuda
 fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     let op = spec.composite::<Rope>();
     let (cache, k) = (&spec.inputs[0], &spec.inputs[1]);
-    let [blocks, _, heads, block, dim] = cache.shape[..] else { return Err("the cache must have five axes".into()) };
+    let [blocks, sides, heads, block, dim] = cache.shape[..] else {
+        return Err("the cache must have five axes".into());
+    };
     let tokens = k.shape[0];
     let held = held(tokens, heads);
     let defines = [
@@ -64,11 +74,14 @@ fn write(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
         ("CACHE", name(cache.dtype)),
         ("DIM", &*dim.to_string()),
         ("BLOCK", &*block.to_string()),
+        ("SIDES", &*sides.to_string()),
         ("HEADS", &*held.to_string()),
         ("WRITE", "1"),
     ];
-    // Without a rotation there are no positions, and none are read.
-    let (positions, v, slots) = if op.is_some() { (2, 3, 4) } else { (3, 2, 3) };
+    // Without a rotation there are no positions, and none are read; nor are values of a cache with one side.
+    let rest = if op.is_some() { 3 } else { 2 };
+    let slots = rest + sides - 1;
+    let (positions, v) = (if op.is_some() { 2 } else { slots }, rest);
     let n = numbers(&[tokens, heads, blocks * block]);
     let args = vec![output(0), input(1), input(v), input(positions), input(slots), n];
     grid(source("kv_write", op, &defines), [tokens * usize::from(dim > 0), heads.div_ceil(held), 1], 256, args)

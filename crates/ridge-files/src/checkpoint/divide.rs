@@ -110,6 +110,15 @@ impl Checkpoint {
         self
     }
 
+    /// As [`Checkpoint::without`], and [`Checkpoint::unused`] has the names.
+    #[must_use]
+    pub fn leaving_out(mut self, patterns: &[&str]) -> Self {
+        let of_model = |name: &String| !patterns.iter().any(|pattern| matches(pattern, name));
+        self.unused.extend(self.tensors.keys().filter(|name| !of_model(name)).cloned());
+        self.tensors.retain(|name, _| of_model(name));
+        self
+    }
+
     pub(super) fn wrong(&self, problem: String) -> FilesError {
         FilesError::Safetensors {
             file: self.name.clone(),
@@ -139,6 +148,9 @@ impl StoredTensor {
     }
 
     fn part(&self, part: &Part) -> Result<Self, String> {
+        if self.scales.is_some() {
+            return Err("is stored as codes with block scales, which are not divided".to_owned());
+        }
         let transposed = part.transposed && self.shape.len() > 1;
         let [experts, height, width] = self.matrices(part)?;
         let rows = self.rows(part)?;
@@ -168,6 +180,6 @@ impl StoredTensor {
             let row = width * element;
             range = Range { start: range.start + wanted.first * row, end: range.start + wanted.end() * row };
         }
-        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged })
+        Ok(Self { shard: self.shard, dtype: self.dtype, format: None, shape: extents, range, rearranged, scales: None })
     }
 }

@@ -40,7 +40,8 @@ impl Checkpoint {
         let file = gguf.file();
         let shards =
             gguf.parts.iter().map(|(file, bytes)| Shard { file: file.clone(), bytes: Arc::clone(bytes) }).collect();
-        let mut checkpoint = Self { name: file.to_owned(), shards, tensors: BTreeMap::new(), arranged: true };
+        let (name, unused) = (file.to_owned(), Vec::new());
+        let mut checkpoint = Self { name, shards, tensors: BTreeMap::new(), arranged: true, unused };
         for tensor in tensors {
             let bytes = gguf.parts.get(tensor.part).map_or(0, |(_, bytes)| bytes.as_slice().len());
             if tensor.range.start > tensor.range.end || tensor.range.end > bytes {
@@ -52,7 +53,7 @@ impl Checkpoint {
             }
             let rearranged = rearranged(&tensor).map(Arc::new);
             let Gathered { name, dtype, format, shape, part, range, .. } = tensor;
-            let entry = StoredTensor { shard: part, dtype, format, shape, range, rearranged };
+            let entry = StoredTensor { shard: part, dtype, format, shape, range, rearranged, scales: None };
             if checkpoint.tensors.insert(name.clone(), entry).is_some() {
                 return Err(FilesError::Path {
                     path: file.into(),

@@ -3,7 +3,7 @@
 //! `header.rs` reads one file's header, `shards.rs` finds which files make up a checkpoint, and `open.rs` opens them as
 //! a [`Checkpoint`] (`tensors.rs`). `from_gguf.rs` makes one of a GGUF file. `divide.rs` divides published tensors into
 //! the `parts.rs` that a caller lists and `stack.rs` puts several together, `published.rs` is the inverse of both, and
-//! `rearrange.rs` moves elements.
+//! `rearrange.rs` moves elements. `scaled.rs` puts codes and their scales together.
 
 mod divide;
 mod from_gguf;
@@ -13,6 +13,7 @@ mod parts;
 mod pattern;
 mod published;
 mod rearrange;
+mod scaled;
 mod shards;
 mod stack;
 mod tensors;

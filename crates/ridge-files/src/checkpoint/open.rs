@@ -51,7 +51,7 @@ impl Checkpoint {
     }
 
     fn empty(name: String) -> Self {
-        Self { name, shards: Vec::new(), tensors: BTreeMap::new(), arranged: false }
+        Self { name, shards: Vec::new(), tensors: BTreeMap::new(), arranged: false, unused: Vec::new() }
     }
 
     fn add(&mut self, file: String, bytes: FileBytes) -> Result<()> {
@@ -71,6 +71,7 @@ impl Checkpoint {
                 shape: tensor.shape,
                 range: tensor.range,
                 rearranged: None,
+                scales: None,
             };
             self.tensors.insert(tensor.name, entry);
         }

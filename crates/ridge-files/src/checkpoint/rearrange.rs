@@ -34,7 +34,24 @@ pub(super) enum How {
     /// As [`Change::MinusOne`].
     MinusOne(DType),
     /// Several tensors, one after another, wherever they lie.
-    Joined(Vec<(Arc<FileBytes>, Range<usize>)>),
+    Joined(Vec<Joined>),
+    /// Floats of this type as f32.
+    Widened(DType),
+}
+
+/// A tensor that is joined with others.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) file: Arc<FileBytes>,
+    pub(super) range: Range<usize>,
+    pub(super) rearranged: Option<Arc<Rearranged>>,
+}
+
+impl Joined {
+    fn bytes(&self) -> &[u8] {
+        let data = &self.file.as_slice()[self.range.clone()];
+        self.rearranged.as_ref().map_or(data, |rearranged| rearranged.bytes(data))
+    }
 }
 
 /// How the elements of a weight follow from those of a file.
@@ -89,9 +106,10 @@ impl Rearranged {
                 (0..all).flat_map(|i| &published[from(i)..][..*row]).copied().collect()
             }
             How::Joined(parts) => {
-                let parts: Vec<&[u8]> = parts.iter().map(|(file, range)| &file.as_slice()[range.clone()]).collect();
+                let parts: Vec<&[u8]> = parts.iter().map(Joined::bytes).collect();
                 parts.concat()
             }
+            How::Widened(dtype) => DType::F32.encode(dtype.decode(published)),
             How::MinusOne(dtype) => dtype.encode(dtype.decode(published).into_iter().map(|v| v - 1.0)),
         })
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::parts::Stack;
-use super::rearrange::{How, Rearranged};
+use super::rearrange::{How, Joined, Rearranged};
 use super::tensors::{Checkpoint, StoredTensor};
 use crate::error::Result;
 
@@ -60,9 +60,15 @@ impl Checkpoint {
             return Err(self.wrong(format!("there are {there} tensors {}, but {asked} are expected", named("*"))));
         }
         let parts: Vec<&StoredTensor> = members.values().map(|name| &self.tensors[name]).collect();
+        let names: Vec<&str> = members.values().map(String::as_str).collect();
+        self.concatenated(&parts, &names)
+    }
+
+    /// `parts`, which are called `names`, as one tensor with an axis in front that counts them.
+    fn concatenated(&self, parts: &[&StoredTensor], names: &[&str]) -> Result<StoredTensor> {
         let first = parts[0];
-        for (part, name) in parts.iter().zip(members.values()) {
-            if (part.dtype, &part.shape) != (first.dtype, &first.shape) {
+        for (part, name) in parts.iter().zip(names) {
+            if (part.dtype, &part.shape, &part.format) != (first.dtype, &first.shape, &first.format) {
                 let problem = format!(
                     "{name} is {}{:?}, but others are {}{:?}",
                     part.dtype, part.shape, first.dtype, first.shape
@@ -70,17 +76,27 @@ impl Checkpoint {
                 return Err(self.wrong(problem));
             }
         }
-        let lies_together =
-            parts.windows(2).all(|pair| pair[0].shard == pair[1].shard && pair[0].range.end == pair[1].range.start);
+        let scales: Vec<&StoredTensor> = parts.iter().filter_map(|part| part.scales.as_deref()).collect();
+        let scales = match scales.len() == parts.len() {
+            true => Some(Box::new(self.concatenated(&scales, names)?)),
+            false => None,
+        };
+        let lies_together = parts.iter().all(|part| part.rearranged.is_none())
+            && parts.windows(2).all(|pair| pair[0].shard == pair[1].shard && pair[0].range.end == pair[1].range.start);
         let (mut range, mut rearranged) = (first.range.clone(), None);
         if lies_together {
             range.end = parts.last().map_or(range.end, |part| part.range.end);
         } else {
-            let parts = parts.iter().map(|part| (Arc::clone(&self.shards[part.shard].bytes), part.range.clone()));
+            let parts = parts.iter().map(|part| Joined {
+                file: Arc::clone(&self.shards[part.shard].bytes),
+                range: part.range.clone(),
+                rearranged: part.rearranged.clone(),
+            });
             rearranged = Some(Arc::new(Rearranged::new(How::Joined(parts.collect()))));
         }
-        let shape = [&[stack.count], &first.shape[..]].concat();
-        Ok(StoredTensor { shard: first.shard, dtype: first.dtype, format: None, shape, range, rearranged })
+        let shape = [&[parts.len()], &first.shape[..]].concat();
+        let (dtype, format) = (first.dtype, first.format.clone());
+        Ok(StoredTensor { shard: first.shard, dtype, format, shape, range, rearranged, scales })
     }
 }
 

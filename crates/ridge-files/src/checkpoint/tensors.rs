@@ -24,6 +24,8 @@ pub struct Checkpoint {
     pub(super) tensors: BTreeMap<String, StoredTensor>,
     /// Whether names and shapes are those of the graph's weights already.
     pub(super) arranged: bool,
+    /// Names of tensors that the model does not use.
+    pub(super) unused: Vec<String>,
 }
 
 /// One tensor of a [`Checkpoint`], borrowed from it.
@@ -33,7 +35,7 @@ pub struct TensorView<'a> {
     pub name: &'a str,
     /// The type of each element; f32 if they are stored in a format.
     pub dtype: DType,
-    /// The format that they are stored in, if they are: `data` is its one component then.
+    /// The format that they are stored in, if they are: `data` is its first component then.
     pub format: Option<&'a FormatRef>,
     /// Extents, outermost first; empty for a scalar.
     pub shape: &'a [usize],
@@ -82,6 +84,8 @@ pub(super) struct StoredTensor {
     pub(super) range: Range<usize>,
     /// How its elements follow from that data, if they are not the data itself.
     pub(super) rearranged: Option<Arc<Rearranged>>,
+    /// The scales of its codes: the second component of its format.
+    pub(super) scales: Option<Box<StoredTensor>>,
 }
 
 /// The elements of a tensor whose data lies at `range` of `file`.
@@ -111,6 +115,11 @@ impl Checkpoint {
         self.tensors.keys().map(String::as_str)
     }
 
+    /// The names of tensors that were left out because the model does not use them, in order.
+    pub fn unused(&self) -> &[String] {
+        &self.unused
+    }
+
     /// Is there a tensor called `name`?
     pub fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
@@ -133,11 +142,25 @@ impl Checkpoint {
     /// [`FilesError::Safetensors`] if there is none.
     pub fn bytes(&self, name: &str) -> Result<TensorBytes> {
         let (_, tensor) = self.stored(name)?;
-        Ok(TensorBytes {
+        Ok(self.bytes_of(tensor))
+    }
+
+    /// The bytes of each component of the tensor called `name`, without reading them: one, or codes and their scales.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Checkpoint::bytes`].
+    pub fn components(&self, name: &str) -> Result<Vec<TensorBytes>> {
+        let (_, tensor) = self.stored(name)?;
+        Ok([Some(tensor), tensor.scales.as_deref()].into_iter().flatten().map(|part| self.bytes_of(part)).collect())
+    }
+
+    fn bytes_of(&self, tensor: &StoredTensor) -> TensorBytes {
+        TensorBytes {
             file: Arc::clone(&self.shards[tensor.shard].bytes),
             range: tensor.range.clone(),
             rearranged: tensor.rearranged.clone(),
-        })
+        }
     }
 
     fn stored(&self, name: &str) -> Result<(&String, &StoredTensor)> {

@@ -26,6 +26,9 @@ use crate::work::{AttentionWork, Work};
 /// `positions`: i32 `[tokens]`. Behind them a cache of i8 has its scales, then come `slopes` and `sinks`, f32 `[heads]` each,
 /// where the op has them. Gives the type of `q`.
 ///
+/// Where the cache has one side, `[blocks, 1, kv_heads, block_size, dim]`, keys are the values too (DeepSeek-AI 2024,
+/// "DeepSeek-V2", section 2.1.2: the latents of all heads).
+///
 /// Query head `h` uses key and value head `h / (heads / kv_heads)`. Position `p` of a sequence is at offset
 /// `p % block_size` of block `block_table[seq, p / block_size]`; entries that no token reaches may be -1. The output of
 /// padding is zero.
@@ -143,11 +146,11 @@ impl Composite for PagedAttention {
         let keys = flat(&[blocks.clone(), block_size.clone()]).map_err(|why| fail(g, why))?;
         let (heads, group, one) = (Dim::from(heads), Dim::from(group), Dim::from(1));
 
-        // Each token's own blocks: [tokens, blocks, 2, kv_heads, block_size, dim].
+        // Each token's own blocks: [tokens, blocks, sides, kv_heads, block_size, dim].
         let row = g.gather(*table, *ids, 0)?;
         let cache = g.state_read(*kv)?;
         let cache = g.gather(cache, row, 0)?;
-        // Of codes their scales: [tokens, blocks, 2, kv_heads, block_size].
+        // Of codes their scales: [tokens, blocks, sides, kv_heads, block_size].
         let scales = match scales.first() {
             Some(scales) => {
                 let scales = g.state_read(*scales)?;
@@ -155,8 +158,9 @@ impl Composite for PagedAttention {
             }
             None => None,
         };
-        let mut sides = Vec::with_capacity(2);
-        for side in 0..2usize {
+        let count = super::kv_write::sides(&kt);
+        let mut sides = Vec::with_capacity(count);
+        for side in 0..count {
             let x = g.slice(cache, 2, side, 1)?;
             let x = g.reshape(x, Shape::new([tokens, &blocks, &heads, block_size, dim]))?;
             let x = g.transpose(x, &[0, 2, 1, 3, 4])?;
@@ -171,7 +175,7 @@ impl Composite for PagedAttention {
             }
             sides.push(x);
         }
-        let (k, v) = (sides[0], sides[1]);
+        let (k, v) = (sides[0], sides[count - 1]);
 
         let grouped = Shape::new([tokens, &heads, &group, dim]);
         let x = g.cast(*q, DType::F32)?;
@@ -251,10 +255,11 @@ impl Composite for PagedAttention {
         let (q, kv) = (&inputs[0], &inputs[1]);
         let symbol = |s: &Sym| Poly::from(&Dim::from(s.clone()));
         let scores = &Poly::from(&q.shape.0[1]) * &symbol(&self.pairs);
-        let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * (2 * kv.dtype.size_bytes() as i128);
+        let sides = super::kv_write::sides(kv);
+        let mut token = Poly::product([&kv.shape.0[2], &kv.shape.0[4]]) * ((sides * kv.dtype.size_bytes()) as i128);
         let (scales, _, _) = self.rest(kv, &inputs[5..]);
         if let Some(scales) = scales.first() {
-            token += &(Poly::from(&kv.shape.0[2]) * (2 * scales.dtype.size_bytes() as i128));
+            token += &(Poly::from(&kv.shape.0[2]) * ((sides * scales.dtype.size_bytes()) as i128));
         }
         let tables = Cost::moving(&[&inputs[2..5], &inputs[5 + scales.len()..]].concat(), &[]).bytes_read;
         Cost {
@@ -332,6 +337,14 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     const CHUNKED: [bool; 3] = [true, false, false];
     const SLOPES: [bool; 3] = [false, true, false];
     const SINKS: [bool; 3] = [false, false, true];
+    // With one side.
+    let one_sided: [Case<'_>; 5] = [
+        (&[(0, 20), (7, 1)], 2, 4, 1, 4, 1, 16, dtype, None, None),
+        (&[(33, 1), (63, 1), (64, 1), (0, 5)], 1, 16, 0, 16, 1, 36, dtype, None, None),
+        (&[(5, 2), (0, 9)], 0, 16, 0, 4, 2, 8, dtype, None, None),
+        (&[(33, 12), (530, 1)], 1, 16, 0, 16, 1, 96, DType::BF16, None, None),
+        (&[(33, 2), (20, 17)], 0, 16, 0, 8, 1, 32, DType::I8, None, None),
+    ];
     // The same, and whether there are chunks, slopes and sinks.
     let more: [(Case<'_>, [bool; 3]); 9] = [
         ((&[(0, 20), (7, 1)], 2, 4, 1, 4, 2, 16, dtype, None, None), SLOPES),
@@ -366,12 +379,13 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (&[(120, 30)], 0, 32, 0, 4, 1, 32, DType::I8, None, None),
     ];
     let mut samples = Vec::new();
-    for (case, [chunked, slopes, sinks]) in cases.into_iter().map(|case| (case, PLAIN)).chain(more) {
+    let all = cases.into_iter().map(|case| (case, PLAIN)).chain(more).map(|(case, kinds)| (case, kinds, 2));
+    for (case, [chunked, slopes, sinks], sides) in all.chain(one_sided.into_iter().map(|case| (case, PLAIN, 1))) {
         let (sequences, padding, block_size, spare, heads, kv_heads, dim, stored, window, softcap) = case;
         let step = super::paging::PagedStep::new(rng, sequences, padding, block_size, spare);
         let op = PagedAttention::new(1.0 / (dim as f64).sqrt(), Sym::new("pairs"), Sym::new("cached"));
         let tokens = step.seq_ids.len();
-        let cache = [step.blocks, 2, kv_heads, block_size, dim];
+        let cache = [step.blocks, sides, kv_heads, block_size, dim];
         let mut sample = Sample::new(PagedAttention { window, chunked, softcap, slopes, sinks, ..op })
             .input(rng.normal(dtype, &[tokens, heads, dim]))
             .state(super::paging::cache(rng, stored, &cache))

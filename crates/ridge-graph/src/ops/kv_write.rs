@@ -19,23 +19,36 @@ use crate::why::Why;
 /// `kv`: state `[blocks, 2, kv_heads, block_size, dim]` of any float dtype (keys, then values), `k`, `v`:
 /// `[tokens, kv_heads, dim]` of one float dtype, `slots`: i32 `[tokens]`; gives the state. A slot is
 /// `block * block_size + offset`; slots out of range, such as the -1 of padding, are dropped, and of equal slots the
-/// last token's stays.
+/// last token's stays. A cache with one side, `[blocks, 1, kv_heads, block_size, dim]`, has keys that are values too, and there
+/// is no `v`.
 ///
-/// A cache of i8 has scales behind the other inputs, a state f32 `[blocks, 2, kv_heads, block_size]`, and gives both: each
+/// A cache of i8 has scales behind the other inputs, a state f32 `[blocks, sides, kv_heads, block_size]`, and gives both: each
 /// key and value of each head is its codes, -127 to 127, times its scale, which is its largest magnitude over 127. Codes
 /// are the nearest, ties upwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvWrite;
 
-/// Requires a paged cache and gives its extents `[blocks, 2, kv_heads, block_size, dim]`.
+/// Sides of a paged cache: keys and values, or one for both.
+pub(super) fn sides(kv: &Type) -> usize {
+    kv.shape.0.get(1).and_then(Dim::as_const).unwrap_or(2)
+}
+
+/// The rows of a write, keys and, in a cache with two sides, values; then the slots, then scales.
+fn split<'a, T>(kv: &Type, inputs: &'a [T]) -> Option<(&'a [T], &'a T, &'a [T])> {
+    let (rows, rest) = inputs.get(1..)?.split_at_checked(sides(kv))?;
+    let (slots, scales) = rest.split_first()?;
+    Some((rows, slots, scales))
+}
+
+/// Requires a paged cache and gives its extents `[blocks, sides, kv_heads, block_size, dim]`.
 pub(super) fn want_cache(kv: &Type) -> Result<&[Dim], Why> {
     let float = kv.state && (kv.dtype.is_float() || kv.dtype == DType::I8) && kv.format.is_none();
-    let [_, two, _, block_size, _] = &kv.shape.0[..] else {
+    let [_, sides, _, block_size, _] = &kv.shape.0[..] else {
         return Err(format!("kv must be a state [blocks, 2, kv_heads, block_size, dim], got {kv}"));
     };
-    if !float || *two != Dim::from(2) || block_size.as_const().is_none_or(|n| n == 0) {
+    if !float || !sides.as_const().is_some_and(|n| matches!(n, 1 | 2)) || block_size.as_const().is_none_or(|n| n == 0) {
         return Err(format!(
-            "kv must be a float or i8 state [blocks, 2, kv_heads, block_size, dim] of a constant block_size, got {kv}"
+            "kv must be a float or i8 state [blocks, 1 or 2, kv_heads, block_size, dim] of a constant block_size, got {kv}"
         ));
     }
     Ok(&kv.shape.0)
@@ -85,12 +98,15 @@ impl Composite for KvWrite {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [kv, k, v, slots, scales @ ..] = inputs else { return Err(takes("kv, k, v and slots", inputs)) };
+        let Some(kv) = inputs.first() else { return Err(takes("kv, k, v and slots", inputs)) };
         let [_, _, heads, _, dim] = want_cache(kv)? else { unreachable!("a cache has five axes") };
+        let Some((rows, slots, scales)) = split(kv, inputs) else { return Err(takes("kv, k, v and slots", inputs)) };
+        let k = &rows[0];
         want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
         let tokens = &k.shape.0[0];
-        want("k", k, k.dtype, [tokens, heads, dim])?;
-        want("v", v, k.dtype, [tokens, heads, dim])?;
+        for (name, row) in ["k", "v"].into_iter().zip(rows) {
+            want(name, row, k.dtype, [tokens, heads, dim])?;
+        }
         want("slots", slots, DType::I32, [tokens])?;
         want_scales(kv, scales)?;
         Ok([kv].into_iter().chain(scales).cloned().collect())
@@ -98,16 +114,17 @@ impl Composite for KvWrite {
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let kv = g.ty(inputs[0])?.clone();
-        let [blocks, two, heads, block_size, dim] = &kv.shape.0[..] else { unreachable!("a cache has five axes") };
-        let tokens = g.ty(inputs[3])?.shape.0[0].clone();
+        let [blocks, sides, heads, block_size, dim] = &kv.shape.0[..] else { unreachable!("a cache has five axes") };
+        let Some((new_rows, to, of_codes)) = split(&kv, inputs) else { unreachable!("infer has counted the inputs") };
+        let tokens = g.ty(*to)?.shape.0[0].clone();
         let slots = flat(&[blocks.clone(), block_size.clone()]).map_err(|why| GraphError::usage(g.scope(), why))?;
-        // One row a slot: [blocks * block_size, 2, kv_heads, dim].
+        // One row a slot: [blocks * block_size, sides, kv_heads, dim].
         let cache = g.state_read(inputs[0])?;
         let cache = g.transpose(cache, &[0, 3, 1, 2, 4])?;
-        let cache = g.reshape(cache, Shape::new([&slots, two, heads, dim]))?;
+        let cache = g.reshape(cache, Shape::new([&slots, sides, heads, dim]))?;
         let one = Shape::new([&tokens, &1.into(), heads, dim]);
-        let (mut rows, mut scales) = (Vec::with_capacity(2), Vec::new());
-        for new in &inputs[1..3] {
+        let (mut rows, mut scales) = (Vec::with_capacity(new_rows.len()), Vec::new());
+        for new in new_rows {
             let mut new = *new;
             if kv.dtype == DType::I8 {
                 let scale;
@@ -119,17 +136,17 @@ impl Composite for KvWrite {
             rows.push(g.reshape(new, one.clone())?);
         }
         let rows = g.concat(&rows, 1)?;
-        let cache = g.scatter(cache, inputs[3], rows, 0)?;
-        let cache = g.reshape(cache, Shape::new([blocks, block_size, two, heads, dim]))?;
+        let cache = g.scatter(cache, *to, rows, 0)?;
+        let cache = g.reshape(cache, Shape::new([blocks, block_size, sides, heads, dim]))?;
         let cache = g.transpose(cache, &[0, 2, 3, 1, 4])?;
         let mut written = vec![g.state_write(inputs[0], cache)?];
-        if let Some(state) = inputs.get(4) {
+        if let Some(state) = of_codes.first() {
             let rows = g.concat(&scales, 1)?;
             let all = g.state_read(*state)?;
             let all = g.transpose(all, &[0, 3, 1, 2])?;
-            let all = g.reshape(all, Shape::new([&slots, two, heads]))?;
-            let all = g.scatter(all, inputs[3], rows, 0)?;
-            let all = g.reshape(all, Shape::new([blocks, block_size, two, heads]))?;
+            let all = g.reshape(all, Shape::new([&slots, sides, heads]))?;
+            let all = g.scatter(all, *to, rows, 0)?;
+            let all = g.reshape(all, Shape::new([blocks, block_size, sides, heads]))?;
             let all = g.transpose(all, &[0, 2, 3, 1])?;
             written.push(g.state_write(*state, all)?);
         }
@@ -138,16 +155,19 @@ impl Composite for KvWrite {
 
     fn cost(&self, inputs: &[Type], _outputs: &[Type]) -> Cost {
         // Only the rows of the step's tokens are written.
-        let mut written = inputs[1].shape.elements() * (2 * inputs[0].dtype.size_bytes() as i128);
-        if inputs.len() > 4 {
-            written += &(Poly::product(&inputs[1].shape.0[..2]) * (2 * DType::F32.size_bytes() as i128));
+        let sides = sides(&inputs[0]);
+        let mut written = inputs[1].shape.elements() * ((sides * inputs[0].dtype.size_bytes()) as i128);
+        if inputs.len() > 2 + sides {
+            written += &(Poly::product(&inputs[1].shape.0[..2]) * ((sides * DType::F32.size_bytes()) as i128));
         }
-        Cost { bytes_written: written, ..Cost::moving(&inputs[1..4], &[]) }
+        Cost { bytes_written: written, ..Cost::moving(&inputs[1..2 + sides], &[]) }
     }
 
     fn shard(&self, inputs: &[Type], outputs: &[Type]) -> Vec<ShardingRule> {
         // By heads.
-        let mut places = vec![Placement::shard(2), Placement::shard(1), Placement::shard(1), Placement::Replicate];
+        let mut places = vec![Placement::shard(2)];
+        places.resize(1 + sides(&inputs[0]), Placement::shard(1));
+        places.push(Placement::Replicate);
         places.resize(inputs.len(), Placement::shard(2));
         vec![ShardingRule { inputs: places, outputs: vec![Placement::shard(2); outputs.len()] }]
     }
@@ -162,19 +182,20 @@ impl Builder {
         Ok(self.composite(KvWrite, &[kv, k, v, slots])?[0])
     }
 
-    /// As [`Builder::kv_write`], for a cache of i8 and its scales, of which it gives the next versions.
+    /// As [`Builder::kv_write`], with the rows of each side that the cache has, and for a cache of i8 its scales: the next
+    /// versions of `cache`.
     ///
     /// # Errors
-    /// As there, and when `scales` are not those of `kv`.
-    pub fn kv_write_codes(&mut self, [kv, scales]: [Var; 2], k: Var, v: Var, slots: Var) -> Result<[Var; 2]> {
-        let written = self.composite(KvWrite, &[kv, k, v, slots, scales])?;
-        Ok([written[0], written[1]])
+    /// As there, and when `cache` is not a paged cache or one with its scales.
+    pub fn kv_write_sides(&mut self, cache: &[Var], rows: &[Var], slots: Var) -> Result<Vec<Var>> {
+        let (kv, scales) = cache.split_at(cache.len().min(1));
+        self.composite(KvWrite, &[kv, rows, &[slots], scales].concat())
     }
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    // (blocks, kv_heads, block_size, dim, tokens, dtype of the cache)
-    let cases = [
+    // (blocks, kv_heads, block_size, dim, tokens, dtype of the cache), with two sides and then with one.
+    let two_sided = [
         (3, 2, 4, 8, 0, dtype),
         (1, 1, 1, 1, 1, dtype),
         (2, 0, 4, 8, 3, dtype),
@@ -188,8 +209,10 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         (4, 2, 16, 33, 20, DType::I8),
         (5, 3, 16, 64, 17, DType::I8),
     ];
+    let one_sided = [(5, 1, 16, 36, 17, dtype), (3, 2, 4, 64, 9, DType::BF16), (4, 1, 8, 20, 11, DType::I8)];
+    let cases = two_sided.into_iter().map(|case| (case, 2)).chain(one_sided.into_iter().map(|case| (case, 1)));
     let mut samples = Vec::new();
-    for (blocks, heads, block_size, dim, tokens, stored) in cases {
+    for ((blocks, heads, block_size, dim, tokens, stored), sides) in cases {
         // Distinct slots, shuffled, some of them dropped: below, and just beyond the last.
         let mut slots = super::paging::shuffled(rng, blocks * block_size);
         slots.resize(tokens, -1);
@@ -197,12 +220,12 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
             slots[tokens / 2] = -1;
             slots[tokens - 1] = (blocks * block_size) as i64;
         }
-        let cache = [blocks, 2, heads, block_size, dim];
-        let sample = Sample::new(KvWrite)
-            .state(super::paging::cache(rng, stored, &cache))
-            .input(rng.normal(dtype, &[tokens, heads, dim]))
-            .input(rng.normal(dtype, &[tokens, heads, dim]))
-            .input(crate::Tensor::int(DType::I32, &[tokens], slots));
+        let cache = [blocks, sides, heads, block_size, dim];
+        let mut sample = Sample::new(KvWrite).state(super::paging::cache(rng, stored, &cache));
+        for _ in 0..sides {
+            sample = sample.input(rng.normal(dtype, &[tokens, heads, dim]));
+        }
+        let sample = sample.input(crate::Tensor::int(DType::I32, &[tokens], slots));
         samples.push(match stored {
             DType::I8 => sample.state(rng.normal(DType::F32, &cache[..4])),
             _ => sample,

@@ -26,7 +26,10 @@ pub fn llama3_scaling(
 ) -> Vec<f64> {
     let scale = |freq: &f64| {
         let turns = original_max_position * freq / TAU;
-        let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+        let keep = match high_freq_factor > low_freq_factor {
+            true => ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0),
+            false => f64::from(turns > low_freq_factor),
+        };
         freq / factor * (1.0 - keep) + freq * keep
     };
     freqs.iter().map(scale).collect()

@@ -10,7 +10,7 @@ use crate::why::Why;
 
 /// `graph` with the weights of its main function stored as `storage` says, by name and present type; `None` leaves a
 /// weight as it is. Functions are specialised once for each distinct tuple of argument types, and types of values
-/// follow from the new inputs.
+/// follow from the new inputs. Primitives that read a weight in a format read its decoded values.
 ///
 /// # Errors
 /// When a new type has another shape, when a format cannot store it, or when a consumer of the weight does not accept
@@ -48,12 +48,19 @@ impl Rewrite for Retype {
 
     fn node(&self, g: &mut Builder, frame: &mut Frame<'_, Type>, node: &Node) -> Result<Vec<(Var, Type)>> {
         let mut inputs: Vec<Var> = node.inputs.iter().map(|v| frame.value(*v).0).collect();
-        // Ops take weights of any storage. An elementwise primitive computes in the dtype that it was written for, which the
-        // builder's `cast` left out where the weight had it.
-        if matches!(&node.op, Op::Prim(prim) if prim.is_elementwise() && !matches!(prim, Prim::Cast(_))) {
+        // Ops take weights of any storage. A primitive is given what a format stands for, and an elementwise one computes in the
+        // dtype that it was written for, which the builder's `cast` left out where the weight had it.
+        if let Op::Prim(prim) = &node.op {
+            let keeps_dtype = prim.is_elementwise() && !matches!(prim, Prim::Cast(_));
             for (input, var) in inputs.iter_mut().zip(&node.inputs) {
                 let (written, now) = (frame.function.ty(*var), &frame.value(*var).1);
-                if now.is_plain() && now.dtype != written.dtype {
+                if now.state {
+                    continue;
+                }
+                if now.format.is_some() {
+                    *input = g.decoded(*input, now.dtype)?;
+                }
+                if keeps_dtype && now.dtype != written.dtype {
                     *input = g.cast(*input, written.dtype)?;
                 }
             }

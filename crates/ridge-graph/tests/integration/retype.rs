@@ -157,6 +157,15 @@ fn what_cannot_be_stored_so_is_named() {
     let w = g.weight("w", Type::tensor(DType::F32, [4usize, 32])).expect("fresh");
     let y = g.exp(w).expect("builds");
     let graph = g.finish(vec![("y".into(), y)]).expect("finishes");
-    let error = retype(&graph, &|_, ty| Some(ty.clone().stored_as(q8()))).expect_err("exp").to_string();
-    assert!(error.contains("weight `w` stored as q8_0<f32>[4, 32]") && error.contains("exp"), "{error}");
+    // A primitive is given what the weight stands for.
+    let decoded = retype(&graph, &|_, ty| Some(ty.clone().stored_as(q8()))).expect("is decoded");
+    let exp = decoded.main().nodes.last().expect("a node");
+    assert_eq!(exp.outputs, [Type::tensor(DType::F32, [4usize, 32])]);
+
+    let mut g = ridge_graph::Builder::new();
+    let w = g.weight("w", Type::tensor(DType::F32, [4usize, 32])).expect("fresh");
+    let y = g.softmax(w).expect("builds");
+    let graph = g.finish(vec![("y".into(), y)]).expect("finishes");
+    let error = retype(&graph, &|_, ty| Some(ty.clone().stored_as(q8()))).expect_err("softmax").to_string();
+    assert!(error.contains("weight `w` stored as q8_0<f32>[4, 32]") && error.contains("softmax"), "{error}");
 }

@@ -22,13 +22,29 @@ pub(crate) fn read(fields: &mut Fields<'_>) -> Result<CommonFields> {
     fields.must_be("add_cross_attention", false)?;
     fields.must_be("tie_encoder_decoder", false)?;
     fields.must_be("pruned_heads", Map::<String, Value>::new())?;
-    fields.must_be("quantization_config", Value::Null)?;
+    check_quantization(fields)?;
     Ok(CommonFields {
         tie_word_embeddings: fields.optional("tie_word_embeddings")?,
         dtype: read_dtype(fields)?,
         bos_token_id: fields.optional("bos_token_id")?,
         eos_token_ids: fields.optional("eos_token_id")?.map_or_else(Vec::new, |TokenIds(ids)| ids),
     })
+}
+
+/// Requires that the weights are not quantised, or f8e4m3 codes with a scale for each block of 128 x 128, which
+/// [`Checkpoint::scaled`](ridge_files::Checkpoint::scaled) reads. Which tensors are, they show themselves.
+fn check_quantization(fields: &mut Fields<'_>) -> Result<()> {
+    let Some(mut block) = fields.object("quantization_config")? else { return Ok(()) };
+    block.must_be("quant_method", "fp8")?;
+    block.must_be("fmt", "e4m3")?;
+    block.must_be("activation_scheme", "dynamic")?;
+    let size: Option<Vec<u64>> = block.optional("weight_block_size")?;
+    if size.as_deref() != Some(&[128, 128]) {
+        let remedy = "Ridge reads blocks of [128, 128]: choose another checkpoint of the model";
+        return Err(block.wrong("weight_block_size", "is not supported", remedy));
+    }
+    block.harmless(&["modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt"]);
+    block.finish()
 }
 
 /// `torch_dtype`, which newer files call `dtype`.

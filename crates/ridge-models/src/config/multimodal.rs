@@ -12,17 +12,22 @@ struct Multimodal {
     defaults: fn() -> Value,
 }
 
-const MULTIMODAL: &[Multimodal] = &[Multimodal {
-    model_type: "gemma3",
-    text: "gemma3_text",
-    defaults: || {
-        json!({
-            "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "max_position_embeddings": 131_072,
-            "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 4096, "tie_word_embeddings": true
-        })
+const MULTIMODAL: &[Multimodal] = &[
+    Multimodal {
+        model_type: "gemma3",
+        text: "gemma3_text",
+        defaults: || {
+            json!({
+                "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+                "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256,
+                "sliding_window": 4096, "tie_word_embeddings": true
+            })
+        },
     },
-}];
+    Multimodal { model_type: "llama4", text: "llama4_text", defaults: || json!({ "attention_chunk_size": 8192 }) },
+    Multimodal { model_type: "kimi_k25", text: "kimi_k2", defaults: || json!({}) },
+];
 
 /// Keys of the whole that speak of its text part too, and have priority over `text_config`.
 const TOKENS: [&str; 2] = ["bos_token_id", "eos_token_id"];

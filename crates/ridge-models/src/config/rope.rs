@@ -36,7 +36,7 @@ pub enum RopeScaling {
         factor: f64,
         /// Positions of the context in pretraining.
         original_max_position_embeddings: usize,
-        /// Turns over the original context from which on a frequency is kept.
+        /// Turns over the original context from which on a frequency is kept; `beta_slow` at least.
         beta_fast: f64,
         /// Turns up to which a frequency is divided.
         beta_slow: f64,
@@ -62,9 +62,9 @@ pub enum RopeScaling {
     Llama3 {
         /// Above 0.
         factor: f64,
-        /// Above 0 and below `high_freq_factor`.
+        /// Above 0, `high_freq_factor` at most.
         low_freq_factor: f64,
-        /// Above `low_freq_factor`.
+        /// `low_freq_factor` at least; equal to it, nothing is interpolated.
         high_freq_factor: f64,
         /// Positions of the context in pretraining.
         original_max_position_embeddings: usize,
@@ -255,10 +255,10 @@ fn read_scaling(
         "llama3" => {
             let low_freq_factor = block.positive("low_freq_factor")?;
             let high_freq_factor = block.positive("high_freq_factor")?;
-            if high_freq_factor <= low_freq_factor {
+            if high_freq_factor < low_freq_factor {
                 return Err(block.wrong(
                     "high_freq_factor",
-                    format!("is not above low_freq_factor = {low_freq_factor}"),
+                    format!("is below low_freq_factor = {low_freq_factor}"),
                     "check that the file is not damaged",
                 ));
             }
@@ -282,8 +282,8 @@ fn read_yarn(block: &mut Fields<'_>, positions: usize) -> Result<RopeScaling> {
     let factor = block.positive("factor")?;
     let beta_fast = block.optional_positive("beta_fast")?.unwrap_or(32.0);
     let beta_slow = block.optional_positive("beta_slow")?.unwrap_or(1.0);
-    if beta_fast <= beta_slow {
-        return Err(block.wrong("beta_fast", format!("is not above beta_slow = {beta_slow}"), REMEDY));
+    if beta_fast < beta_slow {
+        return Err(block.wrong("beta_fast", format!("is below beta_slow = {beta_slow}"), REMEDY));
     }
     // Section 3.3, and as DeepSeek-V2's code generalises it.
     let temper = |mscale: f64| if factor > 1.0 { 0.1 * mscale * factor.ln() + 1.0 } else { 1.0 };

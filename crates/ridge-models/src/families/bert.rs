@@ -9,6 +9,7 @@ use super::definition::{FamilyDefinition, ReadConfig};
 use super::encoder::BertConfig;
 use super::gguf_mapping::{GgufMapping, GgufMetadata, LAYER_NORM_EPSILON};
 use super::tensors::{TensorName, TensorTable};
+use super::text_classifier::{InnerLayer, TextClassifier};
 use crate::config::{DECODER_KEYS, DecoderConfig, DecoderKeys, Fields, REMEDY};
 use crate::error::Result;
 
@@ -22,6 +23,8 @@ const TENSORS: TensorTable = TensorTable {
     others: &[
         TensorName::whole("bert.embeddings.token_type_embeddings", "token_types"),
         TensorName::whole("bert.embeddings.position_embeddings", "position_embd"),
+        TensorName { scope: "bert.pooler.dense", ..TensorName::NONE },
+        TensorName { scope: "classifier", ..TensorName::NONE },
     ],
     layer: &[&[
         TensorName::whole("attention.self.query", "attn_q"),
@@ -37,7 +40,7 @@ const TENSORS: TensorTable = TensorTable {
 };
 
 /// What heads for other tasks the checkpoint has makes no difference to the encoder.
-const HARMLESS: &[&str] = &["architectures", "classifier_dropout", "hidden_dropout_prob"];
+const HARMLESS: &[&str] = &["classifier_dropout", "hidden_dropout_prob"];
 
 /// How BERT is registered.
 pub(super) static BERT: FamilyDefinition = FamilyDefinition {
@@ -45,7 +48,7 @@ pub(super) static BERT: FamilyDefinition = FamilyDefinition {
     model_type: "bert",
     class: None,
     harmless: &[HARMLESS],
-    read: ReadConfig::Encoder(|f| read(f, BERT.model_type, false)),
+    read: ReadConfig::Encoder(|f| read(f, BERT.model_type, InnerLayer::Bert)),
     tensors: TENSORS,
     gguf: Some(GgufMapping {
         keys: &[
@@ -65,7 +68,7 @@ pub(super) static ROBERTA: FamilyDefinition = FamilyDefinition {
     model_type: "roberta",
     class: None,
     harmless: &[HARMLESS],
-    read: ReadConfig::Encoder(|f| read(f, ROBERTA.model_type, true)),
+    read: ReadConfig::Encoder(|f| read(f, ROBERTA.model_type, InnerLayer::Roberta)),
     tensors: TENSORS,
     gguf: None,
 };
@@ -76,7 +79,7 @@ pub(super) static XLM_ROBERTA: FamilyDefinition = FamilyDefinition {
     model_type: "xlm-roberta",
     class: None,
     harmless: &[HARMLESS, &["output_past"]],
-    read: ReadConfig::Encoder(|f| read(f, XLM_ROBERTA.model_type, true)),
+    read: ReadConfig::Encoder(|f| read(f, XLM_ROBERTA.model_type, InnerLayer::Roberta)),
     tensors: TENSORS,
     gguf: None,
 };
@@ -95,8 +98,8 @@ pub(super) static DISTILBERT: FamilyDefinition = FamilyDefinition {
 /// The row of padding among learned positions, where the file does not say.
 const PADDING: u64 = 1;
 
-/// `padded`: positions begin behind that of padding.
-fn read(f: &mut Fields<'_>, family: &'static str, padded: bool) -> Result<BertConfig> {
+/// `head` tells the build of a classifier. In RoBERTa's, positions begin behind that of padding.
+fn read(f: &mut Fields<'_>, family: &'static str, head: InnerLayer) -> Result<BertConfig> {
     const KEYS: DecoderKeys =
         DecoderKeys { norm_eps: "layer_norm_eps", attention_dropout: "attention_probs_dropout_prob", ..DECODER_KEYS };
     f.must_be("position_embedding_type", "absolute")?;
@@ -104,12 +107,13 @@ fn read(f: &mut Fields<'_>, family: &'static str, padded: bool) -> Result<BertCo
     f.must_be("is_decoder", false)?;
     let type_vocab_size = f.size("type_vocab_size", 1 << 16)?;
     let activation = f.gelu("hidden_act", Gelu::Erf)?;
-    let first = if padded { f.count("pad_token_id")?.unwrap_or(PADDING) + 1 } else { 0 };
+    let first = if head == InnerLayer::Roberta { f.count("pad_token_id")?.unwrap_or(PADDING) + 1 } else { 0 };
     let of_decoders = DecoderConfig::read(f, &KEYS)?;
     if first >= of_decoders.max_position_embeddings as u64 {
         return Err(f.wrong("pad_token_id", "leaves no position for a token", REMEDY));
     }
-    Ok(config(family, &of_decoders, [first as usize, type_vocab_size], activation))
+    let classifier = TextClassifier::read(f, head)?;
+    Ok(config(family, &of_decoders, [first as usize, type_vocab_size], activation, classifier))
 }
 
 /// The configuration of DistilBERT, with keys of its own.
@@ -129,7 +133,8 @@ fn read_distilled(f: &mut Fields<'_>) -> Result<BertConfig> {
     f.harmless(&["sinusoidal_pos_embds"]);
     let activation = f.gelu("activation", Gelu::Erf)?;
     let of_decoders = DecoderConfig::read(f, &KEYS)?;
-    Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], activation))
+    let classifier = TextClassifier::read(f, InnerLayer::Distilbert)?;
+    Ok(config(DISTILBERT.model_type, &of_decoders, [0, 0], activation, classifier))
 }
 
 fn config(
@@ -137,6 +142,7 @@ fn config(
     of_decoders: &DecoderConfig,
     [first_position, type_vocab_size]: [usize; 2],
     activation: Gelu,
+    classifier: Option<TextClassifier>,
 ) -> BertConfig {
     BertConfig {
         family,
@@ -150,6 +156,7 @@ fn config(
         type_vocab_size,
         norm_eps: of_decoders.norm_eps,
         activation,
+        classifier,
         torch_dtype: of_decoders.torch_dtype,
     }
 }

@@ -66,6 +66,14 @@ impl NormKind {
     }
 }
 
+/// `x` divided by the root mean square of its last axis.
+pub(super) fn unit_rms(g: &mut Builder, x: Var, eps: f64) -> GraphResult<Var> {
+    let width = width(g, x)?;
+    let one = g.constant(DType::F32, 1.0)?;
+    let ones = g.broadcast(one, Shape::new([width]))?;
+    g.rms_norm(x, ones, eps)
+}
+
 /// Layer norms of the heads of `x`, `[tokens, heads, dim]`, each with the weights of its own head: `[heads, dim]` in scope
 /// `name`, without biases.
 pub(super) fn norm_per_head(g: &mut Builder, name: &str, x: Var, eps: f64) -> GraphResult<Var> {

@@ -19,7 +19,6 @@ use crate::model::{
     kv_bytes, kv_states, symbols,
 };
 use crate::module::{Module, StateGroup};
-use ridge_files::Checkpoint;
 use ridge_files::checkpoint::{Part, Stack};
 
 /// A decoder's configuration as a value: what the configuration of every family can do. Implemented for each of them below.
@@ -119,6 +118,16 @@ pub(crate) trait DecoderFamily: ConfigValue {
         None
     }
 
+    /// Sides of the layers' caches: keys and values, or one that is both.
+    fn cache_sides(&self) -> usize {
+        2
+    }
+
+    /// Patterns of published tensors that the model does not use, with `*` for any characters.
+    fn unused(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Weights that are parts of published tensors, or transposed ones.
     fn parts(&self) -> Vec<Part> {
         Vec::new()
@@ -203,6 +212,11 @@ impl DecoderLayer<'_> {
         rope(config, self.options.context.unwrap_or_else(|| self.config.max_context()))
     }
 
+    /// Positions of the tokens in their sequences, i32 `[tokens]`.
+    pub(super) fn positions(&self) -> Var {
+        self.positions
+    }
+
     /// Queries, keys and values of `x`, each `[tokens, heads, dim]`, with weights of these names.
     pub(super) fn project(&self, g: &mut Builder, x: Var, names: [&str; 3], bias: bool) -> GraphResult<[Var; 3]> {
         let c = self.config;
@@ -243,6 +257,21 @@ impl DecoderLayer<'_> {
     /// Causal attention over the layer's cache, to which `k` and `v` are added, or over those of the step if there is no
     /// cache: from `[tokens, heads, dim]` each to `[tokens, heads * dim]`.
     pub(super) fn attend(&self, g: &mut Builder, [q, k, v]: [Var; 3], scores: &AttentionScores) -> GraphResult<Var> {
+        self.attend_sides(g, q, (k, Some(v)), scores)
+    }
+
+    /// As [`DecoderLayer::attend`], where keys are the values too: the cache has one side.
+    pub(super) fn attend_rows(&self, g: &mut Builder, q: Var, k: Var, scores: &AttentionScores) -> GraphResult<Var> {
+        self.attend_sides(g, q, (k, None), scores)
+    }
+
+    fn attend_sides(
+        &self,
+        g: &mut Builder,
+        q: Var,
+        (k, v): (Var, Option<Var>),
+        scores: &AttentionScores,
+    ) -> GraphResult<Var> {
         let turn = |g: &mut Builder, x: Var| match &scores.rope {
             Some(rope) => {
                 let x = if scores.interleaved { deinterleaved(g, x, 2 * rope.inv_freq.len())? } else { x };
@@ -266,7 +295,7 @@ impl DecoderLayer<'_> {
                     pairs,
                     cached,
                 };
-                attend_cached(g, [q, k, v], [self.positions, slots], &of_heads, op, self.options)?
+                attend_cached(g, (q, k, v), [self.positions, slots], &of_heads, op, self.options)?
             }
             KeySource::Step { .. } if scores.chunked || !of_heads.is_empty() => {
                 let why = "attention with ALiBi slopes, sinks or chunked windows has no form without a cache, so models with \
@@ -275,7 +304,7 @@ impl DecoderLayer<'_> {
             }
             KeySource::Step { seq_ids } => {
                 let op = RaggedAttention { scale, causal: true, window, softcap, pairs };
-                g.ragged_attention([q, k, v], seq_ids, op)?
+                g.ragged_attention([q, k, v.unwrap_or(k)], seq_ids, op)?
             }
         };
         self.join_heads(g, a)
@@ -385,7 +414,8 @@ pub(super) fn build(
         let scope = format!("{}.{index}", tensors.layers);
         let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
         groups[at].states.extend(of_layer);
-        groups[at].bytes_per_token += kv_bytes(config.num_key_value_heads, config.head_dim, options);
+        groups[at].bytes_per_token +=
+            kv_bytes([family.cache_sides(), config.num_key_value_heads, config.head_dim], options);
         x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_groups[at]]))?[0];
     }
 
@@ -444,27 +474,4 @@ pub(super) fn build_training(
         ("target_count".into(), loss.count),
     ])?;
     Ok(Module { family: name, graph, state_groups: Vec::new(), activations: options.activations, shares: None })
-}
-
-/// A published checkpoint of a family with the names and shapes that its graph's weights have.
-pub(super) fn arrange(tensors: &TensorTable, family: &dyn DecoderFamily, checkpoint: Checkpoint) -> Result<Checkpoint> {
-    let embedding = format!("{}.weight", tensors.embedding.scope);
-    let prefix = &embedding[..=embedding.find('.').unwrap_or(0)];
-    let checkpoint = language_model(checkpoint)?;
-    Ok(checkpoint.prefixed(prefix, &embedding).stacked(&family.stacks())?.divided(&family.parts())?)
-}
-
-/// The language model of a multimodal checkpoint, under the names that it has alone; another checkpoint as it is.
-fn language_model(checkpoint: Checkpoint) -> Result<Checkpoint> {
-    // The older and the newer spelling.
-    const WITHIN: [(&str, &str); 2] = [("language_model.", ""), ("model.language_model.", "model.")];
-    const BESIDE: [&str; 4] =
-        ["vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*"];
-    if !checkpoint.names().any(|name| WITHIN.iter().any(|(prefix, _)| name.starts_with(prefix))) {
-        return Ok(checkpoint);
-    }
-    let checkpoint = checkpoint.without(&BESIDE);
-    Ok(checkpoint.renamed(|name| {
-        WITHIN.iter().find_map(|(prefix, alone)| Some(format!("{alone}{}", name.strip_prefix(prefix)?)))
-    })?)
 }

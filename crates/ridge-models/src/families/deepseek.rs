@@ -1,99 +1,175 @@
-//! DeepSeek V3 (2024, "DeepSeek-V3 Technical Report", section 2): latent attention and a few experts of many; and V3.2, with
-//! an indexer that chooses which tokens are attended to. They can be planned and not run yet.
+//! DeepSeek V2 (DeepSeek-AI 2024, "DeepSeek-V2", section 2), V3 and R1 (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report",
+//! section 2.1), and Kimi K2 (Kimi Team 2025, "Kimi K2", section 2.3): latent attention, and a few experts of many beside some
+//! that all tokens take. V3 scores experts by sigmoids with a bias for the choice, and chooses groups of them first.
 
+use ridge_files::checkpoint::Stack;
+use ridge_graph::{Builder, Result as GraphResult, Var};
+
+use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp};
+use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
 use super::definition::{FamilyDefinition, ReadConfig};
-use super::experts::{EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts};
-use super::planned_config::{Channel, LatentConfig, Mixer, PlannedConfig};
-use super::tensors::{ATTENTION_OUTPUT, Cut, GATED_MLP, LLAMA_TENSORS, TensorName, TensorTable};
-use crate::config::{DECODER_KEYS, DecoderConfig, Fields, ROPE_KEYS, read_rope};
+use super::experts::{
+    EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts, experts_and_shared, stacks,
+};
+use super::latent_attention::{LATENT_ATTENTION, LatentAttentionConfig};
+use super::tensors::{GATED_MLP, LLAMA_TENSORS, TensorTable};
+use crate::config::{DecoderConfig, Fields};
 use crate::error::Result;
 
-/// Layers that predict further tokens are no part of the model that answers.
-const HARMLESS: &[&str] = &["num_nextn_predict_layers"];
+/// Every size and switch of a DeepSeek model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeepseekConfig {
+    /// What every decoder has. The one head of keys and values, and the width of a head, are those of the cache.
+    pub decoder: DecoderConfig,
+    /// Attention of every layer.
+    pub latent: LatentAttentionConfig,
+    /// The experts of a layer that has some.
+    pub experts: ExpertsConfig,
+    /// So many layers in front have an MLP.
+    pub dense_layers: usize,
+    /// Layers behind the last one that predict further tokens: their tensors are not used.
+    pub prediction_layers: usize,
+}
 
-/// Projections out of the latents of queries, keys and values.
-const LATENT_ATTENTION: &[TensorName] = &[
-    TensorName::planned("self_attn.q_b_proj", Cut::Heads),
-    TensorName::planned("self_attn.kv_b_proj", Cut::Heads),
-    ATTENTION_OUTPUT,
-];
+impl DeepseekConfig {
+    /// `router` has the weights of experts and what is chosen by.
+    fn read(
+        f: &mut Fields<'_>,
+        router: impl FnOnce(&mut Fields<'_>, &mut ExpertsConfig) -> Result<()>,
+    ) -> Result<Self> {
+        f.must_be("hidden_act", "silu")?;
+        f.must_be("mlp_bias", false)?;
+        f.must_be("moe_layer_freq", 1)?;
+        let (latent, decoder) = LatentAttentionConfig::read(f)?;
+        let width = f.size("moe_intermediate_size", MAX_SIZE)?;
+        let count = match f.optional_size("n_routed_experts", MAX_SIZE)? {
+            Some(count) => count,
+            None => f.size("num_local_experts", MAX_SIZE)?,
+        };
+        let top_k = f.size("num_experts_per_tok", MAX_SIZE)?;
+        let mut experts = ExpertsConfig {
+            shared_size: width * f.optional_size("n_shared_experts", MAX_SIZE)?.unwrap_or(0),
+            scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
+            ..ExpertsConfig::softmax(count, top_k, width)
+        };
+        router(f, &mut experts)?;
+        check_experts(f, &experts)?;
+        Ok(Self {
+            decoder,
+            latent,
+            experts,
+            dense_layers: f.count("first_k_dense_replace")?.unwrap_or(0) as usize,
+            prediction_layers: read_prediction_layers(f)?,
+        })
+    }
+
+    fn read_v2(f: &mut Fields<'_>) -> Result<Self> {
+        Self::read(f, |f, experts| {
+            f.must_be("scoring_func", "softmax")?;
+            f.must_be("topk_method", "greedy")?;
+            f.must_be("norm_topk_prob", false)?;
+            experts.normalise = false;
+            Ok(())
+        })
+    }
+
+    fn read_v3(f: &mut Fields<'_>) -> Result<Self> {
+        Self::read(f, |f, experts| {
+            f.must_be("scoring_func", "sigmoid")?;
+            f.must_be("topk_method", "noaux_tc")?;
+            experts.sigmoid = true;
+            experts.normalise = f.optional("norm_topk_prob")?.unwrap_or(true);
+            experts.groups = Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?));
+            Ok(())
+        })
+    }
+}
+
+deref_to_decoder!(DeepseekConfig);
+
+/// A sum of other keys, and training.
+const HARMLESS: &[&str] = &["aux_loss_alpha", "pretraining_tp", "qk_head_dim", "seq_aux"];
+/// Groups of experts, which the choice from all of them does not look at.
+const GROUPS: &[&str] = &["n_group", "topk_group"];
 
 /// Of all families with latent attention.
 pub(super) const TENSORS: TensorTable =
     TensorTable { layer: &[LATENT_ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS], ..LLAMA_TENSORS };
 
-/// How V3 is registered.
+/// How V2 is registered.
+pub(super) static DEEPSEEK_V2: FamilyDefinition = FamilyDefinition {
+    name: "deepseek_v2",
+    model_type: "deepseek_v2",
+    class: Some("DeepseekV2ForCausalLM"),
+    harmless: &[ROUTER_TRAINING, HARMLESS, GROUPS],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(DeepseekConfig::read_v2(f)?))),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+/// How V3 and R1 are registered.
 pub(super) static DEEPSEEK_V3: FamilyDefinition = FamilyDefinition {
     name: "deepseek_v3",
     model_type: "deepseek_v3",
     class: Some("DeepseekV3ForCausalLM"),
     harmless: &[ROUTER_TRAINING, HARMLESS],
-    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V3.model_type, false)),
+    read: ReadConfig::Decoder(|f| Ok(Box::new(DeepseekConfig::read_v3(f)?))),
     tensors: TENSORS,
     gguf: None,
 };
 
-/// How V3.2 is registered.
-pub(super) static DEEPSEEK_V32: FamilyDefinition = FamilyDefinition {
-    name: "deepseek_v32",
-    model_type: "deepseek_v32",
-    class: Some("DeepseekV32ForCausalLM"),
-    harmless: &[ROUTER_TRAINING, HARMLESS],
-    read: ReadConfig::Planned(|f| read(f, DEEPSEEK_V32.model_type, true)),
+/// How Kimi K2 is registered: it is a DeepSeek V3 of other sizes.
+pub(super) static KIMI_K2: FamilyDefinition = FamilyDefinition {
+    name: "kimi_k2",
+    model_type: "kimi_k2",
+    class: DEEPSEEK_V3.class,
+    harmless: DEEPSEEK_V3.harmless,
+    read: DEEPSEEK_V3.read,
     tensors: TENSORS,
     gguf: None,
 };
 
-fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> Result<PlannedConfig> {
-    f.must_be("hidden_act", "silu")?;
-    f.must_be("attention_bias", false)?;
-    f.must_be("moe_layer_freq", 1)?;
-    f.must_be("scoring_func", "sigmoid")?;
-    f.must_be("topk_method", "noaux_tc")?;
-    let latent = LatentConfig {
-        q_rank: f.size("q_lora_rank", MAX_SIZE)?,
-        kv_rank: f.size("kv_lora_rank", MAX_SIZE)?,
-        nope: f.size("qk_nope_head_dim", MAX_SIZE)?,
-        rope: f.size("qk_rope_head_dim", MAX_SIZE)?,
-        value: f.size("v_head_dim", MAX_SIZE)?,
-        index: match indexed {
-            true => Some((
-                f.size("index_n_heads", MAX_SIZE)?,
-                f.size("index_head_dim", MAX_SIZE)?,
-                f.size("index_topk", MAX_SIZE)?,
-            )),
-            false => None,
-        },
-    };
-    let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
-    decoder.head_dim = latent.rope;
-    decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &ROPE_KEYS)?);
-    decoder.head_dim = latent.nope + latent.rope;
-    let width = f.size("moe_intermediate_size", MAX_SIZE)?;
-    let experts = ExpertsConfig {
-        experts: f.size("n_routed_experts", MAX_SIZE)?,
-        top_k: f.size("num_experts_per_tok", MAX_SIZE)?,
-        intermediate_size: width,
-        shared_size: width * f.optional_size("n_shared_experts", MAX_SIZE)?.unwrap_or(0),
-        shared_gate: false,
-        gated: true,
-        sigmoid: true,
-        normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
-        scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
-        groups: Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?)),
-        clamped: None,
-    };
-    check_experts(f, &experts)?;
-    let dense = f.count("first_k_dense_replace")?.unwrap_or(0) as usize;
-    let channel = |layer| if layer < dense { Channel::Gated } else { Channel::Experts };
-    let layers = (0..decoder.num_hidden_layers).map(|layer| (Some(Mixer::Latent), Some(channel(layer)))).collect();
-    Ok(PlannedConfig {
-        family,
-        decoder,
-        layers,
-        qk_norm: false,
-        experts: Some(experts),
-        latent: Some(latent),
-        mamba: None,
-    })
+/// The layers with experts.
+const SPARSE: &str = "experts";
+
+impl DecoderFamily for DeepseekConfig {
+    fn kind(&self, index: usize) -> &'static str {
+        if index < self.dense_layers { "" } else { SPARSE }
+    }
+
+    fn norm(&self) -> NormKind {
+        NormKind::Rms(self.norm_eps)
+    }
+
+    fn cache_sides(&self) -> usize {
+        1
+    }
+
+    fn layer(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+        let x = ResidualHalf::before(self.norm(), "input_layernorm")
+            .add(g, x, "self_attn", |g, x| self.latent.build(g, x, self.num_attention_heads, at))?;
+        ResidualHalf::before(self.norm(), "post_attention_layernorm").add(g, x, "mlp", |g, x| match at.kind {
+            SPARSE => experts_and_shared(g, x, &self.experts, "shared_experts"),
+            _ => gated_mlp(g, x, self.intermediate_size, MlpGate::Silu, false),
+        })
+    }
+
+    fn stacks(&self) -> Vec<Stack> {
+        stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], self.experts.experts)
+    }
+
+    fn unused(&self) -> Vec<String> {
+        prediction_tensors(self.num_hidden_layers, self.prediction_layers)
+    }
+}
+
+/// How many layers predict further tokens, in the published spelling or that of transformers.
+pub(super) fn read_prediction_layers(f: &mut Fields<'_>) -> Result<usize> {
+    let published = f.count("num_nextn_predict_layers")?;
+    Ok(f.count("num_mtp_layers")?.or(published).unwrap_or(0) as usize)
+}
+
+/// Patterns of the tensors of `count` layers behind the `layers` of the model, which predict further tokens.
+pub(super) fn prediction_tensors(layers: usize, count: usize) -> Vec<String> {
+    (layers..layers + count).map(|layer| format!("model.layers.{layer}.*")).collect()
 }

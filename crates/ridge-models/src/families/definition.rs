@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 use ridge_graph::Result as GraphResult;
 
+use super::arrange;
 use super::blocks::NormKind;
 use super::decoder::{self, DecoderFamily};
 use super::encoder::BertConfig;
@@ -156,7 +157,7 @@ impl ModelConfig {
     /// # Errors
     /// [`FilesError::Safetensors`](ridge_files::FilesError::Safetensors) when a fused tensor is missing or has too few rows.
     pub fn arrange(&self, checkpoint: Checkpoint) -> Result<Checkpoint> {
-        decoder::arrange(&self.family.tensors, &*self.config, checkpoint)
+        arrange::arrange(&self.family.tensors, &*self.config, checkpoint)
     }
 
     /// The tensors of an arranged checkpoint as the family publishes them.

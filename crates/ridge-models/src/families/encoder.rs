@@ -5,6 +5,7 @@ use ridge_graph::ops::{Gelu, RaggedAttention};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Sym, Type, Var};
 
 use super::blocks::{NormKind, linear, mlp, weight};
+use super::text_classifier::TextClassifier;
 use crate::error::Result;
 use crate::model::{BuildOptions, Encoder, symbols};
 use crate::module::Module;
@@ -53,6 +54,8 @@ pub struct BertConfig {
     pub norm_eps: f64,
     /// Activation of the MLP.
     pub activation: Gelu,
+    /// The classifier that it has, if any.
+    pub classifier: Option<TextClassifier>,
     /// The dtype the weights were published in, if the file says.
     pub torch_dtype: Option<DType>,
 }
@@ -98,7 +101,12 @@ impl BertConfig {
             x = g.scoped(&format!("bert.encoder.layer.{index}"), |g| g.call(layer, &[x, seq_ids]))?[0];
         }
         let hidden = g.cast(x, DType::F32)?;
-        let graph = with_pooling(&g.finish(vec![("hidden".into(), hidden)])?)?;
+        let mut outputs = vec![("hidden".into(), hidden)];
+        if let Some(classifier) = &self.classifier {
+            let [logits, scores] = classifier.build(&mut g, x)?;
+            outputs.extend([("class_logits".into(), logits), ("scores".into(), scores)]);
+        }
+        let graph = with_pooling(&g.finish(outputs)?)?;
         Ok(Encoder {
             module: Module {
                 family: self.family,
@@ -110,6 +118,7 @@ impl BertConfig {
             hidden_size: self.hidden_size,
             vocab_size: self.vocab_size,
             max_context: self.max_position_embeddings.saturating_sub(self.first_position),
+            labels: self.classifier.map_or(0, |classifier| classifier.labels),
         })
     }
 
@@ -150,7 +159,13 @@ impl BertConfig {
             None if distils => distilled(name),
             None => None,
         })?;
-        Ok(renamed.prefixed("bert.", &format!("{WORDS}.weight")).without(BESIDE))
+        let whole = renamed.prefixed("bert.", &format!("{WORDS}.weight"));
+        let beside: Vec<&str> = BESIDE
+            .iter()
+            .copied()
+            .filter(|pattern| !self.classifier.is_some_and(|classifier| classifier.has(pattern.trim_end_matches(".*"))))
+            .collect();
+        Ok(whole.without(&beside))
     }
 }
 

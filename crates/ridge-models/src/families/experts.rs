@@ -31,6 +31,8 @@ pub struct ExpertsConfig {
     pub gated: bool,
     /// Scores are sigmoids with a bias for the choice; else their softmax.
     pub sigmoid: bool,
+    /// Are inputs multiplied by the weights, rather than outputs? Of tokens that take one expert.
+    pub weighs_inputs: bool,
     /// Are the weights divided by their sum?
     pub normalise: bool,
     /// Factor of the weights.
@@ -61,6 +63,7 @@ impl ExpertsConfig {
             shared_gate: false,
             gated: true,
             sigmoid: false,
+            weighs_inputs: false,
             normalise: true,
             scale: 1.0,
             groups: None,
@@ -146,7 +149,8 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
         let w = weight(g, "weight", [e.experts, hidden])?;
         let offset = if e.clamped.is_some() { Some(weight(g, "bias", [e.experts])?) } else { None };
         let logits = g.linear_bias(x, w, offset)?;
-        let bias = if e.sigmoid { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
+        let bias =
+            if e.sigmoid && !e.weighs_inputs { Some(weight(g, "e_score_correction_bias", [e.experts])?) } else { None };
         let op = MoeRouter {
             top_k: e.top_k,
             sigmoid: e.sigmoid,
@@ -157,6 +161,13 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
         };
         g.moe_router(logits, bias, op)
     })?;
+    let (x, share) = match e.weighs_inputs {
+        true => {
+            let (narrow, one) = (g.cast(share, g.ty(x)?.dtype)?, g.constant_like(share, 1.0)?);
+            (g.mul(x, narrow)?, g.broadcast(one, g.ty(share)?.shape.clone())?)
+        }
+        false => (x, share),
+    };
     let (rows, places, offsets) = g.expert_permutation(ids, seq_ids, e.experts)?;
     let (inner, reached) = (e.intermediate_size, reached_symbol(e.experts, e.top_k));
     let project = |g: &mut Builder, name: &str, [out, inner]: [usize; 2], x: Var, rows: Option<Var>| {

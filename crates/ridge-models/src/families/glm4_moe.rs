@@ -6,6 +6,7 @@ use ridge_graph::{Builder, Result as GraphResult, Var};
 
 use super::blocks::{MlpGate, NormKind, ResidualHalf, gated_mlp};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
+use super::deepseek::{prediction_tensors, read_prediction_layers};
 use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERTS, check_experts, experts_and_shared, stacks,
@@ -28,6 +29,8 @@ pub struct Glm4MoeConfig {
     pub experts: ExpertsConfig,
     /// So many layers in front have an MLP.
     pub dense_layers: usize,
+    /// Layers behind the last one that predict further tokens: their tensors are not used.
+    pub prediction_layers: usize,
 }
 
 impl Glm4MoeConfig {
@@ -57,6 +60,7 @@ impl Glm4MoeConfig {
             qk_norm: f.optional("use_qk_norm")?.unwrap_or(false),
             experts,
             dense_layers: f.count("first_k_dense_replace")?.unwrap_or(1) as usize,
+            prediction_layers: read_prediction_layers(f)?,
         })
     }
 }
@@ -68,8 +72,7 @@ pub(super) static GLM4_MOE: FamilyDefinition = FamilyDefinition {
     name: "glm4_moe",
     model_type: "glm4_moe",
     class: Some("Glm4MoeForCausalLM"),
-    // Layers that predict further tokens are no part of the model that answers.
-    harmless: &[ROUTER_TRAINING, &["num_nextn_predict_layers", "num_mtp_layers"]],
+    harmless: &[ROUTER_TRAINING],
     read: ReadConfig::Decoder(|f| Ok(Box::new(Glm4MoeConfig::read(f)?))),
     tensors: TensorTable {
         layer: &[ATTENTION, GATED_MLP, EXPERTS, SHARED_EXPERTS, QK_NORMS, &[INPUT_NORM, MLP_NORM]],
@@ -100,5 +103,9 @@ impl DecoderFamily for Glm4MoeConfig {
 
     fn stacks(&self) -> Vec<Stack> {
         stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], self.experts.experts)
+    }
+
+    fn unused(&self) -> Vec<String> {
+        prediction_tensors(self.num_hidden_layers, self.prediction_layers)
     }
 }

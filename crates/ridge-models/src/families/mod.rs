@@ -5,16 +5,17 @@
 //! Read `definition.rs` for what a family registers, `decoder.rs` for what decoders have in common, `llama.rs` for a family,
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
-//! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek_v2.rs` latent attention,
-//! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek.rs` can be planned and not run. `tensors.rs` has the names that families share.
+//! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
+//! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
+mod arrange;
 mod bert;
 mod blocks;
 mod bloom;
 mod cohere;
 mod decoder;
 mod deepseek;
-mod deepseek_v2;
+mod deepseek_v32;
 mod definition;
 mod encoder;
 mod exaone4;
@@ -30,7 +31,9 @@ mod gpt_oss;
 mod granite;
 mod granite_moe;
 mod image_classifier;
+mod latent_attention;
 mod llama;
+mod llama4;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
@@ -49,6 +52,7 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 mod tensors;
+mod text_classifier;
 mod vit;
 
 pub(crate) use definition::FamilyDefinition;
@@ -58,7 +62,7 @@ pub(crate) use tensors::TensorName;
 
 pub use bloom::BloomConfig;
 pub use cohere::CohereConfig;
-pub use deepseek_v2::DeepseekV2Config;
+pub use deepseek::DeepseekConfig;
 pub use definition::{FamilyKind, ModelConfig};
 pub use encoder::BertConfig;
 pub use exaone4::Exaone4Config;
@@ -73,7 +77,9 @@ pub use gpt2::Gpt2Config;
 pub use granite::{GraniteConfig, GraniteFactors};
 pub use granite_moe::GraniteMoeConfig;
 pub use image_classifier::VitConfig;
+pub use latent_attention::LatentAttentionConfig;
 pub use llama::{LlamaConfig, llama};
+pub use llama4::{Llama4Config, Temperature};
 pub use minimax_m2::MiniMaxM2Config;
 pub use mistral::MistralConfig;
 pub use mixtral::MixtralConfig;
@@ -90,3 +96,4 @@ pub use smollm3::SmolLm3Config;
 pub use stablelm::StableLmConfig;
 pub use starcoder2::Starcoder2Config;
 pub use tensors::Cut;
+pub use text_classifier::TextClassifier;

@@ -83,6 +83,7 @@ fn read(f: &mut Fields<'_>) -> Result<PlannedConfig> {
             shared_gate: false,
             gated: false,
             sigmoid: true,
+            weighs_inputs: false,
             normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
             scale: f.optional_positive("routed_scaling_factor")?.unwrap_or(1.0),
             groups: Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?)),

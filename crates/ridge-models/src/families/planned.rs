@@ -124,7 +124,8 @@ impl PlannedConfig {
         match (mixer, self.mamba_op()) {
             (Mixer::Attention, _) => {
                 group.states.extend(kv_states(options).iter().map(|state| format!("{scope}.self_attn.{state}")));
-                group.bytes_per_token += kv_bytes(self.decoder.num_key_value_heads, self.decoder.head_dim, options);
+                group.bytes_per_token +=
+                    kv_bytes([2, self.decoder.num_key_value_heads, self.decoder.head_dim], options);
             }
             (Mixer::Latent, _) => {
                 group.states.push(format!("{scope}.self_attn.latent"));
@@ -220,7 +221,7 @@ impl PlannedLayer<'_> {
         }
         let (pairs, cached) = attention_symbols(None);
         let op = PagedAttention::new(1.0 / (c.head_dim as f64).sqrt(), pairs, cached);
-        let a = attend_cached(g, [q, k, v], [self.positions, self.slots], &[], op, self.options)?;
+        let a = attend_cached(g, (q, k, Some(v)), [self.positions, self.slots], &[], op, self.options)?;
         let a = Self::flat(g, a)?;
         linear(g, "o_proj", a, c.hidden_size, false)
     }

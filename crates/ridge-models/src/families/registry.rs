@@ -8,9 +8,9 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bert, bloom, cohere, deepseek, deepseek_v2, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
-    granite, granite_moe, llama, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe,
-    smollm3, stablelm, starcoder2, vit,
+    bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
+    granite, granite_moe, llama, llama4, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen,
+    qwen3_moe, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -22,9 +22,9 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &bloom::BLOOM,
     &cohere::COHERE,
     &cohere::COHERE2,
-    &deepseek_v2::DEEPSEEK_V2,
+    &deepseek::DEEPSEEK_V2,
     &deepseek::DEEPSEEK_V3,
-    &deepseek::DEEPSEEK_V32,
+    &deepseek_v32::DEEPSEEK_V32,
     &bert::DISTILBERT,
     &exaone4::EXAONE4,
     &falcon::FALCON,
@@ -39,7 +39,9 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &granite::GRANITE,
     &granite_moe::GRANITE_MOE,
     &granite_moe::GRANITE_MOE_SHARED,
+    &deepseek::KIMI_K2,
     &llama::LLAMA,
+    &llama4::LLAMA4,
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
@@ -60,6 +62,24 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &vit::VIT,
     &bert::XLM_ROBERTA,
 ];
+
+/// Reads a configuration for plans.
+type ReadPlanned = fn(&mut Fields<'_>) -> Result<PlannedConfig>;
+
+/// Families that run and are planned by a graph of their own: what serves latent attention elsewhere expands the cache for
+/// prompts and cuts the heads over ranks.
+static PLANNED_TOO: &[(&FamilyDefinition, ReadPlanned)] = &[
+    (&deepseek::DEEPSEEK_V3, |f| deepseek_v32::read(f, deepseek::DEEPSEEK_V3.model_type, false)),
+    (&deepseek::KIMI_K2, |f| deepseek_v32::read(f, deepseek::KIMI_K2.model_type, false)),
+];
+
+/// How a configuration of `family` is read for plans, if it has a graph of its own for them.
+fn planned_reader(family: &FamilyDefinition) -> Option<ReadPlanned> {
+    match family.read {
+        ReadConfig::Planned(read) => Some(read),
+        _ => PLANNED_TOO.iter().find(|(known, _)| std::ptr::eq(*known, family)).map(|(_, read)| *read),
+    }
+}
 
 /// Every family.
 pub(crate) fn families() -> impl Iterator<Item = &'static FamilyDefinition> {
@@ -202,6 +222,15 @@ impl VitConfig {
 }
 
 impl PlannedConfig {
+    /// Is the model whose `config.json` has this `text` planned by a graph of its own? `file` names the text in errors.
+    ///
+    /// # Errors
+    /// When the text is not a JSON object.
+    pub fn plans(file: &str, text: &str) -> Result<bool> {
+        let map = json::object(file, text.as_bytes())?;
+        Ok(model_type(&map).and_then(by_model_type).and_then(planned_reader).is_some())
+    }
+
     /// Reads the text of a `config.json` of one of [`planned_model_types`]. `file` names it in errors. How the
     /// published weights are quantised is not read: a plan says itself how they are stored.
     ///
@@ -213,7 +242,7 @@ impl PlannedConfig {
         map.remove("quantization_config");
         let mut f = Fields::new(file, &map);
         let family = by_model_type(f.required("model_type")?);
-        let Some((family, ReadConfig::Planned(read))) = family.map(|family| (family, family.read)) else {
+        let Some((family, read)) = family.and_then(|family| Some((family, planned_reader(family)?))) else {
             let families = planned_model_types().join(", ");
             let remedy = format!("Ridge plans {families} besides the families that it runs");
             return Err(f.wrong("model_type", "is not a family that Ridge plans", remedy));
@@ -363,7 +392,7 @@ mod tests {
         assert_eq!(family_kind("config.json", nested).expect("JSON"), None);
         assert_eq!(family_kind("config.json", r#"{"model_type": 3}"#).expect("JSON"), None);
         assert_eq!(
-            family_kind("config.json", r#"{"model_type": "deepseek_v3"}"#).expect("JSON"),
+            family_kind("config.json", r#"{"model_type": "deepseek_v32"}"#).expect("JSON"),
             Some(FamilyKind::Planned)
         );
         assert!(family_kind("config.json", "[]").is_err());

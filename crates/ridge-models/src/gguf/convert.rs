@@ -120,6 +120,14 @@ pub fn to_gguf(
         None => {
             let (rules, tables);
             if let Some(config) = files.encoder_config()? {
+                if config.classifier.is_some() {
+                    return Err(FilesError::Path {
+                        path: files.to_string().into(),
+                        problem: "it is a classifier of texts, which is not written as GGUF".to_owned(),
+                        remedy: "run the model from its folder".to_owned(),
+                    }
+                    .into());
+                }
                 checkpoint = config.arrange(files.checkpoint()?)?;
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write_encoder(files, &config, &mut writer)?;
@@ -128,6 +136,14 @@ pub fn to_gguf(
             } else {
                 let config = files.config()?;
                 checkpoint = config.arrange(files.checkpoint()?)?;
+                if let Some(name) = checkpoint.with_scales() {
+                    return Err(FilesError::Safetensors {
+                        file: files.to_string(),
+                        problem: format!("{name} is stored as codes with block scales, which GGUF does not have"),
+                        remedy: "convert a checkpoint in bf16, f16 or f32".to_owned(),
+                    }
+                    .into());
+                }
                 weights::check(&checkpoint, &config.build(&BuildOptions::default())?.graph)?;
                 metadata::write(files, &config, &mut writer)?;
                 tokens(files, config.vocab_size, &config.eos_token_ids, &mut writer)?;

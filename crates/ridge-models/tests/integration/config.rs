@@ -169,15 +169,15 @@ fn impossible_scaling_is_refused() {
             "original_max_position_embeddings": 8192
         }})
     };
-    assert!(refusal(llama3(4.0, 4.0)).contains("is not above low_freq_factor = 4"));
+    assert!(refusal(llama3(4.5, 4.0)).contains("is below low_freq_factor = 4.5"));
     assert!(refusal(llama3(0.0, 4.0)).contains("low_freq_factor = 0.0 is not above 0"));
     for factor in [json!(0), json!(-2.0)] {
         let message = refusal(json!({"rope_scaling": {"type": "linear", "factor": factor}}));
         assert!(message.contains("is not above 0"), "{message}");
     }
     assert!(refusal(json!({"rope_scaling": {"type": "dynamic", "factor": 0.5}})).contains("is below 1"));
-    let flat = json!({"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 1});
-    assert!(refusal(json!({"rope_scaling": flat})).contains("beta_fast = 1 is not above beta_slow = 1"));
+    let flat = json!({"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2});
+    assert!(refusal(json!({"rope_scaling": flat})).contains("beta_fast = 1 is below beta_slow = 2"));
     let long = |short: Value, original: Value| {
         refusal(json!({"rope_scaling": {
             "type": "longrope", "short_factor": short, "long_factor": [1, 1, 1, 1],
@@ -239,12 +239,16 @@ fn what_would_change_the_model_is_refused() {
         ("rope_interleaved", json!(true)),
         ("add_cross_attention", json!(true)),
         ("pruned_heads", json!({"0": [1]})),
-        ("quantization_config", json!({"bits": 4, "quant_method": "gptq"})),
     ] {
         let message = refusal(json!({key: value}));
         let start = format!("config.json: {key} = {value} is not supported; ");
         assert!(message.starts_with(&start), "{message}");
     }
+    let quantised = |config: Value| refusal(json!({"quantization_config": config}));
+    let message = quantised(json!({"bits": 4, "quant_method": "gptq"}));
+    assert!(message.starts_with("config.json: quantization_config.quant_method = \"gptq\" is not"), "{message}");
+    let message = quantised(json!({"quant_method": "fp8", "weight_block_size": [64, 128]}));
+    assert!(message.contains("quantization_config.weight_block_size = [64,128] is not supported"), "{message}");
 }
 
 #[test]

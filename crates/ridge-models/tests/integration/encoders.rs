@@ -137,3 +137,23 @@ fn parameters_are_counted() {
     let layer = 4 * (32 * 32 + 32) + 2 * 32 * 48 + 48 + 32 + 4 * 32;
     assert_eq!(Bert::open().network.module().parameter_count(), (96 + 48 + 2) * 32 + 2 * 32 + 2 * layer);
 }
+
+#[test]
+fn classifiers_give_the_logits_of_transformers() {
+    for (name, sigmoid) in [("bert_reranker", true), ("xlm_roberta_reranker", true), ("distilbert_classifier", false)] {
+        let fixture = Bert::named(name);
+        for (prefix, lengths) in [ALONE, BATCH] {
+            let step = fixture.step(prefix, lengths);
+            let want = fixture.expected.tensor(&format!("{prefix}class_logits_f64"));
+            let exact = fixture.exact(fixture.graph(), &step, "class_logits");
+            let off = relative(exact.floats(), want.floats());
+            assert!(off < 1e-12, "{name} {prefix}: off by {off:e}");
+            fixture.judge(cpu(1), &step, "class_logits", &format!("{prefix}class_logits"));
+            // A single label is scored by its sigmoid.
+            let scores = fixture.exact(fixture.graph(), &step, "scores");
+            let score = |logit: &f64| if sigmoid { 1.0 / (1.0 + (-logit).exp()) } else { *logit };
+            let wanted: Vec<f64> = want.floats().iter().map(score).collect();
+            assert!(relative(scores.floats(), &wanted) < 1e-12, "{name} {prefix}");
+        }
+    }
+}

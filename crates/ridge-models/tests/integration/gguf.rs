@@ -33,11 +33,15 @@ fn models() -> Vec<String> {
             // among others, and families that GGUF does not have or has in another form.
             let without = [
                 "bert",
+                "bert_reranker",
                 "deepseek_v2",
+                "deepseek_v3",
                 "distilbert",
+                "distilbert_classifier",
                 "falcon_rw",
                 "glm",
                 "glm4_moe",
+                "llama4",
                 "llama_dynamic",
                 "llama_yarn_mscale",
                 "minimax_m2",
@@ -47,6 +51,7 @@ fn models() -> Vec<String> {
                 "starcoder2",
                 "vit",
                 "xlm_roberta",
+                "xlm_roberta_reranker",
             ];
             if !without.contains(&name.as_str()) {
                 all.push(format!("{kind}/{name}"));

@@ -7,6 +7,7 @@ mod cuda;
 mod encoders;
 mod families;
 mod family_configs;
+mod fp8;
 mod gguf;
 mod gguf_metadata;
 mod gguf_parts;

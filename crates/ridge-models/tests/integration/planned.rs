@@ -64,6 +64,7 @@ fn caches_are_of_their_kinds() {
     assert_eq!(groups("Mixtral-8x7B-v0.1"), [(2 * 32 * 8 * 128 * 2, 0, 8)]);
     // 70,272 bytes a token: 61 rows of 512 + 64 (DeepSeek-V3 report, table 1 of the V2 report for the formula).
     assert_eq!(groups("DeepSeek-V3"), [(61 * 576 * 2, 0, 1)]);
+    assert_eq!(groups("Kimi-K2-Instruct"), [(61 * 576 * 2, 0, 1)]);
     assert_eq!(groups("DeepSeek-V3.2"), [(61 * (576 + 128) * 2, 0, 1)]);
     let hybrid = groups("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
     // 23 scans of 64 x 64 x 128 states in f32 and 6144 channels of 3 tokens in f32; 6 layers of attention.
@@ -110,18 +111,18 @@ fn a_choice_of_experts_that_cannot_be_made_is_refused_by_key() {
     assert!(message.starts_with("c.json: num_experts_per_tok = 9 is above the 8 experts"), "{message}");
     assert!(said("\"vocab_size\"", "\"new_trick\": 1, \"vocab_size\"").contains("unknown key new_trick"));
 
-    let text = read("DeepSeek-V3");
+    let text = read("DeepSeek-V3.2");
     let said =
         |from: &str, to: &str| PlannedConfig::from_json("c.json", &text.replace(from, to)).unwrap_err().to_string();
     let message = said("\"num_experts_per_tok\": 8", "\"num_experts_per_tok\": 129");
     assert!(message.starts_with("c.json: num_experts_per_tok = 129 is above the 128 experts"), "{message}");
     assert!(said("\"vocab_size\"", "\"new_trick\": 1, \"vocab_size\"").contains("unknown key new_trick"));
-    assert!(said("\"deepseek_v3\"", "\"deepseek_v4\"").contains("Ridge plans deepseek_v3"));
+    assert!(said("\"deepseek_v32\"", "\"deepseek_v4\"").contains("Ridge plans deepseek_v32"));
 }
 
 #[test]
 fn a_planned_op_is_refused_where_it_would_run() {
-    let graph = model("DeepSeek-V3").module.graph;
+    let graph = model("DeepSeek-V3.2").module.graph;
     let why = ridge_runtime::lower(&graph, &["next"], &[]).unwrap_err().to_string();
     assert!(why.contains("latent_attention can be planned and not run yet"), "{why}");
 }

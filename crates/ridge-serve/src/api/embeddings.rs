@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
 use axum::http::{Response, StatusCode};
+use ridge_engine::TextTokens;
 use serde_json::{Value, json};
 
 use crate::app::{App, ModelWorker};
@@ -65,10 +66,15 @@ pub(super) async fn embeddings(app: &Arc<App>, body: Bytes) -> ApiResult<Respons
         let message = format!("{} is not an encoder; this server supports embeddings of encoders only", app.model.name);
         return Err(ApiError::not_found("model_not_supported", message));
     };
+    if worker.labels > 0 {
+        let message = format!("{} is a classifier of texts and makes no embeddings; use /v1/rerank", app.model.name);
+        return Err(ApiError::not_found("model_not_supported", message));
+    }
     let most = worker.max_tokens.min(app.model.context);
     let EmbeddingRequest { texts, base64, dimensions } = app.blocking(move |app| prepare(app, most, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     app.metrics.prompt_tokens.add(tokens as u64);
+    let texts = texts.into_iter().map(TextTokens::from).collect();
     let vectors = worker.embed(texts).await.map_err(renamed)?;
     let size = vectors.first().map_or(0, Vec::len);
     if let Some(other) = dimensions.filter(|d| *d != size) {

@@ -5,6 +5,7 @@ mod caller;
 mod chat;
 mod completions;
 mod embeddings;
+mod rerank;
 mod router;
 mod status;
 mod submit;

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use super::caller::Caller;
-use super::{chat, completions, embeddings, status, tokens};
+use super::{chat, completions, embeddings, rerank, status, tokens};
 use crate::app::{App, new_id};
 use crate::error::{ApiError, ApiResult};
 use crate::keys::Holder;
@@ -48,6 +48,11 @@ pub(crate) fn router(app: Arc<App>) -> Router {
             "/v1/embeddings",
             wrong_method(takes_body!(async |app, _: &Caller, body| embeddings::embeddings(app, body).await)),
         )
+        .route("/v1/rerank", wrong_method(takes_body!(async |app, _: &Caller, body| rerank::rerank(app, body).await)))
+        .route("/v2/rerank", wrong_method(takes_body!(async |app, _: &Caller, body| rerank::rerank(app, body).await)))
+        .route("/rerank", wrong_method(takes_body!(async |app, _: &Caller, body| rerank::rerank(app, body).await)))
+        .route("/v1/score", wrong_method(takes_body!(async |app, _: &Caller, body| rerank::score(app, body).await)))
+        .route("/score", wrong_method(takes_body!(async |app, _: &Caller, body| rerank::score(app, body).await)))
         .route("/tokenize", wrong_method(takes_body!(async |app, _: &Caller, body| tokens::tokenize(app, body).await)))
         .route(
             "/detokenize",

@@ -124,6 +124,38 @@ impl Tokenizer {
         }
     }
 
+    /// Two texts as one, with the special tokens that the file puts around and between them: the ids, and for each the
+    /// segment that the file gives it. The second text is cut where they have more than `max` tokens together.
+    ///
+    /// # Errors
+    ///
+    /// As for [`encode`](Self::encode), and if the first text and the special tokens alone have `max` tokens or more.
+    pub fn encode_pair(&self, first: &str, second: &str, max: usize) -> Result<(Vec<u32>, Vec<u32>)> {
+        let whole = |second: &str| {
+            guarded(|| self.inner.encode((first, second), true))
+                .map_err(|e| self.fail(e.in_context("a pair of texts cannot be encoded")))
+        };
+        let mut encoding = whole(second)?;
+        if encoding.len() > max {
+            let bare = guarded(|| self.inner.encode(second, false))
+                .map_err(|e| self.fail(e.in_context("a text cannot be encoded")))?;
+            let beside = encoding.len().saturating_sub(bare.len());
+            // A shorter text may have more tokens than those kept of the longer one: at most a few.
+            for kept in (0..max.saturating_sub(beside)).rev() {
+                let Some((_, end)) = bare.get_offsets().get(kept) else { continue };
+                let Some(cut) = second.get(..*end) else { continue };
+                encoding = whole(cut)?;
+                if encoding.len() <= max {
+                    break;
+                }
+            }
+        }
+        match encoding.len() <= max {
+            true => Ok((encoding.get_ids().to_vec(), encoding.get_type_ids().to_vec())),
+            false => Err(self.fail(format!("a pair of texts cannot be cut to {max} tokens"))),
+        }
+    }
+
     /// The text of `ids`, without special tokens if `skip_special`. Ids that stand for no token have no text: a
     /// model's vocabulary may be padded beyond its tokenizer's. Bytes that are not UTF-8 become U+FFFD.
     ///

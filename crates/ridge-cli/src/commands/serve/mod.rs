@@ -268,7 +268,10 @@ fn encoder(args: &ServeArgs, numbers: &NumberSettings, files: &ModelFiles) -> Re
     let LoadedNetwork { session, network } =
         ridge::load_network(files, &files.network_config()?, numbers, &placement, args.random_weights, &mut progress)?;
     let Network::Encoder(encoder) = &network else { return Err(refused("--model", files, "is not an encoder")) };
-    let embedder = Embedder::of_encoder(session, encoder, options)?;
+    let embedder = match encoder.labels {
+        0 => Embedder::of_encoder(session, encoder, options)?,
+        _ => Embedder::of_classifier(session, encoder, options.tokens)?,
+    };
     let context = said.and_then(|s| s.max_tokens).unwrap_or(usize::MAX).min(embedder.max_tokens());
     let context = args.context.unwrap_or(context).min(context);
     let (templates, eos) = (ChatTemplates::default(), Vec::new());

@@ -38,6 +38,8 @@ pub(in crate::kernels::attention) struct AttentionKernel {
     pub(in crate::kernels::attention) tokens: usize,
     pub(in crate::kernels::attention) heads: usize,
     pub(in crate::kernels::attention) kv_heads: usize,
+    /// Sides of the cache: keys and values, or one that is both.
+    pub(in crate::kernels::attention) sides: usize,
     pub(in crate::kernels::attention) dim: usize,
     pub(in crate::kernels::attention) dtype: DType,
     pub(in crate::kernels::attention) blocks: usize,
@@ -125,6 +127,17 @@ impl AttentionKernel {
         }
     }
 
+    /// The row of key (side 0) or value (side 1) `offset` of `block`.
+    fn row(&self, head: usize, side: usize, (block, offset): (usize, usize)) -> usize {
+        ((block * self.sides + side.min(self.sides - 1)) * self.kv_heads + head) * self.block_size + offset
+    }
+
+    /// Heads of the cache between a key and its value.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::kernels::attention) fn heads_to_values(&self) -> usize {
+        (self.sides - 1) * self.kv_heads
+    }
+
     /// Elements of the cache from key (side 0) or value (side 1) `offset` of `block` on.
     pub(in crate::kernels::attention) fn slab<'a, T>(
         &self,
@@ -133,7 +146,7 @@ impl AttentionKernel {
         side: usize,
         (block, offset): (usize, usize),
     ) -> &'a [T] {
-        &cache[(((block * 2 + side) * self.kv_heads + head) * self.block_size + offset) * self.dim..]
+        &cache[self.row(head, side, (block, offset)) * self.dim..]
     }
 
     /// The scales of keys (side 0) or values (side 1) from `offset` of `block` on, where the cache is of codes.
@@ -142,10 +155,9 @@ impl AttentionKernel {
         io: &KernelIo<'a>,
         head: usize,
         side: usize,
-        (block, offset): (usize, usize),
+        at: (usize, usize),
     ) -> Option<&'a [f32]> {
-        let at = ((block * 2 + side) * self.kv_heads + head) * self.block_size + offset;
-        (self.cache == DType::I8).then(|| &io.input::<f32>(5)[at..])
+        (self.cache == DType::I8).then(|| &io.input::<f32>(5)[self.row(head, side, at)..])
     }
 
     /// The first position that token `nth` of `rows` sees.

@@ -135,7 +135,7 @@ impl AttentionKernel {
             };
             let (vectors, of) = (span.len().div_ceil(LANES), (count, group));
             // Values lie behind the keys of all heads in a block.
-            let values = self.kv_heads * self.block_size * DIM;
+            let values = self.heads_to_values() * self.block_size * DIM;
             let keys = self.vectors::<DIM>(io, [head, 0], rows, &span, room, places);
             // SAFETY: whoever made this kernel has found AVX-512.
             unsafe {
@@ -183,13 +183,14 @@ impl AttentionKernel {
             if places.of != Some((rows.tokens.start, span.start)) {
                 places.of = Some((rows.tokens.start, span.start));
                 self.runs(io, rows.sequence, span, |keys, at| {
-                    let first = at.map(|(block, offset)| (block * 2 * self.kv_heads * self.block_size + offset) * DIM);
+                    let first =
+                        at.map(|(block, offset)| (block * self.sides * self.kv_heads * self.block_size + offset) * DIM);
                     let to = &mut places.at[keys.start / LANES..keys.end.div_ceil(LANES)];
                     to.iter_mut().enumerate().for_each(|(i, to)| *to = first.map(|first| first + i * LANES * DIM));
                 });
             }
             let cache = io.input::<f32>(1);
-            let cache = &cache[(side * self.kv_heads + head) * self.block_size * DIM..];
+            let cache = &cache[(side * self.heads_to_values() + head) * self.block_size * DIM..];
             for (to, at) in vectors.iter_mut().zip(&places.at[..span.len().div_ceil(LANES)]) {
                 if let Some(at) = at {
                     let found = cache[*at..].as_chunks::<LANES>().0.first_chunk();

@@ -31,23 +31,24 @@ fn token_layout_counts_on_from_the_cached_length() {
 #[test]
 fn kv_write_puts_each_token_at_its_slot_and_leaves_the_rest() {
     for sample in samples("kv_write") {
-        let [mut kv, k, v, slots] = [0, 1, 2, 3].map(|i| input(&sample, i));
-        let [blocks, _, heads, block_size, dim] = shape(&sample, 0)[..] else { panic!("a cache has five axes") };
-        let mut scales = (sample.inputs.len() > 4).then(|| input(&sample, 4));
+        let [blocks, sides, heads, block_size, dim] = shape(&sample, 0)[..] else { panic!("a cache has five axes") };
+        let [mut kv, slots] = [0, 1 + sides].map(|i| input(&sample, i));
+        let rows: Vec<Vec<f64>> = (1..=sides).map(|i| input(&sample, i)).collect();
+        let mut scales = (sample.inputs.len() > 2 + sides).then(|| input(&sample, 2 + sides));
         for (token, slot) in slots.iter().enumerate() {
             if *slot < 0.0 || *slot >= (blocks * block_size) as f64 {
                 continue;
             }
             let (block, offset) = (*slot as usize / block_size, *slot as usize % block_size);
-            for (side, new) in [&k, &v].into_iter().enumerate() {
+            for (side, new) in rows.iter().enumerate() {
                 for head in 0..heads {
-                    let to = (((block * 2 + side) * heads + head) * block_size + offset) * dim;
+                    let to = (((block * sides + side) * heads + head) * block_size + offset) * dim;
                     let from = (token * heads + head) * dim;
                     kv[to..to + dim].copy_from_slice(&new[from..from + dim]);
                     if let Some(scales) = &mut scales {
                         let scale = kv[to..to + dim].iter().fold(0.0, |m: f64, x| m.max(x.abs())) / 127.0;
                         kv[to..to + dim].iter_mut().for_each(|x| *x = (*x / scale + 0.5).floor());
-                        scales[((block * 2 + side) * heads + head) * block_size + offset] = scale;
+                        scales[((block * sides + side) * heads + head) * block_size + offset] = scale;
                     }
                 }
             }
@@ -62,7 +63,7 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
         let PagedAttention { scale, window, chunked, softcap, slopes, sinks, .. } = op(&sample);
         let [q, kv, table, ids, positions] = [0, 1, 2, 3, 4].map(|i| input(&sample, i));
         let [tokens, heads, dim] = shape(&sample, 0)[..] else { panic!("q has three axes") };
-        let [_, _, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
+        let [_, sides, kv_heads, block_size, _] = shape(&sample, 1)[..] else { panic!("a cache has five axes") };
         let width = shape(&sample, 2)[1];
         // Of codes what they stand for.
         let per_head = usize::from(*slopes) + usize::from(*sinks);
@@ -80,7 +81,9 @@ fn attention_averages_the_values_of_the_positions_it_sees() {
                 let row = |side: usize, position: usize| {
                     let block = table[ids[token] as usize * width + position / block_size];
                     assert!(block >= 0.0, "sample: position {position} of token {token} has no block");
-                    let at = ((block as usize * 2 + side) * kv_heads + kv_head) * block_size + position % block_size;
+                    let side = side.min(sides - 1);
+                    let at =
+                        ((block as usize * sides + side) * kv_heads + kv_head) * block_size + position % block_size;
                     &numbers[at * dim..][..dim]
                 };
                 let position = positions[token] as usize;

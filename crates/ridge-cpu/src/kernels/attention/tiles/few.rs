@@ -69,7 +69,7 @@ impl AttentionKernel {
             Some((block, offset)) => {
                 for (tile, keys) in keys.step_by(SIDE).enumerate() {
                     places[keys / SIDE] =
-                        (block * 2 * self.kv_heads * self.block_size + offset + tile * SIDE) * self.dim;
+                        (block * self.sides * self.kv_heads * self.block_size + offset + tile * SIDE) * self.dim;
                 }
             }
             None => all = false,
@@ -152,7 +152,7 @@ impl AttentionKernel {
             }
         }
 
-        let values = self.kv_heads * of_head + head * of_head;
+        let values = (self.heads_to_values() + head) * of_head;
         // SAFETY: as above.
         let in_place = places.is_some_and(|places| unsafe {
             if codes {

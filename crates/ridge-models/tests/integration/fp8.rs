@@ -1,0 +1,119 @@
+//! Checkpoints of f8e4m3 codes with a scale for each block of 128 x 128, as DeepSeek V3 is published.
+
+use std::sync::Arc;
+
+use ridge_files::Checkpoint;
+use ridge_graph::DType;
+use ridge_graph::format::{Format, ScaledFormat};
+use ridge_models::{BuildOptions, ModelFiles, WeightSource};
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+use serde_json::{Value, json};
+
+use crate::common::fixtures;
+
+/// A tensor: name, dtype, shape and bytes.
+type Named = (String, Dtype, Vec<usize>, Vec<u8>);
+
+/// Two copies of the DeepSeek V3 of the fixtures: its matrices as codes with scales of `scale_dtype`, and as what these
+/// stand for. With a tensor of a layer that predicts further tokens.
+fn copies(scale_dtype: DType) -> [tempfile::TempDir; 2] {
+    let format = ScaledFormat::from_name("f8e4m3_b128").expect("a format");
+    let from = fixtures().join("families/deepseek_v3");
+    let text = std::fs::read_to_string(from.join("config_v4.json")).expect("a configuration");
+    let mut config: Value = serde_json::from_str(&text).expect("JSON");
+    let (mut codes, mut plain): (Vec<Named>, Vec<Named>) = (Vec::new(), Vec::new());
+    for tensor in Checkpoint::open(&from).expect("weights").tensors() {
+        let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
+        if !name.ends_with("_proj.weight") && !name.ends_with("with_mqa.weight") {
+            codes.push((name.clone(), Dtype::F32, shape.clone(), tensor.data.to_vec()));
+            plain.push((name, Dtype::F32, shape, tensor.data.to_vec()));
+            continue;
+        }
+        let values: Vec<f32> = DType::F32.decode(tensor.data).into_iter().map(|v| v as f32).collect();
+        let mut stored = format.encode(&values, &shape, None);
+        let narrow = scale_dtype.encode(DType::F32.decode(&stored[1]));
+        stored[1] = DType::F32.encode(scale_dtype.decode(&narrow));
+        let values = format.values(&[&stored[0], &stored[1]], &shape);
+        let blocks = shape.iter().map(|n| n.div_ceil(128)).collect();
+        let dtype = if scale_dtype == DType::F32 { Dtype::F32 } else { Dtype::BF16 };
+        codes.push((format!("{name}_scale_inv"), dtype, blocks, narrow));
+        codes.push((name.clone(), Dtype::F8_E4M3, shape.clone(), stored[0].clone()));
+        plain.push((name, Dtype::F32, shape, values.into_iter().flat_map(f32::to_le_bytes).collect()));
+    }
+    config["num_nextn_predict_layers"] = 1.into();
+    for all in [&mut codes, &mut plain] {
+        all.push(("model.layers.2.eh_proj.weight".into(), Dtype::F32, vec![1], vec![0; 4]));
+    }
+    let write = |config: &Value, tensors: &[Named]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("config.json"), config.to_string()).expect("writes");
+        let views = tensors
+            .iter()
+            .map(|(name, dtype, shape, data)| (name, TensorView::new(*dtype, shape.clone(), data).expect("fits")));
+        let bytes = safetensors::serialize(views, None).expect("serialises");
+        std::fs::write(folder.path().join("model.safetensors"), bytes).expect("writes");
+        folder
+    };
+    let plain = write(&config, &plain);
+    config["quantization_config"] =
+        json!({"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]});
+    [write(&config, &codes), plain]
+}
+
+fn arranged(folder: &tempfile::TempDir) -> Arc<Checkpoint> {
+    let files = ModelFiles::open(Some(folder.path())).expect("opens");
+    let config = files.config().expect("reads");
+    Arc::new(config.arrange(files.checkpoint().expect("weights")).expect("arranges"))
+}
+
+#[test]
+fn codes_and_scales_are_one_weight_and_mean_what_they_are_published_as() {
+    for scale_dtype in [DType::F32, DType::BF16] {
+        let folders = copies(scale_dtype);
+        let [codes, plain] = [0, 1].map(|i| arranged(&folders[i]));
+        assert_eq!(codes.unused(), ["model.layers.2.eh_proj.weight"]);
+        let files = ModelFiles::open(Some(folders[0].path())).expect("opens");
+        let graph = files.config().expect("reads").build(&BuildOptions::default()).expect("builds").module.graph;
+        let typed = WeightSource::Checkpoint(Arc::clone(&codes)).retype(&graph, None).expect("fits the model");
+        let mut quantised = 0;
+        for arg in typed.args(ridge_graph::Role::Weight) {
+            let wanted = plain.bytes(&arg.name).expect("is there");
+            let parts = codes.components(&arg.name).expect("is there");
+            let shape = arg.ty.shape.as_const().expect("numbers");
+            let got = match &arg.ty.format {
+                None => parts[0].as_ref().to_vec(),
+                Some(format) => {
+                    assert_eq!(format.name(), "f8e4m3_b128", "{}", arg.name);
+                    quantised += 1;
+                    let values = format.values(&[parts[0].as_ref(), parts[1].as_ref()], &shape);
+                    values.into_iter().flat_map(f32::to_le_bytes).collect()
+                }
+            };
+            assert!(got == wanted.as_ref(), "{}", arg.name);
+        }
+        // Five projections of attention and three of the MLP; of experts and of the shared one three each.
+        assert_eq!(quantised, 5 + 3 + 5 + 6, "{scale_dtype}");
+    }
+}
+
+#[test]
+fn scales_without_codes_or_of_another_shape_are_refused() {
+    let [folder, _] = copies(DType::F32);
+    let path = folder.path().join("model.safetensors");
+    let bytes = std::fs::read(&path).expect("a file");
+    let said = |from: &str, to: &str| {
+        let text = String::from_utf8_lossy(&bytes[8..]).into_owned();
+        let header = text.split("}}").next().expect("a header").to_owned();
+        assert!(header.contains(from), "{header}");
+        let mut changed = bytes.clone();
+        let at = 8 + header.find(from).expect("is there");
+        changed[at..at + from.len()].copy_from_slice(to.as_bytes());
+        std::fs::write(&path, changed).expect("writes");
+        let files = ModelFiles::open(Some(folder.path())).expect("opens");
+        let arranged = files.checkpoint().and_then(|c| files.config().expect("reads").arrange(c));
+        arranged.map(|_| ()).expect_err("is refused").to_string()
+    };
+    let why = said("layers.0.self_attn.o_proj.weight_scale_inv", "layers.0.self_attn.x_proj.weight_scale_inv");
+    assert!(why.contains("there is no tensor model.layers.0.self_attn.x_proj.weight of f8e4m3 codes"), "{why}");
+}
