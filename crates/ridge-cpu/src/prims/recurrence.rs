@@ -174,8 +174,9 @@ fn head_step<const FMA: bool>(
     wide_k[..key].copy_from_slice(&k[of_group..][..key]);
     match op.decays {
         1 => kept.fill(exp::<FMA>(decay[at])),
-        // Zeros behind the last key go to 1 and meet zeros.
+        // What is behind the last key meets zeros, and must be finite.
         _ => {
+            kept[key..].fill(0.0);
             kept[..key].copy_from_slice(&decay[at * key..][..key]);
             for lanes in kept.as_chunks_mut::<LANES>().0 {
                 for x in lanes {

@@ -13,7 +13,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     if dtype != DType::F32 {
         return Vec::new();
     }
-    let cases: [Case<'_>; 9] = [
+    let cases: [Case<'_>; 10] = [
         (&[], 0, [1, 1, 4, 4], false),
         (&[], 3, [1, 2, 4, 3], true),
         (&[1], 0, [1, 1, 1, 1], true),
@@ -24,6 +24,7 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         // Channels with a state of their own, as Mamba-1 has them.
         (&[12, 1], 1, [1, 37, 16, 1], true),
         (&[4], 0, [2, 6, 5, 2], false),
+        (&[25, 2], 0, [1, 5, 12, 1], true),
     ];
     let mut samples = Vec::new();
     for (rows, padding, [groups, heads, key, value], per_key) in cases {
