@@ -10,7 +10,7 @@ use ridge_graph::{Builder, DType, Dim, FuncId, GraphError, Result as GraphResult
 
 use super::blocks::{NormKind, deinterleaved, linear, rope, scaled, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
-use super::recurrent::{LayerStates, empty_group};
+use super::layer_states::{LayerStates, empty_group};
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;

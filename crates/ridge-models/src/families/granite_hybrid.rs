@@ -12,9 +12,10 @@ use super::experts::{
 };
 use super::granite::GraniteFactors;
 use super::granite_moe;
+use super::layer_states::LayerStates;
 use super::llama;
 use super::mamba2::{MAMBA_HARMLESS, check_groups, no_time_step_limit};
-use super::recurrent::{GatedNorm, LayerStates, Mamba2Mixer};
+use super::recurrent::{GatedNorm, Mamba2Mixer};
 use super::tensors::{ATTENTION, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, TensorTable};
 use crate::config::{DECODER_KEYS, DecoderConfig, Fields, REMEDY, ROPE_KEYS, read_rope};
 use crate::error::Result;

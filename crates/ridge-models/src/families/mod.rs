@@ -32,6 +32,7 @@ mod granite;
 mod granite_hybrid;
 mod granite_moe;
 mod image_classifier;
+mod layer_states;
 mod lfm2;
 mod llama;
 mod mamba;

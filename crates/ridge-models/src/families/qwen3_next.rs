@@ -10,7 +10,8 @@ use super::definition::{FamilyDefinition, ReadConfig};
 use super::experts::{
     EXPERTS, ExpertsConfig, MAX_SIZE, ROUTER_TRAINING, SHARED_EXPERT, check_experts, experts_and_shared, stacks,
 };
-use super::recurrent::{LayerStates, columns, decay, flat, heads_of, recurrence, short_conv, silu};
+use super::layer_states::LayerStates;
+use super::recurrent::{columns, decay, flat, heads_of, recurrence, short_conv, silu};
 use super::tensors::{
     ATTENTION, Cut, GATED_MLP, INPUT_NORM, LLAMA_TENSORS, MLP_NORM, QK_NORMS, TensorName, TensorTable,
 };
