@@ -1,13 +1,14 @@
 //! Primitives that neither a hand-written kernel nor a fused group runs, one at a time.
 //!
 //! `moves` copies elements whatever they are, `rows` gathers and scatters rows, `along` combines along an axis, `order`
-//! sorts, `matmul` multiplies and `collective` talks to other ranks. What a fused group could run is a group of one.
+//! sorts, `recurrence` runs linear recurrences, `matmul` multiplies and `collective` talks to other ranks. What a fused group could run is a group of one.
 
 mod along;
 mod collective;
 mod matmul;
 mod moves;
 mod order;
+mod recurrence;
 mod rows;
 
 use ridge_graph::{Dim, Prim};
@@ -68,6 +69,7 @@ pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Res
             }
             Ok(order::sort(input.dtype, around(&input.shape, *axis), *descending, keep))
         }
+        Prim::LinearRecurrence { .. } => recurrence::recurrence(spec),
         Prim::MatMul { trans_a, trans_b, .. } => Ok(matmul::matmul(&spec.inputs, output, *trans_a, *trans_b)),
         Prim::Collective { kind, mesh: axis, ranks } => {
             collective::make(*kind, axis, *ranks, &spec.inputs[0], output, mesh)

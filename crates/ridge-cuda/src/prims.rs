@@ -5,6 +5,7 @@ mod collective;
 mod matmul;
 mod moves;
 mod order;
+mod recurrence;
 
 use ridge_graph::{DType, Prim};
 
@@ -15,8 +16,8 @@ pub(crate) use matmul::{MatrixProduct, product};
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 5] =
-    [along::ALONG, matmul::MATMUL, matmul::MATMUL_ROWS, moves::ROWS, order::SORT];
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 6] =
+    [along::ALONG, matmul::MATMUL, matmul::MATMUL_ROWS, moves::ROWS, order::SORT, recurrence::RECURRENCE];
 
 /// The kernel of `prim`.
 ///
@@ -37,6 +38,7 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>, mesh: &MeshRanks) -> 
         Prim::Scan { op, axis } => along::scan(spec, *op, *axis),
         Prim::ArgMax { axis } => along::argmax(spec, *axis),
         Prim::Sort { axis, descending, .. } => order::sort(spec, *axis, *descending)?,
+        Prim::LinearRecurrence { .. } => recurrence::recurrence(spec)?,
         Prim::MatMul { trans_a, trans_b, .. } => matmul::matmul(spec, *trans_a, *trans_b),
         Prim::Gather { axis } => moves::gather(spec, *axis),
         Prim::Scatter { axis, add } => moves::scatter(spec, *axis, *add),

@@ -14,6 +14,7 @@ mod order;
 mod philox;
 mod precision;
 mod prim;
+mod recurrence;
 mod reduce;
 mod rows;
 mod views;

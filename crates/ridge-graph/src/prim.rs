@@ -71,6 +71,24 @@ pub enum Prim {
     Random { stream: u32 },
     /// `-> (values, indices)`: the first `keep` elements along `axis` in sorted order, ties by index, NaN last.
     Sort { axis: usize, descending: bool, keep: Dim },
+    /// `(q, k, v, log_decay, state, query_start)`, and `(erase, write)` behind them where `low_rank`, `-> (y, state)`: for
+    /// each head of each sequence, a recurrence over the step's tokens whose state is a matrix,
+    ///
+    /// ```text
+    /// S_t = diag(exp(log_decay_t)) S_{t-1} + write_t (erase_t^T S_{t-1}) + k_t v_t^T
+    /// y_t = S_t^T q_t
+    /// ```
+    ///
+    /// F32 throughout: `q` and `k` are `[tokens, groups, key]`, each group serving neighbouring heads alike; `v` is `[tokens,
+    /// heads, value]`; `log_decay` `[tokens, heads, key]`, or `[tokens, heads, 1]` where all keys of a head decay alike; `erase` and
+    /// `write` `[tokens, heads, key]`; `state` `[sequences, heads, key, value]`, before the step and after it. `query_start`
+    /// is i32 `[sequences + 1]`, where the tokens of each sequence begin; tokens of no sequence have a `y` of 0.
+    ///
+    /// With the decay of a head this is RetNet and the SSD of Mamba-2, with that of a channel GLA and (heads of one value)
+    /// Mamba-1; with `erase = alpha k` and `write = -beta k` it is the gated delta rule, and RWKV-7 with its own (Yang et al. 2024,
+    /// "Gated Linear Attention Transformers", table 1; Dao and Gu 2024, "Transformers are SSMs"; Yang et al. 2025, "Gated
+    /// Delta Networks", section 3; Peng et al. 2025, "RWKV-7 Goose", section 3).
+    LinearRecurrence { low_rank: bool },
     /// The tensor that a state holds now.
     StateRead,
     /// `(state, tensor)`: the next version of the state.
@@ -149,6 +167,7 @@ impl Prim {
             Self::Broadcast(_) => "broadcast",
             Self::Random { .. } => "random",
             Self::Sort { .. } => "sort",
+            Self::LinearRecurrence { .. } => "linear_recurrence",
             Self::StateRead => "state_read",
             Self::StateWrite => "state_write",
             Self::Component(_) => "component",
@@ -182,6 +201,13 @@ impl Prim {
             Self::Random { stream } => format!("stream={stream}"),
             Self::Sort { axis, descending, keep } => {
                 format!("axis={axis}, {}, keep={keep}", if *descending { "descending" } else { "ascending" })
+            }
+            Self::LinearRecurrence { low_rank } => {
+                if *low_rank {
+                    "low_rank".into()
+                } else {
+                    String::new()
+                }
             }
             Self::Component(index) => format!("{index}"),
             Self::Collective { mesh, ranks, kind } => {

@@ -273,8 +273,6 @@ struct Walk<'a> {
     function: &'a Function,
     /// Where values are over tensor parallelism.
     places: &'a HashMap<Var, Placement>,
-    /// What ops that only are planned give cut, which nothing can place yet, and what passes make of it.
-    planned_cut: HashSet<Var>,
     /// What this value is a view of.
     source: HashMap<Var, Var>,
     kept: HashSet<Var>,
@@ -286,7 +284,6 @@ impl Walk<'_> {
     /// Is this value, or what it is a view of, cut over tensor parallelism?
     fn is_cut(&self, var: Var) -> bool {
         matches!(self.places.get(&var), Some(Placement::Shard { .. }))
-            || self.planned_cut.contains(&var)
             || self.source.get(&var).is_some_and(|from| self.is_cut(*from))
     }
 
@@ -333,8 +330,8 @@ fn read_layer(function: &Function, places: &HashMap<Var, Placement>) -> LayerWor
         experts: 0.0,
         own: None,
     };
-    let (planned_cut, source, kept) = (HashSet::new(), HashMap::new(), HashSet::new());
-    let mut walk = Walk { function, places, planned_cut, source, kept, layer, products: 0 };
+    let (source, kept) = (HashMap::new(), HashSet::new());
+    let mut walk = Walk { function, places, source, kept, layer, products: 0 };
     for arg in function.args.iter().filter(|a| a.role == Role::Weight) {
         let size = elements(&arg.ty.shape.elements());
         if arg.ty.shape.rank() == 3 {
@@ -369,10 +366,6 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         Op::Composite(c) => (c.name(), c.cost(&types, &node.outputs)),
         Op::Arg(_) | Op::Call(_) | Op::Group(_) => return,
     };
-    let begins = is_planned_only(name) && inputs.iter().any(|v| walk.is_cut(*v));
-    if begins || (work == Work::Pass && inputs.iter().any(|v| walk.planned_cut.contains(&walk.origin(*v)))) {
-        walk.planned_cut.insert(out);
-    }
     let mut op = OpWork {
         name: name.to_owned(),
         scope: node.scope.to_string(),
@@ -444,11 +437,6 @@ fn read_node(walk: &mut Walk<'_>, index: usize) {
         walk.layer.saved.residuals += walk.width(out);
     }
     walk.layer.ops.push(op);
-}
-
-/// Ops that no backend runs yet, and that the rules of sharding do not reach, although other software cuts them.
-fn is_planned_only(name: &str) -> bool {
-    name == "mamba2"
 }
 
 /// Does this sum take the layer's input, or a sum of it, along?

@@ -71,11 +71,11 @@ fn wrong_configuration() {
     for (edit, said) in [
         ("\"rope_theta\"", ["unknown key", "rope_thetas"]),
         ("\"num_key_value_heads\": 4", ["num_key_value_heads = 3", "does not divide num_attention_heads = 8"]),
-        ("\"model_type\": \"llama\"", ["model_type = \"mamba\"", "is not a family that Ridge reads"]),
+        ("\"model_type\": \"llama\"", ["model_type = \"hyena\"", "is not a family that Ridge reads"]),
         ("\"hidden_act\": \"silu\"", ["hidden_act = \"gelu\"", "config.json"]),
     ] {
         let folder = Folder::stories();
-        let to = edit.replace("theta", "thetas").replace('4', "3").replace("llama", "mamba").replace("silu", "gelu");
+        let to = edit.replace("theta", "thetas").replace('4', "3").replace("llama", "hyena").replace("silu", "gelu");
         folder.edit("config.json", |c| c.replace(edit, &to));
         for command in ["generate", "inspect"] {
             refused(1, &[command, "--model", folder.path()], &said);

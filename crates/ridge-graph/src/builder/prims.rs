@@ -238,6 +238,15 @@ impl Builder {
         Ok((out[0], out[1]))
     }
 
+    /// `(y, state)` of a linear recurrence, from `[q, k, v, log_decay, state, query_start]` and `[erase, write]` if it has a part
+    /// of low rank; see [`Prim::LinearRecurrence`].
+    pub fn linear_recurrence(&mut self, inputs: [Var; 6], low_rank: Option<[Var; 2]>) -> Result<[Var; 2]> {
+        let prim = Prim::LinearRecurrence { low_rank: low_rank.is_some() };
+        let inputs: Vec<Var> = inputs.into_iter().chain(low_rank.into_iter().flatten()).collect();
+        let out = self.prim(prim, &inputs)?;
+        Ok([out[0], out[1]])
+    }
+
     /// The tensor that a state holds now.
     pub fn state_read(&mut self, state: Var) -> Result<Var> {
         self.one(Prim::StateRead, &[state])

@@ -2,7 +2,7 @@
 
 use super::elements::{as_given, settle, to_int};
 use super::precision::Precision;
-use super::{elementwise, matmul, order, philox, reduce, rows, views};
+use super::{elementwise, matmul, order, philox, recurrence, reduce, rows, views};
 use crate::dim::Bindings;
 use crate::dtype::DType;
 use crate::prim::Prim;
@@ -98,6 +98,11 @@ pub(super) fn apply(
             let (values, indices) = order::sort(tensors[0], *axis, *descending, keep);
             let values = as_given(tensors[0].dtype, shape, values)?;
             return Ok(vec![values, as_given(DType::I32, shape, indices)?]);
+        }
+        Prim::LinearRecurrence { .. } => {
+            let [y, state] = recurrence::run(&tensors, precision)?;
+            let y = as_given(DType::F32, shape, y)?;
+            return Ok(vec![y, as_given(DType::F32, &shapes[1], state)?]);
         }
         Prim::StateRead => tensors[0].clone(),
         Prim::StateWrite => tensors[1].clone(),

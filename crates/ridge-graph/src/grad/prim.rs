@@ -88,6 +88,7 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
         Prim::StateRead => at.give(0, c),
         // The old version is replaced whole.
         Prim::StateWrite => at.give(1, c),
+        Prim::LinearRecurrence { .. } => Err(at.error("the gradient of a linear recurrence is not defined")),
         Prim::Scan { .. } => Err(at.error("the gradient of a running maximum or minimum is not defined")),
         Prim::Collective { kind, mesh, ranks } => {
             let Some(kind) = kind.transpose() else {

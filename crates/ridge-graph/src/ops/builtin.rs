@@ -1,10 +1,11 @@
 //! The registry of the composite ops.
 
 use super::{
-    accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, cross_entropy, dropout, dry, embedding,
-    expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm, linear,
-    linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient, penalties,
-    quantize, ragged_attention_samples, rms_norm, rope, sampling, sgd, softmax, swiglu, table_write, token_layout,
+    accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
+    embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm,
+    linear, linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient,
+    penalties, quantize, ragged_attention_samples, rms_norm, rope, sampling, sgd, softmax, softplus, swiglu,
+    table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -17,6 +18,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("adamw_update", adamw_update::samples),
         OpEntry::new("adamw8", adamw8::samples),
         OpEntry::new("attention", attention::samples),
+        OpEntry::new("causal_conv1d", causal_conv1d::samples),
         OpEntry::new("cross_entropy", cross_entropy::samples),
         OpEntry::new("cross_entropy_saving", cross_entropy::samples_saving),
         OpEntry::new("cross_entropy_backward", cross_entropy::samples_backward),
@@ -64,6 +66,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("sample_token", sampling::samples),
         OpEntry::new("sgd", sgd::samples),
         OpEntry::new("softmax", softmax::samples),
+        OpEntry::new("softplus", softplus::samples),
+        OpEntry::new("softplus_backward", softplus::samples_backward),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
         OpEntry::new("sum_rows", linear_gradient::samples_sum),

@@ -3,8 +3,6 @@
 //! says so. An op leaves this folder when its `decompose` gives its meaning.
 
 mod latent_attention;
-mod mamba2;
 mod refusal;
 
 pub use latent_attention::{Indexer, LatentAttention};
-pub use mamba2::Mamba2;

@@ -54,7 +54,7 @@ impl Rewrite for Retype {
             let keeps_dtype = prim.is_elementwise() && !matches!(prim, Prim::Cast(_));
             for (input, var) in inputs.iter_mut().zip(&node.inputs) {
                 let (written, now) = (frame.function.ty(*var), &frame.value(*var).1);
-                if now.state {
+                if now.state || now == written {
                     continue;
                 }
                 if now.format.is_some() {

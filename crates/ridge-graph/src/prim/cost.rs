@@ -42,6 +42,15 @@ impl Prim {
                 cost.bytes_read = rows.clone() * if *add { 2 } else { 1 } + &inputs[1].bytes();
                 cost.bytes_written = rows;
             }
+            Self::LinearRecurrence { low_rank } => {
+                // Of each element of a head's state for each token: the product that is added and that with q, and as many
+                // for the part of low rank. Forms that take many tokens at once do more, on matrix units.
+                let key = &inputs[0].shape.0[2];
+                let elements = &elements() * &Poly::from(key);
+                cost.matrix_flops = elements.clone() * if *low_rank { 8 } else { 4 };
+                cost.vector_flops = elements;
+                cost.special_flops = inputs[3].shape.elements();
+            }
             Self::Collective { ranks, kind, .. } => {
                 // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce. What only some ranks
                 // send is counted as if each did: a step takes as long as its slowest rank.

@@ -135,6 +135,7 @@ impl Prim {
                 let values = with_axis(&inputs[0], *axis, keep.clone())?;
                 return Ok(vec![values.clone(), Type { dtype: DType::I32, ..values }]);
             }
+            Self::LinearRecurrence { .. } => return recurrence(inputs),
             Self::StateRead => inputs[0].plain(),
             Self::StateWrite => {
                 require(inputs[1] == inputs[0].plain(), || format!("the new value must be {}", inputs[0].plain()))?;
@@ -190,6 +191,13 @@ impl Prim {
             Self::Binary(_) | Self::Compare(_) | Self::MatMul { .. } | Self::Gather { .. } | Self::StateWrite => 2,
             Self::Select | Self::Scatter { .. } => 3,
             Self::Random { .. } => 4,
+            Self::LinearRecurrence { low_rank } => {
+                if *low_rank {
+                    8
+                } else {
+                    6
+                }
+            }
             Self::Concat { .. } | Self::Assemble { .. } => inputs.len(),
             _ => 1,
         };
@@ -205,6 +213,40 @@ impl Prim {
         }
         Ok(())
     }
+}
+
+/// The types of `y` and the state of [`Prim::LinearRecurrence`].
+fn recurrence(inputs: &[Type]) -> Result<Vec<Type>, Why> {
+    let [q, k, v, decay, state, starts, low_rank @ ..] = inputs else { return Err("takes six inputs or eight".into()) };
+    let floats = [("q", q, 3), ("k", k, 3), ("v", v, 3), ("log_decay", decay, 3), ("state", state, 4)];
+    for (name, ty, rank) in floats.into_iter().chain(low_rank.iter().map(|ty| ("erase and write", ty, 3))) {
+        require(ty.dtype == DType::F32 && ty.shape.rank() == rank, || {
+            format!("{name} must be f32 of rank {rank}, got {ty}")
+        })?;
+    }
+    let (tokens, groups, key) = (&q.shape.0[0], &q.shape.0[1], &q.shape.0[2]);
+    let (heads, value) = (&v.shape.0[1], &v.shape.0[2]);
+    let per_head = |width: &Dim| Type::tensor(DType::F32, [tokens, heads, width]);
+    let one = Dim::from(1);
+    let (Some(of_heads), Some(of_groups)) = (heads.as_const(), groups.as_const()) else {
+        return Err(format!("heads must be numbers, got {heads} and {groups}"));
+    };
+    require(of_groups > 0 && of_heads.is_multiple_of(of_groups), || {
+        format!("{of_groups} groups of q and k do not divide {of_heads} heads of v")
+    })?;
+    require(k == q, || format!("k must be {q} as q is, got {k}"))?;
+    require(*v == per_head(value), || format!("v must have the tokens of q, got {v} beside {q}"))?;
+    require(*decay == per_head(key) || *decay == per_head(&one), || {
+        format!("log_decay must be {} or {}, got {decay}", per_head(key), per_head(&one))
+    })?;
+    for ty in low_rank {
+        require(*ty == per_head(key), || format!("erase and write must be {}, got {ty}", per_head(key)))?;
+    }
+    let wanted = Type::tensor(DType::F32, [&state.shape.0[0], heads, key, value]);
+    require(*state == wanted, || format!("state must be {wanted}, got {state}"))?;
+    let rows = Type::tensor(DType::I32, Shape(vec![state.shape.0[0].clone() + 1]));
+    require(*starts == rows, || format!("query_start must be {rows}, got {starts}"))?;
+    Ok(vec![v.clone(), state.clone()])
 }
 
 fn require(holds: bool, why: impl FnOnce() -> Why) -> Result<(), Why> {

@@ -5,6 +5,7 @@
 
 mod moves;
 mod operands;
+mod recurrence;
 
 use operands::{SHAPES, any, once, with_others};
 
@@ -39,6 +40,7 @@ pub fn prim_registry() -> OpRegistry {
         OpEntry::new("broadcast", moves::broadcast),
         OpEntry::new("random", random),
         OpEntry::new("sort", sort),
+        OpEntry::new("linear_recurrence", recurrence::samples),
         OpEntry::new("state", moves::state),
         OpEntry::new("component", moves::component),
         OpEntry::new("assemble", moves::assemble),

@@ -62,6 +62,7 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
                 .chain([sums()])
                 .collect()
         }
+        Prim::LinearRecurrence { low_rank } => recurrence(inputs, *low_rank),
         Prim::Component(index) => component(*index, &inputs[0], axis),
         Prim::Assemble { format, shape, .. } => assemble(format, shape, axis),
         Prim::Collective { kind, .. } => {
@@ -102,6 +103,26 @@ fn binary_sums(op: Binary, inputs: &[Type]) -> Vec<ShardingRule> {
         Binary::Div if inputs[0].dtype.is_float() => vec![rule(&[Partial, Replicate], Partial)],
         _ => Vec::new(),
     }
+}
+
+/// By heads, together with the groups of q and k that serve them, and by values alone.
+fn recurrence(inputs: &[Type], low_rank: bool) -> Vec<ShardingRule> {
+    let of_rank = if low_rank { 2 } else { 0 };
+    let behind = |place| vec![place; of_rank];
+    let heads = ShardingRule {
+        inputs: [vec![cut(1); 5], vec![Replicate], behind(cut(1))].concat(),
+        outputs: vec![cut(1), cut(1)],
+    };
+    let values = ShardingRule {
+        inputs: [vec![Replicate, Replicate, cut(2), Replicate, cut(3), Replicate], behind(Replicate)].concat(),
+        outputs: vec![cut(2), cut(3)],
+    };
+    let one_group = inputs[0].shape.0[1].is_one();
+    let shared = ShardingRule {
+        inputs: [vec![Replicate, Replicate, cut(1), cut(1), cut(1), Replicate], behind(cut(1))].concat(),
+        outputs: vec![cut(1), cut(1)],
+    };
+    [heads].into_iter().filter(|_| !one_group).chain(one_group.then_some(shared)).chain([values]).collect()
 }
 
 fn matmul(rank: usize, trans_a: bool, trans_b: bool) -> Vec<ShardingRule> {

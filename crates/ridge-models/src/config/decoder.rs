@@ -52,7 +52,8 @@ pub(crate) const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 26;
 
-/// A family's names of the keys, and its defaults.
+/// A family's names of the keys, and its defaults. A key that a family lacks is empty: without attention there
+/// is one head, and a family that lists its layers counts them itself.
 pub(crate) struct DecoderKeys {
     pub(crate) hidden_size: &'static str,
     pub(crate) intermediate_size: &'static str,
@@ -107,7 +108,10 @@ impl DecoderConfig {
     pub(crate) fn read(f: &mut Fields<'_>, keys: &DecoderKeys) -> Result<Self> {
         let common = common::read(f)?;
         let hidden_size = f.size(keys.hidden_size, MAX_HIDDEN)?;
-        let num_attention_heads = f.size(keys.num_attention_heads, MAX_HEADS)?;
+        let num_attention_heads = match keys.num_attention_heads {
+            "" => 1,
+            key => f.size(key, MAX_HEADS)?,
+        };
         let head_dim = match f.optional_size("head_dim", MAX_HEAD_DIM)? {
             Some(head_dim) => head_dim,
             None if hidden_size.is_multiple_of(num_attention_heads) => hidden_size / num_attention_heads,
@@ -127,7 +131,10 @@ impl DecoderConfig {
         let config = Self {
             hidden_size,
             intermediate_size,
-            num_hidden_layers: f.size(keys.num_hidden_layers, MAX_LAYERS)?,
+            num_hidden_layers: match keys.num_hidden_layers {
+                "" => 1,
+                key => f.size(key, MAX_LAYERS)?,
+            },
             num_attention_heads,
             num_key_value_heads: f.optional_size(keys.num_key_value_heads, MAX_HEADS)?.unwrap_or(num_attention_heads),
             head_dim,

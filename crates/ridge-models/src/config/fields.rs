@@ -151,6 +151,11 @@ impl<'a> Fields<'a> {
         ))
     }
 
+    /// The value of `key`, whatever it is.
+    pub(crate) fn raw(&mut self, key: &'static str) -> Option<&'a Value> {
+        self.take(key)
+    }
+
     /// Refuses any value of `key` but `only`, which is also what its absence means. Numbers compare by value: 0 is 0.0.
     pub(crate) fn must_be(&mut self, key: &'static str, only: impl Into<Value>) -> Result<()> {
         let only = only.into();

@@ -186,6 +186,14 @@ pub(super) fn squared(g: &mut Builder, x: Var) -> GraphResult<Var> {
     g.mul(open, open)
 }
 
+/// `down(relu(up(x))^2)`.
+pub(super) fn squared_mlp(g: &mut Builder, x: Var, inner: usize) -> GraphResult<Var> {
+    let hidden = width(g, x)?;
+    let h = linear(g, "up_proj", x, inner, false)?;
+    let h = squared(g, h)?;
+    linear(g, "down_proj", h, hidden, false)
+}
+
 /// `out(gelu(in(x)))`, with weights of these names.
 pub(super) fn mlp(
     g: &mut Builder,

@@ -10,6 +10,7 @@ use ridge_graph::{Builder, DType, Dim, FuncId, GraphError, Result as GraphResult
 
 use super::blocks::{NormKind, deinterleaved, linear, rope, scaled, soft_cap, weight};
 use super::gguf_mapping::GgufEntry;
+use super::layer_states::{LayerStates, empty_group};
 use super::tensors::{TensorName, TensorTable};
 use crate::config::{DecoderConfig, RopeConfig};
 use crate::error::Result;
@@ -95,6 +96,11 @@ pub(crate) trait DecoderFamily: ConfigValue {
     /// The kind of layer `index`, where a family has several besides windows; the usual one has no name.
     fn kind(&self, _index: usize) -> &'static str {
         ""
+    }
+
+    /// What layer `index` keeps between steps; keys and values if the family does not say otherwise.
+    fn states(&self, _index: usize, _options: &BuildOptions) -> LayerStates {
+        LayerStates::paged()
     }
 
     /// The input of the first layer, from the embedded tokens `x`: `[tokens, hidden]`.
@@ -205,6 +211,11 @@ impl DecoderLayer<'_> {
             slopes: None,
             sinks: None,
         }
+    }
+
+    /// Does the graph keep states between steps?
+    pub(super) fn keeps_states(&self) -> bool {
+        matches!(self.keys, KeySource::Cache { .. })
     }
 
     /// The rotation that `config` says, for the contexts that the model is built for.
@@ -396,28 +407,34 @@ pub(super) fn build(
     // Of each group, the slots of the step's tokens in its blocks.
     let mut slots_of_groups = Vec::new();
     let mut functions = LayerFunctions::default();
+    let mut fixed = empty_group();
     for index in 0..config.num_hidden_layers {
-        let window = family.window(index);
-        let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
-        if at == groups.len() {
-            let heads = config.num_key_value_heads;
-            groups.push(StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window, heads });
-            slots_of_groups.push(match window {
-                None => slots,
-                Some(_) => {
-                    let table = block_table(&mut g, window)?;
-                    g.token_layout(step.seq_ids, step.query_start, step.lengths, table, options.block_size)?.1
-                }
-            });
-        }
-        let function = functions.of(&mut g, family, index, options, true)?;
+        let (window, states) = (family.window(index), family.states(index, options));
         let scope = format!("{}.{index}", tensors.layers);
-        let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
-        groups[at].states.extend(of_layer);
-        groups[at].bytes_per_token +=
-            kv_bytes([family.cache_sides(), config.num_key_value_heads, config.head_dim], options);
-        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_groups[at]]))?[0];
+        let function = functions.of(&mut g, family, index, options, true)?;
+        let mut slots_of_layer = slots;
+        if states.paged {
+            let at = groups.iter().position(|group| group.window == window).unwrap_or(groups.len());
+            if at == groups.len() {
+                groups.push(StateGroup { window, heads: config.num_key_value_heads, ..empty_group() });
+                slots_of_groups.push(match window {
+                    None => slots,
+                    Some(_) => {
+                        let table = block_table(&mut g, window)?;
+                        g.token_layout(step.seq_ids, step.query_start, step.lengths, table, options.block_size)?.1
+                    }
+                });
+            }
+            let of_layer = kv_states(options).iter().map(|state| format!("{scope}.{}.{state}", tensors.attention));
+            groups[at].states.extend(of_layer);
+            groups[at].bytes_per_token +=
+                kv_bytes([family.cache_sides(), config.num_key_value_heads, config.head_dim], options);
+            slots_of_layer = slots_of_groups[at];
+        }
+        states.add_to(&mut fixed, &scope);
+        x = g.scoped(&scope, |g| g.call(function, &[x, positions, slots_of_layer]))?[0];
     }
+    groups.extend((!fixed.states.is_empty()).then_some(fixed));
 
     let x = family.norm().apply(&mut g, tensors.norm.scope, x)?;
     let graph = finish_decoder(g, x, &step, [positions, slots], options, |g, x| head(g, tensors, family, x))?;

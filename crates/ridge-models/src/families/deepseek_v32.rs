@@ -68,13 +68,5 @@ pub(super) fn read(f: &mut Fields<'_>, family: &'static str, indexed: bool) -> R
     let dense = f.count("first_k_dense_replace")?.unwrap_or(0) as usize;
     let channel = |layer| if layer < dense { Channel::Gated } else { Channel::Experts };
     let layers = (0..decoder.num_hidden_layers).map(|layer| (Some(Mixer::Latent), Some(channel(layer)))).collect();
-    Ok(PlannedConfig {
-        family,
-        decoder,
-        layers,
-        qk_norm: false,
-        experts: Some(experts),
-        latent: Some(latent),
-        mamba: None,
-    })
+    Ok(PlannedConfig { family, decoder, layers, qk_norm: false, experts: Some(experts), latent: Some(latent) })
 }

@@ -127,31 +127,7 @@ impl DecoderFamily for GraniteMoeConfig {
     }
 
     fn parts(&self) -> Vec<Part> {
-        let part = |of: &str, name: &str, rows| Part {
-            of: format!("model.layers.*.{of}.weight"),
-            name: format!("model.layers.*.mlp.{name}.weight"),
-            transposed: false,
-            rows,
-        };
-        // Of each matrix the first or the second half of its rows.
-        let half = |nth: usize, width: usize, matrices: usize| {
-            Some(Rows { first: nth * width, len: width, stride: 2 * width, blocks: matrices })
-        };
-        let e = &self.experts;
-        let mut parts = vec![
-            part("block_sparse_moe.router.layer", "gate", None),
-            part("block_sparse_moe.input_linear", "experts.gate_proj", half(0, e.intermediate_size, e.experts)),
-            part("block_sparse_moe.input_linear", "experts.up_proj", half(1, e.intermediate_size, e.experts)),
-            part("block_sparse_moe.output_linear", "experts.down_proj", None),
-        ];
-        if e.shared_size > 0 {
-            parts.extend([
-                part("shared_mlp.input_linear", "shared_expert.gate_proj", half(0, e.shared_size, 1)),
-                part("shared_mlp.input_linear", "shared_expert.up_proj", half(1, e.shared_size, 1)),
-                part("shared_mlp.output_linear", "shared_expert.down_proj", None),
-            ]);
-        }
-        parts
+        parts(&self.experts)
     }
 
     fn gguf_metadata(&self) -> Result<Vec<(&'static str, GgufEntry)>, &'static str> {
@@ -161,4 +137,35 @@ impl DecoderFamily for GraniteMoeConfig {
         }
         Ok(entries)
     }
+}
+
+/// The experts of a layer as parts of published tensors.
+pub(super) fn parts(e: &ExpertsConfig) -> Vec<Part> {
+    let part = |of: &str, name: &str, rows| Part {
+        of: format!("model.layers.*.{of}.weight"),
+        name: format!("model.layers.*.mlp.{name}.weight"),
+        transposed: false,
+        rows,
+    };
+    // Of each matrix the first or the second half of its rows.
+    let half = |nth: usize, width: usize, matrices: usize| {
+        Some(Rows { first: nth * width, len: width, stride: 2 * width, blocks: matrices })
+    };
+    let mut parts = Vec::new();
+    if e.experts > 0 {
+        parts.extend([
+            part("block_sparse_moe.router.layer", "gate", None),
+            part("block_sparse_moe.input_linear", "experts.gate_proj", half(0, e.intermediate_size, e.experts)),
+            part("block_sparse_moe.input_linear", "experts.up_proj", half(1, e.intermediate_size, e.experts)),
+            part("block_sparse_moe.output_linear", "experts.down_proj", None),
+        ]);
+    }
+    if e.shared_size > 0 {
+        parts.extend([
+            part("shared_mlp.input_linear", "shared_expert.gate_proj", half(0, e.shared_size, 1)),
+            part("shared_mlp.input_linear", "shared_expert.up_proj", half(1, e.shared_size, 1)),
+            part("shared_mlp.output_linear", "shared_expert.down_proj", None),
+        ]);
+    }
+    parts
 }

@@ -6,6 +6,7 @@
 //! then whichever differs in what you are after: `gemma.rs` has local layers and caps, `olmo2.rs` norms after each half
 //! of a layer, `gpt_neox.rs` both halves side by side, `phi3.rs` fused tensors, `bloom.rs` ALiBi, `smollm3.rs` layers that do not
 //! rotate, `mixtral.rs` experts, `gpt_oss.rs` sinks, `deepseek.rs` latent attention,
+//! `mamba2.rs` recurrent layers, whose mixers are in `recurrent.rs`, `qwen3_next.rs` the gated delta rule,
 //! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
@@ -29,11 +30,16 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
 mod granite_moe;
 mod image_classifier;
 mod latent_attention;
+mod layer_states;
+mod lfm2;
 mod llama;
 mod llama4;
+mod mamba;
+mod mamba2;
 mod minimax_m2;
 mod mistral;
 mod mixtral;
@@ -47,6 +53,8 @@ mod planned;
 mod planned_config;
 mod qwen;
 mod qwen3_moe;
+mod qwen3_next;
+mod recurrent;
 mod registry;
 mod smollm3;
 mod stablelm;
@@ -75,22 +83,29 @@ pub use gpt_neox::GptNeoxConfig;
 pub use gpt_oss::GptOssConfig;
 pub use gpt2::Gpt2Config;
 pub use granite::{GraniteConfig, GraniteFactors};
+pub use granite_hybrid::GraniteHybridConfig;
 pub use granite_moe::GraniteMoeConfig;
 pub use image_classifier::VitConfig;
 pub use latent_attention::LatentAttentionConfig;
+pub use lfm2::Lfm2Config;
 pub use llama::{LlamaConfig, llama};
 pub use llama4::{Llama4Config, Temperature};
+pub use mamba::{MambaConfig, MambaMixer};
+pub use mamba2::Mamba2Config;
 pub use minimax_m2::MiniMaxM2Config;
 pub use mistral::MistralConfig;
 pub use mixtral::MixtralConfig;
 pub use mpt::MptConfig;
+pub use nemotron_h::NemotronHConfig;
 pub use network::{Network, NetworkConfig};
 pub use olmo2::Olmo2Config;
 pub use olmoe::OlmoeConfig;
 pub use phi3::Phi3Config;
-pub use planned_config::{Channel, LatentConfig, LayerKind, MambaConfig, Mixer, PlannedConfig};
+pub use planned_config::{Channel, LatentConfig, LayerKind, Mixer, PlannedConfig};
 pub use qwen::QwenConfig;
 pub use qwen3_moe::Qwen3MoeConfig;
+pub use qwen3_next::{DeltaMixer, Qwen3NextConfig};
+pub use recurrent::Mamba2Mixer;
 pub use registry::{family_kind, model_type, planned_model_types};
 pub use smollm3::SmolLm3Config;
 pub use stablelm::StableLmConfig;

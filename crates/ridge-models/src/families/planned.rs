@@ -1,11 +1,11 @@
 //! Graphs of families that can be planned and not run yet; see [`PlannedConfig`]. Layers are made of the blocks that
-//! other families use, and of latent attention and scans.
+//! other families use, and of latent attention.
 
 use ridge_graph::ops::PagedAttention;
-use ridge_graph::ops::planned::{Indexer, LatentAttention, Mamba2};
+use ridge_graph::ops::planned::{Indexer, LatentAttention};
 use ridge_graph::{Builder, DType, Dim, FuncId, Result as GraphResult, Shape, Type, Var};
 
-use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, squared, weight};
+use super::blocks::{MlpGate, NormKind, gated_mlp, linear, rope, squared_mlp, weight};
 use super::experts::experts;
 use super::planned_config::{Channel, LayerKind, Mixer, PlannedConfig};
 use super::tensors::{LLAMA_TENSORS, QKV};
@@ -101,42 +101,25 @@ impl PlannedConfig {
         self.latent.map_or(0, |l| l.kv_rank + l.rope + l.index.map_or(0, |(_, dim, _)| dim))
     }
 
-    fn mamba_op(&self) -> Option<Mamba2> {
-        self.mamba.map(|m| Mamba2 {
-            heads: m.heads,
-            dim: m.head_dim,
-            groups: m.groups,
-            state: m.state,
-            kernel: m.kernel,
-        })
-    }
-
     fn empty_group(&self, mixer: Mixer) -> StateGroup {
         let heads = match mixer {
             Mixer::Attention => self.decoder.num_key_value_heads,
             Mixer::Latent => 1,
-            Mixer::Mamba => self.mamba.map_or(1, |m| m.groups),
         };
         StateGroup { states: Vec::new(), bytes_per_token: 0, bytes_per_sequence: 0, window: None, heads }
     }
 
     fn add_states(&self, group: &mut StateGroup, mixer: Mixer, scope: &str, options: &BuildOptions) {
-        match (mixer, self.mamba_op()) {
-            (Mixer::Attention, _) => {
+        match mixer {
+            Mixer::Attention => {
                 group.states.extend(kv_states(options).iter().map(|state| format!("{scope}.self_attn.{state}")));
                 group.bytes_per_token +=
                     kv_bytes([2, self.decoder.num_key_value_heads, self.decoder.head_dim], options);
             }
-            (Mixer::Latent, _) => {
+            Mixer::Latent => {
                 group.states.push(format!("{scope}.self_attn.latent"));
                 group.bytes_per_token += self.latent_width() * options.cache.size_bytes();
             }
-            (Mixer::Mamba, Some(m)) => {
-                group.states.extend(["conv", "ssm"].map(|state| format!("{scope}.mixer.{state}")));
-                group.bytes_per_sequence += m.channels() * (m.kernel - 1) * options.activations.size_bytes()
-                    + m.heads * m.dim * m.state * DType::F32.size_bytes();
-            }
-            (Mixer::Mamba, None) => {}
         }
     }
 }
@@ -145,10 +128,9 @@ fn name_of((mixer, channel): LayerKind) -> String {
     let mixer = mixer.map(|m| match m {
         Mixer::Attention => "attention",
         Mixer::Latent => "latent",
-        Mixer::Mamba => "mamba",
     });
     let channel = channel.map(|c| match c {
-        Channel::Gated | Channel::Squared => "dense",
+        Channel::Gated => "dense",
         Channel::Experts => "experts",
     });
     [mixer, channel].into_iter().flatten().chain(["layer"]).collect::<Vec<_>>().join("_")
@@ -175,7 +157,6 @@ impl PlannedLayer<'_> {
             let h = match mixer {
                 Mixer::Attention => g.scoped("self_attn", |g| self.attention(g, h)),
                 Mixer::Latent => g.scoped("self_attn", |g| self.latent(g, h)),
-                Mixer::Mamba => g.scoped("mixer", |g| self.mamba(g, h)),
             }?;
             x = g.add(x, h)?;
         }
@@ -184,7 +165,6 @@ impl PlannedLayer<'_> {
             let inner = self.config.decoder.intermediate_size;
             let h = g.scoped("mlp", |g| match channel {
                 Channel::Gated => gated_mlp(g, h, inner, MlpGate::Silu, false),
-                Channel::Squared => squared_mlp(g, h, inner),
                 Channel::Experts => self.experts(g, h),
             })?;
             x = g.add(x, h)?;
@@ -284,32 +264,6 @@ impl PlannedLayer<'_> {
         linear(g, "o_proj", a, c.hidden_size, false)
     }
 
-    fn mamba(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
-        let Some(m) = self.config.mamba_op() else { return Ok(x) };
-        let (inner, channels) = (m.heads * m.dim, m.channels());
-        let all = linear(g, "in_proj", x, inner + channels + m.heads, false)?;
-        let gate = g.slice(all, 1, 0, inner)?;
-        let xbc = g.slice(all, 1, inner, channels)?;
-        let dt = g.slice(all, 1, inner + channels, m.heads)?;
-        let (conv_w, conv_b) = g.scoped("conv1d", |g| {
-            Ok::<_, ridge_graph::GraphError>((
-                weight(g, "weight", [channels, m.kernel])?,
-                weight(g, "bias", [channels])?,
-            ))
-        })?;
-        let [a, d, bias] =
-            [weight(g, "A_log", [m.heads])?, weight(g, "D", [m.heads])?, weight(g, "dt_bias", [m.heads])?];
-        let seqs = Dim::sym(symbols::SEQS);
-        let conv = Shape(vec![seqs.clone(), channels.into(), (m.kernel - 1).into()]);
-        let conv = g.state("conv", Type::state(self.options.activations, conv))?;
-        let ssm = Shape(vec![seqs, m.heads.into(), m.dim.into(), m.state.into()]);
-        let ssm = g.state("ssm", Type::state(DType::F32, ssm))?;
-        let y = g.composite(m, &[xbc, dt, conv_w, conv_b, a, d, bias, conv, ssm])?[0];
-        let y = g.swiglu(gate, y)?;
-        let y = self.norm().apply(g, "norm", y)?;
-        linear(g, "out_proj", y, self.config.decoder.hidden_size, false)
-    }
-
     fn experts(&self, g: &mut Builder, x: Var) -> GraphResult<Var> {
         let Some(e) = &self.config.experts else { return Ok(x) };
         let y = experts(g, x, e)?;
@@ -322,12 +276,4 @@ impl PlannedLayer<'_> {
         })?;
         g.add(y, all)
     }
-}
-
-/// `down(relu(up(x))^2)`.
-fn squared_mlp(g: &mut Builder, x: Var, inner: usize) -> GraphResult<Var> {
-    let hidden = g.ty(x)?.shape.last().as_const().unwrap_or_default();
-    let h = linear(g, "up_proj", x, inner, false)?;
-    let h = squared(g, h)?;
-    linear(g, "down_proj", h, hidden, false)
 }

@@ -1,4 +1,4 @@
-//! Configurations of families whose graphs can be planned and not run yet: latent attention and hybrids with Mamba. The
+//! Configurations of families whose graphs can be planned and not run yet: latent attention. The
 //! rule of every configuration holds: what is read is understood, the rest is refused.
 
 use super::experts::ExpertsConfig;
@@ -11,8 +11,6 @@ pub enum Mixer {
     Attention,
     /// Multi-head latent attention.
     Latent,
-    /// A state-space scan.
-    Mamba,
 }
 
 /// What a layer does with each token alone.
@@ -20,8 +18,6 @@ pub enum Mixer {
 pub enum Channel {
     /// `down(silu(gate(x)) * up(x))`.
     Gated,
-    /// `down(relu(up(x))^2)`.
-    Squared,
     /// A few experts of many.
     Experts,
 }
@@ -46,21 +42,6 @@ pub struct LatentConfig {
     pub index: Option<(usize, usize, usize)>,
 }
 
-/// The scan of Mamba-2.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MambaConfig {
-    /// Heads.
-    pub heads: usize,
-    /// Channels of a head.
-    pub head_dim: usize,
-    /// Groups.
-    pub groups: usize,
-    /// Elements of the state of a channel.
-    pub state: usize,
-    /// Tokens that the convolution sees.
-    pub kernel: usize,
-}
-
 /// A model that can be planned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedConfig {
@@ -76,6 +57,4 @@ pub struct PlannedConfig {
     pub experts: Option<ExpertsConfig>,
     /// Where a layer has [`Mixer::Latent`].
     pub latent: Option<LatentConfig>,
-    /// Where a layer has [`Mixer::Mamba`].
-    pub mamba: Option<MambaConfig>,
 }

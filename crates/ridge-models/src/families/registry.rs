@@ -9,8 +9,8 @@ use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
     bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
-    granite, granite_moe, llama, llama4, minimax_m2, mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen,
-    qwen3_moe, smollm3, stablelm, starcoder2, vit,
+    granite, granite_hybrid, granite_moe, lfm2, llama, llama4, mamba, mamba2, minimax_m2, mistral, mixtral, mpt,
+    nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm, starcoder2, vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -38,10 +38,14 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &gpt_oss::GPT_OSS,
     &granite::GRANITE,
     &granite_moe::GRANITE_MOE,
+    &granite_hybrid::GRANITE_HYBRID,
     &granite_moe::GRANITE_MOE_SHARED,
     &deepseek::KIMI_K2,
+    &lfm2::LFM2,
     &llama::LLAMA,
     &llama4::LLAMA4,
+    &mamba::MAMBA,
+    &mamba2::MAMBA2,
     &minimax_m2::MINIMAX_M2,
     &mistral::MISTRAL,
     &mixtral::MIXTRAL,
@@ -55,6 +59,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
     &qwen3_moe::QWEN3_MOE,
+    &qwen3_next::QWEN3_NEXT,
     &bert::ROBERTA,
     &smollm3::SMOLLM3,
     &stablelm::STABLELM,
@@ -348,7 +353,7 @@ mod tests {
                 cut.retain(|(model_type, cut)| *model_type != family.model_type || !scope.ends_with(cut));
             }
         }
-        // Output projections that are the embedding in each fixture, and experts without a gate.
+        // Output projections that are the embedding in each fixture.
         let tied = [
             "bloom",
             "cohere",
@@ -358,17 +363,17 @@ mod tests {
             "gemma3_text",
             "gpt2",
             "granite",
+            "granitemoehybrid",
+            "lfm2",
+            "mamba",
+            "mamba2",
             "mpt",
             "qwen2",
             "smollm3",
             "starcoder2",
         ]
         .map(|family| (family, "lm_head"));
-        let squared = ["mlp.experts.gate_proj", "mlp.shared_experts.gate_proj", "mlp.gate_proj"];
-        cut.retain(|(family, scope)| match *family {
-            "nemotron_h" => !squared.contains(scope),
-            _ => !tied.contains(&(family, scope)),
-        });
+        cut.retain(|cut| !tied.contains(cut));
         assert!(cut.is_empty(), "{cut:?}");
     }
 

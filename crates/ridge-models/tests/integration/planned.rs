@@ -68,7 +68,7 @@ fn caches_are_of_their_kinds() {
     assert_eq!(groups("DeepSeek-V3.2"), [(61 * (576 + 128) * 2, 0, 1)]);
     let hybrid = groups("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16");
     // 23 scans of 64 x 64 x 128 states in f32 and 6144 channels of 3 tokens in f32; 6 layers of attention.
-    assert_eq!(hybrid, [(0, 23 * (64 * 64 * 128 + 6144 * 3) * 4, 8), (2 * 6 * 2 * 128 * 2, 0, 2)]);
+    assert_eq!(hybrid, [(2 * 6 * 2 * 128 * 2, 0, 2), (0, 23 * (64 * 64 * 128 + 6144 * 3) * 4, 1)]);
 }
 
 /// Matrix FLOPs of one token without any context, halved: the parameters that it multiplies.

@@ -17,8 +17,8 @@ use ridge_graph::{
     Arg, Bindings, DType, Graph, GraphError, Precision, Role, Shape, Tensor, Type, Value, conformance, evaluate, passes,
 };
 use ridge_models::{
-    BuildOptions, Model, ModelConfig, ModelFiles, WeightSource, block_table_name, symbols, windows, with_blocks,
-    with_loss,
+    BuildOptions, Model, ModelConfig, ModelFiles, STATE_LINES, WeightSource, block_table_name, has_fixed_state,
+    symbols, windows, with_blocks, with_loss,
 };
 use ridge_runtime::{Backend, Compiled, Session, lower};
 use safetensors::SafeTensors;
@@ -47,16 +47,22 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("gpt_oss", None),
     ("granite", None),
     ("granitemoe", None),
+    ("granitemoehybrid", None),
+    ("granitemoehybrid_dense", None),
     ("granitemoeshared", None),
     ("llama4", None),
+    ("lfm2", None),
     ("llama_dynamic", Some(24)),
     ("llama_linear", None),
     ("llama_yarn", None),
     ("llama_yarn_mscale", None),
+    ("mamba", None),
+    ("mamba2", None),
     ("minimax_m2", None),
     ("mistral", None),
     ("mixtral", None),
     ("mpt", None),
+    ("nemotron_h", None),
     ("olmo2", None),
     ("olmo3", None),
     ("olmoe", None),
@@ -66,6 +72,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen2_moe", None),
     ("qwen3", None),
     ("qwen3_moe", None),
+    ("qwen3_next", None),
     ("smollm3", None),
     ("stablelm", None),
     ("stablelm_parallel", None),
@@ -187,27 +194,40 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<i64>,
     pub(crate) cached: usize,
     pub(crate) blocks: Vec<i64>,
+    /// The lines that its fixed-size states take in turn, the one that is read first, if there is something to read.
+    lines: [i64; 2],
 }
 
 impl Sequence {
     /// Nothing cached yet, in these blocks.
     pub(crate) fn new(tokens: &[i64], blocks: &[i64]) -> Self {
-        Self { tokens: tokens.to_vec(), cached: 0, blocks: blocks.to_vec() }
+        Self { tokens: tokens.to_vec(), cached: 0, blocks: blocks.to_vec(), lines: [blocks[0], blocks[1]] }
     }
 }
 
 /// Blocks in an order that no formula gives, for two sequences of 30 tokens.
 pub(crate) const SHUFFLED: [[i64; TABLE]; 2] = [[7, 0, 12, 3, 9, 5], [2, 11, 4, 8, 1, 10]];
 
-/// Inputs of one step that processes the next `counts[i]` tokens of sequence `i`, which are then in its cache.
+/// Inputs of one step that processes the next `counts[i]` tokens of sequence `i`, which are then in its cache, of a model
+/// without fixed-size states.
 pub(crate) fn step(sequences: &mut [Sequence], counts: &[usize]) -> (Vec<(String, Tensor)>, Bindings) {
+    let (mut inputs, bindings) = step_with_lines(sequences, counts);
+    inputs.retain(|(name, _)| name != STATE_LINES);
+    (inputs, bindings)
+}
+
+/// The same with the lines of fixed-size states.
+fn step_with_lines(sequences: &mut [Sequence], counts: &[usize]) -> (Vec<(String, Tensor)>, Bindings) {
     let (mut ids, mut rows, mut starts) = (Vec::new(), Vec::new(), vec![0]);
     let lengths: Vec<i64> = sequences.iter().map(|s| s.cached as i64).collect();
-    let mut table = Vec::new();
+    let (mut table, mut lines) = (Vec::new(), Vec::new());
     for (row, (s, count)) in sequences.iter_mut().zip(counts).enumerate() {
         ids.extend(&s.tokens[s.cached..s.cached + count]);
         rows.extend(vec![row as i64; *count]);
         starts.push(ids.len() as i64);
+        // A sequence starts from zeros, whatever its lines hold.
+        lines.extend([if s.cached == 0 { -1 } else { s.lines[0] }, s.lines[1]]);
+        s.lines.reverse();
         s.cached += count;
         // Only the blocks that are needed by now.
         let used = s.cached.div_ceil(BLOCK_SIZE);
@@ -220,13 +240,15 @@ pub(crate) fn step(sequences: &mut [Sequence], counts: &[usize]) -> (Vec<(String
         .with(symbols::TOKENS, ids.len())
         .with(symbols::SEQS, seqs)
         .with(symbols::TABLE, TABLE)
-        .with(symbols::BLOCKS, BLOCKS);
+        .with(symbols::BLOCKS, BLOCKS)
+        .with(symbols::STATE_LINES, BLOCKS);
     let inputs = vec![
         i32s("token_ids", &[ids.len()], ids.clone()),
         i32s("seq_ids", &[rows.len()], rows),
         i32s("query_start", &[seqs + 1], starts),
         i32s("lengths", &[seqs], lengths),
         i32s("block_table", &[seqs, TABLE], table),
+        i32s(STATE_LINES, &[seqs, 2], lines),
     ];
     (inputs, bindings)
 }
@@ -237,7 +259,10 @@ pub(crate) fn step_of(
     sequences: &mut [Sequence],
     counts: &[usize],
 ) -> (Vec<(String, Tensor)>, Bindings) {
-    let (mut inputs, bindings) = step(sequences, counts);
+    let (mut inputs, bindings) = step_with_lines(sequences, counts);
+    if !has_fixed_state(graph) {
+        inputs.retain(|(name, _)| name != STATE_LINES);
+    }
     let table = find(&inputs, "block_table").cloned().expect("is an input");
     inputs.extend(windows(graph).into_iter().map(|window| (block_table_name(Some(window)), table.clone())));
     (inputs, with_blocks(graph, bindings, BLOCKS))
@@ -302,7 +327,8 @@ impl OnCpu {
         let mut session = Session::new(backend);
         let source = WeightSource::Checkpoint(Arc::clone(&fixture.checkpoint));
         source.load(&mut session, &fixture.model.graph, |_| ()).expect("loads");
-        let blocks = with_blocks(&fixture.model.graph, Bindings::new(), BLOCKS);
+        let lines = Bindings::new().with(symbols::STATE_LINES, BLOCKS);
+        let blocks = with_blocks(&fixture.model.graph, lines, BLOCKS);
         session.allocate_states(&fixture.model.graph, &blocks).expect("fits");
         let compiled = session.compile(&fixture.model.graph, &["all_logits"]).expect("compiles");
         Self { session, compiled }

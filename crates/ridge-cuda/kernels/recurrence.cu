@@ -1,0 +1,78 @@
+// Linear recurrences whose state is a matrix, token by token. A block has some columns of the state of a head of a sequence in
+// registers: four threads a column, which share its keys, so that a sum over the keys is two shuffles. Floor: the
+// operands' bytes over bandwidth; long sequences are bound by the latency of a token, about a microsecond.
+// Numbers: tokens, rows, groups, heads, value. KEY, DECAYS (1 or KEY) and LOW_RANK (0 or 1) come from the instance.
+
+#define SLICES 4
+#define COLUMNS 32
+#define MINE ((KEY + SLICES - 1) / SLICES)
+
+__device__ inline float over_slices(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
+    const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
+    const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
+    const float* __restrict__ erase, const float* __restrict__ write, float* __restrict__ y, float* __restrict__ after,
+    Numbers<5> n
+) {
+    // Keys behind the last are zeros.
+    __shared__ float qs[MINE * SLICES], ks[MINE * SLICES], kept[MINE * SLICES], from[MINE * SLICES], to[MINE * SLICES];
+    const i64 tokens = n.v[0], rows = n.v[1], groups = n.v[2], heads = n.v[3], value = n.v[4];
+    const i64 tiles = (value + COLUMNS - 1) / COLUMNS, all = rows * heads * tiles;
+    const int t = threadIdx.x, slice = t % SLICES;
+    for (int i = t; i < MINE * SLICES; i += SLICES * COLUMNS) qs[i] = ks[i] = kept[i] = from[i] = to[i] = 0.0f;
+    for (i64 block = blockIdx.x; block <= all; block += gridDim.x) {
+        if (block == all) {
+            // Tokens of no sequence.
+            for (i64 i = starts[rows] * heads * value + t; i < tokens * heads * value; i += SLICES * COLUMNS) y[i] = 0.0f;
+            continue;
+        }
+        const i64 head = block / tiles % heads, row = block / tiles / heads;
+        const i64 column = block % tiles * COLUMNS + t / SLICES;
+        const bool has = column < value;
+        const i64 base = (row * heads + head) * KEY;
+        float s[MINE];
+        #pragma unroll
+        for (int j = 0; j < MINE; ++j) {
+            const int i = j * SLICES + slice;
+            s[j] = has && i < KEY ? before[(base + i) * value + column] : 0.0f;
+        }
+        const i64 end = min((i64)starts[row + 1], tokens);
+        for (i64 token = max(starts[row], 0); token < end; ++token) {
+            const i64 at = token * heads + head, group = (token * groups + head * groups / heads) * KEY;
+            __syncthreads();
+            for (int i = t; i < KEY; i += SLICES * COLUMNS) {
+                qs[i] = q[group + i];
+                ks[i] = k[group + i];
+                kept[i] = expf(decay[at * DECAYS + (DECAYS == 1 ? 0 : i)]);
+                if (LOW_RANK) { from[i] = erase[at * KEY + i]; to[i] = write[at * KEY + i]; }
+            }
+            __syncthreads();
+            const float x = has ? v[at * value + column] : 0.0f;
+            float erased = 0.0f, sum = 0.0f;
+            if (LOW_RANK) {
+                #pragma unroll
+                for (int j = 0; j < MINE; ++j) erased = fmaf(from[j * SLICES + slice], s[j], erased);
+                erased = over_slices(erased);
+            }
+            #pragma unroll
+            for (int j = 0; j < MINE; ++j) {
+                const int i = j * SLICES + slice;
+                float next = s[j] * kept[i];
+                if (LOW_RANK) next = fmaf(to[i], erased, next);
+                s[j] = fmaf(ks[i], x, next);
+                sum = fmaf(qs[i], s[j], sum);
+            }
+            sum = over_slices(sum);
+            if (has && slice == 0) y[at * value + column] = sum;
+        }
+        #pragma unroll
+        for (int j = 0; j < MINE; ++j) {
+            const int i = j * SLICES + slice;
+            if (has && i < KEY) after[(base + i) * value + column] = s[j];
+        }
+    }
+}

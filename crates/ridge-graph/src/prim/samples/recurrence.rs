@@ -1,0 +1,68 @@
+//! Linear recurrences over ragged steps.
+
+use super::super::Prim;
+use crate::dtype::DType;
+use crate::sample::{Rng, Sample};
+use crate::tensor::Tensor;
+
+/// Tokens of each sequence, padding behind them, groups, heads, keys, values; is the decay that of a channel?
+type Case<'a> = (&'a [usize], usize, [usize; 4], bool);
+
+/// F32 alone, which the primitive computes in.
+pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    if dtype != DType::F32 {
+        return Vec::new();
+    }
+    let cases: [Case<'_>; 10] = [
+        (&[], 0, [1, 1, 4, 4], false),
+        (&[], 3, [1, 2, 4, 3], true),
+        (&[1], 0, [1, 1, 1, 1], true),
+        (&[1, 1, 1], 2, [1, 4, 16, 8], false),
+        (&[9, 0, 33], 1, [2, 4, 20, 36], false),
+        (&[70, 5], 0, [3, 3, 64, 64], true),
+        (&[40], 3, [2, 2, 33, 130], true),
+        // Channels with a state of their own, as Mamba-1 has them.
+        (&[12, 1], 1, [1, 37, 16, 1], true),
+        (&[4], 0, [2, 6, 5, 2], false),
+        (&[25, 2], 0, [1, 5, 12, 1], true),
+    ];
+    let mut samples = Vec::new();
+    for (rows, padding, [groups, heads, key, value], per_key) in cases {
+        for low_rank in [false, true] {
+            let tokens = rows.iter().sum::<usize>() + padding;
+            // As models have them: unit keys and decays, so that the state neither vanishes nor grows.
+            let unit = (key as f64).sqrt().recip();
+            let scaled = |t: Tensor, by: f64| {
+                Tensor::float(DType::F32, &t.shape, t.floats().iter().map(|x| x * by).collect()).rounded()
+            };
+            let [q, k] = [(); 2].map(|()| scaled(rng.normal(DType::F32, &[tokens, groups, key]), unit));
+            let v = rng.normal(DType::F32, &[tokens, heads, value]);
+            let rates = [tokens, heads, if per_key { key } else { 1 }];
+            let rates = Tensor::float(
+                DType::F32,
+                &rates,
+                (0..rates.iter().product()).map(|_| -2.0 * rng.unit() * rng.unit()).collect(),
+            );
+            let state = rng.normal(DType::F32, &[rows.len(), heads, key, value]);
+            let mut starts = vec![0];
+            starts.extend(rows.iter().scan(0, |end, n| {
+                *end += *n as i64;
+                Some(*end)
+            }));
+            let mut sample = Sample::prim(Prim::LinearRecurrence { low_rank })
+                .input(q)
+                .input(k)
+                .input(v)
+                .input(rates.rounded())
+                .input(state)
+                .input(Tensor::int(DType::I32, &[rows.len() + 1], starts));
+            if low_rank {
+                let erase = scaled(rng.normal(DType::F32, &[tokens, heads, key]), unit);
+                // Less than what is there is taken away.
+                sample = sample.input(erase.clone()).input(scaled(erase, -0.6));
+            }
+            samples.push(sample);
+        }
+    }
+    samples
+}

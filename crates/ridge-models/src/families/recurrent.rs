@@ -1,0 +1,233 @@
+//! Layers that keep a state of a fixed size: the mixers of state-space models and
+//! gated linear attention, made of a short convolution, a linear recurrence and a gated norm.
+
+use ridge_graph::{Builder, DType, Dim, GraphError, Result as GraphResult, Shape, Type, Var};
+
+use super::blocks::{linear, scaled, weight};
+use super::decoder::DecoderLayer;
+use super::layer_states::{CONV_STATE, LayerStates, RECURRENT_STATE};
+use crate::fixed::{read_fixed, write_fixed};
+use crate::model::{BuildOptions, symbols};
+
+/// `[seqs, ..extents]`.
+fn by_seq<const N: usize>(extents: [usize; N]) -> Shape {
+    Shape([Dim::sym(symbols::SEQS)].into_iter().chain(extents.map(Dim::from)).collect())
+}
+
+/// `x`, `[tokens, width]`, as `[tokens, heads, width / heads]`.
+pub(super) fn heads_of(g: &mut Builder, x: Var, heads: usize) -> GraphResult<Var> {
+    let width = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+    g.reshape(x, [Dim::sym(symbols::TOKENS), heads.into(), (width / heads).into()])
+}
+
+/// `x`, `[tokens, ..]`, as `[tokens, width]`.
+pub(super) fn flat(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let width: usize = g.ty(x)?.shape.0[1..].iter().filter_map(Dim::as_const).product();
+    g.reshape(x, [Dim::sym(symbols::TOKENS), width.into()])
+}
+
+/// Neighbouring parts of these widths of the columns of `x`, `[tokens, width]`.
+pub(super) fn columns<const N: usize>(g: &mut Builder, x: Var, widths: [usize; N]) -> GraphResult<[Var; N]> {
+    let mut parts = [x; N];
+    let mut from = 0;
+    for (part, width) in parts.iter_mut().zip(widths) {
+        *part = g.slice(x, 1, from, width)?;
+        from += width;
+    }
+    Ok(parts)
+}
+
+/// `x * sigmoid(x)`.
+pub(super) fn silu(g: &mut Builder, x: Var) -> GraphResult<Var> {
+    let open = g.sigmoid(x)?;
+    g.mul(x, open)
+}
+
+/// The f32 value of the weight `name`.
+fn f32_weight<const N: usize>(g: &mut Builder, name: &str, shape: [usize; N]) -> GraphResult<Var> {
+    let w = weight(g, name, shape)?;
+    g.cast(w, DType::F32)
+}
+
+/// Rows of a step: `seq_ids` and `query_start`.
+fn rows(g: &mut Builder) -> GraphResult<[Var; 2]> {
+    let ids = g.step_input("seq_ids", Type::tensor(DType::I32, [Dim::sym(symbols::TOKENS)]))?;
+    let starts = g.step_input("query_start", Type::tensor(DType::I32, [Dim::sym(symbols::SEQS) + 1]))?;
+    Ok([ids, starts])
+}
+
+/// Refuses a graph without states, which is for training.
+fn needs_states(g: &Builder, at: &DecoderLayer<'_>) -> GraphResult<()> {
+    if at.keeps_states() {
+        return Ok(());
+    }
+    let why = "layers with a recurrent state have no form without one, so models with them cannot be trained yet";
+    Err(GraphError::Use { at: g.scope().into(), why: why.into() })
+}
+
+/// The causal convolution of `x`, `[tokens, channels]`, with the weights of scope `name`: f32.
+pub(super) fn short_conv(
+    g: &mut Builder,
+    at: &DecoderLayer<'_>,
+    name: &str,
+    x: Var,
+    taps: usize,
+    bias: bool,
+) -> GraphResult<Var> {
+    needs_states(g, at)?;
+    let ty = g.ty(x)?.clone();
+    let channels = ty.shape.last().as_const().unwrap_or_default();
+    let width = channels * (taps - 1);
+    let fixed = read_fixed(g, CONV_STATE, ty.dtype, width)?;
+    let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
+    let rows = rows(g)?;
+    g.scoped(name, |g| {
+        let w = weight(g, "weight", [channels, 1, taps])?;
+        let w = g.reshape(w, Shape::new([channels, taps]))?;
+        let [y, after] = g.causal_conv1d([x, w, before], rows)?;
+        let after = g.reshape(after, by_seq([width]))?;
+        write_fixed(g, &fixed, after)?;
+        if !bias {
+            return Ok(y);
+        }
+        let bias = f32_weight(g, "bias", [channels])?;
+        g.add(y, bias)
+    })
+}
+
+/// The recurrence of f32 `q`, `k`, `v` and `log_decay` with the layer's state; see [`ridge_graph::Prim::LinearRecurrence`].
+pub(super) fn recurrence(
+    g: &mut Builder,
+    at: &DecoderLayer<'_>,
+    [q, k, v, log_decay]: [Var; 4],
+    low_rank: Option<[Var; 2]>,
+) -> GraphResult<Var> {
+    needs_states(g, at)?;
+    let extent = |g: &Builder, x: Var, axis: usize| g.ty(x).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default());
+    let (heads, key, value) = (extent(g, v, 1)?, extent(g, k, 2)?, extent(g, v, 2)?);
+    let width = heads * key * value;
+    let fixed = read_fixed(g, RECURRENT_STATE, DType::F32, width)?;
+    let before = g.reshape(fixed.before, by_seq([heads, key, value]))?;
+    let [_, starts] = rows(g)?;
+    let [y, after] = g.linear_recurrence([q, k, v, log_decay, before, starts], low_rank)?;
+    let after = g.reshape(after, by_seq([width]))?;
+    write_fixed(g, &fixed, after)?;
+    Ok(y)
+}
+
+/// How the output of a recurrence is opened by a gate, `silu(gate)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum GatedNorm {
+    /// Opened, without a norm.
+    None,
+    /// Opened, then normalised by the root mean square of each group.
+    After { groups: usize, eps: f64 },
+}
+
+impl GatedNorm {
+    /// The f32 `y`, `[tokens, width]`, opened by `gate`, with a norm's weight of scope `norm`.
+    pub(super) fn apply(self, g: &mut Builder, y: Var, gate: Var) -> GraphResult<Var> {
+        let gate = g.cast(gate, DType::F32)?;
+        match self {
+            Self::None => g.swiglu(gate, y),
+            Self::After { groups, eps } => {
+                let y = g.swiglu(gate, y)?;
+                grouped_norm(g, y, groups, eps)
+            }
+        }
+    }
+}
+
+/// Root mean square norm of each of `groups` parts of the last axis, with a weight for all of it.
+fn grouped_norm(g: &mut Builder, x: Var, groups: usize, eps: f64) -> GraphResult<Var> {
+    let width = g.ty(x)?.shape.last().as_const().unwrap_or_default();
+    g.scoped("norm", |g| {
+        let w = f32_weight(g, "weight", [width])?;
+        if groups == 1 {
+            return g.rms_norm(x, w, eps);
+        }
+        let one = g.constant(DType::F32, 1.0)?;
+        let ones = g.broadcast(one, Shape::new([width / groups]))?;
+        let x = heads_of(g, x, groups)?;
+        let x = g.rms_norm(x, ones, eps)?;
+        let x = flat(g, x)?;
+        g.mul(x, w)
+    })
+}
+
+/// The sizes of a Mamba-2 mixer (Dao and Gu 2024, "Transformers are SSMs", section 7).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mamba2Mixer {
+    /// Heads.
+    pub heads: usize,
+    /// Channels of a head.
+    pub head_dim: usize,
+    /// Groups of heads that share their input and output vectors.
+    pub groups: usize,
+    /// Elements of the state of a channel.
+    pub state: usize,
+    /// Tokens that the convolution sees.
+    pub kernel: usize,
+    /// Has the convolution a bias?
+    pub conv_bias: bool,
+    /// Have the projections in and out?
+    pub proj_bias: bool,
+}
+
+impl Mamba2Mixer {
+    /// Channels of the output.
+    pub(super) fn inner(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Channels of the convolution.
+    pub(super) fn channels(&self) -> usize {
+        self.inner() + 2 * self.groups * self.state
+    }
+
+    /// What a layer with the mixer in scope `scope` keeps.
+    pub(super) fn states(&self, scope: &str, options: &BuildOptions) -> LayerStates {
+        let states = LayerStates::none().with_conv(scope, self.channels(), self.kernel, options);
+        states.with_recurrence(scope, [self.heads, self.state, self.head_dim])
+    }
+
+    /// The mixer's output of `x`, `[tokens, hidden]`, with the weights of the scope.
+    pub(super) fn apply(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>, norm: GatedNorm) -> GraphResult<Var> {
+        let ty = g.ty(x)?.clone();
+        let hidden = ty.shape.last().as_const().unwrap_or_default();
+        let widths = [self.inner(), self.channels(), self.heads];
+        let all = linear(g, "in_proj", x, widths.iter().sum(), self.proj_bias)?;
+        let [gate, xbc, dt] = columns(g, all, widths)?;
+        let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias)?;
+        let xbc = silu(g, xbc)?;
+        let of_groups = self.groups * self.state;
+        let [x, b, c] = columns(g, xbc, [self.inner(), of_groups, of_groups])?;
+        let x = heads_of(g, x, self.heads)?;
+        let (b, c) = (heads_of(g, b, self.groups)?, heads_of(g, c, self.groups)?);
+
+        let bias = f32_weight(g, "dt_bias", [self.heads])?;
+        let dt = g.cast(dt, DType::F32)?;
+        let dt = g.add(dt, bias)?;
+        let dt = g.softplus(dt)?;
+        let decay = decay(g, dt, [self.heads])?;
+        let (dt, decay) = (heads_of(g, dt, self.heads)?, heads_of(g, decay, self.heads)?);
+        let v = g.mul(x, dt)?;
+        let y = recurrence(g, at, [c, b, v, decay], None)?;
+        let skip = f32_weight(g, "D", [self.heads])?;
+        let skip = g.reshape(skip, Shape::new([self.heads, 1]))?;
+        let skip = g.mul(x, skip)?;
+        let y = g.add(y, skip)?;
+        let y = flat(g, y)?;
+        let y = norm.apply(g, y, gate)?;
+        let y = g.cast(y, ty.dtype)?;
+        linear(g, "out_proj", y, hidden, self.proj_bias)
+    }
+}
+
+/// The logarithm of a decay: `-exp(A_log) * step`, of the f32 time steps.
+pub(super) fn decay<const N: usize>(g: &mut Builder, step: Var, shape: [usize; N]) -> GraphResult<Var> {
+    let a = f32_weight(g, "A_log", shape)?;
+    let a = g.exp(a)?;
+    let a = scaled(g, a, -1.0)?;
+    g.mul(step, a)
+}
