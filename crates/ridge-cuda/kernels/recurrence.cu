@@ -47,7 +47,7 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
             for (int i = t; i < KEY; i += SLICES * COLUMNS) {
                 qs[i] = q[group + i];
                 ks[i] = k[group + i];
-                kept[i] = expf(decay[at * DECAYS + (DECAYS == 1 ? 0 : i)]);
+                kept[i] = op_exp(decay[at * DECAYS + (DECAYS == 1 ? 0 : i)]);
                 if (LOW_RANK) { from[i] = erase[at * KEY + i]; to[i] = write[at * KEY + i]; }
             }
             __syncthreads();

@@ -1,6 +1,6 @@
 //! Objects of the driver, destroyed with their owners: events, captured graphs and loaded kernels.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use ridge_runtime::Result;
 
@@ -85,6 +85,8 @@ pub(crate) struct LoadedKernel {
     context: Arc<CudaContext>,
     module: Handle,
     pub(super) function: Handle,
+    /// Bytes of shared memory that the driver was asked for.
+    reserved: Mutex<u32>,
 }
 
 // SAFETY: as for `CudaContext`.
@@ -95,18 +97,20 @@ unsafe impl Sync for LoadedKernel {}
 impl LoadedKernel {
     /// Owns `module`, and `function` of it.
     pub(super) fn new(context: &Arc<CudaContext>, module: Handle, function: Handle) -> Self {
-        Self { context: Arc::clone(context), module, function }
-    }
-
-    /// Lets the kernel be launched with this much shared memory beside its own.
-    pub(crate) fn reserve(&self, shared: u32) -> Result<()> {
         // What every kernel may have without asking.
         const GRANTED: u32 = 16 << 10;
-        if shared <= GRANTED {
-            return Ok(());
+        Self { context: Arc::clone(context), module, function, reserved: Mutex::new(GRANTED) }
+    }
+
+    /// Lets the kernel be launched with this much shared memory beside its own, and with less: launches of other sizes share it.
+    pub(crate) fn reserve(&self, shared: u32) -> Result<()> {
+        let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared > *reserved {
+            self.context.enter()?;
+            self.context.driver.reserve_shared(self.function, shared)?;
+            *reserved = shared;
         }
-        self.context.enter()?;
-        self.context.driver.reserve_shared(self.function, shared)
+        Ok(())
     }
 }
 

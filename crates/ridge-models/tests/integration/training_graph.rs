@@ -8,8 +8,21 @@ use ridge_graph::{Arg, Bindings, DType, Graph, Precision, Role, Tensor, Value, e
 use ridge_models::{BuildOptions, WeightSource, symbols, with_loss};
 use std::sync::Arc;
 
-/// Families whose attention has ALiBi slopes, sinks or chunked windows.
-const WITHOUT_TRAINING: [&str; 5] = ["bloom", "falcon_rw", "gpt_oss", "llama4", "mpt"];
+/// Families whose attention has ALiBi slopes, sinks or chunked windows, and those with recurrent layers.
+const WITHOUT_TRAINING: [&str; 12] = [
+    "bloom",
+    "falcon_rw",
+    "gpt_oss",
+    "granitemoehybrid",
+    "granitemoehybrid_dense",
+    "lfm2",
+    "llama4",
+    "mamba",
+    "mamba2",
+    "mpt",
+    "nemotron_h",
+    "qwen3_next",
+];
 
 /// The training graph of a fixture, its weights stored as the checkpoint has them.
 fn training_graph(fixture: &Fixture, context: Option<usize>) -> Graph {
