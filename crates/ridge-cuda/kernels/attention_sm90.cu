@@ -10,7 +10,8 @@
 // softmax meanwhile. The warpgroups issue in turn, so that the softmax of one falls under the products of another.
 // Defines: D, a 16-bit float, of q, cache and result; DIM, 64 or 128; SHARE, query heads of a key head; BLOCK, tokens of a cache
 // block, a multiple of 8 that divides COLUMNS; PAGED, 0 or 1; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP; FEW: tokens in runs of
-// fewer are left out, 0 for none; LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well; CONSUMERS; STAGES.
+// fewer are left out, 0 for none; LSE, 0 or 1, whether the logarithms of the sums of powers are stored as well, 0 of rows that see
+// nothing; CONSUMERS; STAGES. Where keys are not paged nothing is done if `scattered`: tokens of a sequence must follow each other.
 // Numbers: tokens, query heads, blocks of a sequence, cache blocks. For other architectures it is empty, and is not launched.
 
 #define ROWS (64 * CONSUMERS)
@@ -120,7 +121,7 @@ __device__ inline void divide(
 extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention_sm90(
     const __grid_constant__ TensorMap q, const __grid_constant__ TensorMap cache,
 #if !PAGED
-    const __grid_constant__ TensorMap values,
+    const __grid_constant__ TensorMap values, const int* __restrict__ scattered,
 #endif
     const int* __restrict__ table, const int* __restrict__ ids, const int* __restrict__ positions,
     D::Raw* __restrict__ out,
@@ -160,6 +161,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
     __syncthreads();
     others_may_begin();
     after_others();
+#if !PAGED
+    if (*scattered) return;
+#endif
     // The tiles of tokens by what they see, from the longest on, as a few of their rows tell.
     const bool sorted = tiles <= MAX_SORTED;
     if (sorted) {
@@ -315,9 +319,14 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #if SOFTCAP
 #pragma unroll
                 for (int i = 0; i < COLUMNS / 2; ++i) {
+#if LSE
+                    // Of full precision: an error here is one of the logarithm.
+                    score[i] = CAP * tanhf(score[i] * (scale / CAP));
+#else
                     // The hyperbolic tangent by one power and one division.
                     const float e = power(score[i] * (scale * (2.0f * LOG2E / CAP)));
                     score[i] = CAP - __fdividef(2.0f * CAP, e + 1.0f);
+#endif
                 }
                 const float factor = LOG2E;
 #else
@@ -447,9 +456,9 @@ extern "C" __global__ __launch_bounds__(128 * (CONSUMERS + 1), 1) void attention
 #if LSE
                 if (pair == 0 && position[y] != LEFT_OUT)
 #if SOFTCAP
-                    lse[row] = total[y] == 0.0f ? -INF : most[y] + logf(total[y]);
+                    lse[row] = total[y] == 0.0f ? 0.0f : most[y] + logf(total[y]);
 #else
-                    lse[row] = total[y] == 0.0f ? -INF : most[y] * scale + logf(total[y]);
+                    lse[row] = total[y] == 0.0f ? 0.0f : most[y] * scale + logf(total[y]);
 #endif
 #endif
             }

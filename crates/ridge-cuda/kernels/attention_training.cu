@@ -6,7 +6,8 @@
 // time, the next while these are multiplied. Tokens see those of equal id, so a block goes over the tokens between the
 // first and the last that share an id with it: those between them are masked.
 // Defines: WARPS of a block; COLUMNS; D, a 16-bit float; DIM; SHARE, query heads of a key head; CAUSAL; WINDOW, 0 for none; SOFTCAP, 0 or 1, with CAP;
-// SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes.
+// SAVING, whether logarithms of sums are given; FOR_KEYS, whose cotangents a block of the gradient makes;
+// IF_SCATTERED, whether another kernel takes sequences whose tokens follow each other.
 // Numbers: tokens, query heads.
 
 #ifndef WARPS
@@ -42,7 +43,8 @@ __device__ inline void reach(const int* ids, const int* bounds, int tokens, int 
     to = __reduce_max_sync(0xffffffffu, to);
 }
 
-extern "C" __global__ void bounds_clear(int* __restrict__ bounds, Numbers<1> n) {
+extern "C" __global__ void bounds_clear(int* __restrict__ bounds, int* __restrict__ scattered, Numbers<1> n) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) *scattered = 0;
     for (i64 t = blockIdx.x * (i64)blockDim.x + threadIdx.x; t < n.v[0]; t += (i64)gridDim.x * blockDim.x) {
         bounds[2 * t] = (int)n.v[0];
         bounds[2 * t + 1] = 0;
@@ -56,6 +58,18 @@ extern "C" __global__ void bounds_find(const int* __restrict__ ids, int* __restr
         int* to = bounds + 2 * (ids[t] % (int)n.v[0]);
         asm volatile("red.global.min.s32 [%0], %1;" :: "l"(to), "r"((int)t) : "memory");
         asm volatile("red.global.max.s32 [%0], %1;" :: "l"(to + 1), "r"((int)t + 1) : "memory");
+    }
+}
+
+// Each token's place in its sequence, -1 for those of none, and whether tokens of some sequence do not follow each other.
+extern "C" __global__ void positions_find(
+    const int* __restrict__ ids, const int* __restrict__ bounds, int* __restrict__ positions, int* __restrict__ scattered,
+    Numbers<1> n
+) {
+    for (i64 t = blockIdx.x * (i64)blockDim.x + threadIdx.x; t < n.v[0]; t += (i64)gridDim.x * blockDim.x) {
+        const int id = ids[t], position = id < 0 ? -1 : (int)t - bounds[2 * (id % (int)n.v[0])];
+        positions[t] = position;
+        if (id >= 0 && position != 0 && (t == 0 || ids[t - 1] != id)) *scattered = 1;
     }
 }
 
@@ -147,8 +161,12 @@ __device__ inline bool all_of(const int* ids, int id, int start, int end) {
 
 extern "C" __global__ __launch_bounds__(WARPS * 32, DIM > 64 ? 1 : 2) void attention_forward(
     const D::Raw* __restrict__ q, const D::Raw* __restrict__ k, const D::Raw* __restrict__ v, const int* __restrict__ ids,
-    const int* __restrict__ bounds, D::Raw* __restrict__ out, float* __restrict__ lse, float scale, Numbers<2> n
+    const int* __restrict__ bounds, const int* __restrict__ scattered, D::Raw* __restrict__ out, float* __restrict__ lse,
+    float scale, Numbers<2> n
 ) {
+#if IF_SCATTERED
+    if (!*scattered) return;
+#endif
     extern __shared__ __align__(1024) u8 room[];
     const u32 base = shared_address(room);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, upper = lane >> 2, pair = lane & 3;

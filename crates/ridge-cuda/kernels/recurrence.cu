@@ -12,6 +12,31 @@ __device__ inline float over_slices(float x) {
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
+// A sum and what its roundings lost (Ogita, Rump, Oishi 2005, "Accurate Sum and Dot Product", algorithm 5.3): a token's result may
+// cancel to what the roundings of its products leave.
+struct Compensated {
+    float high = 0.0f, low = 0.0f;
+    __device__ void add(float x) {
+        const float sum = high + x, part = sum - high;
+        low += (high - (sum - part)) + (x - part);
+        high = sum;
+    }
+    __device__ void add_product(float a, float b) {
+        const float x = a * b;
+        low += fmaf(a, b, -x);
+        add(x);
+    }
+    __device__ float over_slices() {
+#pragma unroll
+        for (int step = 1; step < SLICES; step *= 2) {
+            const float other = __shfl_xor_sync(0xffffffff, high, step);
+            low += __shfl_xor_sync(0xffffffff, low, step);
+            add(other);
+        }
+        return high + low;
+    }
+};
+
 extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
@@ -52,7 +77,8 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
             }
             __syncthreads();
             const float x = has ? v[at * value + column] : 0.0f;
-            float erased = 0.0f, sum = 0.0f;
+            float erased = 0.0f;
+            Compensated sum;
             if (LOW_RANK) {
                 #pragma unroll
                 for (int j = 0; j < MINE; ++j) erased = fmaf(from[j * SLICES + slice], s[j], erased);
@@ -64,10 +90,10 @@ extern "C" __global__ __launch_bounds__(SLICES * COLUMNS) void recurrence(
                 float next = s[j] * kept[i];
                 if (LOW_RANK) next = fmaf(to[i], erased, next);
                 s[j] = fmaf(ks[i], x, next);
-                sum = fmaf(qs[i], s[j], sum);
+                sum.add_product(qs[i], s[j]);
             }
-            sum = over_slices(sum);
-            if (has && slice == 0) y[at * value + column] = sum;
+            const float result = sum.over_slices();
+            if (has && slice == 0) y[at * value + column] = result;
         }
         #pragma unroll
         for (int j = 0; j < MINE; ++j) {

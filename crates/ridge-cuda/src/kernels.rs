@@ -28,13 +28,14 @@ pub use entry::CudaKernelEntry;
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 23] = [
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 24] = [
     adamw::UPDATE,
     adjust::ADJUST,
     attention::ATTENTION,
     attention::DECODE,
     attention::PROMPT,
     attention::TILES,
+    attention_training::GRADIENT_SM90,
     attention_training::TRAINING,
     experts::EXPERTS,
     grouped_linear::ROWS,

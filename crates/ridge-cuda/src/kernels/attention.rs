@@ -87,8 +87,8 @@ const DECODE_SHARED: usize = 80 << 10;
 const DECODE_STAGES: usize = 2;
 
 /// The architecture of the prompt kernel, and the positions of a tile: `COLUMNS` of its text.
-const PROMPT_ARCH: &str = "sm_90a";
-const PROMPT_COLUMNS: usize = 128;
+pub(super) const PROMPT_ARCH: &str = "sm_90a";
+pub(super) const PROMPT_COLUMNS: usize = 128;
 
 /// Extents and what the kernels define.
 struct AttentionCall<'a> {
@@ -373,7 +373,7 @@ fn make(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
 }
 
 /// Gives the launches of `kernel` this much shared memory in bytes.
-fn set_shared(kernel: &mut CudaKernel, bytes: usize) {
+pub(super) fn set_shared(kernel: &mut CudaKernel, bytes: usize) {
     for action in &mut kernel.actions {
         if let DeviceAction::Launch { shared, .. } = action {
             *shared = bytes as u32;

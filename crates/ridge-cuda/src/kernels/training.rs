@@ -84,9 +84,11 @@ fn weight_gradient(spec: &CudaKernelSpec<'_>) -> Result<CudaKernel, String> {
     }))
 }
 
-/// Columns of a block and threads of it, of the text.
-const COLUMNS: usize = 128;
-const THREADS: u32 = 512;
+/// Lanes of a block's line, and threads of a block, of the text.
+const LANES: usize = 32;
+const THREADS: u32 = 256;
+/// Bytes that a thread takes of a row at a time, if they divide it.
+const CHUNK_BYTES: usize = 16;
 /// Rows of a part at least, and the most parts.
 const LEAST: usize = 64;
 const PARTS: usize = 128;
@@ -107,8 +109,13 @@ fn sums(spec: &CudaKernelSpec<'_>, norm: Option<NormWeightGradient>) -> Result<C
     }
     let parts = rows.div_ceil(LEAST).clamp(1, PARTS);
     let flag = |on: bool| if on { "1" } else { "0" };
+    let dtype = spec.inputs[0].dtype;
+    let wide = CHUNK_BYTES / dtype.size_bytes();
+    let wide = if columns.is_multiple_of(wide) { wide } else { 1 };
+    let wide_text = wide.to_string();
     let defines = [
-        ("D", name(spec.inputs[0].dtype)),
+        ("D", name(dtype)),
+        ("WIDE", &wide_text),
         ("OUT", name(spec.outputs[0].dtype)),
         ("NORMED", flag(norm.is_some())),
         ("CENTRED", flag(norm.is_some_and(|op| op.centred))),
@@ -126,8 +133,11 @@ fn sums(spec: &CudaKernelSpec<'_>, norm: Option<NormWeightGradient>) -> Result<C
     let dy = input(if norm.is_some() { 1 } else { 0 });
     let statistics = scratch(if norm.is_some() { of_parts } else { 0 });
     let args = vec![input(0), dy, statistics, scratch(0), n()];
-    kernel.actions.extend(grid(source("sum_parts"), [columns.div_ceil(COLUMNS), parts, 1], THREADS, args)?.actions);
-    kernel.actions.extend(each(source("sum_join"), columns, vec![scratch(0), output(0), n()]).actions);
+    kernel
+        .actions
+        .extend(grid(source("sum_parts"), [columns.div_ceil(LANES * wide), parts, 1], THREADS, args)?.actions);
+    let args = vec![scratch(0), output(0), n()];
+    kernel.actions.extend(grid(source("sum_join"), [columns.div_ceil(LANES), 1, 1], THREADS, args)?.actions);
     Ok(kernel)
 }
 
