@@ -3,7 +3,8 @@
 //! A piece is a head of a sequence. States are computed again, never stored for all tokens: a first pass keeps every n-th of n * n
 //! tokens, and the states of each stretch between two of them are computed when the sweep from the last token comes to it.
 //! The columns of a state depend on each other in nothing but the sums over them, so a piece takes some columns at a time, which
-//! stay in the second-level cache, and adds what they give. Keys are the lanes. Floor: 12 operations on each element of the
+//! stay in the second-level cache, and adds what they give. Keys are the lanes. Sums are in f64: cotangents are differences of large
+//! terms, and pass through as many decays as there are tokens. Floor: 12 operations on each element of the
 //! state for each token, 26 with a part of low rank.
 #![allow(clippy::inline_always)] // what a vector loop calls must compile with the loop's instruction set
 
@@ -12,10 +13,12 @@ use std::ops::Range;
 use crate::io::KernelIo;
 use crate::kernel::{CpuKernel, KernelSpec};
 use crate::scratch::Scratch;
-use crate::simd::{LANES, exp, fma, sum_lanes, vectorised};
+use crate::simd::vectorised;
 
 /// Elements of the state that a piece takes at a time.
-const ELEMENTS: usize = 4096;
+const ELEMENTS: usize = 2048;
+/// Elements of a vector.
+const LANES: usize = 8;
 
 /// The kernel of [`ridge_graph::Prim::LinearRecurrenceGradient`].
 pub(super) fn recurrence_gradient(spec: &KernelSpec<'_>) -> Result<Box<dyn CpuKernel>, String> {
@@ -55,12 +58,12 @@ struct RecurrenceGradient {
 
 /// Vectors of keys of a head of a token, padded with zeros: its operands, or what comes to them.
 struct Keys<'a> {
-    q: &'a mut [f32],
-    k: &'a mut [f32],
+    q: &'a mut [f64],
+    k: &'a mut [f64],
     /// What stays of each row of the state; what comes to its logarithm.
-    kept: &'a mut [f32],
-    erase: &'a mut [f32],
-    write: &'a mut [f32],
+    kept: &'a mut [f64],
+    erase: &'a mut [f64],
+    write: &'a mut [f64],
 }
 
 /// A piece's memory. A state is `[columns, padded keys]`.
@@ -69,11 +72,11 @@ struct Work<'a> {
     /// Sums over the columns, of a token.
     sums: Keys<'a>,
     /// States that the first pass keeps: before the first token of each stretch.
-    firsts: &'a mut [f32],
+    firsts: &'a mut [f64],
     /// States before each token of a stretch, and behind its last.
-    states: &'a mut [f32],
+    states: &'a mut [f64],
     /// The cotangent of the state.
-    cotangent: &'a mut [f32],
+    cotangent: &'a mut [f64],
 }
 
 /// Some columns of a head of a row.
@@ -90,7 +93,7 @@ impl RecurrenceGradient {
     }
 
     /// Five vectors of keys in `room`.
-    fn vectors<'a>(&self, room: &'a mut [f32]) -> Keys<'a> {
+    fn vectors<'a>(&self, room: &'a mut [f64]) -> Keys<'a> {
         let width = self.padded_key;
         let (q, room) = room.split_at_mut(width);
         let (k, room) = room.split_at_mut(width);
@@ -104,22 +107,22 @@ impl RecurrenceGradient {
         (token * self.heads + head) * self.key
     }
 
-    fn load(&self, io: &KernelIo<'_>, input: usize, part: &Part, state: &mut [f32]) {
+    fn load(&self, io: &KernelIo<'_>, input: usize, part: &Part, state: &mut [f64]) {
         let from = io.input::<f32>(input);
         state.fill(0.0);
         for i in 0..self.key {
             let at = ((part.row * self.heads + part.head) * self.key + i) * self.value;
             let row = &from[at..][part.columns.clone()];
-            row.iter().enumerate().for_each(|(column, x)| state[column * self.padded_key + i] = *x);
+            row.iter().enumerate().for_each(|(column, x)| state[column * self.padded_key + i] = f64::from(*x));
         }
     }
 
-    fn store(&self, io: &KernelIo<'_>, part: &Part, state: &[f32]) {
+    fn store(&self, io: &KernelIo<'_>, part: &Part, state: &[f64]) {
         for i in 0..self.key {
             let at = ((part.row * self.heads + part.head) * self.key + i) * self.value;
             // SAFETY: this head of the row is this piece's alone.
             let row = unsafe { io.output::<f32>(4).part(at + part.columns.start..at + part.columns.end) };
-            row.iter_mut().enumerate().for_each(|(column, x)| *x = state[column * self.padded_key + i]);
+            row.iter_mut().enumerate().for_each(|(column, x)| *x = state[column * self.padded_key + i] as f32);
         }
     }
 
@@ -140,11 +143,11 @@ impl RecurrenceGradient {
 
     /// Adds the sums over some columns to the outputs of a token.
     fn add_sums(&self, io: &KernelIo<'_>, token: usize, head: usize, sums: &Keys<'_>) {
-        let add = |output: usize, sums: &[f32]| {
+        let add = |output: usize, sums: &[f64]| {
             let at = self.at(token, head);
             // SAFETY: this token of this head is this piece's alone.
             let to = unsafe { io.output::<f32>(output).part(at..at + self.key) };
-            to.iter_mut().zip(sums).for_each(|(to, x)| *to += x);
+            to.iter_mut().zip(sums).for_each(|(to, x)| *to += *x as f32);
         };
         add(0, sums.q);
         add(1, sums.k);
@@ -156,7 +159,7 @@ impl RecurrenceGradient {
             let at = token * self.heads + head;
             // SAFETY: as above.
             let to = unsafe { io.output::<f32>(3).part(at..at + 1) };
-            to[0] += sums.kept.iter().sum::<f32>();
+            to[0] += sums.kept.iter().sum::<f64>() as f32;
         } else {
             add(3, sums.kept);
         }
@@ -180,7 +183,7 @@ vectorised! {
             if nth.is_multiple_of(op.stretch) {
                 firsts[nth / op.stretch * size..][..size].copy_from_slice(&states[..size]);
             }
-            load_keys::<FMA>(op, io, token, part.head, keys);
+            load_keys(op, io, token, part.head, keys);
             advance::<FMA>(op, io, token, part, keys, &mut states[..size]);
         }
         op.load(io, io_cotangent(op), part, cotangent);
@@ -192,11 +195,11 @@ vectorised! {
             for token in of_stretch.clone() {
                 let at = (token - from) * size;
                 states.copy_within(at..at + size, at + size);
-                load_keys::<FMA>(op, io, token, part.head, keys);
+                load_keys(op, io, token, part.head, keys);
                 advance::<FMA>(op, io, token, part, keys, &mut states[at + size..][..size]);
             }
             for token in of_stretch.rev() {
-                load_keys::<FMA>(op, io, token, part.head, keys);
+                load_keys(op, io, token, part.head, keys);
                 let (before, after) = states[(token - from) * size..][..2 * size].split_at(size);
                 go_back::<FMA>(op, io, token, part, keys, [before, after], cotangent, sums);
                 op.add_sums(io, token, part.head, sums);
@@ -213,55 +216,50 @@ fn io_cotangent(op: &RecurrenceGradient) -> usize {
 }
 
 #[inline(always)]
-fn load_keys<const FMA: bool>(
-    op: &RecurrenceGradient,
-    io: &KernelIo<'_>,
-    token: usize,
-    head: usize,
-    keys: &mut Keys<'_>,
-) {
+fn load_keys(op: &RecurrenceGradient, io: &KernelIo<'_>, token: usize, head: usize, keys: &mut Keys<'_>) {
     let (key, at) = (op.key, op.at(token, head));
     let of_group = (token * op.groups + head * op.groups / op.heads) * key;
-    keys.q[..key].copy_from_slice(&io.input::<f32>(0)[of_group..][..key]);
-    keys.k[..key].copy_from_slice(&io.input::<f32>(1)[of_group..][..key]);
+    let widen = |to: &mut [f64], from: &[f32]| to.iter_mut().zip(from).for_each(|(to, x)| *to = f64::from(*x));
+    widen(keys.q, &io.input::<f32>(0)[of_group..][..key]);
+    widen(keys.k, &io.input::<f32>(1)[of_group..][..key]);
     let rates = io.input::<f32>(3);
     if op.decays == 1 {
-        keys.kept.fill(exp::<FMA>(rates[token * op.heads + head]));
+        keys.kept.fill(f64::from(rates[token * op.heads + head]).exp());
     } else {
-        // What is behind the last key meets zeros, and must be finite.
-        keys.kept[key..].fill(0.0);
-        keys.kept[..key].copy_from_slice(&rates[at..][..key]);
-        for lanes in keys.kept.as_chunks_mut::<LANES>().0 {
-            for x in lanes {
-                *x = exp::<FMA>(*x);
-            }
-        }
+        // What is behind the last key is 0, and meets zeros.
+        keys.kept.iter_mut().zip(&rates[at..][..key]).for_each(|(kept, rate)| *kept = f64::from(*rate).exp());
     }
     if op.low_rank {
-        keys.erase[..key].copy_from_slice(&io.input::<f32>(6)[at..][..key]);
-        keys.write[..key].copy_from_slice(&io.input::<f32>(7)[at..][..key]);
+        widen(keys.erase, &io.input::<f32>(6)[at..][..key]);
+        widen(keys.write, &io.input::<f32>(7)[at..][..key]);
     }
+}
+
+/// `a b + c`.
+#[inline(always)]
+fn fma<const FMA: bool>(a: f64, b: f64, c: f64) -> f64 {
+    if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
 /// `x^T y` of vectors of keys.
 #[inline(always)]
-fn dot<const FMA: bool>(x: &[[f32; LANES]], y: &[[f32; LANES]]) -> f32 {
-    let mut sums = [0f32; LANES];
+fn dot<const FMA: bool>(x: &[[f64; LANES]], y: &[[f64; LANES]]) -> f64 {
+    let mut sums = [0f64; LANES];
     for (x, y) in x.iter().zip(y) {
         for l in 0..LANES {
             sums[l] = fma::<FMA>(x[l], y[l], sums[l]);
         }
     }
-    sum_lanes(sums)
+    sums.iter().sum()
 }
 
 #[inline(always)]
-fn lanes(x: &[f32]) -> &[[f32; LANES]] {
+fn lanes(x: &[f64]) -> &[[f64; LANES]] {
     x.as_chunks::<LANES>().0
 }
 
 #[inline(always)]
-fn lanes_mut(x: &mut [f32]) -> &mut [[f32; LANES]] {
+fn lanes_mut(x: &mut [f64]) -> &mut [[f64; LANES]] {
     x.as_chunks_mut::<LANES>().0
 }
 
@@ -273,7 +271,7 @@ fn advance<const FMA: bool>(
     token: usize,
     part: &Part,
     keys: &Keys<'_>,
-    state: &mut [f32],
+    state: &mut [f64],
 ) {
     let v = &io.input::<f32>(2)[(token * op.heads + part.head) * op.value..][part.columns.clone()];
     let (k, kept, erase, write) = (lanes(keys.k), lanes(keys.kept), lanes(keys.erase), lanes(keys.write));
@@ -286,7 +284,7 @@ fn advance<const FMA: bool>(
                 if op.low_rank {
                     x = fma::<FMA>(write[i][l], erased, x);
                 }
-                s[l] = fma::<FMA>(k[i][l], *v, x);
+                s[l] = fma::<FMA>(k[i][l], f64::from(*v), x);
             }
         }
     }
@@ -301,8 +299,8 @@ fn go_back<const FMA: bool>(
     token: usize,
     part: &Part,
     keys: &Keys<'_>,
-    [before, after]: [&[f32]; 2],
-    cotangent: &mut [f32],
+    [before, after]: [&[f64]; 2],
+    cotangent: &mut [f64],
     sums: &mut Keys<'_>,
 ) {
     let of_values = (token * op.heads + part.head) * op.value;
@@ -319,20 +317,21 @@ fn go_back<const FMA: bool>(
     let (sum_erase, sum_write) = (lanes_mut(sums.erase), lanes_mut(sums.write));
     let width = op.padded_key;
     for (column, ((v, dy), dv)) in v.iter().zip(dy).zip(dv).enumerate() {
+        let (v, dy) = (f64::from(*v), f64::from(*dy));
         let g = lanes_mut(&mut cotangent[column * width..][..width]);
         let [before, after] = [before, after].map(|state| lanes(&state[column * width..][..width]));
         for (g, q) in g.iter_mut().zip(q) {
             for l in 0..LANES {
-                g[l] = fma::<FMA>(q[l], *dy, g[l]);
+                g[l] = fma::<FMA>(q[l], dy, g[l]);
             }
         }
-        *dv = dot::<FMA>(g, k);
+        *dv = dot::<FMA>(g, k) as f32;
         let (erased, back) = if op.low_rank { (dot::<FMA>(erase, before), dot::<FMA>(write, g)) } else { (0.0, 0.0) };
         for i in 0..g.len() {
             for l in 0..LANES {
                 let x = g[i][l];
-                sum_q[i][l] = fma::<FMA>(after[i][l], *dy, sum_q[i][l]);
-                sum_k[i][l] = fma::<FMA>(x, *v, sum_k[i][l]);
+                sum_q[i][l] = fma::<FMA>(after[i][l], dy, sum_q[i][l]);
+                sum_k[i][l] = fma::<FMA>(x, v, sum_k[i][l]);
                 sum_decay[i][l] = fma::<FMA>(x, before[i][l], sum_decay[i][l]);
                 let mut next = x * kept[i][l];
                 if op.low_rank {
@@ -366,7 +365,7 @@ impl CpuKernel for RecurrenceGradient {
     fn run(&self, io: &KernelIo<'_>, pieces: Range<usize>, scratch: &mut Scratch) {
         let (size, keys) = (self.size(), self.padded_key);
         let (firsts, states) = (self.stretch * size, (self.stretch + 1) * size);
-        let [vectors, firsts, states, cotangent] = scratch.slices::<f32, 4>([10 * keys, firsts, states, size]);
+        let [vectors, firsts, states, cotangent] = scratch.slices::<f64, 4>([10 * keys, firsts, states, size]);
         let starts = io.input::<i32>(5);
         for piece in pieces {
             if piece == self.rows * self.heads {
