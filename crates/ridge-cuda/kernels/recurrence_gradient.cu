@@ -46,7 +46,7 @@ __device__ inline void advance(float (&s)[MINE], const TokenKeys& at, float x, i
     }
 }
 
-extern "C" __global__ __launch_bounds__(THREADS) void recurrence_gradient(
+extern "C" __global__ __launch_bounds__(THREADS, 1) void recurrence_gradient(
     const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v,
     const float* __restrict__ decay, const float* __restrict__ before, const int* __restrict__ starts,
     const float* __restrict__ erase, const float* __restrict__ write, const float* __restrict__ dy,
