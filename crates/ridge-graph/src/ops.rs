@@ -86,7 +86,7 @@ pub use linear_gradient::{LinearBackward, LinearInputGradient, LinearWeightGradi
 pub use lion::Lion;
 pub use log_softmax::{LogSoftmax, LogSoftmaxBackward};
 pub use logit_bias::LogitBias;
-pub use moe_router::MoeRouter;
+pub use moe_router::{ExpertGroups, MoeRouter};
 pub use muon::Muon;
 pub use norm_gradient::{NormBackward, NormInputGradient, NormWeightGradient};
 pub use penalties::Penalties;
