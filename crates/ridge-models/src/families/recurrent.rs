@@ -154,6 +154,8 @@ const LOST: f64 = -1e4;
 pub(super) enum GatedNorm {
     /// Opened, without a norm.
     None,
+    /// Normalised by the root mean square of each group, then opened.
+    Before { groups: usize, eps: f64 },
     /// Opened, then normalised by the root mean square of each group.
     After { groups: usize, eps: f64 },
 }
@@ -164,6 +166,10 @@ impl GatedNorm {
         let gate = g.cast(gate, DType::F32)?;
         match self {
             Self::None => g.swiglu(gate, y),
+            Self::Before { groups, eps } => {
+                let y = grouped_norm(g, y, groups, eps)?;
+                g.swiglu(gate, y)
+            }
             Self::After { groups, eps } => {
                 let y = g.swiglu(gate, y)?;
                 grouped_norm(g, y, groups, eps)
@@ -206,6 +212,8 @@ pub struct Mamba2Mixer {
     pub conv_bias: bool,
     /// Have the projections in and out?
     pub proj_bias: bool,
+    /// Factors of what is projected: the gate, the input, its vectors in and out of the state, and the time steps.
+    pub factors: [f64; 5],
 }
 
 impl Mamba2Mixer {
@@ -217,6 +225,22 @@ impl Mamba2Mixer {
     /// Channels of the convolution.
     pub(super) fn channels(&self) -> usize {
         self.inner() + 2 * self.groups * self.state
+    }
+
+    /// What is projected, times its factors.
+    fn weighed(&self, g: &mut Builder, all: Var) -> GraphResult<Var> {
+        if self.factors == [1.0; 5] {
+            return Ok(all);
+        }
+        let (dtype, of_groups) = (g.ty(all)?.dtype, self.groups * self.state);
+        let widths = [self.inner(), self.inner(), of_groups, of_groups, self.heads];
+        let mut parts = Vec::with_capacity(widths.len());
+        for (factor, width) in self.factors.into_iter().zip(widths) {
+            let factor = g.constant(dtype, factor)?;
+            parts.push(g.broadcast(factor, Shape::new([width]))?);
+        }
+        let factors = g.concat(&parts, 0)?;
+        g.mul(all, factors)
     }
 
     /// What a layer with the mixer in scope `scope` keeps.
@@ -231,6 +255,7 @@ impl Mamba2Mixer {
         let hidden = ty.shape.last().as_const().unwrap_or_default();
         let widths = [self.inner(), self.channels(), self.heads];
         let all = linear(g, "in_proj", x, widths.iter().sum(), self.proj_bias)?;
+        let all = self.weighed(g, all)?;
         let [gate, xbc, dt] = columns(g, all, widths)?;
         let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias)?;
         let xbc = silu(g, xbc)?;

@@ -32,17 +32,23 @@ fn models() -> Vec<String> {
             // An encoder and a classifier of images; frequencies and windows that GGUF cannot tell, a layer without experts
             // among others, and families that GGUF does not have or has in another form.
             let without = [
+                "bamba",
                 "bert",
                 "bert_reranker",
                 "deepseek_v2",
+                "deepseek_v2_groups",
                 "deepseek_v3",
                 "distilbert",
                 "distilbert_classifier",
+                "falcon_h1",
+                "falcon_h1_plain",
+                "falcon_mamba",
                 "falcon_rw",
                 "glm",
                 "glm4_moe",
                 "granitemoehybrid",
                 "granitemoehybrid_dense",
+                "jamba",
                 "lfm2",
                 "llama4",
                 "llama_dynamic",

@@ -29,13 +29,18 @@ pub(crate) const ALL: [&str; 6] =
 
 /// Every decoder, with the context that it is built for: the whole sequence where frequencies depend on it.
 pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
+    ("bamba", None),
     ("bloom", None),
     ("cohere", None),
     ("cohere2", None),
     ("deepseek_v2", None),
+    ("deepseek_v2_groups", None),
     ("deepseek_v3", None),
     ("exaone4", None),
     ("falcon", None),
+    ("falcon_h1", None),
+    ("falcon_h1_plain", None),
+    ("falcon_mamba", None),
     ("falcon_rw", None),
     ("gemma2", None),
     ("gemma3", None),
@@ -50,6 +55,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("granitemoehybrid", None),
     ("granitemoehybrid_dense", None),
     ("granitemoeshared", None),
+    ("jamba", None),
     ("llama4", None),
     ("lfm2", None),
     ("llama_dynamic", Some(24)),
