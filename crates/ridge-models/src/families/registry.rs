@@ -63,6 +63,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen::QWEN2,
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
+    &qwen3_next::QWEN35,
     &qwen3_moe::QWEN3_MOE,
     &qwen3_next::QWEN3_NEXT,
     &bert::ROBERTA,

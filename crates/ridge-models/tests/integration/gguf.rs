@@ -59,6 +59,7 @@ fn models() -> Vec<String> {
                 "mpt",
                 "nemotron_h",
                 "qwen3_moe",
+                "qwen3_5",
                 "qwen3_next",
                 "roberta",
                 "starcoder2",

@@ -78,6 +78,7 @@ pub(crate) const FAMILIES: &[(&str, Option<usize>)] = &[
     ("qwen2_moe", None),
     ("qwen3", None),
     ("qwen3_moe", None),
+    ("qwen3_5", None),
     ("qwen3_next", None),
     ("smollm3", None),
     ("stablelm", None),
