@@ -203,7 +203,7 @@ pub(super) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     let with_cotangent = |sample: Sample| {
         let inputs: Vec<Tensor> = sample.inputs.iter().map(|value| value.tensor().clone()).collect();
         let shape = inputs[0].shape.clone();
-        let sample = inputs.into_iter().fold(Sample::new(RaggedConv1dBackward), |sample, input| sample.input(input));
+        let sample = inputs.into_iter().fold(Sample::new(RaggedConv1dBackward), Sample::input);
         sample.input(rng.normal(DType::F32, &shape))
     };
     samples(&mut Rng::new(31), dtype).into_iter().map(with_cotangent).collect()
