@@ -19,7 +19,7 @@ macro_rules! pod {
         unsafe impl Pod for $t {}
     )*};
 }
-pod!(u8, i8, u16, i16, u32, i32, i64, u64, f32, half::f16, half::bf16);
+pod!(u8, i8, u16, i16, u32, i32, i64, u64, f32, f64, half::f16, half::bf16);
 
 /// Memory as elements of `T`, of which any bits are one.
 pub(crate) fn view<T: Pod>(bytes: &[u8]) -> &[T] {

@@ -1,7 +1,7 @@
 //! Primitives that neither a hand-written kernel nor a fused group runs, one at a time.
 //!
 //! `moves` copies elements whatever they are, `rows` gathers and scatters rows, `along` combines along an axis, `order`
-//! sorts, `recurrence` runs linear recurrences, `matmul` multiplies and `collective` talks to other ranks. What a fused group could run is a group of one.
+//! sorts, `recurrence` and `recurrence_gradient` run linear recurrences, `matmul` multiplies and `collective` talks to other ranks. What a fused group could run is a group of one.
 
 mod along;
 mod collective;
@@ -9,6 +9,7 @@ mod matmul;
 mod moves;
 mod order;
 mod recurrence;
+mod recurrence_gradient;
 mod rows;
 
 use ridge_graph::{Dim, Prim};
@@ -70,6 +71,7 @@ pub(crate) fn make(prim: &Prim, spec: &KernelSpec<'_>, mesh: &MeshGroups) -> Res
             Ok(order::sort(input.dtype, around(&input.shape, *axis), *descending, keep))
         }
         Prim::LinearRecurrence { .. } => recurrence::recurrence(spec),
+        Prim::LinearRecurrenceGradient { .. } => recurrence_gradient::recurrence_gradient(spec),
         Prim::MatMul { trans_a, trans_b, .. } => Ok(matmul::matmul(&spec.inputs, output, *trans_a, *trans_b)),
         Prim::Collective { kind, mesh: axis, ranks } => {
             collective::make(*kind, axis, *ranks, &spec.inputs[0], output, mesh)

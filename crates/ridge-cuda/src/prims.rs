@@ -16,8 +16,15 @@ pub(crate) use matmul::{MatrixProduct, product};
 
 /// Every text of this folder.
 #[cfg(test)]
-pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 6] =
-    [along::ALONG, matmul::MATMUL, matmul::MATMUL_ROWS, moves::ROWS, order::SORT, recurrence::RECURRENCE];
+pub(crate) const TEXTS: [crate::kernel::KernelText<'_>; 7] = [
+    along::ALONG,
+    matmul::MATMUL,
+    matmul::MATMUL_ROWS,
+    moves::ROWS,
+    order::SORT,
+    recurrence::RECURRENCE,
+    recurrence::RECURRENCE_GRADIENT,
+];
 
 /// The kernel of `prim`.
 ///
@@ -39,6 +46,7 @@ pub(crate) fn make(prim: &Prim, spec: &CudaKernelSpec<'_>, mesh: &MeshRanks) -> 
         Prim::ArgMax { axis } => along::argmax(spec, *axis),
         Prim::Sort { axis, descending, .. } => order::sort(spec, *axis, *descending)?,
         Prim::LinearRecurrence { .. } => recurrence::recurrence(spec)?,
+        Prim::LinearRecurrenceGradient { .. } => recurrence::recurrence_gradient(spec)?,
         Prim::MatMul { trans_a, trans_b, .. } => matmul::matmul(spec, *trans_a, *trans_b),
         Prim::Gather { axis } => moves::gather(spec, *axis),
         Prim::Scatter { axis, add } => moves::scatter(spec, *axis, *add),

@@ -12,6 +12,7 @@
 mod activity;
 mod expand;
 mod prim;
+mod recurrence;
 mod residual;
 mod reverse;
 mod rows;

@@ -89,6 +89,18 @@ pub enum Prim {
     /// "Gated Linear Attention Transformers", table 1; Dao and Gu 2024, "Transformers are SSMs"; Yang et al. 2025, "Gated
     /// Delta Networks", section 3; Peng et al. 2025, "RWKV-7 Goose", section 3).
     LinearRecurrence { low_rank: bool },
+    /// `(q, k, v, log_decay, state, query_start, [erase, write,] dy, dstate) -> (dq, dk, dv, dlog_decay, dstate_before[, derase,
+    /// dwrite])`: the cotangents of the float inputs of [`Prim::LinearRecurrence`], in its order, from those of its outputs. Each has
+    /// the type of its input but `dq` and `dk`, which are `[tokens, heads, key]`: the groups' are their sums over heads. With `G`
+    /// the cotangent of the state, backwards from `dstate`, and `S` as above:
+    ///
+    /// ```text
+    /// G_t = q_t dy_t^T + diag(exp(log_decay_{t+1})) G_{t+1} + erase_{t+1} (write_{t+1}^T G_{t+1})
+    /// dq_t = S_t dy_t, dk_t = G_t v_t, dv_t = G_t^T k_t
+    /// dlog_decay_t = exp(log_decay_t) * rows of (G_t * S_{t-1}), summed, and over keys where all decay alike
+    /// derase_t = S_{t-1} (G_t^T write_t), dwrite_t = G_t (S_{t-1}^T erase_t)
+    /// ```
+    LinearRecurrenceGradient { low_rank: bool },
     /// The tensor that a state holds now.
     StateRead,
     /// `(state, tensor)`: the next version of the state.
@@ -168,6 +180,7 @@ impl Prim {
             Self::Random { .. } => "random",
             Self::Sort { .. } => "sort",
             Self::LinearRecurrence { .. } => "linear_recurrence",
+            Self::LinearRecurrenceGradient { .. } => "linear_recurrence_gradient",
             Self::StateRead => "state_read",
             Self::StateWrite => "state_write",
             Self::Component(_) => "component",
@@ -202,7 +215,7 @@ impl Prim {
             Self::Sort { axis, descending, keep } => {
                 format!("axis={axis}, {}, keep={keep}", if *descending { "descending" } else { "ascending" })
             }
-            Self::LinearRecurrence { low_rank } => {
+            Self::LinearRecurrence { low_rank } | Self::LinearRecurrenceGradient { low_rank } => {
                 if *low_rank {
                     "low_rank".into()
                 } else {

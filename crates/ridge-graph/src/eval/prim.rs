@@ -104,6 +104,10 @@ pub(super) fn apply(
             let y = as_given(DType::F32, shape, y)?;
             return Ok(vec![y, as_given(DType::F32, &shapes[1], state)?]);
         }
+        Prim::LinearRecurrenceGradient { .. } => {
+            let all = recurrence::gradient(&tensors, precision)?;
+            return all.into_iter().zip(shapes).map(|(data, shape)| as_given(DType::F32, shape, data)).collect();
+        }
         Prim::StateRead => tensors[0].clone(),
         Prim::StateWrite => tensors[1].clone(),
         Prim::Component(_) | Prim::Assemble { .. } | Prim::Collective { .. } => {

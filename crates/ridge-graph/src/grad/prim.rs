@@ -1,7 +1,7 @@
 //! The gradient of each primitive: cotangents of its outputs to cotangents of its inputs.
 
-use super::rows;
 use super::sweep::SweptNode;
+use super::{recurrence, rows};
 use crate::dim::Dim;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -14,7 +14,10 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
     if !(0..at.node.inputs.len()).any(|i| at.wants(i)) {
         return Ok(());
     }
-    // Only a sort has more outputs than one, and the second of those is an integer.
+    if let Prim::LinearRecurrence { low_rank } = prim {
+        return recurrence::backward(at, *low_rank, cotangents);
+    }
+    // Of the others only a sort has more outputs than one, and the second of those is an integer.
     let Some(c) = cotangents[0] else { return Ok(()) };
     match prim {
         Prim::Unary(op) => unary(at, *op, c),
@@ -88,7 +91,9 @@ pub(super) fn backward(at: &mut SweptNode<'_, '_>, prim: &Prim, cotangents: &[Op
         Prim::StateRead => at.give(0, c),
         // The old version is replaced whole.
         Prim::StateWrite => at.give(1, c),
-        Prim::LinearRecurrence { .. } => Err(at.error("the gradient of a linear recurrence is not defined")),
+        Prim::LinearRecurrence { .. } | Prim::LinearRecurrenceGradient { .. } => {
+            Err(at.error("the gradient of the gradient of a linear recurrence is not defined"))
+        }
         Prim::Scan { .. } => Err(at.error("the gradient of a running maximum or minimum is not defined")),
         Prim::Collective { kind, mesh, ranks } => {
             let Some(kind) = kind.transpose() else {

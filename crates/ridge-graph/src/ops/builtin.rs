@@ -4,8 +4,8 @@ use super::{
     accept_candidates, adafactor, adamw, adamw_update, adamw8, attention, causal_conv1d, cross_entropy, dropout, dry,
     embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm,
     linear, linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient,
-    penalties, quantize, ragged_attention_samples, rms_norm, rope, sampling, sgd, softmax, softplus, swiglu,
-    table_write, token_layout,
+    penalties, quantize, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, sgd, softmax, softplus,
+    swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -57,6 +57,8 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("ragged_attention", ragged_attention_samples::samples),
         OpEntry::new("ragged_attention_backward", ragged_attention_samples::samples_backward),
         OpEntry::new("ragged_attention_saving", ragged_attention_samples::samples_saving),
+        OpEntry::new("ragged_conv1d", ragged_conv1d::samples),
+        OpEntry::new("ragged_conv1d_backward", ragged_conv1d::samples_backward),
         OpEntry::new("rms_norm", rms_norm::samples),
         OpEntry::new("rms_norm_backward", |rng, dtype| norm_gradient::samples(rng, dtype, false)),
         OpEntry::new("rms_norm_input_gradient", |rng, dtype| norm_gradient::samples_input(rng, dtype, false)),

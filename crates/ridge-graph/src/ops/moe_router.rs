@@ -30,9 +30,19 @@ pub struct MoeRouter {
     pub scale: f64,
     /// Is there a second input to choose by?
     pub bias: bool,
-    /// `(groups, kept)`: experts are in this many groups, and a token takes its experts from the kept groups, those
-    /// whose two best scores have the largest sums.
-    pub groups: Option<(usize, usize)>,
+    /// Experts are in groups, of which some are chosen first.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// Neighbouring experts in groups of one size: a token takes its experts from the groups whose best scores have the largest sums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are.
+    pub count: usize,
+    /// Of how many a token takes experts.
+    pub kept: usize,
+    /// How many of a group's best scores are summed: 2 in DeepSeek V3, 1 in V2 (`group_limited_greedy`).
+    pub best: usize,
 }
 
 eq_by_bits!(MoeRouter { scale; top_k, sigmoid, normalise, bias, groups });
@@ -51,12 +61,13 @@ impl MoeRouter {
     }
 
     /// `scores` with those outside the kept groups below all others.
-    fn within_groups(g: &mut Builder, scores: Var, (groups, kept): (usize, usize)) -> Result<Var> {
+    fn within_groups(g: &mut Builder, scores: Var, by: ExpertGroups) -> Result<Var> {
+        let ExpertGroups { count: groups, kept, best } = by;
         let shape = g.ty(scores)?.shape.clone();
         let (tokens, size) = (shape.0[0].clone(), shape.last().as_const().unwrap_or_default() / groups);
         let apart = Shape(vec![tokens.clone(), groups.into(), size.into()]);
         let grouped = g.reshape(scores, apart.clone())?;
-        let (best, _) = g.sort(grouped, 2, true, size.min(2))?;
+        let (best, _) = g.sort(grouped, 2, true, size.min(best))?;
         let of_group = g.reduce_sum(best, 2)?;
         let of_group = g.reshape(of_group, Shape(vec![tokens.clone(), groups.into()]))?;
         let (_, chosen) = g.sort(of_group, 1, true, kept)?;
@@ -93,7 +104,10 @@ impl Composite for MoeRouter {
             want("bias", bias, bias.dtype, [experts])?;
         }
         let mut among = experts;
-        if let Some((groups, kept)) = self.groups {
+        if let Some(ExpertGroups { count: groups, kept, best }) = self.groups {
+            if best == 0 {
+                return Err("at least one score of a group must count".into());
+            }
             if groups == 0 || !experts.is_multiple_of(groups) || !(1..=groups).contains(&kept) {
                 return Err(format!("{kept} of {groups} groups cannot be chosen among {experts} experts"));
             }
@@ -160,13 +174,15 @@ impl Builder {
 }
 
 pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let groups = |count, kept, best| Some(ExpertGroups { count, kept, best });
     let plain = MoeRouter { top_k: 2, sigmoid: false, normalise: true, scale: 1.0, bias: false, groups: None };
     let cases = [
         (0, 4, plain),
         (1, 1, MoeRouter { top_k: 1, ..plain }),
         (7, 8, plain),
         (5, 33, MoeRouter { top_k: 8, normalise: false, ..plain }),
-        (6, 16, MoeRouter { top_k: 3, sigmoid: true, scale: 2.5, bias: true, groups: Some((4, 2)), ..plain }),
+        (6, 16, MoeRouter { top_k: 3, sigmoid: true, scale: 2.5, bias: true, groups: groups(4, 2, 2), ..plain }),
+        (5, 12, MoeRouter { top_k: 2, scale: 16.0, normalise: false, groups: groups(3, 2, 1), ..plain }),
         (3, 8, MoeRouter { top_k: 8, sigmoid: true, ..plain }),
         (5, 12, MoeRouter { top_k: 4, sigmoid: true, bias: true, ..plain }),
     ];

@@ -51,6 +51,13 @@ impl Prim {
                 cost.vector_flops = elements;
                 cost.special_flops = inputs[3].shape.elements();
             }
+            Self::LinearRecurrenceGradient { low_rank } => {
+                // The recurrence again; the cotangent of its state, and a product for each cotangent of an operand.
+                let elements = &inputs[2].shape.elements() * &Poly::from(&inputs[0].shape.0[2]);
+                cost.matrix_flops = elements.clone() * if *low_rank { 26 } else { 12 };
+                cost.vector_flops = elements * 4;
+                cost.special_flops = inputs[3].shape.elements();
+            }
             Self::Collective { ranks, kind, .. } => {
                 // Ring algorithms: each rank sends (n-1)/n of the whole tensor, twice for an all-reduce. What only some ranks
                 // send is counted as if each did: a step takes as long as its slowest rank.

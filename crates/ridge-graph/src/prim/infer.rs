@@ -136,6 +136,7 @@ impl Prim {
                 return Ok(vec![values.clone(), Type { dtype: DType::I32, ..values }]);
             }
             Self::LinearRecurrence { .. } => return recurrence(inputs),
+            Self::LinearRecurrenceGradient { .. } => return recurrence_gradient(inputs),
             Self::StateRead => inputs[0].plain(),
             Self::StateWrite => {
                 require(inputs[1] == inputs[0].plain(), || format!("the new value must be {}", inputs[0].plain()))?;
@@ -191,13 +192,8 @@ impl Prim {
             Self::Binary(_) | Self::Compare(_) | Self::MatMul { .. } | Self::Gather { .. } | Self::StateWrite => 2,
             Self::Select | Self::Scatter { .. } => 3,
             Self::Random { .. } => 4,
-            Self::LinearRecurrence { low_rank } => {
-                if *low_rank {
-                    8
-                } else {
-                    6
-                }
-            }
+            Self::LinearRecurrence { low_rank } => 6 + if *low_rank { 2 } else { 0 },
+            Self::LinearRecurrenceGradient { low_rank } => 8 + if *low_rank { 2 } else { 0 },
             Self::Concat { .. } | Self::Assemble { .. } => inputs.len(),
             _ => 1,
         };
@@ -247,6 +243,19 @@ fn recurrence(inputs: &[Type]) -> Result<Vec<Type>, Why> {
     let rows = Type::tensor(DType::I32, Shape(vec![state.shape.0[0].clone() + 1]));
     require(*starts == rows, || format!("query_start must be {rows}, got {starts}"))?;
     Ok(vec![v.clone(), state.clone()])
+}
+
+/// The types of the cotangents of [`Prim::LinearRecurrenceGradient`].
+fn recurrence_gradient(inputs: &[Type]) -> Result<Vec<Type>, Why> {
+    let (forward, cotangents) = inputs.split_at(inputs.len() - 2);
+    let outputs = recurrence(forward)?;
+    for ((name, ty), wanted) in [("dy", &cotangents[0]), ("dstate", &cotangents[1])].into_iter().zip(&outputs) {
+        require(ty == wanted, || format!("{name} must be {wanted}, got {ty}"))?;
+    }
+    let [q, _, v, decay, state, _, low_rank @ ..] = forward else { return Err("takes eight inputs or ten".into()) };
+    let of_head = Type::tensor(DType::F32, [&v.shape.0[0], &v.shape.0[1], &q.shape.0[2]]);
+    let first = [of_head.clone(), of_head, v.clone(), decay.clone(), state.clone()];
+    Ok(first.into_iter().chain(low_rank.iter().cloned()).collect())
 }
 
 fn require(holds: bool, why: impl FnOnce() -> Why) -> Result<(), Why> {

@@ -41,6 +41,7 @@ pub fn prim_registry() -> OpRegistry {
         OpEntry::new("random", random),
         OpEntry::new("sort", sort),
         OpEntry::new("linear_recurrence", recurrence::samples),
+        OpEntry::new("linear_recurrence_gradient", recurrence::samples_gradient),
         OpEntry::new("state", moves::state),
         OpEntry::new("component", moves::component),
         OpEntry::new("assemble", moves::assemble),

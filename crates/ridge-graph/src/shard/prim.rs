@@ -63,6 +63,7 @@ pub(super) fn rules(prim: &Prim, inputs: &[Type], outputs: &[Type], axis: &MeshA
                 .collect()
         }
         Prim::LinearRecurrence { low_rank } => recurrence(inputs, *low_rank),
+        Prim::LinearRecurrenceGradient { low_rank } => recurrence_gradient(inputs, *low_rank),
         Prim::Component(index) => component(*index, &inputs[0], axis),
         Prim::Assemble { format, shape, .. } => assemble(format, shape, axis),
         Prim::Collective { kind, .. } => {
@@ -123,6 +124,20 @@ fn recurrence(inputs: &[Type], low_rank: bool) -> Vec<ShardingRule> {
         outputs: vec![cut(1), cut(1)],
     };
     [heads].into_iter().filter(|_| !one_group).chain(one_group.then_some(shared)).chain([values]).collect()
+}
+
+/// As the recurrence; by values, what is summed over them stays in parts.
+fn recurrence_gradient(inputs: &[Type], low_rank: bool) -> Vec<ShardingRule> {
+    let of_rank = |place| vec![place; if low_rank { 2 } else { 0 }];
+    let with_cotangents = |mut rule: ShardingRule| {
+        let by_values = rule.outputs[0] == cut(2);
+        rule.inputs.append(&mut rule.outputs);
+        let over = if by_values { Partial } else { cut(1) };
+        let own = if by_values { [cut(2), Partial, cut(3)] } else { [cut(1); 3] };
+        rule.outputs = [vec![over; 2], own.to_vec(), of_rank(over)].concat();
+        rule
+    };
+    recurrence(inputs, low_rank).into_iter().map(with_cotangents).collect()
 }
 
 fn matmul(rank: usize, trans_a: bool, trans_b: bool) -> Vec<ShardingRule> {

@@ -4,8 +4,8 @@ use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run, to
 use ridge_graph::grad::gradient;
 use ridge_graph::sample::Rng;
 use ridge_graph::{
-    Binary, Bindings, Builder, CollectiveKind, Combine, DType, Dim, Graph, GraphError, Prim, Result, Shape, Tensor,
-    Type, Unary, Value, Var,
+    Binary, Bindings, Builder, CollectiveKind, Combine, DType, Dim, Graph, GraphError, Op, Prim, Result, Shape, Tensor,
+    Type, Unary, Value, Var, prim_registry,
 };
 
 type Build<'a> = &'a dyn Fn(&mut Builder, &[Var]) -> Result<Vec<Var>>;
@@ -196,6 +196,20 @@ fn what_does_not_vary_has_a_gradient_of_zero() {
         Ok(vec![g.add(sum, best)?])
     });
     assert_eq!(got.unwrap(), [0.0, 0.0]);
+}
+
+#[test]
+fn linear_recurrences_over_ragged_steps() {
+    let recurrences = prim_registry();
+    let samples = recurrences.get("linear_recurrence").expect("is registered").samples(&mut Rng::new(7), DType::F32);
+    for sample in samples {
+        let Op::Prim(prim) = &sample.op else { panic!("a primitive") };
+        let elements: usize = sample.inputs[4].ty().shape.as_const().expect("constant").iter().product();
+        // Evaluation takes seconds for the others, which differ in nothing but their sizes.
+        if elements <= 2000 {
+            check_prim(prim, sample.inputs.clone());
+        }
+    }
 }
 
 #[test]

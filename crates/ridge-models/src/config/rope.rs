@@ -92,11 +92,19 @@ pub(crate) struct RopeKeys {
     pub(crate) default_partial: f64,
     /// The context of pretraining, if the file has it outside the rotation's own object, where it has priority.
     pub(crate) original: Option<usize>,
+    /// May the rotation's object divide pairs among the axes of an image? Positions of a text are the same on all of them.
+    pub(crate) axes: bool,
 }
 
 /// The names and defaults of most families.
-pub(crate) const ROPE_KEYS: RopeKeys =
-    RopeKeys { theta: "rope_theta", default_theta: 10_000.0, partial: None, default_partial: 1.0, original: None };
+pub(crate) const ROPE_KEYS: RopeKeys = RopeKeys {
+    theta: "rope_theta",
+    default_theta: 10_000.0,
+    partial: None,
+    default_partial: 1.0,
+    original: None,
+    axes: false,
+};
 
 /// Reads `rope_theta` with `rope_scaling`, or `rope_parameters` that holds both, or all of them if they agree.
 pub(crate) fn read(f: &mut Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<RopeConfig> {
@@ -165,6 +173,9 @@ type Unscaled = Box<Option<RopeScaling>>;
 
 impl RopeFields {
     fn read(&mut self, block: &mut Fields<'_>, sizes: RopeSizes, keys: &RopeKeys) -> Result<()> {
+        if keys.axes {
+            block.harmless(&["mrope_section", "mrope_interleaved"]);
+        }
         let theta = block.optional_positive("rope_theta")?;
         let share = partial(block, keys.partial.map(|_| "partial_rotary_factor"))?;
         for (key, before, here) in [("rope_theta", self.theta, theta), ("partial_rotary_factor", self.partial, share)] {

@@ -66,14 +66,23 @@ impl DeepseekConfig {
     fn read_v2(f: &mut Fields<'_>) -> Result<Self> {
         Self::read(f, |f, experts| {
             f.must_be("scoring_func", "softmax")?;
-            f.must_be("topk_method", "greedy")?;
+            match f.optional("topk_method")?.unwrap_or("greedy") {
+                "greedy" => f.harmless(GROUPS),
+                "group_limited_greedy" => {
+                    experts.groups = Some((f.size("n_group", MAX_SIZE)?, f.size("topk_group", MAX_SIZE)?));
+                }
+                _ => {
+                    let known = "Ridge knows \"greedy\" and \"group_limited_greedy\"";
+                    return Err(f.wrong("topk_method", "is not supported", known));
+                }
+            }
             f.must_be("norm_topk_prob", false)?;
             experts.normalise = false;
             Ok(())
         })
     }
 
-    fn read_v3(f: &mut Fields<'_>) -> Result<Self> {
+    pub(super) fn read_v3(f: &mut Fields<'_>) -> Result<Self> {
         Self::read(f, |f, experts| {
             f.must_be("scoring_func", "sigmoid")?;
             f.must_be("topk_method", "noaux_tc")?;
@@ -101,7 +110,7 @@ pub(super) static DEEPSEEK_V2: FamilyDefinition = FamilyDefinition {
     name: "deepseek_v2",
     model_type: "deepseek_v2",
     class: Some("DeepseekV2ForCausalLM"),
-    harmless: &[ROUTER_TRAINING, HARMLESS, GROUPS],
+    harmless: &[ROUTER_TRAINING, HARMLESS],
     read: ReadConfig::Decoder(|f| Ok(Box::new(DeepseekConfig::read_v2(f)?))),
     tensors: TENSORS,
     gguf: None,

@@ -3,7 +3,7 @@
 //! tensor, `[experts, out, in]`, where checkpoints have one for each expert.
 
 use ridge_files::checkpoint::Stack;
-use ridge_graph::ops::MoeRouter;
+use ridge_graph::ops::{ExpertGroups, MoeRouter};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 use serde_json::{Map, Value as Json};
 
@@ -37,7 +37,8 @@ pub struct ExpertsConfig {
     pub normalise: bool,
     /// Factor of the weights.
     pub scale: f64,
-    /// `(groups, kept)`, see [`ridge_graph::ops::MoeRouter`].
+    /// Experts are in so many groups, and a token takes them from so many: those whose two best sigmoids, or whose best
+    /// softmax, are largest. See [`ridge_graph::ops::ExpertGroups`].
     pub groups: Option<(usize, usize)>,
     /// The gate of gpt-oss, whose router and experts have biases.
     pub clamped: Option<ClampedGate>,
@@ -157,7 +158,11 @@ pub(super) fn experts(g: &mut Builder, x: Var, e: &ExpertsConfig) -> GraphResult
             normalise: e.normalise,
             scale: e.scale,
             bias: false,
-            groups: e.groups.filter(|(groups, _)| *groups > 1),
+            groups: e.groups.filter(|(groups, _)| *groups > 1).map(|(count, kept)| ExpertGroups {
+                count,
+                kept,
+                best: if e.sigmoid { 2 } else { 1 },
+            }),
         };
         g.moe_router(logits, bias, op)
     })?;

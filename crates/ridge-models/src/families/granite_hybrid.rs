@@ -65,6 +65,7 @@ pub(super) fn read_mixer(f: &mut Fields<'_>, hidden_size: usize) -> Result<Mamba
         kernel: f.size("mamba_d_conv", MAX_SIZE)?,
         conv_bias: f.optional("mamba_conv_bias")?.unwrap_or(true),
         proj_bias: f.optional("mamba_proj_bias")?.unwrap_or(false),
+        factors: [1.0; 5],
     };
     check_groups(f, &mixer, "mamba_n_groups")?;
     Ok(mixer)

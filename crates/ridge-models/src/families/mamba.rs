@@ -1,7 +1,7 @@
 //! Mamba (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces"): layers of one mixer each, in
-//! which every channel has a small state of its own.
+//! which every channel has a small state of its own; and Falcon Mamba (Zuo et al. 2024).
 
-use ridge_graph::{Builder, DType, Result as GraphResult, Var};
+use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Var};
 
 use super::blocks::{NormKind, ResidualHalf, linear, weight};
 use super::decoder::{DecoderFamily, DecoderLayer, deref_to_decoder};
@@ -29,15 +29,51 @@ pub struct MambaMixer {
     pub conv_bias: bool,
     /// Have the projections in and out?
     pub proj_bias: bool,
+    /// How time steps and the vectors in and out of the state are normalised.
+    pub norms: SelectionNorms,
+}
+
+/// Norms of a Mamba mixer's time steps, before they are projected, and of its vectors in and out of the state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SelectionNorms {
+    /// None.
+    None,
+    /// By the root mean square, without weights (Zuo et al. 2024, "Falcon Mamba", section 3.2).
+    Plain {
+        /// Added to the mean square.
+        eps: f64,
+    },
+    /// By the root mean square, with weights (Lieber et al. 2024, "Jamba", section 3.1).
+    Weighted {
+        /// Added to the mean square.
+        eps: f64,
+    },
+}
+
+impl SelectionNorms {
+    fn apply(self, g: &mut Builder, name: &str, x: Var) -> GraphResult<Var> {
+        match self {
+            Self::None => Ok(x),
+            Self::Plain { eps } => {
+                let ty = g.ty(x)?.clone();
+                let one = g.constant(ty.dtype, 1.0)?;
+                let ones = g.broadcast(one, Shape(vec![ty.shape.last()]))?;
+                g.rms_norm(x, ones, eps)
+            }
+            Self::Weighted { eps } => NormKind::Rms(eps).apply(g, name, x),
+        }
+    }
 }
 
 impl MambaMixer {
-    fn states(&self, options: &BuildOptions) -> LayerStates {
-        let states = LayerStates::none().with_conv("mixer", self.inner, self.kernel, options);
-        states.with_recurrence("mixer", [self.inner, self.state, 1])
+    /// What a layer with the mixer in scope `scope` keeps.
+    pub(super) fn states(&self, scope: &str, options: &BuildOptions) -> LayerStates {
+        let states = LayerStates::none().with_conv(scope, self.inner, self.kernel, options);
+        states.with_recurrence(scope, [self.inner, self.state, 1])
     }
 
-    fn apply(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
+    /// The mixer's output of `x`, `[tokens, hidden]`, with the weights of the scope.
+    pub(super) fn apply(&self, g: &mut Builder, x: Var, at: &DecoderLayer<'_>) -> GraphResult<Var> {
         let ty = g.ty(x)?.clone();
         let hidden = ty.shape.last().as_const().unwrap_or_default();
         let all = linear(g, "in_proj", x, 2 * self.inner, self.proj_bias)?;
@@ -47,6 +83,8 @@ impl MambaMixer {
         let narrow = g.cast(x, ty.dtype)?;
         let parts = linear(g, "x_proj", narrow, self.rank + 2 * self.state, false)?;
         let [dt, b, c] = columns(g, parts, [self.rank, self.state, self.state])?;
+        let dt = self.norms.apply(g, "dt_layernorm", dt)?;
+        let (b, c) = (self.norms.apply(g, "b_layernorm", b)?, self.norms.apply(g, "c_layernorm", c)?);
         let dt = linear(g, "dt_proj", dt, self.inner, true)?;
         let dt = g.cast(dt, DType::F32)?;
         let dt = g.softplus(dt)?;
@@ -77,8 +115,29 @@ pub struct MambaConfig {
     pub mixer: MambaMixer,
 }
 
+/// The rank of the projection to time steps that the key `key` says: a number, or `"auto"` for one in 16 of `hidden`.
+pub(super) fn read_rank(f: &mut Fields<'_>, key: &'static str, hidden: usize) -> Result<usize> {
+    match f.is_text(key) {
+        true => {
+            f.must_be(key, "auto")?;
+            Ok(hidden.div_ceil(16))
+        }
+        false => Ok(f.optional_size(key, MAX_SIZE)?.unwrap_or(hidden.div_ceil(16))),
+    }
+}
+
 impl MambaConfig {
     fn read(f: &mut Fields<'_>) -> Result<Self> {
+        Self::read_with(f, SelectionNorms::None)
+    }
+
+    fn read_falcon(f: &mut Fields<'_>) -> Result<Self> {
+        f.harmless(&["use_falcon_mambapy"]);
+        let eps = f.optional_positive("mixer_rms_eps")?.unwrap_or(1e-6);
+        Self::read_with(f, SelectionNorms::Plain { eps })
+    }
+
+    fn read_with(f: &mut Fields<'_>, norms: SelectionNorms) -> Result<Self> {
         f.must_be("hidden_act", "silu")?;
         // What older files repeat of the sizes.
         f.harmless(&[
@@ -95,13 +154,7 @@ impl MambaConfig {
         if f.optional_size("intermediate_size", MAX_SIZE)?.is_some_and(|size| size != inner) {
             return Err(f.wrong("intermediate_size", format!("is not expand * hidden_size = {inner}"), REMEDY));
         }
-        let rank = match f.is_text("time_step_rank") {
-            true => {
-                f.must_be("time_step_rank", "auto")?;
-                decoder.hidden_size.div_ceil(16)
-            }
-            false => f.optional_size("time_step_rank", MAX_SIZE)?.unwrap_or(decoder.hidden_size.div_ceil(16)),
-        };
+        let rank = read_rank(f, "time_step_rank", decoder.hidden_size)?;
         let mixer = MambaMixer {
             inner,
             state: f.size("state_size", MAX_SIZE)?,
@@ -109,6 +162,7 @@ impl MambaConfig {
             rank,
             conv_bias: f.optional("use_conv_bias")?.unwrap_or(true),
             proj_bias: f.optional("use_bias")?.unwrap_or(false),
+            norms,
         };
         if mixer.kernel < 2 {
             return Err(f.wrong("conv_kernel", "is below 2", REMEDY));
@@ -130,9 +184,20 @@ pub(super) static MAMBA: FamilyDefinition = FamilyDefinition {
     gguf: None,
 };
 
+/// How Falcon Mamba is registered: it is a Mamba with norms in its mixers.
+pub(super) static FALCON_MAMBA: FamilyDefinition = FamilyDefinition {
+    name: "falcon_mamba",
+    model_type: "falcon_mamba",
+    class: Some("FalconMambaForCausalLM"),
+    harmless: &[MAMBA_HARMLESS],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(MambaConfig::read_falcon(f)?))),
+    tensors: MAMBA_TENSORS,
+    gguf: None,
+};
+
 impl DecoderFamily for MambaConfig {
     fn states(&self, _index: usize, options: &BuildOptions) -> LayerStates {
-        self.mixer.states(options)
+        self.mixer.states("mixer", options)
     }
 
     fn norm(&self) -> NormKind {

@@ -102,6 +102,7 @@ impl Mamba2Config {
             kernel: f.size("conv_kernel", MAX_SIZE)?,
             conv_bias: f.optional("use_conv_bias")?.unwrap_or(true),
             proj_bias: f.optional("use_bias")?.unwrap_or(false),
+            factors: [1.0; 5],
         };
         check_groups(f, &mixer, "n_groups")?;
         let expand = f.optional_size("expand", MAX_SIZE)?.unwrap_or(2);

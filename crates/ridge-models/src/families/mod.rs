@@ -10,6 +10,7 @@
 //! `bert.rs` is an encoder, `vit.rs` a classifier of images, and `deepseek_v32.rs` can be planned and not run. `tensors.rs` has the names that families share.
 
 mod arrange;
+mod bamba;
 mod bert;
 mod blocks;
 mod bloom;
@@ -22,6 +23,7 @@ mod encoder;
 mod exaone4;
 mod experts;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gguf_mapping;
 mod glm4;
@@ -33,6 +35,7 @@ mod granite;
 mod granite_hybrid;
 mod granite_moe;
 mod image_classifier;
+mod jamba;
 mod latent_attention;
 mod layer_states;
 mod lfm2;
@@ -68,6 +71,7 @@ pub(crate) use gguf_mapping::{GgufEntry, GgufMapping, GgufMetadata, LAYERS_KEY, 
 pub(crate) use registry::{by_gguf, families};
 pub(crate) use tensors::TensorName;
 
+pub use bamba::BambaConfig;
 pub use bloom::BloomConfig;
 pub use cohere::CohereConfig;
 pub use deepseek::DeepseekConfig;
@@ -76,6 +80,7 @@ pub use encoder::BertConfig;
 pub use exaone4::Exaone4Config;
 pub use experts::{ClampedGate, ExpertsConfig};
 pub use falcon::FalconConfig;
+pub use falcon_h1::{FalconH1Config, FalconH1Factors};
 pub use gemma::GemmaConfig;
 pub use glm4::Glm4Config;
 pub use glm4_moe::Glm4MoeConfig;
@@ -86,11 +91,12 @@ pub use granite::{GraniteConfig, GraniteFactors};
 pub use granite_hybrid::GraniteHybridConfig;
 pub use granite_moe::GraniteMoeConfig;
 pub use image_classifier::VitConfig;
+pub use jamba::JambaConfig;
 pub use latent_attention::LatentAttentionConfig;
 pub use lfm2::Lfm2Config;
 pub use llama::{LlamaConfig, llama};
 pub use llama4::{Llama4Config, Temperature};
-pub use mamba::{MambaConfig, MambaMixer};
+pub use mamba::{MambaConfig, MambaMixer, SelectionNorms};
 pub use mamba2::Mamba2Config;
 pub use minimax_m2::MiniMaxM2Config;
 pub use mistral::MistralConfig;

@@ -136,6 +136,7 @@ impl NemotronHConfig {
             kernel: f.size("conv_kernel", MAX_SIZE)?,
             conv_bias: f.optional("use_conv_bias")?.unwrap_or(true),
             proj_bias: f.optional("use_bias")?.unwrap_or(false),
+            factors: [1.0; 5],
         };
         check_groups(f, &mixer, "n_groups")?;
         Ok(Self { decoder, layers, mixer, experts })

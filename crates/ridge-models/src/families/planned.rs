@@ -217,9 +217,14 @@ impl PlannedLayer<'_> {
             }
             None => Ok(x),
         };
-        let q_latent = linear(g, "q_a_proj", x, l.q_rank, false)?;
-        let q_latent = self.norm().apply(g, "q_a_layernorm", q_latent)?;
-        let q = linear(g, "q_b_proj", q_latent, heads * head, false)?;
+        let (q_latent, name) = match l.q_rank {
+            Some(rank) => {
+                let latent = linear(g, "q_a_proj", x, rank, false)?;
+                (self.norm().apply(g, "q_a_layernorm", latent)?, "q_b_proj")
+            }
+            None => (x, "q_proj"),
+        };
+        let q = linear(g, name, q_latent, heads * head, false)?;
         let q = Self::heads(g, q, heads)?;
         let still = g.slice(q, 2, 0, l.nope)?;
         let turned = g.slice(q, 2, l.nope, l.rope)?;

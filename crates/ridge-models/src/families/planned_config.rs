@@ -28,8 +28,8 @@ pub type LayerKind = (Option<Mixer>, Option<Channel>);
 /// Latent attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LatentConfig {
-    /// Width of the queries' latent.
-    pub q_rank: usize,
+    /// Width of the queries' latent, if they have one.
+    pub q_rank: Option<usize>,
     /// Width of the latent of keys and values.
     pub kv_rank: usize,
     /// Elements of a head that are not rotated.

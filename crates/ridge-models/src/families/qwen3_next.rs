@@ -1,5 +1,6 @@
 //! Qwen3-Next (Qwen 2025, "Qwen3-Next"): three of four layers have the gated delta rule (Yang et al. 2025, "Gated Delta
-//! Networks: Improving Mamba2 with Delta Rule", section 3), the others attention whose output is gated; with experts.
+//! Networks: Improving Mamba2 with Delta Rule", section 3), the others attention whose output is gated; with experts. And the text
+//! part of Qwen3.5 (Qwen 2026), without them.
 
 use ridge_files::checkpoint::{Part, Rows, Stack};
 use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Var};
@@ -133,15 +134,53 @@ pub struct Qwen3NextConfig {
     pub experts: ExpertsConfig,
     /// Which layers have experts; the others have an MLP.
     pub sparse: Vec<bool>,
+    /// Are published projections of a mixer fused key head by key head? Else queries, keys and values one behind another.
+    pub fused_heads: bool,
 }
 
 impl Qwen3NextConfig {
-    fn read(f: &mut Fields<'_>) -> Result<Self> {
+    fn read_next(f: &mut Fields<'_>) -> Result<Self> {
+        let count = match f.optional_size("num_experts", MAX_SIZE)? {
+            Some(count) => count,
+            None => f.size("num_local_experts", MAX_SIZE)?,
+        };
+        let experts = ExpertsConfig {
+            shared_size: f.size("shared_expert_intermediate_size", MAX_SIZE)?,
+            shared_gate: true,
+            normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
+            ..ExpertsConfig::softmax(
+                count,
+                f.size("num_experts_per_tok", MAX_SIZE)?,
+                f.size("moe_intermediate_size", MAX_SIZE)?,
+            )
+        };
+        check_experts(f, &experts)?;
+        let config = Self::read(f, experts)?;
+        let sparse_step = f.optional_size("decoder_sparse_step", MAX_SIZE)?.unwrap_or(1);
+        let dense: Vec<u64> = f.optional("mlp_only_layers")?.unwrap_or_default();
+        let sparse = |i: usize| (i + 1).is_multiple_of(sparse_step) && !dense.contains(&(i as u64));
+        Ok(Self { sparse: (0..config.num_hidden_layers).map(sparse).collect(), fused_heads: true, ..config })
+    }
+
+    /// A model without experts.
+    fn read_35(f: &mut Fields<'_>) -> Result<Self> {
+        f.must_be("attn_output_gate", true)?;
+        f.harmless(&["mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers"]);
+        Self::read(f, ExpertsConfig::softmax(0, 0, 0))
+    }
+
+    /// What both have.
+    fn read(f: &mut Fields<'_>, experts: ExpertsConfig) -> Result<Self> {
         f.needs(&["num_key_value_heads"])?;
         f.must_be("hidden_act", "silu")?;
         f.must_be("use_sliding_window", false)?;
         let mut decoder = DecoderConfig::read(f, &DECODER_KEYS)?;
-        let keys = RopeKeys { partial: Some("partial_rotary_factor"), default_partial: 0.25, ..ROPE_KEYS };
+        let keys = RopeKeys {
+            partial: Some("partial_rotary_factor"),
+            default_partial: 0.25,
+            axes: experts.experts == 0,
+            ..ROPE_KEYS
+        };
         decoder.rope = Some(read_rope(f, decoder.rope_sizes(), &keys)?);
         let layers = decoder.num_hidden_layers;
         let interval = f.optional_size("full_attention_interval", MAX_SIZE)?.unwrap_or(4);
@@ -157,20 +196,6 @@ impl Qwen3NextConfig {
             },
             None => (0..layers).map(|i| (i + 1).is_multiple_of(interval)).collect(),
         };
-        let experts = match f.optional_size("num_experts", MAX_SIZE)? {
-            Some(experts) => experts,
-            None => f.size("num_local_experts", MAX_SIZE)?,
-        };
-        let top_k = f.size("num_experts_per_tok", MAX_SIZE)?;
-        let experts = ExpertsConfig {
-            shared_size: f.size("shared_expert_intermediate_size", MAX_SIZE)?,
-            shared_gate: true,
-            normalise: f.optional("norm_topk_prob")?.unwrap_or(true),
-            ..ExpertsConfig::softmax(experts, top_k, f.size("moe_intermediate_size", MAX_SIZE)?)
-        };
-        check_experts(f, &experts)?;
-        let sparse_step = f.optional_size("decoder_sparse_step", MAX_SIZE)?.unwrap_or(1);
-        let dense: Vec<u64> = f.optional("mlp_only_layers")?.unwrap_or_default();
         let mixer = DeltaMixer {
             key_heads: f.size("linear_num_key_heads", MAX_SIZE)?,
             value_heads: f.size("linear_num_value_heads", MAX_SIZE)?,
@@ -191,7 +216,8 @@ impl Qwen3NextConfig {
             mixer,
             attends,
             experts,
-            sparse: (0..layers).map(|i| (i + 1).is_multiple_of(sparse_step) && !dense.contains(&(i as u64))).collect(),
+            sparse: vec![false; layers],
+            fused_heads: false,
         })
     }
 }
@@ -207,13 +233,26 @@ pub(super) static QWEN3_NEXT: FamilyDefinition = FamilyDefinition {
     model_type: "qwen3_next",
     class: Some("Qwen3NextForCausalLM"),
     harmless: &[ROUTER_TRAINING],
-    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read(f)?))),
-    tensors: TensorTable {
-        layer: &[ATTENTION, GATE, GATED_MLP, EXPERTS, SHARED_EXPERT, QK_NORMS, &[INPUT_NORM, MLP_NORM]],
-        // Multi-token prediction, which a decoder does without.
-        computed: &["*.rotary_emb.inv_freq", "mtp.*"],
-        ..LLAMA_TENSORS
-    },
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read_next(f)?))),
+    tensors: TENSORS,
+    gguf: None,
+};
+
+const TENSORS: TensorTable = TensorTable {
+    layer: &[ATTENTION, GATE, GATED_MLP, EXPERTS, SHARED_EXPERT, QK_NORMS, &[INPUT_NORM, MLP_NORM]],
+    // Multi-token prediction, which a decoder does without.
+    computed: &["*.rotary_emb.inv_freq", "mtp.*"],
+    ..LLAMA_TENSORS
+};
+
+/// How the text part of a Qwen3.5 without experts is registered: a Qwen3-Next whose projections are published apart.
+pub(super) static QWEN35: FamilyDefinition = FamilyDefinition {
+    name: "qwen3_5",
+    model_type: "qwen3_5_text",
+    class: Some("Qwen3_5ForCausalLM"),
+    harmless: &[],
+    read: ReadConfig::Decoder(|f| Ok(Box::new(Qwen3NextConfig::read_35(f)?))),
+    tensors: TensorTable { layer: &[ATTENTION, GATE, GATED_MLP, QK_NORMS, &[INPUT_NORM, MLP_NORM]], ..TENSORS },
     gguf: None,
 };
 
@@ -281,6 +320,23 @@ impl DecoderFamily for Qwen3NextConfig {
             parts.push(part(&of, &of, [0, dim, 2 * dim, heads]));
             parts.push(part(&of, &format!("self_attn.gate_proj.{kind}"), [dim, dim, 2 * dim, heads]));
         }
+        if !self.fused_heads {
+            let [keys, _, values] = self.mixer.widths();
+            let of_qkv = [("q_proj", 0, keys), ("k_proj", keys, keys), ("v_proj", 2 * keys, values)];
+            for (name, first, len) in of_qkv {
+                let name = format!("linear_attn.{name}.weight");
+                parts.push(part("linear_attn.in_proj_qkv.weight", &name, [first, len, 2 * keys + values, 1]));
+            }
+            for name in ["z", "b", "a"] {
+                parts.push(Part {
+                    of: format!("model.layers.*.linear_attn.in_proj_{name}.weight"),
+                    name: format!("model.layers.*.linear_attn.{name}_proj.weight"),
+                    transposed: false,
+                    rows: None,
+                });
+            }
+            return parts;
+        }
         // Queries, keys, values and gates of the values, key head by key head; so too both numbers of each value head.
         let m = &self.mixer;
         let each = m.value_heads / m.key_heads;
@@ -299,6 +355,9 @@ impl DecoderFamily for Qwen3NextConfig {
     }
 
     fn stacks(&self) -> Vec<Stack> {
-        stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], self.experts.experts)
+        match self.experts.experts {
+            0 => Vec::new(),
+            count => stacks("mlp.experts", ["gate_proj", "up_proj", "down_proj"], count),
+        }
     }
 }

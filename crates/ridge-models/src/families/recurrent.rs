@@ -1,7 +1,7 @@
 //! Layers that keep a state of a fixed size: the mixers of state-space models and
 //! gated linear attention, made of a short convolution, a linear recurrence and a gated norm.
 
-use ridge_graph::{Builder, DType, Dim, GraphError, Result as GraphResult, Shape, Type, Var};
+use ridge_graph::{Builder, DType, Dim, Result as GraphResult, Shape, Type, Var};
 
 use super::blocks::{linear, scaled, weight};
 use super::decoder::DecoderLayer;
@@ -56,15 +56,6 @@ fn rows(g: &mut Builder) -> GraphResult<[Var; 2]> {
     Ok([ids, starts])
 }
 
-/// Refuses a graph without states, which is for training.
-fn needs_states(g: &Builder, at: &DecoderLayer<'_>) -> GraphResult<()> {
-    if at.keeps_states() {
-        return Ok(());
-    }
-    let why = "layers with a recurrent state have no form without one, so models with them cannot be trained yet";
-    Err(GraphError::Use { at: g.scope().into(), why: why.into() })
-}
-
 /// The causal convolution of `x`, `[tokens, channels]`, with the weights of scope `name`: f32.
 pub(super) fn short_conv(
     g: &mut Builder,
@@ -74,19 +65,27 @@ pub(super) fn short_conv(
     taps: usize,
     bias: bool,
 ) -> GraphResult<Var> {
-    needs_states(g, at)?;
     let ty = g.ty(x)?.clone();
     let channels = ty.shape.last().as_const().unwrap_or_default();
     let width = channels * (taps - 1);
-    let fixed = read_fixed(g, CONV_STATE, ty.dtype, width)?;
-    let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
-    let rows = rows(g)?;
+    // States and step inputs belong to the layer's scope, weights to that of the convolution.
+    let kept = match at.keeps_states() {
+        true => Some((read_fixed(g, CONV_STATE, ty.dtype, width)?, rows(g)?)),
+        false => None,
+    };
     g.scoped(name, |g| {
         let w = weight(g, "weight", [channels, 1, taps])?;
         let w = g.reshape(w, Shape::new([channels, taps]))?;
-        let [y, after] = g.causal_conv1d([x, w, before], rows)?;
-        let after = g.reshape(after, by_seq([width]))?;
-        write_fixed(g, &fixed, after)?;
+        let y = match kept {
+            Some((fixed, rows)) => {
+                let before = g.reshape(fixed.before, by_seq([taps - 1, channels]))?;
+                let [y, after] = g.causal_conv1d([x, w, before], rows)?;
+                let after = g.reshape(after, by_seq([width]))?;
+                write_fixed(g, &fixed, after)?;
+                y
+            }
+            None => g.ragged_conv1d(x, w, at.positions())?,
+        };
         if !bias {
             return Ok(y);
         }
@@ -102,9 +101,11 @@ pub(super) fn recurrence(
     [q, k, v, log_decay]: [Var; 4],
     low_rank: Option<[Var; 2]>,
 ) -> GraphResult<Var> {
-    needs_states(g, at)?;
     let extent = |g: &Builder, x: Var, axis: usize| g.ty(x).map(|ty| ty.shape.0[axis].as_const().unwrap_or_default());
     let (heads, key, value) = (extent(g, v, 1)?, extent(g, k, 2)?, extent(g, v, 2)?);
+    if !at.keeps_states() {
+        return whole_recurrence(g, at.positions(), [q, k, v, log_decay], low_rank);
+    }
     let width = heads * key * value;
     let fixed = read_fixed(g, RECURRENT_STATE, DType::F32, width)?;
     let before = g.reshape(fixed.before, by_seq([heads, key, value]))?;
@@ -115,11 +116,46 @@ pub(super) fn recurrence(
     Ok(y)
 }
 
+/// The recurrence over whole sequences, packed one behind another, as one whose state is lost where a sequence begins.
+fn whole_recurrence(
+    g: &mut Builder,
+    positions: Var,
+    [q, k, v, log_decay]: [Var; 4],
+    low_rank: Option<[Var; 2]>,
+) -> GraphResult<Var> {
+    let tokens = Dim::sym(symbols::TOKENS);
+    let first = g.reshape(positions, [tokens.clone(), 1.into(), 1.into()])?;
+    let zero = g.constant(DType::I32, 0.0)?;
+    let first = g.eq(first, zero)?;
+    let lost = g.constant(DType::F32, LOST)?;
+    let nothing = g.constant(DType::F32, 0.0)?;
+    let log_decay = g.select(first, lost, log_decay)?;
+    let low_rank = match low_rank {
+        Some([erase, write]) => Some([g.select(first, nothing, erase)?, write]),
+        None => None,
+    };
+    let shape = |g: &Builder, x: Var| g.ty(x).map(|ty| ty.shape.0.clone());
+    let (of_v, of_k) = (shape(g, v)?, shape(g, k)?);
+    let state = Shape(vec![1.into(), of_v[1].clone(), of_k[2].clone(), of_v[2].clone()]);
+    let state = g.broadcast(nothing, state)?;
+    let end = g.dim_value(&tokens)?;
+    let end = g.cast(end, DType::I32)?;
+    let starts = [zero, end].map(|bound| g.reshape(bound, Shape::new([1])));
+    let [begin, end] = starts;
+    let starts = g.concat(&[begin?, end?], 0)?;
+    g.linear_recurrence([q, k, v, log_decay, state, starts], low_rank).map(|[y, _]| y)
+}
+
+/// The logarithm of a decay that leaves nothing of a state: its exponential is 0 in f32 and f64.
+const LOST: f64 = -1e4;
+
 /// How the output of a recurrence is opened by a gate, `silu(gate)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum GatedNorm {
     /// Opened, without a norm.
     None,
+    /// Normalised by the root mean square of each group, then opened.
+    Before { groups: usize, eps: f64 },
     /// Opened, then normalised by the root mean square of each group.
     After { groups: usize, eps: f64 },
 }
@@ -130,6 +166,10 @@ impl GatedNorm {
         let gate = g.cast(gate, DType::F32)?;
         match self {
             Self::None => g.swiglu(gate, y),
+            Self::Before { groups, eps } => {
+                let y = grouped_norm(g, y, groups, eps)?;
+                g.swiglu(gate, y)
+            }
             Self::After { groups, eps } => {
                 let y = g.swiglu(gate, y)?;
                 grouped_norm(g, y, groups, eps)
@@ -172,6 +212,8 @@ pub struct Mamba2Mixer {
     pub conv_bias: bool,
     /// Have the projections in and out?
     pub proj_bias: bool,
+    /// Factors of what is projected: the gate, the input, its vectors in and out of the state, and the time steps.
+    pub factors: [f64; 5],
 }
 
 impl Mamba2Mixer {
@@ -183,6 +225,22 @@ impl Mamba2Mixer {
     /// Channels of the convolution.
     pub(super) fn channels(&self) -> usize {
         self.inner() + 2 * self.groups * self.state
+    }
+
+    /// What is projected, times its factors.
+    fn weighed(&self, g: &mut Builder, all: Var) -> GraphResult<Var> {
+        if self.factors == [1.0; 5] {
+            return Ok(all);
+        }
+        let (dtype, of_groups) = (g.ty(all)?.dtype, self.groups * self.state);
+        let widths = [self.inner(), self.inner(), of_groups, of_groups, self.heads];
+        let mut parts = Vec::with_capacity(widths.len());
+        for (factor, width) in self.factors.into_iter().zip(widths) {
+            let factor = g.constant(dtype, factor)?;
+            parts.push(g.broadcast(factor, Shape::new([width]))?);
+        }
+        let factors = g.concat(&parts, 0)?;
+        g.mul(all, factors)
     }
 
     /// What a layer with the mixer in scope `scope` keeps.
@@ -197,6 +255,7 @@ impl Mamba2Mixer {
         let hidden = ty.shape.last().as_const().unwrap_or_default();
         let widths = [self.inner(), self.channels(), self.heads];
         let all = linear(g, "in_proj", x, widths.iter().sum(), self.proj_bias)?;
+        let all = self.weighed(g, all)?;
         let [gate, xbc, dt] = columns(g, all, widths)?;
         let xbc = short_conv(g, at, "conv1d", xbc, self.kernel, self.conv_bias)?;
         let xbc = silu(g, xbc)?;

@@ -8,9 +8,10 @@ use super::gguf_mapping::GgufMetadata;
 use super::image_classifier::VitConfig;
 use super::planned_config::PlannedConfig;
 use super::{
-    bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, gemma, glm4, glm4_moe, gpt_neox, gpt_oss, gpt2,
-    granite, granite_hybrid, granite_moe, lfm2, llama, llama4, mamba, mamba2, minimax_m2, mistral, mixtral, mpt,
-    nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm, starcoder2, vit,
+    bamba, bert, bloom, cohere, deepseek, deepseek_v32, exaone4, falcon, falcon_h1, gemma, glm4, glm4_moe, gpt_neox,
+    gpt_oss, gpt2, granite, granite_hybrid, granite_moe, jamba, lfm2, llama, llama4, mamba, mamba2, minimax_m2,
+    mistral, mixtral, mpt, nemotron_h, olmo2, olmoe, phi3, qwen, qwen3_moe, qwen3_next, smollm3, stablelm, starcoder2,
+    vit,
 };
 use crate::config::Fields;
 use crate::error::Result;
@@ -18,6 +19,7 @@ use ridge_files::json;
 
 /// Every family, in the order in which messages list them.
 static FAMILIES: &[&FamilyDefinition] = &[
+    &bamba::BAMBA,
     &bert::BERT,
     &bloom::BLOOM,
     &cohere::COHERE,
@@ -28,6 +30,8 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &bert::DISTILBERT,
     &exaone4::EXAONE4,
     &falcon::FALCON,
+    &falcon_h1::FALCON_H1,
+    &mamba::FALCON_MAMBA,
     &gemma::GEMMA2,
     &gemma::GEMMA3,
     &glm4::GLM,
@@ -40,6 +44,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &granite_moe::GRANITE_MOE,
     &granite_hybrid::GRANITE_HYBRID,
     &granite_moe::GRANITE_MOE_SHARED,
+    &jamba::JAMBA,
     &deepseek::KIMI_K2,
     &lfm2::LFM2,
     &llama::LLAMA,
@@ -58,6 +63,7 @@ static FAMILIES: &[&FamilyDefinition] = &[
     &qwen::QWEN2,
     &qwen3_moe::QWEN2_MOE,
     &qwen::QWEN3,
+    &qwen3_next::QWEN35,
     &qwen3_moe::QWEN3_MOE,
     &qwen3_next::QWEN3_NEXT,
     &bert::ROBERTA,

@@ -126,3 +126,14 @@ fn a_planned_op_is_refused_where_it_would_run() {
     let why = ridge_runtime::lower(&graph, &["next"], &[]).unwrap_err().to_string();
     assert!(why.contains("latent_attention can be planned and not run yet"), "{why}");
 }
+
+#[test]
+fn what_runs_is_planned_with_the_same_parameters_in_either_spelling() {
+    for file in ["config.json", "config_v4.json"] {
+        let text = std::fs::read_to_string(fixtures().join("families/deepseek_v3").join(file)).unwrap();
+        let runs = ModelConfig::from_json(file, &text).unwrap().build(&BuildOptions::default()).unwrap();
+        let planned = PlannedConfig::from_json(file, &text).unwrap_or_else(|e| panic!("{e}"));
+        let planned = planned.build(&BuildOptions::default()).unwrap();
+        assert_eq!(planned.parameter_count(), runs.parameter_count(), "{file}");
+    }
+}

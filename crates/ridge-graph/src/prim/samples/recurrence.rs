@@ -66,3 +66,15 @@ pub(super) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
     }
     samples
 }
+
+/// The same steps, with cotangents.
+pub(super) fn samples_gradient(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
+    let with_cotangents = |sample: Sample| {
+        let inputs: Vec<Tensor> = sample.inputs.iter().map(|value| value.tensor().clone()).collect();
+        let gradient = Sample::prim(Prim::LinearRecurrenceGradient { low_rank: inputs.len() == 8 });
+        let (v, state) = (inputs[2].shape.clone(), inputs[4].shape.clone());
+        let sample = inputs.into_iter().fold(gradient, Sample::input);
+        sample.input(rng.normal(DType::F32, &v)).input(rng.normal(DType::F32, &state))
+    };
+    samples(&mut Rng::new(29), dtype).into_iter().map(with_cotangents).collect()
+}
