@@ -90,7 +90,7 @@ pub use muon::Muon;
 pub use norm_gradient::{NormBackward, NormInputGradient, NormWeightGradient};
 pub use penalties::Penalties;
 pub use quantize::{Dequantize, Quantize, StraightThrough};
-pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
+pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving, ShareDropout};
 pub use rms_norm::RmsNorm;
 pub use rope::{Rope, RopeBackward};
 pub use rope_scaling::{Yarn, linear_scaling, llama3_scaling, ntk_theta, rope_frequencies, yarn_scaling};

@@ -20,7 +20,7 @@ mod tidy;
 pub use activations::{Activations, round_activations};
 pub use claim::claim;
 pub use decompose::decompose;
-pub use dropout::with_dropout;
+pub use dropout::{DropoutPlaces, with_dropout};
 pub use fuse::fuse;
 pub use linears::group_linears;
 pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};

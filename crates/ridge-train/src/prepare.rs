@@ -89,13 +89,14 @@ impl Prepared {
         let module = config.build_training(&options)?;
         let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
         let graph = passes::retype(&module.graph, &stored)?;
-        let trained = match settings.model.dropout {
-            0.0 => graph.clone(),
-            rate => {
-                let mut pruned = graph.clone();
-                passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
-                passes::with_dropout(&pruned, rate, &config.residual_scopes())?
-            }
+        let [residual, attention] = [settings.model.dropout, settings.model.attention_dropout];
+        let trained = if residual == 0.0 && attention == 0.0 {
+            graph.clone()
+        } else {
+            let mut pruned = graph.clone();
+            passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
+            let places = passes::DropoutPlaces { residual, attention, scopes: &config.residual_scopes() };
+            passes::with_dropout(&pruned, &places)?
         };
         let weights = trained_weights(&graph);
         let role = |name: &str, rank: usize| config.weight_role(name, rank);

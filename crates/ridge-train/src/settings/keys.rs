@@ -53,6 +53,7 @@ pub const KEYS: &[Key] = &[
     key("model.initialization", Text, "Initial weights: gpt2 or llama [default: by the family]"),
     key("model.initialization_std", Number, "Standard deviation of initial matrices [default: 0.02]"),
     key("model.dropout", Number, "Dropout of the embedding and of each residual branch [default: 0]"),
+    key("model.attention_dropout", Number, "Dropout of attention weights [default: 0]"),
     key("data.train", Texts, "Training data: text, JSONL, token shards, or folders of these"),
     key("data.weights", Numbers, "Share of each of data.train [default: by tokens]"),
     key("data.validation", Texts, "Validation data [default: the end of the training data]"),

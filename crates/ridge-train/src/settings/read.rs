@@ -141,7 +141,9 @@ fn check(settings: &Settings) -> Result<()> {
         }
         _ => {}
     }
-    within("model.dropout", model.dropout, (0.0..1.0).contains(&model.dropout), "must be at least 0 and below 1")?;
+    for (key, rate) in [("model.dropout", model.dropout), ("model.attention_dropout", model.attention_dropout)] {
+        within(key, rate, (0.0..1.0).contains(&rate), "must be at least 0 and below 1")?;
+    }
     let std = model.initialization_std;
     within("model.initialization_std", std, std > 0.0 && std.is_finite(), "must be above 0")?;
     let DataSettings { train: sources, weights, validation_fraction, sequence_length, .. } = data;

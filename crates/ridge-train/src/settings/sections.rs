@@ -61,6 +61,8 @@ section! {
         initialization_std: f64 = 0.02,
         /// Probability that an element is dropped behind the embedding and each half of a layer.
         dropout: f64 = 0.0,
+        /// Probability that a share of attention's softmax is dropped.
+        attention_dropout: f64 = 0.0,
     }
 }
 

@@ -69,6 +69,7 @@ fn so_has_one_in_bf16_with_dropout_accumulation_and_a_running_mean() {
     continues_to_the_same_bits(&[
         ("train.precision", "bf16"),
         ("model.dropout", "0.1"),
+        ("model.attention_dropout", "0.1"),
         ("train.accumulation", "2"),
         ("optimizer.ema", "0.9"),
     ]);
