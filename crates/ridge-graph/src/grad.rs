@@ -5,12 +5,14 @@
 //! the outputs and gives the cotangents of the arguments (`grad/reverse.rs`). A decoder layer called eighty times is
 //! differentiated once; calls with other arguments to differentiate for (the first layer above frozen embeddings) have
 //! halves of their own. `grad/activity.rs` finds what takes part at all, `grad/prim.rs` and `grad/rows.rs` hold the
-//! rule of each primitive, and `grad/residual.rs` decides what is kept and what is computed again.
+//! rule of each primitive, and `grad/residual.rs` decides what is kept and what is computed again. `grad/jvp.rs` makes
+//! derivatives along tangents of two such gradients. A differentiated graph can be differentiated again.
 //!
 //! The cotangent of a value has its dtype and shape, and of a state it is a plain tensor.
 
 mod activity;
 mod expand;
+mod jvp;
 mod prim;
 mod residual;
 mod reverse;
@@ -23,6 +25,7 @@ use crate::error::{GraphError, Result};
 use crate::graph::{Arg, Builder, Function, Graph, Op, Role, Var};
 use crate::types::Type;
 
+pub use jvp::jvp;
 pub use residual::Recompute;
 
 use activity::is_smooth;

@@ -16,6 +16,7 @@ mod pattern;
 pub(crate) mod respecialise;
 mod retype;
 mod tidy;
+mod vmap;
 
 pub use activations::{Activations, round_activations};
 pub use claim::claim;
@@ -27,3 +28,4 @@ pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest,
 pub use pattern::Pattern;
 pub use retype::retype;
 pub use tidy::{prune, tidy};
+pub use vmap::vmap;
