@@ -76,6 +76,13 @@ fn so_has_one_in_bf16_with_dropout_accumulation_and_a_running_mean() {
 }
 
 #[test]
+fn so_have_those_in_f16_and_in_bf16_without_masters() {
+    for precision in ["f16", "bf16_stochastic", "bf16_kahan"] {
+        continues_to_the_same_bits(&[("train.precision", precision), ("train.z_loss", "1e-4")]);
+    }
+}
+
+#[test]
 fn accumulated_micro_batches_are_one_batch() {
     let dir = folder();
     let mut last = Vec::new();
