@@ -2,10 +2,10 @@
 
 use crate::support::gradients::{Inputs, check, finish_with_loss, floats, run, total, weighted_sum};
 use ridge_graph::conformance::{ONLY, is_selected};
-use ridge_graph::grad::{gradient, jvp};
+use ridge_graph::grad::gradient;
 use ridge_graph::ops::{Quantize, StraightThrough, UserGradient, registry};
 use ridge_graph::sample::{Rng, Sample};
-use ridge_graph::{Bindings, Builder, DType, Gradient, Graph, GraphError, Op, Result, Shape, Tensor, Type, Value};
+use ridge_graph::{Bindings, Builder, DType, Gradient, Graph, GraphError, Op, Result, Shape, Tensor, Type, Value, jvp};
 
 /// The loss of a sample in main, and the names of its float inputs; `None` if it has no gradient.
 fn with_loss(sample: &Sample, rng: &mut Rng) -> Option<(Graph, Inputs, Vec<String>)> {

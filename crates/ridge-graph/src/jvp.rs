@@ -2,9 +2,9 @@
 //! `u` along a tangent is the derivative of `y` along it (Townsend 2017, "A new trick for calculating Jacobian vector
 //! products"). So every op that has a gradient has this one too, without a rule of its own.
 
-use super::{Differentiated, data_outputs, finished, named};
 use crate::dtype::DType;
 use crate::error::{GraphError, Result};
+use crate::grad::{Differentiated, data_outputs, finished, named};
 use crate::graph::{Arg, Builder, Graph, Role, Var};
 use crate::shape::Shape;
 use crate::types::Type;
