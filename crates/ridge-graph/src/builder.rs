@@ -1,9 +1,10 @@
 //! The methods of [`Builder`]: scopes, functions and calls, arguments asked for by name, and the emission of nodes.
 //! `builder/prims.rs` has a method for each primitive, `builder/decoding.rs` decodes stored parameters,
-//! `builder/random.rs` derives keys of random numbers; each file of `ops/`
+//! `builder/random.rs` derives keys of random numbers, `builder/loops.rs` repeats calls; each file of `ops/`
 //! adds the method of its op.
 
 mod decoding;
+mod loops;
 mod prims;
 mod random;
 

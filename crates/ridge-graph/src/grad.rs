@@ -5,7 +5,8 @@
 //! the outputs and gives the cotangents of the arguments (`grad/reverse.rs`). A decoder layer called eighty times is
 //! differentiated once; calls with other arguments to differentiate for (the first layer above frozen embeddings) have
 //! halves of their own. `grad/activity.rs` finds what takes part at all, `grad/prim.rs` and `grad/rows.rs` hold the
-//! rule of each primitive, and `grad/residual.rs` decides what is kept and what is computed again.
+//! rule of each primitive, and `grad/residual.rs` decides what is kept and what is computed again. `jvp.rs` makes
+//! derivatives along tangents of two such gradients. A differentiated graph can be differentiated again.
 //!
 //! The cotangent of a value has its dtype and shape, and of a state it is a plain tensor.
 
@@ -212,17 +213,17 @@ impl Differentiated {
     }
 }
 
-fn finished(g: Builder, outputs: Vec<(String, Var)>) -> Result<Graph> {
+pub(crate) fn finished(g: Builder, outputs: Vec<(String, Var)>) -> Result<Graph> {
     let mut graph = g.finish(outputs)?;
     graph.drop_uncalled();
     Ok(graph)
 }
 
-fn data_outputs(main: &Function) -> impl Iterator<Item = (String, Var)> {
+pub(crate) fn data_outputs(main: &Function) -> impl Iterator<Item = (String, Var)> {
     main.outputs.iter().filter(|o| o.role == Role::Data).map(|o| (o.name.to_string(), o.var))
 }
 
-fn named<'a>(main: &'a Function, name: &str) -> Result<&'a Arg> {
+pub(crate) fn named<'a>(main: &'a Function, name: &str) -> Result<&'a Arg> {
     const SHOWN: usize = 8;
     main.args.iter().find(|a| &*a.name == name).ok_or_else(|| {
         let known: Vec<&Arg> = main.args.iter().filter(|a| matches!(a.role, Role::Weight | Role::State)).collect();

@@ -25,6 +25,7 @@ mod eval;
 pub mod format;
 pub mod grad;
 mod graph;
+mod jvp;
 pub mod ops;
 pub mod passes;
 mod poly;
@@ -51,6 +52,7 @@ pub use graph::{
     Arg, Builder, Composite, CompositeRef, FuncId, Function, Gradient, Graph, Group, GroupKind, Node, Op, Output, Role,
     Saved, Var,
 };
+pub use jvp::jvp;
 pub use poly::Poly;
 pub use prim::samples::prim_registry;
 pub use prim::{Binary, CollectiveKind, Combine, Compare, Literal, Prim, Unary};

@@ -6,9 +6,9 @@
 //! `moe_router`, `expert_permutation`, `grouped_linear` and `expert_combine`, `softmax` or `log_softmax`, then, when it
 //! serves, `history`, `logit_bias`, `penalties`, `dry`, `forbid_tokens`, `sampling` and `accept_candidates`, or `dropout`
 //! (by keys of `fold_key`), `cross_entropy` and an optimiser (`adamw`, `adamw8`, `sgd`, `adafactor`, `lion`, `muon`)
-//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales.
+//! when it trains. `planned` has ops that can be planned and not run yet. `quantize` stores values as codes with scales, `stochastic_round` weights in bf16.
 //! `rope_scaling.rs`, `optimizer.rs`, `require.rs` and `paging.rs` are no ops: they make rotary frequencies, hold what optimisers share, check types, and make the
-//! valid block tables of samples. `builtin.rs` is the registry.
+//! valid block tables of samples. `user_gradient.rs` is for graphs with gradients of their own. `builtin.rs` is the registry.
 
 mod accept_candidates;
 mod adafactor;
@@ -56,9 +56,11 @@ mod sampling;
 mod sgd;
 mod softmax;
 mod softplus;
+mod stochastic_round;
 mod swiglu;
 mod table_write;
 mod token_layout;
+mod user_gradient;
 
 pub use accept_candidates::AcceptCandidates;
 pub use adafactor::Adafactor;
@@ -91,7 +93,7 @@ pub use muon::Muon;
 pub use norm_gradient::{NormBackward, NormInputGradient, NormWeightGradient};
 pub use penalties::Penalties;
 pub use quantize::{Dequantize, Quantize, StraightThrough};
-pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving};
+pub use ragged_attention::{RaggedAttention, RaggedAttentionBackward, RaggedAttentionSaving, ShareDropout};
 pub use ragged_conv1d::{RaggedConv1d, RaggedConv1dBackward};
 pub use rms_norm::RmsNorm;
 pub use rope::{Rope, RopeBackward};
@@ -100,6 +102,8 @@ pub use sampling::SampleToken;
 pub use sgd::Sgd;
 pub use softmax::Softmax;
 pub use softplus::{Softplus, SoftplusBackward};
+pub use stochastic_round::StochasticRound;
 pub use swiglu::Swiglu;
 pub use table_write::TableWrite;
 pub use token_layout::TokenLayout;
+pub use user_gradient::UserGradient;

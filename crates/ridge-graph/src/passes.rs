@@ -16,14 +16,16 @@ mod pattern;
 pub(crate) mod respecialise;
 mod retype;
 mod tidy;
+mod vmap;
 
 pub use activations::{Activations, round_activations};
 pub use claim::claim;
 pub use decompose::decompose;
-pub use dropout::with_dropout;
+pub use dropout::{DropoutPlaces, with_dropout};
 pub use fuse::fuse;
 pub use linears::group_linears;
 pub use offer::{Extents, Kernel, Layout, Numerics, Offer, OfferFn, OfferRequest, Target};
 pub use pattern::Pattern;
 pub use retype::retype;
 pub use tidy::{prune, tidy};
+pub use vmap::vmap;

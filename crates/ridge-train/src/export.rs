@@ -52,7 +52,8 @@ fn write(trainer: &Trainer, folder: &Path, means: bool) -> Result<()> {
         }
         let dtype = match prepared.settings.train.precision {
             Precision::F32 => "float32",
-            Precision::Bf16 => "bfloat16",
+            Precision::F16 => "float16",
+            Precision::Bf16 | Precision::Bf16Stochastic | Precision::Bf16Kahan => "bfloat16",
         };
         keys.remove("dtype");
         keys.insert("torch_dtype".to_owned(), dtype.into());

@@ -24,6 +24,8 @@ pub enum Refusal {
     Gradient(f64),
     /// The loss is this many standard deviations above its mean.
     Spike(f64),
+    /// The gradient left the range of f16 at this loss scale, which is halved.
+    Overflow(f64),
 }
 
 impl std::fmt::Display for Refusal {
@@ -32,6 +34,9 @@ impl std::fmt::Display for Refusal {
             Self::Loss(loss) => write!(f, "the loss is {loss}"),
             Self::Gradient(norm) => write!(f, "the norm of the gradient is {norm}"),
             Self::Spike(deviations) => write!(f, "the loss is {deviations:.1} standard deviations above its mean"),
+            Self::Overflow(scale) => {
+                write!(f, "the gradient left the range of f16; the loss scale of {scale} is halved")
+            }
         }
     }
 }
@@ -75,6 +80,44 @@ impl LossStatistics {
     }
 }
 
+/// What the loss is multiplied by so that gradients in f16 are neither lost nor too large (Micikevicius et al. 2018, "Mixed
+/// Precision Training", section 3.2): halved when they overflow, doubled after many steps without.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    /// The scale, a power of two.
+    pub scale: f64,
+    /// Steps since it changed.
+    steps: u64,
+}
+
+impl Default for LossScale {
+    fn default() -> Self {
+        Self { scale: 65536.0, steps: 0 }
+    }
+}
+
+impl LossScale {
+    /// Steps without overflow after which it is doubled.
+    const PATIENCE: u64 = 2000;
+    /// Above this gradients that overflow are rare, and sums of their squares may leave f32.
+    const LARGEST: f64 = 16_777_216.0;
+
+    /// Halves it, and gives why the step is refused; `None` if it cannot be lower, so that the scale is not to blame.
+    pub fn overflowed(&mut self) -> Option<Refusal> {
+        let refusal = (self.scale > 1.0).then_some(Refusal::Overflow(self.scale));
+        *self = Self { scale: (self.scale / 2.0).max(1.0), steps: 0 };
+        refusal
+    }
+
+    /// Counts a step whose gradient was finite.
+    pub fn held(&mut self) {
+        self.steps += 1;
+        if self.steps >= Self::PATIENCE {
+            *self = Self { scale: (self.scale * 2.0).min(Self::LARGEST), steps: 0 };
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,5 +138,19 @@ mod tests {
         let blind = TrainSettings { spike: 0.0, ..settings };
         assert_eq!(losses.judge(9.0, 1.0, &blind), Ok(()));
         assert_eq!(losses.refused, 0);
+    }
+
+    #[test]
+    fn the_loss_scale_halves_on_overflow_and_doubles_after_many_steps() {
+        let mut scale = LossScale::default();
+        assert_eq!(scale.overflowed(), Some(Refusal::Overflow(65536.0)));
+        (0..LossScale::PATIENCE - 1).for_each(|_| scale.held());
+        assert_eq!(scale.scale, 32768.0);
+        scale.held();
+        assert_eq!(scale.scale, 65536.0);
+        for _ in 0..16 {
+            assert!(scale.overflowed().is_some());
+        }
+        assert_eq!((scale.scale, scale.overflowed()), (1.0, None));
     }
 }

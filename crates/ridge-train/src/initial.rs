@@ -4,6 +4,7 @@ use ridge_graph::sample::Rng;
 use ridge_models::{ModelConfig, WeightRole};
 
 use crate::data::order::mix;
+use crate::mup::WidthScaling;
 use crate::settings::{Initialization, ModelSettings};
 
 /// The standard deviation of the weight `name`, or the value of all its elements.
@@ -31,9 +32,11 @@ pub fn initial_weight(
 ) -> Vec<f32> {
     let initialization = settings.initialization.unwrap_or_else(|| usual_initialization(config));
     let elements = shape.iter().product();
-    match start(config, initialization, settings.initialization_std, name, shape.len()) {
+    match start(config, initialization, settings, name, shape.len()) {
         Start::Constant(value) => vec![value as f32; elements],
         Start::Normal(std) => {
+            let width = WidthScaling::between(settings.mup_base_width, config.hidden_size);
+            let std = std * width.initial(config.weight_role(name, shape.len()));
             let key = name.bytes().fold(mix(seed), |hash, byte| mix(hash ^ u64::from(byte)));
             let mut rng = Rng::new(key);
             (0..elements).map(|_| (rng.gauss() * std) as f32).collect()
@@ -41,7 +44,8 @@ pub fn initial_weight(
     }
 }
 
-fn start(config: &ModelConfig, how: Initialization, std: f64, name: &str, rank: usize) -> Start {
+fn start(config: &ModelConfig, how: Initialization, settings: &ModelSettings, name: &str, rank: usize) -> Start {
+    let ModelSettings { initialization_std: std, mup_base_width: base_width, .. } = *settings;
     let layers = config.num_hidden_layers as f64;
     match (config.weight_role(name, rank), how) {
         (WeightRole::Bias, _) => Start::Constant(0.0),
@@ -50,7 +54,10 @@ fn start(config: &ModelConfig, how: Initialization, std: f64, name: &str, rank: 
         (WeightRole::Residual { layer }, Initialization::Llama) => {
             Start::Normal(std / (2.0 * (layer + 1) as f64).sqrt())
         }
-        (WeightRole::Head, Initialization::Llama) => Start::Normal((config.hidden_size as f64).powf(-0.5)),
+        (WeightRole::Head, Initialization::Llama) => {
+            let width = if base_width == 0 { config.hidden_size } else { base_width };
+            Start::Normal((width as f64).powf(-0.5))
+        }
         (WeightRole::Embedding | WeightRole::Hidden { .. } | WeightRole::Head, _) => Start::Normal(std),
     }
 }

@@ -13,6 +13,7 @@ mod export;
 mod guard;
 mod initial;
 pub mod log;
+mod mup;
 mod optimizer;
 mod prepare;
 mod rate;
@@ -24,8 +25,9 @@ mod trainer;
 
 pub use error::{Result, TrainError};
 pub use export::export;
-pub use guard::{LossStatistics, Refusal};
+pub use guard::{LossScale, LossStatistics, Refusal};
 pub use initial::{initial_weight, usual_initialization};
+pub use mup::WidthScaling;
 pub use optimizer::{UpdateOp, UpdateState, WeightUpdate, weight_updates};
 pub use prepare::{KeptState, Prepared};
 pub use rate::learning_rate;

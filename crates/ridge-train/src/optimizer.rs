@@ -5,6 +5,7 @@ use ridge_graph::{Builder, DType, Result as GraphResult, Shape, Type, Var};
 use ridge_models::WeightRole;
 
 use crate::error::{Result, TrainError};
+use crate::mup::WidthScaling;
 use crate::settings::{OptimizerName, OptimizerSettings};
 
 /// Elements from which moments of 8 bits are worth their scales; smaller weights have whole ones.
@@ -52,13 +53,15 @@ pub struct UpdateState {
 }
 
 /// The updates of weights, each a name and a shape, in their order. `role` says what a weight of a name and a rank is for:
-/// norms, biases and other vectors do not decay, and Muon takes the matrices of layers.
+/// norms, biases and other vectors do not decay, and Muon takes the matrices of layers. `width` scales learning rates, and
+/// decay by the inverse, so that it stays what it is each step.
 ///
 /// # Errors
 /// When a group matches no weight.
 pub fn weight_updates(
     weights: &[(String, Shape)],
     settings: &OptimizerSettings,
+    width: WidthScaling,
     role: impl Fn(&str, usize) -> WeightRole,
 ) -> Result<Vec<WeightUpdate>> {
     let mut used = vec![false; settings.groups.len()];
@@ -73,11 +76,12 @@ pub fn weight_updates(
         let is_matrix = !matches!(role, WeightRole::Bias | WeightRole::Vector);
         let is_hidden = matches!(role, WeightRole::Hidden { .. } | WeightRole::Residual { .. });
         let usual = if is_matrix { settings.weight_decay } else { 0.0 };
-        let weight_decay = group.and_then(|group| group.weight_decay).unwrap_or(usual);
+        let by_width = width.rate(role, settings.name);
+        let weight_decay = group.and_then(|group| group.weight_decay).unwrap_or(usual) / by_width;
         updates.push(WeightUpdate {
             name: name.clone(),
             shape: shape.clone(),
-            rate_scale: group.map_or(1.0, |group| group.learning_rate_scale),
+            rate_scale: group.map_or(1.0, |group| group.learning_rate_scale) * by_width,
             op: UpdateOp::of(settings, shape, weight_decay, is_hidden),
         });
     }
@@ -235,19 +239,20 @@ mod tests {
         };
         let groups = vec![group("embed.*", 0.5, Some(0.0)), group("*.bias", 2.0, None)];
         let settings = OptimizerSettings { groups, ..OptimizerSettings::default() };
-        let updates = weight_updates(&weights(), &settings, role).expect("all match");
+        let updates = weight_updates(&weights(), &settings, WidthScaling::NONE, role).expect("all match");
         let decays: Vec<f64> = updates.iter().map(|update| decay(&update.op)).collect();
         assert_eq!(decays, [0.0, 0.1, 0.0, 0.0]);
         assert_eq!(updates.iter().map(|update| update.rate_scale).collect::<Vec<_>>(), [0.5, 1.0, 2.0, 1.0]);
         let unused = OptimizerSettings { groups: vec![group("*.gate", 1.0, None)], ..settings };
-        let error = weight_updates(&weights(), &unused, role).expect_err("no such weight").to_string();
+        let error =
+            weight_updates(&weights(), &unused, WidthScaling::NONE, role).expect_err("no such weight").to_string();
         assert!(error.starts_with("optimizer.groups = *.gate: matches no weight"), "{error}");
     }
 
     #[test]
     fn muon_takes_hidden_matrices_and_adamw_the_rest() {
         let settings = OptimizerSettings { name: OptimizerName::Muon, ..OptimizerSettings::default() };
-        let updates = weight_updates(&weights(), &settings, role).expect("no groups");
+        let updates = weight_updates(&weights(), &settings, WidthScaling::NONE, role).expect("no groups");
         let is_muon: Vec<bool> = updates.iter().map(|update| matches!(update.op, UpdateOp::Muon(_))).collect();
         assert_eq!(is_muon, [false, true, false, false]);
     }

@@ -11,10 +11,11 @@ use serde_json::Value;
 
 use crate::data::{Corpus, Vocabulary};
 use crate::error::{Result, TrainError, io_error};
+use crate::mup::WidthScaling;
 use crate::optimizer::{UpdateState, WeightUpdate, weight_updates};
 use crate::recompute::RecomputeLevel;
 use crate::settings::{OptimizerName, Precision, Settings};
-use crate::step::{StepPlan, ema_name, master_name, trained_weights};
+use crate::step::{StepPlan, compensation_name, ema_name, master_name, trained_weights};
 
 /// All that is known of a run before anything is on a device.
 pub struct Prepared {
@@ -28,7 +29,7 @@ pub struct Prepared {
     pub config: ModelConfig,
     /// The files whose weights are trained on, if any.
     pub from: Option<ModelFiles>,
-    /// The training graph, without dropout: what losses are measured with.
+    /// The training graph, without dropout and z-loss: what losses are measured with.
     pub graph: Graph,
     /// The graph that is differentiated, with dropout.
     trained: Graph,
@@ -81,25 +82,28 @@ impl Prepared {
             let why = format!("is more than the {} positions of the model; lower it", config.max_context());
             return Err(TrainError::setting("data.sequence_length", length, why));
         }
-        let activations = match settings.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
+        let activations = settings.train.precision.dtype();
+        let built = |z_loss: f64| {
+            let options = BuildOptions { activations, cache: activations, z_loss, ..BuildOptions::default() };
+            let module = config.build_training(&options)?;
+            let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
+            Ok::<_, TrainError>(passes::retype(&module.graph, &stored)?)
         };
-        let options = BuildOptions { activations, cache: activations, context: None, ..BuildOptions::default() };
-        let module = config.build_training(&options)?;
-        let stored = |_: &str, ty: &Type| Some(Type { dtype: activations, ..ty.clone() });
-        let graph = passes::retype(&module.graph, &stored)?;
-        let trained = match settings.model.dropout {
-            0.0 => graph.clone(),
-            rate => {
-                let mut pruned = graph.clone();
-                passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
-                passes::with_dropout(&pruned, rate, &config.residual_scopes())?
-            }
+        let graph = built(0.0)?;
+        let trained = if settings.train.z_loss > 0.0 { built(settings.train.z_loss)? } else { graph.clone() };
+        let [residual, attention] = [settings.model.dropout, settings.model.attention_dropout];
+        let trained = if residual == 0.0 && attention == 0.0 {
+            trained
+        } else {
+            let mut pruned = trained;
+            passes::prune(&mut pruned, &["loss_sum", "target_count"])?;
+            let places = passes::DropoutPlaces { residual, attention, scopes: &config.residual_scopes() };
+            passes::with_dropout(&pruned, &places)?
         };
         let weights = trained_weights(&graph);
         let role = |name: &str, rank: usize| config.weight_role(name, rank);
-        let updates = weight_updates(&weights, &settings.optimizer, role)?;
+        let width = WidthScaling::new(&settings, &config, &weights)?;
+        let updates = weight_updates(&weights, &settings.optimizer, width, role)?;
         let recompute = RecomputeLevel::of(settings.train.recomputation, &trained);
         let schedule = Schedule::default();
         let mut prepared =
@@ -111,7 +115,8 @@ impl Prepared {
     fn schedule_at(&self, recompute: RecomputeLevel) -> Result<Schedule> {
         let Settings { train, optimizer, .. } = &self.settings;
         let (parts, ema) = (train.accumulation, optimizer.ema);
-        let plan = StepPlan { graph: &self.trained, updates: &self.updates, parts, ema, recompute };
+        let (graph, updates, precision) = (&self.trained, &self.updates, train.precision);
+        let plan = StepPlan { graph, updates, precision, parts, ema, recompute };
         Ok(plan.schedule()?)
     }
 
@@ -180,15 +185,20 @@ impl Prepared {
     /// Parameters that a checkpoint holds, weights first.
     pub fn kept_states(&self) -> Vec<KeptState> {
         let mut kept = Vec::new();
-        let has_masters = self.settings.train.precision != Precision::F32;
+        let precision = self.settings.train.precision;
         for update in &self.updates {
-            let ty = Type::tensor(DType::F32, update.shape.clone());
-            let name = if has_masters { master_name(&update.name) } else { update.name.clone() };
+            let name = if precision.has_masters() { master_name(&update.name) } else { update.name.clone() };
+            let dtype = if precision.has_masters() { DType::F32 } else { precision.dtype() };
+            let ty = Type::tensor(dtype, update.shape.clone());
             kept.push(KeptState { name, saved: format!("weight.{}", update.name), ty, fill: None });
         }
         for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
             for UpdateState { name, ty, fill } in update.op.states(&update.name, &update.shape) {
                 kept.push(KeptState { saved: name.clone(), name, ty, fill: Some(fill) });
+            }
+            if precision == Precision::Bf16Kahan {
+                let (name, ty) = (compensation_name(&update.name), Type::tensor(DType::BF16, update.shape.clone()));
+                kept.push(KeptState { saved: name.clone(), name, ty, fill: Some(0) });
             }
             if self.settings.optimizer.ema > 0.0 {
                 let (name, ty) = (ema_name(&update.name), Type::tensor(DType::F32, update.shape.clone()));

@@ -237,6 +237,9 @@ impl Run {
         let (step, in_a_row) = (progress.step, progress.losses.refused);
         let (guard, patience) = (self.settings().train.guard, self.settings().train.patience);
         tell(&mut self.logs, TrainEvent::Refused { step, why: refusal.to_string() })?;
+        if matches!(refusal, Refusal::Overflow(_)) {
+            return Ok(());
+        }
         let diverged = |problem: String| TrainError::Diverged {
             step,
             problem,

@@ -14,6 +14,7 @@ use ridge_runtime::{Schedule, Stage, Times};
 
 use crate::optimizer::{UpdateOp, WeightUpdate};
 use crate::recompute::RecomputeLevel;
+use crate::settings::Precision;
 
 /// The stage that runs for each micro-batch.
 pub const ACCUMULATE: &str = "accumulate";
@@ -46,6 +47,11 @@ pub fn master_name(name: &str) -> String {
     format!("master.{name}")
 }
 
+/// The name of what rounding took from the weight `name`, where that is kept.
+pub fn compensation_name(name: &str) -> String {
+    format!("compensation.{name}")
+}
+
 /// The name of the running mean of the weight `name`.
 pub fn ema_name(name: &str) -> String {
     format!("ema.{name}")
@@ -62,6 +68,8 @@ pub struct StepPlan<'a> {
     pub graph: &'a Graph,
     /// The update of each of its float weights, in their order.
     pub updates: &'a [WeightUpdate],
+    /// How weights are stored and rounded.
+    pub precision: Precision,
     /// Micro-batches of a step.
     pub parts: usize,
     /// Decay of the running mean of weights; 0 for none.
@@ -147,7 +155,7 @@ impl StepPlan<'_> {
         for update in self.updates.iter().filter(|update| update.rate_scale != 0.0) {
             let storage = self.storage(&update.name)?.clone();
             let gradient = g.weight(&gradient_name(&update.name), self.gradient_type(&update.name)?)?;
-            let has_master = storage.dtype != DType::F32;
+            let has_master = self.precision.has_masters();
             let trained = if has_master { master_name(&update.name) } else { update.name.clone() };
             let whole = Type { dtype: DType::F32, ..storage.clone() };
             let states = update.op.states(&update.name, &update.shape);
@@ -160,7 +168,8 @@ impl StepPlan<'_> {
                 let factor = g.constant(DType::F32, update.rate_scale)?;
                 rate = g.mul(lr, factor)?;
             }
-            let next = if let UpdateOp::AdamW(op) = update.op {
+            let is_narrow = !has_master && storage.dtype != DType::F32;
+            let next = if let (UpdateOp::AdamW(op), false) = (update.op, is_narrow) {
                 // One pass over parameter, moments, gradient and copy.
                 let [m, v] = [&states[0], &states[1]].map(|state| g.state(&state.name, state.ty.clone()));
                 let copy = if has_master { Some(g.state(&update.name, storage)?) } else { None };
@@ -170,13 +179,21 @@ impl StepPlan<'_> {
             } else {
                 let gradient = g.cast(gradient, DType::F32)?;
                 let gradient = g.mul(gradient, scale)?;
-                let param = read(&mut g, &trained, &whole)?;
+                let param = if is_narrow {
+                    self.narrow(&mut g, &update.name, &storage)?
+                } else {
+                    read(&mut g, &trained, &whole)?
+                };
                 let values =
                     states.iter().map(|state| read(&mut g, &state.name, &state.ty)).collect::<GraphResult<Vec<_>>>()?;
                 let next = update.op.apply(&mut g, [param, gradient], &values, rate, step)?;
-                let names = std::iter::once(trained.as_str()).chain(states.iter().map(|state| state.name.as_str()));
-                for (name, value) in names.zip(&next) {
-                    write(&mut g, name, *value)?;
+                for (state, value) in states.iter().zip(&next[1..]) {
+                    write(&mut g, &state.name, *value)?;
+                }
+                if is_narrow {
+                    self.write_narrow(&mut g, &update.name, next[0])?;
+                } else {
+                    write(&mut g, &trained, next[0])?;
                 }
                 if has_master {
                     let copy = g.cast(next[0], storage.dtype)?;
@@ -195,6 +212,35 @@ impl StepPlan<'_> {
             }
         }
         g.finish(Vec::new())
+    }
+
+    /// The weight `name` without a master in f32, with what rounding took from it.
+    fn narrow(&self, g: &mut Builder, name: &str, storage: &Type) -> GraphResult<Var> {
+        let wide = |g: &mut Builder, name: &str| {
+            let state = g.state(name, storage.clone())?;
+            let value = g.state_read(state)?;
+            g.cast(value, DType::F32)
+        };
+        let weight = wide(g, name)?;
+        if self.precision != Precision::Bf16Kahan {
+            return Ok(weight);
+        }
+        let lost = wide(g, &compensation_name(name))?;
+        g.add(weight, lost)
+    }
+
+    /// Rounds the next value of a weight without a master.
+    fn write_narrow(&self, g: &mut Builder, name: &str, next: Var) -> GraphResult<()> {
+        if self.precision != Precision::Bf16Kahan {
+            let rounded = g.scoped(name, |g| g.stochastic_round(next))?;
+            return write(g, name, rounded);
+        }
+        let rounded = g.cast(next, DType::BF16)?;
+        let again = g.cast(rounded, DType::F32)?;
+        let lost = g.sub(next, again)?;
+        let lost = g.cast(lost, DType::BF16)?;
+        write(g, name, rounded)?;
+        write(g, &compensation_name(name), lost)
     }
 }
 

@@ -13,7 +13,7 @@ use ridge_runtime::{Backend, BoundSchedule, Bucket, RuntimeError, ScheduleDriver
 use crate::checkpoint::{self, CheckpointInfo, SavedState, SavedTensor, Snapshot};
 use crate::data::{Batch, Batches};
 use crate::error::{Result, TrainError};
-use crate::guard::{LossStatistics, Refusal};
+use crate::guard::{LossScale, LossStatistics, Refusal};
 use crate::initial::initial_weight;
 use crate::prepare::{KeptState, Prepared};
 use crate::rate::learning_rate;
@@ -46,6 +46,8 @@ pub struct RunProgress {
     pub updates: u64,
     /// Losses so far.
     pub losses: LossStatistics,
+    /// What the loss is multiplied by in f16.
+    pub loss_scale: LossScale,
     /// The lowest validation loss so far.
     pub best_validation: Option<f64>,
 }
@@ -129,8 +131,12 @@ impl Trainer {
             progress,
             rate,
             scale: 1.0,
+            loss_scale: 1.0,
             result: None,
         };
+        if settings.train.precision == Precision::F16 {
+            driver.loss_scale = driver.progress.loss_scale.scale;
+        }
         schedule.pass(driver.parts.len(), &mut driver)?;
         schedule.wait()?;
         let Some(result) = driver.result else { unreachable!("the schedule has a stage with outputs") };
@@ -231,7 +237,7 @@ impl Trainer {
                 bytes: self.read(&kept.name)?,
             })
         };
-        let RunProgress { step, updates, losses, best_validation } = self.progress.clone();
+        let RunProgress { step, updates, losses, loss_scale, best_validation } = self.progress.clone();
         Ok(Snapshot {
             info: CheckpointInfo {
                 format: CheckpointInfo::format(),
@@ -243,6 +249,7 @@ impl Trainer {
                 optimizer: self.prepared.optimizer_name(),
                 seed: self.prepared.settings.train.seed,
                 losses,
+                loss_scale,
                 best_validation,
                 sha256: String::new(),
             },
@@ -282,10 +289,7 @@ impl Trainer {
     }
 
     fn activations(&self) -> DType {
-        match self.prepared.settings.train.precision {
-            Precision::F32 => DType::F32,
-            Precision::Bf16 => DType::BF16,
-        }
+        self.prepared.settings.train.precision.dtype()
     }
 
     fn read(&self, name: &str) -> Result<Vec<u8>> {
@@ -309,6 +313,8 @@ struct StepDriver<'a> {
     rate: f64,
     /// What clipping multiplies the gradient by.
     scale: f64,
+    /// What the loss is multiplied by.
+    loss_scale: f64,
     result: Option<StepResult>,
 }
 
@@ -323,21 +329,17 @@ impl ScheduleDriver for StepDriver<'_> {
                         to.set_i32(name, values)?;
                     }
                 }
-                to.set_scalar(LOSS_SCALE, DType::F32, 1.0 / self.targets as f64)?;
+                to.set_scalar(LOSS_SCALE, DType::F32, self.loss_scale / self.targets as f64)?;
                 if to.has(FIRST) {
                     to.set_scalar(FIRST, DType::F32, if part == 0 { 1.0 } else { 0.0 })?;
                 }
-                if to.has(Builder::RANDOM_SEED) {
-                    let number = self.progress.step * self.parts.len() as u64 + part as u64;
-                    to.set_scalar(Builder::RANDOM_SEED, DType::I64, self.settings.seed as f64)?;
-                    to.set_scalar(Builder::RANDOM_STEP, DType::I64, number as f64)?;
-                }
-                Ok(())
+                self.fill_random(part, to)
             }
             UPDATE => {
+                self.fill_random(0, to)?;
                 to.set_scalar(LEARNING_RATE, DType::F32, self.rate)?;
                 to.set_scalar(UPDATE_NUMBER, DType::F32, (self.progress.updates + 1) as f64)?;
-                to.set_scalar(GRADIENT_SCALE, DType::F32, self.scale)
+                to.set_scalar(GRADIENT_SCALE, DType::F32, self.scale / self.loss_scale)
             }
             _ => Ok(()),
         }
@@ -347,8 +349,17 @@ impl ScheduleDriver for StepDriver<'_> {
         debug_assert_eq!(stage, REDUCE);
         let [loss, gradient_norm] =
             [LOSS, GRADIENT_NORM].map(|name| outputs.f32s(name).map(|values| f64::from(values[0])));
-        let (loss, gradient_norm) = (loss?, gradient_norm?);
-        let refusal = self.progress.losses.judge(loss, gradient_norm, self.settings).err();
+        let (loss, gradient_norm) = (loss? / self.loss_scale, gradient_norm? / self.loss_scale);
+        let mut overflow = None;
+        if self.settings.precision == Precision::F16 && loss.is_finite() {
+            if gradient_norm.is_finite() {
+                self.progress.loss_scale.held();
+            } else {
+                overflow = self.progress.loss_scale.overflowed();
+            }
+        }
+        let judged = || self.progress.losses.judge(loss, gradient_norm, self.settings).err();
+        let refusal = overflow.or_else(judged);
         if self.settings.clip > 0.0 && gradient_norm > self.settings.clip {
             self.scale = self.settings.clip / gradient_norm;
         }
@@ -357,8 +368,25 @@ impl ScheduleDriver for StepDriver<'_> {
     }
 }
 
+impl StepDriver<'_> {
+    fn fill_random(&self, part: usize, to: &mut StageInputs<'_>) -> Result<(), RuntimeError> {
+        if !to.has(Builder::RANDOM_SEED) {
+            return Ok(());
+        }
+        let number = self.progress.step * self.parts.len() as u64 + part as u64;
+        to.set_scalar(Builder::RANDOM_SEED, DType::I64, self.settings.seed as f64)?;
+        to.set_scalar(Builder::RANDOM_STEP, DType::I64, number as f64)
+    }
+}
+
 fn restored(info: &CheckpointInfo) -> RunProgress {
-    RunProgress { step: info.step, updates: info.updates, losses: info.losses, best_validation: info.best_validation }
+    RunProgress {
+        step: info.step,
+        updates: info.updates,
+        losses: info.losses,
+        loss_scale: info.loss_scale,
+        best_validation: info.best_validation,
+    }
 }
 
 /// Requires that a checkpoint is of this model, optimiser, seed and data.
@@ -395,7 +423,7 @@ fn load_saved(session: &mut Session, prepared: &Prepared, kept: &[KeptState], sa
         let shape = state.ty.shape.as_const().unwrap_or_default();
         let bytes = saved.tensors.tensor(&state.saved, state.ty.dtype, &shape)?;
         if state.saved.starts_with("weight.") {
-            load_copy(session, prepared, &state.saved["weight.".len()..], &DType::F32.decode(&bytes))?;
+            load_copy(session, prepared, &state.saved["weight.".len()..], &state.ty.dtype.decode(&bytes))?;
         }
         session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
     }
@@ -429,7 +457,7 @@ fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) 
                 if state.saved.starts_with("weight.") {
                     load_copy(session, prepared, name, &values)?;
                 }
-                DType::F32.encode(values)
+                state.ty.dtype.encode(values)
             }
         };
         session.load(&state.name, &state.ty, vec![WeightData::Owned(bytes)])?;
@@ -439,7 +467,7 @@ fn load_initial(session: &mut Session, prepared: &Prepared, kept: &[KeptState]) 
 
 /// The copy of fewer bits that the forward pass reads, if weights have one.
 fn load_copy(session: &mut Session, prepared: &Prepared, name: &str, values: &[f64]) -> Result<()> {
-    if prepared.settings.train.precision == Precision::F32 {
+    if !prepared.settings.train.precision.has_masters() {
         return Ok(());
     }
     let Some(arg) = prepared.graph.args(Role::Weight).find(|arg| *arg.name == *name) else { return Ok(()) };

@@ -13,6 +13,7 @@
 
 mod backward;
 mod call;
+mod dropping;
 mod forward;
 mod spans;
 
@@ -24,13 +25,26 @@ use backward::Backward;
 use call::Attention;
 use forward::Forward;
 
-pub(super) fn entries() -> [KernelEntry; 3] {
+pub(super) fn entries() -> [KernelEntry; 6] {
     [
         KernelEntry::new("causal_attention", "ragged_attention(q, k, v, seq_ids)", causal, forward),
         KernelEntry::new("ragged_attention_saving", "ragged_attention_saving(q, k, v, seq_ids)", |_| true, forward),
         KernelEntry::new(
             "ragged_attention_backward",
             "ragged_attention_backward(q, k, v, seq_ids, y, lse, dy)",
+            |_| true,
+            backward,
+        ),
+        KernelEntry::new("dropped_attention", "ragged_attention(q, k, v, seq_ids, key, heads)", |_| true, forward),
+        KernelEntry::new(
+            "dropped_attention_saving",
+            "ragged_attention_saving(q, k, v, seq_ids, key, heads)",
+            |_| true,
+            forward,
+        ),
+        KernelEntry::new(
+            "dropped_attention_backward",
+            "ragged_attention_backward(q, k, v, seq_ids, y, lse, key, heads, dy)",
             |_| true,
             backward,
         ),

@@ -7,6 +7,7 @@ const WEYL: [u32; 2] = [0x9e37_79b9, 0xbb67_ae85];
 const ROUNDS: usize = 10;
 
 /// Four random words for a counter and a key.
+#[inline]
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let mut c = counter;
     let mut k = key;

@@ -5,7 +5,7 @@ use super::{
     embedding, expert_combine, expert_permutation, fold_key, forbid_tokens, gelu, grouped_linear, kv_write, layer_norm,
     linear, linear_cross_entropy, linear_gradient, lion, log_softmax, logit_bias, moe_router, muon, norm_gradient,
     penalties, quantize, ragged_attention_samples, ragged_conv1d, rms_norm, rope, sampling, sgd, softmax, softplus,
-    swiglu, table_write, token_layout,
+    stochastic_round, swiglu, table_write, token_layout,
 };
 use crate::registry::{OpEntry, OpRegistry};
 
@@ -70,6 +70,7 @@ pub fn registry() -> OpRegistry {
         OpEntry::new("softmax", softmax::samples),
         OpEntry::new("softplus", softplus::samples),
         OpEntry::new("softplus_backward", softplus::samples_backward),
+        OpEntry::new("stochastic_round", stochastic_round::samples),
         OpEntry::new("straight_through", quantize::samples_straight_through),
         OpEntry::new("swiglu", swiglu::samples),
         OpEntry::new("sum_rows", linear_gradient::samples_sum),

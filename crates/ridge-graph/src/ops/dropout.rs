@@ -56,14 +56,7 @@ impl Composite for Dropout {
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
         let [x, key, rows, columns] = inputs else { unreachable!("infer has counted the inputs") };
         let ty = g.ty(*x)?.clone();
-        let mut column = leading(&ty.shape);
-        column.0.push(1.into());
-        let rows = g.reshape(*rows, column)?;
-        let whole = |g: &mut Builder, var: Var| g.broadcast(var, ty.shape.clone());
-        let (key, rows, columns) = (whole(g, *key)?, whole(g, rows)?, whole(g, *columns)?);
-        let sequence = g.constant(DType::I64, 0.0)?;
-        let sequence = whole(g, sequence)?;
-        let number = g.random(key, sequence, rows, columns, Self::STREAM)?;
+        let number = number(g, &ty.shape, [*key, *rows, *columns], Self::STREAM)?;
         // Numbers are multiples of 2^-24: the bound is the first of them that is kept, which f32 has exactly.
         let steps = 2f64.powi(24);
         let bound = g.constant(DType::F32, (self.rate * steps).ceil() / steps)?;
@@ -83,19 +76,53 @@ impl Composite for Dropout {
     }
 
     fn shard(&self, inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        let rank = inputs[0].shape.rank();
-        let cut = |dim: usize| {
-            let mut places =
-                vec![Placement::shard(dim), Placement::Replicate, Placement::Replicate, Placement::Replicate];
-            if dim + 1 == rank {
-                places[3] = Placement::shard(0);
-            } else {
-                places[2] = Placement::shard(dim);
-            }
-            ShardingRule { inputs: places, outputs: vec![Placement::shard(dim)] }
-        };
-        (0..rank).map(cut).collect()
+        by_elements(inputs[0].shape.rank())
     }
+}
+
+/// Random numbers of the elements of `shape`, f32: by key, rows and columns.
+pub(super) fn number(g: &mut Builder, shape: &Shape, [key, rows, columns]: [Var; 3], stream: u32) -> Result<Var> {
+    let mut column = leading(shape);
+    column.0.push(1.into());
+    let rows = g.reshape(rows, column)?;
+    let whole = |g: &mut Builder, var: Var| g.broadcast(var, shape.clone());
+    let (key, rows, columns) = (whole(g, key)?, whole(g, rows)?, whole(g, columns)?);
+    let sequence = g.constant(DType::I64, 0.0)?;
+    let sequence = whole(g, sequence)?;
+    g.random(key, sequence, rows, columns, stream)
+}
+
+/// Rules of an op over x of `rank` axes, a key, rows and columns that divide any axis.
+pub(super) fn by_elements(rank: usize) -> Vec<ShardingRule> {
+    let cut = |dim: usize| {
+        let mut places = vec![Placement::shard(dim), Placement::Replicate, Placement::Replicate, Placement::Replicate];
+        if dim + 1 == rank {
+            places[3] = Placement::shard(0);
+        } else {
+            places[2] = Placement::shard(dim);
+        }
+        ShardingRule { inputs: places, outputs: vec![Placement::shard(dim)] }
+    };
+    (0..rank).map(cut).collect()
+}
+
+/// Rows, counted over all leading axes, and columns of the elements of `x`.
+pub(super) fn places(g: &mut Builder, x: Var) -> Result<[Var; 2]> {
+    let shape = g.ty(x)?.shape.clone();
+    let Some((last, extents)) = shape.0.split_last() else {
+        return Err(GraphError::usage(g.scope(), "random numbers for a scalar; reshape it to [1]"));
+    };
+    let columns = g.iota([last.clone()], 0, DType::I64)?;
+    let leading = Shape(extents.to_vec());
+    let zero = g.constant(DType::I64, 0.0)?;
+    let mut rows = g.broadcast(zero, leading.clone())?;
+    for (axis, extent) in extents.iter().enumerate() {
+        let extent = g.dim_value(extent)?;
+        let before = g.mul(rows, extent)?;
+        let here = g.iota(leading.clone(), axis, DType::I64)?;
+        rows = g.add(before, here)?;
+    }
+    Ok([rows, columns])
 }
 
 /// All extents but the last.
@@ -110,22 +137,8 @@ impl Builder {
     /// # Errors
     /// When `x` is not a plain float tensor with an axis or more, or `rate` is not in `[0, 1)`.
     pub fn dropout(&mut self, x: Var, rate: f64) -> Result<Var> {
-        let shape = self.ty(x)?.shape.clone();
-        let Some((last, extents)) = shape.0.split_last() else {
-            return Err(GraphError::usage(self.scope(), "dropout of a scalar; reshape it to [1]"));
-        };
         let key = self.random_key()?;
-        let columns = self.iota([last.clone()], 0, DType::I64)?;
-        let leading = Shape(extents.to_vec());
-        // Rows are counted over all leading axes.
-        let zero = self.constant(DType::I64, 0.0)?;
-        let mut rows = self.broadcast(zero, leading.clone())?;
-        for (axis, extent) in extents.iter().enumerate() {
-            let extent = self.dim_value(extent)?;
-            let before = self.mul(rows, extent)?;
-            let here = self.iota(leading.clone(), axis, DType::I64)?;
-            rows = self.add(before, here)?;
-        }
+        let [rows, columns] = places(self, x)?;
         Ok(self.composite(Dropout { rate }, &[x, key, rows, columns])?[0])
     }
 }

@@ -2,15 +2,16 @@
 //! section 3.2.1; Devlin et al. 2019, "BERT", section 3), in both directions or causal, and its gradient.
 
 mod backward;
+mod dropout;
 mod terms;
 
 pub use backward::RaggedAttentionBackward;
+pub use dropout::ShareDropout;
 pub use terms::RaggedAttention;
 
-use super::require::takes;
 use crate::cost::Cost;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{GraphError, Result};
 use crate::graph::{Builder, Composite, CompositeRef, Gradient, Saved, Var};
 use crate::shape::Shape;
 use crate::shard::{Placement, ShardingRule};
@@ -28,16 +29,18 @@ fn cost(op: &RaggedAttention, inputs: &[Type], outputs: &[Type]) -> Cost {
     let (scores, capped) = (op.scored_pairs(&inputs[0]), op.softcap.is_some());
     Cost {
         matrix_flops: &scores * &(crate::Poly::from(&inputs[0].shape.0[2]) * 4),
-        vector_flops: scores.clone() * if capped { 6 } else { 4 },
+        vector_flops: scores.clone() * (if capped { 6 } else { 4 } + op.dropout_flops()),
         special_flops: scores * if capped { 2 } else { 1 },
         ..Cost::moving(inputs, outputs)
     }
 }
 
 /// By heads, whole groups to a rank.
-fn rules(outputs: usize) -> Vec<ShardingRule> {
+fn rules(op: &RaggedAttention, outputs: usize) -> Vec<ShardingRule> {
     let heads = Placement::shard(1);
-    vec![ShardingRule { inputs: vec![heads, heads, heads, Placement::Replicate], outputs: vec![heads; outputs] }]
+    let mut inputs = vec![heads, heads, heads, Placement::Replicate];
+    inputs.extend(op.random_placements());
+    vec![ShardingRule { inputs, outputs: vec![heads; outputs] }]
 }
 
 impl Composite for RaggedAttention {
@@ -46,9 +49,8 @@ impl Composite for RaggedAttention {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, k, v, ids] = inputs else { return Err(takes("q, k, v and seq_ids", inputs)) };
-        self.check([q, k, v, ids])?;
-        Ok(vec![q.clone()])
+        self.check(inputs)?;
+        Ok(vec![inputs[0].clone()])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
@@ -64,23 +66,21 @@ impl Composite for RaggedAttention {
     }
 
     fn gradient(&self) -> Gradient {
+        let mut saved: Vec<Saved> = (0..4).map(Saved::Input).collect();
+        saved.extend([Saved::Output(0), Saved::Output(1)]);
+        if self.drops() {
+            saved.extend([Saved::Input(4), Saved::Input(5)]);
+        }
         Gradient::Explicit {
             forward: CompositeRef::new(RaggedAttentionSaving(self.clone())),
-            saved: vec![
-                Saved::Input(0),
-                Saved::Input(1),
-                Saved::Input(2),
-                Saved::Input(3),
-                Saved::Output(0),
-                Saved::Output(1),
-            ],
+            saved,
             backward: CompositeRef::new(RaggedAttentionBackward(self.clone())),
             wrt: &[0, 1, 2],
         }
     }
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        rules(1)
+        rules(self, 1)
     }
 }
 
@@ -90,13 +90,13 @@ impl Composite for RaggedAttentionSaving {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, k, v, ids] = inputs else { return Err(takes("q, k, v and seq_ids", inputs)) };
-        self.0.check([q, k, v, ids])?;
+        self.0.check(inputs)?;
+        let q = &inputs[0];
         Ok(vec![q.clone(), Type::tensor(DType::F32, [&q.shape.0[0], &q.shape.0[1]])])
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let [q, k, v, ids] = inputs else { unreachable!("infer has counted the inputs") };
+        let [q, k, v, ids, random @ ..] = inputs else { unreachable!("infer has counted the inputs") };
         let qt = g.ty(*q)?.clone();
         let e = RaggedAttention::extents(g, *q, *k)?;
         let x = by_kv_head(g, &e, *q)?;
@@ -114,7 +114,10 @@ impl Composite for RaggedAttentionSaving {
         let none = g.eq(total, nothing)?;
         let unit = g.constant(DType::F32, 1.0)?;
         let total = g.select(none, unit, total)?;
-        let share = g.div(weight, total)?;
+        let mut share = g.div(weight, total)?;
+        if let Some(factors) = self.0.share_factors(g, &e, random)? {
+            share = g.mul(share, factors)?;
+        }
         let share = g.reshape(share, Shape::new([&e.heads, &e.rows, &e.tokens]))?;
         let y = g.matmul(share, v, false, false, DType::F32)?;
         let y = by_token(g, &e, y, &qt)?;
@@ -136,16 +139,23 @@ impl Composite for RaggedAttentionSaving {
     }
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
-        rules(2)
+        rules(&self.0, 2)
     }
 }
 
 impl Builder {
-    /// Attention of tokens to tokens of their sequences; see [`RaggedAttention`].
+    /// Attention of tokens to tokens of their sequences; see [`RaggedAttention`]. Dropout is by a key of this place in the
+    /// model ([`Builder::random_key`]).
     ///
     /// # Errors
     /// When `k` and `v` do not fit `q`, `seq_ids` is not an i32 of each token, or an attribute is out of range.
     pub fn ragged_attention(&mut self, [q, k, v]: [Var; 3], seq_ids: Var, op: RaggedAttention) -> Result<Var> {
-        Ok(self.composite(op, &[q, k, v, seq_ids])?[0])
+        let mut inputs = vec![q, k, v, seq_ids];
+        if op.drops() {
+            let heads = self.ty(q)?.shape.0.get(1).cloned();
+            let heads = heads.ok_or_else(|| GraphError::usage(self.scope(), "q must be [tokens, heads, dim]"))?;
+            inputs.extend([self.random_key()?, self.iota([heads], 0, DType::I64)?]);
+        }
+        Ok(self.composite(op, &inputs)?[0])
     }
 }

@@ -6,11 +6,12 @@ use crate::dtype::DType;
 use crate::sample::{Rng, Sample};
 use crate::tensor::Tensor;
 
-/// An instance: its attributes, q, k, v and ids.
+/// An instance: its attributes, q, k, v and ids, and key and heads with dropout.
 struct Instance {
     op: RaggedAttention,
     qkv: [Tensor; 3],
     ids: Tensor,
+    random: Vec<Tensor>,
 }
 
 /// Shape of an instance: lengths of the sequences, padding, heads, kv heads, dim.
@@ -19,7 +20,12 @@ type Case<'a> = (&'a [usize], usize, usize, usize, usize);
 fn instance(rng: &mut Rng, dtype: DType, op: RaggedAttention, ids: Vec<i64>, sizes: [usize; 3]) -> Instance {
     let (tokens, [heads, kv_heads, dim]) = (ids.len(), sizes);
     let qkv = [heads, kv_heads, kv_heads].map(|heads| rng.normal(dtype, &[tokens, heads, dim]));
-    Instance { op, qkv, ids: Tensor::int(DType::I32, &[tokens], ids) }
+    let mut random = Vec::new();
+    if op.dropout > 0.0 {
+        random.push(Tensor::int(DType::I64, &[], vec![rng.bits() as i64]));
+        random.push(rng.integers(DType::I64, &[heads], 0, 1 << 32));
+    }
+    Instance { op, qkv, ids: Tensor::int(DType::I32, &[tokens], ids), random }
 }
 
 fn instances(rng: &mut Rng, dtype: DType, longest: Case<'_>) -> Vec<Instance> {
@@ -46,29 +52,43 @@ fn instances(rng: &mut Rng, dtype: DType, longest: Case<'_>) -> Vec<Instance> {
         ((&[40], 0, 2, 2, 8), capped(window(8, 16), 50.0)),
     ];
     let mut all = Vec::new();
-    for ((lengths, padding, heads, kv_heads, dim), op) in cases {
+    let of = |rng: &mut Rng, ((lengths, padding, heads, kv_heads, dim), op): (Case<'_>, RaggedAttention)| {
         let mut ids: Vec<i64> =
             lengths.iter().enumerate().flat_map(|(id, n)| std::iter::repeat_n(id as i64, *n)).collect();
         ids.resize(ids.len() + padding, -1);
-        all.push(instance(rng, dtype, op, ids, [heads, kv_heads, dim]));
-    }
+        instance(rng, dtype, op, ids, [heads, kv_heads, dim])
+    };
+    all.extend(cases.into_iter().map(|case| of(rng, case)));
     // Tokens of a sequence need not lie together.
     for op in [both(16), causal(16), window(16, 3)] {
         all.push(instance(rng, dtype, op, vec![1, 0, 1, -1, 0, 1], [4, 4, 16]));
     }
+    let dropped = |op, dropout| RaggedAttention { dropout, ..op };
+    let dropping: [(Case<'_>, RaggedAttention); 5] = [
+        ((&[50], 0, 2, 2, 16), dropped(causal(16), 0.2)),
+        ((&[11, 70], 3, 4, 2, 8), dropped(causal(8), 0.1)),
+        ((&[5, 19], 1, 6, 3, 10), dropped(both(10), 0.9)),
+        ((&[40], 0, 2, 1, 16), dropped(capped(window(16, 9), 1.5), 0.5)),
+        // Rounded to none.
+        ((&[7], 0, 1, 1, 8), dropped(causal(8), 1e-5)),
+    ];
+    all.extend(dropping.into_iter().map(|case| of(rng, case)));
     all
 }
 
 const LONG: Case<'static> = (&[530], 2, 1, 1, 8);
 
 pub(crate) fn samples(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let sample = |Instance { op, qkv, ids }| qkv.into_iter().fold(Sample::new(op), Sample::input).input(ids);
+    let sample = |Instance { op, qkv, ids, random }| {
+        random.into_iter().fold(qkv.into_iter().fold(Sample::new(op), Sample::input).input(ids), Sample::input)
+    };
     instances(rng, dtype, LONG).into_iter().map(sample).collect()
 }
 
 pub(crate) fn samples_saving(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
-    let sample = |Instance { op, qkv, ids }| {
-        qkv.into_iter().fold(Sample::new(RaggedAttentionSaving(op)), Sample::input).input(ids)
+    let sample = |Instance { op, qkv, ids, random }| {
+        let sample = qkv.into_iter().fold(Sample::new(RaggedAttentionSaving(op)), Sample::input).input(ids);
+        random.into_iter().fold(sample, Sample::input)
     };
     instances(rng, dtype, (&[130], 2, 1, 1, 8)).into_iter().map(sample).collect()
 }
@@ -83,7 +103,8 @@ pub(crate) fn samples_backward(rng: &mut Rng, dtype: DType) -> Vec<Sample> {
         let y = Tensor::float(dtype, &noise.shape, y).rounded();
         let dy = rng.normal(dtype, &i.qkv[0].shape);
         let sample = i.qkv.into_iter().fold(Sample::new(RaggedAttentionBackward(i.op)), Sample::input);
-        samples.push(sample.input(i.ids).input(y).input(lse).input(dy));
+        let sample = sample.input(i.ids).input(y).input(lse);
+        samples.push(i.random.into_iter().fold(sample, Sample::input).input(dy));
     }
     samples
 }
@@ -110,12 +131,25 @@ impl Instance {
             }
             lse[row] = total.ln();
             for (key, weight) in keys.iter().zip(&weights) {
+                let weight = weight * self.factor(head, query, *key);
                 let values = &v.floats()[at(*key)..][..dim];
                 y[row * dim..][..dim].iter_mut().zip(values).for_each(|(y, v)| *y += weight / total * v);
             }
         }
         let y = Tensor::float(dtype, &q.shape, y).rounded();
         (y, Tensor::float(DType::F32, &[tokens, heads], lse).rounded())
+    }
+
+    /// What dropout multiplies a share by, from random numbers as the op's description has them.
+    fn factor(&self, head: usize, query: usize, place: usize) -> f64 {
+        let [key, heads] = &self.random[..] else { return 1.0 };
+        let (index, is_lower) = (place / 16 * 8 + place % 8, place % 16 >= 8);
+        let stream = RaggedAttention::DROPOUT_STREAM;
+        let number = crate::eval::uniform(key.ints()[0], stream, heads.ints()[head], query as i64, index as i64);
+        let upper = (number * 4096.0).floor();
+        let bits = if is_lower { (number * 4096.0 - upper) * 4096.0 } else { upper };
+        let threshold = (self.op.dropout * 4096.0).round();
+        if f64::from(bits) < threshold { 0.0 } else { 4096.0 / (4096.0 - threshold) }
     }
 
     fn sees(&self, query: usize, key: usize) -> bool {

@@ -314,7 +314,7 @@ impl DecoderLayer<'_> {
                 return Err(GraphError::Use { at: g.scope().into(), why: why.into() });
             }
             KeySource::Step { seq_ids } => {
-                let op = RaggedAttention { scale, causal: true, window, softcap, pairs };
+                let op = RaggedAttention { window, softcap, ..RaggedAttention::causal(scale, pairs) };
                 g.ragged_attention([q, k, v.unwrap_or(k)], seq_ids, op)?
             }
         };

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::data::DataPosition;
-use crate::guard::LossStatistics;
+use crate::guard::{LossScale, LossStatistics};
 
 /// The file of all tensors.
 pub const STATE_FILE: &str = "state.safetensors";
@@ -33,6 +33,9 @@ pub struct CheckpointInfo {
     pub seed: u64,
     /// Losses so far.
     pub losses: LossStatistics,
+    /// What the loss is multiplied by in f16.
+    #[serde(default)]
+    pub loss_scale: LossScale,
     /// The lowest validation loss so far.
     pub best_validation: Option<f64>,
     /// SHA-256 of the file of tensors, in hexadecimal.

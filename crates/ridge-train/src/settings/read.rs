@@ -141,7 +141,9 @@ fn check(settings: &Settings) -> Result<()> {
         }
         _ => {}
     }
-    within("model.dropout", model.dropout, (0.0..1.0).contains(&model.dropout), "must be at least 0 and below 1")?;
+    for (key, rate) in [("model.dropout", model.dropout), ("model.attention_dropout", model.attention_dropout)] {
+        within(key, rate, (0.0..1.0).contains(&rate), "must be at least 0 and below 1")?;
+    }
     let std = model.initialization_std;
     within("model.initialization_std", std, std > 0.0 && std.is_finite(), "must be above 0")?;
     let DataSettings { train: sources, weights, validation_fraction, sequence_length, .. } = data;
@@ -158,7 +160,7 @@ fn check(settings: &Settings) -> Result<()> {
     }
     let fraction = *validation_fraction;
     within("data.validation_fraction", fraction, (0.0..1.0).contains(&fraction), "must be at least 0 and below 1")?;
-    let TrainSettings { batch_size, accumulation, clip, spike, .. } = train;
+    let TrainSettings { batch_size, accumulation, clip, spike, z_loss, .. } = train;
     let sizes = [
         ("data.sequence_length", *sequence_length, 1 << 24),
         ("train.batch_size", *batch_size, 1 << 20),
@@ -170,6 +172,7 @@ fn check(settings: &Settings) -> Result<()> {
         }
     }
     within("train.clip", *clip, *clip >= 0.0 && clip.is_finite(), "must be 0 or more")?;
+    within("train.z_loss", *z_loss, *z_loss >= 0.0 && z_loss.is_finite(), "must be 0 or more")?;
     within("train.spike", *spike, *spike >= 0.0 && spike.is_finite(), "must be 0 or more")?;
     check_optimizer(optimizer)
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ridge_graph::DType;
 use ridge_hw::units::Bytes;
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +62,10 @@ section! {
         initialization_std: f64 = 0.02,
         /// Probability that an element is dropped behind the embedding and each half of a layer.
         dropout: f64 = 0.0,
+        /// Probability that a share of attention's softmax is dropped.
+        attention_dropout: f64 = 0.0,
+        /// The width whose initialisation and learning rates are carried over to this model's by muP; 0 for none.
+        mup_base_width: usize = 0,
     }
 }
 
@@ -107,6 +112,8 @@ section! {
         seed: u64 = 1,
         /// The largest norm of the gradient; 0 does not clip.
         clip: f64 = 1.0,
+        /// Factor of the squared logarithm of each token's sum of exponentials, which is added to the loss; 0 for none.
+        z_loss: f64 = 0.0,
         /// What is done with a step whose loss or gradient is no number, or spikes.
         guard: Guard = Guard::Skip,
         /// A loss this many standard deviations above its running mean is a spike; 0 does not look for any.
@@ -248,14 +255,37 @@ pub enum Packing {
     Documents,
 }
 
-/// Numbers of weights and activations.
+/// Numbers of weights and activations. Moments of optimisers are f32, or codes of 8 bits with f32 scales, in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum Precision {
     /// f32 throughout.
     F32,
     /// Forward and backward in bf16, from copies of f32 masters.
     Bf16,
+    /// Forward and backward in f16, from copies of f32 masters, of a loss that is scaled by what its gradient can bear.
+    F16,
+    /// bf16 without masters: weights are rounded stochastically.
+    Bf16Stochastic,
+    /// bf16 without masters: what rounding takes from a weight is kept in bf16 and added to its next update (Kahan 1965;
+    /// Zamirai et al. 2020, "Revisiting BFloat16 Training", section 4).
+    Bf16Kahan,
+}
+
+impl Precision {
+    /// The dtype of activations and of the weights that forward and backward read.
+    pub fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 | Self::Bf16Stochastic | Self::Bf16Kahan => DType::BF16,
+        }
+    }
+
+    /// Are the weights that forward and backward read copies of f32 masters?
+    pub fn has_masters(self) -> bool {
+        matches!(self, Self::Bf16 | Self::F16)
+    }
 }
 
 /// An amount of memory as its text, such as `40GiB`.

@@ -63,6 +63,29 @@ impl Ran {
     }
 }
 
+impl Ran {
+    /// The norm of the gradient of the first reported step.
+    pub(crate) fn first_norm(&self) -> f64 {
+        let norm = |event: &TrainEvent| match event {
+            TrainEvent::Step(report) => Some(report.gradient_norm),
+            _ => None,
+        };
+        self.events.iter().find_map(norm).expect("a step was reported")
+    }
+
+    /// The losses of the reported steps whose updates were made.
+    pub(crate) fn losses_of_updates(&self) -> Vec<f64> {
+        let refused = |step: u64| {
+            self.events.iter().any(|event| matches!(event, TrainEvent::Refused { step: of, .. } if *of == step))
+        };
+        let loss = |event: &TrainEvent| match event {
+            TrainEvent::Step(report) if !refused(report.step) => Some(report.loss),
+            _ => None,
+        };
+        self.events.iter().filter_map(loss).collect()
+    }
+}
+
 pub(crate) fn run(settings: &Settings) -> Ran {
     run_on(settings, cpu(2), |_| false)
 }

@@ -57,10 +57,21 @@ fn stays_beside_torch(precision: &str, floor: f64, of_torch: impl Fn(&Trajectory
         let dir = tempfile::tempdir().expect("is made");
         let ran = run(&settings(dir.path(), &family, precision));
         ran.end.as_ref().unwrap_or_else(|e| panic!("{family}: {e}"));
-        let ours = apart(&ran.losses(), &trajectory.f64);
-        let theirs = apart(of_torch(&trajectory), &trajectory.f64);
+        // The one sequence is every batch, so steps whose update is refused, as f16 has them until the loss scale fits, change
+        // nothing but how far the run comes.
+        let losses = ran.losses_of_updates();
+        if losses.is_empty() {
+            // Some of these models have gradients that f16 cannot hold at any scale, which is no reason to go on with them.
+            std::fs::remove_dir_all(dir.path().join("run")).expect("is there");
+            let norm = run(&settings(dir.path(), &family, "f32")).first_norm();
+            assert!(precision == "f16" && norm > 65504.0, "{family}: no updates, and a gradient of norm {norm}");
+            continue;
+        }
+        let exact = &trajectory.f64[..losses.len()];
+        let ours = apart(&losses, exact);
+        let theirs = apart(&of_torch(&trajectory)[..losses.len()], exact);
         println!("{family}: {ours:.1e} from f64, torch {theirs:.1e}");
-        let fall = trajectory.f64[0] - trajectory.f64[19];
+        let fall = exact[0] - exact[exact.len() - 1];
         if ours > (2.0 * theirs).max(floor * fall) {
             failed.push(format!("{family}: {ours:.1e} from f64, torch {theirs:.1e}"));
         }
@@ -77,4 +88,10 @@ fn twenty_steps_of_every_family_in_f32_are_those_of_torch() {
 fn and_in_bf16_with_f32_masters() {
     // AdamW's first step is the sign of the gradient, and experts are chosen: roundings to bf16 change some of both.
     stays_beside_torch("bf16", 0.2, |t| &t.bf16);
+}
+
+#[test]
+fn and_in_f16_with_a_scaled_loss() {
+    // As many bits as bf16 and three more, in the same 16.
+    stays_beside_torch("f16", 0.2, |t| &t.bf16);
 }

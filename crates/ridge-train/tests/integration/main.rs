@@ -2,5 +2,7 @@
 
 mod common;
 mod families;
+mod mup;
 mod optimisers;
+mod precision;
 mod runs;

@@ -69,9 +69,17 @@ fn so_has_one_in_bf16_with_dropout_accumulation_and_a_running_mean() {
     continues_to_the_same_bits(&[
         ("train.precision", "bf16"),
         ("model.dropout", "0.1"),
+        ("model.attention_dropout", "0.1"),
         ("train.accumulation", "2"),
         ("optimizer.ema", "0.9"),
     ]);
+}
+
+#[test]
+fn so_have_those_in_f16_and_in_bf16_without_masters() {
+    for precision in ["f16", "bf16_stochastic", "bf16_kahan"] {
+        continues_to_the_same_bits(&[("train.precision", precision), ("train.z_loss", "1e-4")]);
+    }
 }
 
 #[test]

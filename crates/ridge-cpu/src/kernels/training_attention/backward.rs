@@ -6,6 +6,7 @@ use std::ops::Range;
 use ridge_graph::DType;
 
 use super::call::{Attention, PIECE, SPAN};
+use super::dropping::Dropping;
 use super::forward::as_floats;
 use super::spans::{SequenceRun, keys_of, mask, queries_of, runs, seeing, seen, spans};
 use crate::gemm::Lines;
@@ -22,7 +23,13 @@ const K: usize = 1;
 const V: usize = 2;
 const Y: usize = 4;
 const LSE: usize = 5;
-const DY: usize = 6;
+
+impl Attention {
+    /// The input that is the cotangent of the output; key and heads of dropout are before it.
+    fn dy(&self) -> usize {
+        if self.has_key { LSE + 3 } else { LSE + 1 }
+    }
+}
 
 /// Memory of a thread. The block's own tokens are rows of A; the span's are columns of B, by token for products of
 /// scores, and by element for what is summed over the span.
@@ -85,6 +92,7 @@ impl CpuKernel for Backward {
             line: [l0, l1],
         };
         let ids = &io.input::<i32>(3)[..a.tokens];
+        let dropping = Dropping::new(io, a.dropout, LSE + 1);
         for piece in pieces {
             let (head, block) = (piece / a.blocks(), piece % a.blocks());
             let tokens = block * PIECE..((block + 1) * PIECE).min(a.tokens);
@@ -92,9 +100,9 @@ impl CpuKernel for Backward {
             for run in runs(ids, tokens) {
                 simd::with_element!(a.dtype, T => {
                     for head in head * a.group()..(head + 1) * a.group() {
-                        self.queries::<T>(io, ids, head, &run, &mut room);
+                        self.queries::<T>(io, (ids, dropping), head, &run, &mut room);
                     }
-                    self.keys::<T>(io, ids, head, &run, &mut room);
+                    self.keys::<T>(io, (ids, dropping), head, &run, &mut room);
                 });
             }
         }
@@ -154,7 +162,7 @@ impl Backward {
         for (row, token) in tokens.enumerate() {
             let at = a.at(a.heads, token, head);
             let [y, dy] = &mut room.line;
-            let (y, dy) = (simd::view(io, Y, a.dtype, at, y), simd::view(io, DY, a.dtype, at, dy));
+            let (y, dy) = (simd::view(io, Y, a.dtype, at, y), simd::view(io, a.dy(), a.dtype, at, dy));
             // Rounded once, as a share's cotangent in f32: what they have in common cancels.
             room.along[row] = y.iter().zip(dy).map(|(y, dy)| f64::from(*y) * f64::from(*dy)).sum::<f64>() as f32;
             room.lse[row] = lse[token * a.heads + head];
@@ -176,7 +184,7 @@ impl Backward {
     fn queries<T: simd::Element>(
         &self,
         io: &KernelIo<'_>,
-        ids: &[i32],
+        (ids, dropping): (&[i32], Option<Dropping<'_>>),
         head: usize,
         run: &SequenceRun,
         room: &mut Room<'_>,
@@ -186,7 +194,7 @@ impl Backward {
         let (width, stride, scale) = (a.tile.columns(a.dim), a.tile.columns(SPAN), a.op.scale as f32);
         self.statistics(io, head, run.tokens.clone(), room);
         let first = a.at(a.heads, run.tokens.start, head);
-        for (input, to) in [Q, DY].into_iter().zip(&mut room.own) {
+        for (input, to) in [Q, a.dy()].into_iter().zip(&mut room.own) {
             a.tile.pack_a(&io.input::<T>(input)[first..], a.by_token(a.heads, count), a.dim, to);
         }
         room.sums[0][..a.tile.rows(count) * width].fill(0.0);
@@ -202,6 +210,9 @@ impl Backward {
                 let dshares = &mut room.dshares[row * stride..][..keys];
                 let slopes = self.cap(scores);
                 mask(scores, &ids[span.clone()], id, &seen(&a.op, query, &span), f32::NEG_INFINITY);
+                if let Some(dropping) = &dropping {
+                    dropping.row(head, query, span.clone(), dshares);
+                }
                 row_gradient(scores, dshares, room.lse[row], room.along[row], scale);
                 if let Some(slopes) = slopes {
                     bend(dshares, &slopes);
@@ -239,7 +250,7 @@ impl Backward {
     fn keys<T: simd::Element>(
         &self,
         io: &KernelIo<'_>,
-        ids: &[i32],
+        (ids, dropping): (&[i32], Option<Dropping<'_>>),
         kv_head: usize,
         run: &SequenceRun,
         room: &mut Room<'_>,
@@ -256,7 +267,7 @@ impl Backward {
             for span in spans(&run.sequence, &queries_of(&a.op, run)) {
                 let (queries, at) = (span.len(), a.at(a.heads, span.start, head));
                 self.statistics(io, head, span.clone(), room);
-                for (i, input) in [Q, DY].into_iter().enumerate() {
+                for (i, input) in [Q, a.dy()].into_iter().enumerate() {
                     let from = &io.input::<T>(input)[at..];
                     a.tile.pack_b(from, a.by_token(a.heads, queries), a.dim, room.by_token[i]);
                     a.tile.pack_b(from, a.by_element(a.heads), queries, room.by_element[i]);
@@ -267,7 +278,13 @@ impl Backward {
                     let dshares = &mut room.dshares[row * stride..][..queries];
                     let slopes = self.cap(scores);
                     mask(scores, &ids[span.clone()], id, &seeing(&a.op, key, &span), f32::NEG_INFINITY);
+                    if let Some(dropping) = &dropping {
+                        dropping.column(head, key, span.clone(), dshares);
+                    }
                     column_gradient(scores, dshares, room.lse, room.along, scale);
+                    if let Some(dropping) = &dropping {
+                        dropping.column(head, key, span.clone(), scores);
+                    }
                     if let Some(slopes) = slopes {
                         bend(dshares, &slopes);
                     }

@@ -1,7 +1,7 @@
 //! What attention and its gradient share: extents, and how work is cut.
 
 use ridge_graph::DType;
-use ridge_graph::ops::RaggedAttention;
+use ridge_graph::ops::{RaggedAttention, ShareDropout};
 
 use crate::gemm::{Lines, TileProduct};
 use crate::kernel::KernelSpec;
@@ -21,6 +21,10 @@ pub(super) struct Attention {
     pub(super) dim: usize,
     pub(super) dtype: DType,
     pub(super) tile: TileProduct,
+    /// Are a key and heads among the inputs?
+    pub(super) has_key: bool,
+    /// How shares are dropped, if any are.
+    pub(super) dropout: Option<ShareDropout>,
 }
 
 impl Attention {
@@ -34,6 +38,8 @@ impl Attention {
             dim: q.shape[2],
             dtype: q.dtype,
             tile: TileProduct::new(),
+            has_key: op.dropout != 0.0,
+            dropout: op.share_dropout(),
         }
     }
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::call::{Attention, PIECE, SPAN};
+use super::dropping::Dropping;
 use super::spans::{SequenceRun, keys_of, mask, runs, seen, spans};
 use crate::gemm::Lines;
 use crate::io::KernelIo;
@@ -47,13 +48,14 @@ impl CpuKernel for Forward {
         let [scores, out, largest, total] = [scores, out, largest, total].map(as_floats);
         let mut room = Room { q, shares, keys, values, scores, out, largest, total };
         let ids = &io.input::<i32>(3)[..a.tokens];
+        let dropping = Dropping::new(io, a.dropout, 4);
         for piece in pieces {
             let (head, block) = (piece / a.blocks(), piece % a.blocks());
             let tokens = block * PIECE..((block + 1) * PIECE).min(a.tokens);
             for head in head * a.group()..(head + 1) * a.group() {
                 self.pad(io, ids, head, tokens.clone(), room.out);
                 for run in runs(ids, tokens.clone()) {
-                    simd::with_element!(a.dtype, T => self.attend::<T>(io, ids, head, &run, &mut room));
+                    simd::with_element!(a.dtype, T => self.attend::<T>(io, (ids, dropping), head, &run, &mut room));
                 }
             }
         }
@@ -91,7 +93,7 @@ impl Forward {
     fn attend<T: simd::Element>(
         &self,
         io: &KernelIo<'_>,
-        ids: &[i32],
+        (ids, dropping): (&[i32], Option<Dropping<'_>>),
         head: usize,
         run: &SequenceRun,
         room: &mut Room<'_>,
@@ -123,6 +125,9 @@ impl Forward {
                 let kept = if before == f32::NEG_INFINITY { 0.0 } else { (before - largest).exp() };
                 let sum = simd::exp_sum(scores, largest);
                 room.total[row] = room.total[row] * kept + sum;
+                if let Some(dropping) = &dropping {
+                    dropping.row(head, query, span.clone(), scores);
+                }
                 if kept != 1.0 {
                     simd::scale(&mut room.out[row * width..][..a.dim], kept);
                 }

@@ -15,11 +15,11 @@ use crate::work::Work;
 /// Gradient of [`RaggedAttention`] with these attributes, computed in f32.
 ///
 /// `q`, `k`, `v`, `seq_ids` as there; `y`: its output; `lse`: f32 `[tokens, heads]` of
-/// [`RaggedAttentionSaving`](super::RaggedAttentionSaving); `dy`: of the type of `y`. With the shares
-/// `p = exp(scores - lse)` of the keys that a query sees, gives
+/// [`RaggedAttentionSaving`](super::RaggedAttentionSaving); with dropout then `key` and `heads` as there; `dy`: of the type
+/// of `y`. With the shares `p = exp(scores - lse)` of the keys that a query sees, and their factors `f` of dropout, gives
 ///
 /// ```text
-/// dv = p^T dy      ds = p * (dy v^T - sum(dy * y))      dq = scale ds k      dk = scale ds^T q
+/// dv = (f p)^T dy      ds = p * (f * dy v^T - sum(dy * y))      dq = scale ds k      dk = scale ds^T q
 /// ```
 ///
 /// of the types of `q`, `k` and `v`, where `ds` is multiplied by `1 - (score / softcap)^2` if there is a cap.
@@ -32,10 +32,10 @@ impl Composite for RaggedAttentionBackward {
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, Why> {
-        let [q, k, v, ids, y, lse, dy] = inputs else {
+        let [q, k, v, ids, y, lse, random @ .., dy] = inputs else {
             return Err(takes("q, k, v, seq_ids, y, lse and dy", inputs));
         };
-        self.0.check([q, k, v, ids])?;
+        self.0.check(&[&[q, k, v, ids].map(Type::clone), random].concat())?;
         want("y", y, q.dtype, q.shape.clone())?;
         want("lse", lse, DType::F32, [&q.shape.0[0], &q.shape.0[1]])?;
         want("dy", dy, q.dtype, q.shape.clone())?;
@@ -43,7 +43,7 @@ impl Composite for RaggedAttentionBackward {
     }
 
     fn decompose(&self, g: &mut Builder, inputs: &[Var]) -> Result<Vec<Var>> {
-        let [q, k, v, ids, y, lse, dy] = inputs else { unreachable!("infer has counted the inputs") };
+        let [q, k, v, ids, y, lse, random @ .., dy] = inputs else { unreachable!("infer has counted the inputs") };
         let op = &self.0;
         let types = [*q, *k, *v].map(|x| g.ty(x).cloned());
         let [qt, kt, vt] = types;
@@ -67,7 +67,12 @@ impl Composite for RaggedAttentionBackward {
         let share = g.select(found.seen, share, nothing)?;
 
         let dshare = g.matmul(dy, v, false, true, DType::F32)?;
-        let dshare = g.reshape(dshare, pairs)?;
+        let mut dshare = g.reshape(dshare, pairs)?;
+        let mut kept = share;
+        if let Some(factors) = op.share_factors(g, &e, random)? {
+            kept = g.mul(share, factors)?;
+            dshare = g.mul(dshare, factors)?;
+        }
         let along = g.mul(dy, y)?;
         let along = g.reduce_sum(along, 2)?;
         let along = g.reshape(along, per_row)?;
@@ -84,14 +89,14 @@ impl Composite for RaggedAttentionBackward {
         let scale = g.constant(DType::F32, op.scale)?;
         let dscores = g.mul(dscores, scale)?;
         let dscores = g.reshape(dscores, flat_pairs.clone())?;
-        let share = g.reshape(share, flat_pairs)?;
+        let kept = g.reshape(kept, flat_pairs)?;
 
         let dq = g.matmul(dscores, k, false, false, DType::F32)?;
         let dq = by_token(g, &e, dq, &qt)?;
         let dk = g.matmul(dscores, x, true, false, DType::F32)?;
         let dk = g.transpose(dk, &[1, 0, 2])?;
         let dk = g.cast(dk, kt.dtype)?;
-        let dv = g.matmul(share, dy, true, false, DType::F32)?;
+        let dv = g.matmul(kept, dy, true, false, DType::F32)?;
         let dv = g.transpose(dv, &[1, 0, 2])?;
         Ok(vec![dq, dk, g.cast(dv, vt.dtype)?])
     }
@@ -102,7 +107,7 @@ impl Composite for RaggedAttentionBackward {
         Cost {
             // Scores, their shares' cotangents, and three products to the cotangents of q, k and v.
             matrix_flops: &scores * &(crate::Poly::from(&inputs[0].shape.0[2]) * 10),
-            vector_flops: scores.clone() * if capped { 9 } else { 5 },
+            vector_flops: scores.clone() * (if capped { 9 } else { 5 } + self.0.dropout_flops()),
             special_flops: scores * if capped { 2 } else { 1 },
             ..Cost::moving(inputs, outputs)
         }
@@ -114,8 +119,10 @@ impl Composite for RaggedAttentionBackward {
 
     fn shard(&self, _inputs: &[Type], _outputs: &[Type]) -> Vec<ShardingRule> {
         let heads = Placement::shard(1);
-        let mut inputs = vec![heads; 7];
+        let mut inputs = vec![heads; 6];
         inputs[3] = Placement::Replicate;
+        inputs.extend(self.0.random_placements());
+        inputs.push(heads);
         vec![ShardingRule { inputs, outputs: vec![heads; 3] }]
     }
 }

@@ -1,6 +1,6 @@
 //! What attention over the tokens of a step and its gradient share: attributes, checks and scores.
 
-use super::super::require::{flat, want, want_floats};
+use super::super::require::{flat, takes, want, want_floats};
 use crate::dim::{Dim, Sym};
 use crate::dtype::DType;
 use crate::dyn_eq::eq_by_bits;
@@ -23,6 +23,10 @@ use crate::work::{AttentionWork, Work};
 /// places before it alone, its own included (Beltagy et al. 2020, "Longformer", section 3.1). With a soft cap each score
 /// `s` is `softcap * tanh(s / softcap)` (Gemma Team 2024, "Gemma 2", section 2).
 ///
+/// With dropout there are two inputs more: `key`, an I64 scalar, and `heads`, I64 `[heads]`, the number of each query head in
+/// the whole model. Each share of the softmax is then dropped or scaled up by a function of key and place alone
+/// ([`RaggedAttention::DROPOUT_STREAM`]), so that nothing is kept for the gradient.
+///
 /// Its gradient is [`RaggedAttentionBackward`](super::RaggedAttentionBackward), which keeps the logarithm of each row's
 /// sum of exponentials (Dao et al. 2022, "FlashAttention", appendix B).
 #[derive(Clone, Debug)]
@@ -35,11 +39,13 @@ pub struct RaggedAttention {
     pub window: Option<usize>,
     /// Scores stay within this; above 0.
     pub softcap: Option<f64>,
+    /// The probability that a share of the softmax is dropped, in `[0, 1)`; rounded to [`RaggedAttention::DROPOUT_STEPS`].
+    pub dropout: f64,
     /// The step's number of (query, key) pairs, for the cost alone.
     pub pairs: Sym,
 }
 
-eq_by_bits!(RaggedAttention { scale, softcap; causal, window, pairs });
+eq_by_bits!(RaggedAttention { scale, softcap, dropout; causal, window, pairs });
 
 /// Below every score, and finite, so that a row without any key has no infinite differences.
 pub(super) const MASKED: f64 = -3.0e38;
@@ -64,7 +70,7 @@ pub(super) struct Scores {
 impl RaggedAttention {
     /// Attention to all tokens of a sequence, in both directions.
     pub fn new(scale: f64, pairs: Sym) -> Self {
-        Self { scale, causal: false, window: None, softcap: None, pairs }
+        Self { scale, causal: false, window: None, softcap: None, dropout: 0.0, pairs }
     }
 
     /// Attention to tokens before, and to itself.
@@ -81,8 +87,14 @@ impl RaggedAttention {
         }
     }
 
-    /// Requires q, k, v and ids that fit, and attributes that mean something.
-    pub(super) fn check(&self, [q, k, v, ids]: [&Type; 4]) -> Result<(), Why> {
+    /// Requires q, k, v, ids and, with dropout, key and heads that fit, and attributes that mean something.
+    pub(super) fn check(&self, inputs: &[Type]) -> Result<(), Why> {
+        let ([q, k, v, ids], random) = match inputs {
+            [q, k, v, ids] if !self.drops() => ([q, k, v, ids], None),
+            [q, k, v, ids, key, heads] if self.drops() => ([q, k, v, ids], Some([key, heads])),
+            _ if self.drops() => return Err(takes("q, k, v, seq_ids, key and heads", inputs)),
+            _ => return Err(takes("q, k, v and seq_ids", inputs)),
+        };
         want_floats("q", q, 3, "[tokens, heads, dim]")?;
         want_floats("k", k, 3, "[tokens, kv_heads, dim]")?;
         let [tokens, _, dim] = &q.shape.0[..] else { unreachable!("q has three axes") };
@@ -90,6 +102,13 @@ impl RaggedAttention {
         want("v", v, q.dtype, k.shape.clone())?;
         want("seq_ids", ids, DType::I32, [tokens])?;
         Self::groups(q, k)?;
+        if let Some([key, heads]) = random {
+            want("key", key, DType::I64, Shape::default())?;
+            want("heads", heads, DType::I64, [&q.shape.0[1]])?;
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return Err(format!("dropout must be at least 0 and below 1, got {}", self.dropout));
+        }
         match self.window {
             Some(0) => return Err("a window must have 1 place or more".into()),
             Some(_) if !self.causal => return Err("a window needs causal attention".into()),
